@@ -21,8 +21,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
+import h11
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mlx_t5.cli.arguments import INTERRUPTED
 from mlx_t5.errors import UserError
@@ -43,8 +44,7 @@ HEADERS = [("x-content-type-options", "nosniff"), ("referrer-policy", "no-referr
 # the descriptors that a process gets (1024 on Linux, 256 on macOS), as the rest needs some too.
 MAX_CONNECTIONS = 512
 OTHER_DESCRIPTORS = 64  # files and sockets besides connections
-HEAD_SECONDS = 30  # in which a request has to begin
-REFUSAL_SECONDS = 5  # that one too many stays open, to be told
+HEAD_SECONDS = 30  # that a head may take, up to twice as many for a later one
 LAST_SECONDS = 5  # that clients have to read that their requests were given up
 
 
@@ -176,14 +176,6 @@ def _replay(body: bytes, receive: Callable) -> Callable:
     return next_message
 
 
-def most_connections() -> int:
-    """How many connections this process can have."""
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if descriptors == resource.RLIM_INFINITY:
-        return MAX_CONNECTIONS
-    return max(1, min(MAX_CONNECTIONS, descriptors - OTHER_DESCRIPTORS))
-
-
 async def too_many(scope: dict, receive: Callable, send: Callable) -> None:
     """The application of connections above the limit: answers 503."""
     message = "too many connections; try again later"
@@ -191,38 +183,34 @@ async def too_many(scope: dict, receive: Callable, send: Callable) -> None:
     await error.response(scope, receive, send)
 
 
-class LimitedConnection(AutoHTTPProtocol):  # type: ignore[valid-type,misc]  # h11 or httptools
-    """uvicorn's protocol with a limit on connections.
+class LimitedConnection(H11Protocol):
+    """uvicorn's protocol, with what it lacks: a time limit on heads, and a refusal as JSON.
 
     Attributes:
         limit: how many there may be at a time.
     """
 
-    limit = most_connections()
+    limit = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_DESCRIPTORS)
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """As in asyncio."""
         super().connection_made(transport)
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._close_if_late, self.cycle)
         if len(self.connections) > self.limit:
             self.app = too_many
-            self._timer = self.loop.call_later(REFUSAL_SECONDS, transport.close)
-        else:
-            self._timer = self.loop.call_later(HEAD_SECONDS, self._close_if_silent)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """As in asyncio."""
         self._timer.cancel()  # or the loop would keep this object until then
         super().connection_lost(exc)
 
-    def _close_if_silent(self) -> None:
-        if self.cycle is None:  # no request has come
+    def _close_if_late(self, last: object) -> None:
+        """Closes a connection that waited for a head the last time as well, after the same one."""
+        waits = self.conn.their_state is h11.IDLE and not self.timeout_keep_alive_task
+        if waits and self.cycle is last:
             self.transport.close()
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Logs nothing: a request for a websocket is answered over HTTP, as is allowed.
-
-        uvicorn would advise to install a library that is of no use here.
-        """
+        last = self.cycle if waits else self
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._close_if_late, last)
 
 
 def listener(host: str, port: int) -> socket.socket:
@@ -232,61 +220,52 @@ def listener(host: str, port: int) -> socket.socket:
         UserError: there is no such address, or it cannot be bound.
     """
     try:
-        addresses = socket.getaddrinfo(
+        # Unless the protocol is named, asyncio leaves TCP_NODELAY off, and answers take 40 ms more.
+        family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
-        )
-    except socket.gaierror as error:
-        raise UserError(f"--host {host}: {error.strerror}; give an address") from None
-    family, kind, protocol, _, address = addresses[0]
-    # Unless the protocol is named, asyncio leaves TCP_NODELAY off, and answers take 40 ms more.
-    bound = socket.socket(family, kind, protocol)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
-        bound.close()
-        message = f"cannot listen on {host}:{port} ({error.strerror}); choose another --port"
-        raise UserError(message) from None
+        reason = f"cannot listen on {host}:{port} ({error.strerror})"
+        raise UserError(f"{reason}; choose another --host or --port") from None
     return bound
 
 
-def serve(
-    application: Middleware,
-    bound: socket.socket,
-    shutdown_seconds: int,
-    give_up: Callable[[], None],
-) -> None:
-    """Answers requests until SIGTERM or Ctrl-C; a second Ctrl-C ends the process at once.
+class Server(uvicorn.Server):
+    """Answers requests until SIGTERM or Ctrl-C; a second Ctrl-C ends the process at once."""
 
-    Args:
-        application: answers them.
-        bound: the socket, which listens already.
-        shutdown_seconds: in which what runs at the end has to finish.
-        give_up: what is left then is refused.
-    """
+    def __init__(self, application: Callable, shutdown_seconds: int, give_up: Callable[[], None]):
+        """Prepares it.
 
-    class Server(uvicorn.Server):
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            late = asyncio.get_running_loop().call_later(shutdown_seconds, give_up)
-            await super().shutdown(sockets)
-            late.cancel()
+        Args:
+            application: answers the requests.
+            shutdown_seconds: in which what runs at the end has to finish.
+            give_up: what is left then is refused.
+        """
+        config = uvicorn.Config(
+            application,
+            log_config=None,
+            log_level="error",  # warnings are of requests that anybody may send
+            access_log=False,  # it would show what comes after the question mark of an address
+            server_header=False,
+            headers=HEADERS,
+            http=LimitedConnection,
+            ws="none",
+            timeout_graceful_shutdown=shutdown_seconds + LAST_SECONDS,
+        )
+        super().__init__(config)
+        self._seconds, self._give_up = shutdown_seconds, give_up
 
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            if self.should_exit and sig == signal.SIGINT:
-                os._exit(INTERRUPTED)  # the second Ctrl-C
-            super().handle_exit(sig, frame)
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As in uvicorn, which would not tell clients that their streams end early."""
+        late = asyncio.get_running_loop().call_later(self._seconds, self._give_up)
+        await super().shutdown(sockets)
+        late.cancel()
 
-    config = uvicorn.Config(
-        application,
-        log_config=None,
-        log_level="warning",
-        access_log=False,  # it would show what comes after the question mark of an address
-        server_header=False,
-        headers=HEADERS,
-        http=LimitedConnection,
-        ws="none",
-        timeout_graceful_shutdown=shutdown_seconds + LAST_SECONDS,
-    )
-    # uvicorn finishes what runs and then raises the signal again, which would end the process.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    Server(config).run(sockets=[bound])
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """As in uvicorn, which would go on waiting."""
+        if self.should_exit and sig == signal.SIGINT:
+            os._exit(INTERRUPTED)
+        super().handle_exit(sig, frame)

@@ -33,7 +33,7 @@ from standard_error import messages
         (["--delta", "2"], "a number from 0 (lossless) to 1"),
         (["--prompt", "x"], "unrecognized"),
         (["--port", "0", "--model", "no/such/folder"], "there is no model folder"),
-        (["--port", "0", "--host", "no.such.host.invalid", "--no-auth"], "give an address"),
+        (["--port", "0", "--host", "no.such.host.invalid", "--no-auth"], "choose another --host"),
     ],
 )
 def test_mistakes_on_the_command_line(argv, message, capsys, monkeypatch):
@@ -50,7 +50,7 @@ def test_mistakes_on_the_command_line(argv, message, capsys, monkeypatch):
 def test_a_port_in_use(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert command.main(["--port", str(taken.getsockname()[1])]) == 2
-    assert "choose another --port" in capsys.readouterr().err
+    assert "choose another --host or --port" in capsys.readouterr().err
 
 
 def test_exact_decoding_needs_a_decoder(tmp_path, capsys):
