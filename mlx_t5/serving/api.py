@@ -176,6 +176,11 @@ class PredictRequest(Decoding):
 
     prompt: Text
 
+    @property
+    def prompts(self) -> list[str]:
+        """The prompt, as a list."""
+        return [self.prompt]
+
 
 class StreamOptions(Request):
     """What a stream contains besides text."""
@@ -247,6 +252,11 @@ class CompletionRequest(OpenAIRequest):
         return listed_prompts(self.prompt)[0]
 
     @property
+    def parts(self) -> list[Any]:
+        """What may be split; it has to be a text."""
+        return [self.prompt]
+
+    @property
     def alternatives(self) -> int | None:
         """Log-probabilities a token, None for none."""
         return self.logprobs
@@ -302,12 +312,20 @@ class ChatRequest(OpenAIRequest):
     @property
     def prompts(self) -> list[str]:
         """The prompt, as a list."""
-        return [" ".join(message.text.strip() for message in self.messages).strip()]
+        return [" ".join(map(str.strip, self.parts)).strip()]
+
+    @property
+    def parts(self) -> list[str]:
+        """The system message, if there is one, and the user's."""
+        return [message.text for message in self.messages]
 
     @property
     def alternatives(self) -> int | None:
         """Log-probabilities a token, None for none."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+TextRequest = CompletionRequest | ChatRequest
 
 
 class StrictRequest(fastapi.Request):

@@ -15,7 +15,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,7 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mlx_t5.cli.arguments import INTERRUPTED
 from mlx_t5.errors import UserError
-from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, client_gone, internal_error, raised_at
+from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, internal_error, raised_at
 from mlx_t5.serving.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 # No key is asked for here: without it, nothing of these says more than the source code does.
 PUBLIC_PATHS = ("/", "/health", "/docs", "/openapi.json", "/favicon.ico")
 PUBLIC_FOLDERS = ("/page/", "/docs-assets/")
-HAS_KEY = "has_key"  # in a request's scope
+HAS_KEY = "has_key"  # in a request's scope: whether it has the key, or none is needed
 MAX_BODY = 1 << 20  # bytes; while a body is read and checked, nobody else is served
 BODY_SECONDS = 30  # in which a body has to arrive
 SEND_SECONDS = 60  # that a client may leave what it was sent unread
@@ -136,7 +136,7 @@ class Middleware:
 
     def _check_key(self, scope: dict) -> None:
         path = scope["path"]
-        if not (has_key(scope) or path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDERS)):
+        if not (scope[HAS_KEY] or path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDERS)):
             message = "wrong or missing API key; send it as Authorization: Bearer KEY"
             challenge = {"WWW-Authenticate": "Bearer"}
             raise ApiError(401, message, code="invalid_api_key", headers=challenge)
@@ -149,7 +149,7 @@ class Middleware:
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise client_gone()
+                        raise ApiError(499, "the client went away")  # nobody reads it
                     body += message.get("body", b"")
                     if len(body) > MAX_BODY:
                         reason = f"the body is larger than {MAX_BODY} bytes; send less at a time"
@@ -159,11 +159,6 @@ class Middleware:
             reason = f"the body did not arrive within {BODY_SECONDS} s"
             raise ApiError(408, reason, headers=close) from None
         return bytes(body)
-
-
-def has_key(scope: Mapping[str, Any]) -> bool:
-    """Whether the client may see everything: it sent the key, or none is needed."""
-    return scope[HAS_KEY]
 
 
 def _replay(body: bytes, receive: Callable) -> Callable:
