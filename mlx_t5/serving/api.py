@@ -8,17 +8,11 @@ unknown fields, only the first wrong one is complained of: a body may have 300,0
 
 from __future__ import annotations
 
-import codecs
-import gc
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import fastapi
-from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
-from pydantic_core import from_json
 
 from mlx_t5.ranges import LARGEST_COUNT
 from mlx_t5.settings import SETTINGS, SPLITS, Setting
@@ -326,37 +320,3 @@ class ChatRequest(OpenAIRequest):
 
 
 TextRequest = CompletionRequest | ChatRequest
-
-
-class StrictRequest(fastapi.Request):
-    """A request that reads its JSON strictly.
-
-    Python's own parser also takes NaN, other encodings, and halves of surrogate pairs, which are no
-    characters and break whatever has to do with such a text.
-    """
-
-    async def json(self) -> Any:
-        """The body's value; a `JSONDecodeError` says what is wrong with it."""
-        body = (await self.body()).removeprefix(codecs.BOM_UTF8)
-        # Collection would scan a body's 300,000 lists again and again. They hold no garbage, and
-        # the event loop would wait ten times as long.
-        gc.disable()
-        try:
-            return from_json(body, allow_inf_nan=False)
-        except ValueError as error:
-            raise json.JSONDecodeError(str(error), "", 0) from None
-        finally:
-            gc.enable()
-
-
-class StrictRoute(APIRoute):
-    """Gives its handler a `StrictRequest`."""
-
-    def get_route_handler(self) -> Callable:
-        """As in FastAPI."""
-        handle = super().get_route_handler()
-
-        async def handle_strictly(request: fastapi.Request) -> fastapi.Response:
-            return await handle(StrictRequest(request.scope, request.receive))
-
-        return handle_strictly

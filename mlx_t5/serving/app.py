@@ -18,7 +18,6 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 
 from mlx_t5.serving import answers, api, schemas, scoring_routes
-from mlx_t5.serving.api import StrictRoute
 from mlx_t5.serving.errors import (
     ApiError,
     ErrorBody,
@@ -27,7 +26,7 @@ from mlx_t5.serving.errors import (
     failure_of,
     internal_error,
 )
-from mlx_t5.serving.http_server import HAS_KEY, PUBLIC_PATHS, Middleware
+from mlx_t5.serving.http_server import HAS_KEY, PUBLIC_PATHS, Middleware, StrictRoute
 from mlx_t5.serving.jobs import GenerationJob, Update
 from mlx_t5.serving.metrics import Metrics
 

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
 from mlx_t5.engine import batching
@@ -32,7 +32,6 @@ from mlx_t5.serving.jobs import GenerationJob, JobQueue, TokenLogprob, Update
 from mlx_t5.serving.metrics import Metrics, counts
 
 if TYPE_CHECKING:
-    from decoder import Engine, SpeculativeDecoder
     from mlx_t5.engine.batch import Batch
 
 PIECE_TOKENS = 128  # of documents, that join a step beside other requests, which wait for them
@@ -60,9 +59,7 @@ class JobRow:
 class GenerationBatches:
     """All rows that are decoded or wait for it, for the thread that owns MLX."""
 
-    def __init__(
-        self, decoder: SpeculativeDecoder, max_batch: int, jobs: JobQueue, metrics: Metrics
-    ):
+    def __init__(self, decoder: Any, max_batch: int, jobs: JobQueue, metrics: Metrics):
         """Decodes at most `max_batch` rows of a width at the same time."""
         self._decoder, self._max_batch = decoder, max_batch
         self._jobs, self._metrics = jobs, metrics
@@ -194,7 +191,7 @@ class GenerationBatches:
     def _new_batches(self, waiting: Sequence[Row]) -> None:
         """Empty batches, and the rows that wait for a place in them."""
         settings = replace(self._decoder.defaults, num_beams=1)
-        engine = cast("Engine", self._decoder.engine(settings, self._max_batch))
+        engine = self._decoder.engine(settings, self._max_batch)
         engine.on_verified = self._recorder = LogprobRecorder(self._alternatives)
         self._queues = {1: batching.Queue(engine, self._max_batch)}  # by width
         self._enqueue([self._job_rows[id(row)] for row in waiting])

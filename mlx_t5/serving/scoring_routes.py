@@ -19,8 +19,9 @@ from pydantic import BaseModel, Field
 
 from mlx_t5.scoring.pairs import RERANK_TOKENS, Pair, ranking, relevance_pairs
 from mlx_t5.serving.api import Request as Body
-from mlx_t5.serving.api import StrictRoute, Text, TokenIds
+from mlx_t5.serving.api import Text, TokenIds
 from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.http_server import StrictRoute
 from mlx_t5.serving.jobs import ScoringJob
 from mlx_t5.text.prompts import split as listed_prompts
 

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlx_t5.backend import cpu_only, mx
 from mlx_t5.drafting.costs import most_proposals
@@ -32,9 +32,6 @@ from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, failure_of, raised
 from mlx_t5.serving.generation import GenerationBatches
 from mlx_t5.serving.jobs import GenerationJob, Job, JobQueue, ScoringJob
 from mlx_t5.serving.metrics import Metrics
-
-if TYPE_CHECKING:
-    from decoder import SpeculativeDecoder
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +55,7 @@ class Worker:
 
     def __init__(
         self,
-        load: Callable[[], SpeculativeDecoder],
+        load: Callable[[], Any],
         max_batch: int,
         max_queue: int,
         metrics: Metrics,
@@ -79,12 +76,12 @@ class Worker:
         self._load, self._metrics, self._ranks = load, metrics, ranks
         self.jobs = JobQueue(max_batch, max_queue, clock, ranks)
         self._broken = False
-        self._loaded: Future[SpeculativeDecoder] = Future()
+        self._loaded: Future[Any] = Future()
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
 
     # ---- from other threads ----------------------------------------------------------------------
 
-    def start(self) -> SpeculativeDecoder:
+    def start(self) -> Any:
         """Starts the thread and waits until it has loaded the models.
 
         Returns:
@@ -215,9 +212,7 @@ class ScoringTurns:
     its own.
     """
 
-    def __init__(
-        self, decoder: SpeculativeDecoder, max_batch: int, jobs: JobQueue, metrics: Metrics
-    ):
+    def __init__(self, decoder: Any, max_batch: int, jobs: JobQueue, metrics: Metrics):
         """Makes forward passes of at most `max_batch` items."""
         self._decoder, self._max_batch = decoder, max_batch
         self._jobs, self._metrics = jobs, metrics
@@ -282,7 +277,7 @@ class ScoringTurns:
         yield [values[i] for i in range(job.count)]
 
 
-def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
+def warm_up(decoder: Any, batch_size: int) -> None:
     """Does what the first requests would otherwise wait for: reads weights, compiles kernels.
 
     Decodes a dummy prompt, then makes a pass of the target of every width there may be: 1 to
@@ -317,9 +312,7 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
         mx.eval(model.decode(mx.array([prompt[:1] * width], mx.int32), cache, [0]))
 
 
-def compile_kernels(
-    decoder: SpeculativeDecoder, prompts: list[list[int]], common: dict[str, Any]
-) -> None:
+def compile_kernels(decoder: Any, prompts: list[list[int]], common: dict[str, Any]) -> None:
     """Takes every kind of request that the server's flags allow, with these settings in common."""
     for settings in KINDS if decoder.exact else KINDS + INEXACT_KINDS:
         decoder.generate(prompts, **common, **settings)
