@@ -15,6 +15,7 @@ import ipaddress
 import logging
 import os
 import re
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -142,7 +143,7 @@ def _choose(args: argparse.Namespace) -> ModelPair:
 def _serve(args: argparse.Namespace, ranks: Ranks) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     import mlx_t5.serving.app  # noqa: F401  (what is missing is to show before models are loaded)
-    from mlx_t5.serving.http_server import listener, serve
+    from mlx_t5.serving.http_server import Server, listener
 
     with listener(args.host, args.port) as bound:
         with agreeing(ranks):
@@ -156,7 +157,10 @@ def _serve(args: argparse.Namespace, ranks: Ranks) -> int:
         print(
             f"serving {model_name(chosen)} at {where} · API {where}/v1", file=sys.stderr, flush=True
         )
-        serve(application, bound, args.shutdown_seconds, service.worker.give_up)
+        # uvicorn finishes what runs and then raises the signal again, which would end the process.
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        server = Server(application, args.shutdown_seconds, service.worker.give_up)
+        server.run(sockets=[bound])
     return 0
 
 

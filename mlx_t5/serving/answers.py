@@ -9,43 +9,45 @@ import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
 from mlx_t5.engine.rows import Stats
 from mlx_t5.serving import schemas
-from mlx_t5.serving.errors import ApiError, client_gone
-from mlx_t5.serving.jobs import GenerationWork, Job, JobQueue, TokenLogprob, Update
+from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.jobs import GenerationJob, Job, JobQueue, TokenLogprob, Update
 from mlx_t5.serving.schemas import Usage
 
 Fields = dict[str, Any]
+J = TypeVar("J", bound=Job)
+
+if TYPE_CHECKING:
+    from mlx_t5.serving.api import TextRequest
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is very unlikely"
 
 
-class EventStream:
+class EventStream(Generic[J]):
     """The events of one job, in the event loop.
 
     Attributes:
         job: whose events they are.
     """
 
-    def __init__(self, work: Any, size: int, jobs: JobQueue, receive: Callable[[], Any]):
-        """Hands in some work, to be withdrawn when its client goes.
+    def __init__(self, job: J, jobs: JobQueue, receive: Callable[[], Any]):
+        """Hands in a job, to be withdrawn when its client goes.
 
         Args:
-            work: as of `Job`.
-            size: likewise.
+            job: whose events they are.
             jobs: where it is handed in.
             receive: the connection's.
 
         Raises:
             ApiError: it is not taken.
         """
-        self.job, self._jobs = Job(work, size, self._put), jobs
+        self.job, self._jobs, job.put = job, jobs, self._put
         self._events: asyncio.Queue[Any] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         jobs.add(self.job)
@@ -62,7 +64,7 @@ class EventStream:
     def close(self) -> None:
         """Withdraws the job, if it is not done."""
         self._jobs.cancel(self.job)
-        self._events.put_nowait(client_gone())
+        self._events.put_nowait(ApiError(499, "the client went away"))
 
     async def next(self) -> Any:
         """The next event.
@@ -77,7 +79,7 @@ class EventStream:
 
     async def updates(self, first: Update) -> AsyncIterator[Update]:
         """All updates from `first` on, until every text is done."""
-        update, unfinished = first, self.job.work.count
+        update, unfinished = first, self.job.size
         while True:
             unfinished -= update.chunk.result is not None
             yield update
@@ -137,10 +139,10 @@ def _of_byte(value: int) -> Spelling:
     return Spelling(chr(value) if value < 128 else f"\\x{value:02x}", [value])
 
 
-def usage(work: GenerationWork, results: Sequence[Stats]) -> Usage:
+def usage(job: GenerationJob, results: Sequence[Stats]) -> Usage:
     """The counts of a request, of what it asked for and the statistics of its texts."""
-    prompt_tokens = sum(map(len, work.prompts)) or sum(stats.prompt_tokens for stats in results)
-    predicted = bool(work.prediction)
+    prompt_tokens = sum(map(len, job.prompts)) or sum(stats.prompt_tokens for stats in results)
+    predicted = bool(job.prediction)
     written = sum(stats.generated_tokens for stats in results)
     counted: list[Any] = [s.speculation if predicted else s for s in results]
     names = ("predicted", "predicted_accepted") if predicted else ("drafted", "accepted")
@@ -167,33 +169,29 @@ def speculation(update: Update) -> Fields:
     return {"tokens": tokens, "stats": chunk.stats}
 
 
-@dataclass
 class CompletionBuilder:
     """Makes the parts of one completion, as fields of the shapes in schemas.py.
 
     Attributes:
-        model: name of the model served.
-        spell: a token's id → how it looks by itself.
         stream: whether chunks are made.
         logprobs: whether to include log-probabilities.
         detailed: whether to say who wrote each token.
     """
 
-    model: str
-    spell: Callable[[int], Spelling]
-    stream: bool
-    logprobs: bool
-    detailed: bool
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    created: int = field(default_factory=lambda: int(time.time()))
-    lengths: dict[int, int] = field(default_factory=dict)  # characters of each choice so far
+    def __init__(self, body: TextRequest, model: str, spell: Callable[[int], Spelling]):
+        """Answers a request by the model of this name; `spell` says how a token looks."""
+        self._model, self._spell = model, spell
+        self.stream, self.detailed = bool(body.stream), bool(body.speculation)
+        self.logprobs = body.alternatives is not None
+        self._id, self._created = uuid.uuid4().hex, int(time.time())
+        self._lengths: dict[int, int] = {}  # characters of each choice so far
 
     def answer(self, choices: Sequence[Fields], counts: Usage | None) -> BaseModel:
         """The answer, or a chunk of it; `counts` is left out if None."""
         return schemas.Completion(object="text_completion", **self._fields("cmpl", choices, counts))
 
     def _fields(self, kind: str, choices: Sequence[Fields], counts: Usage | None) -> Fields:
-        fields = {"id": f"{kind}-{self.id}", "created": self.created, "model": self.model}
+        fields = {"id": f"{kind}-{self._id}", "created": self._created, "model": self._model}
         return fields | {"choices": choices} | ({} if counts is None else {"usage": counts})
 
     def choice(self, update: Update) -> Fields:
@@ -217,9 +215,9 @@ class CompletionBuilder:
 
     def _logprobs(self, update: Update) -> Fields:
         entries, tokens = update.logprobs, completed(update)
-        start = self.lengths.get(update.index, 0)
+        start = self._lengths.get(update.index, 0)
         *offsets, end = itertools.accumulate(map(len, tokens), initial=start)
-        self.lengths[update.index] = end
+        self._lengths[update.index] = end
         return {
             "tokens": tokens,
             "token_logprobs": [json_number(entry.logprob) for entry in entries],
@@ -236,7 +234,7 @@ class CompletionBuilder:
         for token, value in entry.top:
             if token == entry.token:
                 named[text] = json_number(value)
-            elif (name := self.spell(token).text) != text:
+            elif (name := self._spell(token).text) != text:
                 named.setdefault(name, json_number(value))
         return named
 
@@ -251,9 +249,9 @@ class ChatBuilder(CompletionBuilder):
 
     def _text(self, index: int, text: str) -> Fields:
         message = {"content": text}
-        if index not in self.lengths:  # it is the first of this choice
+        if index not in self._lengths:  # it is the first of this choice
             message["role"] = "assistant"
-        self.lengths[index] = len(text)
+        self._lengths[index] = len(text)
         return {"delta" if self.stream else "message": message}
 
     def _logprobs(self, update: Update) -> Fields:
@@ -261,7 +259,7 @@ class ChatBuilder(CompletionBuilder):
 
     def _entry(self, entry: TokenLogprob) -> Fields:
         def named(token: int, value: float) -> Fields:
-            text, spelled = self.spell(token)
+            text, spelled = self._spell(token)
             return {"token": text, "logprob": json_number(value), "bytes": spelled}
 
         top = [named(*other) for other in entry.top]

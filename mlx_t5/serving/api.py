@@ -8,17 +8,11 @@ unknown fields, only the first wrong one is complained of: a body may have 300,0
 
 from __future__ import annotations
 
-import codecs
-import gc
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import fastapi
-from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
-from pydantic_core import from_json
 
 from mlx_t5.ranges import LARGEST_COUNT
 from mlx_t5.settings import SETTINGS, SPLITS, Setting
@@ -176,6 +170,11 @@ class PredictRequest(Decoding):
 
     prompt: Text
 
+    @property
+    def prompts(self) -> list[str]:
+        """The prompt, as a list."""
+        return [self.prompt]
+
 
 class StreamOptions(Request):
     """What a stream contains besides text."""
@@ -247,6 +246,11 @@ class CompletionRequest(OpenAIRequest):
         return listed_prompts(self.prompt)[0]
 
     @property
+    def parts(self) -> list[Any]:
+        """What may be split; it has to be a text."""
+        return [self.prompt]
+
+    @property
     def alternatives(self) -> int | None:
         """Log-probabilities a token, None for none."""
         return self.logprobs
@@ -302,7 +306,12 @@ class ChatRequest(OpenAIRequest):
     @property
     def prompts(self) -> list[str]:
         """The prompt, as a list."""
-        return [" ".join(message.text.strip() for message in self.messages).strip()]
+        return [" ".join(map(str.strip, self.parts)).strip()]
+
+    @property
+    def parts(self) -> list[str]:
+        """The system message, if there is one, and the user's."""
+        return [message.text for message in self.messages]
 
     @property
     def alternatives(self) -> int | None:
@@ -310,35 +319,4 @@ class ChatRequest(OpenAIRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class StrictRequest(fastapi.Request):
-    """A request that reads its JSON strictly.
-
-    Python's own parser also takes NaN, other encodings, and halves of surrogate pairs, which are no
-    characters and break whatever has to do with such a text.
-    """
-
-    async def json(self) -> Any:
-        """The body's value; a `JSONDecodeError` says what is wrong with it."""
-        body = (await self.body()).removeprefix(codecs.BOM_UTF8)
-        # Collection would scan a body's 300,000 lists again and again. They hold no garbage, and
-        # the event loop would wait ten times as long.
-        gc.disable()
-        try:
-            return from_json(body, allow_inf_nan=False)
-        except ValueError as error:
-            raise json.JSONDecodeError(str(error), "", 0) from None
-        finally:
-            gc.enable()
-
-
-class StrictRoute(APIRoute):
-    """Gives its handler a `StrictRequest`."""
-
-    def get_route_handler(self) -> Callable:
-        """As in FastAPI."""
-        handle = super().get_route_handler()
-
-        async def handle_strictly(request: fastapi.Request) -> fastapi.Response:
-            return await handle(StrictRequest(request.scope, request.receive))
-
-        return handle_strictly
+TextRequest = CompletionRequest | ChatRequest

@@ -18,7 +18,6 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 
 from mlx_t5.serving import answers, api, schemas, scoring_routes
-from mlx_t5.serving.api import StrictRoute
 from mlx_t5.serving.errors import (
     ApiError,
     ErrorBody,
@@ -27,7 +26,8 @@ from mlx_t5.serving.errors import (
     failure_of,
     internal_error,
 )
-from mlx_t5.serving.http_server import PUBLIC_PATHS, Middleware, has_key
+from mlx_t5.serving.http_server import HAS_KEY, PUBLIC_PATHS, Middleware, StrictRoute
+from mlx_t5.serving.jobs import GenerationJob, Update
 from mlx_t5.serving.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _add_generation(app: FastAPI) -> None:
     @app.post("/predict", responses=ERRORS, tags=["simple"])
     async def predict(body: api.PredictRequest, request: Request) -> schemas.Prediction:
         """A prompt in, its text out."""
-        stream = await service.submit(body, [body.prompt], request.receive)
+        stream = await service.submit(body, request.receive)
         (update,) = await stream.finished()
         result: Any = update.chunk.result
         service.log_texts([result])
@@ -162,25 +162,19 @@ def _add_generation(app: FastAPI) -> None:
 
 async def _openai(
     service: Service,
-    body: api.CompletionRequest | api.ChatRequest,
+    body: api.TextRequest,
     request: Request,
     builder_type: type[answers.CompletionBuilder],
 ) -> Response:
     service.require_model(body.model)
-    detailed, logprobs = bool(body.speculation), body.alternatives is not None
-    builder: Any = builder_type(service.model, service.spell, bool(body.stream), logprobs, detailed)
-    options: dict[str, Any] = {"samples": body.n or 1, "pieces": detailed}
-    if body.split in (None, "none"):
-        options |= {"stream": builder.stream, "logprobs": body.alternatives}
-    else:
-        options["document"] = await service.cut(body)
-    stream = await service.submit(body, body.prompts, request.receive, **options)
+    builder = builder_type(body, service.model, service.spell)
+    stream = await service.submit(body, request.receive)
     if not builder.stream:
         with contextlib.closing(stream):
             updates = await stream.finished()
         results: list[Any] = [update.chunk.result for update in updates]
         service.log_texts(results)
-        counts = answers.usage(stream.job.work, [result.stats for result in results])
+        counts = answers.usage(stream.job, [result.stats for result in results])
         answer = builder.answer(list(map(builder.choice, updates)), counts)
         content = stream.complete(answer.model_dump_json(exclude_unset=True))
         return Response(content, media_type="application/json")
@@ -195,9 +189,9 @@ async def _openai(
 
 async def _events(
     service: Service,
-    stream: answers.EventStream,
+    stream: answers.EventStream[GenerationJob],
     builder: answers.CompletionBuilder,
-    first: Any,
+    first: Update,
     usage: bool,
 ) -> AsyncIterator[str]:
     """Server-sent events; `usage` last, if it is asked for."""
@@ -210,7 +204,7 @@ async def _events(
             if shown or builder.logprobs or builder.detailed:
                 yield _sse(builder.answer([builder.choice(update)], None))
         if usage:
-            counts = answers.usage(stream.job.work, [result.stats for result in last])
+            counts = answers.usage(stream.job, [result.stats for result in last])
             yield _sse(builder.answer([], counts))
         service.log_texts(last)
         yield "data: [DONE]\n\n"
@@ -235,8 +229,7 @@ def _add_information(app: FastAPI) -> None:
     @app.get("/v1/models/{model}", responses={s: ERRORS[s] for s in (401, 404)}, tags=["OpenAI"])
     async def model(model: str) -> schemas.ServedModel:
         """One model."""
-        if model != service.model:
-            raise ApiError(404, f"the model that is served is {service.model}", "model")
+        service.require_model(model)
         return service.describe()
 
     @app.get("/health", responses={503: {"description": "takes no requests"}}, tags=["operation"])
@@ -244,7 +237,7 @@ def _add_information(app: FastAPI) -> None:
         """Whether requests are decoded; to those who may, also how many rows are and wait."""
         status, reason = service.worker.health()
         body: dict[str, Any] = {"status": status} | ({"reason": reason} if reason else {})
-        if has_key(request.scope):
+        if request.scope[HAS_KEY]:
             running, waiting = service.worker.rows
             body |= {"model": service.model, "running": running, "waiting": waiting}
         return JSONResponse(body, 503 if reason else 200)

@@ -68,11 +68,6 @@ class ApiError(Exception):
         return JSONResponse(self.body.model_dump(), self.status, self.headers)
 
 
-def client_gone() -> ApiError:
-    """Makes the error of a client that does not wait for its answer; nobody reads it."""
-    return ApiError(499, "the client went away")
-
-
 def internal_error() -> ApiError:
     """Makes the error of what nobody expected; its cause is in the log alone."""
     return ApiError(500, "internal error; the server's log says where")

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
 from mlx_t5.engine import batching
@@ -28,8 +28,11 @@ from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.beams import texts_of
 from mlx_t5.sampling.draws import random_keys
 from mlx_t5.serving.errors import ApiError, failure_of
-from mlx_t5.serving.jobs import Job, JobQueue, TokenLogprob, Update
+from mlx_t5.serving.jobs import GenerationJob, JobQueue, TokenLogprob, Update
 from mlx_t5.serving.metrics import Metrics, counts
+
+if TYPE_CHECKING:
+    from mlx_t5.engine.batch import Batch
 
 PIECE_TOKENS = 128  # of documents, that join a step beside other requests, which wait for them
 
@@ -47,7 +50,7 @@ class JobRow:
     """
 
     row: Row
-    job: Job
+    job: GenerationJob
     index: int
     reported: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -61,7 +64,7 @@ class GenerationBatches:
         self._decoder, self._max_batch = decoder, max_batch
         self._jobs, self._metrics = jobs, metrics
         self._job_rows: dict[int, JobRow] = {}  # by id(row); holding the row keeps the id
-        self._documents: deque[Job] = deque()  # in the order of their turns
+        self._documents: deque[GenerationJob] = deque()  # in the order of their turns
         self._allowed = 0  # tokens of pieces that may join beside others
         self._new_batches([])
 
@@ -74,18 +77,16 @@ class GenerationBatches:
         """The rows of all batches."""
         return [row for queue in list(self._queues.values()) for row in queue.engine.rows]
 
-    def add(self, job: Job) -> None:
+    def add(self, job: GenerationJob) -> None:
         """Turns a job into rows that wait; a document's come when there is room for them."""
-        work = job.work
-        places = count(step=1 << 32) if work.document else None  # as engine/documents.py
-        texts = work.settings.num_return_sequences
-        job.keys = random_keys(work.seed, work.samples // texts, places)
-        if work.document:
+        places = count(step=1 << 32) if job.document else None  # as engine/documents.py
+        job.keys = random_keys(job.seed, job.samples // job.settings.num_return_sequences, places)
+        if job.document:
             self._documents.append(job)
         else:
-            self._begin(job, work.prompts)
+            self._begin(job, job.prompts)
 
-    def _begin(self, job: Job, prompts: Sequence[Sequence[int]]) -> None:
+    def _begin(self, job: GenerationJob, prompts: Sequence[Sequence[int]]) -> None:
         """Lets the rows of some of a job's prompts wait; the job fails if one cannot be used."""
         try:
             job_rows = list(self._job_rows_of(job, prompts))
@@ -97,17 +98,19 @@ class GenerationBatches:
         else:
             self._enqueue(job_rows)
 
-    def _job_rows_of(self, job: Job, prompts: Sequence[Sequence[int]]) -> Iterator[JobRow]:
-        work, codec = job.work, self._decoder.codec
+    def _job_rows_of(
+        self, job: GenerationJob, prompts: Sequence[Sequence[int]]
+    ) -> Iterator[JobRow]:
+        rows = self._decoder.codec.rows
         for prompt, keys in zip(prompts, job.keys, strict=False):
-            for row in codec.rows(prompt, work.settings, keys, work.watched, work.prediction):
+            for row in rows(prompt, job.settings, keys, job.watched, job.prediction):
                 yield JobRow(row, job, job.texts)
-                job.texts += work.settings.num_return_sequences
+                job.texts += job.settings.num_return_sequences
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: GenerationJob) -> None:
         """Ends a job of which there are no rows, or none that count."""
         self._jobs.release(job, job.unfinished)
-        if job.work.document:
+        if job.document:
             self._documents.remove(job)
             job.prompts.clear()
 
@@ -138,12 +141,12 @@ class GenerationBatches:
                 waited = now - self._job_rows[id(row)].job.submitted
                 self._metrics.queue_seconds.observe(waited)
 
-    def _rows_of(self, job: Job) -> set[int]:
+    def _rows_of(self, job: GenerationJob) -> set[int]:
         return {number for number, one in self._job_rows.items() if one.job is job}
 
     def _draw(self) -> None:
         """Makes rows of documents' pieces, in turns, as far as they can join."""
-        others = any(not one.job.work.document for one in self._job_rows.values())
+        others = any(not one.job.document for one in self._job_rows.values())
         most = batching.MAX_JOINING_TOKENS
         allowed = min(self._allowed + PIECE_TOKENS, most) if others else most
         turns = deque(self._documents)
@@ -152,14 +155,14 @@ class GenerationBatches:
             tokens = min(len(job.prompts[0]), most) if job.prompts else 0
             if 0 < tokens <= allowed and self._has_room(job, others):
                 allowed -= tokens
-                self._begin(job, [job.prompts.popleft()])
+                self._begin(job, [job.prompts.pop(0)])
                 turns.append(job)
         self._documents.rotate(-1)
         self._allowed = allowed if others else 0
 
-    def _has_room(self, job: Job, others: bool) -> bool:
+    def _has_room(self, job: GenerationJob, others: bool) -> bool:
         """Whether a piece has a place; beside others, one of each document may wait for it."""
-        own, queue = self._rows_of(job), self._queues.get(job.work.settings.num_beams)
+        own, queue = self._rows_of(job), self._queues.get(job.settings.num_beams)
         if queue and len(queue.engine.rows) + len(queue.waiting) >= self._max_batch:
             return others and own.isdisjoint(map(id, queue.waiting)) and len(own) < job.size
         return len(own) < job.size
@@ -203,9 +206,9 @@ class GenerationBatches:
             self._queues[beams].waiting.append(row)
 
     def _alternatives(self, row: Row) -> int | None:
-        return self._job_rows[id(row)].job.work.logprobs
+        return self._job_rows[id(row)].job.logprobs
 
-    def _step(self, batch: Any) -> None:
+    def _step(self, batch: Batch) -> None:
         began, rows = self._jobs.clock(), len(batch.rows)
         batch.step()
         for row, entries in self._recorder.collect():
@@ -222,7 +225,7 @@ class GenerationBatches:
             return
         if job_row.reported == 0 and row.stats.target_calls == 1:
             self._metrics.first_token_seconds.observe(self._jobs.clock() - job.submitted)
-        if not (job.work.stream or row.finish_reason):
+        if not (job.stream or row.finish_reason):
             return
         updates = [self._update(job_row, text, i) for i, text in enumerate(texts)]
         job_row.reported = row.decided
@@ -250,7 +253,7 @@ class GenerationBatches:
         """
         row, job = job_row.row, job_row.job
         self._end(job_row)
-        if job.work.document:
+        if job.document:
             row.fail(str(failure))
             self._jobs.put(
                 job, Update(job_row.index, self._decoder.codec.chunk(row, row.decided), [])
@@ -263,7 +266,7 @@ class GenerationBatches:
         """Takes a row out, and ends its job with the last one."""
         job = job_row.job
         del self._job_rows[id(job_row.row)]
-        if not job.work.document:
+        if not job.document:
             self._jobs.release(job, job_row.row.settings.num_return_sequences)
         elif job.whole and not job.prompts and job in self._documents and not self._rows_of(job):
             self._leave(job)

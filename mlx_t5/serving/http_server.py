@@ -1,4 +1,4 @@
-"""The HTTP server: its socket, limits on connections, and the middleware before the application.
+"""The HTTP server: its socket, limits on connections and bodies, the middleware, strict JSON.
 
 More requests than the queue has room for are refused by the application (429). But every connection
 takes a file descriptor before anything is asked on it, and without descriptors the server would not
@@ -8,25 +8,32 @@ even accept those that it could serve.
 from __future__ import annotations
 
 import asyncio
+import codecs
+import gc
 import hmac
+import json
 import logging
 import os
 import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
+import fastapi
+import h11
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mlx_t5.cli.arguments import INTERRUPTED
 from mlx_t5.errors import UserError
-from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, client_gone, internal_error, raised_at
+from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, internal_error, raised_at
 from mlx_t5.serving.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -34,7 +41,7 @@ log = logging.getLogger(__name__)
 # No key is asked for here: without it, nothing of these says more than the source code does.
 PUBLIC_PATHS = ("/", "/health", "/docs", "/openapi.json", "/favicon.ico")
 PUBLIC_FOLDERS = ("/page/", "/docs-assets/")
-HAS_KEY = "has_key"  # in a request's scope
+HAS_KEY = "has_key"  # in a request's scope: whether it has the key, or none is needed
 MAX_BODY = 1 << 20  # bytes; while a body is read and checked, nobody else is served
 BODY_SECONDS = 30  # in which a body has to arrive
 SEND_SECONDS = 60  # that a client may leave what it was sent unread
@@ -43,8 +50,7 @@ HEADERS = [("x-content-type-options", "nosniff"), ("referrer-policy", "no-referr
 # the descriptors that a process gets (1024 on Linux, 256 on macOS), as the rest needs some too.
 MAX_CONNECTIONS = 512
 OTHER_DESCRIPTORS = 64  # files and sockets besides connections
-HEAD_SECONDS = 30  # in which a request has to begin
-REFUSAL_SECONDS = 5  # that one too many stays open, to be told
+HEAD_SECONDS = 30  # that a head may take, up to twice as many for a later one
 LAST_SECONDS = 5  # that clients have to read that their requests were given up
 
 
@@ -95,8 +101,7 @@ class Middleware:
 
         try:
             self._check_name(headers)
-            scope = {**scope, HAS_KEY: self._is_known(headers)}
-            self._check_key(scope)
+            scope = {**scope, HAS_KEY: self._check_key(scope["path"], headers)}
             body = await self._body(receive)
             await self._app(scope, _replay(body, receive), respond)
         except ApiError as error:
@@ -128,18 +133,17 @@ class Middleware:
             message = "only localhost may be asked without a key; see the server's --no-auth"
             raise ApiError(403, message, code="unknown_host")
 
-    def _is_known(self, headers: dict[bytes, bytes]) -> bool:
-        if self._key is None:
-            return True
+    def _check_key(self, path: str, headers: dict[bytes, bytes]) -> bool:
+        """Refuses who needs a key and has none; returns whether the key is there, or not needed."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(key, self._key.encode())
-
-    def _check_key(self, scope: dict) -> None:
-        path = scope["path"]
-        if not (has_key(scope) or path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDERS)):
+        known = self._key is None or (
+            scheme.lower() == b"bearer" and hmac.compare_digest(key, self._key.encode())
+        )
+        if not (known or path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDERS)):
             message = "wrong or missing API key; send it as Authorization: Bearer KEY"
             challenge = {"WWW-Authenticate": "Bearer"}
             raise ApiError(401, message, code="invalid_api_key", headers=challenge)
+        return known
 
     async def _body(self, receive: Callable) -> bytes:
         """Reads the whole body, which is small, before anything is done with it."""
@@ -149,7 +153,7 @@ class Middleware:
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise client_gone()
+                        raise ApiError(499, "the client went away")  # nobody reads it
                     body += message.get("body", b"")
                     if len(body) > MAX_BODY:
                         reason = f"the body is larger than {MAX_BODY} bytes; send less at a time"
@@ -159,11 +163,6 @@ class Middleware:
             reason = f"the body did not arrive within {BODY_SECONDS} s"
             raise ApiError(408, reason, headers=close) from None
         return bytes(body)
-
-
-def has_key(scope: Mapping[str, Any]) -> bool:
-    """Whether the client may see everything: it sent the key, or none is needed."""
-    return scope[HAS_KEY]
 
 
 def _replay(body: bytes, receive: Callable) -> Callable:
@@ -176,12 +175,38 @@ def _replay(body: bytes, receive: Callable) -> Callable:
     return next_message
 
 
-def most_connections() -> int:
-    """How many connections this process can have."""
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if descriptors == resource.RLIM_INFINITY:
-        return MAX_CONNECTIONS
-    return max(1, min(MAX_CONNECTIONS, descriptors - OTHER_DESCRIPTORS))
+class StrictRequest(fastapi.Request):
+    """A request that reads its JSON strictly.
+
+    Python's own parser also takes NaN, other encodings, and halves of surrogate pairs, which are no
+    characters and break whatever has to do with such a text.
+    """
+
+    async def json(self) -> Any:
+        """The body's value; a `JSONDecodeError` says what is wrong with it."""
+        body = (await self.body()).removeprefix(codecs.BOM_UTF8)
+        # Collection would scan a body's 300,000 lists again and again. They hold no garbage, and
+        # the event loop would wait ten times as long.
+        gc.disable()
+        try:
+            return from_json(body, allow_inf_nan=False)
+        except ValueError as error:
+            raise json.JSONDecodeError(str(error), "", 0) from None
+        finally:
+            gc.enable()
+
+
+class StrictRoute(APIRoute):
+    """Gives its handler a `StrictRequest`."""
+
+    def get_route_handler(self) -> Callable:
+        """As in FastAPI."""
+        handle = super().get_route_handler()
+
+        async def handle_strictly(request: fastapi.Request) -> fastapi.Response:
+            return await handle(StrictRequest(request.scope, request.receive))
+
+        return handle_strictly
 
 
 async def too_many(scope: dict, receive: Callable, send: Callable) -> None:
@@ -191,38 +216,34 @@ async def too_many(scope: dict, receive: Callable, send: Callable) -> None:
     await error.response(scope, receive, send)
 
 
-class LimitedConnection(AutoHTTPProtocol):  # type: ignore[valid-type,misc]  # h11 or httptools
-    """uvicorn's protocol with a limit on connections.
+class LimitedConnection(H11Protocol):
+    """uvicorn's protocol, with what it lacks: a time limit on heads, and a refusal as JSON.
 
     Attributes:
         limit: how many there may be at a time.
     """
 
-    limit = most_connections()
+    limit = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_DESCRIPTORS)
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """As in asyncio."""
         super().connection_made(transport)
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._close_if_late, self.cycle)
         if len(self.connections) > self.limit:
             self.app = too_many
-            self._timer = self.loop.call_later(REFUSAL_SECONDS, transport.close)
-        else:
-            self._timer = self.loop.call_later(HEAD_SECONDS, self._close_if_silent)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """As in asyncio."""
         self._timer.cancel()  # or the loop would keep this object until then
         super().connection_lost(exc)
 
-    def _close_if_silent(self) -> None:
-        if self.cycle is None:  # no request has come
+    def _close_if_late(self, last: object) -> None:
+        """Closes a connection that waited for a head the last time as well, after the same one."""
+        waits = self.conn.their_state is h11.IDLE and not self.timeout_keep_alive_task
+        if waits and self.cycle is last:
             self.transport.close()
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Logs nothing: a request for a websocket is answered over HTTP, as is allowed.
-
-        uvicorn would advise to install a library that is of no use here.
-        """
+        last = self.cycle if waits else self
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._close_if_late, last)
 
 
 def listener(host: str, port: int) -> socket.socket:
@@ -232,61 +253,52 @@ def listener(host: str, port: int) -> socket.socket:
         UserError: there is no such address, or it cannot be bound.
     """
     try:
-        addresses = socket.getaddrinfo(
+        # Unless the protocol is named, asyncio leaves TCP_NODELAY off, and answers take 40 ms more.
+        family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
-        )
-    except socket.gaierror as error:
-        raise UserError(f"--host {host}: {error.strerror}; give an address") from None
-    family, kind, protocol, _, address = addresses[0]
-    # Unless the protocol is named, asyncio leaves TCP_NODELAY off, and answers take 40 ms more.
-    bound = socket.socket(family, kind, protocol)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
-        bound.close()
-        message = f"cannot listen on {host}:{port} ({error.strerror}); choose another --port"
-        raise UserError(message) from None
+        reason = f"cannot listen on {host}:{port} ({error.strerror})"
+        raise UserError(f"{reason}; choose another --host or --port") from None
     return bound
 
 
-def serve(
-    application: Middleware,
-    bound: socket.socket,
-    shutdown_seconds: int,
-    give_up: Callable[[], None],
-) -> None:
-    """Answers requests until SIGTERM or Ctrl-C; a second Ctrl-C ends the process at once.
+class Server(uvicorn.Server):
+    """Answers requests until SIGTERM or Ctrl-C; a second Ctrl-C ends the process at once."""
 
-    Args:
-        application: answers them.
-        bound: the socket, which listens already.
-        shutdown_seconds: in which what runs at the end has to finish.
-        give_up: what is left then is refused.
-    """
+    def __init__(self, application: Callable, shutdown_seconds: int, give_up: Callable[[], None]):
+        """Prepares it.
 
-    class Server(uvicorn.Server):
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            late = asyncio.get_running_loop().call_later(shutdown_seconds, give_up)
-            await super().shutdown(sockets)
-            late.cancel()
+        Args:
+            application: answers the requests.
+            shutdown_seconds: in which what runs at the end has to finish.
+            give_up: what is left then is refused.
+        """
+        config = uvicorn.Config(
+            application,
+            log_config=None,
+            log_level="error",  # warnings are of requests that anybody may send
+            access_log=False,  # it would show what comes after the question mark of an address
+            server_header=False,
+            headers=HEADERS,
+            http=LimitedConnection,
+            ws="none",
+            timeout_graceful_shutdown=shutdown_seconds + LAST_SECONDS,
+        )
+        super().__init__(config)
+        self._seconds, self._give_up = shutdown_seconds, give_up
 
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            if self.should_exit and sig == signal.SIGINT:
-                os._exit(INTERRUPTED)  # the second Ctrl-C
-            super().handle_exit(sig, frame)
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As in uvicorn, which would not tell clients that their streams end early."""
+        late = asyncio.get_running_loop().call_later(self._seconds, self._give_up)
+        await super().shutdown(sockets)
+        late.cancel()
 
-    config = uvicorn.Config(
-        application,
-        log_config=None,
-        log_level="warning",
-        access_log=False,  # it would show what comes after the question mark of an address
-        server_header=False,
-        headers=HEADERS,
-        http=LimitedConnection,
-        ws="none",
-        timeout_graceful_shutdown=shutdown_seconds + LAST_SECONDS,
-    )
-    # uvicorn finishes what runs and then raises the signal again, which would end the process.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    Server(config).run(sockets=[bound])
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """As in uvicorn, which would go on waiting."""
+        if self.should_exit and sig == signal.SIGINT:
+            os._exit(INTERRUPTED)
+        super().handle_exit(sig, frame)

@@ -1,6 +1,6 @@
 """What goes into the thread that owns MLX and what comes out: jobs in, events out.
 
-Requests of every kind take the same way: a `Job` with its work, through the `JobQueue`. Where
+Requests of every kind take the same way: a `Job`, through the `JobQueue`. Where
 several ranks share the model, each has such a thread and all of them take the same jobs in the same
 rounds. What clients ask, and who has gone, only rank 0 knows; the others get it as JSON before each
 round.
@@ -11,20 +11,15 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mlx_t5.engine.batching import MAX_JOINING_TOKENS
 from mlx_t5.engine.rows import Chunk
 from mlx_t5.network.ranks import ALONE, Ranks
-from mlx_t5.scoring.pairs import LastEncoded, Pair
+from mlx_t5.scoring.pairs import Pair
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.settings import Settings
-
-if TYPE_CHECKING:
-    from mlx_t5.scoring.passes import Part
 
 LONGEST_RETRY = 60  # seconds that a client is asked to wait at most
 REST_SECONDS = 10  # between two rounds with nothing to do
@@ -64,12 +59,35 @@ class Update:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class GenerationWork:
+@dataclass(eq=False)
+class Job:
+    """What one request asks of the thread; its fields are what all ranks are told.
+
+    Attributes:
+        size: for how many texts it counts in the queue, and has in there at a time.
+        put: called with every event, from the thread that owns MLX; it must not wait. An event is
+            an `Update` of a text, the list of all values (scores, vectors), or the `ApiError` that
+            ends the job. Only the rank that has the client does anything.
+        number: given by the queue, the same on every rank.
+        unfinished: how many of `size` are not done.
+        cancelled: whether nobody waits for it any longer, as from the thread's next round on.
+        submitted: when, by the queue's clock.
+    """
+
+    size: int = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.put: Callable[[Update | list[Any] | ApiError], None] = lambda event: None
+        self.number, self.unfinished = -1, self.size
+        self.cancelled, self.submitted = False, 0.0
+
+
+@dataclass(eq=False)
+class GenerationJob(Job):
     """Prompts to decode with the same settings, with beams or without.
 
     Attributes:
-        prompts: source tokens of each; none of a document, whose job gets them one after the other.
+        prompts: source tokens of each; of a document, those that have come and are no rows yet.
         settings: of all of them.
         seed: as in `SpeculativeDecoder.generate`.
         prediction: tokens that every text is expected to have; None for nothing.
@@ -78,9 +96,12 @@ class GenerationWork:
         pieces: whether chunks are to say which text each token completed.
         logprobs: alternatives a token, None for no log-probabilities.
         document: whether they are the pieces of one text, where one that fails ends no other.
+        whole: of a document, whether no more of them will come.
+        keys: those of the rows to be made.
+        texts: how many the rows that were made are to have.
     """
 
-    prompts: Sequence[Sequence[int]]
+    prompts: list[list[int]]
     settings: Settings
     seed: int
     prediction: Sequence[int] | None = None
@@ -90,10 +111,10 @@ class GenerationWork:
     logprobs: int | None = None
     document: bool = False
 
-    @property
-    def count(self) -> int:
-        """How many texts it has."""
-        return len(self.prompts) * self.samples
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.whole, self.texts = False, 0
+        self.keys: Iterator[Any] = iter(())
 
     @property
     def watched(self) -> bool:
@@ -101,85 +122,28 @@ class GenerationWork:
         return self.stream or self.pieces or self.logprobs is not None
 
 
-@dataclass(frozen=True)
-class ScoringWork:
-    """Pairs to score; `kind` is "score" or "rerank"."""
-
-    kind: str
-    pairs: Sequence[Pair]
-
-    @property
-    def count(self) -> int:
-        """How many values it has."""
-        return len(self.pairs)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of its prompts, each of which counts once."""
-        return sum(map(len, {pair.source for pair in self.pairs}))
-
-    def batches(self, decoder: Any, batch_size: int, last: LastEncoded) -> Iterator[Part]:
-        """Values batch by batch; `last` are the prompts that were encoded last for any job."""
-        return decoder.scoring.parts(self.pairs, batch_size, MAX_JOINING_TOKENS, last)
-
-
-@dataclass(frozen=True)
-class EmbeddingWork:
-    """Prompts to embed, as token ids; otherwise as `ScoringWork`."""
-
-    ids: Sequence[Sequence[int]]
-    normalize: bool
-    kind: str = "embed"
-
-    @property
-    def count(self) -> int:
-        """How many values it has."""
-        return len(self.ids)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of its prompts."""
-        return sum(map(len, self.ids))
-
-    def batches(self, decoder: Any, batch_size: int, last: LastEncoded) -> Iterator[Part]:
-        """Values batch by batch."""
-        return decoder.embeddings.parts(self.ids, batch_size, self.normalize, MAX_JOINING_TOKENS)
-
-
 @dataclass(eq=False)
-class Job:
-    """The work of one request.
+class ScoringJob(Job):
+    """What takes single forward passes and no decoding: pairs to score, or prompts to embed.
 
     Attributes:
-        work: one of the three kinds above.
-        size: for how many texts it counts in the queue, and has in there at a time.
-        put: called with every event, from the thread that owns MLX; it must not wait. An event is
-            an `Update` of a text, the list of all values (scores, vectors), or the `ApiError` that
-            ends the job.
-        number: given by the queue, the same on every rank.
-        unfinished: how many of `size` are not done.
-        cancelled: whether nobody waits for it any longer, as from the thread's next round on.
-        submitted: when, by the queue's clock.
-        prompts: of a document, those that are no rows yet.
-        whole: of a document, whether no more of them will come.
-        keys: of a generation, those of the rows to be made.
-        texts: of a generation, how many the rows that were made are to have.
+        kind: "score", "rerank" or "embed".
+        prompt_tokens: tokens of its prompts.
+        pairs: to score.
+        ids: token ids of each prompt to embed.
+        normalize: whether vectors are to have length 1.
     """
 
-    work: Any
-    size: int
-    put: Callable[[Any], None]
-    number: int = -1
-    unfinished: int = field(init=False)
-    cancelled: bool = False
-    submitted: float = 0.0
-    prompts: deque[Sequence[int]] = field(default_factory=deque)
-    whole: bool = False
-    keys: Iterator[Any] = iter(())
-    texts: int = 0
+    kind: str
+    prompt_tokens: int
+    pairs: list[Pair] = field(default_factory=list)
+    ids: list[list[int]] = field(default_factory=list)
+    normalize: bool = False
 
-    def __post_init__(self) -> None:
-        self.unfinished = self.size
+    @property
+    def count(self) -> int:
+        """How many values it has."""
+        return len(self.pairs) + len(self.ids)
 
 
 class JobQueue:
@@ -248,13 +212,14 @@ class JobQueue:
                 message, headers = f"try again in {seconds} s", {"Retry-After": str(seconds)}
                 raise ApiError(429, f"the queue is full; {message}", None, "queue_full", headers)
             job.submitted, job.number = self.clock(), next(self._numbers)
+            job.unfinished = job.size
             if not self._jobs:
                 self._progressed = job.submitted
             self._jobs[job.number] = job
             self._new.append(job)
             self._changed.notify()
 
-    def extend(self, job: Job, prompts: Sequence[Sequence[int]], whole: bool) -> None:
+    def extend(self, job: GenerationJob, prompts: Sequence[Sequence[int]], whole: bool) -> None:
         """Hands in more pieces of a document; `whole` says that they are the last."""
         with self._changed:
             self._more.append([job.number, prompts, whole])
@@ -298,7 +263,7 @@ class JobQueue:
             new, news = self._shared(new, news)
         more, cancelled, last = news
         for number, prompts, whole in more:
-            if job := self._jobs.get(number):
+            if isinstance(job := self._jobs.get(number), GenerationJob):
                 job.prompts.extend(prompts)
                 job.whole = whole
         for number in cancelled:
@@ -308,14 +273,10 @@ class JobQueue:
 
     def _shared(self, new: list[Job], news: Any) -> tuple[list[Job], Any]:
         """What rank 0 knows, on every rank."""
-        jobs = [[job.number, job.size, type(job.work).__name__, asdict(job.work)] for job in new]
+        jobs = [[job.number, type(job).__name__, asdict(job)] for job in new]
         jobs, news = self._ranks.shared([jobs, news])
         if self._ranks.rank:
-            # The client is on rank 0, so nobody here waits for an event.
-            new = [
-                Job(work_of(kind, fields), size, lambda event: None, number)
-                for number, size, kind, fields in jobs
-            ]
+            new = [_job_of(*fields) for fields in jobs]
             with self._changed:
                 self._jobs |= {job.number: job for job in new}
         return new, news
@@ -339,11 +300,13 @@ class JobQueue:
                 self._jobs.pop(job.number, None)
 
 
-def work_of(kind: str, fields: dict[str, Any]) -> Any:
-    """Work of which kind and fields came as JSON."""
-    if kind == "GenerationWork":
-        return GenerationWork(**{**fields, "settings": Settings(**fields["settings"])})
-    if kind == "ScoringWork":
+def _job_of(number: int, kind: str, fields: dict[str, Any]) -> Job:
+    """The job of which number, kind and fields came as JSON."""
+    job: Job
+    if kind == "GenerationJob":
+        job = GenerationJob(**{**fields, "settings": Settings(**fields["settings"])})
+    else:
         pairs = [Pair(tuple(p["source"]), tuple(p["target"])) for p in fields["pairs"]]
-        return ScoringWork(fields["kind"], pairs)
-    return EmbeddingWork(**fields)
+        job = ScoringJob(**{**fields, "pairs": pairs})
+    job.number = number
+    return job

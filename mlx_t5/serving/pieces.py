@@ -17,7 +17,7 @@ from mlx_t5.engine.documents import Answers
 from mlx_t5.engine.rows import Chunk, Result
 from mlx_t5.serving.answers import EventStream, speculation
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.jobs import Update
+from mlx_t5.serving.jobs import GenerationJob, Update
 from mlx_t5.serving.schemas import Piece
 from mlx_t5.serving.tokenizing import TokenizerThread
 from mlx_t5.text.documents import Cutting, Document
@@ -151,7 +151,7 @@ def require_few(tokens: int) -> None:
         raise ApiError(400, message, "prompt", "context_length_exceeded")
 
 
-class DocumentStream(EventStream):
+class DocumentStream(EventStream[GenerationJob]):
     """The events of a document's job, as what its text gains."""
 
     def __init__(self, pieces: Pieces, first: list[list[int]], thread: TokenizerThread, *job: Any):

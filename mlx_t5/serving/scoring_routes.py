@@ -19,9 +19,10 @@ from pydantic import BaseModel, Field
 
 from mlx_t5.scoring.pairs import RERANK_TOKENS, Pair, ranking, relevance_pairs
 from mlx_t5.serving.api import Request as Body
-from mlx_t5.serving.api import StrictRoute, Text, TokenIds
+from mlx_t5.serving.api import Text, TokenIds
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.jobs import EmbeddingWork, ScoringWork
+from mlx_t5.serving.http_server import StrictRoute
+from mlx_t5.serving.jobs import ScoringJob
 from mlx_t5.text.prompts import split as listed_prompts
 
 if TYPE_CHECKING:
@@ -163,8 +164,9 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     service = _service(request, body.model)
     prefix = service.task(body.task, body.inputs).prefix
     ids = await service.tokenizer.token_ids(body.inputs, "input", prefix, service.pooling)
-    work = EmbeddingWork(ids, bool(body.normalize))
-    vectors = await service.score_or_embed(work, request.receive)
+    usage = _usage(ids)
+    job = ScoringJob("embed", usage.prompt_tokens, ids=ids, normalize=bool(body.normalize))
+    vectors = await service.score_or_embed(job, request.receive)
 
     def answer() -> Response:
         entries = []
@@ -174,7 +176,7 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
             embedding = coded if body.encoding_format == "base64" else numbers.tolist()
             entries.append({"object": "embedding", "index": i, "embedding": embedding})
         fields = {"object": "list", "data": entries, "model": service.model}
-        return JSONResponse({**fields, "usage": _usage(ids).model_dump()})
+        return JSONResponse({**fields, "usage": usage.model_dump()})
 
     return await asyncio.to_thread(answer)  # writing millions of numbers takes a while
 
@@ -186,8 +188,10 @@ async def score(body: ScoreRequest, request: Request) -> ScoreList:
     prefix = service.task(body.task, [body.prompt]).prefix
     (source,) = await service.tokenizer.token_ids([body.prompt], prefix=prefix)
     targets = await service.tokenizer.token_ids(body.targets, "targets")
-    work = ScoringWork("score", [Pair(tuple(source), tuple(target)) for target in targets])
-    scores = await service.score_or_embed(work, request.receive)
+    pairs = [Pair(tuple(source), tuple(target)) for target in targets]
+    usage = _usage([source], targets)
+    job = ScoringJob("score", usage.prompt_tokens, pairs)
+    scores = await service.score_or_embed(job, request.receive)
     data = [
         ScoreEntry(
             index=i,
@@ -197,7 +201,6 @@ async def score(body: ScoreRequest, request: Request) -> ScoreList:
         )
         for i, score in enumerate(scores)
     ]
-    usage = _usage([source], targets)
     return ScoreList(object="list", data=data, model=service.model, usage=usage)
 
 
@@ -206,14 +209,15 @@ async def rerank(body: RerankRequest, request: Request) -> RankList:
     """Ranks documents by their relevance to a query, with a monoT5."""
     service = _service(request, body.model)
     pairs = await _relevance(service, body.query, body.documents)
-    scores = await service.score_or_embed(ScoringWork("rerank", pairs), request.receive)
+    usage = _usage([pair.source for pair in pairs[::2]])
+    job = ScoringJob("rerank", usage.prompt_tokens, pairs)
+    scores = await service.score_or_embed(job, request.receive)
     entries = []
     for ranked in ranking(scores, body.top_n):
         entry = RankEntry(index=ranked.index, relevance_score=math.exp(ranked.score))
         if body.return_documents:
             entry.document = RankedDocument(text=body.documents[ranked.index])
         entries.append(entry)
-    usage = _usage([pair.source for pair in pairs[::2]])
     return RankList(results=entries, model=service.model, usage=usage)
 
 

@@ -22,7 +22,7 @@ from mlx_t5.scoring.pairs import ranks_by
 from mlx_t5.serving import api
 from mlx_t5.serving.answers import EventStream, TokenSpelling
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.jobs import EmbeddingWork, GenerationWork, ScoringWork
+from mlx_t5.serving.jobs import GenerationJob, ScoringJob
 from mlx_t5.serving.pieces import HANDED_IN, DocumentStream, Pieces, cut
 from mlx_t5.serving.schemas import Capability, ServedModel
 from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread
@@ -124,18 +124,13 @@ class Service:
         if self.log_prompts:
             log.info("texts: %r", [result.text for result in results])
 
-    async def cut(self, body: api.CompletionRequest | api.ChatRequest) -> Pieces:
+    async def cut(self, body: api.TextRequest) -> Pieces:
         """A request's document; its prefix is that of its task, then a chat's system message.
 
         Raises:
             ApiError: it cannot be cut, or it is not one text.
         """
-        parts: list[Any]
-        if isinstance(body, api.ChatRequest):
-            parts = [message.text for message in body.messages]
-        else:
-            parts = [body.prompt]
-        *system, text = parts
+        *system, text = body.parts
         asked = {"n": (body.n or 1) > 1, "logprobs": body.alternatives is not None}
         asked |= {"prediction": bool(body.prediction), "prompt": not isinstance(text, str)}
         for name, refused in asked.items():
@@ -154,58 +149,55 @@ class Service:
         return await cut(self.documents, text, cutting, *limits, bool(body.speculation))
 
     async def submit(
-        self,
-        body: api.Decoding,
-        prompts: Sequence[str] | Sequence[Sequence[int]],
-        receive: Callable[[], Any],
-        document: Pieces | None = None,
-        **options: Any,
-    ) -> EventStream:
+        self, body: api.PredictRequest | api.TextRequest, receive: Callable[[], Any]
+    ) -> EventStream[GenerationJob]:
         """Checks a request and hands it to the thread.
 
         Args:
-            body: how to decode.
-            prompts: texts or token ids.
+            body: what to decode, and how.
             receive: the connection's, to see the client go.
-            document: the only prompt's pieces, if it is to be decoded piece by piece.
-            **options: further attributes of `GenerationWork`.
 
         Raises:
             ApiError: it cannot be done, or not now.
         """
         self._require_decoder()
+        options: dict[str, Any] = {}
+        pieces, prompts = None, body.prompts
+        if not isinstance(body, api.PredictRequest):
+            options = {"samples": body.n or 1, "pieces": bool(body.speculation)}
+            if body.split in (None, "none"):
+                options |= {"stream": bool(body.stream), "logprobs": body.alternatives}
+            else:
+                pieces, options["document"] = await self.cut(body), True
         task = self.task(body.task, prompts)
         settings = several(self._settings(body, task), body, **options)
         size = len(prompts) * options.get("samples", 1)
-        if document:  # no more pieces at a time than the batch has room for
-            size = min(document.count, self.worker.max_batch, self.limits.rows)
+        if pieces:  # no more of them at a time than the batch has room for
+            size = min(pieces.count, self.worker.max_batch, self.limits.rows)
         if size > self.limits.rows:
             most = f"more than one request may ask for here ({self.limits.rows})"
             raise ApiError(400, f"{size} texts are {most}; send several", "n")
-        ids = await self.tokenizer.token_ids([] if document else prompts, prefix=task.prefix)
+        ids = await self.tokenizer.token_ids([] if pieces else prompts, prefix=task.prefix)
         longest = settings.max_tokens * CHARACTERS
         predictions = [body.prediction.text[:longest]] if body.prediction else []
         prediction = next(iter(await self.tokenizer.token_ids(predictions, "prediction")), None)
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
         if self.log_prompts:
             log.info("prompts: %r", list(prompts))
-        work = GenerationWork(ids, settings, seed, prediction, document=bool(document), **options)
-        job = work, size, self.worker.jobs, receive
-        if document:
-            first = await self.documents.run(lambda _: document.draw(HANDED_IN * size))
-            return DocumentStream(document, first, self.documents, *job)
-        return EventStream(*job)
+        job = GenerationJob(ids, settings, seed, prediction, size=size, **options)
+        if pieces:
+            first = await self.documents.run(lambda _: pieces.draw(HANDED_IN * size))
+            return DocumentStream(pieces, first, self.documents, job, self.worker.jobs, receive)
+        return EventStream(job, self.worker.jobs, receive)
 
-    async def score_or_embed(
-        self, work: ScoringWork | EmbeddingWork, receive: Callable[[], Any]
-    ) -> list[Any]:
+    async def score_or_embed(self, job: ScoringJob, receive: Callable[[], Any]) -> list[Any]:
         """A score of each pair or a vector of each prompt; `receive` and errors as of `submit`."""
-        if isinstance(work, ScoringWork):
+        if job.kind != "embed":
             self._require_decoder()
         # However small the queue is, the largest request finds room in it when nothing waits.
-        batches = math.ceil(work.count / self.worker.max_batch / PASSES_A_TEXT)
-        size = min(batches, self.limits.rows)
-        return await EventStream(work, size, self.worker.jobs, receive).next()
+        batches = math.ceil(job.count / self.worker.max_batch / PASSES_A_TEXT)
+        job.size = min(batches, self.limits.rows)
+        return await EventStream(job, self.worker.jobs, receive).next()
 
     def require_model(self, name: str | None) -> None:
         """Raises `ApiError` if a request names another model than the one that is served."""
@@ -294,8 +286,8 @@ def several(
         settings: of the request, its task and the server.
         body: the request.
         samples: texts a prompt.
-        stream: as of `Job`.
-        logprobs: as of `Job`.
+        stream: as of `GenerationJob`.
+        logprobs: likewise.
 
     Raises:
         ApiError: they cannot be had, or not in this way.

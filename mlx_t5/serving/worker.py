@@ -20,16 +20,17 @@ from typing import Any
 
 from mlx_t5.backend import cpu_only, mx
 from mlx_t5.drafting.costs import most_proposals
+from mlx_t5.engine.batching import MAX_JOINING_TOKENS
 from mlx_t5.errors import RanksApart, UserError
 from mlx_t5.network.encoding import encoded
 from mlx_t5.network.modules import expect_passes
 from mlx_t5.network.ranks import ALONE, Ranks
 from mlx_t5.scoring.pairs import LastEncoded, Pair
-from mlx_t5.scoring.passes import NotFinite
+from mlx_t5.scoring.passes import NotFinite, Part
 from mlx_t5.serving.api import MAX_BEAMS, MAX_NUM_DRAFT
 from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, failure_of, raised_at
 from mlx_t5.serving.generation import GenerationBatches
-from mlx_t5.serving.jobs import EmbeddingWork, GenerationWork, Job, JobQueue, ScoringWork
+from mlx_t5.serving.jobs import GenerationJob, Job, JobQueue, ScoringJob
 from mlx_t5.serving.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -188,8 +189,10 @@ class Worker:
     def _round(self, new: list[Job]) -> None:
         try:
             for job in new:
-                is_generation = isinstance(job.work, GenerationWork)
-                (self._generation if is_generation else self._scoring).add(job)
+                if isinstance(job, GenerationJob):
+                    self._generation.add(job)
+                elif isinstance(job, ScoringJob):
+                    self._scoring.add(job)
             self._generation.drop_cancelled()
             self._scoring.drop_cancelled()
             self._generation.admit()
@@ -213,14 +216,14 @@ class ScoringTurns:
         """Makes forward passes of at most `max_batch` items."""
         self._decoder, self._max_batch = decoder, max_batch
         self._jobs, self._metrics = jobs, metrics
-        self._turns: deque[tuple[Job, Iterator[list[Any] | None]]] = deque()
+        self._turns: deque[tuple[ScoringJob, Iterator[list[Any] | None]]] = deque()
         self._last_encoded = LastEncoded()  # of all jobs, as they take turns
 
     def __bool__(self) -> bool:
         """Whether there are jobs."""
         return bool(self._turns)
 
-    def add(self, job: Job) -> None:
+    def add(self, job: ScoringJob) -> None:
         """Lets a job wait for its turn."""
         self._turns.append((job, self._passes(job)))
 
@@ -251,21 +254,27 @@ class ScoringTurns:
             self._jobs.release(job, job.size)
             self._jobs.put(job, outcome)
 
-    def _passes(self, job: Job) -> Iterator[list[Any] | None]:
+    def _parts(self, job: ScoringJob) -> Iterator[Part]:
+        """Values batch by batch."""
+        size, most = self._max_batch, MAX_JOINING_TOKENS
+        if job.kind == "embed":
+            return self._decoder.embeddings.parts(job.ids, size, job.normalize, most)
+        return self._decoder.scoring.parts(job.pairs, size, most, self._last_encoded)
+
+    def _passes(self, job: ScoringJob) -> Iterator[list[Any] | None]:
         """Yields after each forward pass; the values after the last one."""
         self._metrics.queue_seconds.observe(self._jobs.clock() - job.submitted)
-        work: ScoringWork | EmbeddingWork = job.work
         values: dict[int, Any] = {}
-        for part in work.batches(self._decoder, self._max_batch, self._last_encoded):
+        for part in self._parts(job):
             values |= dict(part)
             error = next((value for _, value in part if isinstance(value, Exception)), None)
             if error is not None:
                 raise error
-            if len(values) == work.count:
+            if len(values) == job.count:
                 break
             yield None
-        self._metrics.scored(work.kind, work.count, work.prompt_tokens)
-        yield [values[i] for i in range(work.count)]
+        self._metrics.scored(job.kind, job.count, job.prompt_tokens)
+        yield [values[i] for i in range(job.count)]
 
 
 def warm_up(decoder: Any, batch_size: int) -> None:

@@ -10,6 +10,7 @@ from decoder import SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, random_table
 from fake_serving import PATIENCE, Client
 from mlx_t5.serving.answers import CompletionBuilder, TokenSpelling
+from mlx_t5.serving.api import CompletionRequest
 from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.schemas import Choice
@@ -77,7 +78,8 @@ SETTINGS = [
 def test_the_tokens_joined_are_the_text(served, stream, settings):
     tokenizer, ask = served
     for seed in range(6):
-        builder = CompletionBuilder("a model", TokenSpelling(tokenizer), stream, True, False)
+        body = CompletionRequest(prompt="x", stream=stream, logprobs=3)
+        builder = CompletionBuilder(body, "a model", TokenSpelling(tokenizer))
         texts, offsets, tokens = [], [], []
         for event in ask(stream, seed, **settings):
             choice = Choice(**builder.choice(event))

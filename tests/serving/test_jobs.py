@@ -1,28 +1,33 @@
 """Jobs on their way to the thread: on every rank they are taken, withdrawn and done alike."""
 
 import time
+from dataclasses import asdict
 
 from meeting import Meeting
 from mlx_t5.scoring.pairs import Pair
-from mlx_t5.serving.jobs import EmbeddingWork, GenerationWork, Job, JobQueue, ScoringWork
+from mlx_t5.serving.jobs import GenerationJob, JobQueue, ScoringJob
 from mlx_t5.settings import Settings
 
-WORK = [
-    GenerationWork([[5, 1], [6, 1]], Settings(temp=0.5, stop=("a",)), 3, samples=2, logprobs=1),
-    ScoringWork("score", [Pair((5, 1), (6, 7, 1))]),
-    EmbeddingWork([[5, 1]], True),
-]
+
+def jobs():
+    """One of each kind."""
+    settings = Settings(temp=0.5, stop=("a",))
+    return [
+        GenerationJob([[5, 1], [6, 1]], settings, 3, samples=2, logprobs=1, size=4),
+        ScoringJob("score", 2, [Pair((5, 1), (6, 7, 1))]),
+        ScoringJob("embed", 2, ids=[[5, 1]], normalize=True),
+    ]
 
 
 def test_ranks_take_the_same_jobs_and_lose_them_in_the_same_round():
     def work(ranks):
         queue, rounds, taken = JobQueue(4, 8, time.monotonic, ranks), [], []
-        asked = [Job(w, w.count, print) for w in WORK] if ranks.rank == 0 else []
+        asked = jobs() if ranks.rank == 0 else []
         for job in asked:
             queue.add(job)
         while (new := queue.next_round(busy=bool(taken))) is not None:
             taken += new
-            rounds.append([(job.work, job.size, job.cancelled) for job in taken])
+            rounds.append([(asdict(job), job.cancelled) for job in taken])
             if asked and queue.open:  # meanwhile, as when the server gives up
                 queue.close("stopping")
                 for job in queue.unfinished():
@@ -35,30 +40,29 @@ def test_ranks_take_the_same_jobs_and_lose_them_in_the_same_round():
 
     first, second = Meeting(2).run(work)
     assert first == second
-    known = [(work, work.count) for work in WORK]
-    assert first == ([[(*job, gone) for job in known] for gone in (False, True)], 0)
+    assert first == ([[(asdict(job), gone) for job in jobs()] for gone in (False, True)], 0)
 
 
 def test_ranks_get_the_same_pieces_of_a_document_and_stop_when_it_is_whole():
     def work(ranks):
         queue, rounds = JobQueue(4, 8, time.monotonic, ranks), []
-        given = GenerationWork([], Settings(), 0, document=True)
         if ranks.rank == 0:
-            asked = Job(given, 2, print)
+            asked = GenerationJob([], Settings(), 0, document=True, size=2)
             queue.add(asked)
             queue.extend(asked, [[5, 1], [6, 1]], False)
             queue.close("stopping")
         (job,) = queue.next_round(busy=False)
-        rounds.append((job.work, list(job.prompts), job.whole))
+        rounds.append((asdict(job), job.whole))
         if ranks.rank == 0:
             queue.extend(asked, [[7, 1]], True)
         assert queue.next_round(busy=False) == [], "a document is on its way"
         rounds.append((list(job.prompts), job.whole))
         queue.release(job, 2)
         assert queue.next_round(busy=False) is None
-        return given, rounds
+        return rounds
 
     first, second = Meeting(2).run(work)
     assert first == second
-    given, rounds = first
-    assert rounds == [(given, [[5, 1], [6, 1]], False), ([[5, 1], [6, 1], [7, 1]], True)]
+    (known, whole), *rest = first
+    assert (known["prompts"], whole) == ([[5, 1], [6, 1]], False)
+    assert rest == [([[5, 1], [6, 1], [7, 1]], True)]

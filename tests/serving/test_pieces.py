@@ -15,7 +15,7 @@ from mlx_t5.serving import pieces
 from mlx_t5.serving.answers import ChatBuilder, CompletionBuilder
 from mlx_t5.serving.api import ChatRequest, CompletionRequest
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.jobs import GenerationWork, JobQueue, Update
+from mlx_t5.serving.jobs import GenerationJob, JobQueue, Update
 from mlx_t5.serving.pieces import HANDED_IN, DocumentStream
 from mlx_t5.serving.service import Service
 from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread
@@ -170,13 +170,13 @@ def update(index, text, reason="stop", error=None):
 
 def run(some, thread, answer, size=2, kind=CompletionBuilder, streamed=False):
     """Events or the whole answer; `answer(i)` becomes of piece i, the last that is there first."""
-    builder = kind("a model", None, streamed, False, False)
+    builder = kind(CompletionRequest(prompt="x", stream=streamed), "a model", None)
 
     async def client():
         queue = JobQueue(4, 4, lambda: 0.0)
-        work = GenerationWork([], Settings(), 0, document=True)
+        job = GenerationJob([], Settings(), 0, document=True, size=size)
         first = some.draw(HANDED_IN * size)
-        stream = DocumentStream(some, first, thread, work, size, queue, asyncio.Event().wait)
+        stream = DocumentStream(some, first, thread, job, queue, asyncio.Event().wait)
         answered = asyncio.create_task(worker(queue, stream.job))
         if streamed:
             found = [

@@ -2,7 +2,6 @@
 
 import queue
 import time
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -11,26 +10,22 @@ from fake_model import FakeModel, random_table
 from fake_serving import PATIENCE, V
 from mlx_t5.errors import RanksApart, UserError
 from mlx_t5.scoring.passes import NotFinite
-from mlx_t5.serving.jobs import Job, JobQueue
+from mlx_t5.serving.jobs import JobQueue, ScoringJob
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.worker import ScoringTurns
 
 
-@dataclass
-class Work:
+class Parts(ScoringJob):
     """Work of as many batches as `parts()` yields."""
 
-    parts: object
-    count: int
-    kind: str = "embed"
-    prompt_tokens: int = 0
-
-    def batches(self, *_):
-        return self.parts()
+    def __init__(self, events, parts, count):
+        super().__init__("embed", 0, ids=[[]] * count)
+        self.put, self.parts = events.put, parts
 
 
-def job(events, parts, count):
-    return Job(Work(parts, count), 1, events.put)
+@pytest.fixture(autouse=True)
+def batches(monkeypatch):
+    monkeypatch.setattr(ScoringTurns, "_parts", lambda turns, job: job.parts())
 
 
 def test_forward_passes_take_turns_with_steps(serve):
@@ -44,7 +39,7 @@ def test_forward_passes_take_turns_with_steps(serve):
             yield [(i, i * i)]
 
     text = served.submit_held([[4]], max_tokens=9, num_draft=0)
-    served.worker.jobs.add(job(events, parts, 3))
+    served.worker.jobs.add(Parts(events, parts, 3))
     served.release()
     assert events.get(timeout=PATIENCE) == [0, 1, 4]
     assert len(text.results()[0].tokens) == 9
@@ -74,7 +69,7 @@ def test_requests_take_turns_pass_by_pass():
                 order.append(name)
                 yield [(i, name)]
 
-        return begin(job(events, parts, passes))
+        return begin(Parts(events, parts, passes))
 
     running, begin = turns()
     named("a", 5)
@@ -100,7 +95,7 @@ def test_requests_take_turns_pass_by_pass():
 def test_a_job_that_fails_harms_nobody(serve, error, status):
     served = serve(FakeModel(random_table(V), V))
     events = queue.Queue()
-    served.worker.jobs.add(job(events, lambda: iter([[(0, error)]]), 1))
+    served.worker.jobs.add(Parts(events, lambda: iter([[(0, error)]]), 1))
     failure = events.get(timeout=PATIENCE)
     assert failure.status == status
     assert served.submit([[4]], max_tokens=3).results()
@@ -116,9 +111,9 @@ def test_a_job_whose_client_has_gone_is_dropped_between_two_passes(serve):
             served.worker.jobs.cancel(gone)
             yield [(i, i)]
 
-    gone = job(events, parts, 5)
+    gone = Parts(events, parts, 5)
     served.worker.jobs.add(gone)
-    served.worker.jobs.add(job(events, lambda: iter([[(0, "next")]]), 1))
+    served.worker.jobs.add(Parts(events, lambda: iter([[(0, "next")]]), 1))
     assert events.get(timeout=PATIENCE) == ["next"]
     assert passes == [0] and events.empty()
 
@@ -128,6 +123,6 @@ def test_ranks_that_came_apart_do_not_go_on():
         raise RanksApart(RuntimeError("[ring] no connection"))
 
     running, begin = turns()
-    begin(job(queue.Queue(), parts, 1))
+    begin(Parts(queue.Queue(), parts, 1))
     with pytest.raises(RanksApart):
         running.advance()

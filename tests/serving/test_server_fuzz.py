@@ -16,9 +16,14 @@ FIELDS = {"prompt", "max_tokens", "temperature", "seed", "stop", "num_draft", "d
 @pytest.fixture(scope="module")
 def short():
     """A server of short answers."""
-    running = Server("--max-tokens", "4", "--api-key", KEY, key=KEY)
+    running = Server("--host", "localhost", "--max-tokens", "4", "--api-key", KEY, key=KEY)
     yield running
     running.close()
+
+
+def test_of_a_name_the_address_is_told_that_it_got(short):
+    """A Mac's first one for localhost is ::1, which who asks 127.0.0.1 does not reach."""
+    assert re.fullmatch(r"http://(127\.0\.0\.1|\[::1\]):\d+", short.url)
 
 
 def test_the_description_is_ours(short):

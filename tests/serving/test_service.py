@@ -11,7 +11,7 @@ from mlx_t5.loading import BUNDLED
 from mlx_t5.scoring.pairs import Pair
 from mlx_t5.serving import api, scoring_routes
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.jobs import EmbeddingWork, JobQueue, ScoringWork
+from mlx_t5.serving.jobs import JobQueue, ScoringJob
 from mlx_t5.serving.service import Presets, Service
 from mlx_t5.serving.tokenizing import RequestLimits
 from mlx_t5.settings import Settings
@@ -80,10 +80,11 @@ def test_a_queue_in_which_nothing_waits_has_room_for_the_largest_request(batch, 
     service.limits = RequestLimits(10, 10, batch + waiting)
     service.worker = SimpleNamespace(max_batch=batch, jobs=queue)
     pairs = [Pair((5,), (6,))] * (2 * scoring_routes.MAX_DOCUMENTS)
-    largest = EmbeddingWork([[5]] * scoring_routes.MAX_INPUTS, False), ScoringWork("rerank", pairs)
-    for work in largest:
+    ids = [[5]] * scoring_routes.MAX_INPUTS
+    largest = ScoringJob("embed", 1, ids=ids), ScoringJob("rerank", 1, pairs)
+    for given in largest:
         with pytest.raises(ApiError, match="went away"):
-            asyncio.run(service.score_or_embed(work, gone))
+            asyncio.run(service.score_or_embed(given, gone))
         assert queue.admitted == (16 if batch == 8 else batch + waiting)
         (job,) = queue.next_round(busy=True)
         assert job.cancelled
@@ -121,12 +122,12 @@ def test_a_request_overrides_its_task_and_that_the_model():
     ):
         body = api.CompletionRequest(prompt=prompt, task=task)
         with pytest.raises(ApiError, match=message) as error:
-            asyncio.run(service.submit(body, body.prompts, None))
+            asyncio.run(service.submit(body, None))
         assert (error.value.status, error.value.body.error.param) == (400, "task")
     body = api.PredictRequest(prompt="a", task="fixing")
-    asyncio.run(service.submit(body, [body.prompt], gone))
+    asyncio.run(service.submit(body, gone))
     (job,) = service.worker.jobs.unfinished()
-    assert job.work.prompts == [tokenizer.encode("fix grammar: a")]
+    assert job.prompts == [tokenizer.encode("fix grammar: a")]
 
 
 def test_a_prediction_needs_no_draft_and_is_tokenized_without_the_tasks_prefix():
@@ -134,10 +135,10 @@ def test_a_prediction_needs_no_draft_and_is_tokenized_without_the_tasks_prefix()
     service, tokenizer = served(3072, Presets(tasks={"fixing": fixing}))
     prediction = {"type": "content", "content": "a b"}
     body = api.PredictRequest(prompt="a", task="fixing", num_draft=7, prediction=prediction)
-    asyncio.run(service.submit(body, [body.prompt], gone))
+    asyncio.run(service.submit(body, gone))
     (job,) = service.worker.jobs.unfinished()
-    assert job.work.prediction == tokenizer.encode("a b")
-    assert job.work.settings.num_draft == 7
+    assert job.prediction == tokenizer.encode("a b")
+    assert job.settings.num_draft == 7
     for fields in ({"num_draft": 7}, {"draft": True}):
         with pytest.raises(ApiError, match="no draft"):
             service._settings(api.PredictRequest(prompt="a", **fields))

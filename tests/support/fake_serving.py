@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from fake_model import FakeModel, random_table, without
 from mlx_t5.serving.app import create_app
-from mlx_t5.serving.jobs import GenerationWork, Job, Update
+from mlx_t5.serving.jobs import GenerationJob, Update
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.service import Service
 from mlx_t5.serving.tokenizing import RequestLimits
@@ -46,11 +46,11 @@ class Client:
         options = {name: settings.pop(name) for name in names if name in settings}
         settings = replace(self.decoder.defaults, **settings)
         given = [] if options.get("document") else prompts
-        work = GenerationWork(given, settings, seed, **options)
-        self.count = len(prompts) * work.samples
-        self.job = Job(work, size or self.count, put or self.events.put)
+        self.count = len(prompts) * options.get("samples", 1)
+        self.job = GenerationJob(given, settings, seed, size=size or self.count, **options)
+        self.job.put = put or self.events.put
         self.worker.jobs.add(self.job)
-        if work.document:
+        if self.job.document:
             self.worker.jobs.extend(self.job, prompts, whole)
         return self
 
