@@ -38,6 +38,7 @@ from mlx_t5.backend import on_cpu
 from mlx_t5.cli import models
 from mlx_t5.cli.arguments import add_number, at_least
 from mlx_t5.errors import UserError
+from mlx_t5.network.memory import limit
 from mlx_t5.sizes import readable
 from mlx_t5.timing import Timed, timed_turn
 from model import T5
@@ -145,8 +146,15 @@ def run(args: argparse.Namespace, command: str) -> int:
     print(f"{printing.header(record['environment'], command)}\n")
     print(printing.markdown(COLUMNS, [record]))
     printing.write_record(args.json, record)
-    print(f"\nThe line above is for docs/measuring.md; {args.json} has all figures.")
+    print(f"\n{fits(record['peak_memory_bytes'], limit())}")
+    print(f"The line above is for docs/measuring.md; {args.json} has all figures.")
     return int(bool(record["different"]) and record["environment"]["dtype"] == "float32")
+
+
+def fits(peak: int, there: int) -> str:
+    """Whether the pair's memory is there, in bytes."""
+    ending = "it fits" if peak <= there else "it does not fit, and is slow"
+    return f"The pair took {readable(peak)} at most, of {readable(there)}: {ending}."
 
 
 def log(line: str) -> None:
