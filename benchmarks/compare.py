@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 
-from benchmarks import choice, printing, workload
+from benchmarks import pictures, printing, workload
 from benchmarks.figures import (
     PairCosts,
     beside_theory,
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace, command: str) -> int:
                     print(f"\n{table_text(table, subject.target.weights_read().bytes)}", flush=True)
                     tables.append(table)
     if args.picture:
-        choice.draw(tables, f"{printing.listed(facts)}\n{command}", args.picture)
+        pictures.draw_ways(tables, f"{printing.listed(facts)}\n{command}", args.picture)
     print(f"\n{NOTES}")
     printing.write_record(args.json, {"command": command, "environment": facts, "tables": tables})
     differs = any(row["different"] for table in tables for row in table["rows"])
