@@ -1,8 +1,7 @@
-"""`compare`: every proposer beside regular decoding, and beside what theory predicts.
+"""`compare`: every proposer beside regular decoding.
 
 Texts are compared token by token, sampled ones too. With one row at a time, what passes of both
-models cost is measured in between, so that a change of the machine's speed strikes both, and the
-speed-up that follows from these costs stands beside the measured one.
+models cost is measured in between, so that a change of the machine's speed strikes both.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from pathlib import Path
 from benchmarks import pictures, printing, workload
 from benchmarks.figures import (
     PairCosts,
-    beside_theory,
     cost_meter,
     figures,
     measure,
@@ -43,8 +41,8 @@ COLUMNS: printing.Columns = {
 NOTES = (
     "Speed-up: over regular decoding beside it, encoding included, the median of the repeats and "
     "their range; tokens/s are by the median time of each prompt, and count the end token, as a "
-    "pass decides it too. Predicted and measured below v(M) and c are of decoding alone. c is what "
-    "a draft pass costs, v(M) what a target pass over M positions does, in target passes over one."
+    "pass decides it too. c is what a draft pass costs, v(M) what a target pass over M positions "
+    "does, in target passes over one."
 )
 
 
@@ -138,7 +136,7 @@ def compare(
             "batch_size": batch_size,
             "count": len(chosen) if single else len(prompts.prompts),
             "repeats": args.repeats,
-            "rows": rows_of(numbers, of_task, costs),
+            "rows": rows_of(numbers, of_task),
             "costs": costs,
         }
 
@@ -156,21 +154,12 @@ def predicted(
     return {n: workload.cut(workload.changed(texts, n), size) for n in args.predictions}
 
 
-def rows_of(
-    numbers: dict[tuple[str, int | str], str],
-    timed: dict[str, Timed],
-    costs: PairCosts | None,
-) -> list[dict]:
+def rows_of(numbers: dict[tuple[str, int | str], str], timed: dict[str, Timed]) -> list[dict]:
     """The figures of all proposers and numbers by their names."""
-    regular = timed[REGULAR]
-    rows = [
-        {"proposer": proposer, "num_draft": n, "way": name} | figures(timed[name], regular)
+    return [
+        {"proposer": proposer, "num_draft": n, "way": name} | figures(timed[name], timed[REGULAR])
         for (proposer, n), name in numbers.items()
     ]
-    for row in rows:
-        if costs and row["proposer"] != REGULAR:
-            row |= beside_theory(timed[row["way"]], regular, costs)
-    return rows
 
 
 def table_text(table: dict, weights: int) -> str:
@@ -181,9 +170,7 @@ def table_text(table: dict, weights: int) -> str:
     )
     parts = [title, printing.markdown(COLUMNS, table["rows"])]
     if costs := table["costs"]:
-        proposing = [row for row in table["rows"] if row["proposer"] != REGULAR]
-        theory = printing.markdown({**printing.WAY, **printing.THEORY}, proposing)
-        parts += [costs_table(costs, weights), theory]
+        parts.append(costs_table(costs, weights))
     return "\n\n".join(parts)
 
 

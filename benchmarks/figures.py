@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks import theory
 from benchmarks.passes import drafting, timer
 from benchmarks.subject import Subject, decided
 from mlx_t5.engine.rows import Result
@@ -33,6 +32,15 @@ class PairCosts:
     seconds: dict[int, float]
     v: dict[int, float]
     c: float
+
+    def speed_up(self, alpha: float, gamma: int) -> float:
+        """What gamma proposals a step gain if each is accepted with probability alpha.
+
+        Theorem 3.8 of https://arxiv.org/abs/2211.17192, with a measured v in place of 1: 1 + alpha
+        + … + alpha^gamma tokens a step, for gamma c + v(gamma + 1) passes over one position.
+        """
+        tokens = sum(alpha**n for n in range(gamma + 1))
+        return tokens / (gamma * self.c + self.v[gamma + 1])
 
     @classmethod
     def of(cls, seconds: dict[int, float], draft: float) -> PairCosts:
@@ -119,6 +127,7 @@ def figures(timed: Timed, regular: Timed) -> dict[str, Any]:
         "speed_up": speed_up(regular, timed),
         "tokens_per_call": tally.tokens_per_call,
         "acceptance_rate": tally.acceptance,
+        "alpha": tally.alpha,
         "steps_by_accepted": [
             steps / repeats for steps in added([s.steps_by_accepted for s in speculation])
         ],
@@ -129,37 +138,6 @@ def figures(timed: Timed, regular: Timed) -> dict[str, Any]:
         "seconds": timed.seconds,
         "tokens": timed.tokens,
     }
-
-
-def beside_theory(timed: Timed, regular: Timed, costs: PairCosts) -> dict[str, Any]:
-    """The speed-up of decoding that theory makes of acceptance and costs, and the measured one.
-
-    Where all steps have gamma proposals the prediction is theory.py's S(gamma).
-
-    Args:
-        timed: a variant's times; outcomes are single results.
-        regular: those of regular decoding.
-        costs: of passes over one row.
-    """
-    results = results_of(timed)
-    tally, speculation = Tally.of(results), [result.stats.speculation for result in results]
-    lengths = added([s.steps_by_length for s in speculation])
-    widths = {length + 1: steps for length, steps in enumerate(lengths) if steps}
-    draft_passes = tally.drafted - sum(s.copied for s in speculation)
-    spent = theory.cost(widths, draft_passes, costs.c, costs.v)
-    return {
-        "alpha": tally.alpha,
-        "c": costs.c if draft_passes else 0.0,
-        "predicted": theory.promised_tokens(tally.alpha, widths) / spent,
-        "decode_speed_up": speed_up(without_encoding(regular), without_encoding(timed)),
-    }
-
-
-def without_encoding(timed: Timed) -> Timed:
-    """The same times of decoding alone, where rows are decoded one at a time."""
-    outcomes = timed.outcomes
-    rows = [[sum(r.stats.decode_seconds for r in turn) for turn in row] for row in outcomes]
-    return Timed(rows, timed.tokens, outcomes)
 
 
 def results_of(timed: Timed) -> list[Result]:

@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import fp_mode, machine, printing, theory, workload
+from benchmarks import fp_mode, machine, printing, workload
 from benchmarks.figures import (
     MEASURED_POSITIONS,
     Decode,
     PairCosts,
-    beside_theory,
     figures,
     results_of,
     source_length,
@@ -234,11 +233,12 @@ def measured(
 
 def gains(regular: Timed, speculative: Timed, costs: PairCosts) -> dict[str, Any]:
     """What speculative decoding gained, two repeats of each, and how steady the machine was."""
-    row = figures(speculative, regular) | beside_theory(speculative, regular, costs)
+    row = figures(speculative, regular)
     numbers = [m - 1 for m in costs.v if m <= MEASURED_POSITIONS]
-    gain = {n: theory.speed_up(row["alpha"], n, costs.c, costs.v) for n in numbers}
+    gain = {n: costs.speed_up(row["alpha"], n) for n in numbers}
     opening, closing = regular.repeats_a_token()
     return row | {
+        "c": costs.c,
         "best_num_draft": max(gain, key=gain.__getitem__),
         "prompts": len(speculative.seconds[0]),
         "regular_tokens_per_second": 1 / regular.seconds_a_token(),

@@ -17,12 +17,12 @@ from model import T5
 COSTS = PairCosts({1: 2.0, 3: 3.0}, {1: 1.0, 3: 1.5}, 0.25)
 
 
-def text(tokens, steps, decode=1.0, writer="draft"):
+def text(tokens, steps):
     """A turn of one prompt; `steps` are how many were proposed and accepted."""
     calls = {"tokens_per_call": (len(tokens) + 1) / len(steps)}
-    stats = Stats(encode_seconds=0.5, decode_seconds=decode, **calls)
+    stats = Stats(**calls)
     for step in steps:
-        stats.count(*step, writer)
+        stats.count(*step, "draft")
     return [Result(None, tokens, [], "stop", stats)]
 
 
@@ -55,19 +55,10 @@ def test_a_text_that_differs_in_one_repeat_counts_once():
         assert figures.figures(other, REGULAR)["different"] == different
 
 
-def test_theory_is_of_decoding_and_follows_from_acceptance_and_costs():
-    regular = timed([[8.0]] * 3, [[text([5, 6, 7], NONE, decode=7.5)]] * 3)
-    outcomes = [[text([5, 6, 7], [(2, 1), (2, 1)], s)] for s in (1.5, 2.5, 3.5)]
-    row = figures.beside_theory(timed([[2.0], [3.0], [4.0]], outcomes), regular, COSTS)
-    alpha = 2 / 4  # all first proposals kept, no second one
-    assert (row["alpha"], row["c"]) == (alpha, 0.25)
-    # (1 - alpha^3) / (1 - alpha) tokens for two draft passes and one over three positions
-    assert row["predicted"] == pytest.approx((1 - alpha**3) / (1 - alpha) / (2 * 0.25 + 1.5))
-    assert row["decode_speed_up"] == Ratio(3.0, 7.5 / 3.5, 5.0)
-    # Copies cost no draft pass.
-    copied = timed([[1.0]], [[text([5, 6, 7], [(2, 2), (0, 0)], writer="copy")]])
-    row = figures.beside_theory(copied, copied, COSTS)
-    assert row["c"] == 0.0 and row["predicted"] == pytest.approx((3 + 1) / (1.5 + 1))
+def test_what_proposals_gain_by_the_formula():
+    assert COSTS.speed_up(0.5, 2) == 1.75 / (2 * 0.25 + 1.5)
+    assert COSTS.speed_up(1.0, 2) == 3 / (2 * 0.25 + 1.5)
+    assert COSTS.speed_up(0.0, 0) == 1.0
 
 
 def test_costs_are_measured_among_the_decoding():

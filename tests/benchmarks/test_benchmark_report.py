@@ -135,7 +135,7 @@ def test_however_slow_every_step_is_one_that_was_timed(num_draft, capsys):
     subject = Subject.load(PAIR[1], PAIR[3], "float32")
     row = report.measured(subject, ["fix grammar: I has two cat."], num_draft, 0.0)
     assert len(row["passes"]) == max(NEEDED, num_draft + 1)
-    assert row["predicted"] > 0 and row["best_num_draft"] < MEASURED_POSITIONS
+    assert row["best_num_draft"] < MEASURED_POSITIONS
 
 
 def test_without_a_name_the_bundled_pair_is_grown_once(in_a_folder_of_its_own, monkeypatch):
