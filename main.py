@@ -43,7 +43,13 @@ from mlx_t5.cli.run_record import record_of
 from mlx_t5.cli.runs import Compute, Run, lines_of, prefixed, unpaired
 from mlx_t5.cli.streaming import bar, write_text
 from mlx_t5.errors import UserError
-from mlx_t5.machines.launched import agreeing, join, leave_interrupts_to_rank_0, one_voice
+from mlx_t5.machines.launched import (
+    agreeing,
+    join,
+    leave_interrupts_to_rank_0,
+    one_voice,
+    to_compare,
+)
 from mlx_t5.settings import Settings
 
 if TYPE_CHECKING:
@@ -175,10 +181,7 @@ def _load(args: argparse.Namespace, chosen: Pair, ranks: Ranks) -> SpeculativeDe
         decoder = SpeculativeDecoder(
             target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=args.exact
         )
-        if ranks.size > 1:
-            from mlx_t5.machines.fingerprints import common_facts
-
-            facts |= common_facts(chosen, decoder, vars(args))
+        facts |= to_compare(decoder, vars(args))
     return decoder
 
 
