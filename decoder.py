@@ -46,7 +46,7 @@ from mlx_t5.engine.rows import Chunk, Result, Row
 from mlx_t5.errors import UserError
 from mlx_t5.network.draft_vocabulary import require_all_tokens
 from mlx_t5.network.exactness import exact_targets
-from mlx_t5.network.interface import Seq2Seq, require_decoder
+from mlx_t5.network.interface import require_decoder
 from mlx_t5.ranges import FLAG, checked
 from mlx_t5.sampling.acceptance import UNDECIDED, accept
 from mlx_t5.sampling.draws import Sampling, random_keys
@@ -77,7 +77,7 @@ class Engine(Batch):
 
     def __init__(
         self,
-        target: Seq2Seq,
+        target: T5,
         drafter: Drafter | None,
         clock: Callable[[], float] = time.perf_counter,
         adaptive: Adaptive | None = None,

@@ -29,6 +29,7 @@ from mlx_t5.sizes import readable
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
+    from mlx_t5.drafting.proposals import Drafter
     from mlx_t5.training.answers import LabelledExample, Tokens
     from mlx_t5.training.examples import Example
     from mlx_t5.training.trainer import Evaluation
@@ -288,7 +289,9 @@ class Distillation:
         self.card = lambda name: draft_card(name, *models, report(*facts, name))
         return report(*facts)
 
-    def _decoder(self, draft: Any, num_draft: int | str = AUTO) -> SpeculativeDecoder:
+    def _decoder(
+        self, draft: T5 | Drafter | None, num_draft: int | str = AUTO
+    ) -> SpeculativeDecoder:
         """Of the target, with a draft or without."""
         from decoder import SpeculativeDecoder
 

@@ -14,7 +14,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import pictures, printing, workload
 from benchmarks.figures import figures, measure
@@ -22,6 +22,9 @@ from benchmarks.subject import Subject, begin, decoding
 from benchmarks.workload import DRAFT, LOOKUP, REGULAR, Workload
 from mlx_t5.cli.arguments import add_number, add_setting, at_least, between
 from mlx_t5.training.texts import chrf
+
+if TYPE_CHECKING:
+    from decoder import SpeculativeDecoder
 
 Setting = tuple[float, int]  # delta, gamma
 NEAR = 0.02  # settings whose speeds differ by less are taken for equally fast
@@ -119,7 +122,7 @@ def quality_of(
 ) -> list[dict]:
     """The quality of every setting's texts."""
 
-    def texts(decoder: Any) -> list[str]:
+    def texts(decoder: SpeculativeDecoder) -> list[str]:
         turn = decoding(decoder, [prompts.prompts], args.quality_batch, max_tokens=args.max_tokens)
         return [result.text or "" for result in turn(0)]
 

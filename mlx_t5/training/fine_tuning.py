@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.adapter_config import Change, LoraConfig
@@ -26,6 +26,9 @@ from mlx_t5.names import ADAPTED, source_of
 from mlx_t5.network.adapting import Adapters
 from mlx_t5.network.weights import EMBEDDING, HEAD, read_config, tensor_names
 from mlx_t5.training.draft_folder import Parameter, stored_dtype_of
+
+if TYPE_CHECKING:
+    from model import T5
 
 Arrays = Mapping[str, mx.array]
 _WEIGHT = ".weight"
@@ -73,7 +76,7 @@ def changes(config: Any, lora: LoraConfig, num_layers: int) -> dict[str, Change]
 
 
 def adapt(
-    model: Any, lora: LoraConfig, num_layers: int = -1, dropout: float = 0.0, seed: int = 0
+    model: T5, lora: LoraConfig, num_layers: int = -1, dropout: float = 0.0, seed: int = 0
 ) -> Adapters:
     """Freezes a model (`model.T5`) and puts adapters beside its layers; errors as of `changes`."""
     of, found = paths(model.config), changes(model.config, lora, num_layers)
@@ -81,7 +84,7 @@ def adapt(
     return Adapters(model, scales, lora.use_dora, dropout, seed)
 
 
-def unfreeze_last(model: Any, num_layers: int) -> None:
+def unfreeze_last(model: T5, num_layers: int) -> None:
     """Leaves so many layers of each stack to be trained, the last ones; -1 for the whole model."""
     if num_layers < 0:
         return
@@ -93,7 +96,7 @@ def unfreeze_last(model: Any, num_layers: int) -> None:
 
 def write_adapter(
     path: Path,
-    model: Any,
+    model: T5,
     weights: Arrays,
     lora: LoraConfig,
     num_layers: int,
@@ -121,7 +124,7 @@ def write_adapter(
     return save_adapter(path, of_lora | {"target_modules": modules} | entries, tensors)
 
 
-def write_model(path: Path, model: Any, source: Path) -> Path:
+def write_model(path: Path, model: T5, source: Path) -> Path:
     """Writes a whole model as a Hugging Face folder, which appears when it is complete.
 
     Args:
