@@ -1,7 +1,7 @@
 """`compare`: every proposer beside regular decoding.
 
 Texts are compared token by token, sampled ones too. With one row at a time, what passes of both
-models cost is measured in between, so that a change of the machine's speed strikes both.
+models cost is measured as well.
 """
 
 from __future__ import annotations
@@ -13,17 +13,12 @@ from operator import itemgetter
 from pathlib import Path
 
 from benchmarks import pictures, printing, workload
-from benchmarks.figures import (
-    PairCosts,
-    cost_meter,
-    figures,
-    measure,
-)
-from benchmarks.subject import Subject, begin, decoding
+from benchmarks.figures import MEASURED_POSITIONS, PairCosts, figures, pair_costs
+from benchmarks.subject import Subject, begin, decided, decoding
 from benchmarks.workload import DRAFT, PROPOSERS, REGULAR, Workload
 from mlx_t5.cli.arguments import add_number, add_setting, at_least
 from mlx_t5.settings import AUTO
-from mlx_t5.timing import Timed
+from mlx_t5.timing import Timed, interleave
 
 COLUMNS: printing.Columns = {
     **printing.WAY,
@@ -38,6 +33,7 @@ COLUMNS: printing.Columns = {
     ),
     **printing.TEXTS,
 }
+COSTS_SECONDS = 10.0  # for measuring what the target's passes cost, about
 NOTES = (
     "Speed-up: over regular decoding beside it, encoding included, the median of the repeats and "
     "their range; tokens/s are by the median time of each prompt, and count the end token, as a "
@@ -125,8 +121,11 @@ def compare(
             numbers[way, n] = name = f"{way}, {n}"
             decoder = subject.decoder(proposer, n)
             variants[name] = decoding(decoder, turns, batch_size, predictions, **common)
-    meter = cost_meter(subject, prompts.prompts, args.num_draft) if single else None
-    timed, costs = measure(variants, len(turns), args.repeats, meter)
+    timed = interleave(variants, len(turns), args.repeats, decided)
+    longest = max([MEASURED_POSITIONS, *(n + 1 for n in args.num_draft if isinstance(n, int))])
+    points, costs = range(1, longest + 1), None
+    if single:
+        costs = pair_costs(subject, prompts.prompts, points, COSTS_SECONDS, longest)
     positions = {task: prompts.positions(task) for task in dict.fromkeys(prompts.tasks)}
     for task, chosen in positions.items() if single else [(prompts.name, [0])]:
         of_task = {name: times.only(chosen) for name, times in timed.items()}

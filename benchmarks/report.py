@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,10 +23,11 @@ from benchmarks.figures import (
     Decode,
     PairCosts,
     figures,
+    pair_costs,
     results_of,
     source_length,
 )
-from benchmarks.passes import NEEDED, TARGET_POINTS, drafting, ladder, timer
+from benchmarks.passes import NEEDED, TARGET_POINTS
 from benchmarks.subject import Subject, decided, decoding
 from benchmarks.workload import DRAFT, REGULAR
 from convert import convert
@@ -48,7 +48,6 @@ FP_MODE_SHARE = 0.05  # on Apple's
 MOST_PROMPTS = 32
 LEAST_TOKENS, MOST_TOKENS = 4, 64  # of a text
 EXACT_TOKENS, EXACT_ROWS = 16, 2  # of a text that is decoded so; texts at the same time
-DRAFT_ROUNDS = 9
 GROWN = (("target", "t5-large", "demo-large"), ("draft", "t5-small", "demo-small-draft"))
 SHOWN = (2, 4, 5, 6, 8, 11, 16)  # positions M of v(M); one that was not measured is "–"
 
@@ -210,13 +209,11 @@ def measured(
         clock: seconds.
     """
     log("timing passes over 1 to 64 positions")
-    source = source_length(subject, prompts)
     steps = range(1, num_draft + 2)  # positions of the steps that are timed below
     points = list(dict.fromkeys([*steps, *TARGET_POINTS]))
-    target_pass = timer(subject.target, clock, source=source, slots=max(points))
-    passes = ladder(target_pass, points, LADDER_SHARE * seconds, max(NEEDED, len(steps)))
-    draft_pass = drafting(subject.draft, clock, source=source)
-    draft = statistics.median([draft_pass(1) for _ in range(1 + DRAFT_ROUNDS)][1:])
+    needed = max(NEEDED, len(steps))
+    costs = pair_costs(subject, prompts, points, LADDER_SHARE * seconds, needed, clock)
+    passes = costs.seconds
     share = OPENING_SHARE * seconds
     longest = min(max(int(share / passes[1]), LEAST_TOKENS), MOST_TOKENS)
     turns = workload.cut(prompts, 1)
@@ -226,8 +223,7 @@ def measured(
         affordable(share, len(turns), clock),
         clock,
     )
-    costs = PairCosts.of(passes, draft)
-    facts = {"passes": passes, "draft_pass": draft, "v": costs.v, "max_tokens": longest}
+    facts = {"passes": passes, "c": costs.c, "v": costs.v, "max_tokens": longest}
     return facts | gains(timed[REGULAR], timed[DRAFT], costs)
 
 
@@ -238,7 +234,6 @@ def gains(regular: Timed, speculative: Timed, costs: PairCosts) -> dict[str, Any
     gain = {n: costs.speed_up(row["alpha"], n) for n in numbers}
     opening, closing = regular.repeats_a_token()
     return row | {
-        "c": costs.c,
         "best_num_draft": max(gain, key=gain.__getitem__),
         "prompts": len(speculative.seconds[0]),
         "regular_tokens_per_second": 1 / regular.seconds_a_token(),

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import pictures, printing, workload
-from benchmarks.figures import figures, measure
-from benchmarks.subject import Subject, begin, decoding
+from benchmarks.figures import figures
+from benchmarks.subject import Subject, begin, decided, decoding
 from benchmarks.workload import DRAFT, LOOKUP, REGULAR, Workload
 from mlx_t5.cli.arguments import add_number, add_setting, at_least, between
+from mlx_t5.timing import interleave
 from mlx_t5.training.texts import chrf
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def timings(
         key: decoding(decoder, turns, 1, max_tokens=args.max_tokens)
         for key, decoder in decoders.items()
     }
-    timed, _ = measure(variants, len(turns), args.repeats)
+    timed = interleave(variants, len(turns), args.repeats, decided)
     regular = timed[REGULAR]
     rows = [
         {"delta": delta, "num_draft": n, **figures(timed[delta, n], regular)}

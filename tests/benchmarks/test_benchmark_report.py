@@ -119,7 +119,7 @@ def test_a_run(in_a_folder_of_its_own, capsys):
     assert cells["target, draft"] == "target, draft" and cells["weights"] == "float32"
     assert cells["γ (best by v)"].startswith("3 (")
     assert ": it fits.\nThe line above is" in out
-    assert record["v"]["1"] == 1.0 and record["draft_pass"] > 0 and 0 < record["alpha"] <= 1
+    assert record["v"]["1"] == 1.0 and record["c"] > 0 and 0 < record["alpha"] <= 1
     assert record["tokens_per_call"] > 2 and record["target"]["d_model"] == 256
     assert all(record[name] for name in ("hardware", "environment", "speed_up", "prompts"))
     tried = r"mxfp4: \d+\.\d\d, v\(5\) \d+\.\d\d"
