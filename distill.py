@@ -72,12 +72,7 @@ class Distillation:
         self.before = self.start or default.draft  # the draft that the new one has to beat
         self.target, self.tokenizer = load(self.target_folder, adapter=self.adapter)
         require_texts(self.target, self.tokenizer, args.model)
-        vocab_size, asked = self.target.config.vocab_size, args.draft_vocab_size
-        if isinstance(asked, int) and asked > vocab_size:
-            raise UserError(
-                f"--draft-vocab-size is {asked}, and {args.model} has {vocab_size} token ids; give "
-                f"fewer, or {ALL}"
-            )
+        vocab_size = self.target.config.vocab_size
         examples = read_examples(lines, self.tokenizer, vocab_size, args.max_tokens, log)
         self.train, self.held_out = split(examples, args.seed)
         self.draft, self.evaluated = self._first_draft(), False

@@ -43,10 +43,7 @@ def prepare(environment: MutableMapping[str, str]) -> None:
 
 
 prepare(os.environ)
-try:
-    _loaded = blas.load(sys.platform)
-except ValueError as error:
-    raise UserError(str(error)) from None
+_loaded = blas.load(sys.platform)
 
 import mlx.core as mx  # noqa: E402  (only now: the library above must come first)
 from mlx import nn as nn  # noqa: E402
@@ -140,14 +137,11 @@ def prepare_cuda(environment: MutableMapping[str, str]) -> None:
     """See cuda.py; nothing where no NVIDIA GPU is to compute.
 
     Raises:
-        UserError: there is none, or none for this rank.
+        UserError: there is none.
     """
     if on_cuda():
         facts = mx.device_info()
-        try:
-            cuda.require_gpu(facts, environment)
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        cuda.require_gpu(facts)
         cuda.keep_kernels(environment, mx.__version__, facts)
 
 

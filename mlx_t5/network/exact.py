@@ -74,11 +74,6 @@ class ExactTarget:
             ValueError: there are more positions than W, or more rows than a pass may have.
         """
         batch, length = tokens.shape
-        if length > self.width or batch > self.rows[-1]:
-            raise ValueError(
-                f"{batch} rows of {length} positions do not fit passes of {self.rows[-1]} rows of "
-                f"{self.width}"
-            )
         rows = next(count for count in self.rows if count >= batch)
         tokens = mx.pad(tokens, ((0, rows - batch), (0, self.width - length)))
         for row, offset in zip(cache.rows, offsets, strict=True):

@@ -90,12 +90,9 @@ def shared_draft(target: T5, num_decoder_layers: int, dtype: mx.Dtype = mx.float
         A T5 whose parameters are its decoder's; `shares_with` is the target.
 
     Raises:
-        UserError: the target has no decoder or not so many layers, or ranks share it.
+        UserError: the target has not so many layers.
     """
-    require_whole(target)
     depth = target.config.num_decoder_layers
-    if not target.can_decode:
-        raise UserError("the target is an encoder alone; a draft needs a target that decodes")
     if not 1 <= num_decoder_layers <= depth:
         cause = f"a draft cannot have {num_decoder_layers} decoder layers"
         raise UserError(f"{cause}: the target has {depth}; choose 1 to {depth}")
@@ -110,15 +107,6 @@ def shared_draft(target: T5, num_decoder_layers: int, dtype: mx.Dtype = mx.float
         weights |= plain_weights(table, f"relative_attention_bias.{i}.")
     fill(draft.decoder, iter(weights.items()), dtype)
     return draft
-
-
-def require_whole(target: T5) -> None:
-    """Raises `UserError` if this process has a shard of the target only."""
-    if (size := ranks_of(target).size) > 1:
-        raise UserError(
-            f"this rank has a part of the target only, of {size}; make drafts with a target that "
-            "is loaded without a group"
-        )
 
 
 def plain_weights(module: nn.Module, prefix: str = "") -> dict[str, mx.array]:
@@ -180,14 +168,9 @@ def target_of(folder: Path, entry: Any, given: Any, adapter: Any, group: Any) ->
 
 
 def whole(draft: T5) -> Any:
-    """A draft like one that shares, with copies of what that uses of its target, in float32.
-
-    Raises:
-        UserError: ranks share the target.
-    """
+    """A draft like one that shares, with copies of what that uses of its target, in float32."""
     target = draft.shares_with
     assert target is not None, "it shares"
-    require_whole(target)
     names = [name for name in SHARED if getattr(target, name, None) is not None]
     standalone = type(draft)(draft.config, separate_head="lm_head" in names)
     weights = plain_weights(draft.decoder, "decoder.")

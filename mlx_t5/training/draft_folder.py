@@ -32,7 +32,7 @@ from mlx_t5.errors import UserError, reason
 from mlx_t5.network.draft_vocabulary import TABLE
 from mlx_t5.network.fingerprint import fingerprint
 from mlx_t5.network.layers import keep_float32
-from mlx_t5.network.sharing import ENTRY, OF_DRAFT, SHARED, require_whole
+from mlx_t5.network.sharing import ENTRY, OF_DRAFT, SHARED
 from mlx_t5.network.weights import cast, read_config
 
 if TYPE_CHECKING:
@@ -93,13 +93,11 @@ def save_draft(
 
     Raises:
         UserError: there is something at `output`, there is too little disk space, `folder` is no
-            model folder, or ranks share the target whose tensors are to be written.
+            model folder.
     """
     source, path = Path(folder), place(output)
     target = draft.shares_with
     whole = standalone or target is None
-    if whole and target is not None:
-        require_whole(target)
     try:
         require_apart(path, source)
         check_output_folder(path, overwrite, is_model_file)

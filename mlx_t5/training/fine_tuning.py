@@ -51,7 +51,7 @@ def changes(config: Any, lora: LoraConfig, num_layers: int) -> dict[str, Change]
         num_layers: only so many of each stack, the last ones; -1 for all.
 
     Raises:
-        UserError: a name is that of no layer, a rank too large, or a pattern cannot be matched.
+        UserError: a name is that of no layer, or a pattern cannot be matched.
     """
     first = _first_layers(config, num_layers)
     found = {
@@ -67,11 +67,6 @@ def changes(config: Any, lora: LoraConfig, num_layers: int) -> dict[str, Change]
             f"--target-modules {' '.join(unused) or targets}: this model has no such layer of "
             "attention or feed-forward to train; give names like q v wi_0 wo, or all-linear alone"
         )
-    for name, change in found.items():
-        inner = config.d_ff if "DenseReluDense" in name else config.num_heads * config.d_kv
-        if change.rank > (side := min(inner, config.d_model)):
-            cause = f"the smaller side of {name} is {side}"
-            raise UserError(f"--r {change.rank} is too large: {cause}; give at most that")
     return found
 
 
