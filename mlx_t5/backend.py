@@ -43,7 +43,10 @@ def prepare(environment: MutableMapping[str, str]) -> None:
 
 
 prepare(os.environ)
-_loaded = blas.load(sys.platform)
+try:
+    _loaded = blas.load(sys.platform)
+except ValueError as error:
+    raise UserError(str(error)) from None
 
 import mlx.core as mx  # noqa: E402  (only now: the library above must come first)
 from mlx import nn as nn  # noqa: E402
@@ -141,7 +144,10 @@ def prepare_cuda(environment: MutableMapping[str, str]) -> None:
     """
     if on_cuda():
         facts = mx.device_info()
-        cuda.require_gpu(facts)
+        try:
+            cuda.require_gpu(facts)
+        except ValueError as error:
+            raise UserError(str(error)) from None
         cuda.keep_kernels(environment, mx.__version__, facts)
 
 

@@ -11,7 +11,7 @@ its symbols open to all takes the place of that one:
 2. OpenBLAS, if the system has it. It does not know processors younger than itself, so it is told
    which kernels to take.
 
-Nothing here imports MLX.
+Nothing here imports MLX, or anything of ours.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from collections.abc import Callable, Iterable, MutableMapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-from mlx_t5.errors import UserError
 
 CORETYPE = "OPENBLAS_CORETYPE"  # OpenBLAS reads it once, when it is loaded
 VARIABLE = "T5_BLAS"  # the user's wish: one of CHOICES
@@ -61,13 +59,13 @@ def load(
         nothing to load and MLX's own stays in use.
 
     Raises:
-        UserError: the user's wish is not among `CHOICES`, or is a library that is not there.
+        ValueError: the user's wish is not among `CHOICES`, or is a library that is not there.
     """
     if not platform.startswith("linux"):
         return None
     wish = environment.get(VARIABLE, "")
     if wish and wish not in CHOICES:
-        raise UserError(f"{VARIABLE} must be {', '.join(CHOICES[:-1])} or none, not {wish:.40}")
+        raise ValueError(f"{VARIABLE} must be {', '.join(CHOICES[:-1])} or none, not {wish:.40}")
     if wish == "none":
         return None
     for name in [wish] if wish else ["mkl", "openblas"]:
@@ -78,7 +76,7 @@ def load(
         except OSError:
             continue
     if wish:
-        raise UserError(f"{VARIABLE} is {wish}, which is not installed here")
+        raise ValueError(f"{VARIABLE} is {wish}, which is not installed here")
     return None
 
 

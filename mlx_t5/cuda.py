@@ -18,8 +18,6 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.errors import UserError
-
 KERNELS = "MLX_PTX_CACHE_DIR"  # MLX's name
 COMPILING = "compiling kernels for this GPU, once: up to a minute"
 ELF = struct.Struct("<16s2HI3QI6H")  # the header of a compiled kernel's file
@@ -32,10 +30,10 @@ def require_gpu(facts: Mapping[str, Any]) -> None:
         facts: what `mx.device_info` says, nothing where there is no GPU.
 
     Raises:
-        UserError: there is none; `mlx.launch` gives each rank one of its own.
+        ValueError: there is none; `mlx.launch` gives each rank one of its own.
     """
     if not facts:
-        raise UserError(
+        raise ValueError(
             "MLX finds no NVIDIA GPU for this process (is the driver installed?); T5_DEVICE=cpu "
             "computes without, and mlx.launch --backend ring has ranks share one"
         )

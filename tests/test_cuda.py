@@ -105,5 +105,7 @@ def test_no_other_device_is_asked(monkeypatch):
 def test_a_process_without_a_gpu_says_how_ranks_share_one():
     """As `mlx.launch -n 2` starts it where there is one GPU: NCCL would end without a word."""
     require_gpu(FACTS)
-    with pytest.raises(UserError, match="T5_DEVICE=cpu computes without, and mlx.launch --backend"):
+    with pytest.raises(
+        ValueError, match="T5_DEVICE=cpu computes without, and mlx.launch --backend"
+    ):
         require_gpu({})
