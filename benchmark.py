@@ -1,10 +1,8 @@
 """Command line: measures speculative decoding, with the bundled pair or any other.
 
-    python benchmark.py compare    # every proposer beside regular decoding, and theory
+    python benchmark.py compare    # every proposer beside regular decoding
     python benchmark.py sweep      # --delta and --num-draft: speed and quality, with a picture
     python benchmark.py peers      # transformers and CTranslate2 on the same weights
-    python benchmark.py costs      # what describing a pass and handing it over take
-    python benchmark.py memory     # what the public models take
     python benchmark.py server     # throughput and latency of server.py
     python benchmark.py report     # one row about this machine, to paste, in under five minutes
 
@@ -27,12 +25,9 @@ from mlx_t5.cli.arguments import Parser, run
 
 SUBCOMMANDS = MappingProxyType(
     {
-        "compare": "every proposer beside regular decoding, and beside what theory predicts",
-        "sweep": "tune --num-draft and --delta: speed, theory and quality over a grid, with a "
-        "picture",
+        "compare": "every proposer beside regular decoding, and what passes cost",
+        "sweep": "tune --num-draft and --delta: speed and quality over a grid, with a picture",
         "peers": "transformers and CTranslate2 on the same weights and prompts",
-        "costs": "what a pass takes the host: describing it, handing it over, waiting",
-        "memory": "what the public models take, in bfloat16, 8 and 4 bits",
         "report": "one row about this machine, to paste, in under five minutes",
         "server": "the server under load: a running batch against one request at a time",
     }

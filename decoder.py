@@ -47,7 +47,7 @@ from mlx_t5.loading import choose_pair, load_pair
 from mlx_t5.names import NONE
 from mlx_t5.network.draft_vocabulary import require_all_tokens
 from mlx_t5.network.exactness import exact_targets
-from mlx_t5.network.interface import Seq2Seq, require_decoder
+from mlx_t5.network.interface import require_decoder
 from mlx_t5.ranges import FLAG, checked
 from mlx_t5.sampling.acceptance import UNDECIDED, accept
 from mlx_t5.sampling.draws import Sampling, random_keys
@@ -78,7 +78,7 @@ class Engine(Batch):
 
     def __init__(
         self,
-        target: Seq2Seq,
+        target: T5,
         drafter: Drafter | None,
         clock: Callable[[], float] = time.perf_counter,
         adaptive: Adaptive | None = None,

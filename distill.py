@@ -29,6 +29,7 @@ from mlx_t5.sizes import readable
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
+    from mlx_t5.drafting.proposals import Drafter
     from mlx_t5.training.answers import LabelledExample, Tokens
     from mlx_t5.training.examples import Example
     from mlx_t5.training.trainer import Evaluation
@@ -71,12 +72,7 @@ class Distillation:
         self.before = self.start or default.draft  # the draft that the new one has to beat
         self.target, self.tokenizer = load(self.target_folder, adapter=self.adapter)
         require_texts(self.target, self.tokenizer, args.model)
-        vocab_size, asked = self.target.config.vocab_size, args.draft_vocab_size
-        if isinstance(asked, int) and asked > vocab_size:
-            raise UserError(
-                f"--draft-vocab-size is {asked}, and {args.model} has {vocab_size} token ids; give "
-                f"fewer, or {ALL}"
-            )
+        vocab_size = self.target.config.vocab_size
         examples = read_examples(lines, self.tokenizer, vocab_size, args.max_tokens, log)
         self.train, self.held_out = split(examples, args.seed)
         self.draft, self.evaluated = self._first_draft(), False
@@ -288,7 +284,9 @@ class Distillation:
         self.card = lambda name: draft_card(name, *models, report(*facts, name))
         return report(*facts)
 
-    def _decoder(self, draft: Any, num_draft: int | str = AUTO) -> SpeculativeDecoder:
+    def _decoder(
+        self, draft: T5 | Drafter | None, num_draft: int | str = AUTO
+    ) -> SpeculativeDecoder:
         """Of the target, with a draft or without."""
         from decoder import SpeculativeDecoder
 

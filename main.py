@@ -42,7 +42,13 @@ from mlx_t5.cli.output import (
 from mlx_t5.cli.runs import Compute, Job, Run, lines_of, prefixed, unpaired
 from mlx_t5.cli.streaming import bar, write_text
 from mlx_t5.errors import UserError
-from mlx_t5.machines.launched import agreeing, join, leave_interrupts_to_rank_0, one_voice
+from mlx_t5.machines.launched import (
+    agreeing,
+    join,
+    leave_interrupts_to_rank_0,
+    one_voice,
+    to_compare,
+)
 from mlx_t5.settings import Settings
 
 if TYPE_CHECKING:
@@ -178,10 +184,7 @@ def _load(job: Job, ranks: Ranks) -> SpeculativeDecoder:
         decoder = SpeculativeDecoder(
             target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=options.exact
         )
-        if ranks.size > 1:
-            from mlx_t5.machines.fingerprints import common_facts
-
-            facts |= common_facts(job.models, decoder, {**vars(options), **vars(job.settings)})
+        facts |= to_compare(decoder, {**vars(options), **vars(job.settings)})
     return decoder
 
 

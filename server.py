@@ -31,7 +31,13 @@ from mlx_t5.cli.arguments import (
     within,
 )
 from mlx_t5.errors import UserError
-from mlx_t5.machines.launched import agreeing, join, leave_interrupts_to_rank_0, one_voice
+from mlx_t5.machines.launched import (
+    agreeing,
+    join,
+    leave_interrupts_to_rank_0,
+    one_voice,
+    to_compare,
+)
 from mlx_t5.ranges import Range
 
 if TYPE_CHECKING:
@@ -235,10 +241,7 @@ def _load(args: argparse.Namespace, chosen: ModelPair, ranks: Ranks) -> Speculat
         decoder = SpeculativeDecoder(
             target, drafter, tokenizer, args.num_draft, draft_tokenizer=other, exact=args.exact
         )
-        if ranks.size > 1:
-            from mlx_t5.machines.fingerprints import common_facts
-
-            facts |= common_facts(chosen, decoder, vars(args))
+        facts |= to_compare(decoder, vars(args))
     return decoder
 
 

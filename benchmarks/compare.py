@@ -1,8 +1,7 @@
-"""`compare`: every proposer beside regular decoding, and beside what theory predicts.
+"""`compare`: every proposer beside regular decoding.
 
 Texts are compared token by token, sampled ones too. With one row at a time, what passes of both
-models cost is measured in between, so that a change of the machine's speed strikes both, and the
-speed-up that follows from these costs stands beside the measured one.
+models cost is measured as well.
 """
 
 from __future__ import annotations
@@ -13,19 +12,13 @@ from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 
-from benchmarks import choice, printing, workload
-from benchmarks.figures import (
-    PairCosts,
-    beside_theory,
-    cost_meter,
-    figures,
-    measure,
-)
-from benchmarks.subject import Subject, begin, decoding
+from benchmarks import pictures, printing, workload
+from benchmarks.figures import MEASURED_POSITIONS, PairCosts, figures, pair_costs
+from benchmarks.subject import Subject, begin, decided, decoding
 from benchmarks.workload import DRAFT, PROPOSERS, REGULAR, Workload
 from mlx_t5.cli.arguments import add_number, add_setting, at_least
 from mlx_t5.settings import AUTO
-from mlx_t5.timing import Timed
+from mlx_t5.timing import Timed, interleave
 
 COLUMNS: printing.Columns = {
     **printing.WAY,
@@ -40,11 +33,12 @@ COLUMNS: printing.Columns = {
     ),
     **printing.TEXTS,
 }
+COSTS_SECONDS = 10.0  # for measuring what the target's passes cost, about
 NOTES = (
     "Speed-up: over regular decoding beside it, encoding included, the median of the repeats and "
     "their range; tokens/s are by the median time of each prompt, and count the end token, as a "
-    "pass decides it too. Predicted and measured below v(M) and c are of decoding alone. c is what "
-    "a draft pass costs, v(M) what a target pass over M positions does, in target passes over one."
+    "pass decides it too. c is what a draft pass costs, v(M) what a target pass over M positions "
+    "does, in target passes over one."
 )
 
 
@@ -92,7 +86,7 @@ def run(args: argparse.Namespace, command: str) -> int:
                     print(f"\n{table_text(table, subject.target.weights_read().bytes)}", flush=True)
                     tables.append(table)
     if args.picture:
-        choice.draw(tables, f"{printing.listed(facts)}\n{command}", args.picture)
+        pictures.draw_ways(tables, f"{printing.listed(facts)}\n{command}", args.picture)
     print(f"\n{NOTES}")
     printing.write_record(args.json, {"command": command, "environment": facts, "tables": tables})
     differs = any(row["different"] for table in tables for row in table["rows"])
@@ -127,8 +121,11 @@ def compare(
             numbers[way, n] = name = f"{way}, {n}"
             decoder = subject.decoder(proposer, n)
             variants[name] = decoding(decoder, turns, batch_size, predictions, **common)
-    meter = cost_meter(subject, prompts.prompts, args.num_draft) if single else None
-    timed, costs = measure(variants, len(turns), args.repeats, meter)
+    timed = interleave(variants, len(turns), args.repeats, decided)
+    longest = max([MEASURED_POSITIONS, *(n + 1 for n in args.num_draft if isinstance(n, int))])
+    points, costs = range(1, longest + 1), None
+    if single:
+        costs = pair_costs(subject, prompts.prompts, points, COSTS_SECONDS, longest)
     positions = {task: prompts.positions(task) for task in dict.fromkeys(prompts.tasks)}
     for task, chosen in positions.items() if single else [(prompts.name, [0])]:
         of_task = {name: times.only(chosen) for name, times in timed.items()}
@@ -138,7 +135,7 @@ def compare(
             "batch_size": batch_size,
             "count": len(chosen) if single else len(prompts.prompts),
             "repeats": args.repeats,
-            "rows": rows_of(numbers, of_task, costs),
+            "rows": rows_of(numbers, of_task),
             "costs": costs,
         }
 
@@ -156,21 +153,12 @@ def predicted(
     return {n: workload.cut(workload.changed(texts, n), size) for n in args.predictions}
 
 
-def rows_of(
-    numbers: dict[tuple[str, int | str], str],
-    timed: dict[str, Timed],
-    costs: PairCosts | None,
-) -> list[dict]:
+def rows_of(numbers: dict[tuple[str, int | str], str], timed: dict[str, Timed]) -> list[dict]:
     """The figures of all proposers and numbers by their names."""
-    regular = timed[REGULAR]
-    rows = [
-        {"proposer": proposer, "num_draft": n, "way": name} | figures(timed[name], regular)
+    return [
+        {"proposer": proposer, "num_draft": n, "way": name} | figures(timed[name], timed[REGULAR])
         for (proposer, n), name in numbers.items()
     ]
-    for row in rows:
-        if costs and row["proposer"] != REGULAR:
-            row |= beside_theory(timed[row["way"]], regular, costs)
-    return rows
 
 
 def table_text(table: dict, weights: int) -> str:
@@ -181,9 +169,7 @@ def table_text(table: dict, weights: int) -> str:
     )
     parts = [title, printing.markdown(COLUMNS, table["rows"])]
     if costs := table["costs"]:
-        proposing = [row for row in table["rows"] if row["proposer"] != REGULAR]
-        theory = printing.markdown({**printing.WAY, **printing.THEORY}, proposing)
-        parts += [costs_table(costs, weights), theory]
+        parts.append(costs_table(costs, weights))
     return "\n\n".join(parts)
 
 

@@ -1,21 +1,20 @@
-"""What passes cost, measured among the decoding, and the figures of every variant of decoding."""
+"""What passes cost, and the figures of every variant of decoding."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks import theory
-from benchmarks.passes import drafting, timer
-from benchmarks.subject import Subject, decided
+from benchmarks.passes import drafting, ladder, timer
+from benchmarks.subject import Subject
 from mlx_t5.engine.rows import Result
 from mlx_t5.engine.tally import Tally, added
-from mlx_t5.timing import Timed, Tokens, differing, interleave, speed_up
+from mlx_t5.timing import Timed, Tokens, differing, speed_up
 
-COSTS = "costs"  # the name under which measuring them is interleaved
+DRAFT_ROUNDS = 9
 MEASURED_POSITIONS = 16  # v(M) is measured up to here at least, which is what auto uses at most
 Decode = Callable[[int], list[Result]]
 
@@ -34,73 +33,48 @@ class PairCosts:
     v: dict[int, float]
     c: float
 
+    def speed_up(self, alpha: float, gamma: int) -> float:
+        """What gamma proposals a step gain if each is accepted with probability alpha.
+
+        Theorem 3.8 of https://arxiv.org/abs/2211.17192, with a measured v in place of 1: 1 + alpha
+        + … + alpha^gamma tokens a step, for gamma c + v(gamma + 1) passes over one position.
+        """
+        tokens = sum(alpha**n for n in range(gamma + 1))
+        return tokens / (gamma * self.c + self.v[gamma + 1])
+
     @classmethod
     def of(cls, seconds: dict[int, float], draft: float) -> PairCosts:
         """From seconds of the target's passes and of the draft's."""
         return cls(seconds, {m: s / seconds[1] for m, s in seconds.items()}, draft / seconds[1])
 
-    @classmethod
-    def from_rounds(cls, rounds: Sequence[tuple[dict[int, float], float]]) -> PairCosts:
-        """The medians of several measurements, each as `of` takes them."""
-        passes, drafts = zip(*rounds, strict=True)
-        medians = {m: statistics.median(seconds[m] for seconds in passes) for m in passes[0]}
-        return cls.of(medians, statistics.median(drafts))
 
-
-def cost_meter(
+def pair_costs(
     subject: Subject,
     prompts: Sequence[str],
-    num_draft: Sequence[int | str],
+    points: Sequence[int],
+    seconds: float,
+    needed: int,
     clock: Callable[[], float] = time.perf_counter,
-) -> Callable[[], tuple[dict[int, float], float]]:
-    """What measures every pass of a step once, over one row.
+) -> PairCosts:
+    """Measures passes over one row.
 
     Args:
         subject: the pair.
         prompts: the row's source is as long as the median of these.
-        num_draft: proposals that a step may have, beside auto's.
+        points: positions of the target's passes; with `seconds` and `needed` as of `ladder`.
+        seconds: for these.
+        needed: how many points are measured in any case.
         clock: seconds.
     """
-    longest = max([MEASURED_POSITIONS, *(n + 1 for n in num_draft if isinstance(n, int))])
     source = source_length(subject, prompts)
-    target = timer(subject.target, clock, source=source, slots=longest)
-    draft = drafting(subject.draft, clock, source=source)
-    return lambda: ({m: target(m) for m in range(1, longest + 1)}, draft(1))
+    target = timer(subject.target, clock, source=source, slots=max(points))
+    passes, draft = ladder(target, points, seconds, needed), drafting(subject.draft, clock, source)
+    return PairCosts.of(passes, statistics.median([draft(1) for _ in range(1 + DRAFT_ROUNDS)][1:]))
 
 
 def source_length(subject: Subject, prompts: Sequence[str]) -> int:
     """Source tokens of a prompt of median length."""
     return statistics.median_high(len(subject.tokenizer.encode(prompt)) for prompt in prompts)
-
-
-def measure(
-    variants: Mapping[Any, Decode],
-    turns: int,
-    repeats: int,
-    meter: Callable[[], Any] | None = None,
-) -> tuple[dict[Any, Timed], PairCosts | None]:
-    """Times every variant, and the passes between them, so that a slower machine strikes both.
-
-    Args:
-        variants: by name, as `subject.decoding` makes them.
-        turns: how many they have.
-        repeats: how often each is done after a warm-up.
-        meter: measures the passes' costs; None leaves them out.
-
-    Returns:
-        The times of each variant by its name, and what passes cost; None without a meter.
-    """
-    measured: dict[Any, Callable[[int], Any]] = dict(variants)
-    if meter:
-        measured[COSTS] = lambda turn: meter()
-
-    def tokens(outcome: Any) -> int:
-        return decided(outcome) if isinstance(outcome, list) else 1
-
-    timed = interleave(measured, turns, repeats, tokens)
-    if not meter:
-        return timed, None
-    return timed, PairCosts.from_rounds([r for row in timed.pop(COSTS).outcomes for r in row])
 
 
 def figures(timed: Timed, regular: Timed) -> dict[str, Any]:
@@ -119,6 +93,7 @@ def figures(timed: Timed, regular: Timed) -> dict[str, Any]:
         "speed_up": speed_up(regular, timed),
         "tokens_per_call": tally.tokens_per_call,
         "acceptance_rate": tally.acceptance,
+        "alpha": tally.alpha,
         "steps_by_accepted": [
             steps / repeats for steps in added([s.steps_by_accepted for s in speculation])
         ],
@@ -129,37 +104,6 @@ def figures(timed: Timed, regular: Timed) -> dict[str, Any]:
         "seconds": timed.seconds,
         "tokens": timed.tokens,
     }
-
-
-def beside_theory(timed: Timed, regular: Timed, costs: PairCosts) -> dict[str, Any]:
-    """The speed-up of decoding that theory makes of acceptance and costs, and the measured one.
-
-    Where all steps have gamma proposals the prediction is theory.py's S(gamma).
-
-    Args:
-        timed: a variant's times; outcomes are single results.
-        regular: those of regular decoding.
-        costs: of passes over one row.
-    """
-    results = results_of(timed)
-    tally, speculation = Tally.of(results), [result.stats.speculation for result in results]
-    lengths = added([s.steps_by_length for s in speculation])
-    widths = {length + 1: steps for length, steps in enumerate(lengths) if steps}
-    draft_passes = tally.drafted - sum(s.copied for s in speculation)
-    spent = theory.cost(widths, draft_passes, costs.c, costs.v)
-    return {
-        "alpha": tally.alpha,
-        "c": costs.c if draft_passes else 0.0,
-        "predicted": theory.promised_tokens(tally.alpha, widths) / spent,
-        "decode_speed_up": speed_up(without_encoding(regular), without_encoding(timed)),
-    }
-
-
-def without_encoding(timed: Timed) -> Timed:
-    """The same times of decoding alone, where rows are decoded one at a time."""
-    outcomes = timed.outcomes
-    rows = [[sum(r.stats.decode_seconds for r in turn) for turn in row] for row in outcomes]
-    return Timed(rows, timed.tokens, outcomes)
 
 
 def results_of(timed: Timed) -> list[Result]:

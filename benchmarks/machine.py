@@ -11,7 +11,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from model import T5
 
 SECONDS_TO_ANSWER = 20  # of a program that is asked about the machine
 
@@ -45,7 +48,7 @@ def environment(dtype: str) -> dict[str, Any]:
     }
 
 
-def dtype_of(model: Any) -> str:
+def dtype_of(model: T5) -> str:
     """The type that a model computes in."""
     return str(model.dtype).removeprefix("mlx.core.")
 

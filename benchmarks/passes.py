@@ -12,16 +12,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.network.encoding import encoded
-from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.sampling.acceptance import accept
 from mlx_t5.sampling.draws import Sampling, likeliest
 from mlx_t5.settings import Settings
+
+if TYPE_CHECKING:
+    from model import T5
 
 TARGET_POINTS = (1, 2, 5, 6, 16, 10, 11, 12, 13, 15, 8, 4, 32, 64)  # positions
 NEEDED = 5  # points without which v(M) shows nothing
@@ -58,7 +60,7 @@ def ladder(
 
 
 def timer(
-    model: Seq2Seq,
+    model: T5,
     clock: Callable[[], float] = time.perf_counter,
     source: int = SOURCE_TOKENS,
     slots: int = max(TARGET_POINTS),
@@ -85,7 +87,7 @@ def timer(
 
 
 def drafting(
-    model: Seq2Seq,
+    model: T5,
     clock: Callable[[], float] = time.perf_counter,
     source: int = SOURCE_TOKENS,
 ) -> Callable[[int], float]:
@@ -108,7 +110,7 @@ def drafting(
     return seconds
 
 
-def _prepared(model: Seq2Seq, rows: int, source: int, slots: int = max(TARGET_POINTS)) -> Any:
+def _prepared(model: T5, rows: int, source: int, slots: int = max(TARGET_POINTS)) -> Any:
     """A cache of so many rows, with slots for every pass that is timed."""
     cache = encoded(model, [[model.config.pad_token_id] * source] * rows)
     cache.reserve(slots)
@@ -116,5 +118,5 @@ def _prepared(model: Seq2Seq, rows: int, source: int, slots: int = max(TARGET_PO
     return cache
 
 
-def _filler(model: Seq2Seq, rows: int, length: int) -> mx.array:
+def _filler(model: T5, rows: int, length: int) -> mx.array:
     return mx.array([[model.config.pad_token_id] * length] * rows, mx.int32)

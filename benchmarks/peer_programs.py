@@ -16,12 +16,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import machine
 from benchmarks.workload import DRAFT, REGULAR, cut
 from mlx_t5.errors import UserError
 from mlx_t5.settings import AUTO
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Ids = Sequence[Sequence[int]]  # source tokens of each prompt
 
@@ -265,7 +268,7 @@ class Transformers(Program):
             config.assistant_confidence_threshold = 0.0
         self.draft.generation_config = config
 
-    def widen(self, model: Any, vocab_size: int) -> None:
+    def widen(self, model: PreTrainedModel, vocab_size: int) -> None:
         """Adds tokens that are never chosen, up to this size; a larger vocabulary stays.
 
         Assisted generation demands vocabularies of one size. A new token is embedded as the

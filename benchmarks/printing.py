@@ -29,12 +29,6 @@ SPEED: Columns = {
 }
 TOKENS_PER_CALL: Columns = {"tokens/call": lambda row: f"{row['tokens_per_call']:.2f}"}
 ACCEPTANCE: Columns = {"acceptance": lambda row: percent(row["acceptance_rate"])}
-THEORY: Columns = {  # of decoding alone
-    "α": lambda row: f"{row['alpha']:.3f}",
-    "predicted": lambda row: f"{row['predicted']:.2f}",
-    "measured (range)": lambda row: str(row["decode_speed_up"]),
-    "of predicted": lambda row: f"{row['decode_speed_up'].value / row['predicted']:.2f}",
-}
 TEXTS: Columns = {"texts": lambda row: texts(row["different"])}
 
 

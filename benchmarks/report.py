@@ -11,24 +11,23 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import fp_mode, machine, printing, theory, workload
+from benchmarks import fp_mode, machine, printing, workload
 from benchmarks.figures import (
     MEASURED_POSITIONS,
     Decode,
     PairCosts,
-    beside_theory,
     figures,
+    pair_costs,
     results_of,
     source_length,
 )
-from benchmarks.passes import NEEDED, TARGET_POINTS, drafting, ladder, timer
+from benchmarks.passes import NEEDED, TARGET_POINTS
 from benchmarks.subject import Subject, decided, decoding
 from benchmarks.workload import DRAFT, REGULAR
 from convert import convert
@@ -38,6 +37,7 @@ from mlx_t5 import loading
 from mlx_t5.backend import on_cpu
 from mlx_t5.cli.arguments import add_number, at_least
 from mlx_t5.errors import UserError
+from mlx_t5.network.memory import limit
 from mlx_t5.sizes import readable
 from mlx_t5.timing import Timed, timed_turn
 from model import T5
@@ -48,7 +48,6 @@ FP_MODE_SHARE = 0.05  # on Apple's
 MOST_PROMPTS = 32
 LEAST_TOKENS, MOST_TOKENS = 4, 64  # of a text
 EXACT_TOKENS, EXACT_ROWS = 16, 2  # of a text that is decoded so; texts at the same time
-DRAFT_ROUNDS = 9
 GROWN = (("target", "t5-large", "demo-large"), ("draft", "t5-small", "demo-small-draft"))
 SHOWN = (2, 4, 5, 6, 8, 11, 16)  # positions M of v(M); one that was not measured is "–"
 
@@ -145,8 +144,15 @@ def run(args: argparse.Namespace, command: str) -> int:
     print(f"{printing.header(record['environment'], command)}\n")
     print(printing.markdown(COLUMNS, [record]))
     printing.write_record(args.json, record)
-    print(f"\nThe line above is for docs/measuring.md; {args.json} has all figures.")
+    print(f"\n{fits(record['peak_memory_bytes'], limit())}")
+    print(f"The line above is for docs/measuring.md; {args.json} has all figures.")
     return int(bool(record["different"]) and record["environment"]["dtype"] == "float32")
+
+
+def fits(peak: int, there: int) -> str:
+    """Whether the pair's memory is there, in bytes."""
+    ending = "it fits" if peak <= there else "it does not fit, and is slow"
+    return f"The pair took {readable(peak)} at most, of {readable(there)}: {ending}."
 
 
 def log(line: str) -> None:
@@ -203,13 +209,11 @@ def measured(
         clock: seconds.
     """
     log("timing passes over 1 to 64 positions")
-    source = source_length(subject, prompts)
     steps = range(1, num_draft + 2)  # positions of the steps that are timed below
     points = list(dict.fromkeys([*steps, *TARGET_POINTS]))
-    target_pass = timer(subject.target, clock, source=source, slots=max(points))
-    passes = ladder(target_pass, points, LADDER_SHARE * seconds, max(NEEDED, len(steps)))
-    draft_pass = drafting(subject.draft, clock, source=source)
-    draft = statistics.median([draft_pass(1) for _ in range(1 + DRAFT_ROUNDS)][1:])
+    needed = max(NEEDED, len(steps))
+    costs = pair_costs(subject, prompts, points, LADDER_SHARE * seconds, needed, clock)
+    passes = costs.seconds
     share = OPENING_SHARE * seconds
     longest = min(max(int(share / passes[1]), LEAST_TOKENS), MOST_TOKENS)
     turns = workload.cut(prompts, 1)
@@ -219,16 +223,15 @@ def measured(
         affordable(share, len(turns), clock),
         clock,
     )
-    costs = PairCosts.of(passes, draft)
-    facts = {"passes": passes, "draft_pass": draft, "v": costs.v, "max_tokens": longest}
+    facts = {"passes": passes, "c": costs.c, "v": costs.v, "max_tokens": longest}
     return facts | gains(timed[REGULAR], timed[DRAFT], costs)
 
 
 def gains(regular: Timed, speculative: Timed, costs: PairCosts) -> dict[str, Any]:
     """What speculative decoding gained, two repeats of each, and how steady the machine was."""
-    row = figures(speculative, regular) | beside_theory(speculative, regular, costs)
+    row = figures(speculative, regular)
     numbers = [m - 1 for m in costs.v if m <= MEASURED_POSITIONS]
-    gain = {n: theory.speed_up(row["alpha"], n, costs.c, costs.v) for n in numbers}
+    gain = {n: costs.speed_up(row["alpha"], n) for n in numbers}
     opening, closing = regular.repeats_a_token()
     return row | {
         "best_num_draft": max(gain, key=gain.__getitem__),

@@ -3,8 +3,8 @@
 Every setting of the grid decodes greedily. A few prompts are timed one by one, interleaved; quality
 is exact match and chrF, in points of 100, on more of them, decoded in batches, as a text does not
 depend on its batch. chrF (https://aclanthology.org/W15-3049) compares runs of characters, so it
-tells a wrong letter from a wrong sentence, which exact match does not. Writes a picture (speed-ups
-with theory's beside them, and quality against delta) and all figures as JSON.
+tells a wrong letter from a wrong sentence, which exact match does not. Writes a picture (speed by
+number of proposals, quality by delta) and all figures as JSON.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks import printing, workload
-from benchmarks.figures import PairCosts, beside_theory, cost_meter, figures, measure
-from benchmarks.subject import Subject, begin, decoding
+from benchmarks import pictures, printing, workload
+from benchmarks.figures import figures
+from benchmarks.subject import Subject, begin, decided, decoding
 from benchmarks.workload import DRAFT, LOOKUP, REGULAR, Workload
 from mlx_t5.cli.arguments import add_number, add_setting, at_least, between
+from mlx_t5.timing import interleave
 from mlx_t5.training.texts import chrf
+
+if TYPE_CHECKING:
+    from decoder import SpeculativeDecoder
 
 Setting = tuple[float, int]  # delta, gamma
 NEAR = 0.02  # settings whose speeds differ by less are taken for equally fast
-GREY = "0.45"
 
 
 def points(name: str) -> Callable[[dict], str]:
@@ -38,7 +41,6 @@ COLUMNS: printing.Columns = {
     "num-draft": lambda row: f"{row['num_draft']}",
     **printing.SPEED,
     **printing.TOKENS_PER_CALL,
-    **printing.THEORY,
     "exact match": points("exact_match"),
     "chrF": points("chrf"),
     "exact match, delta 0": points("exact_match_lossless"),
@@ -82,41 +84,24 @@ def run(args: argparse.Namespace, command: str) -> int:
     count = len(quality_prompts.prompts)
     subject, facts = begin(args, command, judged=count)
     settings = [(d, n) for d in sorted({0.0, *args.delta}) for n in sorted(set(args.num_draft))]
-    rows, costs, regular = timings(subject, prompts, settings, args)
+    rows, regular = timings(subject, prompts, settings, args)
     qualities = quality_of(subject, quality_prompts, settings, args)
     rows = [row | scores for row, scores in zip(rows, qualities, strict=True)]
     print(f"\n{printing.markdown(COLUMNS, rows)}\n\n{explain(rows, args.tolerance, count)}")
     best = recommend(rows, args.tolerance)
-    draw(rows, best, title(facts, args, count), picture)
+    pictures.draw_deltas(rows, best, f"{printing.listed(facts)}\n{command}", picture)
     best = best and {name: best[name] for name in ("delta", "num_draft")}
     record = {"command": command, "environment": facts, "judged": count, "recommended": best}
-    printing.write_record(
-        figures_file, {**record, "costs": costs, "regular": regular, "rows": rows}
-    )
+    printing.write_record(figures_file, {**record, "regular": regular, "rows": rows})
     print(f"wrote {picture} and {figures_file}")
     changed = any(row["delta"] == 0 and row["different"] for row in rows)
     return int(changed and facts["dtype"] == "float32")
 
 
-def title(facts: dict, args: argparse.Namespace, judged: int) -> str:
-    """What the picture says about where it comes from."""
-    run = workload.header_fields(args)
-    return (
-        f"{run['target']} with {run['draft'] if args.way == DRAFT else args.way}: prompts "
-        f"{run['prompts']} timed {args.repeats} times, {judged} judged\n"
-        f"{facts['machine']}, {facts['cores']} cores, {facts['device']}, mlx {facts['mlx']}, "
-        f"{facts['dtype']}"
-    )
-
-
 def timings(
     subject: Subject, prompts: Workload, settings: Sequence[Setting], args: argparse.Namespace
-) -> tuple[list[dict], PairCosts, dict]:
-    """Times regular decoding, every setting and the passes, interleaved.
-
-    Returns:
-        The figures of each setting, what passes cost, and the times of regular decoding.
-    """
+) -> tuple[list[dict], dict]:
+    """The figures of each setting and the times of regular decoding, interleaved."""
     turns = workload.cut(prompts.prompts, 1)
     decoders: dict[Any, Any] = {REGULAR: subject.decoder(REGULAR)}
     decoders |= {(delta, n): subject.decoder(args.way, n, delta) for delta, n in settings}
@@ -124,16 +109,13 @@ def timings(
         key: decoding(decoder, turns, 1, max_tokens=args.max_tokens)
         for key, decoder in decoders.items()
     }
-    meter = cost_meter(subject, prompts.prompts, args.num_draft)
-    timed, costs = measure(variants, len(turns), args.repeats, meter)
-    assert costs is not None, "they were measured"
+    timed = interleave(variants, len(turns), args.repeats, decided)
     regular = timed[REGULAR]
     rows = [
         {"delta": delta, "num_draft": n, **figures(timed[delta, n], regular)}
-        | beside_theory(timed[delta, n], regular, costs)
         for delta, n in settings
     ]
-    return rows, costs, {"seconds": regular.seconds, "tokens": regular.tokens}
+    return rows, {"seconds": regular.seconds, "tokens": regular.tokens}
 
 
 def quality_of(
@@ -141,7 +123,7 @@ def quality_of(
 ) -> list[dict]:
     """The quality of every setting's texts."""
 
-    def texts(decoder: Any) -> list[str]:
+    def texts(decoder: SpeculativeDecoder) -> list[str]:
         turn = decoding(decoder, [prompts.prompts], args.quality_batch, max_tokens=args.max_tokens)
         return [result.text or "" for result in turn(0)]
 
@@ -242,89 +224,3 @@ def _setting(row: dict | None) -> str:
         return "--regular-decode; no setting of this grid is faster"
     delta = f"--delta {row['delta']:g} " if row["delta"] else ""
     return f"{delta}--num-draft {row['num_draft']}, {row['speed_up']} times regular decoding"
-
-
-def draw(rows: Sequence[dict], best: dict | None, title: str, file: Path) -> None:
-    """Writes the picture, whose format follows from the file's name.
-
-    Args:
-        rows: of the grid.
-        best: the recommended one of them, to be marked; None if there is none.
-        title: where the figures come from.
-        file: where to.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 5.2), layout="constrained")
-    figure.suptitle(title, fontsize=9, color=GREY)
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    _speeds(left, rows, best)
-    _qualities(right, rows)
-    figure.savefig(file, dpi=150)
-
-
-def _speeds(axes: Any, rows: Sequence[dict], best: dict | None) -> None:
-    """Decoding speed-up by the number of proposals, a colour for each delta."""
-    from matplotlib import colormaps
-
-    deltas = sorted({row["delta"] for row in rows})
-    for i, delta in enumerate(deltas):
-        line = sorted((r for r in rows if r["delta"] == delta), key=lambda row: row["num_draft"])
-        colour = colormaps["viridis"](0.9 * i / max(len(deltas) - 1, 1))
-        lengths = [row["num_draft"] for row in line]
-        speeds = [row["decode_speed_up"] for row in line]
-        # A range may lie on one side of its median-based value.
-        below = [max(s.value - s.low, 0) for s in speeds]
-        above = [max(s.high - s.value, 0) for s in speeds]
-        # Side by side, so that the bars of one number do not hide each other.
-        shifted = [n + 0.05 * (i - (len(deltas) - 1) / 2) for n in lengths]
-        values = [s.value for s in speeds]
-        label = f"δ = {delta:g}"
-        axes.errorbar(shifted, values, (below, above), fmt="o-", color=colour, label=label,
-                      markersize=4, linewidth=1.4, elinewidth=0.7, capsize=2)  # fmt: skip
-        axes.plot(lengths, [row["predicted"] for row in line], "--", color=colour, linewidth=1)
-        if best and best["delta"] == delta:
-            marked = lengths.index(best["num_draft"])
-            axes.plot(shifted[marked], values[marked], "o", color="C3", markersize=12,
-                      fillstyle="none", label="recommended")  # fmt: skip
-    axes.plot([], [], "--", color=GREY, linewidth=1, label="theory")
-    axes.axhline(1, color=GREY, linewidth=0.8)
-    axes.annotate("regular", (1, 1), (3, 0), xycoords=("axes fraction", "data"), va="center",
-                  textcoords="offset points", fontsize=8, color=GREY)  # fmt: skip
-    axes.set_xticks(sorted({row["num_draft"] for row in rows}))
-    axes.set(xlabel="proposals a step, γ (--num-draft)", ylabel="decoding, times regular")
-    axes.set_title("Speed: measured with range, and theory from α, c and v(M)", fontsize=10)
-    axes.legend(fontsize=8, ncols=2)
-    _tidy(axes)
-
-
-def _qualities(axes: Any, rows: Sequence[dict]) -> None:
-    """Exact match and chrF by delta: their mean over the numbers of proposals, and the range."""
-    deltas = sorted({row["delta"] for row in rows})
-    # Evenly spaced, as what happens often happens close to 1.
-    ticks = list(range(len(deltas)))
-    lines = {
-        "exact_match": ("exact match, references", "C3", "o-"),
-        "chrf": ("chrF, references", "C0", "o-"),
-        "exact_match_lossless": ("exact match, δ = 0", "C3", "s:"),
-        "chrf_lossless": ("chrF, δ = 0", "C0", "s:"),
-    }
-    for name, (label, colour, style) in lines.items():
-        if any(row[name] is None for row in rows):
-            continue
-        by_delta = [[row[name] for row in rows if row["delta"] == delta] for delta in deltas]
-        means = [sum(values) / len(values) for values in by_delta]
-        axes.plot(ticks, means, style, color=colour, label=label, markersize=4, linewidth=1.4)
-        axes.fill_between(ticks, list(map(min, by_delta)), list(map(max, by_delta)),
-                          color=colour, alpha=0.12, linewidth=0)  # fmt: skip
-    axes.set_xticks(ticks, [f"{delta:g}" for delta in deltas])
-    axes.set(xlabel="relaxation δ (--delta)", ylabel="points of 100")
-    axes.set_title("Quality: mean over γ, shaded from least to most", fontsize=10)
-    axes.legend(fontsize=8)
-    _tidy(axes)
-
-
-def _tidy(axes: Any) -> None:
-    axes.grid(color="0.9", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)

@@ -140,12 +140,12 @@ def prepare_cuda(environment: MutableMapping[str, str]) -> None:
     """See cuda.py; nothing where no NVIDIA GPU is to compute.
 
     Raises:
-        UserError: there is none, or none for this rank.
+        UserError: there is none.
     """
     if on_cuda():
         facts = mx.device_info()
         try:
-            cuda.require_gpu(facts, environment)
+            cuda.require_gpu(facts)
         except ValueError as error:
             raise UserError(str(error)) from None
         cuda.keep_kernels(environment, mx.__version__, facts)

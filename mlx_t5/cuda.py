@@ -23,27 +23,20 @@ COMPILING = "compiling kernels for this GPU, once: up to a minute"
 ELF = struct.Struct("<16s2HI3QI6H")  # the header of a compiled kernel's file
 
 
-def require_gpu(facts: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+def require_gpu(facts: Mapping[str, Any]) -> None:
     """Checks that MLX, which has chosen to compute on a GPU, has one.
 
     Args:
         facts: what `mx.device_info` says, nothing where there is no GPU.
-        environment: variables; `mlx.launch` sets some.
 
     Raises:
-        ValueError: there is none, or none for this rank.
+        ValueError: there is none; `mlx.launch` gives each rank one of its own.
     """
-    if facts:
-        return
-    if environment.get("NCCL_HOST_IP") and "MLX_RANK" in environment:
-        given = environment.get("CUDA_VISIBLE_DEVICES", "")
+    if not facts:
         raise ValueError(
-            f"there is no GPU {given} for rank {environment['MLX_RANK']}: mlx.launch gives each "
-            "rank one of its own; to have ranks share one: mlx.launch --backend ring -n 2 -- …"
+            "MLX finds no NVIDIA GPU for this process (is the driver installed?); T5_DEVICE=cpu "
+            "computes without, and mlx.launch --backend ring has ranks share one"
         )
-    raise ValueError(
-        "MLX finds no NVIDIA GPU (is the driver installed?); T5_DEVICE=cpu computes without"
-    )
 
 
 def keep_kernels(

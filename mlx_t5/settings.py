@@ -241,20 +241,14 @@ def check_exact(settings: Settings, width: int) -> None:
         UserError: there are more proposals than have room, they are to decide about the text, or
             beams are searched.
     """
-    if isinstance(settings.num_draft, int) and settings.num_draft >= width:
-        raise UserError(
-            f"num_draft is {settings.num_draft}; exact decoding has room for {width - 1} here, so "
-            "lower it"
-        )
-    if settings.num_beams > 1:
-        raise UserError(
-            f"num_beams is {settings.num_beams}; exact decoding has no beams; leave one out"
-        )
-    if settings.delta:
-        raise UserError(
-            f"delta is {settings.delta:g}, which lets the draft decide about the text; exact "
-            "decoding needs 0"
-        )
+    fixed = settings.num_draft if isinstance(settings.num_draft, int) else 0
+    for name, refused, cause in (
+        ("num_draft", fixed >= width, f"has room for {width - 1} here, so lower it"),
+        ("num_beams", settings.num_beams > 1, "has no beams; leave one out"),
+        ("delta", settings.delta > 0, "needs 0, as the draft would decide about the text"),
+    ):
+        if refused:
+            raise UserError(f"{name} is {getattr(settings, name)}; exact decoding {cause}")
 
 
 def _several(name: str, values: Any, fits: Callable[[Any], bool], expected: str) -> tuple:

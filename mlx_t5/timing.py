@@ -65,13 +65,9 @@ class Timed:
 
         return Timed(chosen(self.seconds), chosen(self.tokens), chosen(self.outcomes))
 
-    def total_seconds(self) -> float:
-        """Seconds of all turns, each by the median of its repeats."""
-        return median_total(self.seconds)
-
     def seconds_a_token(self) -> float:
         """Seconds of all turns, each by the median of its repeats, divided by their tokens."""
-        return self.total_seconds() / median_total(self.tokens)
+        return median_total(self.seconds) / median_total(self.tokens)
 
     def repeats_a_token(self) -> list[float]:
         """[R] seconds a token of each repeat."""

@@ -12,7 +12,7 @@ def test_the_program_has_all_subcommands(capsys):
     with pytest.raises(SystemExit, match="0"):
         benchmark.main(["--help"])
     shown = capsys.readouterr().out
-    for name in ("compare", "sweep", "peers", "costs", "memory", "server", "report"):
+    for name in ("compare", "sweep", "peers", "server", "report"):
         assert f"\n    {name} " in shown
 
 
@@ -39,8 +39,6 @@ def test_ctrl_c_has_the_status_that_shells_expect(monkeypatch):
         (["sweep", "--delta", "1.5"], "give a number from 0 (lossless) to 1, not '1.5'"),
         (["sweep", "--num-draft", "auto"], "give a whole number, at least 1, not 'auto'"),
         (["sweep", "--output", "no-such-folder/x"], "there is no folder"),
-        (["costs", "--shape", "t5-huge"], "invalid choice: 't5-huge'"),
-        (["costs", "--repeats", "0"], "give a whole number, at least 1"),
         (["server", "--model", "no/such/folder"], "there is no model folder no/such/folder"),
         (["report", "--draft-model", "lookup"], "a report needs a draft model: name one with"),
         (["report", "--seconds", "0"], "give a whole number, at least 1"),

@@ -261,7 +261,6 @@ def models_given(tmp_path_factory) -> dict[str, str]:
         ("--iters 0 --draft-model x --draft-vocab-size all", "and leave --draft-v"),
         ("--draft-vocab-size 0", "give a whole number, at least 1, or all, not '0'"),
         ("--draft-vocab-size many", "give a whole number, at least 1, or all, not 'many'"),
-        ("--draft-vocab-size 3073", "has 3072 token ids; give fewer, or all"),
         ("--draft-model {narrow}", "narrow has 2 tokens only; start from the model that it"),
         ("--model {narrow} --draft-model {other}", "this model writes 2 of 3072 tokens"),
         ("--decoder-layers 9", "a draft cannot have 9 decoder layers: the target has 3"),

@@ -64,14 +64,6 @@ def test_snippets_print_what_the_page_says(page, session):
                     raise AssertionError(f"{location}: {error}") from error
 
 
-def test_the_table_of_memory_is_what_its_snippet_prints(session):
-    page = ROOT / "docs" / "converting.md"
-    (snippet,) = (s for s in snippets.read(page) if "benchmark.py memory" in s.code)
-    printed, _ = session.run(snippet)
-    table = [line for line in printed.splitlines() if line.startswith("|")]
-    assert table and "\n".join(table) in text(page)
-
-
 def test_the_first_screens_figures_are_those_of_the_table():
     """By the first table of docs/performance.md: milliseconds a token on an NVIDIA GPU."""
     page = text(ROOT / "docs" / "performance.md")

@@ -29,26 +29,25 @@ MODULES = {name(file): file for file in FILES}
 ALL_FILES = [*FILES, *ROOT.glob("demo/**/*.py"), *ROOT.glob("tests/**/*.py")]
 
 
-def imported(tree: ast.AST, typing_too: bool) -> set[str]:
-    """Modules of ours that a tree imports; those for type checkers alone count if they are to."""
+def imported(tree: ast.AST) -> set[str]:
+    """Modules of ours that a tree imports, but for type checkers alone."""
     found = set()
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            found |= imported(node, typing_too) if typing_too else set()
             continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):
             full = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {each if each in MODULES else node.module for each in full}
-        found |= imported(node, typing_too)
+        found |= imported(node)
     return found & MODULES.keys()
 
 
 @cache
-def imports(module: str, typing_too: bool = False) -> frozenset[str]:
+def imports(module: str) -> frozenset[str]:
     tree = ast.parse(MODULES[module].read_text("utf-8"))
-    return frozenset(imported(tree, typing_too) - {module})
+    return frozenset(imported(tree) - {module})
 
 
 @cache
@@ -68,7 +67,7 @@ def test_imports_go_down_only():
 
 def test_the_library_imports_no_file_of_the_root():
     for module in filter(of_the_library, MODULES):
-        above = [below for below in imports(module, True) if not of_the_library(below)]
+        above = [below for below in imports(module) if not of_the_library(below)]
         assert not above, f"{module} imports {above}"
 
 

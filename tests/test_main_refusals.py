@@ -24,7 +24,7 @@ BUNDLED = str(ROOT / "demo" / "target")
     ("argv", "message"),
     [
         (["--num-draft", "0"], "--num-draft: .*--regular-decode"),
-        (["--exact", "--delta", "0.5"], "delta is 0.5, which .*exact decoding needs 0"),
+        (["--exact", "--delta", "0.5"], "delta is 0.5; exact decoding needs 0"),
         (["--exact", "--num-beams", "2"], "num_beams is 2; exact decoding has no beams"),
         (["--exact", "--embed"], "--exact is for texts"),
         (["--exact", "--num-draft", "32"], "num_draft is 32; exact decoding has room for 31"),

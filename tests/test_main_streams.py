@@ -178,7 +178,7 @@ def test_a_file_whose_name_is_no_unicode_can_be_named_in_errors(run, models, tmp
     [
         ("mlx", ["main.py"], "requirements.txt"),
         ("numpy", ["convert.py", "--model", "t5-small"], "requirements.txt"),
-        ("mlx", ["benchmark.py", "memory"], "requirements.txt"),
+        ("mlx", ["benchmark.py", "compare"], "requirements.txt"),
         ("transformers", ["main.py"], "requirements.txt"),
         ("fastapi", ["server.py"], "requirements/server.txt"),
     ],

@@ -35,7 +35,7 @@ from mlx_t5.settings import AUTO
 
 if TYPE_CHECKING:
     from mlx_t5.engine.rows import Row
-    from mlx_t5.network.interface import Seq2Seq
+    from model import T5
 
 NUMBERS = (*range(9), 10, 12, MOST)  # of proposals that are considered
 FIRST = 7  # proposals at most, until more than so many were accepted
@@ -64,7 +64,7 @@ class Adaptive:
         self._plan = Plan([], 0, self.experience)
 
     @classmethod
-    def of(cls, target: Seq2Seq, drafter: Drafter | None) -> Adaptive:
+    def of(cls, target: T5, drafter: Drafter | None) -> Adaptive:
         """For a target, which exact decoding may pad, and what drafts for it."""
         most = LONGEST_AUTO if isinstance(target, ExactTarget) else None
         return cls(Expected(target, drafter.model if drafter else None), most)

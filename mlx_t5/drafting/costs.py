@@ -15,13 +15,17 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from mlx_t5 import blas
 from mlx_t5.backend import blas_name, device_info, mx, on_cpu, on_cuda
 from mlx_t5.network.ranks import ranks_of
+
+if TYPE_CHECKING:
+    from mlx_t5.network.exact import ExactTarget
+    from model import T5
 
 Shape: TypeAlias = tuple[int, int, int]  # of a step: B, positions of each row, draft passes
 
@@ -101,7 +105,7 @@ def most_proposals() -> int:
 class Expected:
     """Seconds of steps by the table, the same on every run of a machine."""
 
-    def __init__(self, target: Any, draft: Any = None) -> None:
+    def __init__(self, target: T5 | ExactTarget, draft: T5 | None = None) -> None:
         """Of a target, which exact decoding may pad, and of a draft model if there is one."""
         self.width = getattr(target, "width", 0)
         device, row = device_kind(target.weights_read().kind)
@@ -139,7 +143,7 @@ class Expected:
         return fixed + reading * (np.interp(positions, points, times) + slope * beyond)
 
 
-def _parts(model: Any, device: Device) -> tuple[float, float]:
+def _parts(model: T5 | ExactTarget, device: Device) -> tuple[float, float]:
     """Seconds of a pass over one position: those that stay for more positions, and the others."""
     read = model.weights_read()
     layers, reading = read.layers * device.layer, read.bytes / device.bandwidth

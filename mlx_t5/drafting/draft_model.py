@@ -6,17 +6,20 @@ Symbols: B rows, S source positions, gamma proposals, V the target's vocabulary,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
 from mlx_t5.drafting.proposals import Choice, Kind, Offer, Proposal, Rows
 from mlx_t5.errors import UserError
 from mlx_t5.network.draft_vocabulary import DraftVocabulary
 from mlx_t5.network.encoding import encoder_states, prepared
-from mlx_t5.network.interface import Seq2Seq, require_decoder
+from mlx_t5.network.interface import require_decoder
 from mlx_t5.sampling.acceptance import accepted_length
 from mlx_t5.sampling.draws import OWN, Sampling, fold, is_finite, likeliest, probabilities, sample
 from mlx_t5.sampling.processors import History
+
+if TYPE_CHECKING:
+    from model import T5
 
 DRAFT = Kind("draft", 1.5, 0.4, writer="draft", drafted=True)
 
@@ -32,9 +35,7 @@ class DraftModel:
     One with a vocabulary of its own (network/draft_vocabulary.py) has logits of N < V tokens.
     """
 
-    def __init__(
-        self, model: Seq2Seq, target: Seq2Seq, vocabulary: DraftVocabulary | None = None
-    ) -> None:
+    def __init__(self, model: T5, target: T5, vocabulary: DraftVocabulary | None = None) -> None:
         """Pairs a draft with its target.
 
         Args:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from mlx_t5.backend import mx
 
 if TYPE_CHECKING:
-    from mlx_t5.network.interface import Seq2Seq
     from mlx_t5.sampling.draws import Sampling
+    from model import T5
 
 Rows = Sequence[Sequence[int]]  # tokens of each row
 
@@ -115,7 +115,7 @@ class Drafter(Protocol):
     """Proposes tokens for the rows of one batch, which are known by their place."""
 
     @property
-    def model(self) -> Seq2Seq | None:
+    def model(self) -> T5 | None:
         """The model that is asked, None if there is none."""
 
     def fresh(self) -> Drafter:

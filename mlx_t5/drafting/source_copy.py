@@ -23,13 +23,15 @@ from __future__ import annotations
 from bisect import bisect
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
 from mlx_t5.drafting.proposals import Choice, Drafter, Kind, Offer, Proposal, Rows
-from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.sampling.draws import Sampling, one_hot
 from mlx_t5.text.prompts import task_prefix
+
+if TYPE_CHECKING:
+    from model import T5
 
 LONGEST_MATCH = 8  # a longer agreement tells no more about where the text goes on
 SHORTEST_REPEAT = 3  # tokens that have to recur before the output is taken for its own source
@@ -218,7 +220,7 @@ class CopyOrDraft:
         self.copy, self.draft = copy, draft
 
     @property
-    def model(self) -> Seq2Seq | None:
+    def model(self) -> T5 | None:
         """The draft model."""
         return self.draft.model
 

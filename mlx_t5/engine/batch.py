@@ -20,7 +20,7 @@ from mlx_t5.network.ranks import ranks_of
 if TYPE_CHECKING:
     from mlx_t5.drafting.proposals import Choice, Drafter
     from mlx_t5.network.exact import ExactTarget
-    from mlx_t5.network.interface import Seq2Seq
+    from model import T5
 
 
 class Batch:
@@ -38,7 +38,7 @@ class Batch:
 
     def __init__(
         self,
-        target: Seq2Seq | ExactTarget,
+        target: T5 | ExactTarget,
         drafter: Drafter | None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:

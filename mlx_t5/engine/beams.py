@@ -11,22 +11,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.engine.batch import Batch
 from mlx_t5.engine.rows import Row
-from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.sampling.beams import NO_BEAM, BeamSearch, Hypothesis, become, largest
 from mlx_t5.sampling.processors import History, Processing
+
+if TYPE_CHECKING:
+    from model import T5
 
 
 class Beams(Batch):
     """Rows of the same number of beams. `insert` adds some, `step` advances all of them."""
 
     def __init__(
-        self, target: Seq2Seq, num_beams: int, clock: Callable[[], float] = time.perf_counter
+        self, target: T5, num_beams: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         """Starts with no rows.
 

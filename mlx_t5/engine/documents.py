@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, fields
 from itertools import chain, count, pairwise, repeat, zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.engine.rows import Chunk, PieceResult, Result, Speculation, Stats
 from mlx_t5.errors import UserError, shown
@@ -19,6 +19,9 @@ from mlx_t5.ranges import is_listlike
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 from mlx_t5.text.documents import Cutting, Document
 from mlx_t5.text.tokenizer import encode
+
+if TYPE_CHECKING:
+    from decoder import SpeculativeDecoder
 
 DOUBTFUL = 'note: "{}" is decoded as text; if it is a prefix, give it by --prefix (Python: prefix=)'
 
@@ -134,7 +137,7 @@ def taken_from(settings: dict[str, Any]) -> Cutting | None:
 
 
 def chunks(
-    decoder: Any,
+    decoder: SpeculativeDecoder,
     cutting: Cutting,
     prompts: Iterable[Any],
     seed: int = 0,
@@ -200,7 +203,7 @@ def results(*args: Any, **call: Any) -> Iterator[Result]:
     return (chunk.result for chunk in chunks(*args, **call) if chunk.result)
 
 
-def stream(decoder: Any, *args: Any, **call: Any) -> Generator[Chunk, None, None]:
+def stream(decoder: SpeculativeDecoder, *args: Any, **call: Any) -> Generator[Chunk, None, None]:
     """Decodes one document as `chunks` does, but raises `UserError` if all of it fails."""
     for chunk in chunks(decoder, *args, **call):
         if chunk.result and chunk.result.error:
@@ -218,7 +221,9 @@ def spelled(chunk: Chunk, tokenizer: Any) -> Chunk:
     return chunk
 
 
-def _document(prompt: Any, prediction: Any, cutting: Cutting, decoder: Any) -> Document | Exception:
+def _document(
+    prompt: Any, prediction: Any, cutting: Cutting, decoder: SpeculativeDecoder
+) -> Document | Exception:
     """A text in pieces that are not too long for a decoder's model, or why there is none."""
 
     def tokens(prompt: str) -> int:
@@ -238,7 +243,7 @@ def _document(prompt: Any, prediction: Any, cutting: Cutting, decoder: Any) -> D
         return error
 
 
-def _check(decoder: Any, seed: Any, call: dict[str, Any]) -> None:
+def _check(decoder: SpeculativeDecoder, seed: Any, call: dict[str, Any]) -> None:
     """Refuses what does not go with documents."""
     if decoder.tokenizer is None:
         raise UserError("a split needs a tokenizer; this model folder has none")

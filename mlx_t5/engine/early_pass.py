@@ -11,11 +11,15 @@ of them in flight.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import cpu_only, mx
 from mlx_t5.engine.rows import Row
 from mlx_t5.network.ranks import ranks_of
+
+if TYPE_CHECKING:
+    from mlx_t5.network.exact import ExactTarget
+    from model import T5
 
 MOST_COPIED = 64 << 20  # bytes of the caches that are written
 
@@ -24,11 +28,11 @@ class EarlyPass:
     """The pass that is on its way, if there is one."""
 
     @classmethod
-    def of(cls, target: Any) -> EarlyPass | None:
+    def of(cls, target: T5 | ExactTarget) -> EarlyPass | None:
         """For passes of this model; None on a CPU, and where ranks share it."""
         return None if cpu_only() or ranks_of(target).size > 1 else cls(target)
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: T5 | ExactTarget) -> None:
         """Begins passes of this model."""
         self._target = target
         self._of: tuple[Row, int] | None = None  # a row, and the position that is fed

@@ -7,6 +7,7 @@ Rank 0 reads and writes; the others are silent. Whoever fails ends with an exit 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 import sys
@@ -18,9 +19,11 @@ from typing import TYPE_CHECKING, TypeVar
 from mlx_t5.errors import UserError, is_lost_rank, is_out_of_memory, reason, shown
 
 if TYPE_CHECKING:
+    from decoder import SpeculativeDecoder
     from mlx_t5.network.ranks import Ranks
 
 Options = TypeVar("Options")
+PLACES = ("model", "draft_model", "adapter_path")  # options
 CURE = "start all ranks with the same options, models and versions"
 LAUNCH = "mlx.launch -n 2 -- python main.py …"
 BAD_INPUT, INTERRUPTED = 2, 130  # exit statuses
@@ -113,6 +116,26 @@ def leave_interrupts_to_rank_0(ranks: Ranks) -> None:
     """Has the other ranks finish what rank 0 waits for; it says what becomes of Ctrl-C."""
     if ranks.rank:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def to_compare(decoder: SpeculativeDecoder, options: Mapping[str, object]) -> dict[str, str]:
+    """What ranks have to have in common before their first pass, by name.
+
+    Ranks with models of other shapes would wait for each other for ever. Where the models lie may
+    differ; options stay on their machine, as a key may be among them.
+    """
+    from mlx_t5.backend import cpu_only, mx
+
+    draft = decoder.drafter and decoder.drafter.model
+    asked = sorted((name, str(value)) for name, value in options.items() if name not in PLACES)
+    return {
+        "version of MLX": mx.__version__,
+        "kind of device": str(cpu_only()),  # which pads in its own way
+        "set of options": hashlib.sha256(repr(asked).encode()).hexdigest(),
+        "dtype (see --dtype)": str(decoder.model.dtype),
+        "config of the target": str(decoder.model.config),
+        "config of the draft": str(draft and draft.config),
+    }
 
 
 @contextlib.contextmanager

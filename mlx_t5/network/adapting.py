@@ -17,11 +17,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlx_t5.backend import mx
 from mlx_t5.network.linear import Matrix
 from mlx_t5.network.sharing import plain_weights
+
+if TYPE_CHECKING:
+    from model import T5
 
 DOWN, UP, MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"  # as PEFT calls A, B and m
 
@@ -98,7 +101,7 @@ class Adapters:
 
     def __init__(
         self,
-        model: Any,
+        model: T5,
         paths: Collection[str],
         rank: int,
         scale: float,

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mlx_t5.backend import mx, nn
 from mlx_t5.errors import UserError
+
+if TYPE_CHECKING:
+    from model import T5
 
 TABLE = "d2t"
 
@@ -38,7 +41,7 @@ class DraftVocabulary:
         rows: (V,) int32, the row of every token there, N if it has none; None likewise.
     """
 
-    def __init__(self, model: Any, vocab_size: int) -> None:
+    def __init__(self, model: T5, vocab_size: int) -> None:
         """Takes a draft, and V of its target.
 
         Raises:
@@ -65,7 +68,7 @@ class DraftVocabulary:
         return mx.take(spare, self.rows, axis=-1)
 
 
-def narrow(draft: Any, ids: np.ndarray) -> None:
+def narrow(draft: T5, ids: np.ndarray) -> None:
     """Has a draft propose these tokens (N,) only; its head becomes one of their rows.
 
     Raises:
@@ -78,7 +81,7 @@ def narrow(draft: Any, ids: np.ndarray) -> None:
         draft.lm_head = _rows(getattr(draft, "lm_head", draft.shared), draft.d2t)
 
 
-def widened(draft: Any) -> Any:
+def widened(draft: T5) -> Any:
     """A draft like one that uses its target's head, with all of the target's tokens again."""
     config = replace(draft.config, draft_vocab_size=None)
     wide = type(draft)(config, shares_with=draft.shares_with)
@@ -86,7 +89,7 @@ def widened(draft: Any) -> Any:
     return wide
 
 
-def settle(draft: Any) -> None:
+def settle(draft: T5) -> None:
     """Checks the table of a draft, and takes its rows of a head that it shares.
 
     Raises:
@@ -101,10 +104,10 @@ def settle(draft: Any) -> None:
         )
     draft.update({TABLE: mx.array(ids.astype(np.int32))})
     if draft.shares_with is not None:
-        vars(draft)["lm_head"] = _rows(getattr(draft, "lm_head", draft.shared), draft.d2t)
+        draft.__dict__["lm_head"] = _rows(getattr(draft, "lm_head", draft.shared), draft.d2t)
 
 
-def require_all_tokens(model: Any) -> None:
+def require_all_tokens(model: T5) -> None:
     """Raises `UserError` if the model is a draft with a vocabulary of its own."""
     if getattr(model, TABLE, None) is not None:
         raise UserError(

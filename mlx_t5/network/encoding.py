@@ -14,7 +14,8 @@ from mlx_t5.network.cache import source_width
 
 if TYPE_CHECKING:
     from mlx_t5.network.cache import Cache
-    from mlx_t5.network.interface import Seq2Seq
+    from mlx_t5.network.exact import ExactTarget
+    from model import T5
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array | None]:
@@ -30,7 +31,7 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array 
     return ids, mx.arange(width) < mx.array([[len(row)] for row in rows])
 
 
-def encoder_states(model: Seq2Seq, sources: Sequence[Sequence[int]]) -> list[mx.array]:
+def encoder_states(model: T5 | ExactTarget, sources: Sequence[Sequence[int]]) -> list[mx.array]:
     """The encoder's output (S, d_model) of each source, not waited for; equal ones share it.
 
     Sources of like length share a pass, so that little of it is padding, and a pass of several has
@@ -48,7 +49,10 @@ def encoder_states(model: Seq2Seq, sources: Sequence[Sequence[int]]) -> list[mx.
 
 
 def prepared(
-    model: Seq2Seq, sources: Sequence[Sequence[int]], states: Sequence[mx.array], copies: int = 1
+    model: T5 | ExactTarget,
+    sources: Sequence[Sequence[int]],
+    states: Sequence[mx.array],
+    copies: int = 1,
 ) -> Cache:
     """A decoder's cache with rows for each source, not waited for; equal ones share the work.
 
@@ -72,7 +76,7 @@ def prepared(
 
 
 def encoded(
-    model: Seq2Seq, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
+    model: T5, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
 ) -> Cache:
     """A decoder's cache with a row for each source.
 

@@ -14,24 +14,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
 from mlx_t5.network.attention import ByRow
 from mlx_t5.network.cache import Cache, Slots
-from mlx_t5.network.interface import Seq2Seq, WeightsRead
+from mlx_t5.network.interface import WeightsRead
 from mlx_t5.network.ranks import ranks_of
+
+if TYPE_CHECKING:
+    from model import T5
 
 
 class ExactTarget:
-    """A model whose passes have one shape; see `interface.Seq2Seq` for its methods.
+    """A model whose passes have one shape; see `model.T5` for its methods.
 
     Attributes:
         width: W, positions of every row in every pass.
         rows: numbers of rows that a pass may have, ascending; the last is the most in flight.
     """
 
-    def __init__(self, model: Seq2Seq, width: int, rows: Sequence[int]) -> None:
+    def __init__(self, model: T5, width: int, rows: Sequence[int]) -> None:
         """Wraps a model.
 
         Args:
@@ -71,11 +74,6 @@ class ExactTarget:
             ValueError: there are more positions than W, or more rows than a pass may have.
         """
         batch, length = tokens.shape
-        if length > self.width or batch > self.rows[-1]:
-            raise ValueError(
-                f"{batch} rows of {length} positions do not fit passes of {self.rows[-1]} rows of "
-                f"{self.width}"
-            )
         rows = next(count for count in self.rows if count >= batch)
         tokens = mx.pad(tokens, ((0, rows - batch), (0, self.width - length)))
         for row, offset in zip(cache.rows, offsets, strict=True):

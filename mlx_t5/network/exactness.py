@@ -12,18 +12,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.network.attention import attention
 from mlx_t5.network.cache import SLOT_MULTIPLE
 from mlx_t5.network.exact import ExactCache, ExactTarget
-from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.network.linear import Matrix
 from mlx_t5.network.ranks import ranks_of
 from mlx_t5.sampling.draws import Sampling, probabilities
 from mlx_t5.settings import Settings, check_exact
+
+if TYPE_CHECKING:
+    from model import T5
 
 WIDTHS = (8, 16, 32)  # kernels treat rows alike in eights, or in larger powers of two
 LONGEST_AUTO = WIDTHS[0] - 1  # proposals that "auto" may choose, whatever the width
@@ -34,7 +36,7 @@ SLOTS = tuple(n * SLOT_MULTIPLE for n in (1, 2, 3, 5, 9, 17))
 Product = Callable[[mx.array], mx.array]
 
 
-def exact_targets(model: Seq2Seq, default: Settings) -> Callable[..., ExactTarget]:
+def exact_targets(model: T5, default: Settings) -> Callable[..., ExactTarget]:
     """`exact_target` of a model by the number of rows, each looked for once.
 
     Args:
@@ -56,7 +58,7 @@ def exact_targets(model: Seq2Seq, default: Settings) -> Callable[..., ExactTarge
     return target
 
 
-def exact_target(model: Seq2Seq, batch: int, num_draft: int) -> ExactTarget:
+def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
     """The model with passes of one shape, at the least width that the device keeps bits at.
 
     Args:
@@ -81,7 +83,7 @@ def exact_target(model: Seq2Seq, batch: int, num_draft: int) -> ExactTarget:
     )
 
 
-def holding_rows(model: Any, batch: int, width: int) -> list[int]:
+def holding_rows(model: T5, batch: int, width: int) -> list[int]:
     """Numbers of rows that `numbers_of_rows` finds on every rank; none if attention does not hold.
 
     A rank looks at its own shard of the weights.
@@ -92,7 +94,7 @@ def holding_rows(model: Any, batch: int, width: int) -> list[int]:
     return [n for n, holding in enumerate(ranks.sum(held).tolist()) if holding == ranks.size]
 
 
-def numbers_of_rows(model: Seq2Seq, batch: int, width: int) -> list[int]:
+def numbers_of_rows(model: T5, batch: int, width: int) -> list[int]:
     """Numbers of rows that a pass may have: B, and fewer where they give every row the same bits.
 
     Returns:
@@ -128,7 +130,7 @@ def place_is_irrelevant(product: Product, x: mx.array, out: mx.array) -> bool:
     return True
 
 
-def products(model: Any) -> Iterator[tuple[Product, Callable[[int], list[mx.array]]]]:
+def products(model: T5) -> Iterator[tuple[Product, Callable[[int], list[mx.array]]]]:
     """Every product of the decoder's passes that differs in shape, type or quantisation.
 
     Yields:
@@ -176,7 +178,7 @@ def _doubled(
     return adding if adds and not quantized else like.times, inputs
 
 
-def attention_holds(model: Any, width: int) -> bool:
+def attention_holds(model: T5, width: int) -> bool:
     """Whether queries keep their bits at any place of a pass, over sources and over slots."""
     heads, size = model.local_config.num_heads, model.local_config.d_kv
     dtype = model.decoder.norm.weight.dtype

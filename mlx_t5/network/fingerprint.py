@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.network.ranks import ranks_of
 from mlx_t5.network.sharding import axis_of
+
+if TYPE_CHECKING:
+    from model import T5
 
 NORMS, CONFIG, WEIGHTS = "fingerprint", "config", "weights"  # in a draft's config.json
 NUMBERS, SAMPLES = 128, 4  # of all norms, and of each weight
@@ -34,7 +37,7 @@ OF_CONFIG = (
 )  # fmt: skip
 
 
-def fingerprint(model: Any) -> dict[str, str]:
+def fingerprint(model: T5) -> dict[str, str]:
     """The fingerprint of a `model.T5`, or of a rank's shard of one."""
     halves = ((layer.self_attention, layer.feed_forward) for layer in model.encoder.layers)
     norms = [*(half.norm for layer in halves for half in layer), model.encoder.norm]
@@ -57,7 +60,7 @@ def same_model(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return one[CONFIG] == other[CONFIG] and _alike(one[WEIGHTS], other[WEIGHTS], unknown=True)
 
 
-def _samples(model: Any) -> list[mx.array]:
+def _samples(model: T5) -> list[mx.array]:
     """(SAMPLES,) of every weight, in the order of their names; not a number if it is not known."""
     parameters, samples = dict(tree_flatten(model.parameters())), []
     for name in sorted(name for name in parameters if name.endswith("weight")):

@@ -23,12 +23,16 @@ import json
 from collections.abc import Callable, Iterator
 from functools import partial, reduce
 from operator import add, itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mlx_t5.backend import ON_CUDA, mx
 from mlx_t5.errors import RanksApart
+
+if TYPE_CHECKING:
+    from mlx_t5.network.exact import ExactTarget
+    from model import T5
 
 
 class Ranks:
@@ -122,6 +126,6 @@ class Ranks:
 ALONE = Ranks()
 
 
-def ranks_of(model: Any) -> Ranks:
+def ranks_of(model: T5 | ExactTarget) -> Ranks:
     """The ranks that have to make the same calls of a model: those that `sharding.shard` names."""
     return getattr(model, "ranks", ALONE)

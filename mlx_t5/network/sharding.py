@@ -21,12 +21,15 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mlx_t5.backend import mx, tree_flatten, tree_unflatten
 from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.ranks import Ranks
+
+if TYPE_CHECKING:
+    from model import T5
 
 # By the end of a parameter's name, the dimension that it is cut along.
 _CUTS = (
@@ -36,7 +39,7 @@ _CUTS = (
 )
 
 
-def shard(model: Any, ranks: Ranks) -> None:
+def shard(model: T5, ranks: Ranks) -> None:
     """Makes a model this rank's shard of it, whose weights are yet to be filled in.
 
     Raises:

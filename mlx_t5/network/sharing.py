@@ -20,7 +20,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx, nn
 from mlx_t5.checkpoints.checkpoint import open_checkpoint
@@ -30,12 +30,15 @@ from mlx_t5.network.fingerprint import WEIGHTS, fingerprint, same_model
 from mlx_t5.network.ranks import ALONE, ranks_of
 from mlx_t5.network.weights import check, fill, quantize, read_config, read_shards, shapes_of
 
+if TYPE_CHECKING:
+    from model import T5
+
 SHARED = ("shared", "encoder", "lm_head")  # modules of a T5 that a draft can use
 ENTRY = "shares_encoder_with"  # in a draft's config.json: the fingerprint, and the target's name
 OF_DRAFT = ("num_decoder_layers", "draft_vocab_size")  # what else its config.json says
 
 
-def share(draft: nn.Module, target: Any) -> None:
+def share(draft: nn.Module, target: T5) -> None:
     """Has a draft use the target's modules; `nn.Module` does not take them for the draft's own.
 
     Raises:
@@ -52,7 +55,7 @@ def share(draft: nn.Module, target: Any) -> None:
             vars(draft)[name] = module
 
 
-def full_head(model: Any) -> nn.Module | None:
+def full_head(model: T5) -> nn.Module | None:
     """The output head of all tokens; None if it is the embedding. Nobody else is asked.
 
     If ranks share it, it is read from the model's folder, quantised as it is there. No adapter
@@ -74,7 +77,7 @@ def full_head(model: Any) -> nn.Module | None:
     return holder.lm_head
 
 
-def shared_draft(target: Any, num_decoder_layers: int, dtype: mx.Dtype = mx.float32) -> Any:
+def shared_draft(target: T5, num_decoder_layers: int, dtype: mx.Dtype = mx.float32) -> Any:
     """A draft that starts from the target's own decoder.
 
     Args:
@@ -87,12 +90,9 @@ def shared_draft(target: Any, num_decoder_layers: int, dtype: mx.Dtype = mx.floa
         A T5 whose parameters are its decoder's; `shares_with` is the target.
 
     Raises:
-        UserError: the target has no decoder or not so many layers, or ranks share it.
+        UserError: the target has not so many layers.
     """
-    require_whole(target)
     depth = target.config.num_decoder_layers
-    if not target.can_decode:
-        raise UserError("the target is an encoder alone; a draft needs a target that decodes")
     if not 1 <= num_decoder_layers <= depth:
         cause = f"a draft cannot have {num_decoder_layers} decoder layers"
         raise UserError(f"{cause}: the target has {depth}; choose 1 to {depth}")
@@ -107,15 +107,6 @@ def shared_draft(target: Any, num_decoder_layers: int, dtype: mx.Dtype = mx.floa
         weights |= plain_weights(table, f"relative_attention_bias.{i}.")
     fill(draft.decoder, iter(weights.items()), dtype)
     return draft
-
-
-def require_whole(target: Any) -> None:
-    """Raises `UserError` if this process has a shard of the target only."""
-    if (size := ranks_of(target).size) > 1:
-        raise UserError(
-            f"this rank has a part of the target only, of {size}; make drafts with a target that "
-            "is loaded without a group"
-        )
 
 
 def plain_weights(module: nn.Module, prefix: str = "") -> dict[str, mx.array]:
@@ -176,14 +167,10 @@ def target_of(folder: Path, entry: Any, given: Any, adapter: Any, group: Any) ->
     return given
 
 
-def whole(draft: Any) -> Any:
-    """A draft like one that shares, with copies of what that uses of its target, in float32.
-
-    Raises:
-        UserError: ranks share the target.
-    """
+def whole(draft: T5) -> Any:
+    """A draft like one that shares, with copies of what that uses of its target, in float32."""
     target = draft.shares_with
-    require_whole(target)
+    assert target is not None, "it shares"
     names = [name for name in SHARED if getattr(target, name, None) is not None]
     standalone = type(draft)(draft.config, separate_head="lm_head" in names)
     weights = plain_weights(draft.decoder, "decoder.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,10 +25,13 @@ from mlx_t5.scoring.passes import NotFinite, Part, each_read, in_order, no_memor
 from mlx_t5.settings import DEFAULT_BATCH_SIZE
 from mlx_t5.text.prompts import checked_prompts, split, token_ids
 
+if TYPE_CHECKING:
+    from model import T5
+
 NOT_FINITE = "the model's states are NaN or infinite for this prompt; compute in another --dtype"
 
 
-def embedding_ids(prompt: str | Sequence[int], tokenizer: Any, model: Any) -> list[int]:
+def embedding_ids(prompt: str | Sequence[int], tokenizer: Any, model: T5) -> list[int]:
     """The tokens of a prompt to embed; texts are prepared and cut as the model's folder says.
 
     Raises:
@@ -43,7 +46,7 @@ def embedding_ids(prompt: str | Sequence[int], tokenizer: Any, model: Any) -> li
 class Embeddings:
     """`SpeculativeDecoder.embed`, for one model. Neither draft nor decoder takes part."""
 
-    def __init__(self, model: Any, tokenizer: Any) -> None:
+    def __init__(self, model: T5, tokenizer: Any) -> None:
         """Takes a model and its tokenizer; None if prompts are token ids."""
         self.model, self.tokenizer = model, tokenizer
 

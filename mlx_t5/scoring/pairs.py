@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.errors import UserError, shown
 from mlx_t5.grouping import by_length
-from mlx_t5.ranges import is_listlike, listed, refusal
+from mlx_t5.ranges import is_listlike, refusal
 from mlx_t5.text.prompts import token_ids
 
 if TYPE_CHECKING:
@@ -129,16 +129,13 @@ def relevance_pairs(
 
     Raises:
         UserError: the query or a document is empty or no text, the query leaves no room for a
-            document, a word is no token, or there are not two.
+            document, or a word is no token.
     """
     if tokenizer is None:
         raise UserError("ranking needs a tokenizer; this model folder has none")
     if not is_listlike(documents):
         raise refusal("documents", documents, "a list of texts")
-    both = listed(words) or []
-    if len(both) != 2 or both[0] == both[1] or not all(isinstance(word, str) for word in both):
-        raise refusal("words", words, "two words, for relevant and not relevant")
-    answers = [_word(word, tokenizer) for word in both]
+    answers = [_word(word, tokenizer) for word in words]
 
     def read(text: str) -> tuple[int, ...]:
         return tuple(token_ids(text, tokenizer, vocab_size))

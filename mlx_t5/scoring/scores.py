@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
@@ -39,6 +39,9 @@ from mlx_t5.scoring.passes import NotFinite, Part, each_read, in_order, no_memor
 from mlx_t5.settings import DEFAULT_BATCH_SIZE
 from mlx_t5.text.prompts import split, token_ids
 
+if TYPE_CHECKING:
+    from model import T5
+
 # Logits are computed for so many positions at once that there are no more numbers than this.
 MAX_LOGITS = 1 << 24
 PAIR = "a prompt and its target"
@@ -56,7 +59,7 @@ def logprobs(logits: mx.array, tokens: mx.array) -> mx.array:
 class Scoring:
     """`SpeculativeDecoder.score` and `rerank`, for one model. No draft takes part."""
 
-    def __init__(self, model: Any, tokenizer: Any) -> None:
+    def __init__(self, model: T5, tokenizer: Any) -> None:
         """Takes a model and its tokenizer; None if prompts are token ids."""
         self.model, self.tokenizer = model, tokenizer
 

@@ -95,10 +95,6 @@ class Cutting:
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
             raise refusal("split", self.split, '"sentences", "lines" or "none"')
-        if not isinstance(self.prefix, str | None):
-            raise refusal("prefix", self.prefix, "a text")
-        if not isinstance(self.source_language, str):
-            raise refusal("source_language", self.source_language, 'a code such as "de"')
         if self.file_type not in ("", *SUFFIXES):
             raise refusal("file_type", self.file_type, ", ".join(SUFFIXES))
         if self.max_source_tokens is not None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,9 +28,11 @@ from mlx_t5.disk import replace_file
 from mlx_t5.errors import UserError, reason, shown
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.encoding import encoder_states, prepared
-from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.training.examples import Example
 from mlx_t5.training.loss import LOGITS_AT_ONCE
+
+if TYPE_CHECKING:
+    from model import T5
 
 TOP_K = 8  # they hold 0.999 of the bundled target's mass
 SHARD = 64  # examples in a file
@@ -83,7 +85,7 @@ class Answers:
 
     def complete(
         self,
-        target: Seq2Seq,
+        target: T5,
         answer: Answer,
         temp: float,
         keep_states: bool,
@@ -192,7 +194,7 @@ def answer_notes(
 
 
 def label(
-    target: Seq2Seq, pairs: Sequence[tuple[Tokens, Tokens]], temp: float = 0.0
+    target: T5, pairs: Sequence[tuple[Tokens, Tokens]], temp: float = 0.0
 ) -> list[LabelledExample]:
     """The target's probabilities at every token of some answers, in one pass for several of them.
 
@@ -219,7 +221,7 @@ def label(
 
 
 def _likeliest(
-    target: Seq2Seq, cache: Cache, answers: Sequence[Tokens], temp: float
+    target: T5, cache: Cache, answers: Sequence[Tokens], temp: float
 ) -> tuple[mx.array, mx.array]:
     """The K likeliest tokens (B, T, K) in the place of each of some answers, and what they have."""
     longest = max(map(len, answers))

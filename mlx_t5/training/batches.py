@@ -20,6 +20,7 @@ from mlx_t5.network.cache import source_width
 if TYPE_CHECKING:
     from mlx_t5.training.answers import LabelledExample
     from mlx_t5.training.examples import Pair
+    from model import T5
 
 BATCHES_AT_ONCE = 32  # are cut from examples that are sorted by length; more would mix them less
 ANSWER_STEP = 8  # T is a multiple, so that few shapes occur
@@ -72,7 +73,7 @@ def batch_at(
 
 
 def micro_batches(
-    labelled: Sequence[LabelledExample], draft: Any, size: int, rows: int, seed: int, step: int
+    labelled: Sequence[LabelledExample], draft: T5, size: int, rows: int, seed: int, step: int
 ) -> list[TrainingBatch]:
     """The batch of a step, in micro-batches of at most so many rows."""
     config, chosen = draft.config, [labelled[i] for i in batch_at(labelled, size, seed, step)]

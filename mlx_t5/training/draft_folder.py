@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints.checkpoint import open_checkpoint, stored_dtype
@@ -32,8 +32,11 @@ from mlx_t5.errors import UserError, reason
 from mlx_t5.network.draft_vocabulary import TABLE
 from mlx_t5.network.fingerprint import fingerprint
 from mlx_t5.network.layers import keep_float32
-from mlx_t5.network.sharing import ENTRY, OF_DRAFT, SHARED, require_whole
+from mlx_t5.network.sharing import ENTRY, OF_DRAFT, SHARED
 from mlx_t5.network.weights import cast, read_config
+
+if TYPE_CHECKING:
+    from model import T5
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class Parameter:
 
 
 def save_draft(
-    draft: Any,
+    draft: T5,
     folder: str | Path,
     output: str | Path,
     standalone: bool = False,
@@ -90,13 +93,11 @@ def save_draft(
 
     Raises:
         UserError: there is something at `output`, there is too little disk space, `folder` is no
-            model folder, or ranks share the target whose tensors are to be written.
+            model folder.
     """
     source, path = Path(folder), place(output)
     target = draft.shares_with
     whole = standalone or target is None
-    if whole and target is not None:
-        require_whole(target)
     try:
         require_apart(path, source)
         check_output_folder(path, overwrite, is_model_file)
@@ -107,7 +108,7 @@ def save_draft(
             for name in (MODULES, *SENTENCE_SETTINGS):  # a draft makes no embeddings
                 (partial / name).unlink(missing_ok=True)
             config = _config(raw, draft, stored, whole)
-            if not whole:
+            if not whole and target is not None:
                 origin = raw.get("converted_from")
                 model = origin.get("model") if isinstance(origin, dict) else None
                 made_for = {"model": model or source.resolve().name}
@@ -119,7 +120,7 @@ def save_draft(
     return path
 
 
-def _parameters(draft: Any, whole: bool, dtype: mx.Dtype) -> list[Parameter]:
+def _parameters(draft: T5, whole: bool, dtype: mx.Dtype) -> list[Parameter]:
     """What is written, in the order it is."""
     parts = ("decoder", *(SHARED if whole else ()))
     parameters = [Parameter(TABLE, draft.d2t, draft.d2t.dtype)] if TABLE in draft else []
@@ -135,7 +136,7 @@ def _parameters(draft: Any, whole: bool, dtype: mx.Dtype) -> list[Parameter]:
     return parameters
 
 
-def _config(raw: dict, draft: Any, dtype: str, whole: bool) -> dict:
+def _config(raw: dict, draft: T5, dtype: str, whole: bool) -> dict:
     """The config.json of `raw`'s model, changed to the draft's."""
     dropped = ("quantization", "quantization_config", "converted_from", ENTRY, *OF_DRAFT)
     config = {name: value for name, value in raw.items() if name not in dropped}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.adapter_config import LoraConfig
@@ -26,6 +26,9 @@ from mlx_t5.names import ADAPTED, source_of
 from mlx_t5.network.adapting import Adapters
 from mlx_t5.network.weights import EMBEDDING, HEAD, read_config, tensor_names
 from mlx_t5.training.draft_folder import Parameter, stored_dtype_of
+
+if TYPE_CHECKING:
+    from model import T5
 
 Arrays = Mapping[str, mx.array]
 _WEIGHT = ".weight"
@@ -72,14 +75,14 @@ def targets(config: Any, lora: LoraConfig, num_layers: int) -> list[str]:
 
 
 def adapt(
-    model: Any, lora: LoraConfig, num_layers: int = -1, dropout: float = 0.0, seed: int = 0
+    model: T5, lora: LoraConfig, num_layers: int = -1, dropout: float = 0.0, seed: int = 0
 ) -> Adapters:
     """Freezes a model (`model.T5`) and puts adapters beside its layers; errors as of `targets`."""
     of, found = paths(model.config), targets(model.config, lora, num_layers)
     return Adapters(model, [of[n] for n in found], lora.r, lora.scale, lora.use_dora, dropout, seed)
 
 
-def unfreeze_last(model: Any, num_layers: int) -> None:
+def unfreeze_last(model: T5, num_layers: int) -> None:
     """Leaves so many layers of each stack to be trained, the last ones; -1 for the whole model."""
     if num_layers < 0:
         return
@@ -91,7 +94,7 @@ def unfreeze_last(model: Any, num_layers: int) -> None:
 
 def write_adapter(
     path: Path,
-    model: Any,
+    model: T5,
     weights: Arrays,
     lora: LoraConfig,
     num_layers: int,
@@ -119,7 +122,7 @@ def write_adapter(
     return save_adapter(path, of_lora | {"target_modules": modules} | entries, tensors)
 
 
-def write_model(path: Path, model: Any, source: Path) -> Path:
+def write_model(path: Path, model: T5, source: Path) -> Path:
     """Writes a whole model as a Hugging Face folder, which appears when it is complete.
 
     Args:

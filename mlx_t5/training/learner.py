@@ -19,10 +19,13 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import cpu_only, mx, optimizers, tree_flatten, tree_unflatten
 from mlx_t5.training.batches import TrainingBatch
+
+if TYPE_CHECKING:
+    from model import T5
 
 Arrays = dict[str, mx.array]  # by name
 # From weights, which the model has by then, and a batch: what to differentiate, and the loss summed
@@ -51,7 +54,7 @@ class Learner:
 
     def __init__(
         self,
-        model: Any,
+        model: T5,
         loss: Loss,
         iters: int,
         learning_rate: float,

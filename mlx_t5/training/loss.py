@@ -25,12 +25,15 @@ Symbols: N positions, K likeliest tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mlx_t5.backend import mx
 from mlx_t5.network.draft_vocabulary import DraftVocabulary
 from mlx_t5.network.linear import Matrix
 from mlx_t5.training.batches import TrainingBatch
+
+if TYPE_CHECKING:
+    from model import T5
 
 LOGITS_AT_ONCE = 1 << 24  # numbers: 64 MB in float32
 LEAST_TAIL = 1e-6  # of t: float32 cannot tell less from nothing
@@ -38,7 +41,7 @@ LEAST_PROBABILITY = 1e-30  # of q_k, where its logarithm is taken
 Head = Callable[..., mx.array]  # hidden states (N, d_model), and weights if it has own → (N, V)
 
 
-def token_loss(draft: Any, temp: float) -> Callable[..., tuple[mx.array, mx.array]]:
+def token_loss(draft: T5, temp: float) -> Callable[..., tuple[mx.array, mx.array]]:
     """The loss of a draft or of a model that is fine-tuned, as `learner.Learner` takes it.
 
     Args:

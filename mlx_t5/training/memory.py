@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mlx_t5.backend import tree_flatten
 from mlx_t5.network.cache import round_up, source_width
@@ -17,6 +17,9 @@ from mlx_t5.sizes import readable
 from mlx_t5.training.answers import TOP_K
 from mlx_t5.training.batches import ANSWER_STEP
 from mlx_t5.training.loss import LOGITS_AT_ONCE
+
+if TYPE_CHECKING:
+    from model import T5
 
 FLOAT = 4  # bytes
 STEP_SHARE = 0.125  # of the memory, for the work of a step
@@ -43,7 +46,7 @@ class TrainingMemory:
 
 
 def estimate(
-    draft: Any, source: int, target: int, batch_size: int, copies: int = COPIES, adapted: int = 0
+    draft: T5, source: int, target: int, batch_size: int, copies: int = COPIES, adapted: int = 0
 ) -> TrainingMemory:
     """What training a draft, or a model itself, takes beside the weights that are not trained.
 
@@ -66,7 +69,7 @@ def estimate(
 
 
 def memory_notes(
-    target: Any,
+    target: T5,
     size: TrainingMemory,
     names: tuple[str, str] = ("target", "draft"),
     cure: str = "a lower --max-tokens, shorter prompts or fewer --decoder-layers",

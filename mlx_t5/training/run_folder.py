@@ -166,10 +166,7 @@ class RunFolder:
             ids = count()
             replace_file(file, lambda path: np.save(path, ids))
         with self._reading(VOCABULARY, f"{VOCABULARY}, {STATE} and {BEST} to train anew"):
-            ids = np.load(file)
-            if ids.ndim != 1 or ids.dtype.kind != "i":
-                raise ValueError("it has no list of ids")
-            return ids
+            return np.load(file)
 
     def finish(self) -> int:
         """Removes the state, which is needed no longer; returns the bytes of what remains."""

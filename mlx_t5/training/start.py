@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.errors import UserError
 from mlx_t5.network.draft_vocabulary import TABLE, require_all_tokens, widened
 
+if TYPE_CHECKING:
+    from model import T5
+
 ORIGINAL = "start from the model that it was made of"
 
 
-def prepared(draft: Any, target: Any, name: str, trained: bool) -> Any:
+def prepared(draft: T5, target: T5, name: str, trained: bool) -> Any:
     """A draft that was there before, with all of its target's tokens if it had some of them only.
 
     Args:
@@ -40,7 +43,7 @@ def prepared(draft: Any, target: Any, name: str, trained: bool) -> Any:
     return widened(draft)
 
 
-def require_texts(model: Any, tokenizer: Any, name: str) -> None:
+def require_texts(model: T5, tokenizer: Any, name: str) -> None:
     """Raises `UserError` unless a model reads and writes texts, with all of its tokens."""
     if tokenizer is None:
         raise UserError(f"{name} has no tokenizer, and prompts are texts; add its files")
@@ -49,7 +52,7 @@ def require_texts(model: Any, tokenizer: Any, name: str) -> None:
     require_all_tokens(model)
 
 
-def require_plain(model: Any, name: str) -> None:
+def require_plain(model: T5, name: str) -> None:
     """Raises `UserError` if weights are quantised of a model that is to be trained itself."""
     if any("scales" in layer for _, layer in model.named_modules()):
         raise UserError(f"{name} is quantised, and such weights cannot be trained; {ORIGINAL}")

@@ -6,11 +6,11 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from mlx_t5.training.batches import TrainingBatch
 from mlx_t5.training.learner import Learner
 from mlx_t5.training.run_folder import RunFolder, TrainingProgress
+from mlx_t5.training.texts import Texts
 
 PATIENCE = 5  # evaluations without a better one, after which the training ends
 
@@ -28,14 +28,6 @@ class Schedule:
     iters: int
     steps_per_eval: int
     save_every: int
-
-
-class Evaluated(Protocol):
-    """How a model fared; `str` says it to the user."""
-
-    @property
-    def value(self) -> float:
-        """The more, the better."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +65,7 @@ class Trainer:
         batch: Callable[[int], list[TrainingBatch]],
         schedule: Schedule,
         folder: RunFolder,
-        evaluate: Callable[[], Evaluated],
+        evaluate: Callable[[], Evaluation | Texts],
         log: Callable[[str], object],
     ) -> None:
         """Takes up what an earlier run has left.

@@ -2,10 +2,8 @@
 
 from types import SimpleNamespace
 
-import pytest
-
 from benchmarks import figures
-from benchmarks.figures import PairCosts, cost_meter
+from benchmarks.figures import PairCosts, pair_costs
 from benchmarks.passes import CHAIN
 from benchmarks.subject import Subject
 from mlx_t5.backend import mx, nn
@@ -17,12 +15,12 @@ from model import T5
 COSTS = PairCosts({1: 2.0, 3: 3.0}, {1: 1.0, 3: 1.5}, 0.25)
 
 
-def text(tokens, steps, decode=1.0, writer="draft"):
+def text(tokens, steps):
     """A turn of one prompt; `steps` are how many were proposed and accepted."""
     calls = {"tokens_per_call": (len(tokens) + 1) / len(steps)}
-    stats = Stats(encode_seconds=0.5, decode_seconds=decode, **calls)
+    stats = Stats(**calls)
     for step in steps:
-        stats.count(*step, writer)
+        stats.count(*step, "draft")
     return [Result(None, tokens, [], "stop", stats)]
 
 
@@ -55,58 +53,21 @@ def test_a_text_that_differs_in_one_repeat_counts_once():
         assert figures.figures(other, REGULAR)["different"] == different
 
 
-def test_theory_is_of_decoding_and_follows_from_acceptance_and_costs():
-    regular = timed([[8.0]] * 3, [[text([5, 6, 7], NONE, decode=7.5)]] * 3)
-    outcomes = [[text([5, 6, 7], [(2, 1), (2, 1)], s)] for s in (1.5, 2.5, 3.5)]
-    row = figures.beside_theory(timed([[2.0], [3.0], [4.0]], outcomes), regular, COSTS)
-    alpha = 2 / 4  # all first proposals kept, no second one
-    assert (row["alpha"], row["c"]) == (alpha, 0.25)
-    # (1 - alpha^3) / (1 - alpha) tokens for two draft passes and one over three positions
-    assert row["predicted"] == pytest.approx((1 - alpha**3) / (1 - alpha) / (2 * 0.25 + 1.5))
-    assert row["decode_speed_up"] == Ratio(3.0, 7.5 / 3.5, 5.0)
-    # Copies cost no draft pass.
-    copied = timed([[1.0]], [[text([5, 6, 7], [(2, 2), (0, 0)], writer="copy")]])
-    row = figures.beside_theory(copied, copied, COSTS)
-    assert row["c"] == 0.0 and row["predicted"] == pytest.approx((3 + 1) / (1.5 + 1))
-
-
-def test_costs_are_measured_among_the_decoding():
-    regular = text([5, 6, 7], NONE)
-    timed, costs = figures.measure(
-        {"regular": lambda turn: regular}, 2, 3, lambda: ({1: 2.0, 2: 3.0}, 0.5)
-    )
-    assert list(timed) == ["regular"] and timed["regular"].tokens == [[4, 4]] * 3
-    assert costs == PairCosts({1: 2.0, 2: 3.0}, {1: 1.0, 2: 1.5}, 0.25)
-    assert figures.measure({"regular": lambda turn: regular}, 1, 1)[1] is None
-
-
-def test_costs_are_medians_in_units_of_a_pass_over_one_position():
-    rounds = [
-        ({1: 2.0, 2: 3.0}, 1.0),
-        ({1: 1.0, 2: 9.0}, 0.5),
-        ({1: 4.0, 2: 5.0}, 0.25),
-    ]
-    assert PairCosts.from_rounds(rounds) == PairCosts({1: 2.0, 2: 5.0}, {1: 1.0, 2: 2.5}, 0.25)
+def test_what_proposals_gain_by_the_formula():
+    assert COSTS.speed_up(0.5, 2) == 1.75 / (2 * 0.25 + 1.5)
+    assert COSTS.speed_up(1.0, 2) == 3 / (2 * 0.25 + 1.5)
+    assert COSTS.speed_up(0.0, 0) == 1.0
 
 
 SIZES = {"d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 2}
 CONFIG = T5Config(vocab_size=32, num_decoder_layers=3, **SIZES)
 
 
-@pytest.mark.parametrize(("num_draft", "longest"), [(5, 16), (69, 70)])
-def test_a_round_times_every_width_and_a_chain_of_draft_passes(num_draft, longest):
-    target, ticks, widths = T5(CONFIG), iter(range(1000)), []
-    decode = target.decode
-
-    def watched(tokens, cache, offsets):
-        widths.append(tokens.shape[1])
-        return decode(tokens, cache, offsets)
-
-    target.decode = watched
-    subject = Subject(target, T5(CONFIG), SimpleNamespace(encode=list))
-    meter = cost_meter(subject, ["abcde"], [num_draft, "auto"], lambda: next(ticks))
-    assert meter() == (dict.fromkeys(range(1, longest + 1), 1), 1 / CHAIN)
-    assert widths == list(range(1, longest + 1))
+def test_costs_are_of_every_width_and_of_a_chain_of_draft_passes():
+    ticks = iter(range(1000))
+    subject = Subject(T5(CONFIG), T5(CONFIG), SimpleNamespace(encode=list))
+    costs = pair_costs(subject, ["abcde"], [1, 2, 3], 0.0, 3, lambda: next(ticks))
+    assert costs.seconds == dict.fromkeys([1, 2, 3], 1.0) == costs.v and costs.c == 1 / CHAIN
 
 
 def test_the_weights_that_a_pass_reads():

@@ -118,7 +118,8 @@ def test_a_run(in_a_folder_of_its_own, capsys):
     assert cells["texts"] == "equal" and cells["exact decoding"] == "holds"
     assert cells["target, draft"] == "target, draft" and cells["weights"] == "float32"
     assert cells["γ (best by v)"].startswith("3 (")
-    assert record["v"]["1"] == 1.0 and record["draft_pass"] > 0 and 0 < record["alpha"] <= 1
+    assert ": it fits.\nThe line above is" in out
+    assert record["v"]["1"] == 1.0 and record["c"] > 0 and 0 < record["alpha"] <= 1
     assert record["tokens_per_call"] > 2 and record["target"]["d_model"] == 256
     assert all(record[name] for name in ("hardware", "environment", "speed_up", "prompts"))
     tried = r"mxfp4: \d+\.\d\d, v\(5\) \d+\.\d\d"
@@ -134,7 +135,7 @@ def test_however_slow_every_step_is_one_that_was_timed(num_draft, capsys):
     subject = Subject.load(PAIR[1], PAIR[3], "float32")
     row = report.measured(subject, ["fix grammar: I has two cat."], num_draft, 0.0)
     assert len(row["passes"]) == max(NEEDED, num_draft + 1)
-    assert row["predicted"] > 0 and row["best_num_draft"] < MEASURED_POSITIONS
+    assert row["best_num_draft"] < MEASURED_POSITIONS
 
 
 def test_without_a_name_the_bundled_pair_is_grown_once(in_a_folder_of_its_own, monkeypatch):

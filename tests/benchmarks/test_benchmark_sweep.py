@@ -91,6 +91,6 @@ def test_a_small_run(capsys, tmp_path):
         if row["delta"] == 0:
             assert row["different"] == 0 and row["exact_match_lossless"] == 100.0
         else:
-            assert row["alpha"] == 1.0 and row["exact_match"] < 100.0
+            assert row["acceptance_rate"] == 1.0 and row["exact_match"] < 100.0
     assert sum(map(len, record["regular"]["seconds"])) == 2
     assert name.with_suffix(".png").read_bytes().startswith(PNG)

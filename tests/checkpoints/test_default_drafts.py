@@ -5,30 +5,45 @@ from pathlib import Path
 import pytest
 
 import main
-from benchmarks.memory import MODELS, V1_1, _gated
+from demo import grow
 from mlx_t5.checkpoints.default_drafts import DRAFTS, default_draft
+from mlx_t5.network.config import T5Config
 from model import expected_parameters
 
 # As config.json has them: d_model, d_ff, num_heads, d_kv, num_layers; of ByT5 decoder layers too.
+V1_1 = {
+    "small": (512, 1024, 6, 64, 8), "base": (768, 2048, 12, 64, 12),
+    "large": (1024, 2816, 16, 64, 24), "xl": (2048, 5120, 32, 64, 24),
+    "xxl": (4096, 10240, 64, 64, 24),
+}  # fmt: skip
 BYT5 = {
     "small": (1472, 3584, 6, 64, 12, 4), "base": (1536, 3968, 12, 64, 18, 6),
     "large": (1536, 3840, 16, 64, 36, 12), "xl": (2560, 6720, 32, 64, 36, 12),
     "xxl": (4672, 12352, 64, 64, 36, 12),
 }  # fmt: skip
+VOCABULARIES = {"flan-t5": 32128, "t5-v1_1": 32128, "mt5": 250112, "umt5": 256384}
+
+
+def gated(*sizes: int) -> T5Config:
+    """Of V1_1 or BYT5, behind the size of the vocabulary."""
+    names = ("vocab_size", "d_model", "d_ff", "num_heads", "d_kv", "num_layers")
+    shape = dict(zip((*names, "num_decoder_layers"), sizes, strict=False))
+    return T5Config(**shape, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+
+
 SHAPES = {
-    **{f"google-t5/{name}": config for name, config in MODELS.items() if name.startswith("t5-")},
-    **{f"google/{name}": config for name, config in MODELS.items() if "flan" in name},
-    **{f"google/t5-v1_1-{size}": _gated(32128, *shape) for size, shape in V1_1.items()},
-    **{f"google/mt5-{size}": _gated(250112, *shape) for size, shape in V1_1.items()},
     **{
-        f"google/umt5-{size}": _gated(256384, *shape)
+        f"google-t5/{name}": T5Config.from_dict({"model_type": "t5", **sizes})
+        for name, sizes in grow.SHAPES.items()
+        if sizes
+    },
+    **{
+        f"google/{family}-{size}": gated(vocab_size, *shape)
+        for family, vocab_size in VOCABULARIES.items()
         for size, shape in V1_1.items()
-        if size != "large"  # there is none
+        if (family, size) != ("umt5", "large")  # there is none
     },
-    **{
-        f"google/byt5-{size}": _gated(384, *shape[:-1], num_decoder_layers=shape[-1])
-        for size, shape in BYT5.items()
-    },
+    **{f"google/byt5-{size}": gated(384, *shape) for size, shape in BYT5.items()},
 }
 
 

@@ -160,10 +160,6 @@ def test_one_bad_pair_of_several_has_an_error(byte_decoder):
         ("rerank", "top_n is 0; it must be a whole number, at least 1", {"top_n": 0}),
         ("rerank", "top_n is '2'; it must be a whole number", {"top_n": "2"}),
         ("rerank", "max_prompt_tokens is 0; it must be a whole", {"max_prompt_tokens": 0}),
-    ]
-    + [
-        ("rerank", "words is .*; it must be two words, for relevant", {"words": words})
-        for words in ("tf", ("t",), ("t", "f", "n"), ("t", "t"), ("t", 5), None)
     ],
 )
 def test_values_of_the_wrong_kind(byte_decoder, method, told, values):

@@ -314,7 +314,7 @@ def test_sentences_are_whole_where_windows_meet():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"split": "words"}, {"split": None}, {"prefix": 3}, {"source_language": 3},
+    [{"split": "words"}, {"split": None},
      {"max_source_tokens": 0}, {"max_source_tokens": "many"}, {"file_type": ".pdf"}],
 )  # fmt: skip
 def test_values_of_the_wrong_kind(wrong):

@@ -84,13 +84,9 @@ def test_tokens_are_counted_once_and_anew_for_another_training(folder):
     again = RunFolder(folder.path)
     again.open(ANSWERS, TRAINING, resume=True)
     assert again.vocabulary(lambda: second).tolist() == [1, 5]
-    for content in (np.ones((2, 2), int), np.ones(2), "no array"):
-        if isinstance(content, str):
-            (folder.path / VOCABULARY).write_text(content)
-        else:
-            np.save(folder.path / VOCABULARY, content)
-        with pytest.raises(UserError, match=f"{VOCABULARY} is damaged .*; remove {VOCABULARY}"):
-            again.vocabulary(lambda: second)
+    (folder.path / VOCABULARY).write_text("no array")
+    with pytest.raises(UserError, match=f"{VOCABULARY} is damaged .*; remove {VOCABULARY}"):
+        again.vocabulary(lambda: second)
     again.open(ANSWERS, {"iters": 20}, resume=True)
     assert again.vocabulary(lambda: second).tolist() == [1, 9]
 

@@ -1,0 +1,90 @@
+"""Pictures of speed over the number of proposals, and of quality over delta."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlx_t5.settings import AUTO
+
+GREY = "0.4"
+Lines = Mapping[str, Sequence[dict]]  # rows of a table, by the label of their line
+
+
+def draw_ways(tables: Sequence[dict], title: str, file: Path) -> None:
+    """Draws a panel a table, and in it a line for each way of proposing; an image file.
+
+    `auto` is a star at the mean number of proposals of its steps.
+    """
+    figure, panels = _figure(title, len(tables))
+    for axes, table in zip(panels, tables, strict=True):
+        ways: dict[str, list[dict]] = {}
+        for row in table["rows"]:
+            if row["num_draft"] != 0:
+                ways.setdefault(row["proposer"], []).append(row)
+        _speeds(axes, ways)
+        settings = f"temp {table['temp']:g}, {table['batch_size']} at a time"
+        axes.set_title(f"{table['task']}, {settings}", fontsize=10)
+    figure.savefig(file, dpi=130)
+
+
+def draw_deltas(rows: Sequence[dict], best: dict | None, title: str, file: Path) -> None:
+    """Draws speed by the number of proposals, and quality by delta; an image file.
+
+    Args:
+        rows: of the grid.
+        best: the recommended one of them, which is circled; None if there is none.
+        title: where the figures come from.
+        file: where to.
+    """
+    figure, (left, right) = _figure(title, 2)
+    deltas = sorted({row["delta"] for row in rows})
+    grid = {d: [row for row in rows if row["delta"] == d] for d in deltas}
+    if best:
+        left.plot(best["num_draft"], best["speed_up"].value, "o", color="C3", markersize=12,
+                  fillstyle="none", label="recommended")  # fmt: skip
+    _speeds(left, {f"δ = {delta:g}": line for delta, line in grid.items()})
+    for name in ("exact_match", "chrf", "exact_match_lossless", "chrf_lossless"):
+        if all(row[name] is not None for row in rows):
+            means = [sum(row[name] for row in line) / len(line) for line in grid.values()]
+            label = name.replace("_lossless", ", δ = 0").replace("_", " ")
+            right.plot(range(len(deltas)), means, "o-", label=label, markersize=4)
+    # Evenly spaced, as what happens often happens close to 1.
+    right.set_xticks(range(len(deltas)), [f"{delta:g}" for delta in deltas])
+    right.set(xlabel="relaxation δ (--delta)", ylabel="points of 100, mean over γ")
+    right.legend(fontsize=8)
+    right.grid(color="0.9", linewidth=0.6)
+    figure.savefig(file, dpi=130)
+
+
+def _figure(title: str, panels: int) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2 * panels, 4.2), layout="constrained")
+    figure.suptitle(title, fontsize=8, color=GREY)
+    return figure, figure.subplots(1, panels, squeeze=False)[0]
+
+
+def _speeds(axes: Any, lines: Lines) -> None:
+    """Speed-ups by the number of proposals; a line begins at regular decoding."""
+    stars = []
+    for i, (label, rows) in enumerate(lines.items()):
+        fixed = sorted(
+            (r["num_draft"], r["speed_up"].value) for r in rows if r["num_draft"] != AUTO
+        )
+        axes.plot(*zip((0, 1), *fixed, strict=True), "o-", color=f"C{i}", label=label, markersize=4)
+        stars += [(row, f"C{i}") for row in rows if row["num_draft"] == AUTO]
+    for row, color in stars:
+        axes.plot(_mean(row["steps_by_length"]), row["speed_up"].value, "*", color=color,
+                  markersize=14, markeredgecolor="k")  # fmt: skip
+    if stars:
+        axes.plot([], [], "*", color="w", markersize=12, markeredgecolor="k", label=AUTO)
+    axes.axhline(1, color=GREY, linewidth=0.8)
+    axes.set(xlabel="proposals a step, γ", ylabel="relative to regular decoding")
+    axes.legend(fontsize=8)
+    axes.grid(color="0.9", linewidth=0.6)
+
+
+def _mean(steps: Sequence[float]) -> float:
+    return sum(n * count for n, count in enumerate(steps)) / max(sum(steps), 1)
