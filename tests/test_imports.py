@@ -1,11 +1,8 @@
-"""Who imports what: down the floors only, nothing slow before it is needed, no torch at all."""
+"""What the commands import: nothing slow before it is needed, and torch not at all."""
 
-import ast
 import re
 import subprocess
 import sys
-from itertools import chain
-from pathlib import Path
 
 import pytest
 
@@ -85,58 +82,3 @@ def test_torch_can_be_imported_after_a_tokenizer():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.split() == ["True"], done.stderr
-
-
-# Imports go down only: each line may import from the lines above it and from its own room. Types
-# alone are named under TYPE_CHECKING.
-FLOORS = """
-errors sizes | ranges blas cuda | backend timing disk grouping | settings
-checkpoints | text | sampling | network | names | model
-drafting scoring | engine loading | decoder
-machines | training | cli | serving
-convert | demo | benchmarks | main server distill finetune benchmark
-"""
-ROOMS = [floor.split() for floor in re.split(r"[|\n]", FLOORS.strip())]
-FLOOR = {room: number for number, rooms in enumerate(ROOMS) for room in rooms}
-
-
-class Imports(ast.NodeVisitor):
-    """What a module imports when it runs, in functions too."""
-
-    def __init__(self, file: Path) -> None:
-        self.found: list[str] = []
-        self.visit(ast.parse(file.read_text("utf-8")))
-
-    def visit_If(self, node: ast.If) -> None:
-        if not (isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
-            self.generic_visit(node)
-
-    def visit_Import(self, node: ast.Import) -> None:
-        self.found += [alias.name for alias in node.names]
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        inside = node.module == "mlx_t5"
-        self.found += [f"mlx_t5.{a.name}" for a in node.names] if inside else [str(node.module)]
-
-
-def room_of(module: str) -> str:
-    """The folder or file that a module belongs to: `mlx_t5.engine.rows` to `engine`."""
-    first, *others = module.split(".")
-    return others[0] if first == "mlx_t5" and others else first
-
-
-def test_imports_go_down_only():
-    folders = (
-        ROOT.glob("*.py"),
-        *((ROOT / name).rglob("*.py") for name in ("mlx_t5", "benchmarks")),
-    )
-    up = []
-    for file in chain(*folders):
-        here = room_of(".".join(file.relative_to(ROOT).with_suffix("").parts))
-        if here in ("mlx_t5", "__init__"):
-            continue
-        for module in Imports(file).found:
-            there = room_of(module)
-            if there != here and FLOOR.get(there, -1) >= FLOOR[here]:
-                up.append(f"{file.relative_to(ROOT)} imports {module}")
-    assert not up
