@@ -10,7 +10,6 @@ the end goes to standard output and everything else to standard error.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +18,7 @@ from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_t5.cli.distilling import ALL, build_parser, check_options
+from mlx_t5.cli.distilling import DistillOptions, read_distill_options
 from mlx_t5.cli.input import Lines
 from mlx_t5.cli.training import log, resumable, work_folder
 from mlx_t5.cli.uploading import draft_card, upload
@@ -45,13 +44,13 @@ NUM_DRAFT = 5  # proposals a step in evaluations, so that they can be compared
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    return resumable("distill.py", argv, build_parser(), check_options, Distillation, "its verdict")
+    return resumable("distill.py", argv, read_distill_options, Distillation, "its verdict")
 
 
 class Distillation:
     """One run: a target, the draft in the making, and the one that it has to beat."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: DistillOptions) -> None:
         """Loads the models and the data.
 
         Raises:
@@ -108,7 +107,7 @@ class Distillation:
         from mlx_t5.training.start import prepared
         from model import load
 
-        if self.start is None:
+        if self.args.draft_model is None or self.start is None:
             draft = shared_draft(self.target, self.args.decoder_layers or 1, mx.float32)
             return draft if self.args.share_encoder is not False else whole(draft)
         trained = self.args.iters > 0
@@ -179,7 +178,7 @@ class Distillation:
         from mlx_t5.training.vocabulary import by_frequency, chosen
 
         size, most = self.args.draft_vocab_size, self.draft.config.vocab_size
-        if size == ALL or (size is None and self.args.share_encoder is False):
+        if isinstance(size, str) or (size is None and self.args.share_encoder is False):
             return  # a draft of no more than T5 has is for other programs too
         ends, answers = self.target.config.eos_token_ids, [e.answer for e in labelled]
         known = [e.answer for e in self.held_out if e.answer]
@@ -302,7 +301,7 @@ class Distillation:
         """What the decoder makes of examples."""
         args = self.args
         seeds = [args.seed + i for i in indices or [0] * len(examples)]
-        settings = {"temp": args.temp, "max_tokens": args.max_tokens}
+        settings: dict[str, Any] = {"temp": args.temp, "max_tokens": args.max_tokens}
         yield from decoder.results([e.source for e in examples], seeds, batch_size, **settings)
 
 

@@ -12,7 +12,6 @@ Everything goes to standard error but the commands that come next.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import shlex
@@ -25,11 +24,11 @@ from mlx_t5.cli.finetuning import (
     ADAMW,
     FULL,
     RELATIVE,
-    build_parser,
-    check_options,
+    FinetuneOptions,
     lora_config,
     next_commands,
     pair_files,
+    read_finetune_options,
 )
 from mlx_t5.cli.input import PairLines
 from mlx_t5.cli.training import log, resumable, work_folder
@@ -51,14 +50,13 @@ PROMPTS = "prompts.jsonl"  # in the work folder, for distill.py
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    parser, rest = build_parser(), "what comes next"
-    return resumable("finetune.py", argv, parser, check_options, FineTuning, rest)
+    return resumable("finetune.py", argv, read_finetune_options, FineTuning, "what comes next")
 
 
 class FineTuning:
     """One run: a model, what of it is trained, and the pairs."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: FinetuneOptions) -> None:
         """Reads the data and loads the model.
 
         Raises:
@@ -86,7 +84,7 @@ class FineTuning:
         """The pairs to train on, to evaluate by and to test with."""
         from mlx_t5.training.examples import MOST_HELD_OUT, read_pairs, split
 
-        longest, size = tuple(self.args.max_seq_length), self.model.config.vocab_size
+        longest, size = self.args.max_seq_length, self.model.config.vocab_size
         pairs = {
             part: read_pairs(read, self.tokenizer, size, longest, log)
             for part, read in lines.items()

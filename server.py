@@ -17,6 +17,7 @@ import os
 import re
 import signal
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ from mlx_t5.cli.arguments import (
     add_models,
     add_number,
     at_least,
+    parsed,
     run,
     within,
 )
@@ -52,6 +54,30 @@ if TYPE_CHECKING:
 PORTS = Range(int, 0, 65535, "a port from 0 to 65535")
 KEY_VARIABLE = "T5_API_KEY"
 REQUIREMENTS = "requirements/server.txt"
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """The command line of server.py, as `--help` explains it."""
+
+    model: str | None
+    draft_model: str | None
+    dtype: str | None
+    adapter_path: str | None
+    num_draft: int | str | None
+    delta: float
+    ignore_generation_config: bool
+    exact: bool
+    host: str
+    port: int
+    api_key: str | None
+    no_auth: bool
+    log_prompts: bool
+    max_batch: int
+    max_queue: int
+    max_prompt_tokens: int
+    max_tokens: int
+    shutdown_seconds: int
 
 
 def build_parser() -> Parser:
@@ -116,46 +142,46 @@ def main(argv: list[str] | None = None) -> int:
     return run(lambda: one_voice(lambda: _options(argv), _main), REQUIREMENTS, interrupted="")
 
 
-def _options(argv: list[str] | None) -> argparse.Namespace:
-    args = build_parser().parse_args(argv)
-    _check_access(args)
-    return args
+def _options(argv: list[str] | None) -> ServerOptions:
+    options = parsed(ServerOptions, vars(build_parser().parse_args(argv)))
+    _check_access(options)
+    return options
 
 
-def _main(args: argparse.Namespace) -> int:
+def _main(options: ServerOptions) -> int:
     ranks = join()
     leave_interrupts_to_rank_0(ranks)
-    return _follow(args, ranks) if ranks.rank else _serve(args, ranks)
+    return _follow(options, ranks) if ranks.rank else _serve(options, ranks)
 
 
-def _follow(args: argparse.Namespace, ranks: Ranks) -> int:
+def _follow(options: ServerOptions, ranks: Ranks) -> int:
     """What another rank than 0 does: it decodes what rank 0 is asked."""
     from mlx_t5.serving.metrics import Metrics
 
     with agreeing(ranks):
-        chosen = _choose(args)
-    return _worker(args, chosen, Metrics(), ranks).follow()
+        chosen = _choose(options)
+    return _worker(options, chosen, Metrics(), ranks).follow()
 
 
-def _choose(args: argparse.Namespace) -> ModelPair:
+def _choose(options: ServerOptions) -> ModelPair:
     from convert import convert
     from mlx_t5 import loading
 
     return loading.choose_pair(
-        args.model, args.draft_model, convert, adapter=args.adapter_path, fetch=True
+        options.model, options.draft_model, convert, adapter=options.adapter_path, fetch=True
     )
 
 
-def _serve(args: argparse.Namespace, ranks: Ranks) -> int:
+def _serve(options: ServerOptions, ranks: Ranks) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     import mlx_t5.serving.app  # noqa: F401  (what is missing is to show before models are loaded)
     from mlx_t5.serving.http_server import Server, listener
 
-    with listener(args.host, args.port) as bound:
+    with listener(options.host, options.port) as bound:
         with agreeing(ranks):
-            chosen = _choose(args)
-            presets = _presets(args, chosen)
-        application, service = _application(args, chosen, presets, ranks)
+            chosen = _choose(options)
+            presets = _presets(options, chosen)
+        application, service = _application(options, chosen, presets, ranks)
         print(chosen.note, *presets.notes, sep="\n", file=sys.stderr)
         bound.listen()
         host, port, *_ = bound.getsockname()  # of a name's addresses, the one that it got
@@ -165,20 +191,20 @@ def _serve(args: argparse.Namespace, ranks: Ranks) -> int:
         )
         # uvicorn finishes what runs and then raises the signal again, which would end the process.
         signal.signal(signal.SIGTERM, lambda *_: None)
-        server = Server(application, args.shutdown_seconds, service.worker.give_up)
+        server = Server(application, options.shutdown_seconds, service.worker.give_up)
         server.run(sockets=[bound])
     return 0
 
 
-def _check_access(args: argparse.Namespace) -> None:
+def _check_access(options: ServerOptions) -> None:
     """Refuses an address that others reach without a key, and a key that cannot be sent."""
-    if not (is_loopback(args.host) or args.api_key or args.no_auth):
+    if not (is_loopback(options.host) or options.api_key or options.no_auth):
         raise UserError(
-            f"others can reach {args.host}: set --api-key, or say --no-auth if all of them may in"
+            f"others can reach {options.host}: set --api-key, or say --no-auth if all may in"
         )
-    if args.api_key == "":
+    if options.api_key == "":
         raise UserError("--api-key is empty; give a key, or leave it out if none is needed")
-    if args.api_key and not re.fullmatch(r"[!-~]([ -~]*[!-~])?", args.api_key):
+    if options.api_key and not re.fullmatch(r"[!-~]([ -~]*[!-~])?", options.api_key):
         raise UserError(
             "--api-key: use ASCII characters, no space at its ends: it travels in a header"
         )
@@ -192,18 +218,18 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _presets(args: argparse.Namespace, chosen: ModelPair) -> Presets:
+def _presets(options: ServerOptions, chosen: ModelPair) -> Presets:
     from mlx_t5.checkpoints.generation_config import read_generation_config, read_tasks
     from mlx_t5.serving.service import Presets
 
     tasks = read_tasks(chosen.target)
-    if args.ignore_generation_config:
+    if options.ignore_generation_config:
         return Presets(tasks=tasks)
     return Presets(read_generation_config(chosen.target), tasks)
 
 
 def _application(
-    args: argparse.Namespace, chosen: ModelPair, presets: Presets, ranks: Ranks
+    options: ServerOptions, chosen: ModelPair, presets: Presets, ranks: Ranks
 ) -> tuple[Middleware, Service]:
     from mlx_t5.serving import api
     from mlx_t5.serving.app import create_app
@@ -212,36 +238,41 @@ def _application(
     from mlx_t5.serving.tokenizing import RequestLimits
 
     metrics = Metrics()
-    rows = min(api.MAX_SAMPLES * api.MAX_PROMPTS, args.max_batch + args.max_queue)
-    limits = RequestLimits(args.max_prompt_tokens, args.max_tokens, rows)
-    worker = _worker(args, chosen, metrics, ranks)
+    rows = min(api.MAX_SAMPLES * api.MAX_PROMPTS, options.max_batch + options.max_queue)
+    limits = RequestLimits(options.max_prompt_tokens, options.max_tokens, rows)
+    worker = _worker(options, chosen, metrics, ranks)
     name = model_name(chosen)
-    service = Service(worker, limits, name, args.delta, args.log_prompts, presets)
+    service = Service(worker, limits, name, options.delta, options.log_prompts, presets)
     # Without a key, a browser must not be led here by a name that a page has made up.
-    names = None if args.api_key or args.no_auth else is_loopback
-    return create_app(service, metrics, args.api_key, names), service
+    names = None if options.api_key or options.no_auth else is_loopback
+    return create_app(service, metrics, options.api_key, names), service
 
 
-def _worker(args: argparse.Namespace, chosen: ModelPair, metrics: Metrics, ranks: Ranks) -> Worker:
+def _worker(options: ServerOptions, chosen: ModelPair, metrics: Metrics, ranks: Ranks) -> Worker:
     from mlx_t5.serving.worker import Worker
 
-    load = partial(_load, args, chosen, ranks)
-    return Worker(load, args.max_batch, args.max_queue, metrics, ranks=ranks)
+    load = partial(_load, options, chosen, ranks)
+    return Worker(load, options.max_batch, options.max_queue, metrics, ranks=ranks)
 
 
-def _load(args: argparse.Namespace, chosen: ModelPair, ranks: Ranks) -> SpeculativeDecoder:
+def _load(options: ServerOptions, chosen: ModelPair, ranks: Ranks) -> SpeculativeDecoder:
     from decoder import SpeculativeDecoder
     from mlx_t5.loading import load_pair
 
     with agreeing(ranks) as facts:
-        target, drafter, tokenizer, other = load_pair(chosen, args.dtype, ranks.group)
-        if args.exact and not target.can_decode:
+        target, drafter, tokenizer, other = load_pair(chosen, options.dtype, ranks.group)
+        if options.exact and not target.can_decode:
             alone = f"{model_name(chosen)} is an encoder alone"
             raise UserError(f"{alone}; --exact is for texts that are written, so leave it out")
         decoder = SpeculativeDecoder(
-            target, drafter, tokenizer, args.num_draft, draft_tokenizer=other, exact=args.exact
+            target,
+            drafter,
+            tokenizer,
+            options.num_draft,
+            draft_tokenizer=other,
+            exact=options.exact,
         )
-        facts |= to_compare(decoder, vars(args))
+        facts |= to_compare(decoder, vars(options))
     return decoder
 
 

@@ -129,12 +129,12 @@ def test_the_server_merges_the_adapter_and_reads_the_wishes(wishing, tmp_path):
     model = wishing(max_new_tokens=2)
     adapters.by_hand(tmp_path / "lora", {})
     argv = [*model[:-1], "--adapter-path", str(tmp_path / "lora")]
-    args = server.build_parser().parse_args(argv)
+    args = server._options(argv)
     chosen = names.choose_pair(args.model, "none", None, adapter=args.adapter_path)
     assert chosen.adapter == tmp_path / "lora"
     presets = server._presets(args, chosen)
     assert presets.general.settings == {"max_tokens": 2}
     assert list(presets.tasks) == ["fixing", "french"]
     assert presets.notes == ["tasks: left out, as not supported: num_beam_groups"]
-    args = server.build_parser().parse_args([*argv, "--ignore-generation-config"])
+    args = server._options([*argv, "--ignore-generation-config"])
     assert server._presets(args, chosen).general.settings == {}

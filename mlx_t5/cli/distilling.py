@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from mlx_t5.cli.arguments import Parser, add_number, add_setting, at_least, within
+from mlx_t5.cli.arguments import Parser, add_number, add_setting, at_least, parsed, within
 from mlx_t5.cli.training import add_course, check_output
 from mlx_t5.cli.uploading import add_upload_option, check_repository
 from mlx_t5.errors import UserError
@@ -14,6 +16,30 @@ from mlx_t5.names import AUTO, LOOKUP, NONE
 from mlx_t5.ranges import Range
 
 ALL = "all"  # as --draft-vocab-size
+
+
+@dataclass(frozen=True)
+class DistillOptions:
+    """The command line of distill.py, as `--help` explains it."""
+
+    model: str
+    data: str
+    output: str
+    adapter_path: str | None
+    draft_model: str | None
+    decoder_layers: int | None
+    share_encoder: bool | None
+    draft_vocab_size: int | str | None
+    iters: int
+    batch_size: int
+    learning_rate: float
+    temp: float
+    max_tokens: int
+    steps_per_eval: int
+    save_every: int
+    seed: int
+    resume: bool
+    upload_repo: str | None
 
 
 def build_parser() -> Parser:
@@ -85,14 +111,15 @@ def _add_training(parser: Parser) -> None:
     add_course(parser, "of the held-out part, the order and sampled answers")
 
 
-def check_options(args: argparse.Namespace) -> None:
-    """Refuses options that do not go together, an output that is there, and a bad --upload-repo.
+def read_distill_options(argv: Sequence[str]) -> DistillOptions:
+    """Parses the command line; also checks that its output can be written and uploaded.
 
     Raises:
-        UserError: they do not, or it is.
+        UserError: some options do not go together, or the output is there already.
     """
     from mlx_t5.checkpoints.folder import is_model_file
 
+    args = parsed(DistillOptions, vars(build_parser().parse_args(argv)))
     if args.draft_model is not None and args.decoder_layers is not None:
         raise UserError("--decoder-layers cuts a draft from the target; leave --draft-model out")
     if args.draft_model is not None and args.share_encoder is not None:
@@ -110,3 +137,4 @@ def check_options(args: argparse.Namespace) -> None:
         raise UserError(f"the card of a draft for an adapted model cannot name the adapter; {cure}")
     check_output(args.output, args.resume, is_model_file, "config.json", "draft")
     check_repository(args.upload_repo)
+    return args

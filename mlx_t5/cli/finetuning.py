@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from mlx_t5.cli.arguments import Parser, add_number, at_least, between, within
+from mlx_t5.cli.arguments import Parser, add_number, at_least, between, parsed, within
 from mlx_t5.cli.training import add_course, check_output
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import Range
+
+if TYPE_CHECKING:
+    from mlx_t5.checkpoints.adapter_config import LoraConfig
 
 FULL, KINDS = "full", ("lora", "dora", "full")
 ADAFACTOR, ADAMW = "adafactor", "adamw"
@@ -22,6 +25,36 @@ WARM_UP_SHARE = 0.05
 LENGTHS = [512, 256]
 PARTS = {"train": "train", "validation": "valid", "valid": "valid", "test": "test"}  # by name
 SUFFIXES = (".tsv", ".jsonl")  # where there are both, the latter
+
+
+@dataclass(frozen=True)
+class FinetuneOptions:
+    """The command line of finetune.py, as `--help` explains it, defaults filled in."""
+
+    model: str
+    data: str
+    valid: str | None
+    output: str
+    fine_tune_type: str
+    target_modules: list[str]
+    r: int
+    lora_alpha: float
+    lora_dropout: float
+    use_rslora: bool
+    num_layers: int
+    iters: int
+    batch_size: int
+    optimizer: str
+    learning_rate: float
+    lr_scheduler_type: str
+    warmup_steps: int
+    max_seq_length: tuple[int, int]  # of prompts, of completions
+    grad_checkpoint: bool
+    steps_per_report: int
+    steps_per_eval: int
+    save_every: int
+    seed: int
+    resume: bool
 
 
 def build_parser() -> Parser:
@@ -123,16 +156,17 @@ def _add_rates(parser: Parser) -> None:
     number("--warmup-steps", at_least(0), None, "steps until then (default: a twentieth of all)")
 
 
-def check_options(args: argparse.Namespace) -> None:
-    """Refuses options that do not go together, and an output that is there; fills in defaults.
+def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
+    """Parses the command line; also checks that its output can be written.
 
     Raises:
-        UserError: they do not, or it is.
+        UserError: some options do not go together, or the output is there already.
     """
     from mlx_t5.checkpoints.adapter_config import CONFIG
     from mlx_t5.checkpoints.adapters import WEIGHTS
     from mlx_t5.checkpoints.folder import is_model_file
 
+    args = build_parser().parse_args(argv)
     full = args.fine_tune_type == FULL
     if len(args.max_seq_length) > 2:
         raise UserError("--max-seq-length takes one number, or two: of prompts and completions")
@@ -147,15 +181,16 @@ def check_options(args: argparse.Namespace) -> None:
     args.learning_rate = args.learning_rate or RATES[FULL if full else ""][args.optimizer]
     if args.warmup_steps is None:
         args.warmup_steps = math.ceil(WARM_UP_SHARE * args.iters)
-    args.max_seq_length = (args.max_seq_length * 2)[:2]
+    args.max_seq_length = tuple((args.max_seq_length * 2)[:2])
     if full:
         check_output(args.output, args.resume, is_model_file, "config.json", "model")
     else:
         ours = frozenset((CONFIG, WEIGHTS[0])).__contains__
         check_output(args.output, args.resume, ours, CONFIG, "adapter")
+    return parsed(FinetuneOptions, vars(args))
 
 
-def lora_config(args: argparse.Namespace) -> Any:
+def lora_config(args: FinetuneOptions) -> LoraConfig:
     """The adapters that are asked for."""
     from mlx_t5.checkpoints.adapter_config import ALL_LINEAR, LoraConfig
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import sys
@@ -11,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.cli.arguments import INTERRUPTED, Parser, add_number, at_least, run, within
+from mlx_t5.cli.arguments import INTERRUPTED, Options, Parser, add_number, at_least, run, within
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import Range
 
@@ -21,9 +20,8 @@ LARGEST_SEED = 2**53 - 1  # every prompt has its own, a larger one
 def resumable(
     program: str,
     argv: Sequence[str] | None,
-    parser: Parser,
-    check: Callable[[argparse.Namespace], None],
-    prepare: Callable[[argparse.Namespace], Any],
+    read: Callable[[Sequence[str]], Options],
+    prepare: Callable[[Options], Any],
     rest: str,
 ) -> int:
     """Runs a command line that trains; after Ctrl-C says how to go on.
@@ -31,8 +29,7 @@ def resumable(
     Args:
         program: its file.
         argv: the arguments; None for the process's own.
-        parser: of these, --output and --resume among them.
-        check: refuses options that do not go together.
+        read: parses and checks them, --output and --resume among them.
         prepare: makes what has a `run`, which does the work and returns the exit status.
         rest: what comes after the output is complete.
 
@@ -42,8 +39,7 @@ def resumable(
     argv = sys.argv[1:] if argv is None else list(argv)
 
     def work() -> int:
-        args = parser.parse_args(argv)
-        check(args)
+        args: Any = read(argv)
         try:
             status: int = prepare(args).run()
             return status

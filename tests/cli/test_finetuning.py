@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_t5.cli import finetuning
-from mlx_t5.cli.finetuning import build_parser, check_options, next_commands, pair_files
+from mlx_t5.cli.finetuning import next_commands, pair_files, read_finetune_options
 from mlx_t5.cli.input import PairLines
 from mlx_t5.errors import UserError
 
@@ -58,17 +58,17 @@ def test_files_of_a_folder(tmp_path):
 )
 def test_defaults(tmp_path, given, optimizer, rate):
     needed = ["--model", "m", "--data", "d", "--output", str(tmp_path / "o")]
-    args = build_parser().parse_args([*needed, *given, "--max-seq-length", "9"])
-    check_options(args)
+    args = read_finetune_options([*needed, *given, "--max-seq-length", "9"])
     assert (args.optimizer, args.learning_rate) == (optimizer, rate)
-    assert args.warmup_steps == 50 and args.max_seq_length == [9, 9]
+    assert args.warmup_steps == 50 and args.max_seq_length == (9, 9)
 
 
-def test_lora_options():
-    given = ["--model", "m", "--data", "d", "--output", "o", "--fine-tune-type", "dora", "--r", "3"]
-    config = finetuning.lora_config(build_parser().parse_args(given))
+def test_lora_options(tmp_path):
+    given = ["--model", "m", "--data", "d", "--output", str(tmp_path / "o")]
+    given += ["--fine-tune-type", "dora", "--r", "3"]
+    config = finetuning.lora_config(read_finetune_options(given))
     assert config.target_modules == "all-linear" and config.use_dora and config.r == 3
-    args = build_parser().parse_args([*given, "--target-modules", "q", "wo", "--use-rslora"])
+    args = read_finetune_options([*given, "--target-modules", "q", "wo", "--use-rslora"])
     config = finetuning.lora_config(args)
     assert config.target_modules == ("q", "wo") and config.use_rslora
 
