@@ -2,7 +2,7 @@
 
 import pytest
 
-from batches import Tried, different, rows
+from batches import Tried, rows
 from decoder import Engine, SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, greedy, random_table, without
 from mlx_t5.backend import mx
@@ -25,33 +25,6 @@ class SmallMemory(FakeModel):
         if ids.size > self.limit:
             raise RuntimeError("[malloc] Unable to allocate 1 bytes.")
         return super().encode(ids, mask)
-
-
-def test_without_memory_to_encode_ahead_rows_join_alone():
-    model = SmallMemory(without(random_table(V), 1), V)  # 40 positions a pass
-    many = different([38, 39, 40], max_tokens=5)
-    finished = list(batching.run(Engine(model, None), many, 1))
-    assert [row.error for row in finished] == [None] * 3
-    for row in finished:
-        assert row.output()[0] == greedy(model, row.ids, 5)[0]
-
-
-def test_what_is_encoded_ahead_counts_as_memory(monkeypatch):
-    required = []
-    monkeypatch.setattr(memory, "require", lambda needed, ranks: required.append(needed))
-
-    class Counting(FakeModel):
-        def encoder_memory(self, rows, source):
-            return rows * source
-
-    engine = Engine(Counting(random_table(V), V), None)
-    first, *others = different([10, 12, 11])
-    engine.insert([first], others)
-    engine.insert(others)
-    assert required == [3 * 12, 2 * 12]
-    long = different([100] * 9)
-    engine.insert(long[:1], long[1:])
-    assert required[2] == 3 * 100, "no pass is larger than that"
 
 
 class Scarce(FakeModel):
@@ -92,26 +65,6 @@ def test_short_prompts_do_not_overtake_a_long_one_for_good(monkeypatch):
     assert len(long.output()[0]) == 5
     assert [len(batch) for _, batch in engine.attempts if 20 in batch] == [1, 3, 2, 1, 4, 2, 1]
     assert sum(row.decided > 0 for row in later) == 4, "and then they follow"
-
-
-def test_a_row_that_is_refused_keeps_its_place_among_those_that_wait(monkeypatch):
-    queue = batching.Queue(scarce(monkeypatch, 20), 2, rows([9, 13, 1, 8]))
-    queue.admit()
-    assert [len(row.ids) for row in queue.engine.rows] == [9, 8]
-    queue = batching.Queue(scarce(monkeypatch, 20), 2, rows([9, 13, 1]))
-    queue.admit()
-    assert [len(row.ids) for row in queue.waiting] == [13, 1]
-
-
-def test_nobody_waits_for_memory_on_account_of_a_row_that_is_gone(monkeypatch):
-    engine = scarce(monkeypatch, 20)
-    queue = batching.Queue(engine, 4, rows([4, 20, 3], max_tokens=50))
-    queue.admit()
-    assert [len(row.ids) for row in queue.waiting] == [20]
-    queue.waiting += rows([5], max_tokens=50)
-    assert (queue.admit(), len(engine.rows)) == ([], 2)
-    queue.remove(queue.waiting[:1])
-    assert (queue.admit(), len(engine.rows), queue.waiting) == ([], 3, [])
 
 
 def test_a_stream_without_memory_is_an_error():

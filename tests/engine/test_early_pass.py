@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 
 from decoder import Engine, SpeculativeDecoder
-from fake_model import EOS, FakeModel, contrary, drafter, random_table, without
-from mlx_t5.drafting.adaptive import Adaptive
+from fake_model import EOS, FakeModel, drafter, random_table, without
 from mlx_t5.engine import early_pass
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
-from model import load
-from simulated_decoding import COSTS
 
 V = 7
 TABLE = random_table(V, eos_bias=0.3)
@@ -46,12 +43,7 @@ def rows(sources, **settings):
 
 @pytest.mark.parametrize(
     ("ranks", "proposals", "fed"),
-    [
-        (1, "none", [[0], [1]]),
-        (1, "drafted", [[0]]),
-        (1, "predicted", [[0]]),
-        (2, "none", [[0]]),
-    ],
+    [(1, "none", [[0], [1]]), (1, "drafted", [[0]]), (1, "predicted", [[0]]), (2, "none", [[0]])],
 )
 def test_a_pass_begins_early_without_proposals_and_ranks(early, ranks, proposals, fed):
     model = FakeModel(without(TABLE, EOS), V)
@@ -63,23 +55,6 @@ def test_a_pass_begins_early_without_proposals_and_ranks(early, ranks, proposals
     engine.insert(inserted)
     engine.step()
     assert positions(model) == fed
-
-
-@pytest.mark.parametrize("temp", [0.0, 1.0])
-def test_passes_begin_early_while_a_draft_that_is_wrong_is_not_asked(early, temp):
-    model = FakeModel(without(TABLE, EOS), V)
-    engine = Engine(model, drafter(contrary(model.table), model), adaptive=Adaptive(COSTS["a CPU"]))
-    engine.adaptive.timed = lambda *_: None  # the table holds: fake passes take no time
-    taken = []
-    take = engine.early.take
-    engine.early.take = lambda rows: taken.append(take(rows)) or taken[-1]
-    (row,) = inserted = rows(SOURCES[1:2], max_tokens=100, temp=temp, num_draft="auto")
-    engine.insert(inserted)
-    while engine.rows:
-        engine.step()
-    regular, *drafted = row.stats.speculation.steps_by_length
-    assert sum(drafted) and regular >= sum(logits is not None for logits in taken) > regular / 2
-    assert len(model.calls) == row.stats.target_calls, "none was wasted"
 
 
 def test_nothing_is_fed_past_max_tokens_and_one_pass_past_the_end_token(early):
@@ -106,36 +81,6 @@ def test_rows_that_join_and_leave_in_between(early, monkeypatch, temp):
                     engine.step()
         assert not engine.rows
         return [row.committed for row in every]
-
-    early_texts = run()
-    monkeypatch.setattr(early_pass, "cpu_only", lambda: True)
-    assert early_texts == run()
-
-
-def test_large_caches_are_not_copied_for_it(early):
-    model = FakeModel(without(TABLE, EOS), V)
-    model.cache_memory = lambda prompts, source, target, rows=0: (
-        (target - 2) * early_pass.MOST_COPIED
-    )
-    engine = Engine(model, None)
-    engine.insert(rows(SOURCES[:1], max_tokens=9))
-    fed = []
-    for _ in range(4):
-        engine.step()
-        fed.append(len(model.calls))
-    assert fed == [2, 3, 3, 4], "early up to 3 positions"
-
-
-def test_the_bundled_target_writes_the_same(early, monkeypatch):
-    model, tokenizer = load("demo/target")
-
-    def run():
-        alone = SpeculativeDecoder(model, None, tokenizer)
-        prompts = ["translate English to German: The old house is near the river."] * 2
-        settings = {"temp": 0.8, "repetition_penalty": 1.2, "max_tokens": 20, "batch_size": 1}
-        return [
-            r.tokens for r in (alone.generate(prompts[0]), *alone.generate(prompts, **settings))
-        ]
 
     early_texts = run()
     monkeypatch.setattr(early_pass, "cpu_only", lambda: True)
