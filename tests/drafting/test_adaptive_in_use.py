@@ -6,7 +6,7 @@ from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, contrary, drafter, good, random_table, without
 from mlx_t5.drafting.adaptive import Adaptive
 from mlx_t5.drafting.costs import MOST
-from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.engine.rows import Row
 from mlx_t5.network.ranks import Ranks
 from mlx_t5.sampling.draws import row_key
@@ -85,30 +85,6 @@ def test_a_row_with_a_number_of_its_own_keeps_it_beside_rows_without():
         engine.step()
     assert fixed.stats.speculation.steps_by_length == [1, 0, 0, 10]
     assert free.stats.target_calls < fixed.stats.target_calls
-
-
-@pytest.mark.parametrize("temp", [0.0, 1.0])
-def test_nothing_is_learned_where_a_number_is_given(temp):
-    for draft in (DRAFTS["good"], SourceCopy(), CopyOrDraft(SourceCopy(), DRAFTS["good"])):
-        decoder = SpeculativeDecoder(ENDLESS, draft, None, 3)
-        assert decoder.generate(SOURCE, max_tokens=9, temp=temp).stats.drafted
-        assert not decoder.adaptive.experience.outcomes
-        assert not decoder.adaptive.costs._seen
-
-
-def test_a_draft_that_is_not_asked_does_not_read_the_source(monkeypatch):
-    target = FakeModel(without(random_table(7), EOS), 7)
-    proposer = drafter(contrary(target.table), target)
-    decoder = SpeculativeDecoder(target, proposer)
-    decoder.adaptive = adaptive = Adaptive(COSTS["a CPU that pays for every position"])
-    monkeypatch.setattr(adaptive, "timed", lambda *_: None)
-    read, encode = [], proposer.model.encode
-    monkeypatch.setattr(proposer.model, "encode", lambda *a: read.append(a) or encode(*a))
-    decoder.generate(SOURCE, 200)
-    assert len(read) == 1
-    for i in range(20):
-        decoder.generate([2, 3, 4 + i % 3], 5)
-    assert len(read) < 10
 
 
 class OtherRank(Ranks):

@@ -3,20 +3,15 @@
 import numpy as np
 import pytest
 
-from decoder import Engine, SpeculativeDecoder
+from decoder import SpeculativeDecoder
 from draws import check_draws, position_keys, settings
 from fake_model import EOS, FakeModel, drafter, good, greedy, only, random_table
-from mlx_t5.cli.models import BUNDLED
 from mlx_t5.drafting.draft_model import DRAFT, DraftModel
-from mlx_t5.drafting.proposals import NOTHING, Choice, Offer
-from mlx_t5.drafting.source_copy import COPY
-from mlx_t5.engine.rows import Row
+from mlx_t5.drafting.proposals import Choice, Offer
 from mlx_t5.errors import UserError
-from mlx_t5.network.cache import round_up, source_width
-from mlx_t5.sampling.draws import Sampling, row_key
+from mlx_t5.sampling.draws import Sampling
 from mlx_t5.sampling.processors import Processing
 from mlx_t5.settings import Settings
-from model import load
 
 V = 7
 TABLE = random_table(V)
@@ -53,15 +48,6 @@ def test_proposes_its_own_greedy_continuation():
     assert proposal.lengths == [4]
 
 
-def test_a_row_that_is_to_get_no_drafts_gets_none():
-    draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE, SOURCE))
-    copied = Choice(Offer(COPY, [3, 4]), 2)
-    choices = [copied, *drafted([1]), NOTHING]
-    assert draft.propose([[0]] * 3, choices, sampling(3), None).lengths == [0, 1, 0]
-    choices = [copied, *drafted([0]), NOTHING]
-    assert draft.propose([[0]] * 3, choices, sampling(3), None) is None
-
-
 def test_catches_up_with_whatever_was_committed():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE, SOURCE))
     rows = [[0], [0], [0]]
@@ -85,37 +71,6 @@ def test_catches_up_with_whatever_was_committed():
     third = draft.propose(rows, drafted([1, 3, 2]), sampling(3), None)
     assert third.lengths == [1, 3, 2]
     assert third.tokens.tolist() == [continuation(TABLE, row, 3) for row in rows]
-
-
-def test_what_was_proposed_and_not_verified_is_proposed_again():
-    draft = started(drafter(TABLE, FakeModel(TABLE, V)))
-    first, second = (draft.propose([[0]], drafted([3]), sampling(1), None) for _ in range(2))
-    assert first.tokens.tolist() == second.tokens.tolist() == [continuation(TABLE, [0], 3)]
-    assert draft.model.calls[3] == ([0], [[0]])
-
-
-def test_the_drafts_cache_is_as_large_as_the_rows_that_are_left_need():
-    draft = DraftModel(*(load(BUNDLED / name, "float32")[0] for name in ("draft", "target")))
-    engine = Engine(draft.target, draft)
-    seventy, more = (Settings(max_tokens=n, min_tokens=n, num_draft=5) for n in (70, 75))
-    long = Row([5] * 90 + [EOS], seventy, row_key(0, 0))
-    short = Row([9, EOS], more, row_key(0, 1))
-    engine.insert([long])
-    while long.decided < 66:
-        engine.step()
-    engine.insert([short])
-    assert (draft.cache.source, draft.cache.capacity) == (source_width(91, 1), round_up(96))
-    while len(engine.rows) == 2:
-        engine.step()
-    assert engine.rows == [short]
-    for cache in (draft.cache, engine.cache):
-        assert (cache.source, cache.capacity) == (source_width(2), 32)
-
-
-def test_a_fresh_drafter_shares_the_model_and_nothing_else():
-    draft = started(drafter(TABLE, FakeModel(TABLE, V)))
-    other = draft.fresh()
-    assert other.model is draft.model and (other.cache, other.fed) == (None, [])
 
 
 def test_sampled_proposals_come_from_q():
