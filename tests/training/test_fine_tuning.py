@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 import warnings
 from dataclasses import replace
 
@@ -15,16 +14,11 @@ from convert import convert
 from families import torch, transformers
 from mlx_t5.backend import mx, tree_flatten, tree_unflatten
 from mlx_t5.checkpoints.adapter_config import LoraConfig
-from mlx_t5.network.linear import Matrix
 from mlx_t5.network.sharing import plain_weights
 from mlx_t5.network.weights import tensor_names
 from mlx_t5.training.answers import given
 from mlx_t5.training.batches import collate
-from mlx_t5.training.fine_tuning import (
-    adapt,
-    write_adapter,
-    write_model,
-)
+from mlx_t5.training.fine_tuning import adapt, write_adapter, write_model
 from mlx_t5.training.learner import Learner, adafactor, adamw, constant
 from mlx_t5.training.loss import token_loss
 from model import load
@@ -261,46 +255,6 @@ def test_a_checkpointed_step_is_the_same_step_also_with_dropout(made, dora):
     (one, slopes), (two, same) = results
     assert one.item() == pytest.approx(two.item(), rel=1e-6)
     check_gradients(slopes, same, 1e-5)
-
-
-def test_what_is_dropped_is_dropped_from_the_adapters_input_alone(made):
-    """A column of x at a time, as PEFT does it: what is left is scaled up."""
-    model, adapters, _ = adapted(made, "t5", LORA, dropout=0.5)
-    x = mx.random.normal((4, 32), key=mx.random.key(0))
-    layer = model.encoder.layers[0].self_attention.q
-    whole = Matrix.of(layer).times(x)
-    adapters.drop(mx.random.key(5))
-    matrix = Matrix.of(layer)
-    kept = mx.random.bernoulli(0.5, x.shape, matrix.key)
-    expected = x @ layer.weight.T + matrix.scale * (
-        mx.where(kept, 2 * x, 0) @ layer.lora_A.T @ layer.lora_B.T
-    )
-    np.testing.assert_allclose(np.array(matrix.times(x)), np.array(expected), atol=1e-5)
-    adapters.drop(None)
-    assert mx.array_equal(Matrix.of(layer).times(x), whole)
-
-
-def test_a_row_of_zeros_has_no_direction_and_stays(made, tmp_path):
-    from safetensors.numpy import load_file, save_file
-
-    lora, zeros = replace(LORA, use_dora=True), "encoder.block.0.layer.0.SelfAttention.v.weight"
-    base = tmp_path / "base"
-    shutil.copytree(made("flan").folder, base)
-    tensors = load_file(base / "model.safetensors")
-    tensors[zeros][3] = 0
-    save_file(tensors, base / "model.safetensors", {"format": "pt"})
-    model, _ = load(base, "float32")
-    adapt(model, lora)
-    learner = Learner(model, token_loss(model, 0.0), 10, 0.01, compiled=False)
-    state, _ = learner.step(learner.begin(), [our_batch(model)])
-    state, loss = learner.step(state, [our_batch(model)])
-    assert np.isfinite(loss)
-    learner.put(state.weights)
-    path = write_adapter(tmp_path / "dora", model, state.weights, lora, -1)
-    merged, _ = load(base, "float32", adapter=path)
-    np.testing.assert_allclose(logits(merged), logits(model), rtol=2e-4, atol=2e-4)
-    changed = merged.encoder.layers[0].self_attention.v.weight
-    assert not mx.any(changed[3]).item() and mx.all(mx.any(changed[4:], axis=1)).item()
 
 
 @pytest.mark.parametrize("dora", [False, True])

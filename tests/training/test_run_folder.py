@@ -1,8 +1,5 @@
 """What a run leaves for another, and when that is refused."""
 
-import json
-
-import numpy as np
 import pytest
 
 from mlx_t5.backend import mx
@@ -12,7 +9,6 @@ from mlx_t5.training.run_folder import (
     BEST,
     SETTINGS,
     STATE,
-    VOCABULARY,
     RunFolder,
     TrainingProgress,
 )
@@ -78,23 +74,6 @@ def test_damaged_files_are_named(folder, name, content):
         read[name]()
 
 
-def test_tokens_are_counted_once_and_anew_for_another_training(folder):
-    first, second = np.array([1, 5]), np.array([1, 9])
-    assert folder.vocabulary(lambda: first).tolist() == [1, 5]
-    again = RunFolder(folder.path)
-    again.open(ANSWERS, TRAINING, resume=True)
-    assert again.vocabulary(lambda: second).tolist() == [1, 5]
-    for content in (np.ones((2, 2), int), np.ones(2), "no array"):
-        if isinstance(content, str):
-            (folder.path / VOCABULARY).write_text(content)
-        else:
-            np.save(folder.path / VOCABULARY, content)
-        with pytest.raises(UserError, match=f"{VOCABULARY} is damaged .*; remove {VOCABULARY}"):
-            again.vocabulary(lambda: second)
-    again.open(ANSWERS, {"iters": 20}, resume=True)
-    assert again.vocabulary(lambda: second).tolist() == [1, 9]
-
-
 def test_a_state_of_another_draft_or_without_the_best_one_is_refused_at_once(folder):
     one, other = ({"a": mx.ones(n)} for n in (1, 2))
     folder.save(State(one, {}, 1), TrainingProgress(best=1.5))
@@ -128,11 +107,3 @@ def test_a_full_disk_leaves_the_old_file(folder, monkeypatch):
     assert folder.best({"a": mx.ones(1)})["a"].tolist() == [1] and not list(
         folder.path.glob(".partial*")
     )
-
-
-def test_what_is_left_at_the_end(folder):
-    folder.answers.mkdir()
-    (folder.answers / "answers-00000.npz").write_bytes(b"12345")
-    folder.save(State({}, {}, 1), TrainingProgress())
-    settings = json.dumps({"answers": ANSWERS, "training": TRAINING})
-    assert folder.finish() == 5 + len(settings) and folder.state(NONE) is None
