@@ -59,29 +59,6 @@ def test_pieces_are_whole_and_early(tokenizer):
         assert so_far + detokenizer.finish() == decode(tokenizer, tokens)
 
 
-@pytest.mark.slow
-def test_cost_does_not_grow_with_the_text(tokenizer):
-    class Counting:
-        longest = 0
-
-        def __getattr__(self, name):
-            return getattr(tokenizer, name)
-
-        def decode(self, tokens, **kwargs):
-            self.longest = max(self.longest, len(tokens))
-            return tokenizer.decode(tokens, **kwargs)
-
-    counting = Counting()
-    tokens = tokenizer.encode(" ".join(TEXTS[:6]) * 20)
-    detokenizer = StreamingDetokenizer(counting)
-    if type(tokenizer).__name__ == "ByT5Tokenizer":
-        detokenizer = StreamingDetokenizer(tokenizer)
-        detokenizer._tokenizer = counting
-    text = "".join(detokenizer.add(token) for token in tokens) + detokenizer.finish()
-    assert text == decode(tokenizer, tokens)
-    assert counting.longest < 64 < len(tokens)
-
-
 def test_same_vocabulary(folders):
     load = {kind: load_tokenizer(folders / kind) for kind in KINDS}
     same_vocabulary(load["t5"], load["t5"])

@@ -77,14 +77,6 @@ def test_answers_stand_where_their_pieces_stood():
     assert [document.before(i) for i in range(5)] == ["", "  ", "\r\n\r\n\t- ", "\n***\n", "\n"]
 
 
-def test_a_document_is_cut_as_far_as_it_is_asked_for():
-    asked = []
-    document = made("One. " * 100_000, tokens=lambda text: asked.append(text) or 1, limit=9)
-    cut = document.cut()
-    assert [next(cut).start for _ in range(3)] == [0, 5, 10]
-    assert len(document.pieces) == 3 and len(asked) == 4, "of the prefix as well"
-
-
 # ---- the prefix, and the language that it names --------------------------------------------------
 
 
@@ -202,17 +194,6 @@ def test_hard_wrapped_prose_is_read_over_the_ends_of_lines():
     assert found[1:] == ["It was the epoch of belief, said Dr. Manette."]
 
 
-def test_an_answer_over_several_lines_is_broken_again():
-    text = "\n".join(WRAPPED.split("\n")[:2])
-    document = made(text)
-    first = next(document.cut())
-    answer = (
-        "C'était le meilleur des temps, c'était le pire des temps, c'était l'âge de la sagesse."
-    )
-    assert document.answered(first, answer).split() == answer.split()
-    assert document.answered(first, answer).count("\n") == 1
-
-
 @pytest.mark.parametrize(
     "text, count",
     [
@@ -239,12 +220,6 @@ def test_lines():
     text = " One. Two.\r\n\n\tthree\r- four\n..."
     assert sources(text, "lines") == ["One. Two.", "three", "- four"]
     assert " ".join(sources(text, "none")[0].split()) == "One. Two. three - four ..."
-
-
-def test_spans_are_all_that_is_decoded():
-    text = "1\n00:00:01,000 --> 00:00:02,000\nOne goes\non. Two.\n"
-    assert sources(text, file_type=".srt") == ["One goes on.", "Two."]
-    assert sources(text, "lines", file_type=".srt") == ["One goes on. Two."]
 
 
 # ---- sentences that are too long -----------------------------------------------------------------
@@ -275,11 +250,6 @@ def test_what_has_no_spaces_is_cut_as_well():
     assert len(cut("a" + "\u0301" * 9_999, 100, len)) < 9  # halved, and not one accent at a time
 
 
-def test_one_character_is_never_cut():
-    document = made("ab", limit=2, tokens=lambda text: 1 if text == "a" else 9, prefix="")
-    assert [document.source(piece) for piece in document.cut()] == ["a", "b"]
-
-
 def test_a_prefix_without_room_for_text_is_refused():
     with pytest.raises(UserError, match="max_source_tokens is 3, but the prefix and one .* take 4"):
         made("<2de> text", max_source_tokens=3, tokens=lambda text: 2 * words(text) - 2)
@@ -301,12 +271,6 @@ def test_a_sentence_without_an_end_is_cut_in_windows(text):
     assert joined(document, [document.source(piece) for piece in pieces]) == text
     if "word" in text:
         assert {word for piece in pieces for word in document.source(piece).split()} == {"word"}
-
-
-def test_sentences_are_whole_where_windows_meet():
-    text = "".join(f"This is sentence number {i} of a long paragraph. " for i in range(900))
-    assert len(text) > 4 * LONGEST_SENTENCE
-    assert [source[-10:] for source in sources(text)] == ["paragraph."] * 900
 
 
 # ---- refusals ------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from command_line import ROOT
 from markup_files import NEWLINES, WHOLE, generated
 from mlx_t5.settings import SPLITS
 from mlx_t5.text.documents import Cutting, Document
-from mlx_t5.text.markup import LINE_CHARACTERS
 
 PAIR = ("--model", str(ROOT / "demo/target"), "--draft-model", str(ROOT / "demo/draft"))
 PREFIX = "translate English to French: "
@@ -73,14 +72,6 @@ def test_sentences_of_a_cue_are_broken_into_lines_together():
     answers["I know."] = None
     failed = joined(document(text, ".srt", "sentences"), answers.get)
     assert failed == CUE.format("I know. Tu es\r\ndéjà venu ici.")
-
-
-def test_long_answers_to_a_cue_have_more_lines():
-    text = CUE.format("One two. Three four five.\r\nSix seven. Eight.") * 3
-    made = document(text, ".srt", "sentences")
-    longer = joined(made, lambda source: source + " " + source)
-    assert longer != text and max(map(len, longer.splitlines())) <= LINE_CHARACTERS
-    assert longer.count("\r\n") == text.count("\r\n") + 3
 
 
 FILES = {

@@ -9,11 +9,9 @@ from transformers import ByT5Tokenizer
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, greedy, random_table
 from mlx_t5.backend import mx
-from mlx_t5.cli import models as pair
 from mlx_t5.errors import UserError
 from mlx_t5.sampling import draws
 from mlx_t5.text.prompts import task_prefix
-from mlx_t5.text.tokenizer import load_tokenizer
 
 V = 7
 TABLE = random_table(V)
@@ -43,15 +41,6 @@ def test_bad_arguments(arguments, complaint):
     arguments = {"prompts": SOURCE, **arguments}
     with pytest.raises(UserError, match=complaint):
         SpeculativeDecoder(target()).generate(**arguments)
-
-
-def test_exact_is_true_or_false():
-    with pytest.raises(UserError, match="exact is 'no'; it must be True or False"):
-        SpeculativeDecoder(target(), exact="no")
-
-
-def test_no_prompts_give_no_results():
-    assert SpeculativeDecoder(target()).generate([]) == []
 
 
 BAD_PROMPTS = [
@@ -134,20 +123,6 @@ def test_any_number_of_samples_begins_at_once(monkeypatch):
         assert len(made) < 40
 
 
-def test_prompts_are_drawn_as_they_are_needed():
-    drawn = []
-
-    def endless():
-        while True:
-            drawn.append(len(drawn))
-            yield SOURCE
-
-    results = SpeculativeDecoder(target()).results(endless(), max_tokens=2, batch_size=2)
-    for _ in range(50):
-        next(results)
-    assert 50 <= len(drawn) < 80
-
-
 class Pieces:
     """A tokenizer that splits a text as sentencepiece does: words with the space before them."""
 
@@ -210,12 +185,3 @@ def test_task_prefixes(prefix, tokenizer):
 )
 def test_no_task_prefixes(text, tokenizer):
     assert task_prefix(tokenizer.encode(text), tokenizer) == ()
-
-
-def test_the_bundled_models_prefixes():
-    """An id that the tokenizer does not have is passed over."""
-    tokenizer = load_tokenizer(pair.BUNDLED / "target")
-    ids = tokenizer.encode("fix grammar: He go.")
-    prefix = tuple(tokenizer.encode("fix grammar:")[:-1])
-    assert task_prefix(ids, tokenizer) == prefix
-    assert task_prefix([10**6, *ids], tokenizer) == (10**6, *prefix)

@@ -65,13 +65,6 @@ def test_only_a_possible_beginning_is_held_back():
     assert watch.rest == "a"
 
 
-def test_nothing_is_held_back_without_stop_strings():
-    watch = TextWatch(TOKENIZER)
-    assert watch.take([2, 4, 9]) == 3
-    assert watch.pieces == ["a", "ab", "d."]
-    assert not watch.stopped
-
-
 def test_a_byte_token_may_complete_a_stop_string():
     """A character spelled in bytes is certain only when the next token comes: not too late."""
 
