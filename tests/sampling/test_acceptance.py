@@ -6,7 +6,7 @@ import pytest
 from draws import check_draws, many_keys, mixed, position_keys, settings
 from mlx_t5.backend import mx
 from mlx_t5.sampling import acceptance
-from mlx_t5.sampling.draws import OWN, fold, one_hot, sample
+from mlx_t5.sampling.draws import one_hot, sample
 
 # A relaxation that float32 does not see, as 1 - delta is 1: proposals are judged by the rule of
 # Leviathan et al., p and q.
@@ -66,16 +66,6 @@ def test_residual():
     q = mx.array([[0.7, 0.1, 0.2], [0.5, 0.3, 0.2], [0.0, 0.0, 0.0]])
     expected = [[0, 0.2, 0], [0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]  # row 1: p = q, nothing is left
     np.testing.assert_allclose(acceptance.residual(p, q), expected, atol=1e-6)
-
-
-def test_verify_without_proposals_is_one_token_of_the_target():
-    logits = mx.array([[[0.0, 2.0, 1.0]], [[9.0, 2.0, 1.0]]])
-    for mode in (settings(2, temp=0.0), settings(2, temp=1e-3)):
-        accepted, tokens = acceptance.accept(
-            logits, None, None, mx.array([0, 0]), mode, position_keys(2, 1)
-        )
-        assert accepted.tolist() == [0, 0]
-        assert tokens.tolist() == [[1], [0]]
 
 
 def greedily(logits, drafts, length, delta):
@@ -139,7 +129,7 @@ DRAFTS = {
 @pytest.mark.parametrize("delta", [0.0, STRICT, 0.3, 1.0])
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_a_drafted_position_follows_the_mixture(draft, delta):
-    draws, q = 40_000, DRAFTS[draft]
+    draws, q = 20_000, DRAFTS[draft]
     if certain := isinstance(q, int):
         x, q = mx.full(draws, q, mx.int32), np.eye(4)[q]
     else:
@@ -230,24 +220,3 @@ def test_what_is_proposed_does_not_change_what_is_written(temp):
     for n, row, written in zip(accepted.tolist(), own.tolist(), tokens.tolist(), strict=True):
         assert written[: n + 1] == row[: n + 1]
     assert set(accepted.tolist()) == set(range(gamma + 1))
-
-
-def test_a_draft_that_draws_with_the_same_numbers_is_mostly_kept():
-    draws, vocab = 20_000, 6
-    rng = np.random.default_rng(5)
-    logits = rng.normal(size=vocab).astype(np.float32)
-    q = mx.softmax(mx.array(logits + 0.5 * rng.normal(size=vocab).astype(np.float32)))
-    p, keys = mx.softmax(mx.array(logits)), position_keys(draws, 2)
-    x = sample(mx.broadcast_to(q, (draws, vocab)), fold(keys[:, 0], 0, OWN))
-    check_draws(x, np.array(q))
-    accepted, tokens = acceptance.accept(
-        mx.broadcast_to(mx.array(logits), (draws, 2, vocab)),
-        x[:, None],
-        None,
-        mx.ones(draws, mx.int32),
-        settings(draws),
-        keys,
-    )
-    check_draws(tokens[:, 0], np.array(p))
-    distance = (mx.abs(p - q).sum() / 2).item()
-    assert accepted.mean().item() > (1 - distance) / (1 + distance) - 0.01  # Daliri et al.

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from decoder import Engine, SpeculativeDecoder
-from draws import check_draws, keys, many_keys, mixed, position_keys
+from draws import check_draws, many_keys, mixed
 from fake_model import FakeModel, drafter, good, random_table
 from mlx_t5.backend import mx
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling import draws
-from mlx_t5.sampling.acceptance import UNDECIDED, accept
 from mlx_t5.sampling.draws import highest, probabilities, row_key, sample
 from mlx_t5.settings import Settings
 
@@ -89,19 +88,6 @@ def test_ties_at_every_threshold_stay_and_nothing_else(logits, settings, exhaust
         np.testing.assert_allclose(p[0, 0], unfiltered, rtol=2e-4)
 
 
-@pytest.mark.parametrize("logits", LOGITS)
-def test_a_row_keeps_the_same_whatever_the_others_ask_for(logits, monkeypatch):
-    monkeypatch.setattr(draws, "CANDIDATES", 8)
-    rows = [{}, {"top_k": 5}, {"top_p": 0.6}, {"top_k": 500, "top_p": 0.9}, {"temp": 0.0}]
-    rows = [{"temp": 1.0} | row for row in rows]
-    logits = mx.array(np.float32(LOGITS[logits]))[None, None]
-    alone = [probabilities(logits, mixed(row)) for row in rows]
-    p, short = probabilities(mx.broadcast_to(logits, (len(rows), 1, 600)), mixed(*rows))
-    for i, (own, own_short) in enumerate(alone):
-        np.testing.assert_array_equal(p[i], own[0])
-        assert short[i].item() == (own_short is not None and own_short.item())
-
-
 def test_top_k_and_then_top_p_count_ties_as_transformers_does():
     """Four tokens of equal probability survive top-k 2: each has a quarter of the mass."""
     torch = pytest.importorskip("torch")
@@ -127,22 +113,7 @@ def test_a_token_is_drawn_as_often_as_its_weight_says_whatever_its_block(size):
     assert set(np.flatnonzero(weights == 0)).isdisjoint(tokens.tolist())
 
 
-def test_weights_that_are_no_numbers_draw_a_token_of_the_vocabulary():
-    assert 0 <= sample(mx.full((1, 130), mx.nan), keys(1)).item() < 130
-
-
 # ---- where the candidates fall short -------------------------------------------------------------
-
-
-def test_accept_says_so_for_what_it_judges_alone(few):
-    flat, peaked = [0.0] * 5, [9.0, 0.0, 0.0, 0.0, 0.0]
-    logits = mx.array([[peaked, flat], [peaked, flat], [flat, peaked], [[mx.nan] * 5, flat]])
-    drafts, lengths = mx.zeros((4, 1), mx.int32), mx.array([1, 0, 1, 1])
-    sampling = mixed(TOP_P, times=4)
-    accepted, _ = accept(logits, drafts, None, lengths, sampling, position_keys(4, 2))
-    assert [n == UNDECIDED for n in accepted.tolist()] == [True, False, True, False]
-    accepted, _ = accept(logits, drafts, None, lengths, sampling.exhaustive(), position_keys(4, 2))
-    assert UNDECIDED not in accepted.tolist()
 
 
 def texts(settings):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from draws import keys, mixed, position_keys, settings
+from draws import keys, position_keys, settings
 from mlx_t5.backend import mx
 from mlx_t5.sampling import draws as sampling
 
@@ -27,15 +27,6 @@ def test_probabilities_equal_the_warpers_of_transformers(temp, top_k, top_p, min
         mx.array(logits)[None], settings(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p)
     )
     np.testing.assert_allclose(p[0], scores.softmax(-1).numpy(), atol=1e-6)
-
-
-def test_probabilities_take_each_rows_own_settings():
-    logits = mx.array(np.random.default_rng(2).normal(size=(4, 2, 10)).astype(np.float32))
-    rows = [{}, {"temp": 1.0, "top_k": 2}, {"temp": 0.7, "top_p": 0.5}, {"temp": 2.0}]
-    together, _ = sampling.probabilities(logits, mixed(*rows))
-    for i, row in enumerate(rows):
-        alone, _ = sampling.probabilities(logits[i : i + 1], mixed(row))
-        np.testing.assert_allclose(together[i], alone[0], atol=1e-7)
 
 
 def test_draws_belong_to_the_row_alone():
