@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import checkpoints
-import model as model_module
 from benchmarks.memory import weight_bytes
 from convert import convert
 from decoder import Engine
@@ -14,16 +13,10 @@ from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.engine.rows import Row
-from mlx_t5.network import memory, modules
+from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.memory import (
-    cache_bytes,
-    dtype_hint,
-    encoder_bytes,
-    stored_bytes,
-    warning,
-)
+from mlx_t5.network.memory import cache_bytes, dtype_hint, encoder_bytes, stored_bytes, warning
 from mlx_t5.settings import Settings
 from model import T5, expected_parameters, load
 
@@ -134,74 +127,6 @@ def test_a_gpu_that_would_compute_in_float32_unasked_is_a_hint(monkeypatch, tmp_
     assert dtype_hint(tmp_path / "other", None) is None  # no T5, which loading will say
 
 
-def test_weights_are_wired_while_they_are_loaded(monkeypatch):
-    metal = FakeMetal(monkeypatch, recommended=10**12)
-    weights = stored_bytes(BUNDLED / "target", "bfloat16")
-    held, metal.active = 5 * 10**9, 5 * 10**9
-    seen = []
-
-    def fill(model, tensors, dtype):
-        seen.append(list(metal.limits))
-        metal.active, metal.cached = held + weights, 10**9
-
-    monkeypatch.setattr(model_module, "fill", fill)
-    load(BUNDLED / "target", "bfloat16")
-    assert seen == [[held + weights + memory.SLACK]], "before the first weight"
-    assert metal.cleared and metal.cached == 0
-    assert metal.limits[1:] == [held + weights + memory.SLACK], "what did not fit is, afterwards"
-
-
-@cpu_allocation
-def test_layers_that_are_joined_leave_few_buffers_behind(monkeypatch):
-    kept, join = [], modules.join
-
-    def joined(*parts):
-        join(*parts)
-        kept.append(mx.get_cache_memory())
-
-    monkeypatch.setattr(modules, "join", joined)
-    loaded, _ = load(BUNDLED / "target", "float32")
-    weights = held(array for _, array in tree_flatten(loaded.parameters()))
-    assert max(kept[1:]) < weights / 10 and mx.get_cache_memory() < weights / 100
-
-
-def test_caches_are_wired_and_buffers_kept_as_far_as_memory_allows(monkeypatch):
-    monkeypatch.setattr(memory, "cpu_only", lambda: False)
-    metal = FakeMetal(monkeypatch, recommended=48 << 30)
-    one = model()
-    engine = Engine(one, None)
-    metal.active, metal.cached = 22 << 30, 300_000
-    engine.insert([row(10)])
-    needed = one.cache_memory(1, source_width(10), 20) + one.encoder_memory(1, source_width(10))
-    assert metal.limits == [metal.active + metal.cached + needed + memory.SLACK]
-    assert metal.cache_limits == [((26 << 30) - needed) // 4]
-    for metal.active in ((48 << 30) - 2 * needed, 48 << 30):  # however little is free
-        memory.wire(needed)
-        memory.keep_buffers(needed)
-    assert metal.limits[1:] == [48 << 30] * 2, "nothing beyond what macOS recommends"
-    assert metal.cache_limits[1:] == [memory.KEPT] * 2 and metal.cleared == 0
-
-
-def test_nothing_is_wired_without_metal_and_a_cpu_keeps_what_mlx_keeps(monkeypatch):
-    monkeypatch.setattr(mx, "set_wired_limit", pytest.fail)
-    monkeypatch.setattr(mx, "set_cache_limit", pytest.fail)
-    monkeypatch.setattr(memory, "cpu_only", lambda: True)
-    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
-    memory.keep_buffers(10)
-    for facts in ({"device_name": "a CPU"}, {"device_name": "NVIDIA", "total_memory": 10**11}):
-        monkeypatch.setattr(memory, "device_info", lambda facts=facts: facts)
-        memory.wire(10)
-
-
-def test_a_macs_cpu_keeps_what_its_gpu_would(monkeypatch):
-    """Both have Metal's allocator, which by itself keeps half as much again as macOS recommends."""
-    monkeypatch.setattr(memory, "cpu_only", lambda: True)
-    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
-    metal = FakeMetal(monkeypatch, recommended=48 << 30)
-    memory.keep_buffers(8 << 30)
-    assert metal.cache_limits == [10 << 30]
-
-
 def row(length, max_tokens=20, token=3):
     return Row([token] * length, Settings(max_tokens), mx.zeros(2))
 
@@ -225,23 +150,3 @@ def test_rows_are_refused_before_they_fill_the_machine(monkeypatch):
     left = needed
     engine.insert([row(10)])
     assert len(engine.rows) == 2
-
-
-def test_only_what_is_read_now_needs_the_encoder(monkeypatch):
-    one = model()
-    engine = Engine(one, None)
-    engine.insert([row(200)])
-    required = []
-    monkeypatch.setattr(
-        "mlx_t5.network.memory.require", lambda needed, ranks: required.append(needed)
-    )
-    engine.insert([row(5), row(5), row(7, token=4)])
-    caches = one.cache_memory(4, source_width(200), 20)
-    assert required == [caches + one.encoder_memory(2, source_width(7))]
-
-
-def test_the_limit_is_what_the_device_says(monkeypatch):
-    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 5})
-    assert memory.limit() == 5
-    monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "a CPU"})
-    assert 1e8 < memory.limit() < 1e14

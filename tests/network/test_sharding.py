@@ -8,20 +8,15 @@ import torch
 import adapters
 import checkpoints
 import shared_models
-from fake_metal import FakeMetal
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.stored_tensor import StoredTensor
-from mlx_t5.cli.models import Pair, load_pair
 from mlx_t5.errors import UserError
-from mlx_t5.network import memory
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.memory import SLACK, stored_bytes, warning
 from mlx_t5.network.ranks import Ranks
 from mlx_t5.network.sharding import require_divisible
 from mlx_t5.network.sharing import full_head, shared_draft
 from mlx_t5.network.sharing import whole as make_whole
 from mlx_t5.network.weights import HEAD
-from mlx_t5.sizes import readable
 from mlx_t5.training.draft_folder import save_draft
 from model import load
 
@@ -132,37 +127,6 @@ def test_drafts_of_a_part_are_refused_as_those_of_a_whole(root, tmp_path):
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize("name", ["gated", "tied", "quantised"])
-def test_memory_of_a_whole_head_counts(root, name, monkeypatch):
-    part = load(root / name, "float32", group=Group(0, 2))[0]
-    metal = FakeMetal(monkeypatch, recommended=10**12)
-    head = full_head(part)
-    held = sum(array.nbytes for array in head.parameters().values()) if head else 0
-    assert metal.limits[:1] == ([held + SLACK] if head else [])
-    monkeypatch.setattr(memory, "limit", lambda: 0)
-    folders = [root / name, root / f"{name}-draft"]
-    target, draft = (stored_bytes(folder, "float32") for folder in folders)
-    needed = target // 2 + draft + held
-    assert f"take {readable(needed)}, " in warning(folders, "float32", 2, whole_head=True)
-    assert f"take {readable(needed - held)}, " in warning(folders, "float32", 2)
-
-
-@pytest.mark.parametrize(
-    ("size", "draft", "whole"),
-    [(1, "gated-draft", False), (2, "gated-draft", True), (2, "draft", False)],
-)
-def test_a_pair_is_loaded_with_a_whole_head_where_the_draft_needs_one(
-    root, monkeypatch, size, draft, whole
-):
-    asked = []
-    monkeypatch.setattr(memory, "warning", lambda *given: asked.append(given))
-    folders = [root / "gated", root / draft]
-    group = Group(0, size) if size > 1 else None
-    target, drafter, *_ = load_pair(Pair(*folders, False, ""), "float32", load, group)
-    assert asked == [(folders, "float32", size, whole)]
-    assert drafter.model.shares_with is (target if draft == "gated-draft" else None)
-
-
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", ["gated", "tied", "quantised"])
 def test_a_rank_reads_and_holds_its_share_and_what_all_hold(root, monkeypatch, name, size):
@@ -191,8 +155,3 @@ def test_what_does_not_divide_is_told_with_the_numbers_that_do(root):
     with pytest.raises(UserError, match="2 ranks .*: 3 groups of quantised inputs .* take 1$"):
         require_divisible(config, Ranks(Group(0, 2)), {"a.o.scales": (9, 6), "a.wo.scales": (9, 3)})
     require_divisible(config, Ranks(Group(0, 4)), {"a.o.scales": (9, 8), "a.q.scales": (9, 3)})
-
-
-def test_shares_are_equal_but_for_the_last():
-    shares = [Ranks(Group(rank, 4)).share(61) for rank in range(4)]
-    assert [each.stop - each.start for each in shares] == [16, 16, 16, 13]

@@ -8,7 +8,6 @@ import pytest
 from adapters import by_hand
 from convert import convert
 from decoder import SpeculativeDecoder
-from devices import cpu_allocation, exact_or_refused
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
@@ -67,31 +66,6 @@ def test_a_draft_of_all_layers_is_the_target_and_holds_its_decoder_alone(folders
         assert mx.allclose(draft(IDS, WRITTEN), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_layers_are_taken_evenly_from_the_first_on(made):
-    target, _ = load(made("umt5").folder, "float32")  # three layers, each with its own bias
-    draft = shared_draft(target, 2)
-    for i, place in enumerate((0, 1)):
-        ours, theirs = draft.decoder, target.decoder
-        for name, array in tree_flatten(ours.layers[i].parameters()):
-            weights = dict(tree_flatten(theirs.layers[place].parameters()))
-            assert mx.array_equal(array, weights[name])
-        tables = (stack.relative_attention_bias[at] for stack, at in ((ours, i), (theirs, place)))
-        assert mx.array_equal(*(table.weight for table in tables))
-    for layers in (0, 4):
-        with pytest.raises(UserError, match="the target has 3; choose 1 to 3"):
-            shared_draft(target, layers)
-
-
-@cpu_allocation
-def test_nothing_that_is_shared_is_held_twice(made, tmp_path):
-    target, _ = load(made("flan").folder, "float32")
-    path = save_draft(shared_draft(target, 1), made("flan").folder, tmp_path / "draft")
-    before, weight = mx.get_active_memory(), target.encoder.layers[0].self_attention.q.weight
-    draft, _ = load(path, shared_with=target)
-    assert 0 < mx.get_active_memory() - before < 1.1 * held(draft)
-    assert target.encoder.layers[0].self_attention.q.weight is weight, "joined once more"
-
-
 def decoders(target, draft, **options):
     model = DraftModel(draft, target)
     yield SpeculativeDecoder(target, model, None, 3, **options)
@@ -116,17 +90,6 @@ def test_texts_are_those_of_the_target(mode):
         assert [r.tokens for r in results] == regular
         accepted += sum(r.writers.count("draft") for r in results)
     assert accepted > 20, "else the drafts were never right, and little is shown"
-
-
-@pytest.mark.slow
-@exact_or_refused
-def test_exact_texts_are_the_same_with_and_without():
-    target = random_t5(seed=3)
-    regular = SpeculativeDecoder(target, None, None, 3, exact=True).generate(PROMPTS, 20)
-    for draft in (shared_draft(target, 1), narrowed(target)):
-        for decoder in decoders(target, draft, exact=True):
-            results = decoder.generate(PROMPTS, 20, batch_size=4)
-            assert [r.tokens for r in results] == [r.tokens for r in regular]
 
 
 def test_a_draft_is_refused_with_another_target(tmp_path, made):
@@ -166,15 +129,6 @@ def recorded(made, tmp_path):
 def test_an_entry_that_is_damaged_fits_no_target(recorded, entry):
     target, record = recorded
     path = record(lambda whole: whole | entry if entry == {"weights": 1} else entry)
-    with pytest.raises(UserError, match="the target is another model"):
-        load(path, shared_with=target)
-
-
-def test_a_draft_of_before_is_known_by_norms_alone(recorded):
-    target, record = recorded
-    path = record(lambda whole: {name: whole[name] for name in ("fingerprint", "model")})
-    assert load(path, shared_with=target)[0].shares_with is target
-    target.encoder.norm.weight = 2 * target.encoder.norm.weight
     with pytest.raises(UserError, match="the target is another model"):
         load(path, shared_with=target)
 
