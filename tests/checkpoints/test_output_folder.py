@@ -87,22 +87,6 @@ def replace(out: Path) -> None:
         (partial / "config.json").write_text("new")
 
 
-@pytest.mark.parametrize("last", (1, 2))
-def test_an_interrupt_right_after_a_renaming_puts_the_old_back(tmp_path, monkeypatch, last):
-    out, rename, done = folder_with(tmp_path / "out", "old"), Path.rename, []
-
-    def interrupted(self: Path, target: Path) -> None:
-        rename(self, target)
-        done.append(target)
-        if len(done) == last:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "rename", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        replace(out)
-    assert siblings(out) == {"out"} and (out / "config.json").read_text() == "old"
-
-
 def test_an_interrupt_at_any_point_loses_nothing(tmp_path):
     """At every instruction of output_folder.py in turn, and as often as it is reached."""
     found, stop = [], 0

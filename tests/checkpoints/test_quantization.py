@@ -14,19 +14,10 @@ from decoder import SpeculativeDecoder
 from devices import skip_narrow_4_bits
 from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints import quantization
-from mlx_t5.checkpoints.quantization import LARGE_VOCABULARY, MODES, Quantization, Recipe
+from mlx_t5.checkpoints.quantization import MODES, Quantization, Recipe
 from mlx_t5.errors import UserError
 from mlx_t5.network import weights as weights_module
 from model import load
-
-
-@pytest.mark.parametrize(
-    ("mode", "bits", "group"),
-    (("affine", 4, 64), ("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)),
-)
-def test_defaults_of_each_mode(mode, bits, group):
-    assert Quantization.from_options(mode=mode) == Quantization(group, bits, mode)
-
 
 EVERY_MODE = [
     (mode, bits, group) for mode in MODES for bits in MODES[mode][0] for group in MODES[mode][1]
@@ -112,14 +103,6 @@ def test_of_many_tokens_the_embedding_gets_8_bits(tiny, tmp_path, monkeypatch, c
     assert configs[None] == configs["embed_8"]
 
 
-def test_below_so_many_tokens_nothing_changes():
-    few, many = (Recipe.from_options(vocab_size=LARGE_VOCABULARY - n) for n in (1, 0))
-    assert (few, many.general) == (Recipe.from_options(), few.general)
-    assert many == Recipe.from_options(predicate="embed_8")
-    assert Recipe.from_options(predicate="layers", vocab_size=LARGE_VOCABULARY) == few
-    assert Recipe.from_options(8, vocab_size=250_112).general.bits == 8
-
-
 @pytest.mark.parametrize("dtype", ("float16", "bfloat16", "float32"))
 def test_the_type_of_a_model_whose_embedding_is_quantised(tiny, tmp_path, dtype, monkeypatch):
     """Without a wish a GPU computes in the folder's type, and memory is counted in that one."""
@@ -153,25 +136,6 @@ def test_the_type_of_a_model_whose_embedding_is_quantised(tiny, tmp_path, dtype,
 def test_contradictory_recipes(options, message):
     with pytest.raises(UserError, match=message):
         Recipe.from_options(**options)
-
-
-@pytest.mark.parametrize("predicate", (None, "vo_4_5", "embed_8", "vo_4_5+embed_8"))
-def test_what_a_recipe_does_to_a_parameter(predicate):
-    four, five, eight = map(Quantization.from_options, (4, 5, 8))
-    recipe = Recipe.from_options(predicate=predicate)
-    special, embedding = "vo" in str(predicate), "embed" in str(predicate)
-    for name, expected in {
-        "encoder.layers.0.self_attention.v": five if special else four,
-        "decoder.layers.1.cross_attention.o": five if special else four,
-        "decoder.layers.1.feed_forward.wo": four,
-        "decoder.layers.1.self_attention.q": four,
-        "shared": eight if embedding else None,
-        "lm_head": eight if embedding else None,
-        "encoder.relative_attention_bias.0": None,
-        "encoder.norm": None,
-    }.items():
-        assert recipe.for_layer(f"{name}.weight", (64, 64)) == expected
-        assert recipe.for_layer(f"{name}.weight", (64, 96)) is None  # no groups
 
 
 def test_an_embedding_in_8_bits_is_affine_in_every_mode():
