@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlx_t5 import backend, blas
-from mlx_t5.backend import DEVICE, SETTINGS, choose_device, hint, mx, prepare
-from mlx_t5.blas import REFERENCE
+from mlx_t5.backend import DEVICE, SETTINGS, mx, prepare
 from mlx_t5.errors import LONGEST_MESSAGE, UserError, shown
 from standard_error import messages, without_metal
 
@@ -24,13 +23,6 @@ def installed(name):
         return bool(metadata.version(name))
     except metadata.PackageNotFoundError:
         return False
-
-
-def test_hint():
-    """Only where a BLAS is missed: none is loaded nor refused, and no GPU to compute on."""
-    assert "pip install" in hint(REFERENCE, "", cpu=True)
-    assert hint("OpenBLAS 0.3.21, Zen kernels", "", cpu=True) == ""
-    assert hint(REFERENCE, "none", cpu=True) == hint(REFERENCE, "", cpu=False) == ""
 
 
 RUN = """
@@ -81,22 +73,6 @@ def test_the_real_one_is_loaded_before_mlx():
     assert re.fullmatch(r".* cores, MKL 20\d\d\.\d, [\w-]+ kernels\n", described)
 
 
-MULTIPLY = """
-from mlx_t5.backend import mx
-mx.eval(mx.ones((512, 512)) @ mx.ones((512, 512)))
-print(open("/proc/self/maps").read())
-"""
-
-
-@WITH_MKL
-@pytest.mark.parametrize("layer", ["", "INTEL"])
-def test_whose_threads_multiply(layer):
-    """TBB's, which sleep when there is nothing to do, unless the user wants others."""
-    maps, _ = python(MULTIPLY, MKL_THREADING_LAYER=layer, **{blas.VARIABLE: "mkl"})
-    in_use = set(re.findall(r"libmkl_(\w+)_thread", maps))
-    assert in_use == {"intel" if layer else "tbb"}
-
-
 LINUX_ONLY = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="no choice but on Linux"
 )
@@ -131,19 +107,6 @@ def test_the_device_is_the_one_that_computes_and_not_one_that_is_there(monkeypat
         assert backend.on_cpu() is (device == mx.cpu)
         assert backend.device_name().startswith(told)
     assert backend.device_name() == "Apple M9", "a GPU multiplies without a BLAS"
-
-
-def test_a_wish_for_a_device():
-    chosen = []
-    for wish in ("", "cpu", "gpu"):
-        choose_device(wish, chosen.append)
-    assert chosen == [mx.cpu, mx.gpu]
-
-    def refuse(device):
-        raise ValueError("Cannot set gpu device without gpu backend.")
-
-    with pytest.raises(UserError, match="T5_DEVICE is gpu, and MLX has none here"):
-        choose_device("gpu", refuse)
 
 
 def test_mlx_is_told_before_it_is_imported():
@@ -184,13 +147,6 @@ def test_mlx_is_told_before_it_is_imported():
 )
 def test_what_is_quoted_of_a_file(value, expected):
     assert shown(value) == expected
-
-
-def test_what_is_quoted_of_deep_lists_and_of_long_ones():
-    deep = []
-    for _ in range(5000):
-        deep = [deep]
-    assert len(shown(deep)) < 110 and len(shown([deep] * 100_000)) < 110
 
 
 def test_an_error_is_one_line_that_a_terminal_can_show():

@@ -72,23 +72,6 @@ def test_every_format_and_type(tmp_path, format, stored, wanted):
         assert torch.equal(as_torch(converted[ours]), expected), name
 
 
-def test_transposed_and_shared_storages(tmp_path):
-    """Weights as views of one storage, and ties by value, by storage and under every name."""
-    state = checkpoints.random_state(TINY)
-    for name, tensor in state.items():
-        if name.endswith(("q.weight", "wi.weight")):
-            state[name] = tensor.T.contiguous().T
-    both = torch.cat([state["shared.weight"], state["shared.weight"]])
-    state |= {"shared.weight": both[:40], "encoder.embed_tokens.weight": both[:40]}
-    state |= {"decoder.embed_tokens.weight": both[40:], "lm_head.weight": both[40:]}
-    checkpoints.save(state, tmp_path / "in", "legacy", config=TINY)
-    checkpoints.save(state, tmp_path / "plain", "safetensors", config=TINY)
-    converted = arrays(convert(tmp_path / "in", tmp_path / "out", dtype="float32"))
-    expected = arrays(convert(tmp_path / "plain", tmp_path / "out2", dtype="float32"))
-    assert "lm_head.weight" not in converted and set(converted) == set(expected)
-    assert all(mx.array_equal(converted[name], expected[name]) for name in expected)
-
-
 @pytest.mark.parametrize("adapted", [False, True])
 @pytest.mark.parametrize("options", [{}, {"quantize": True, "q_bits": 3, "q_group_size": 32}])
 def test_tiles_do_not_show(tiny, tmp_path, monkeypatch, options, adapted):
@@ -152,14 +135,6 @@ def test_a_float32_number_too_large_for_float16(tiny, tmp_path):
     with pytest.raises(UserError, match="SelfAttention.q.weight has numbers too large for float16"):
         convert(tiny, tmp_path / "out2", dtype="float16")
     assert siblings(tmp_path / "out2") == {"source", "out"}
-
-
-def test_freed_buffers_do_not_pile_up_and_the_limit_is_put_back(tiny, tmp_path, monkeypatch):
-    """MLX keeps what is freed, on a GPU without a bound that would matter here."""
-    limits = []
-    monkeypatch.setattr(mx, "set_cache_limit", lambda limit: limits.append(limit) or 12345)
-    convert(tiny, tmp_path / "out")
-    assert limits == [module.BLOCK_BYTES, 12345]
 
 
 @pytest.mark.slow

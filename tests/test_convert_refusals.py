@@ -17,7 +17,6 @@ from checkpoints import TINY, arrays, siblings
 from convert import convert, main
 from fake_hub import FakeHub, serve
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints import folder as model_folder
 from mlx_t5.checkpoints.output_folder import require_apart
 from mlx_t5.errors import UserError
 from model import load
@@ -112,16 +111,6 @@ def test_disk_space_is_checked_first(tiny, tmp_path, monkeypatch):
     assert needed == [tmp_path] and siblings(tmp_path / "out") == {"source"}
 
 
-def test_required_space_covers_the_output(tiny, tmp_path, monkeypatch):
-    wanted = []
-    (tiny / "added_tokens.json").write_text("{}" + " " * 3_000_000)
-    monkeypatch.setattr(model_folder, "require_space", lambda path, size: wanted.append(size))
-    for options in ({}, {"quantize": True}, {"dtype": "float32"}):
-        out = convert(tiny, tmp_path / "out", overwrite=True, **options)
-        taken = sum(file.stat().st_size for file in out.iterdir())
-        assert taken <= wanted.pop() <= taken + (1 << 20)
-
-
 SLOW = (  # runs a command whose conversion stops for good at its first tensor
     "import sys, time, runpy\n"
     "file, *sys.argv[1:] = sys.argv[1:]\n"
@@ -139,10 +128,8 @@ SLOW = (  # runs a command whose conversion stops for good at its first tensor
     ("command", "how"),
     (
         (["convert.py"], signal.SIGKILL),
-        (["convert.py"], signal.SIGTERM),
         (["convert.py"], signal.SIGINT),
         (["main.py", "--prompt", "a"], signal.SIGHUP),
-        (["main.py", "--prompt", "a"], signal.SIGINT),
         (["server.py", "--port", "0"], signal.SIGTERM),
     ),
 )

@@ -8,7 +8,6 @@ from fake_model import (
     START,
     FakeModel,
     always,
-    contrary,
     drafter,
     good,
     greedy,
@@ -114,28 +113,9 @@ def test_statistics_of_a_perfect_draft_of_a_useless_one_and_of_none(draft, most,
     assert stats.tokens_per_call == pytest.approx(most / stats.target_calls)
 
 
-def test_times_come_from_the_clock():
-    ticks = iter(range(100))
-    decoder = SpeculativeDecoder(FakeModel(without(TABLE, EOS), V), clock=lambda: next(ticks))
-    stats = decoder.generate(SOURCES[0], max_tokens=4).stats
-    # One tick for the insertion and one a step.
-    assert (stats.encode_seconds, stats.decode_seconds) == (1, 4)
-    assert stats.tokens_per_second == 1.0
-
-
 def test_each_token_says_who_wrote_it():
     model = FakeModel(without(TABLE, EOS), V)
     drafted = SpeculativeDecoder(model, drafter(model.table, model), None, num_draft=2)
     result = drafted.generate(SOURCES[0], max_tokens=7)
     assert result.accepted == [True, True, False] * 2 + [False]
     assert SpeculativeDecoder(model).generate(SOURCES[0], max_tokens=7).accepted == [False] * 7
-
-
-def test_statistics_of_steps():
-    model = FakeModel(without(TABLE, EOS), V)
-    decoder = SpeculativeDecoder(model, drafter(contrary(model.table), model), None, 3)
-    steps = decoder.generate(SOURCES[0], max_tokens=6).stats.speculation
-    assert steps.steps_by_length == [1, 1, 1, 3]
-    assert steps.steps_by_accepted == [6]
-    assert steps.drafted_by_position == [5, 4, 3]
-    assert steps.accepted_by_position == [0, 0, 0]

@@ -72,27 +72,6 @@ def test_the_table_of_memory_is_what_its_snippet_prints(session):
     assert table and "\n".join(table) in text(page)
 
 
-def test_the_first_screens_figures_are_those_of_the_table():
-    """By the first table of docs/performance.md: milliseconds a token on an NVIDIA GPU."""
-    page = text(ROOT / "docs" / "performance.md")
-    rows = [
-        [float(cell) for cell in found.split(" | ")]
-        for found in re.findall(r"^\| t5-\w+ \| ([\d.]+(?: \| [\d.]+){5}) \|$", page, re.MULTILINE)
-    ][:2]
-    regular, draft = ([row[0] / row[column] for row in rows] for column in (3, 4))
-    told = (
-        f"{min(regular):.1f} to {max(regular):.1f} times as fast as transformers without a draft, "
-        f"and {min(draft):.1f} to {max(draft):.1f} times with the default number of proposals"
-    )
-    assert told in " ".join(text(README).split())
-
-
-@ids("page", DOCS)
-def test_a_page_opens_with_a_snippet(page):
-    opening = text(page).partition("\n## ")[0]
-    assert re.search(r"^```(bash|python)$", opening, re.MULTILINE)
-
-
 def test_readme_is_short_and_ends_with_an_index_of_the_pages():
     assert len(text(README).splitlines()) <= 230 and len(DOCS) <= 13
     last = text(README).rpartition("\n## ")[2]

@@ -1,7 +1,6 @@
 """The command line from end to end: on small random models, and on the bundled pair."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -10,10 +9,8 @@ import pytest
 
 import main
 from command_line import ROOT, start
-from devices import cpu_allocation
 from mlx_t5.backend import device_name
 from mlx_t5.cli.output import one_line
-from model import T5
 from standard_error import messages
 
 BUNDLED = ROOT / "demo"
@@ -141,17 +138,6 @@ def test_the_streamed_text_is_the_text(run, models, sampling):
     assert re.search(r"\d+ tokens in", err)
 
 
-@pytest.mark.slow
-def test_every_write_is_whole_characters(models):
-    sampling = ["--temp", "0.7", "--seed", "5", "-m", "400"]
-    process = start(*models, *sampling, "--prompt", "x")
-    parts = iter(lambda: os.read(process.stdout.fileno(), 1 << 16), b"")
-    written = [part.decode() for part in parts]  # raises where a character is cut
-    assert process.wait() == 0
-    assert len(written) > 20, "the text arrives piece by piece"
-    assert any(ord(character) > 127 for character in "".join(written))
-
-
 def test_verbose_adds_only_marks(run, models, monkeypatch):
     argv = [*models, "--temp", "1", "-m", "80", "--prompt", "x"]
     _, plain, _ = run(*argv)
@@ -200,36 +186,6 @@ def test_with_one_seed_equal_prompts_are_independent_samples_of_a_line_each(run,
     assert first != second
     assert run(*argv, "1")[1].split("\n") == [one_line(first), one_line(second), ""]
     assert texts(run(*argv, "2", "--json")[1])[0] != first
-
-
-@cpu_allocation
-def test_the_batch_size_bounds_memory(run, models):
-    prompts = [part for i in range(8) for part in ("--prompt", str(i) * 200)]
-    argv = [*models, "-m", "8", "--json", *prompts]
-    small, large = (
-        json.loads(run(*argv, "--batch-size", size)[1].splitlines()[-1])["stats"]
-        for size in ("1", "8")
-    )
-    assert small["peak_memory_bytes"] + 10**6 < large["peak_memory_bytes"]
-
-
-def test_one_prompt_too_long_for_memory_does_not_cost_the_others(run, models, monkeypatch):
-    encode = T5.encode
-
-    def limited(self, ids, mask=None):
-        if ids.shape[1] > 50:
-            raise RuntimeError("[malloc] Unable to allocate 1 bytes.")
-        return encode(self, ids, mask)
-
-    monkeypatch.setattr(T5, "encode", limited)
-    argv = [*models, "-m", "5", "--json", "--prompt", "a", "--prompt", "b" * 60, "--prompt", "c"]
-    status, out, err = run(*argv)
-    assert status == 2
-    assert [text is None for text in texts(out)] == [False, True, False]
-    assert "error: prompt 2: no memory for a prompt of 61 tokens" in err
-    status, out, err = run(*models, "--prompt", "b" * 60)
-    assert (status, out) == (2, "")
-    assert "error: no memory" in err
 
 
 def test_models_that_will_not_fit_are_warned_of_before_they_are_loaded(run, models, monkeypatch):

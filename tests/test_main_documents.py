@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 
 import pytest
 
@@ -90,27 +89,6 @@ def test_an_interrupted_document_is_marked_as_partial(run, file, tmp_path, monke
     assert out.read_bytes().decode() == FRENCH and not mark.exists()
 
 
-def test_a_terminal_gets_a_line_break(run, file, monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert run(*SPLIT, *file("I have two cats."), "--prefix", TASK)[1] == "J'ai deux chats.\n"
-
-
-def test_the_prefix_may_stand_in_the_file(run, file):
-    text = f"{TASK}I have two cats.\nWe have two dogs.\n"
-    assert run(*MODEL, *file(text), "--split", "lines")[:2] == (
-        0,
-        "J'ai deux chats.\nNous avons deux chiens.\n",
-    )
-
-
-def test_the_bundled_models_tasks(run):
-    for name, source, answer in (
-        ("translation_en_to_fr", "I have two cats. We have two dogs.", FRENCH.split("\r")[0]),
-        ("grammar", "She have two cat. I has a dog.", "She has two cats. I have a dog."),
-    ):
-        assert run(*SPLIT, "--task", name, "--prompt", source)[1] == answer
-
-
 def test_what_only_looks_like_a_prefix_is_decoded_and_told_once(run, file):
     note = 'note: "title:" is decoded as text'
     for options in (
@@ -155,19 +133,6 @@ def test_a_piece_that_fails_stands_as_it_was(run, file, tmp_path, failing):
     assert "error" not in record and "error: prompt 1: 1 of 3 pieces" in err
 
 
-def test_a_document_of_which_all_fails(run, file, failing):
-    status, shown, err = run(*SPLIT, *file("A dog. Two dogs.\n"))
-    assert (status, shown) == (2, "A dog. Two dogs.\n") and "error: 2 of 2 pieces" in err
-
-
-def test_long_sentences_are_cut_and_said_so(run, file):
-    source = file("I have two cats and two dogs, and it is going to rain next Thursday. Yes.")
-    status, shown, err = run(*SPLIT, *source, "--prefix", TASK, "--max-source-tokens", "21")
-    assert status == 0 and "3 pieces (2 cut) · " in err
-    refused = run(*SPLIT, *source, "--prefix", TASK, "--max-source-tokens", "5", "--json")
-    assert refused[0] == 2 and "max_source_tokens is 5, but the prefix and one letter" in refused[2]
-
-
 @pytest.mark.parametrize(
     "data, told", [(b"\xff\xfe", "is not UTF-8"), (b"a\0", "is not UTF-8"), (b"\n \n", "is empty")]
 )
@@ -178,16 +143,6 @@ def test_files_that_are_no_text(run, tmp_path, data, told):
     assert (status, err.count("\n")) == (2, 1) and f"{path} {told}" in err
 
 
-def test_a_file_that_is_not_what_its_name_says_and_a_prefix_that_is_too_long(run, tmp_path):
-    path = tmp_path / "in.vtt"
-    path.write_text("no subtitles\n")
-    status, out, err = run(*SPLIT, "--input-file", str(path))
-    assert (status, out, err.count("\n")) == (2, "", 1) and err.startswith("error: a .vtt file")
-    status, out, err = run(*SPLIT, "--prompt", f"{TASK}I have", "--max-source-tokens", "3")
-    assert (status, out) == (2, "") and "error: max_source_tokens is 3" in err
-    assert "tokens/s" not in err
-
-
 # ---- prompts and lines ---------------------------------------------------------------------------
 
 
@@ -195,13 +150,6 @@ def test_one_prompt_is_written_piece_by_piece(run):
     status, shown, err = run(*SPLIT, "--prompt", TASK + SOURCE, "-v")
     plain = "".join(part.partition("m")[2] for part in ("\033[m" + shown).split("\033[")[1:])
     assert (status, plain) == (0, FRENCH) and "\033[32m" in shown and "by the draft" in err
-
-
-def test_several_prompts_are_a_line_each(run, tmp_path):
-    out = tmp_path / "out.txt"
-    prompts = ["--prompt", TASK + "I have two cats.\nWe have two dogs.", "--prompt", TASK + "..."]
-    status, shown, _ = run(*SPLIT, *prompts, "--output-file", str(out))
-    assert (status, out.read_text()) == (0, "J'ai deux chats.\\nNous avons deux chiens.\n...\n")
 
 
 def lines_file(file) -> list[str]:
@@ -236,14 +184,6 @@ def test_each_line_of_json_is_a_document_and_resumed_as_one(run, file, tmp_path)
         out.write_bytes(whole[0])
         status, _, err = run(*options, *changed, "--resume")
         assert status == 2 and f"{changed[0]}" in err and out.read_bytes() == whole[0]
-
-
-def test_a_failed_piece_of_a_line_is_remembered(run, file, tmp_path, failing):
-    out = tmp_path / "out.txt"
-    options = [*SPLIT, *lines_file(file), "--output-file", str(out)]
-    assert run(*options)[0] == 2
-    numbers = (tmp_path / "out.txt.resume").read_text().splitlines()[1:]
-    assert numbers == ["1", "2", "4"]
 
 
 def test_a_prefix_takes_the_place_of_the_task_s(run, tmp_path):

@@ -8,20 +8,11 @@ import shlex
 import signal
 import subprocess
 import sys
-import weakref
 from pathlib import Path
 
 import pytest
 
-import main
 from command_line import ROOT, start
-from mlx_t5.cli.input import Lines
-from mlx_t5.cli.options import build_parser
-from mlx_t5.cli.resume import ResumePoint
-from mlx_t5.cli.run_record import RunRecord
-from mlx_t5.cli.runs import Run
-from mlx_t5.engine.rows import Result, Stats
-from mlx_t5.settings import Settings
 from standard_error import messages, without_metal
 
 PATIENCE = 120
@@ -64,52 +55,6 @@ def test_each_line_is_answered_before_the_next_one_is_written(models, end):
 
 
 # ---- many prompts --------------------------------------------------------------------------------
-
-
-class Prompt(str):
-    """A text that can be watched: nothing keeps it alive that does not need it."""
-
-
-def test_neither_prompts_nor_results_are_kept(tmp_path):
-    prompts, stats, most = [], [], 0
-
-    def alive():
-        return max(sum(ref() is not None for ref in refs) for refs in (prompts, stats))
-
-    class FakeDecoder:
-        tokenizer = None
-
-        def results(self, prompts, seed, batch_size, num_samples, *_, **settings):
-            nonlocal most
-            for _ in prompts:
-                for _ in range(num_samples):
-                    result = Result("text", [], [], "stop", Stats())
-                    stats.append(weakref.ref(result.stats))
-                    yield result
-                    del result
-                    most = max(most, alive())
-
-    class Many(Lines):
-        count = None
-
-        def __init__(self):
-            self._prompts = self._made()
-
-        def _made(self):
-            for i in range(300):
-                prompt = Prompt(i)
-                prompts.append(weakref.ref(prompt))
-                yield prompt
-
-    out = tmp_path / "out.txt"
-    argv = ["--output-file", str(out), "--num-samples", "2", "--temp", "1"]
-    args = build_parser().parse_args(argv)
-    args.num_return_sequences = 1
-    run, decoder = Run(Many(), ResumePoint(), args, RunRecord()), FakeDecoder()
-    compute = main._computation(decoder, "", Settings(), args)
-    assert main._write_all(run, compute, main._output(run, None, args), args) == 0
-    assert out.read_text() == "text\n" * 600
-    assert most <= 2
 
 
 # ---- closed streams and odd names ----------------------------------------------------------------
@@ -174,8 +119,6 @@ def test_a_file_whose_name_is_no_unicode_can_be_named_in_errors(run, models, tmp
     ("package", "argv", "requirements"),
     [
         ("mlx", ["main.py"], "requirements.txt"),
-        ("numpy", ["convert.py", "--model", "t5-small"], "requirements.txt"),
-        ("mlx", ["benchmark.py", "memory"], "requirements.txt"),
         ("transformers", ["main.py"], "requirements.txt"),
         ("fastapi", ["server.py"], "requirements/server.txt"),
     ],

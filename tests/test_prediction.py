@@ -2,12 +2,11 @@
 
 import pytest
 
-from decoder import Engine, SpeculativeDecoder
+from decoder import SpeculativeDecoder
 from devices import exact_or_refused
-from fake_model import EOS, FakeModel, drafter, random_table
+from fake_model import FakeModel
 from kinds import PREDICTIONS, SOURCES, V, drafters, rows, table_of
 from mlx_t5.cli.models import BUNDLED
-from mlx_t5.drafting.costs import MOST
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.engine.rows import Row
@@ -67,40 +66,6 @@ def test_a_right_prediction_takes_a_few_passes(regular, text, pair):
     assert counts(regular.generate(PROMPT, prediction=text, num_draft=15))[2] == -(-tokens // 16)
     unused = regular.generate(PROMPT, prediction=text, num_draft=0)
     assert (counts(unused), in_text(unused)) == ((0, 0, tokens), in_text(result))
-
-
-def test_it_is_found_again_after_an_edit(regular, text):
-    edited = text.replace("des provisions", "beaucoup de jolies provisions")
-    assert edited != text
-    result, plain = regular.generate(PROMPT, prediction=edited), regular.generate(PROMPT)
-    assert result.tokens == plain.tokens
-    assert result.stats.target_calls < plain.stats.target_calls / 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_draft", [5, "auto"])
-def test_a_prediction_that_is_nonsense_is_soon_left_alone(pair, num_draft, monkeypatch):
-    target, draft, tokenizer = pair
-    decode, seconds = target.decode, [0.0]
-
-    def timed(tokens, *given):
-        seconds[0] += 0.8 + 0.2 * tokens.size
-        return decode(tokens, *given)
-
-    monkeypatch.setattr(target, "decode", timed)
-    of_passes = {"clock": lambda: seconds[0]}
-    looked_up = SpeculativeDecoder(target, SourceCopy(tokenizer), tokenizer, num_draft, **of_passes)
-    for drafts in (None, draft):
-        decoder = SpeculativeDecoder(target, drafts, tokenizer, num_draft, **of_passes)
-        plain = decoder.generate(PROMPT)
-        wrong = [decoder.generate(PROMPT, prediction=NONSENSE * 3) for _ in range(3)]
-        assert all(result.tokens == plain.tokens for result in wrong)
-        drafted = looked_up.generate(PROMPT).stats.drafted
-        copied = [counts(result)[0] for result in wrong]
-        if num_draft == "auto":  # at most once at its full length, and then it has learned
-            assert 0 < copied[0] <= drafted + MOST and copied[2] <= copied[0] / 2
-        else:
-            assert 0 < copied[0] <= max(drafted, MOST)
 
 
 def test_the_draft_writes_where_the_prediction_does_not(pair, text):
@@ -190,23 +155,6 @@ def test_others_are_decoded_as_if_nobody_had_a_prediction(kind):
     for row, stats in zip(others, alone, strict=True):
         assert row.stats.speculation == stats.speculation
         assert (row.stats.drafted, row.stats.target_calls) == (stats.drafted, stats.target_calls)
-
-
-def test_a_row_that_waits_for_memory_keeps_its_prediction():
-    target = FakeModel(table_of(), V)
-    draft = drafter(random_table(V), target)
-    engine = Engine(target, draft)
-    row = Row(SOURCES[0], Settings(9, num_draft=4), row_key(0, 0), prediction=PREDICTIONS[0])
-    other = Row(SOURCES[2], Settings(9, num_draft=4), row_key(0, 1), prediction=PREDICTIONS[2])
-    engine.insert([other])
-    encode, target.encode = target.encode, None
-    with pytest.raises(TypeError):
-        engine.insert([row])
-    target.encode = encode
-    engine.insert([row])
-    while engine.rows:
-        engine.step()
-    assert row.stats.speculation.copied_accepted > 0 and row.committed[-1] != EOS
 
 
 def test_of_a_prediction_far_longer_than_the_text_may_be_only_the_beginning_is_read():
