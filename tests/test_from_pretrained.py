@@ -79,15 +79,9 @@ def python(tmp_path):
 def test_a_pair_by_its_id_is_read_as_it_is(repositories, python, tmp_path):
     pair = f'decoded("{TARGET}", dtype="float32", num_draft=5)'
     with serve(FakeHub(repositories)) as hub:
-        (result,), err = python(hub, pair)
-        assert result[1] and len(result[0]) == 12
-        assert err.count(f"target {TARGET}, draft {DRAFT} (its default draft)\n") == 1
-        assert not (tmp_path / "models").exists(), "no copy is written"
-        hub.requests.clear()
-        (again,), err = python(hub, pair, HF_HUB_OFFLINE="1")
-        assert again == result and not hub.requests and f"draft {DRAFT}" in err
-        others, err = python(
+        (result, *others), err = python(
             hub,
+            pair,
             f'decoded("{TARGET}", draft=None, dtype="float32")',
             f'decoded("{TARGET}", "{DRAFT}+lookup", dtype="float32", num_draft=2)',
             f'decoded("{TARGET}", "lookup", dtype="float32", delta=0, num_draft=5)',
@@ -98,11 +92,16 @@ def test_a_pair_by_its_id_is_read_as_it_is(repositories, python, tmp_path):
             'main.main("--model me/byt5-mlx --draft-model none --prompt a --json".split())',
         )
         assert not (tmp_path / "models").exists(), "nothing is converted"
+        hub.requests.clear()
+        (again,), told = python(hub, pair, HF_HUB_OFFLINE="1")
+        assert again == result and not hub.requests and f"draft {DRAFT}" in told
+    assert result[1] and len(result[0]) == 12
     assert [tokens for tokens, _ in others[:3]] == [result[0]] * 3
     assert [speculates for _, speculates in others[:2]] == [False, True]
     assert others[3][0] != result[0] and others[4] == "snapshots"
     assert others[6]["finish_reason"] == "length"
     assert [line for line in err.splitlines() if line.startswith("target ")] == [
+        f"target {TARGET}, draft {DRAFT} (its default draft)",
         f"target {TARGET} (regular decoding)",
         f"target {TARGET}, draft {DRAFT}, copying from the source",
         f"target {TARGET}, copying from the source",

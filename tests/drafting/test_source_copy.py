@@ -4,10 +4,7 @@ import numpy as np
 import pytest
 
 from decoder import SpeculativeDecoder
-from draws import settings
-from fake_model import EOS, FakeModel, drafter, random_table
-from mlx_t5.drafting.draft_model import DRAFT
-from mlx_t5.drafting.proposals import NOTHING, Offer
+from fake_model import EOS, FakeModel
 from mlx_t5.drafting.source_copy import (
     COPY,
     FIRST_COPY,
@@ -16,7 +13,6 @@ from mlx_t5.drafting.source_copy import (
     WEAK_COPY,
     WEAK_PREDICTION,
     Alignment,
-    CopyOrDraft,
     SourceCopy,
     count_predicted,
 )
@@ -182,46 +178,6 @@ def test_a_prediction_stands_before_the_source():
     # It is not read on into the source.
     assert predicted([A, B], [A], source, 5) == (PREDICTION, [B])
     assert predicted([A, B], [20, 21, 22, 23, 20, 21, 22], source) == (COPY, [23, 20, 21])
-
-
-def test_what_is_proposed():
-    copy = SourceCopy()
-    copy.insert([SENTENCE, [A, EOS], SENTENCE, SENTENCE])
-    rows = [[0, A, B], [0], [0, *SENTENCE[:-1], X, Y], [0, X]]
-    copy.note(rows)
-    offers = copy.offers()
-    assert offers == [
-        [Offer(COPY, SENTENCE[2:])],
-        [Offer(FIRST_COPY, [A, EOS])],
-        [],
-        [Offer(WEAK_COPY, SENTENCE[1:])],
-    ]
-    (first,), (second,), _, (last,) = offers
-    choices = [first.first(2), second.first(1), NOTHING, last.first(0)]
-    proposal = copy.propose(rows, choices, None, None)
-    assert (proposal.lengths, proposal.q) == ([2, 1, 0, 0], None)
-    assert proposal.tokens.tolist() == [[C, D], [A, 0], [0, 0], [0, 0]]
-    assert second.first(9).length == 2, "there are no more"
-    for choice in (NOTHING, first.first(0), Offer(DRAFT).first(3)):
-        assert copy.propose(rows, [choice] * 4, None, None) is None
-
-
-def test_the_combination_asks_the_draft_for_rows_that_copy_nothing():
-    model = FakeModel(random_table(V), V)
-    both = CopyOrDraft(SourceCopy(), drafter(random_table(V), model))
-    both.insert([SENTENCE] * 3)
-    rows = [[0, A, B], [0, X], [0, *SENTENCE[:-1], X, Y]]
-    both.note(rows)
-    sampling, offers = settings(3, temp=0.0), both.offers()
-    kinds = [[offer.kind for offer in offered] for offered in offers]
-    assert kinds == [[COPY, DRAFT], [WEAK_COPY, DRAFT], [DRAFT]]
-    for places, writers in (([0, 1, 0], "copy draft draft"), ([0, 0, 0], "copy copy draft")):
-        chosen = [offered[i].first(2) for offered, i in zip(offers, places, strict=True)]
-        proposal = both.propose(rows, chosen, sampling, None)
-        assert (proposal.lengths, proposal.writers) == ([2, 2, 2], writers.split())
-    proposal = both.propose(rows, [offers[0][0].first(2), NOTHING, NOTHING], sampling, None)
-    assert (proposal.lengths, proposal.writers[0], proposal.q) == ([2, 0, 0], "copy", None)
-    assert both.propose(rows, [NOTHING] * 3, sampling, None) is None
 
 
 def test_a_task_prefix_is_skipped():

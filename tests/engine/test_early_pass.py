@@ -1,12 +1,10 @@
 """The next pass of regular decoding begins before the last token is read, and changes no text."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from decoder import Engine, SpeculativeDecoder
-from fake_model import EOS, FakeModel, drafter, random_table, without
+from fake_model import EOS, FakeModel, random_table, without
 from mlx_t5.engine import early_pass
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.draws import row_key
@@ -15,16 +13,6 @@ from mlx_t5.settings import Settings
 V = 7
 TABLE = random_table(V, eos_bias=0.3)
 SOURCES = [[5], [2, 3, 4, 5, 6, 2], [3, 3], [6, 5, 4, 3]]
-
-
-class SharedBy:
-    """A model that so many ranks share."""
-
-    def __init__(self, model, size):
-        self.model, self.ranks = model, SimpleNamespace(size=size)
-
-    def __getattr__(self, name):
-        return getattr(self.model, name)
 
 
 @pytest.fixture
@@ -39,22 +27,6 @@ def positions(model):
 
 def rows(sources, **settings):
     return [Row(list(s), Settings(**settings), row_key(0, i)) for i, s in enumerate(sources)]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "proposals", "fed"),
-    [(1, "none", [[0], [1]]), (1, "drafted", [[0]]), (1, "predicted", [[0]]), (2, "none", [[0]])],
-)
-def test_a_pass_begins_early_without_proposals_and_ranks(early, ranks, proposals, fed):
-    model = FakeModel(without(TABLE, EOS), V)
-    engine = Engine(model, drafter(TABLE, model) if proposals == "drafted" else None)
-    if ranks > 1:
-        engine.early = early_pass.EarlyPass.of(SharedBy(model, ranks))
-    (row,) = inserted = rows(SOURCES[:1], max_tokens=9, num_draft=5)
-    row.prediction = [3, 4] if proposals == "predicted" else []
-    engine.insert(inserted)
-    engine.step()
-    assert positions(model) == fed
 
 
 def test_nothing_is_fed_past_max_tokens_and_one_pass_past_the_end_token(early):

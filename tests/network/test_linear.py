@@ -1,4 +1,4 @@
-"""Forms of a product: the same numbers, and each only where it is known to be faster."""
+"""Every form of a product has the same numbers, and layers over one input are one product."""
 
 import time
 
@@ -11,7 +11,6 @@ from mlx_t5.network import linear
 from mlx_t5.network.linear import (
     Matrix,
     doubled,
-    forms_with,
     in_tiles,
     join,
     matrices,
@@ -39,31 +38,6 @@ def test_every_form_is_the_same_product(form, rows, outputs):
 
 
 SQUARE, NARROW, SMALL, HEAD = (1024, 1024), (3072, 768), (256, 256), (32128, 1024)
-
-
-@pytest.mark.parametrize(
-    ("blas", "shape", "forms"),
-    [
-        (OPENBLAS.format("SkylakeX"), SQUARE, {in_tiles: {1, 2, 4, 8}, natural: {9, 16, 64}}),
-        (OPENBLAS.format("SkylakeX"), SMALL, {natural: {1, 8, 64}}),
-        (OPENBLAS.format("Haswell"), HEAD, {natural: {1, 2, 4, 8, 9, 16, 64}}),
-        (
-            MKL.format("AVX-512"),
-            NARROW,
-            {natural: {1, 2, 64}, in_tiles: {4}, weight_first: {8, 9, 16}},
-        ),
-        (MKL.format("general"), SQUARE, {natural: {1, 2, 4, 8, 9, 16, 64}}),
-        (MKL.format("general"), NARROW, {doubled: {1}, natural: {2, 4, 64}}),
-        (MKL.format("general"), HEAD, {natural: {1, 2}, in_tiles: {3, 8, 64}}),
-        (MKL.format("general"), SMALL, {natural: {1, 8, 64}}),
-        ("MLX's reference BLAS", HEAD, {natural: {1, 2, 4, 8, 9, 16, 64}}),
-    ],
-)
-def test_the_form_of_each_blas(blas, shape, forms):
-    for form, numbers in forms.items():
-        for rows in numbers:
-            others = [other for which, other in forms_with(blas, *shape) if rows in which]
-            assert [form] == (others[:1] or [natural])
 
 
 def test_an_embedding_that_is_the_head():
