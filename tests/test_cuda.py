@@ -7,7 +7,7 @@ import pytest
 
 from mlx_t5 import backend, cuda
 from mlx_t5.backend import mx
-from mlx_t5.cuda import KERNELS, keep_kernels, kernels_to_come, require_gpu
+from mlx_t5.cuda import KERNELS, keep_kernels, require_gpu
 from mlx_t5.errors import UserError
 
 FACTS = {"device_name": "NVIDIA H100", "architecture": "sm_90", "total_memory": 1}
@@ -20,19 +20,6 @@ def test_kernels_are_kept_by_version_and_gpu_in_the_users_cache(tmp_path):
         keep_kernels(kept, version, {**FACTS, "architecture": architecture})
         assert kept[KERNELS] == str(tmp_path / "mlx" / version / "ptx" / architecture)
         assert Path(kept[KERNELS]).is_dir()
-
-
-def test_the_users_folder_stays(tmp_path):
-    kept = {KERNELS: "/somewhere", "XDG_CACHE_HOME": str(tmp_path)}
-    keep_kernels(kept, "1", FACTS)
-    assert kept[KERNELS] == "/somewhere" and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("facts", [{}, {"device_name": "a GPU"}])
-def test_without_an_architecture_mlx_has_its_own_way(facts, tmp_path):
-    kept = {"XDG_CACHE_HOME": str(tmp_path)}
-    keep_kernels(kept, "1", facts)
-    assert KERNELS not in kept and not list(tmp_path.iterdir())
 
 
 def test_a_cache_that_cannot_be_written_is_left_alone(tmp_path, monkeypatch):
@@ -85,24 +72,7 @@ def test_compiling_is_announced_once_and_only_the_first_time(tmp_path, monkeypat
         backend.prepare_cuda(os.environ)
 
 
-def test_where_mlx_keeps_kernels_by_itself(tmp_path, monkeypatch):
-    monkeypatch.setattr(cuda.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert kernels_to_come({}, "1")
-    (tmp_path / "mlx" / "1" / "ptx").mkdir(parents=True)
-    (tmp_path / "mlx" / "1" / "ptx" / "a.ptx").touch()
-    assert not kernels_to_come({}, "1") and kernels_to_come({}, "2")
-
-
-def test_no_other_device_is_asked(monkeypatch):
-    """That of a Mac has an architecture as well."""
-    if not mx.cuda.is_available():
-        monkeypatch.setattr(mx, "device_info", lambda: pytest.fail("asked"))
-        environment: dict[str, str] = {}
-        backend.prepare_cuda(environment)
-        assert not environment
-
-
-def test_a_process_without_a_gpu_says_how_ranks_share_one():
+def test_a_rank_without_a_gpu_says_how_ranks_share_one():
     """As `mlx.launch -n 2` starts it where there is one GPU: NCCL would end without a word."""
     require_gpu(FACTS)
     with pytest.raises(

@@ -25,15 +25,7 @@ from mlx_t5.training.draft_folder import save_draft
 from mlx_t5.training.learner import Learner
 from mlx_t5.training.trainer import Evaluation
 from model import load
-from trainings import (
-    TARGET,
-    check_refused,
-    heard,
-    same,
-    shortest_prompts,
-    stopped_at_each,
-    weights,
-)
+from trainings import TARGET, check_refused, heard, same, shortest_prompts, stopped_at_each, weights
 
 QUICK = ["--iters", "14", "--batch-size", "8", "--steps-per-eval", "7", "--save-every", "5"]
 QUICK += ["--max-tokens", "16"]
@@ -139,16 +131,6 @@ def test_stopped_while_answering_training_and_writing_it_comes_to_the_same_draft
     calls = stopped_at_each(run, tmp_path / "draft", stops, capsys)
     assert same(weights(made[0]), weights(tmp_path / "draft"))
     assert calls.count("step") == 7
-
-
-def test_a_stop_behind_the_last_step_names_what_is_complete(run, tmp_path, monkeypatch, capsys):
-    def interrupted(self):
-        (tmp_path / "draft").mkdir()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(distill.Distillation, "run", interrupted)
-    assert run(tmp_path / "draft") == 130
-    assert "draft is complete; for its verdict remove it and go on" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -21,15 +21,7 @@ from mlx_t5.training.answers import Answers
 from mlx_t5.training.learner import Learner
 from mlx_t5.training.trainer import Trainer
 from model import load
-from trainings import (
-    TARGET,
-    check_refused,
-    heard,
-    same,
-    shortest_prompts,
-    stopped_at_each,
-    weights,
-)
+from trainings import TARGET, check_refused, heard, same, shortest_prompts, stopped_at_each, weights
 
 ADAPTER = "adapter_model.safetensors"
 QUICK = "--iters 6 --batch-size 4 --steps-per-eval 3 --save-every 2 --max-seq-length 24 12"

@@ -50,27 +50,3 @@ def test_within_bounds():
     other = mx.array(X)
     other[mx.array([1])] = 7
     assert np.array(other).tolist() == [[0, 1, 2], [7, 7, 7]]
-
-
-def test_what_goes_wrong_while_indices_are_computed_is_not_hidden(monkeypatch):
-    """A rank that has lost another must not go on to the next sum, and wait for ever."""
-
-    def lost(array):
-        raise RuntimeError("[ring] a peer has gone")
-
-    monkeypatch.setattr(mx, "max", lost)
-    with pytest.raises(RuntimeError, match="a peer has gone"):
-        X[mx.array([1])]
-
-
-def test_removed_there_is_no_check():
-    checked = mx.take
-    remove()
-    assert mx.take is not checked and mx.take(X, mx.array([1])).tolist() == [1]
-
-
-def test_what_is_only_described_is_checked_by_its_axis():
-    read = mx.compile(lambda x, index: mx.take_along_axis(x, index, axis=1))
-    assert read(X, mx.array([[1], [0]])).tolist() == [[1], [3]]
-    with pytest.raises(IndexError, match="without entries"):
-        read(mx.zeros((2, 0)), mx.array([[0], [0]]))

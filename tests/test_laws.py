@@ -174,16 +174,6 @@ def test_one_wait_a_step_and_none_while_drafting(
     assert all(row.stats.drafted for row in inserted)
 
 
-def test_every_draft_pass_is_handed_over_as_soon_as_it_is_described(pair, monkeypatch):
-    engine = SpeculativeDecoder(*pair, None, 4).engine(Settings())
-    engine.insert([Row(PROMPTS[0], Settings(20, num_draft=4), row_key(0, 0))])
-    engine.step()  # the draft reads the source
-    handed, hand_over = [], mx.async_eval
-    monkeypatch.setattr(mx, "async_eval", lambda *a: (handed.append(a), hand_over(*a))[1])
-    engine.step()
-    assert len(handed) == 4, "the proposals; the step as a whole is waited for"
-
-
 @every_kind((), [()], [()])
 def test_no_token_is_fed_to_the_target_twice(kind):
     """Law 3: what is rejected costs no further pass."""

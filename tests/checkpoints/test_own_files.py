@@ -107,9 +107,11 @@ THINGS = {
 @pytest.mark.parametrize("use", [read, copy])
 @pytest.mark.parametrize(
     ("name", "thing"),
-    [(name, "link") for name in FOLDERS]
-    + [(name, thing) for name in ALL for thing in ("link", "pipe")]
-    + [(name, thing) for name in ("config.json", *ALL[-5:]) for thing in ("folder", "huge")],
+    [(name, "link") for name in [*FOLDERS, *ALL]]
+    + [(name, "pipe") for name in ("tokenizer.json", "generation_config.json")]
+    + [
+        (name, thing) for name in ("config.json", *ALL[-5:]) for thing in ("pipe", "folder", "huge")
+    ],
 )
 def test_what_is_no_small_file_of_the_folder(whole, tmp_path, use, name, thing):
     stranger = shutil.copytree(whole[0], tmp_path / "stranger")

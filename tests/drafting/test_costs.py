@@ -8,7 +8,7 @@ import pytest
 from fake_model import FakeModel, random_table
 from mlx_t5.backend import mx
 from mlx_t5.drafting import costs
-from mlx_t5.drafting.costs import SHAPES, Expected, StepCosts, V, device_kind, grid
+from mlx_t5.drafting.costs import Expected, StepCosts, V, device_kind, grid
 
 MODEL = FakeModel(random_table(5), 5)
 
@@ -109,38 +109,3 @@ def test_steps_that_take_longer_than_expected_are_believed_by_and_by():
     assert found[0] == pytest.approx(3, rel=0.1) and found[4] == pytest.approx(6, rel=0.1)
     assert found[0] < found[1] < found[4], "what lies between is between"
     assert found[4] > found[7] > found[0], "what is far is less sure"
-
-
-def test_a_slower_machine_changes_no_choice():
-    learned = StepCosts(expected)
-    for _ in range(9):
-        learned.note(1, 5, 4, 50 * expected(1, 5, 4))
-    assert ratios(learned) == pytest.approx(50, rel=0.01)
-    assert ratios(learned, rows=8) == pytest.approx(50, rel=0.01)
-
-
-def test_a_step_that_was_interrupted_counts_little():
-    learned = StepCosts(expected)
-    for i in range(20):
-        learned.note(1, 1, 0, expected(1, 1, 0))
-        learned.note(1, 5, 4, expected(1, 5, 4) * (100 if i == 10 else 1))
-    found = ratios(learned)
-    assert found[4] / found[0] < 1.1
-
-
-def test_what_was_seen_long_ago_counts_less():
-    learned = StepCosts(expected)
-    for factor in (1, 2):
-        for _ in range(400):
-            learned.note(1, 1, 0, expected(1, 1, 0))
-            learned.note(1, 5, 4, factor * expected(1, 5, 4))
-    assert ratios(learned)[4] > 1.7
-
-
-def test_few_shapes_are_remembered():
-    learned = StepCosts(expected)
-    for rows in range(1, 2 * SHAPES):
-        for _ in range(2):
-            learned.note(rows, 3, 2, expected(rows, 3, 2))
-    assert len(learned._shapes) == len(learned._weights) == len(learned._features) == SHAPES
-    assert ratios(learned, rows=9) == pytest.approx(1.0)

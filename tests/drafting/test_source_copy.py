@@ -3,12 +3,8 @@
 import numpy as np
 import pytest
 
-from decoder import Engine, SpeculativeDecoder
-from draws import position_keys, settings
-from fake_model import EOS, FakeModel, drafter, good, random_table
-from mlx_t5.backend import mx
-from mlx_t5.drafting.draft_model import DRAFT
-from mlx_t5.drafting.proposals import NOTHING, Offer, Proposal
+from decoder import SpeculativeDecoder
+from fake_model import EOS, FakeModel
 from mlx_t5.drafting.source_copy import (
     COPY,
     FIRST_COPY,
@@ -17,14 +13,9 @@ from mlx_t5.drafting.source_copy import (
     WEAK_COPY,
     WEAK_PREDICTION,
     Alignment,
-    CopyOrDraft,
     SourceCopy,
     count_predicted,
-    merged,
 )
-from mlx_t5.engine.rows import Row
-from mlx_t5.sampling.draws import row_key
-from mlx_t5.settings import Settings
 
 V = 40
 A, B, C, D, E, F, G, X, Y, Z = range(10, 20)
@@ -123,18 +114,6 @@ def test_phrases_of_the_output_are_copied_when_they_recur():
     assert ahead(SENTENCE, [20, 21, 22, 30, 20, 21])[:1] != [22]
 
 
-def test_of_many_places_where_a_phrase_was_the_latest_counts():
-    output = [20, 21, 22, 30] * 20 + [20, 21, 22, 31] + [20, 21, 22]
-    assert ahead(SENTENCE, output, 1) == [31]
-
-
-def test_a_source_without_any_match_and_one_shorter_than_the_draft():
-    assert ahead(SENTENCE, [30, 31, 32]) == [D, E, F]  # as if three words had been replaced
-    assert ahead([A, EOS], [], 8) == [A, EOS]
-    assert ahead([], [], 4) == []
-    assert ahead(SENTENCE, [], 0) == []
-
-
 def test_copies_are_likely_where_half_of_the_last_four_tokens_were_copies():
     def kind(output):
         alignment = Alignment(SENTENCE, 0)
@@ -201,46 +180,6 @@ def test_a_prediction_stands_before_the_source():
     assert predicted([A, B], [20, 21, 22, 23, 20, 21, 22], source) == (COPY, [23, 20, 21])
 
 
-def test_what_is_proposed():
-    copy = SourceCopy()
-    copy.insert([SENTENCE, [A, EOS], SENTENCE, SENTENCE])
-    rows = [[0, A, B], [0], [0, *SENTENCE[:-1], X, Y], [0, X]]
-    copy.note(rows)
-    offers = copy.offers()
-    assert offers == [
-        [Offer(COPY, SENTENCE[2:])],
-        [Offer(FIRST_COPY, [A, EOS])],
-        [],
-        [Offer(WEAK_COPY, SENTENCE[1:])],
-    ]
-    (first,), (second,), _, (last,) = offers
-    choices = [first.first(2), second.first(1), NOTHING, last.first(0)]
-    proposal = copy.propose(rows, choices, None, None)
-    assert (proposal.lengths, proposal.q) == ([2, 1, 0, 0], None)
-    assert proposal.tokens.tolist() == [[C, D], [A, 0], [0, 0], [0, 0]]
-    assert second.first(9).length == 2, "there are no more"
-    for choice in (NOTHING, first.first(0), Offer(DRAFT).first(3)):
-        assert copy.propose(rows, [choice] * 4, None, None) is None
-
-
-def test_the_combination_asks_the_draft_for_rows_that_copy_nothing():
-    model = FakeModel(random_table(V), V)
-    both = CopyOrDraft(SourceCopy(), drafter(random_table(V), model))
-    both.insert([SENTENCE] * 3)
-    rows = [[0, A, B], [0, X], [0, *SENTENCE[:-1], X, Y]]
-    both.note(rows)
-    sampling, offers = settings(3, temp=0.0), both.offers()
-    kinds = [[offer.kind for offer in offered] for offered in offers]
-    assert kinds == [[COPY, DRAFT], [WEAK_COPY, DRAFT], [DRAFT]]
-    for places, writers in (([0, 1, 0], "copy draft draft"), ([0, 0, 0], "copy copy draft")):
-        chosen = [offered[i].first(2) for offered, i in zip(offers, places, strict=True)]
-        proposal = both.propose(rows, chosen, sampling, None)
-        assert (proposal.lengths, proposal.writers) == ([2, 2, 2], writers.split())
-    proposal = both.propose(rows, [offers[0][0].first(2), NOTHING, NOTHING], sampling, None)
-    assert (proposal.lengths, proposal.writers[0], proposal.q) == ([2, 0, 0], "copy", None)
-    assert both.propose(rows, [NOTHING] * 3, sampling, None) is None
-
-
 def test_a_task_prefix_is_skipped():
     class Vocabulary:
         def convert_ids_to_tokens(self, token):
@@ -273,11 +212,6 @@ def editing_table(seed, change=0.25):
 SOURCES = [SENTENCE, [A, B, A, B, C, A, B, EOS], [X, EOS], list(range(10, 38)) + [EOS]]
 
 
-def drafters_for(model):
-    draft = drafter(good(model.table), model)
-    return {"copy": SourceCopy(), "copy or draft": CopyOrDraft(SourceCopy(), draft)}
-
-
 def test_copying_pays_where_the_output_follows_the_source():
     model = FakeModel(editing_table(7, change=0.1), V)
     decoder = SpeculativeDecoder(model, SourceCopy(), None, 5)
@@ -285,30 +219,3 @@ def test_copying_pays_where_the_output_follows_the_source():
     assert all(s.tokens_per_call > 2 for s in stats)
     assert all(s.speculation.copied == s.drafted for s in stats)
     assert all(s.speculation.copied_accepted == s.accepted for s in stats)
-
-
-def test_the_draft_model_rests_while_all_rows_copy():
-    model = FakeModel(editing_table(9, change=0.0), V)
-    both = drafters_for(model)["copy or draft"]
-    engine = Engine(model, both)
-    engine.insert([Row(SOURCES[3], Settings(60, num_draft=4), row_key(0, 0))])
-    engine.step()
-    calls = len(both.draft.model.calls)
-    engine.step()
-    engine.step()
-    assert calls > 0
-    assert len(both.draft.model.calls) == calls
-
-
-def test_merged_proposals_are_certain_where_they_copy():
-    tokens = mx.array([[7, 8, 9], [0, 0, 0], [5, 0, 0]])
-    copies = Proposal(tokens, None, [3, 0, 1], ["copy"] * 3, mx.array([3, 0, 1]))
-    draft = drafter(random_table(V), FakeModel(random_table(V), V))
-    draft.insert([[3]] * 3)
-    choices = [NOTHING, Offer(DRAFT).first(2), NOTHING]
-    drafts = draft.propose([[0]] * 3, choices, settings(3, delta=0.1), position_keys(3, 4))
-    both = merged(copies, drafts)
-    assert both.lengths == both.valid_lengths.tolist() == [3, 2, 1]
-    assert both.tokens[0].tolist() == [7, 8, 9]
-    assert both.q[0].argmax(-1).tolist() == [7, 8, 9] and both.q[0].max(-1).tolist() == [1, 1, 1]
-    np.testing.assert_allclose(both.q[1, :2], drafts.q[1])

@@ -2,15 +2,11 @@
 
 import pytest
 
-from batches import Tried, different, rows
+from batches import rows
 from decoder import Engine, SpeculativeDecoder
 from fake_model import FakeModel, greedy, random_table
-from mlx_t5.backend import mx
 from mlx_t5.engine import batching
-from mlx_t5.engine.rows import Row, Stats
-from mlx_t5.grouping import PASS_POSITIONS
-from mlx_t5.sampling.draws import row_key
-from mlx_t5.settings import Settings
+from mlx_t5.engine.rows import Stats
 
 V = 7
 ENDING = FakeModel(random_table(V, eos_bias=0.3), V)
@@ -58,48 +54,6 @@ def test_what_joins_between_two_steps_is_bounded(lengths, expected):
     queue = batching.Queue(engine, 64, waiting)
     assert engine.joined_at(queue, len(expected)) == expected
     assert queue.waiting == []
-
-
-def test_equal_sources_join_as_one():
-    samples = [Row([3] * 900, Settings(temp=1.0), row_key(0, i)) for i in range(8)]
-    engine = Noting()
-    assert engine.joined_at(batching.Queue(engine, 8, samples), 1) == [[900] * 8]
-
-
-class Reading(FakeModel):
-    """Notes the lengths of the sources of each pass of the encoder."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.passes = []
-
-    def encode(self, ids, mask=None):
-        each = mx.array([ids.shape[1]] * len(ids)) if mask is None else mask.sum(axis=1)
-        self.passes.append(each.tolist())
-        return super().encode(ids, mask)
-
-
-def test_rows_are_encoded_ahead_in_full_passes_of_like_length():
-    model = Reading(random_table(V, eos_bias=0.3), V)
-    many = different([40, 9, 41, 8, 40, 10, 42, 11] * 3, max_tokens=9)
-    for row in batching.run(Engine(model, None), many, 2):
-        assert (row.output()[0], row.states) == (greedy(model, row.ids, 9)[0], None)
-        assert row.stats.encode_seconds > 0
-    assert sorted(n for each in model.passes for n in each) == sorted(len(r.ids) for r in many)
-    sizes = [len(each) * max(each) for each in model.passes]
-    assert max(sizes) <= PASS_POSITIONS
-    assert len(sizes) <= 6, "and not one or two rows a pass, as they join"
-    assert sum(sizes) - sum(map(sum, model.passes)) < 0.2 * sum(sizes), "little is padding"
-
-
-def test_the_longest_join_first_once_all_are_in_hand():
-    """So that a long text does not run on alone at the end."""
-    for ending, expected in ((True, [9, 8]), (False, [5, 4])):
-        engine = Tried(ENDING, None)
-        queue = batching.Queue(engine, 2, different([5, 9, 4, 8, 2]), bulk=True)
-        queue.last = ending
-        queue.admit()
-        assert engine.attempts == [(0, expected)]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])

@@ -12,7 +12,7 @@ from command_line import ROOT
 from mlx_t5.engine import documents
 from mlx_t5.engine.rows import Result, Speculation, Stats
 from mlx_t5.errors import UserError
-from mlx_t5.text.documents import Cutting, Document
+from mlx_t5.text.documents import Cutting
 
 TASK = "translate English to French: "
 LINES = [json.loads(line) for line in (ROOT / "demo" / "heldout.jsonl").open(encoding="utf-8")]
@@ -167,12 +167,6 @@ def test_sentences_that_are_too_long_are_cut_and_counted(decoder):
     assert result.stats.prompt_tokens <= 30 * result.stats.pieces
 
 
-def test_max_tokens_is_of_a_piece(decoder):
-    result = decoder.generate(TASK + " ".join(SENTENCES[:3]), split="sentences", max_tokens=3)
-    assert [piece.finish_reason for piece in result.pieces] == ["length"] * 3
-    assert result.finish_reason == "length" and len(result.tokens) == 9
-
-
 @pytest.mark.parametrize(
     "given, message",
     [
@@ -200,25 +194,6 @@ def test_a_split_needs_a_tokenizer(decoder):
 
 
 # ---- how many are in hand ------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_few_pieces_are_cut_ahead(decoder, monkeypatch):
-    some: list[Document] = []
-
-    class Watched(Document):
-        def __init__(self, *how):
-            super().__init__(*how)
-            some.append(self)
-
-    monkeypatch.setattr(documents, "Document", Watched)
-    texts, batch_size, done = [" ".join(SENTENCES[:6] * 2)] * 2, 1, 0
-    cutting = Cutting("sentences", TASK)
-    for _chunk in documents.chunks(decoder, cutting, texts, batch_size=batch_size):
-        done += 1
-        ahead = sum(len(document.pieces) for document in some) - done
-        assert ahead <= 8 * batch_size + 1, "as many as prompts, and one to know the last"
-    assert done == 24 and _chunk.result
 
 
 @pytest.mark.slow
@@ -254,18 +229,6 @@ def test_a_document_is_complete_before_the_next_one_is_there():
     assert next(found).text == "THREE."
 
 
-def test_places_of_pieces():
-    decoder = Echo()
-    run(
-        decoder,
-        ["One. Two. Three.", "…", "One.", Exception(), "One. Two."],
-        indexes=iter(range(7, 99, 2)),
-    )
-    thousand = 1 << 32
-    wanted = [7, 7 + thousand, 7 + 2 * thousand, 11, 15, 15 + thousand]
-    assert decoder.places == wanted
-
-
 # ---- one result a document -----------------------------------------------------------------------
 
 
@@ -290,8 +253,3 @@ def test_the_statistics_are_sums():
     assert result.finish_reason == "length" and result.text == "ONE\nbad\nLONG ONE"
     assert [piece.error for piece in result.pieces] == [None, "it fails", None]
     assert result.writers == ["draft", "target"] * 2
-
-
-def test_what_a_model_was_trained_on_is_the_limit():
-    assert run(Echo(n_positions=6), ["abc def ghi. j"])[0].stats.cut == 3
-    assert run(Echo(), ["abc def ghi. j"])[0].stats.cut == 0

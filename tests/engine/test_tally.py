@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_t5.engine.rows import Result, Speculation, Stats
-from mlx_t5.engine.tally import Tally, acceptance_probability, added
+from mlx_t5.engine.tally import Tally, acceptance_probability
 
 
 def result(drafted, accepted, calls, decided):
@@ -31,8 +31,3 @@ def test_alpha_counts_each_proposal_up_to_the_first_that_is_refused():
     # A step with one proposal that is kept and a step of two that keeps one.
     assert acceptance_probability([2, 1], [2, 0]) == 2 / 3
     assert acceptance_probability([], []) is None
-
-
-def test_adding_counts_by_place():
-    assert added([[1, 2, 3], [], [10]]) == [11, 2, 3]
-    assert added([]) == []

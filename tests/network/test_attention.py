@@ -5,7 +5,7 @@ import pytest
 
 from mlx_t5.backend import mx
 from mlx_t5.network import attention, cache
-from mlx_t5.network.attention import LEAST_QUERIES, RelativeBias, queries_at_once, relative_buckets
+from mlx_t5.network.attention import RelativeBias, relative_buckets
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import encoder_bytes
 from model import T5, load
@@ -44,11 +44,6 @@ def test_buckets_equal_transformers(num_buckets, bidirectional):
         assert np.all(np.abs(ours - theirs) <= 1), max_distance
 
 
-def test_boundaries_are_rounded_to_float32():
-    """log(2) / log(32) * 5 is 1, and just below in float64: there 10 would fall into bucket 5."""
-    assert relative_buckets(-np.array([9, 10, 20, 80]), False, 10, 160).tolist() == [5, 6, 7, 9]
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("queries", [[[0, 1, 2, 3]], [[37, 38]], [[3, 4], [60, 61], [0, 1]]])
 def test_bias_of_every_pair(queries, causal):
@@ -74,12 +69,6 @@ def test_other_weights_make_another_table():
     assert mx.array_equal(bias(index), old) and bias._table[1] is table, "made once"
     bias.weight = 2 * bias.weight
     assert mx.array_equal(bias(index), 2 * old)
-
-
-def test_short_sources_are_read_at_once_and_long_ones_in_chunks():
-    assert queries_at_once(1, 64, 512) == queries_at_once(2, 64, 512) == 512
-    assert queries_at_once(1, 64, 4096) == 128
-    assert queries_at_once(1, 128, 100_000) == LEAST_QUERIES
 
 
 @pytest.mark.parametrize("family", ["t5", "umt5"])  # one bias for all layers, and one a layer

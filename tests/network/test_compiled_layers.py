@@ -1,4 +1,4 @@
-"""Compiled layers are the plain ones, run where that pays, and few are described."""
+"""Compiled layers are the plain ones, also where weights are replaced."""
 
 import math
 import sys
@@ -8,10 +8,8 @@ import pytest
 
 from mlx_t5.backend import mx, nn
 from mlx_t5.checkpoints.quantization import quantize_predicate
-from mlx_t5.network import layers, modules
-from mlx_t5.network.cache import Cache
+from mlx_t5.network import layers
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.exact import ExactTarget
 from model import T5
 from random_models import CONFIG, V, random_t5, randomise
 
@@ -113,17 +111,6 @@ def compiled():
     return layers._compiled.cache_info().currsize
 
 
-def test_one_layer_is_described_for_each_shape(described):
-    model, count = random_t5(), []
-    one, padded = cache_of(model, 1), cache_of(model, 3)
-    passes = [(1, one, 0), (1, one, 1), (5, one, 2), (5, one, 7), (1, one, 3), (1, padded, 0)]
-    for length, cache, at in passes:
-        rows = cache.batch
-        model.decode(mx.zeros((rows, length), mx.int32), cache, [at] * rows)
-        count.append(len(described))
-    assert count == [1, 1, 2, 2, 2, 3]  # two layers, which are one function
-
-
 def test_weights_that_are_replaced_are_taken(described):
     model, cache = random_t5(), None
     cache = cache_of(model, 1)
@@ -134,50 +121,3 @@ def test_weights_that_are_replaced_are_taken(described):
     assert not mx.array_equal(before, changed)
     nn.quantize(model, group_size=32, bits=4, class_predicate=quantize_predicate)
     assert not mx.array_equal(changed, model.decode(mx.array([[5]]), cache, [0]))
-
-
-@pytest.mark.parametrize(
-    ("cpu", "rehearsed", "passes"),
-    [(True, False, math.inf), (False, True, 0), (False, False, layers.PASSES)],
-)
-def test_it_begins_when_it_pays(monkeypatch, cpu, rehearsed, passes):
-    """On a GPU after so many passes, on a CPU never; who rehearses a GPU wants it at once."""
-    layers.passes_before_compiling.cache_clear()
-    monkeypatch.setattr(layers, "cpu_only", lambda: cpu)
-    monkeypatch.setattr(layers, "on_cpu", lambda: cpu or rehearsed)
-    found = layers.passes_before_compiling()
-    layers.passes_before_compiling.cache_clear()
-    assert found == passes
-
-
-def test_rows_that_attend_alone_are_never_compiled(described):
-    model = random_t5()
-    target = ExactTarget(model, 8, [1])
-    target.decode(mx.array([[5]]), target.cache(target.encode(mx.array([[5, 1]]))), [0])
-    assert not compiled()
-
-
-def test_passes_are_counted_unless_many_are_expected(described, monkeypatch):
-    """Ranks that share a model never compile: the CPU adds up what they compute."""
-    monkeypatch.setattr(layers, "passes_before_compiling", lambda: layers.PASSES)
-    model, shared = random_t5(), random_t5()
-    cache, shared.passes = cache_of(model, 1), -math.inf
-    for at in range(2):
-        model.decode(mx.array([[5]]), cache, [at])
-    assert model.passes == 2 and not compiled()
-    modules.expect_passes(model, shared, None)
-    shared.decode(mx.array([[5]]), cache, [2])
-    assert not compiled()
-    model.decode(mx.array([[5]]), cache, [2])
-    assert compiled()
-
-
-def test_the_device_begins_before_a_deep_pass_is_described(monkeypatch):
-    model = T5(T5Config.from_dict(CONFIG | {"num_decoder_layers": 8}))
-    cache: Cache = cache_of(model, 1)
-    handed = []
-    monkeypatch.setattr(mx, "async_eval", handed.append)
-    model.decode(mx.array([[0]]), cache, [0])
-    assert len(handed) == 1
-    model.decoder_states(mx.array([[0]]), cache, [0])  # within `mx.compile` nothing can be
-    assert len(handed) == 1

@@ -65,16 +65,6 @@ def test_its_logits_are_those_of_its_tokens_before_and_after_the_disk(folder, sh
         )
 
 
-def test_rows_of_a_quantised_model_are_the_same_bits(made, tmp_path):
-    draft, _ = load(convert(made("t5").folder, tmp_path / "quantised", "float32", **IN_BITS))
-    packed = {name: draft.shared[name] for name in ("weight", "scales", "biases")}
-    narrow(draft, IDS)
-    for name, array in packed.items():
-        assert mx.array_equal(draft.lm_head[name], array[mx.array(IDS)])
-    again, _ = load(save_draft(draft, tmp_path / "quantised", tmp_path / "draft"))
-    assert mx.array_equal(again(SOURCE, WRITTEN), draft(SOURCE, WRITTEN))
-
-
 @pytest.fixture(scope="module")
 def paths(made, tmp_path_factory):
     """A target, and folders of drafts by whether they share."""

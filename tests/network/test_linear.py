@@ -1,4 +1,4 @@
-"""Forms of a product: the same numbers, and each only where it is known to be faster."""
+"""Every form of a product has the same numbers, and layers over one input are one product."""
 
 import time
 
@@ -11,7 +11,6 @@ from mlx_t5.network import linear
 from mlx_t5.network.linear import (
     Matrix,
     doubled,
-    forms_with,
     in_tiles,
     join,
     matrices,
@@ -41,39 +40,6 @@ def test_every_form_is_the_same_product(form, rows, outputs):
 SQUARE, NARROW, SMALL, HEAD = (1024, 1024), (3072, 768), (256, 256), (32128, 1024)
 
 
-@pytest.mark.parametrize(
-    ("blas", "shape", "forms"),
-    [
-        (OPENBLAS.format("SkylakeX"), SQUARE, {in_tiles: {1, 2, 4, 8}, natural: {9, 16, 64}}),
-        (OPENBLAS.format("SkylakeX"), SMALL, {natural: {1, 8, 64}}),
-        (OPENBLAS.format("Haswell"), HEAD, {natural: {1, 2, 4, 8, 9, 16, 64}}),
-        (
-            MKL.format("AVX-512"),
-            NARROW,
-            {natural: {1, 2, 64}, in_tiles: {4}, weight_first: {8, 9, 16}},
-        ),
-        (MKL.format("general"), SQUARE, {natural: {1, 2, 4, 8, 9, 16, 64}}),
-        (MKL.format("general"), NARROW, {doubled: {1}, natural: {2, 4, 64}}),
-        (MKL.format("general"), HEAD, {natural: {1, 2}, in_tiles: {3, 8, 64}}),
-        (MKL.format("general"), SMALL, {natural: {1, 8, 64}}),
-        ("MLX's reference BLAS", HEAD, {natural: {1, 2, 4, 8, 9, 16, 64}}),
-    ],
-)
-def test_the_form_of_each_blas(blas, shape, forms):
-    for form, numbers in forms.items():
-        for rows in numbers:
-            others = [other for which, other in forms_with(blas, *shape) if rows in which]
-            assert [form] == (others[:1] or [natural])
-
-
-def test_products_take_the_fastest_form_for_so_many_rows(monkeypatch):
-    monkeypatch.setattr(linear, "forms", lambda *_: ((range(3, 5), weight_first),))
-    layer = nn.Linear(WIDTH, HIGH, bias=False)
-    for rows, form in ((3, weight_first), (5, natural)):
-        x = mx.random.normal((rows, WIDTH))
-        np.testing.assert_array_equal(Matrix.of(layer).times(x), form(x, layer.weight))
-
-
 def test_an_embedding_that_is_the_head():
     """Whole, or the rows that a rank multiplies with; quantised or not."""
     x = mx.random.normal((3, WIDTH))
@@ -82,16 +48,6 @@ def test_an_embedding_that_is_the_head():
         np.testing.assert_allclose(logits, head.as_linear(x), atol=1e-3)
         head.rows = slice(100, 200)
         np.testing.assert_allclose(Matrix.of(head).times(x), logits[:, 100:200], atol=1e-4)
-
-
-@pytest.mark.parametrize("cpu", [True, False])
-def test_only_a_cpu_takes_other_forms_and_only_in_float32(monkeypatch, cpu):
-    linear.forms.cache_clear()
-    monkeypatch.setattr(linear, "cpu_only", lambda: cpu)
-    monkeypatch.setattr(linear, "blas_name", lambda: OPENBLAS.format("SkylakeX"))
-    forms = [linear.forms(*SQUARE, dtype) for dtype in (mx.float32, mx.bfloat16)]
-    linear.forms.cache_clear()
-    assert forms == [((range(1, 9), in_tiles),) if cpu else (), ()]
 
 
 def layers(bits=(), outputs=(64, 64, 32)):
@@ -157,13 +113,3 @@ def test_a_product_adds_the_residual(monkeypatch, form, kind):
     expected = residual.astype(mx.float32) + layer(x).astype(mx.float32)
     tolerance = 0.05 if kind == "bfloat16" else 1e-5
     np.testing.assert_allclose(out.astype(mx.float32), expected, atol=tolerance)
-
-
-@pytest.mark.parametrize("kind", ["alone", "with others"])
-def test_a_part_of_the_inputs_gives_a_term_of_a_sum(kind):
-    """The residual is added once, behind the sum over all ranks."""
-    layer, x = nn.Linear(64, 32, bias=False), mx.random.normal((3, 64))
-    layer.total = {"alone": lambda out: out, "with others": lambda out: 2 * out}[kind]
-    residual = mx.ones((3, 32))
-    expected = residual + layer.total(layer(x))
-    np.testing.assert_array_equal(Matrix.of(layer).times(x, residual), expected)

@@ -10,14 +10,14 @@ from safetensors.numpy import load_file, save_file
 from devices import skip_narrow_4_bits
 from families import SHAPE, UNTIED
 from mlx_t5.backend import mx, nn, tree_flatten
-from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from mlx_t5.checkpoints.checkpoint import Checkpoint
 from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.errors import UserError
 from mlx_t5.network import weights as weights_module
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.layers import keep_float32
 from mlx_t5.network.weights import HEAD
-from model import T5, expected_parameters, load, select_tensors
+from model import T5, load
 
 IDS, TARGET = mx.array([[5, 9, 40, 1]]), mx.array([[0, 7, 30]])
 RAW = {"model_type": "t5", **SHAPE, **UNTIED, "d_ff": 64, "d_model": 64, "d_kv": 32}
@@ -53,17 +53,6 @@ def plain():
 def assert_same(model, other):
     """But for rounding: a loaded model has joined some layers, whose product has another shape."""
     np.testing.assert_allclose(*(np.array(m(IDS, TARGET)) for m in (model, other)), atol=1e-5)
-
-
-def test_select(reference):
-    """Each parameter once, and the head only if it has values of its own."""
-    config = T5Config.from_dict(reference.family.raw)
-    with open_checkpoint(reference.folder) as checkpoint:
-        selected = select_tensors(config, checkpoint)
-        assert selected.keys() <= set(checkpoint.names)
-    expected = expected_parameters(config, reference.family.separate_head)
-    assert sorted(selected.values()) == sorted(expected)
-    assert HEAD in expected_parameters(config)
 
 
 def without(name):
@@ -132,10 +121,6 @@ def test_a_head_that_differs_in_its_last_row_is_separate(made, tmp_path, monkeyp
     logits, expected = (np.array(m(IDS, TARGET)) for m in (model, tied))
     np.testing.assert_array_equal(logits[..., :-1], expected[..., :-1])
     assert np.abs(logits[..., -1] - expected[..., -1]).min() > 1e-3
-
-
-def test_mlx_folder(tmp_path, plain):
-    assert_same(load(mlx_folder(tmp_path / "m", plain, RAW))[0], plain)
 
 
 @pytest.mark.parametrize("separate", [True, False])
@@ -214,11 +199,6 @@ def test_dtype(tmp_path, monkeypatch, plain, stored, dtype):
     assert keep_float32("encoder.layers.0.feed_forward.wo.weight", mx.float16)
     assert not keep_float32("encoder.layers.0.feed_forward.wo.weight", mx.bfloat16)
     assert not keep_float32("encoder.layers.0.self_attention.o.weight", mx.float16)
-
-
-def test_dtype_that_does_not_exist(made):
-    with pytest.raises(UserError, match="int8"):
-        load(made("t5").folder, "int8")
 
 
 def truncate(folder):

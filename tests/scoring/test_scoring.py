@@ -1,7 +1,6 @@
 """Scores against transformers' log softmax, family by family, and what shares a pass with what."""
 
 import math
-import weakref
 from operator import attrgetter
 
 import numpy as np
@@ -14,9 +13,8 @@ from decoder import SpeculativeDecoder
 from families import torch
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
-from mlx_t5.scoring import pairs, passes
 from mlx_t5.scoring import scores as scoring
-from mlx_t5.scoring.pairs import Pair, Score, ranking
+from mlx_t5.scoring.pairs import Score, ranking
 from model import load
 
 SOURCES = [[5, 9, 11, 30, 7, 1], [8, 1], [5, 9, 11, 30, 7, 1], [40, 41, 42, 1], [8, 1]]
@@ -66,56 +64,6 @@ def test_targets_of_a_prompt_share_its_encoding_and_cross_attention(made, monkey
     together = decoder.score(SOURCES[0], TARGETS, batch_size=2)
     assert [s.logprob for s in together] == pytest.approx(alone, abs=1e-5)
     assert len(encoded) == 1 and decoded == [(2, 1), (2, 1), (1, 1)]
-
-
-def test_of_scorers_that_take_turns_one_has_its_prompt_encoded(made, monkeypatch):
-    model = load(made("flan").folder)[0]
-    decoder, caches, held = SpeculativeDecoder(model), [], []
-    make = model.cache
-
-    def noted(self, *inputs):
-        caches.append(weakref.ref(cache := make(*inputs)))
-        return cache
-
-    monkeypatch.setattr(type(model), "cache", noted)
-    targets, last = list(map(tuple, TARGETS)), pairs.LastEncoded()
-    works = [
-        decoder.scoring.parts([Pair(tuple(source), t) for t in targets], 2, last=last)
-        for source in SOURCES[:2]
-    ]
-    found = [{}, {}]
-    for i in (0, 0, 1, 0, 1, 1):  # three passes each
-        found[i].update(next(works[i]))
-        held.append([c() is not None for c in caches])
-    assert held == [[1], [1], [0, 1], [0, 0, 1], [0, 0, 0, 1], [0, 0, 0, 1]], "none, or the last"
-    del works
-    assert last.cache is None
-    for source, scores in zip(SOURCES, found, strict=False):
-        alone = decoder.score(source, targets)
-        assert [scores[i].logprob for i in range(5)] == pytest.approx(
-            [score.logprob for score in alone], abs=1e-5
-        )
-
-
-def test_logits_of_long_targets_are_made_a_few_positions_at_a_time(made, monkeypatch):
-    reference = made("t5")
-    decoder = SpeculativeDecoder(load(reference.folder)[0])
-    whole = decoder.score(SOURCES, TARGETS)
-    monkeypatch.setattr(scoring, "MAX_LOGITS", 2 * 3 * 96)
-    shapes, own = [], scoring.logprobs
-    monkeypatch.setattr(scoring, "logprobs", lambda *a: shapes.append(a[0].shape) or own(*a))
-    parts = decoder.score(SOURCES, TARGETS, batch_size=2)
-    assert max(map(math.prod, shapes)) <= 2 * 3 * 96
-    for a, b in zip(whole, parts, strict=True):
-        np.testing.assert_allclose(a.token_logprobs, b.token_logprobs, atol=1e-5)
-
-
-def test_passes_hold_prompts_with_as_many_targets_and_of_like_length():
-    some = [Pair((9,) * s, (1,) * t) for s, t in ((3, 1), (9, 2), (3, 2), (4, 5), (9, 1), (8, 5))]
-    assert list(pairs.passes(some, 4)) == [[4, 1, 0, 2], [5, 3]]
-    assert list(pairs.passes(some, 2)) == [[4, 1], [0, 2], [5, 3]]
-    many = [Pair((7,), (1,) * t) for t in (3, 1, 2)]
-    assert list(pairs.passes(many, 2)) == [[1, 2], [0]]
 
 
 def test_a_text_ends_with_the_end_token_and_ids_are_as_given(byte_decoder):
@@ -196,20 +144,6 @@ def test_what_memory_does_not_suffice_for_is_halved(byte_decoder, monkeypatch):
     assert tried == [(1, 4), (1, 2), (0, 2), (0, 1), (0, 1)], "the encoding is kept"
     assert [s.logprob for s in found[:3]] == pytest.approx([s.logprob for s in whole[:3]])
     assert found[3].error.startswith("no memory for a prompt and its target (needs more)")
-
-
-def test_windows_do_not_wait_for_what_is_not_ready():
-    drawn = []
-
-    def items():
-        for i in range(5):
-            drawn.append(i)
-            yield i
-
-    ready = iter([True, False, True, True, True]).__next__
-    cut = passes.windows(items(), 2, ready)
-    assert (next(cut), list(drawn)) == ([0, 1], [0, 1])
-    assert list(cut) == [[2], [3, 4]]
 
 
 def test_ranking_is_the_recipe_of_monot5(tmp_path):

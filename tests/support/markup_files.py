@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from random import Random
 
@@ -173,57 +174,25 @@ def decoded(text: str, suffix: str) -> list[str]:
 
 
 def generated(suffix: str, seed: int) -> str:
-    """A file at random: well-formed for the most part, with any line end and sometimes a mark."""
+    """A file at random: lines of the hand-written one in any order, some with other words.
+
+    With any line end, and sometimes a mark.
+    """
     rng = Random(f"{suffix} {seed}")
-    text = {".md": _markdown, ".txt": _plain}.get(suffix, _subtitles)(rng, suffix)
-    newline = rng.choice(NEWLINES) if seed % 4 else ""
+    bits = MARKDOWN_BITS if suffix in (".md", ".txt") else CUE_BITS
+    known = [line for line in WHOLE[suffix].split("\n") if not line.startswith("WEBVTT")]
+    lines = rng.choices(known, k=rng.randint(1, 25))
+    lines = [_varied(rng, line, bits) if rng.random() < 0.4 else line for line in lines]
+    head = {".srt": "1\n00:00:01,000 --> 00:00:02,000\n", ".vtt": "WEBVTT\n\n"}.get(suffix, "")
+    text, newline = head + "\n".join(lines), rng.choice(NEWLINES) if seed % 4 else ""
     text = "".join(newline or rng.choice(NEWLINES) if char == "\n" else char for char in text)
     return "\ufeff" * (rng.random() < 0.2) + text
 
 
-def _line(rng: Random, bits: list[str], share: float) -> str:
-    words = (rng.choice(bits if rng.random() < share else WORDS) for _ in range(rng.randint(1, 9)))
+def _varied(rng: Random, line: str, bits: list[str]) -> str:
+    """Words at random behind what a line begins with, or odd times."""
+    if "-->" in line:
+        return rng.choice(ODD_TIMES).format(number := rng.randint(1, 8), number + 1)
+    words = rng.choices([*WORDS, *bits], k=rng.randint(1, 9))
     gaps = ("", " ", " ", " ", "  ", rng.choice(ODD_SPACES))
-    return "".join(word + rng.choice(gaps) for word in words)
-
-
-def _plain(rng: Random, suffix: str) -> str:
-    return "".join(
-        _line(rng, MARKDOWN_BITS, 0.1) + rng.choice(("\n", "\n\n", " ")) for _ in "12345"
-    )
-
-
-def _markdown(rng: Random, suffix: str) -> str:
-    openings = (
-        "", "", "", "# ", "> ", ">", "> > ", "- ", "  - ", "* [ ] ", "12. ", "   ", "    ", "\t",
-        "| ", "> - ", "- > ", "[ref]: ", "[^1]: ", "<div>", "> [!NOTE]", ": ", "+\t", "    - ",
-        "<!--", "1) ",
-    )  # fmt: skip
-    fixed = (
-        "```", "~~~", "---", "===", "|---|---|", "-|-", "", "", "> ", "-->", "</div>", "***", "\t",
-        "- ",
-    )  # fmt: skip
-    lines = ["---\nname: x\n---"] * (rng.random() < 0.2)
-    prefix = ""
-    for _ in range(rng.randint(1, 25)):
-        prefix = prefix if rng.random() < 0.5 else rng.choice(openings)
-        line = prefix + _line(rng, MARKDOWN_BITS, 0.25)
-        lines.append(line if rng.random() < 0.75 else rng.choice(fixed))
-    return "\n".join(lines) + "\n" * rng.randint(0, 2)
-
-
-def _subtitles(rng: Random, suffix: str) -> str:
-    parts = ["WEBVTT" + rng.choice(("", " title", "\nX: y")) + "\n\n"] * (suffix == ".vtt")
-    for number in range(1, rng.randint(2, 9)):
-        head = rng.choice(
-            (f"{number}\n", f"{number}\n", "", f"{number} \n", "name\n", f"{number}\n\n")
-        )
-        point = rng.choice(",.")
-        times = f"00:00:0{number}{point}000 --> 00:01:00{point}000" + rng.choice(("", " ", " X1:1"))
-        if rng.random() < 0.3:
-            times = rng.choice(ODD_TIMES).format(number, number + 1)
-        text = "\n".join(_line(rng, CUE_BITS, 0.3) for _ in range(rng.randint(0, 4)))
-        gap = rng.choice(("\n\n", "\n\n", "\n", "\n\n\n", " \n \n", ""))
-        aside = rng.choice(("", "", "", "NOTE words\nmore\n\n", "STYLE\n::cue {}\n\n"))
-        parts += [aside if suffix == ".vtt" else "", head, times, "\n", text, gap]
-    return "".join(parts)
+    return re.match(r"[^\w<{]*", line)[0] + "".join(word + rng.choice(gaps) for word in words)

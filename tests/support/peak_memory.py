@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import resource
 import subprocess
@@ -44,6 +45,7 @@ def make(folder: Path, format: str, megabytes: int) -> int:
     return max(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
+@functools.cache  # the imports alone are measured once
 def peak(*arguments: str, program: str = "convert") -> int:
     """Most bytes that were resident in a process that imported a program and ran its main().
 

@@ -2,10 +2,8 @@
 
 import numpy as np
 
-from mlx_t5.network.sharing import shared_draft
 from mlx_t5.training.answers import LabelledExample
-from mlx_t5.training.batches import TrainingBatch, batch_at, collate, micro_batches
-from random_models import random_t5
+from mlx_t5.training.batches import TrainingBatch, batch_at, collate
 
 
 def example(source: int, answer: int) -> LabelledExample:
@@ -38,11 +36,3 @@ def test_what_a_batch_holds():
     assert batch.top_ids.shape == batch.top_p.shape == (32, 2)
     assert batch.top_ids[16:19].tolist() == [[0, 1], [2, 3], [4, 5]]
     assert vars(TrainingBatch(*batch.arrays)) == vars(batch)  # the very arrays
-
-
-def test_micro_batches_are_the_batch_of_the_step():
-    labelled, draft = [example(4, 1 + i % 7) for i in range(10)], shared_draft(random_t5(), 1)
-    made = micro_batches(labelled, draft, 5, 2, 1, 0)
-    assert [len(micro_batch.source) for micro_batch in made] == [2, 2, 1]
-    lengths = [int(n) for m in made for n in m.counted.reshape(len(m.source), -1).sum(axis=1)]
-    assert lengths == [len(labelled[i].answer) for i in batch_at(labelled, 5, 1, 0)]

@@ -15,7 +15,6 @@ from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.loading import BUNDLED
 from mlx_t5.network.draft_vocabulary import narrow
-from mlx_t5.network.memory import stored_bytes, warning
 from mlx_t5.network.sharing import shared_draft
 from mlx_t5.training.draft_folder import save_draft
 from model import load
@@ -99,17 +98,3 @@ def test_benchmarks_measure_one_and_hand_other_programs_a_whole_model(either, dr
     assert target == str(BUNDLED / "target") and Path(whole).parent == tmp_path
     ids, written = mx.array([[5, 9, 3, 1]]), mx.array([[0, 7, 8]])
     assert mx.array_equal(load(whole, "float32")[0](ids, written), subject.draft(ids, written))
-
-
-def test_memory_is_asked_for_what_the_draft_adds(draft, monkeypatch):
-    target, own = BUNDLED / "target", BUNDLED / "draft"
-    decoder_bytes = stored_bytes(draft, "bfloat16")
-    monkeypatch.setattr("mlx_t5.network.memory.limit", lambda: 0)
-    needed = stored_bytes(target, "bfloat16") + decoder_bytes
-    assert f"{needed / 1e6:.1f} MB" in warning([target, draft], "bfloat16")
-    model, _ = load(target, "float32")
-    shared, _ = load(draft, "float32", shared_with=model)
-    assert shared.encoder_memory(1, 100) == 0 < load(own)[0].encoder_memory(1, 100)
-    # Cross-attention and what is written, of two layers.
-    expected = 2 * 2 * 4 * 64 * (100 + 32) * 4
-    assert shared.cache_memory(1, 100, 20) == expected

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.backend import mx
 from mlx_t5.network.sharing import shared_draft, whole
 from mlx_t5.training.answers import label
 from mlx_t5.training.batches import collate
@@ -100,27 +100,3 @@ def test_a_quantised_target_is_learned_from_in_float32():
     learner = learner_of(shared_draft(target, 1))
     state, loss = learner.step(learner.begin(), [batch_of(target)])
     assert math.isfinite(loss) and {a.dtype for a in state.weights.values()} == {mx.float32}
-
-
-def test_rates_rise_and_fall():
-    learner = learner_of(shared_draft(random_t5(), 1), 100)
-    rates = [learner.schedule(step) for step in range(101)]
-    assert rates[0] == 0.2 and max(rates) == 1.0 and rates[100] == 0.0
-    assert rates.index(1.0) == 4 and rates[5:] == sorted(rates[5:], reverse=True)
-
-
-def test_a_step_can_be_compiled(target):
-    """Described as `mx.compile` does it; running it would take a C++ compiler minutes on a CPU."""
-    learner, batch = learner_of(shared_draft(target, 1), compiled=True), batch_of(target)
-    state = learner.begin()
-    loss, slopes = learner._slopes(state.weights, batch.arrays)
-    weights, moments = learner._change(state.weights, state.moments, slopes, mx.array(0.01))
-    shapes = {name: weight.shape for name, weight in state.weights.items()}
-    assert loss.shape == () and {name: slope.shape for name, slope in slopes.items()} == shapes
-    assert {name: weight.shape for name, weight in weights.items()} == shapes
-    assert moments.keys() == state.moments.keys()
-    again = learner.begin()  # nor in the optimiser
-    mx.eval(again.moments)
-    assert again.moments.keys() == state.moments.keys()
-    for name, weight in tree_flatten(learner.model.parameters()):
-        assert mx.array_equal(weight, state.weights[name]), name  # nothing that is only described

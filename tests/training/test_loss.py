@@ -96,12 +96,3 @@ def test_of_a_draft_with_a_vocabulary_of_its_own_it_is_the_automatic_gradient(id
         scale = mx.abs(gradient).max().item()
         difference = mx.abs(gradient - slopes[name]).max().item()
         assert difference <= 1e-3 * scale + 1e-5, name
-
-
-def test_a_draft_that_is_far_off_has_a_finite_loss_and_gradient():
-    """Its probability of the target's token underflows, and so does the rest of the mass."""
-    logits = mx.array([[200.0, 0.0, 0.0], [0.0, 200.0, 0.0]])
-    ids, p = mx.array([[1, 2], [1, 2]], mx.int32), mx.array([[0.9, 0.1], [0.9, 0.1]])
-    total, slope = loss.loss_and_slope(logits, ids, p, mx.ones(2))
-    assert 50 < total.item() < 100
-    np.testing.assert_allclose(np.array(slope), [[1, -0.9, -0.1], [0, 0.1, -0.1]], atol=1e-6)

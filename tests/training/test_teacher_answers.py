@@ -76,13 +76,6 @@ def test_a_stopped_run_is_resumed_behind_its_last_file(target, tmp_path, monkeyp
     assert not [file for file in tmp_path.iterdir() if "partial" in file.name]
 
 
-def test_states_are_kept_on_request_only(target, tmp_path):
-    kept = Answers(tmp_path, [Example((5, 1))])
-    kept.complete(target, Teacher(), 0.0, False, lambda: None)
-    assert kept.labelled()[0].states is None
-    assert [file.name for file in tmp_path.iterdir()] == ["answers-00000.npz"]
-
-
 def test_damaged_answers_are_named(target, tmp_path):
     made = Answers(tmp_path, [Example((5, 1)), Example((6, 7, 1))])
     made.complete(target, Teacher(), 0.0, True, lambda: None)

@@ -7,14 +7,12 @@ import pytest
 
 from devices import cpu_allocation
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints.adapter_config import LoraConfig
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.sharing import shared_draft, whole
 from mlx_t5.training import memory
-from mlx_t5.training.answers import LabelledExample, given
+from mlx_t5.training.answers import LabelledExample
 from mlx_t5.training.batches import collate
-from mlx_t5.training.fine_tuning import adapt
-from mlx_t5.training.learner import Learner, adamw
+from mlx_t5.training.learner import Learner
 from mlx_t5.training.loss import token_loss
 from model import T5
 from random_models import CONFIG
@@ -48,30 +46,6 @@ def test_a_step_takes_no_more_than_was_said(shares):
     size = taken(learner, batch, target, steps=2)
     said = memory.estimate(draft, SOURCE, ANSWER, ROWS)
     assert said.rows == ROWS and size <= said.draft + said.step <= 2.5 * size
-
-
-@pytest.mark.slow
-@cpu_allocation
-@pytest.mark.parametrize(
-    "dora, dropout, checkpoint", [(False, 0.0, False), (True, 0.2, False), (False, 0.2, True)]
-)
-def test_a_step_of_adapters_takes_no_more_than_was_said(dora, dropout, checkpoint):
-    model = T5(T5Config.from_dict(CONFIG | SIZES | {"num_layers": 2}))
-    lora = LoraConfig(r=4, target_modules="all-linear", use_dora=dora)
-    adapters = adapt(model, lora, dropout=dropout)
-    model.grad_checkpoint = checkpoint
-    batch = collate([given(range(SOURCE), range(ANSWER))] * ROWS, 0, 0, keep_states=False)
-    loss, drop = token_loss(model, 0.0), adapters.drop if dropout else None
-    learner = Learner(model, loss, 10, 0.01, False, optimizer=adamw(), drop=drop)
-    size = taken(learner, batch, model, steps=1)
-    kept = (dropout > 0) + 2 * dora
-    said = memory.estimate(model, SOURCE, ANSWER, ROWS, memory.ADAM_COPIES, kept)
-    assert said.rows == ROWS and size <= said.draft + said.step <= 3 * size
-    plain, less = (
-        memory.row_bytes(model.config, SOURCE, ANSWER, True, checkpointed, kept)
-        for checkpointed in (False, True)
-    )
-    assert 1.5 * less < plain
 
 
 def test_little_memory_makes_small_parts(monkeypatch):
