@@ -278,7 +278,7 @@ def _load(options: ServerOptions, chosen: ModelPair, ranks: Ranks) -> Speculativ
 
 def model_name(chosen: ModelPair) -> str:
     """What clients call the target: its folder's name, and "demo" for the bundled one."""
-    from mlx_t5.loading import BUNDLED
+    from mlx_t5.names import BUNDLED
 
     folder = Path(chosen.target).resolve()
     return BUNDLED.name if folder == (BUNDLED / "target").resolve() else folder.name

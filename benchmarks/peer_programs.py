@@ -123,7 +123,7 @@ class MlxT5(Program):
             UserError: the weights are quantised, or the draft has a vocabulary of its own.
         """
         from convert import convert
-        from mlx_t5.loading import locate
+        from mlx_t5.names import locate
         from mlx_t5.training.draft_folder import save_draft
 
         target, draft = (locate(name, convert) for name in self.names)

@@ -33,7 +33,7 @@ from benchmarks.workload import DRAFT, REGULAR
 from convert import convert
 from decoder import SpeculativeDecoder
 from demo.grow import SHAPES, grow
-from mlx_t5 import loading
+from mlx_t5 import loading, names
 from mlx_t5.backend import on_cpu
 from mlx_t5.cli.arguments import add_number, at_least
 from mlx_t5.errors import UserError
@@ -169,14 +169,14 @@ def chosen_pair(args: argparse.Namespace) -> tuple[str, str, str | None]:
     pair = loading.choose_pair(args.model, args.draft_model, convert)
     if pair.lookup or pair.draft is None:
         raise UserError("a report needs a draft model: name one with --draft-model")
-    if args.model or args.draft_model or pair.target.parent == loading.CONVERTED:
+    if args.model or args.draft_model or pair.target.parent == names.CONVERTED:
         return str(pair.target), str(pair.draft), args.dtype
     dtype = args.dtype or ("float32" if on_cpu() else "bfloat16")
     for model, shape_name, name in GROWN:
-        if not (loading.CONVERTED / name).is_dir():
+        if not (names.CONVERTED / name).is_dir():
             log(f"growing the bundled {model} to the shape of {shape_name}, once")
-            grow(loading.BUNDLED / model, loading.CONVERTED / name, SHAPES[shape_name], dtype)
-    target, draft = (str(loading.CONVERTED / name) for _, _, name in GROWN)
+            grow(names.BUNDLED / model, names.CONVERTED / name, SHAPES[shape_name], dtype)
+    target, draft = (str(names.CONVERTED / name) for _, _, name in GROWN)
     return target, draft, dtype
 
 

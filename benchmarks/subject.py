@@ -20,7 +20,7 @@ from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.engine.rows import Result
 from mlx_t5.engine.tally import Tally
 from mlx_t5.errors import UserError
-from mlx_t5.loading import locate
+from mlx_t5.names import locate
 from mlx_t5.network.modules import expect_passes
 from mlx_t5.sampling.draws import one_hot
 from mlx_t5.text.detokenizer import same_vocabulary

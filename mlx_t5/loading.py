@@ -19,6 +19,7 @@ from mlx_t5.errors import UserError, log
 from mlx_t5.names import (
     ADAPTED,
     AUTO,
+    BUNDLED,
     CONVERTED,
     LOOKUP,
     NONE,
@@ -34,7 +35,6 @@ from mlx_t5.network.sharing import ENTRY
 from mlx_t5.network.weights import read_config
 from model import T5, load
 
-BUNDLED = Path(__file__).parents[1] / "demo"
 DEFAULT_TARGET, DEFAULT_DRAFT = "t5-11b", "t5-small"
 OTHERWISE = "lookup copies from the prompt, distill.py makes a draft"
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from mlx_t5.errors import UserError, log, shown
 
 CONVERTED = Path("models")  # in the working folder, where convert.py writes as well
+BUNDLED = Path(__file__).parents[1] / "demo"  # the pair that comes along
 Convert = Callable[[str, Path], object]
 ADAPTED = " with adapter "
 AUTO, NONE, LOOKUP = "auto", "none", "lookup"  # in place of a draft's name

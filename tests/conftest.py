@@ -127,7 +127,8 @@ def decoder():
     from convert import convert
     from decoder import SpeculativeDecoder
     from mlx_t5 import loading
+    from mlx_t5.names import BUNDLED
 
-    chosen = loading.choose_pair(None, str(loading.BUNDLED / "draft") + "+lookup", convert)
+    chosen = loading.choose_pair(None, str(BUNDLED / "draft") + "+lookup", convert)
     target, drafter, tokenizer, other = loading.load_pair(chosen, "float32")
     return SpeculativeDecoder(target, drafter, tokenizer, 5, draft_tokenizer=other)

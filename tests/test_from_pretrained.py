@@ -12,7 +12,7 @@ from convert import convert
 from decoder import SpeculativeDecoder
 from fake_hub import FakeHub, serve
 from mlx_t5.errors import UserError
-from mlx_t5.loading import BUNDLED
+from mlx_t5.names import BUNDLED
 from mlx_t5.network.sharing import shared_draft
 from mlx_t5.training.draft_folder import save_draft
 from model import load

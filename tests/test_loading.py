@@ -31,7 +31,7 @@ def chosen_for(model, draft_model, regular=False):
 
 def test_the_large_pair_is_the_default_once_both_are_converted():
     """Until then it is the bundled one, and the note says what is missing."""
-    bundled = (loading.BUNDLED / "target", loading.BUNDLED / "draft")
+    bundled = (names.BUNDLED / "target", names.BUNDLED / "draft")
     for missing in ("models/t5-11b and models/t5-small", "models/t5-small"):
         chosen = chosen_for(None, None)
         assert (chosen.target, chosen.draft) == bundled
@@ -171,7 +171,7 @@ def test_no_default_draft_is_downloaded_where_it_would_not_be_used(hub, how):
 def test_a_path_to_no_folder_is_not_looked_up_on_the_hub(name, reason):
     Path("config.json").write_text("{}")
     with pytest.raises(UserError, match=reason):
-        loading.locate(name, refuse_to_convert)
+        names.locate(name, refuse_to_convert)
 
 
 def converted_from(folder: str, source: str | dict) -> None:
@@ -185,7 +185,7 @@ def converted_from(folder: str, source: str | dict) -> None:
 def test_another_owners_model_of_the_same_name_is_refused():
     converted_from("flan-t5-small", "google/flan-t5-small")
     for name in ("google/flan-t5-small", "flan-t5-small", "models/flan-t5-small"):
-        assert loading.locate(name, refuse_to_convert) == Path("models/flan-t5-small")
+        assert names.locate(name, refuse_to_convert) == Path("models/flan-t5-small")
     with pytest.raises(UserError) as error:
         chosen_for("stranger/flan-t5-small", None)
     assert str(error.value) == (
@@ -202,7 +202,7 @@ def test_another_owners_model_of_the_same_name_is_refused():
 @pytest.mark.parametrize("name", ["google-t5/t5-small", "t5-small", "models/t5-small"])
 def test_an_id_of_old_is_the_same_repository(source, name, capsys):
     converted_from("t5-small", source)
-    assert loading.locate(name, refuse_to_convert) == Path("models/t5-small")
+    assert names.locate(name, refuse_to_convert) == Path("models/t5-small")
     assert capsys.readouterr().err == ""
 
 
@@ -211,11 +211,11 @@ def test_a_strangers_t5_is_none_of_the_original_ones():
     converted_from("t5-11b", "google-t5/t5-11b")
     for name in ("t5-small", "google-t5/t5-small"):
         with pytest.raises(UserError, match="from stranger/t5-small, not from google-t5/t5-small"):
-            loading.locate(name, refuse_to_convert)
+            names.locate(name, refuse_to_convert)
     with pytest.raises(UserError, match="from stranger/t5-small, not from google-t5/t5-small"):
         chosen_for(None, None)
     assert chosen_for("t5-11b", None).draft is None
-    assert loading.locate("models/t5-small", refuse_to_convert) == Path("models/t5-small")
+    assert names.locate("models/t5-small", refuse_to_convert) == Path("models/t5-small")
 
 
 @pytest.mark.parametrize("record", [None, {"folder": "flan-t5-small"}, {"model": 3}, [], "x"])
@@ -223,10 +223,10 @@ def test_a_folder_without_a_record_is_taken_with_a_warning(record, capsys):
     converted_from("flan-t5-small", {})
     text = json.dumps({"converted_from": record} if record is not None else {})
     Path("models/flan-t5-small/config.json").write_text(text)
-    assert loading.locate("flan-t5-small", refuse_to_convert) == Path("models/flan-t5-small")
+    assert names.locate("flan-t5-small", refuse_to_convert) == Path("models/flan-t5-small")
     assert capsys.readouterr().err == ""
     name = "google/flan-t5-small"
-    assert loading.locate(name, refuse_to_convert) == Path("models/flan-t5-small")
+    assert names.locate(name, refuse_to_convert) == Path("models/flan-t5-small")
     warning = capsys.readouterr().err
     assert warning.startswith("warning: models/flan-t5-small does not say") and name in warning
     assert warning.count("\n") == 1

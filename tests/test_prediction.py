@@ -11,7 +11,7 @@ from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
-from mlx_t5.loading import BUNDLED
+from mlx_t5.names import BUNDLED
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
 from model import load

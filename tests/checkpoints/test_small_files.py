@@ -14,7 +14,7 @@ from mlx_t5.checkpoints.small_files import (
     snapshot_id,
 )
 from mlx_t5.errors import UserError
-from mlx_t5.loading import locate
+from mlx_t5.names import locate
 
 
 def test_a_small_file_is_read(tmp_path):

@@ -11,7 +11,7 @@ from mlx_t5.drafting.proposals import NOTHING, Choice, Offer
 from mlx_t5.drafting.source_copy import COPY
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
-from mlx_t5.loading import BUNDLED
+from mlx_t5.names import BUNDLED
 from mlx_t5.network.cache import round_up, source_width
 from mlx_t5.sampling.draws import Sampling, row_key
 from mlx_t5.sampling.processors import Processing

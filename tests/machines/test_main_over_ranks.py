@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from launching import finds_ranks, finish, free_ports, launch, needs_ring, ranks_of
-from mlx_t5.loading import BUNDLED
+from mlx_t5.names import BUNDLED
 from mlx_t5.network.sharing import shared_draft
 from mlx_t5.training.draft_folder import save_draft
 from model import load

@@ -11,7 +11,7 @@ from devices import cpu_allocation
 from fake_metal import FakeMetal
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.engine.rows import Row
-from mlx_t5.loading import BUNDLED
+from mlx_t5.names import BUNDLED
 from mlx_t5.network import memory, modules
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.config import T5Config

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from fake_serving import ENDLESS, PATIENCE, Gated, V, hold, until
-from mlx_t5.loading import BUNDLED
+from mlx_t5.names import BUNDLED
 from mlx_t5.serving.app import create_app
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import Update

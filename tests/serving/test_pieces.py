@@ -10,7 +10,7 @@ import pytest
 from mlx_t5.checkpoints.generation_config import Preset
 from mlx_t5.engine.documents import Answers
 from mlx_t5.engine.rows import Chunk, Result, Stats
-from mlx_t5.loading import BUNDLED
+from mlx_t5.names import BUNDLED
 from mlx_t5.serving import pieces
 from mlx_t5.serving.answers import ChatBuilder, CompletionBuilder
 from mlx_t5.serving.api import ChatRequest, CompletionRequest

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlx_t5.backend import mx, on_cpu
-from mlx_t5.loading import BUNDLED
+from mlx_t5.names import BUNDLED
 
 TARGET = str(BUNDLED / "target")
 Run = Callable[..., int]  # the command line, given its output and further options
