@@ -117,9 +117,9 @@ def read_distill_options(argv: Sequence[str]) -> DistillOptions:
     Raises:
         UserError: some options do not go together, or the output is there already.
     """
+    args = parsed(DistillOptions, vars(build_parser().parse_args(argv)))
     from mlx_t5.checkpoints.folder import is_model_file
 
-    args = parsed(DistillOptions, vars(build_parser().parse_args(argv)))
     if args.draft_model is not None and args.decoder_layers is not None:
         raise UserError("--decoder-layers cuts a draft from the target; leave --draft-model out")
     if args.draft_model is not None and args.share_encoder is not None:

@@ -162,11 +162,11 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
     Raises:
         UserError: some options do not go together, or the output is there already.
     """
+    args = build_parser().parse_args(argv)
     from mlx_t5.checkpoints.adapter_config import CONFIG
     from mlx_t5.checkpoints.adapters import WEIGHTS
     from mlx_t5.checkpoints.folder import is_model_file
 
-    args = build_parser().parse_args(argv)
     full = args.fine_tune_type == FULL
     if len(args.max_seq_length) > 2:
         raise UserError("--max-seq-length takes one number, or two: of prompts and completions")
