@@ -21,7 +21,7 @@ from mlx_t5.errors import UserError, reason
 try:
     from mlx_t5.backend import mx
     from mlx_t5.checkpoints.adapter_config import adapter_folder
-    from mlx_t5.checkpoints.adapters import Adapter, open_adapter
+    from mlx_t5.checkpoints.adapters import StoredAdapter, open_adapter
     from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
     from mlx_t5.checkpoints.folder import (
         BLOCK_BYTES,
@@ -230,7 +230,7 @@ def _check_groups(steps: list[Conversion], recipe: Recipe, dtype: mx.Dtype) -> N
 
 
 def write_weights(
-    folder: Path, checkpoint: Checkpoint, adapter: Adapter, shards: list[list[Conversion]]
+    folder: Path, checkpoint: Checkpoint, adapter: StoredAdapter, shards: list[list[Conversion]]
 ) -> None:
     """Writes every shard and the index."""
 

@@ -36,7 +36,7 @@ from mlx_t5.drafting.costs import Shape
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.proposals import Drafter, Offer, Proposal
 from mlx_t5.drafting.source_copy import predicting
-from mlx_t5.engine import batching, documents
+from mlx_t5.engine import batching, document_batch
 from mlx_t5.engine.batch import Batch
 from mlx_t5.engine.beams import Beams
 from mlx_t5.engine.codec import Codec
@@ -57,7 +57,7 @@ from mlx_t5.scoring.pairs import Ranked, Score
 from mlx_t5.scoring.scores import Scoring
 from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, Settings
 from mlx_t5.text.detokenizer import same_vocabulary
-from mlx_t5.text.prompts import checked_predictions, split
+from mlx_t5.text.prompts import as_list, checked_predictions
 from model import T5
 
 
@@ -325,7 +325,7 @@ class SpeculativeDecoder:
         Raises:
             UserError: a value is out of range, or the only prompt cannot be decoded.
         """
-        prompts, single = split(prompts)
+        prompts, single = as_list(prompts)
         settings |= {"max_tokens": max_tokens, "temp": temp, "top_k": top_k, "top_p": top_p}
         settings["prediction"] = checked_predictions(prediction, prompts, single)
         results = list(self.results(prompts, seed, batch_size, num_samples, **settings))
@@ -353,15 +353,15 @@ class SpeculativeDecoder:
         `prediction` has one for each, drawn after it; where it ends the others have none.
         """
         require_decoder(self.model)
-        if cutting := documents.taken_from(settings):
+        if cutting := document_batch.taken_from(settings):
             call = {"num_samples": num_samples, "prediction": prediction, **settings}
             call |= {"ready": ready, "indexes": indexes, "batch_size": batch_size}
-            return documents.results(self, cutting, prompts, seed, **call)
+            return document_batch.results(self, cutting, prompts, seed, **call)
         batch_size = checked("batch_size", batch_size)
         chosen = self.codec.settings(self.defaults, **settings)
         rows = self.codec.rows_of_all(prompts, chosen, seed, num_samples, indexes, prediction)
         at_hand = lambda n: n % num_samples > 0 or ready()  # noqa: E731 (samples need no wait)
-        finished = batching.run(self.engine(chosen, batch_size), rows, batch_size, at_hand)
+        finished = batching.decode_rows(self.engine(chosen, batch_size), rows, batch_size, at_hand)
         return chain.from_iterable(map(self.codec.results, finished))
 
     def stream(
@@ -381,9 +381,11 @@ class SpeculativeDecoder:
             A chunk a step. The texts joined are the result's text.
         """
         require_decoder(self.model)
-        if cutting := documents.taken_from(settings):
+        if cutting := document_batch.taken_from(settings):
             call = settings | {"max_tokens": max_tokens, "prediction": [prediction]}
-            return documents.stream(self, cutting, [prompt], seed, batch_size=batch_size, **call)
+            return document_batch.stream(
+                self, cutting, [prompt], seed, batch_size=batch_size, **call
+            )
         chosen = self.codec.settings(self.defaults, max_tokens=max_tokens, **settings)
         if chosen.num_beams > 1:
             beams = f"num_beams is {chosen.num_beams}"

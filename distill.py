@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli.distilling import DistillOptions, read_distill_options
 from mlx_t5.cli.input import Lines
-from mlx_t5.cli.training import log, resumable, work_folder
+from mlx_t5.cli.training import resumable, say, work_folder
 from mlx_t5.cli.uploading import draft_card, upload
 from mlx_t5.errors import UserError
 from mlx_t5.settings import AUTO
@@ -29,8 +29,8 @@ from mlx_t5.sizes import readable
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from mlx_t5.drafting.proposals import Drafter
-    from mlx_t5.training.answers import LabelledExample, Tokens
     from mlx_t5.training.examples import Example
+    from mlx_t5.training.teacher_answers import LabelledExample, Tokens
     from mlx_t5.training.trainer import Evaluation
     from model import T5
 
@@ -58,7 +58,7 @@ class Distillation:
         """
         from convert import convert
         from mlx_t5.loading import choose_pair, locate
-        from mlx_t5.training.examples import read_examples, split
+        from mlx_t5.training.examples import hold_out, read_examples
         from mlx_t5.training.run_folder import RunFolder
         from mlx_t5.training.start import require_texts
         from model import load
@@ -72,8 +72,8 @@ class Distillation:
         self.target, self.tokenizer = load(self.target_folder, adapter=self.adapter)
         require_texts(self.target, self.tokenizer, args.model)
         vocab_size = self.target.config.vocab_size
-        examples = read_examples(lines, self.tokenizer, vocab_size, args.max_tokens, log)
-        self.train, self.held_out = split(examples, args.seed)
+        examples = read_examples(lines, self.tokenizer, vocab_size, args.max_tokens, say)
+        self.train, self.held_out = hold_out(examples, args.seed)
         self.draft, self.evaluated = self._first_draft(), False
 
     def run(self) -> int:
@@ -86,7 +86,7 @@ class Distillation:
         answers, training = self._settings()
         with self.folder.claimed():
             if self.folder.open(answers, training, self.args.resume):
-                log("other options: the answers are used again, the training begins anew")
+                say("other options: the answers are used again, the training begins anew")
             if self.args.iters:
                 self._log_memory()
             labelled = self._answered()
@@ -96,7 +96,7 @@ class Distillation:
             path = self._save()
             print(self._verdict(path), flush=True)
             size = readable(self.folder.finish())
-        log(f"the draft is in {self.args.output}; the answers stay in {self.folder.path} ({size})")
+        say(f"the draft is in {self.args.output}; the answers stay in {self.folder.path} ({size})")
         return upload(path, self.args.upload_repo, lambda name: self.card(name))
 
     def _first_draft(self) -> T5:
@@ -104,7 +104,7 @@ class Distillation:
         from mlx_t5.backend import mx
         from mlx_t5.network.sharing import shared_draft, whole
         from mlx_t5.text.detokenizer import same_vocabulary
-        from mlx_t5.training.start import prepared
+        from mlx_t5.training.start import start_from
         from model import load
 
         if self.args.draft_model is None or self.start is None:
@@ -115,7 +115,7 @@ class Distillation:
         draft, tokenizer = load(self.start, dtype, shared_with=self.target)
         if tokenizer is not None:
             same_vocabulary(self.tokenizer, tokenizer)
-        return prepared(draft, self.target, self.args.draft_model, trained)
+        return start_from(draft, self.target, self.args.draft_model, trained)
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the answers depend on, and what the training depends on besides."""
@@ -137,18 +137,18 @@ class Distillation:
 
     def _log_memory(self) -> None:
         """Says how much memory the training is going to take at most, and whether that is there."""
-        from mlx_t5.training.memory import estimate, memory_notes
+        from mlx_t5.training.training_memory import estimate, memory_notes
 
         longest = max(len(example.source) for example in self.train)
         rows = min(self.args.batch_size, len(self.train))
         size = estimate(self.draft, longest, self.args.max_tokens, rows)
         for line in memory_notes(self.target, size):
-            log(line)
+            say(line)
 
     def _answered(self) -> list[LabelledExample]:
         """The target's answers to the prompts, those of an earlier run among them."""
-        from mlx_t5.training.answers import Answers, answer_notes
         from mlx_t5.training.progress import bar
+        from mlx_t5.training.teacher_answers import Answers, answer_notes
 
         answers = Answers(self.folder.answers, self.train)
         reads = self.draft.shares_with is not None and self.args.iters > 0
@@ -160,7 +160,7 @@ class Distillation:
             raise UserError("the target answered none of the prompts; try one with main.py")
         end = self.target.config.eos_token_id
         for line in answer_notes(labelled, len(self.train), end, self.args.max_tokens):
-            log(line)
+            say(line)
         return labelled
 
     def _written(
@@ -187,7 +187,7 @@ class Distillation:
         def counted() -> Any:
             written = filter(None, self._written(unknown, range(len(unknown))))
             order = by_frequency(answers, ends, most)
-            return chosen(order, [*known, *written], size, log)
+            return chosen(order, [*known, *written], size, say)
 
         ids = self.folder.vocabulary(counted)
         if len(ids) < most:
@@ -199,7 +199,7 @@ class Distillation:
         size = 2 * positions * self.target.config.d_model
         enough = 2 * size < shutil.disk_usage(self.folder.path).free
         if not enough:
-            log(f"the disk has no room for {readable(size)}: prompts are encoded in every step")
+            say(f"the disk has no room for {readable(size)}: prompts are encoded in every step")
         return enough
 
     def _train(self, labelled: list[LabelledExample]) -> None:
@@ -208,9 +208,9 @@ class Distillation:
         from mlx_t5.training.examples import longest
         from mlx_t5.training.learner import Learner
         from mlx_t5.training.loss import token_loss
-        from mlx_t5.training.memory import estimate
         from mlx_t5.training.progress import bar
         from mlx_t5.training.trainer import Schedule, Trainer
+        from mlx_t5.training.training_memory import estimate
 
         args, draft = self.args, self.draft
         rows = estimate(draft, *longest(labelled), args.batch_size).rows
@@ -220,11 +220,11 @@ class Distillation:
             Schedule(args.iters, args.steps_per_eval, args.save_every),
             self.folder,
             self._evaluate,
-            log,
+            say,
         )
         trainer.run(lambda steps, done: bar("training", "steps", args.iters, done, steps))
         best = trainer.progress
-        log(f"trained for {best.seconds:.0f} s; the best draft is that of step {best.best_step}")
+        say(f"trained for {best.seconds:.0f} s; the best draft is that of step {best.best_step}")
 
     def _evaluate(self) -> Evaluation:
         """How the draft fares now on the held-out prompts, in the engine."""
@@ -238,7 +238,7 @@ class Distillation:
         if not any(decoded):
             raise UserError(f"no held-out prompt could be decoded: {results[0].error}")
         if not all(decoded):
-            log(f"{decoded.count(False)} held-out prompts could not be decoded and are left out")
+            say(f"{decoded.count(False)} held-out prompts could not be decoded and are left out")
             self.held_out = list(compress(self.held_out, decoded))
         self.evaluated = True
         tally = Tally.of(typical(list(compress(results, decoded))))
@@ -267,14 +267,14 @@ class Distillation:
                 DraftModel(before, self.target)  # refuses what does not go together
                 drafts[str(self.before)] = before
             except UserError as error:
-                log(f"{self.before} is not compared: {error}")
+                say(f"{self.before} is not compared: {error}")
         drafts[LOOKUP] = SourceCopy(self.tokenizer)
 
         def decoding(name: str) -> Any:
             decoder = self._decoder(drafts.get(name))  # which learns what pays, as users' do
             return lambda turn: list(self._decoded(decoder, self.held_out[turn : turn + 1], 1))
 
-        log("measuring …")
+        say("measuring …")
         if not self.evaluated:  # which leaves out what cannot be decoded
             self._evaluate()
         proposers, turns = measure_proposers(decoding, list(drafts), len(self.held_out))

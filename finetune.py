@@ -31,11 +31,11 @@ from mlx_t5.cli.finetuning import (
     read_finetune_options,
 )
 from mlx_t5.cli.input import PairLines
-from mlx_t5.cli.training import log, resumable, work_folder
+from mlx_t5.cli.training import resumable, say, work_folder
 from mlx_t5.errors import UserError
 
 if TYPE_CHECKING:
-    from mlx_t5.training.examples import Pair
+    from mlx_t5.training.examples import TrainingPair
     from mlx_t5.training.texts import Texts
 
 OF_TRAINING = (
@@ -82,23 +82,23 @@ class FineTuning:
 
     def _read(self, lines: dict[str, PairLines]) -> None:
         """The pairs to train on, to evaluate by and to test with."""
-        from mlx_t5.training.examples import MOST_HELD_OUT, read_pairs, split
+        from mlx_t5.training.examples import MOST_HELD_OUT, hold_out, read_pairs
 
         longest, size = self.args.max_seq_length, self.model.config.vocab_size
         pairs = {
-            part: read_pairs(read, self.tokenizer, size, longest, log)
+            part: read_pairs(read, self.tokenizer, size, longest, say)
             for part, read in lines.items()
         }
         if "valid" not in pairs:
-            pairs["train"], pairs["valid"] = split(pairs["train"], self.args.seed)
+            pairs["train"], pairs["valid"] = hold_out(pairs["train"], self.args.seed)
         for part, least in (("train", LEAST), ("valid", 1)):
             if len(pairs[part]) < least:
                 cure = f"{least} are the least to {'train on' if least > 1 else 'evaluate by'}"
                 raise UserError(f"the data has {len(pairs[part])} pairs that can be used; {cure}")
         self.train, self.valid = pairs["train"], pairs["valid"][:MOST_HELD_OUT]
-        self.test: list[Pair] = pairs.get("test", [])
+        self.test: list[TrainingPair] = pairs.get("test", [])
         counts = f"{len(self.train):,} pairs to train on, {len(self.valid)} to evaluate by"
-        log(counts + (f", {len(self.test):,} to test with" if self.test else ""))
+        say(counts + (f", {len(self.test):,} to test with" if self.test else ""))
 
     def _draft(self, folder: Any) -> Any:
         """The model's default draft, with which it is evaluated; None without one."""
@@ -131,13 +131,13 @@ class FineTuning:
         """
         with self.folder.claimed():
             if self.folder.open(*self._settings(), self.args.resume):
-                log("other options: the training begins anew")
+                say("other options: the training begins anew")
             self._train()
             if self.test:
-                log(f"test: {self._evaluated(self.test)}")
+                say(f"test: {self._evaluated(self.test)}")
             self._save()
             self.folder.finish()
-        log(f"it is in {self.args.output}; next:")
+        say(f"it is in {self.args.output}; next:")
         prompts = self.folder.path / PROMPTS
         prompt = self.valid[0].prompt
         for command in next_commands(self.args.model, self.args.output, self.full, prompts, prompt):
@@ -160,9 +160,9 @@ class FineTuning:
         """Trains; the model has the best weights then."""
         from mlx_t5.backend import mx
         from mlx_t5.sizes import readable
-        from mlx_t5.training.answers import given
         from mlx_t5.training.batches import batch_at, micro_batches
         from mlx_t5.training.progress import reported
+        from mlx_t5.training.teacher_answers import given
         from mlx_t5.training.trainer import Schedule, Trainer
 
         args, lengths = self.args, [len(pair.source) + len(pair.answer) for pair in self.train]
@@ -175,15 +175,15 @@ class FineTuning:
             Schedule(args.iters, args.steps_per_eval, args.save_every),
             self.folder,
             lambda: self._evaluated(self.valid),
-            log,
+            say,
         )
 
         def tokens(step: int) -> int:
             return sum(lengths[i] for i in batch_at(self.train, args.batch_size, args.seed, step))
 
-        trainer.run(partial(reported, trainer, tokens, args.steps_per_report, log))
+        trainer.run(partial(reported, trainer, tokens, args.steps_per_report, say))
         best, peak = trainer.progress, readable(mx.get_peak_memory())
-        log(
+        say(
             f"trained for {best.seconds:.0f} s, {peak} of memory at most; the best weights are "
             f"those of step {best.best_step}"
         )
@@ -209,27 +209,29 @@ class FineTuning:
 
     def _rows(self) -> int:
         """How many pairs are worked on at once, after a word about memory."""
-        from mlx_t5.training import memory
+        from mlx_t5.training import training_memory
         from mlx_t5.training.examples import longest
 
         args, model = self.args, self.model
         rows = min(args.batch_size, len(self.train))
-        copies = memory.ADAM_COPIES if args.optimizer == ADAMW else memory.COPIES
+        copies = training_memory.ADAM_COPIES if args.optimizer == ADAMW else training_memory.COPIES
         kept = 0 if self.full else (args.lora_dropout > 0) + 2 * (args.fine_tune_type == "dora")
         model.grad_checkpoint = args.grad_checkpoint
-        estimate = partial(memory.estimate, model, *longest(self.train), rows, copies, kept)
+        estimate = partial(
+            training_memory.estimate, model, *longest(self.train), rows, copies, kept
+        )
         if estimate().rows < rows and not args.grad_checkpoint:
             model.grad_checkpoint = True
-            log("a batch takes too much memory: layers are computed twice (--grad-checkpoint)")
+            say("a batch takes too much memory: layers are computed twice (--grad-checkpoint)")
         size = estimate()
         if size.rows < rows:
-            log(f"the {rows} pairs of a step are worked on {size.rows} at a time")
+            say(f"the {rows} pairs of a step are worked on {size.rows} at a time")
         cure = "a lower --max-seq-length, --fine-tune-type lora or a quantised model"
-        for line in memory.memory_notes(model, size, ("model", "what is trained"), cure):
-            log(line)
+        for line in training_memory.memory_notes(model, size, ("model", "what is trained"), cure):
+            say(line)
         return size.rows
 
-    def _evaluated(self, pairs: Sequence[Pair]) -> Texts:
+    def _evaluated(self, pairs: Sequence[TrainingPair]) -> Texts:
         """What the model writes to prompts now, greedily and in the engine; logs some of it."""
         from decoder import SpeculativeDecoder
         from mlx_t5.training.texts import Texts
@@ -238,10 +240,10 @@ class FineTuning:
         sources, longest = [pair.source for pair in pairs], self.args.max_seq_length[1]
         results = list(decoder.results(sources, 0, EVALUATED_AT_ONCE, temp=0.0, max_tokens=longest))
         if failed := [result.error for result in results if result.error]:
-            log(f"{len(failed)} prompts could not be decoded and count as wrong: {failed[0]}")
+            say(f"{len(failed)} prompts could not be decoded and count as wrong: {failed[0]}")
         written = [result.text or "" for result in results]
         texts = Texts([p.prompt for p in pairs], written, [p.completion for p in pairs])
-        log(texts.samples())
+        say(texts.samples())
         return texts
 
     def _save(self) -> None:

@@ -27,7 +27,7 @@ from mlx_t5.checkpoints.generation_config import (
 )
 from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log, run
 from mlx_t5.cli.input import Lines, read_document, read_prompts
-from mlx_t5.cli.options import Options, check_ranks, read_options
+from mlx_t5.cli.options import MainOptions, check_ranks, read_options
 from mlx_t5.cli.output import (
     ARRAY,
     LineFile,
@@ -39,12 +39,12 @@ from mlx_t5.cli.output import (
     score_object,
     text_lines,
 )
-from mlx_t5.cli.runs import Compute, Job, Run, lines_of, prefixed, unpaired
-from mlx_t5.cli.streaming import bar, write_text
+from mlx_t5.cli.runs import Compute, MainJob, Run, lines_of, prefixed, unpaired
+from mlx_t5.cli.streaming import progress_bar, write_text
 from mlx_t5.errors import UserError
 from mlx_t5.machines.launched import (
     agreeing,
-    join,
+    join_ranks,
     leave_interrupts_to_rank_0,
     one_voice,
     to_compare,
@@ -77,8 +77,8 @@ def main(argv: list[str] | None = None) -> int:
     return run(lambda: one_voice(lambda: read_options(argv), _main))
 
 
-def _main(options: Options) -> int:
-    ranks = join()
+def _main(options: MainOptions) -> int:
+    ranks = join_ranks()
     check_ranks(options, ranks.size)
     leave_interrupts_to_rank_0(ranks)
     status = _run(options, ranks)
@@ -86,7 +86,7 @@ def _main(options: Options) -> int:
     return 0 if ranks.rank and status == BAD_INPUT else status
 
 
-def _run(options: Options, ranks: Ranks) -> int:
+def _run(options: MainOptions, ranks: Ranks) -> int:
     with agreeing(ranks):
         prompts = _prompts(options, ranks)
         if options.output_file and prompts:
@@ -113,7 +113,7 @@ def _run(options: Options, ranks: Ranks) -> int:
     return _write_all(run, _computation(decoder, job), _output(run, painter, options), options)
 
 
-def _is_streamed(prompts: Any, job: Job) -> TypeGuard[list[str]]:
+def _is_streamed(prompts: Any, job: MainJob) -> TypeGuard[list[str]]:
     """Whether a single text is to be written while it is generated, piece by piece if split."""
     options = job.options
     if not isinstance(prompts, list) or len(prompts) > 1:
@@ -124,7 +124,7 @@ def _is_streamed(prompts: Any, job: Job) -> TypeGuard[list[str]]:
     return (one and not options.output_file) or options.split != "none"
 
 
-def _prompts(options: Options, ranks: Ranks) -> list[str] | Lines | None:
+def _prompts(options: MainOptions, ranks: Ranks) -> list[str] | Lines | None:
     """The prompts; None where rank 0 reads them for all."""
     if options.input_file:
         if ranks.rank:
@@ -135,7 +135,7 @@ def _prompts(options: Options, ranks: Ranks) -> list[str] | Lines | None:
     return read_prompts(options.prompt or [DEFAULT_PROMPT])
 
 
-def _choose(options: Options) -> ModelPair:
+def _choose(options: MainOptions) -> ModelPair:
     # Not before: `--help` and a mistake in an option need not wait for MLX.
     from convert import convert
     from mlx_t5 import loading
@@ -148,14 +148,14 @@ def _choose(options: Options) -> ModelPair:
     return loading.choose_pair(*names, convert, regular, options.adapter_path, why, fetch)
 
 
-def _presets(options: Options, folder: Path) -> list[Preset]:
+def _presets(options: MainOptions, folder: Path) -> list[Preset]:
     """What the model's own files set; a later one overrides an earlier."""
     presets = [] if options.ignore_generation_config else [read_generation_config(folder)]
     task = options.task
     return presets if task is None else [*presets, find_task(read_tasks(folder), task)]
 
 
-def _job(options: Options, models: ModelPair, presets: list[Preset]) -> Job:
+def _job(options: MainOptions, models: ModelPair, presets: list[Preset]) -> MainJob:
     """What the options ask for, and where they are silent the model's own files."""
     sources = [preset.settings for preset in presets]
     settings = Settings(**combined(*sources, options.settings))
@@ -164,10 +164,10 @@ def _job(options: Options, models: ModelPair, presets: list[Preset]) -> Job:
     prefix = options.prefix
     if prefix is None:
         prefix = "".join(preset.prefix for preset in presets)
-    return Job(options, settings, prefix, models)
+    return MainJob(options, settings, prefix, models)
 
 
-def _load(job: Job, ranks: Ranks) -> SpeculativeDecoder:
+def _load(job: MainJob, ranks: Ranks) -> SpeculativeDecoder:
     """The models, which are the same on all ranks."""
     from decoder import SpeculativeDecoder
     from mlx_t5 import loading
@@ -188,7 +188,7 @@ def _load(job: Job, ranks: Ranks) -> SpeculativeDecoder:
     return decoder
 
 
-def _begin(decoder: SpeculativeDecoder, job: Job, presets: list[Preset]) -> Painter | None:
+def _begin(decoder: SpeculativeDecoder, job: MainJob, presets: list[Preset]) -> Painter | None:
     """Tells what is run. An error before is the only line on standard error.
 
     Returns:
@@ -210,7 +210,7 @@ def _begin(decoder: SpeculativeDecoder, job: Job, presets: list[Preset]) -> Pain
     return painter
 
 
-def _computation(decoder: SpeculativeDecoder, job: Job) -> Compute:
+def _computation(decoder: SpeculativeDecoder, job: MainJob) -> Compute:
     """What makes texts, scores or vectors of prompts."""
     options, cutting = job.options, job.cutting
     batch_size = options.batch_size
@@ -237,7 +237,7 @@ def _computation(decoder: SpeculativeDecoder, job: Job) -> Compute:
     return compute
 
 
-def _output(run: Run, painter: Painter | None, options: Options) -> LineFile | ArrayFile:
+def _output(run: Run, painter: Painter | None, options: MainOptions) -> LineFile | ArrayFile:
     """Where results go, and what a line of them looks like."""
     if options.embed and (run.output_file or "").endswith(ARRAY):
         from mlx_t5.cli.array_file import ArrayFile
@@ -252,7 +252,9 @@ def _output(run: Run, painter: Painter | None, options: Options) -> LineFile | A
     return LineFile(run.output_file, run.keep, run.record, line_of)
 
 
-def _write_all(run: Run, compute: Compute, output: LineFile | ArrayFile, options: Options) -> int:
+def _write_all(
+    run: Run, compute: Compute, output: LineFile | ArrayFile, options: MainOptions
+) -> int:
     """Write what becomes of every prompt, in order, as soon as it and all before it are done."""
     from mlx_t5.backend import mx
     from mlx_t5.cli.totals import Totals
@@ -262,7 +264,7 @@ def _write_all(run: Run, compute: Compute, output: LineFile | ArrayFile, options
     unit = "prompts" if each == 1 else "texts"
     mx.reset_peak_memory()
     total, done = run.count and run.count * each, run.first * each
-    with output, bar(total, done, unit, options) as shown:
+    with output, progress_bar(total, done, unit, options) as shown:
         try:
             for n, prompt, outcome in run.outcomes(compute):
                 output.write(prompt, outcome)

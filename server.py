@@ -35,7 +35,7 @@ from mlx_t5.cli.arguments import (
 from mlx_t5.errors import UserError
 from mlx_t5.machines.launched import (
     agreeing,
-    join,
+    join_ranks,
     leave_interrupts_to_rank_0,
     one_voice,
     to_compare,
@@ -149,7 +149,7 @@ def _options(argv: list[str] | None) -> ServerOptions:
 
 
 def _main(options: ServerOptions) -> int:
-    ranks = join()
+    ranks = join_ranks()
     leave_interrupts_to_rank_0(ranks)
     return _follow(options, ranks) if ranks.rank else _serve(options, ranks)
 

@@ -20,7 +20,7 @@ from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.names import BUNDLED
 from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.sharing import ENTRY
-from mlx_t5.training import answers, verdict, vocabulary
+from mlx_t5.training import teacher_answers, verdict, vocabulary
 from mlx_t5.training.draft_folder import save_draft
 from mlx_t5.training.learner import Learner
 from mlx_t5.training.trainer import Evaluation
@@ -50,7 +50,7 @@ def quickly():
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"LEAST_TURNS": 1, "REPEATS": 1, "BUDGET_SECONDS": 0}.items():
             patch.setattr(verdict, name, value)
-        patch.setattr(answers, "SHARD", 16)
+        patch.setattr(teacher_answers, "SHARD", 16)
         patch.setattr(vocabulary, "ENOUGH", 0.8)  # so few answers have few tokens
         yield
 
@@ -127,7 +127,11 @@ def test_a_draft_is_sent_with_its_verdict(made):
 def test_stopped_while_answering_training_and_writing_it_comes_to_the_same_draft(
     made, run, tmp_path, no_verdict, capsys
 ):
-    stops = [(answers, "label", 3), (Learner, "step", 7), (distill.Distillation, "_save", 1)]
+    stops = [
+        (teacher_answers, "label", 3),
+        (Learner, "step", 7),
+        (distill.Distillation, "_save", 1),
+    ]
     calls = stopped_at_each(run, tmp_path / "draft", stops, capsys)
     assert same(weights(made[0]), weights(tmp_path / "draft"))
     assert calls.count("step") == 7

@@ -17,8 +17,8 @@ from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.errors import UserError
 from mlx_t5.training import examples, fine_tuning, learner
-from mlx_t5.training.answers import Answers
 from mlx_t5.training.learner import Learner
+from mlx_t5.training.teacher_answers import Answers
 from mlx_t5.training.trainer import Trainer
 from model import load
 from trainings import TARGET, check_refused, heard, same, shortest_prompts, stopped_at_each, weights

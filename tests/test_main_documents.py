@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from command_line import ROOT
-from mlx_t5.engine import codec, documents
+from mlx_t5.engine import codec, document_batch
 from mlx_t5.errors import UserError
 from mlx_t5.text.prompts import token_ids
 
@@ -75,11 +75,11 @@ def test_an_interrupted_document_is_marked_as_partial(run, file, tmp_path, monke
         yield next(chunks(*args, **call))
         raise KeyboardInterrupt
 
-    chunks, out = documents.chunks, tmp_path / "out.txt"
+    chunks, out = document_batch.chunks, tmp_path / "out.txt"
     lines = [*SPLIT, "--prefix", TASK, *file('{"prompt": "I have two cats."}', "in.jsonl")]
     source = [*lines[:-2], *(file(SOURCE) if by == "--input-file" else [by, SOURCE])]
     with monkeypatch.context() as patch:
-        patch.setattr(documents, "chunks", interrupted)
+        patch.setattr(document_batch, "chunks", interrupted)
         status, _, err = run(*source, "--output-file", str(out))
     assert (status, out.read_text()) == (130, "J'ai deux chats.") and "interrupted: " in err
     mark = tmp_path / "out.txt.resume"

@@ -19,7 +19,7 @@ from mlx_t5.cli.input import Lines
 from mlx_t5.cli.options import read_options
 from mlx_t5.cli.resume import ResumePoint
 from mlx_t5.cli.run_record import RunRecord
-from mlx_t5.cli.runs import Job, Run
+from mlx_t5.cli.runs import MainJob, Run
 from mlx_t5.engine.rows import Result, Stats
 from mlx_t5.loading import ModelPair
 from mlx_t5.settings import Settings
@@ -105,7 +105,7 @@ def test_neither_prompts_nor_results_are_kept(tmp_path):
     out = tmp_path / "out.txt"
     argv = ["--output-file", str(out), "--num-samples", "2", "--temp", "1"]
     options = read_options(argv)
-    job = Job(options, Settings(), "", ModelPair(tmp_path, None, False, ""))
+    job = MainJob(options, Settings(), "", ModelPair(tmp_path, None, False, ""))
     run, compute = (
         Run(Many(), ResumePoint(), job, RunRecord()),
         main._computation(FakeDecoder(), job),

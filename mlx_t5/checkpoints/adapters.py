@@ -37,7 +37,7 @@ _ENTRIES = {"peft_type": "LORA", "task_type": "SEQ_2_SEQ_LM"}
 Shape = tuple[int, ...]
 
 
-class Adapter:
+class StoredAdapter:
     """An adapter's matrices, read when they are needed; a context manager that closes their file.
 
     Args:
@@ -127,14 +127,14 @@ class Adapter:
     def _merge(self, name: str, weight: mx.array) -> mx.array:
         return next(self.row_tiles(name, [weight]))
 
-    def __enter__(self) -> Adapter:
+    def __enter__(self) -> StoredAdapter:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._stored.close()
 
 
-def open_adapter(folder: str | Path | None, shapes: Mapping[str, Shape]) -> Adapter:
+def open_adapter(folder: str | Path | None, shapes: Mapping[str, Shape]) -> StoredAdapter:
     """Opens a PEFT adapter for a model.
 
     For an encoder alone, what an adapter of a whole model does to the decoder does not count.
@@ -149,7 +149,7 @@ def open_adapter(folder: str | Path | None, shapes: Mapping[str, Shape]) -> Adap
             or is damaged.
     """
     if folder is None:
-        return Adapter(Checkpoint([], {}), (), LoraConfig())
+        return StoredAdapter(Checkpoint([], {}), (), LoraConfig())
     folder = adapter_folder(folder)
     config = LoraConfig.read(folder)
     weights = {name: s for name, s in shapes.items() if len(s) == 2 and name.endswith(_WEIGHT)}
@@ -171,7 +171,7 @@ def open_adapter(folder: str | Path | None, shapes: Mapping[str, Shape]) -> Adap
         named = list(zip(_tensors(layer), shapes_of_layer, strict=True))
         expected |= dict(named if config.use_dora else named[:2])
     _check(checkpoint, expected, "" if whole else _PREFIX + _DECODER)
-    return Adapter(checkpoint, frozenset(targets), config)
+    return StoredAdapter(checkpoint, frozenset(targets), config)
 
 
 def save_adapter(

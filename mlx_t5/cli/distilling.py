@@ -42,7 +42,7 @@ class DistillOptions:
     upload_repo: str | None
 
 
-def build_parser() -> Parser:
+def distill_parser() -> Parser:
     """The parser."""
     parser = Parser(
         allow_abbrev=False,
@@ -117,7 +117,7 @@ def read_distill_options(argv: Sequence[str]) -> DistillOptions:
     Raises:
         UserError: some options do not go together, or the output is there already.
     """
-    args = parsed(DistillOptions, vars(build_parser().parse_args(argv)))
+    args = parsed(DistillOptions, vars(distill_parser().parse_args(argv)))
     from mlx_t5.checkpoints.folder import is_model_file
 
     if args.draft_model is not None and args.decoder_layers is not None:

@@ -57,7 +57,7 @@ class FinetuneOptions:
     resume: bool
 
 
-def build_parser() -> Parser:
+def finetune_parser() -> Parser:
     """The parser."""
     parser = Parser(
         allow_abbrev=False, description="Fine-tune a T5 on prompts and completions, or adapt it."
@@ -162,7 +162,7 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
     Raises:
         UserError: some options do not go together, or the output is there already.
     """
-    args = build_parser().parse_args(argv)
+    args = finetune_parser().parse_args(argv)
     from mlx_t5.checkpoints.adapter_config import CONFIG
     from mlx_t5.checkpoints.adapters import WEIGHTS
     from mlx_t5.checkpoints.folder import is_model_file

@@ -27,7 +27,7 @@ MARKUP = {*SUFFIXES} - {".txt"}  # plain text may begin with a prefix
 
 
 @dataclass(frozen=True)
-class Options:
+class MainOptions:
     """The command line of main.py; what is not explained here is in `--help`.
 
     Attributes:
@@ -204,7 +204,7 @@ def _scoring_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--normalize", action="store_true", help="with --embed: of length 1")
 
 
-def read_options(argv: list[str] | None) -> Options:
+def read_options(argv: list[str] | None) -> MainOptions:
     """Parses and checks the command line; an output that ends in .jsonl implies --json.
 
     Raises:
@@ -214,12 +214,12 @@ def read_options(argv: list[str] | None) -> Options:
     values["settings"] = given_settings(values)
     Settings(**values["settings"])
     values["json"] |= (values["output_file"] or "").endswith(".jsonl")
-    options = parsed(Options, values)
+    options = parsed(MainOptions, values)
     _check(options)
     return options
 
 
-def _check(options: Options) -> None:
+def _check(options: MainOptions) -> None:
     """Refuses options that do not go together, before anything is read or loaded."""
     output_file = options.output_file or ""
     if options.task is not None and not (options.prompt or options.input_file):
@@ -246,7 +246,7 @@ def _check(options: Options) -> None:
         )
 
 
-def _check_documents(options: Options) -> None:
+def _check_documents(options: MainOptions) -> None:
     """Refuses what does not go with a split, or needs one."""
     if options.split == "none":
         for name in ("source_language", "max_source_tokens"):
@@ -263,7 +263,7 @@ def _check_documents(options: Options) -> None:
         raise UserError(f"--resume is for lines, and with --split a file is one; {cure}")
 
 
-def check_ranks(options: Options, size: int) -> None:
+def check_ranks(options: MainOptions, size: int) -> None:
     """Refuses what so many ranks cannot do.
 
     Raises:
@@ -273,7 +273,7 @@ def check_ranks(options: Options, size: int) -> None:
         raise UserError("mlx.launch never ends standard input, so - cannot be read; name a file")
 
 
-def cutting_of(options: Options, prefix: str) -> dict[str, Any]:
+def cutting_of(options: MainOptions, prefix: str) -> dict[str, Any]:
     """What `text.documents.Cutting` takes, if texts are to be split.
 
     A prefix that nobody gave may stand at their beginning.

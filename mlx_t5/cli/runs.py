@@ -18,7 +18,7 @@ from mlx_t5.machines.launched import agreeing
 from mlx_t5.settings import Settings
 
 if TYPE_CHECKING:
-    from mlx_t5.cli.options import Options
+    from mlx_t5.cli.options import MainOptions
     from mlx_t5.loading import ModelPair
     from mlx_t5.network.ranks import Ranks
 
@@ -27,7 +27,7 @@ Compute = Callable[[Iterator[Any], Iterator[int], Callable[[], bool]], Iterator[
 
 
 @dataclass(frozen=True)
-class Job:
+class MainJob:
     """What main.py is to do with every prompt.
 
     Attributes:
@@ -37,7 +37,7 @@ class Job:
         models: which ones to run.
     """
 
-    options: Options
+    options: MainOptions
     settings: Settings
     prefix: str
     models: ModelPair
@@ -80,7 +80,7 @@ class Run:
         self,
         prompts: Any,
         done: ResumePoint,
-        job: Job,
+        job: MainJob,
         record: RunRecord,
     ) -> None:
         """Takes prompts that are not done."""
@@ -92,7 +92,7 @@ class Run:
         self._ready = getattr(prompts, "ready", lambda: True)
 
     @staticmethod
-    def of(prompts: Any, job: Job, ranks: Ranks) -> Run:
+    def of(prompts: Any, job: MainJob, ranks: Ranks) -> Run:
         """The run that the options ask for, and what `--resume` keeps of its output.
 
         Args:
@@ -112,7 +112,7 @@ class Run:
                 done = find_resume_point(output_file, prompts, job.form, prompts.count)
         done = ResumePoint(*ranks.shared(astuple(done)))
         if ranks.size > 1 and not isinstance(prompts, list):
-            from mlx_t5.machines.prompts import SharedPrompts
+            from mlx_t5.machines.shared_prompts import SharedPrompts
 
             prompts = SharedPrompts(prompts, ranks)
         run = Run(prompts, done, job, record)
@@ -160,7 +160,7 @@ def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
             yield prefix + prompt if isinstance(prompt, str) else prompt
 
 
-def lines_of(input_file: str, options: Options) -> Lines:
+def lines_of(input_file: str, options: MainOptions) -> Lines:
     """The input file's; with predictions where these may be copied from."""
     proposing = options.writes_text and not options.regular_decode
     return Lines(input_file, options.score, "prediction" if proposing else "")

@@ -16,14 +16,18 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
     from decoder import SpeculativeDecoder
-    from mlx_t5.cli.options import Options
+    from mlx_t5.cli.options import MainOptions
     from mlx_t5.cli.run_record import RunRecord
-    from mlx_t5.cli.runs import Job
+    from mlx_t5.cli.runs import MainJob
     from mlx_t5.engine.rows import Chunk
 
 
 def write_text(
-    decoder: SpeculativeDecoder, prompt: str, job: Job, painter: Painter | None, record: RunRecord
+    decoder: SpeculativeDecoder,
+    prompt: str,
+    job: MainJob,
+    painter: Painter | None,
+    record: RunRecord,
 ) -> int:
     """Writes one text to standard output, or a document to the output file, to the byte.
 
@@ -33,13 +37,17 @@ def write_text(
         The exit status.
     """
     from mlx_t5.cli.totals import Totals
-    from mlx_t5.engine.documents import spelled
+    from mlx_t5.engine.document_batch import spelled
 
     options, split = job.options, job.options.split != "none"
     status, chunk, text, began = 0, None, "", time.perf_counter()
     stream, count = _stream(decoder, prompt, job)
     output = LineFile(options.output_file, record=record, end="")
-    with contextlib.closing(stream) as chunks, output, bar(count, 0, "pieces", options) as shown:
+    with (
+        contextlib.closing(stream) as chunks,
+        output,
+        progress_bar(count, 0, "pieces", options) as shown,
+    ):
         try:
             for chunk in chunks:
                 text = chunk.text
@@ -69,10 +77,10 @@ def write_text(
 
 
 def _stream(
-    decoder: SpeculativeDecoder, prompt: str, job: Job
+    decoder: SpeculativeDecoder, prompt: str, job: MainJob
 ) -> tuple[Generator[Chunk, None, None], int]:
     """The chunks of a text, and how many pieces a document has, unless some are too long."""
-    from mlx_t5.engine.documents import chunks
+    from mlx_t5.engine.document_batch import chunks
     from mlx_t5.text.documents import Cutting, Document
 
     call = {"seed": job.options.seed, "batch_size": job.options.batch_size, **vars(job.settings)}
@@ -84,7 +92,7 @@ def _stream(
     return decoder.stream(job.prefix + prompt, **call), 0
 
 
-def bar(total: int | None, done: int, unit: str, options: Options) -> tqdm:
+def progress_bar(total: int | None, done: int, unit: str, options: MainOptions) -> tqdm:
     """Shows how much is finished, on standard error."""
     from tqdm import tqdm
 

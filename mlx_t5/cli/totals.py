@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlx_t5.engine.documents import DocumentStats
+from mlx_t5.engine.document_batch import DocumentStats
 from mlx_t5.sizes import readable
 
 

@@ -50,13 +50,13 @@ def resumable(
                 hint = f"{args.output} is complete; for {rest} remove it and go on with: {again}"
             elif work_folder(args.output).exists():
                 hint = f"go on with: {again}"
-            log(f"interrupted; {hint}")
+            say(f"interrupted; {hint}")
             return INTERRUPTED
 
     return run(work, interrupted="interrupted; nothing was written")
 
 
-def log(line: str) -> None:
+def say(line: str) -> None:
     """Says something on standard error, above a progress bar where there is one."""
     from tqdm import tqdm
 

@@ -114,7 +114,7 @@ class Queue:
         return True
 
 
-def run(
+def decode_rows(
     engine: Batch,
     rows: Iterable[Row],
     batch_size: int,

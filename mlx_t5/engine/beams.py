@@ -2,7 +2,7 @@
 
 A row's beams share its prompt, whose cross-attention the cache holds once. The best continuations
 of all beams are found on the device, so a step waits for it once; what becomes of them is decided
-in sampling/beams.py.
+in sampling/beam_search.py.
 
 Symbols: B rows, K beams, C continuations, V vocabulary.
 """
@@ -18,7 +18,7 @@ import numpy as np
 from mlx_t5.backend import mx
 from mlx_t5.engine.batch import Batch
 from mlx_t5.engine.rows import Row
-from mlx_t5.sampling.beams import NO_BEAM, BeamSearch, Hypothesis, become, largest
+from mlx_t5.sampling.beam_search import NO_BEAM, BeamSearch, Hypothesis, become, largest
 from mlx_t5.sampling.processors import History, Processing
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from mlx_t5.backend import mx
 from mlx_t5.drafting.source_copy import count_predicted
 from mlx_t5.engine.rows import Chunk, Result, Row
 from mlx_t5.errors import UserError
-from mlx_t5.sampling.beams import texts_of
+from mlx_t5.sampling.beam_search import texts_of
 from mlx_t5.sampling.draws import random_keys
 from mlx_t5.settings import Settings
 from mlx_t5.text.detokenizer import decode

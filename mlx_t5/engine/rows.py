@@ -11,7 +11,7 @@ from mlx_t5.settings import AUTO, Settings
 
 if TYPE_CHECKING:
     from mlx_t5.backend import mx
-    from mlx_t5.sampling.beams import BeamSearch
+    from mlx_t5.sampling.beam_search import BeamSearch
     from mlx_t5.text.stop_strings import TextWatch
 
 NO_CHOICE = (

@@ -89,7 +89,7 @@ def one_voice(options: Callable[[], Options], command: Callable[[Options], int])
         return BAD_INPUT
 
 
-def join() -> Ranks:
+def join_ranks() -> Ranks:
     """Connects this process to the others; alone if `mlx.launch` has not started several.
 
     Raises:

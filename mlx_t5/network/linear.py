@@ -103,7 +103,7 @@ class Joined:
     weights: list[mx.array]
 
 
-def join(*layers: nn.Module) -> None:
+def join_layers(*layers: nn.Module) -> None:
     """Have `matrices` give one matrix for these layers.
 
     They keep their parameters, as views of the joined ones, so that this takes no memory. Layers
@@ -122,7 +122,7 @@ def join(*layers: nn.Module) -> None:
     layers[0].joined = Joined(one, [layer["weight"] for layer in layers])
 
 
-def natural(x: mx.array, weight: mx.array) -> mx.array:
+def as_written(x: mx.array, weight: mx.array) -> mx.array:
     """As it is written."""
     return x @ weight.T
 
@@ -130,7 +130,7 @@ def natural(x: mx.array, weight: mx.array) -> mx.array:
 def in_tiles(x: mx.array, weight: mx.array) -> mx.array:
     """By many small products."""
     if weight.shape[0] % TILE:
-        return natural(x, weight)
+        return as_written(x, weight)
     tiles = weight.reshape(-1, TILE, weight.shape[1])
     return (x @ tiles.swapaxes(1, 2)).swapaxes(0, 1).flatten(1)
 

@@ -17,7 +17,7 @@ from mlx_t5.network.attention import RelativeBias
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.interface import WeightsRead
 from mlx_t5.network.layers import PASSES, Block, Blocks, Norm
-from mlx_t5.network.linear import Matrix, join, matrices
+from mlx_t5.network.linear import Matrix, join_layers, matrices
 
 
 class Attention(nn.Module):
@@ -115,11 +115,11 @@ class Stacks(nn.Module):
         """Have projections of the same input computed as one product: fewer operations a pass."""
         self._forget_arrays()
         for layer in chain(*(stack.layers for stack in self.stacks)):
-            join(*(layer.self_attention[name] for name in "qkv"))
+            join_layers(*(layer.self_attention[name] for name in "qkv"))
             if "cross_attention" in layer:
-                join(*(layer.cross_attention[name] for name in "kv"))
+                join_layers(*(layer.cross_attention[name] for name in "kv"))
             if "wi_0" in layer.feed_forward:
-                join(*layer.feed_forward.inputs())
+                join_layers(*layer.feed_forward.inputs())
             mx.clear_cache()  # of the single ones, in whose place the next layer's can be joined
 
     def weights_read(self) -> WeightsRead:

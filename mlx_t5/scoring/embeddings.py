@@ -23,7 +23,7 @@ from mlx_t5.network.ranks import ranks_of
 from mlx_t5.ranges import FLAG, checked
 from mlx_t5.scoring.passes import NotFinite, Part, each_read, in_order, no_memory
 from mlx_t5.settings import DEFAULT_BATCH_SIZE
-from mlx_t5.text.prompts import checked_prompts, split, token_ids
+from mlx_t5.text.prompts import as_list, checked_prompts, token_ids
 
 if TYPE_CHECKING:
     from model import T5
@@ -66,7 +66,7 @@ class Embeddings:
         Raises:
             UserError: a prompt cannot be embedded.
         """
-        prompts, _ = split(prompts)
+        prompts, _ = as_list(prompts)
         if not prompts:
             width = self.model.pooling.width(self.model.config.d_model)
             return np.zeros((0, width), np.float32)

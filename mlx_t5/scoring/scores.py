@@ -37,7 +37,7 @@ from mlx_t5.scoring.pairs import (
 )
 from mlx_t5.scoring.passes import NotFinite, Part, each_read, in_order, no_memory
 from mlx_t5.settings import DEFAULT_BATCH_SIZE
-from mlx_t5.text.prompts import split, token_ids
+from mlx_t5.text.prompts import as_list, token_ids
 
 if TYPE_CHECKING:
     from model import T5
@@ -83,8 +83,8 @@ class Scoring:
         Raises:
             UserError: there are as many neither, or the only target cannot be scored.
         """
-        prompts, single = split(prompts)
-        targets, _ = split(targets, "targets")
+        prompts, single = as_list(prompts)
+        targets, _ = as_list(targets, "targets")
         if single:
             prompts = prompts * len(targets)
         if len(prompts) != len(targets):

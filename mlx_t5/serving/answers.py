@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from mlx_t5.engine.rows import Stats
 from mlx_t5.serving import schemas
-from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.jobs import GenerationJob, Job, JobQueue, TokenLogprob, Update
 from mlx_t5.serving.schemas import Usage
 

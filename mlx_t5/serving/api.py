@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model,
 from mlx_t5.ranges import LARGEST_COUNT
 from mlx_t5.settings import SETTINGS, SPLITS, Setting
 from mlx_t5.text.markup import SUFFIXES
-from mlx_t5.text.prompts import split as listed_prompts
+from mlx_t5.text.prompts import as_list as listed_prompts
 
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 8, 200
 MAX_SAMPLES = 16  # results a prompt

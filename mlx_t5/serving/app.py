@@ -18,7 +18,7 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 
 from mlx_t5.serving import answers, api, schemas, scoring_routes
-from mlx_t5.serving.errors import (
+from mlx_t5.serving.api_error import (
     ApiError,
     ErrorBody,
     error_of_status,

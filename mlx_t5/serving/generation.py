@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.backend import mx
 from mlx_t5.engine import batching
 from mlx_t5.engine.rows import Row
-from mlx_t5.sampling.beams import texts_of
+from mlx_t5.sampling.beam_search import texts_of
 from mlx_t5.sampling.draws import random_keys
-from mlx_t5.serving.errors import ApiError, failure_of
+from mlx_t5.serving.api_error import ApiError, failure_of
 from mlx_t5.serving.jobs import GenerationJob, JobQueue, TokenLogprob, Update
-from mlx_t5.serving.metrics import Metrics, counts
+from mlx_t5.serving.metrics import Metrics, row_counts
 
 if TYPE_CHECKING:
     from mlx_t5.engine.batch import Batch
@@ -79,7 +79,7 @@ class GenerationBatches:
 
     def add(self, job: GenerationJob) -> None:
         """Turns a job into rows that wait; a document's come when there is room for them."""
-        places = count(step=1 << 32) if job.document else None  # as engine/documents.py
+        places = count(step=1 << 32) if job.document else None  # as engine/document_batch.py
         job.keys = random_keys(job.seed, job.samples // job.settings.num_return_sequences, places)
         if job.document:
             self._documents.append(job)
@@ -170,11 +170,11 @@ class GenerationBatches:
     def step(self) -> None:
         """Makes a step of every batch, and reports what it gave."""
         rows = self.running
-        before = counts(rows)
+        before = row_counts(rows)
         for queue in self._queues.values():
             if queue.engine.rows:
                 self._step(queue.engine)
-        self._metrics.wrote(*(b - a for a, b in zip(before, counts(rows), strict=True)))
+        self._metrics.wrote(*(b - a for a, b in zip(before, row_counts(rows), strict=True)))
         for row in rows:
             self._report(self._job_rows[id(row)])
 
@@ -289,7 +289,7 @@ class LogprobRecorder:
         self._rows = [(rows[i], n, rows[i].decided) for i, n in asking]
         if asking:
             indices, most = mx.array([i for i, _ in asking]), max(n for _, n in asking)
-            self._arrays = logprobs(logits[indices], tokens[indices], most)
+            self._arrays = likeliest_logprobs(logits[indices], tokens[indices], most)
             mx.async_eval(*self._arrays)
 
     def collect(self) -> list[tuple[Row, list[TokenLogprob]]]:
@@ -307,7 +307,9 @@ class LogprobRecorder:
         return recorded
 
 
-def logprobs(logits: mx.array, tokens: mx.array, count: int) -> tuple[mx.array, mx.array, mx.array]:
+def likeliest_logprobs(
+    logits: mx.array, tokens: mx.array, count: int
+) -> tuple[mx.array, mx.array, mx.array]:
     """Log-probabilities of tokens, and of the likeliest ones.
 
     Args:

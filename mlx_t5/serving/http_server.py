@@ -33,7 +33,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mlx_t5.cli.arguments import INTERRUPTED
 from mlx_t5.errors import UserError
-from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, internal_error, raised_at
+from mlx_t5.serving.api_error import STOPPING_MESSAGE, ApiError, internal_error, raised_at
 from mlx_t5.serving.metrics import Metrics
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from typing import Any
 from mlx_t5.engine.rows import Chunk
 from mlx_t5.network.ranks import ALONE, Ranks
 from mlx_t5.scoring.pairs import Pair
-from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.api_error import ApiError
 from mlx_t5.settings import Settings
 
 LONGEST_RETRY = 60  # seconds that a client is asked to wait at most

@@ -96,7 +96,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-def counts(rows: Sequence[Row]) -> tuple[int, int, int, int]:
+def row_counts(rows: Sequence[Row]) -> tuple[int, int, int, int]:
     """What these rows have so far: tokens decided, target calls, proposals and accepted ones.
 
     Beams decide a token a call; the best of them may become shorter.

@@ -13,12 +13,12 @@ from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, cast
 
-from mlx_t5.engine.documents import Answers
+from mlx_t5.engine.document_batch import DocumentInFlight
 from mlx_t5.engine.rows import Chunk, Result
 from mlx_t5.serving.answers import EventStream, speculation
-from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.jobs import GenerationJob, Update
-from mlx_t5.serving.schemas import Piece
+from mlx_t5.serving.schemas import AnsweredPiece
 from mlx_t5.serving.tokenizing import TokenizerThread
 from mlx_t5.text.documents import Cutting, Document
 from mlx_t5.text.prompts import token_ids
@@ -43,7 +43,7 @@ class Pieces:
         self, document: Document, read: Callable[[str], list[int]], count: int, detailed: bool
     ):
         """Takes a document, what reads a prompt's tokens, and whether to say who wrote a text's."""
-        self.answers, self.count = Answers(document), count
+        self.answers, self.count = DocumentInFlight(document), count
         self._read, self._detailed = read, detailed
         self._prompts, self._tokens = self.answers.prompts(), 0
         self._early, self._done = dict[int, Update](), 0
@@ -187,7 +187,7 @@ class DocumentStream(EventStream[GenerationJob]):
         """The last update; the pieces of all of them are for `complete`."""
         async for update in self.updates(await self.next()):
             (piece,) = update.fields["pieces"]
-            self._json.append(Piece(**piece).model_dump_json(exclude_unset=True))
+            self._json.append(AnsweredPiece(**piece).model_dump_json(exclude_unset=True))
         return [replace(update, fields={**update.fields, "pieces": []})]
 
     def complete(self, body: str) -> str:

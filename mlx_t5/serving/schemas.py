@@ -64,7 +64,7 @@ class SpeculationDetails(BaseModel):
     stats: TextStats
 
 
-class Piece(BaseModel):
+class AnsweredPiece(BaseModel):
     """What became of the characters from `start` to `end` of the text that was split.
 
     One that failed has them as its text.
@@ -78,7 +78,7 @@ class Piece(BaseModel):
     speculation: SpeculationDetails | None = None
 
 
-class DocumentStats(BaseModel):
+class PieceCounts(BaseModel):
     """How many pieces a text has, are parts of a sentence that was too long, and failed so far."""
 
     pieces: int
@@ -95,7 +95,7 @@ class Logprobs(BaseModel):
     text_offset: list[int]
 
 
-class Choice(BaseModel):
+class CompletionChoice(BaseModel):
     """One text of a completion."""
 
     index: int
@@ -104,8 +104,8 @@ class Choice(BaseModel):
     finish_reason: Reason | None
     speculation: SpeculationDetails | None = None
     score: float | None = None
-    pieces: list[Piece] | None = None
-    stats: DocumentStats | None = None
+    pieces: list[AnsweredPiece] | None = None
+    stats: PieceCounts | None = None
 
 
 class Completion(BaseModel):
@@ -115,7 +115,7 @@ class Completion(BaseModel):
     object: Literal["text_completion"]
     created: int
     model: str
-    choices: list[Choice]
+    choices: list[CompletionChoice]
     usage: Usage | None = None
 
 
@@ -158,8 +158,8 @@ class ChatChoice(BaseModel):
     finish_reason: Reason | None
     speculation: SpeculationDetails | None = None
     score: float | None = None
-    pieces: list[Piece] | None = None
-    stats: DocumentStats | None = None
+    pieces: list[AnsweredPiece] | None = None
+    stats: PieceCounts | None = None
 
 
 class ChatCompletion(BaseModel):

@@ -20,10 +20,10 @@ from pydantic import BaseModel, Field
 from mlx_t5.scoring.pairs import RERANK_TOKENS, Pair, ranking, relevance_pairs
 from mlx_t5.serving.api import Request as Body
 from mlx_t5.serving.api import Text, TokenIds
-from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.http_server import StrictRoute
 from mlx_t5.serving.jobs import ScoringJob
-from mlx_t5.text.prompts import split as listed_prompts
+from mlx_t5.text.prompts import as_list as listed_prompts
 
 if TYPE_CHECKING:
     from mlx_t5.serving.service import Service

@@ -21,7 +21,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.scoring.pairs import ranks_by
 from mlx_t5.serving import api
 from mlx_t5.serving.answers import EventStream, TokenSpelling
-from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.jobs import GenerationJob, ScoringJob
 from mlx_t5.serving.pieces import HANDED_IN, DocumentStream, Pieces, cut
 from mlx_t5.serving.schemas import Capability, ServedModel

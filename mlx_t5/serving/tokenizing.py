@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from mlx_t5.checkpoints.pooling import Pooling
 from mlx_t5.errors import UserError
-from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.api_error import ApiError
 from mlx_t5.text.prompts import token_ids
 
 T = TypeVar("T")

@@ -28,7 +28,7 @@ from mlx_t5.network.ranks import ALONE, Ranks
 from mlx_t5.scoring.pairs import LastEncoded, Pair
 from mlx_t5.scoring.passes import NotFinite, Part
 from mlx_t5.serving.api import MAX_BEAMS, MAX_NUM_DRAFT
-from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, failure_of, raised_at
+from mlx_t5.serving.api_error import STOPPING_MESSAGE, ApiError, failure_of, raised_at
 from mlx_t5.serving.generation import GenerationBatches
 from mlx_t5.serving.jobs import GenerationJob, Job, JobQueue, ScoringJob
 from mlx_t5.serving.metrics import Metrics

@@ -25,7 +25,7 @@ REWRITING_VERBS = frozenset(
 )
 
 
-def split(prompts: Any, name: str = "prompts") -> tuple[list, bool]:
+def as_list(prompts: Any, name: str = "prompts") -> tuple[list, bool]:
     """Puts prompts in a list.
 
     Args:
@@ -158,7 +158,7 @@ def checked_predictions(prediction: Any, prompts: Sequence[Any], single: bool) -
 
     Args:
         prediction: of the only prompt, or several, with None for those without.
-        prompts: as `split` returns them.
+        prompts: as `as_list` returns them.
         single: likewise.
 
     Raises:

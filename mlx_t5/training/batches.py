@@ -18,8 +18,8 @@ from mlx_t5.backend import mx
 from mlx_t5.network.cache import source_width
 
 if TYPE_CHECKING:
-    from mlx_t5.training.answers import LabelledExample
-    from mlx_t5.training.examples import Pair
+    from mlx_t5.training.examples import TrainingPair
+    from mlx_t5.training.teacher_answers import LabelledExample
     from model import T5
 
 BATCHES_AT_ONCE = 32  # are cut from examples that are sorted by length; more would mix them less
@@ -55,7 +55,7 @@ class TrainingBatch:
 
 
 def batch_at(
-    labelled: Sequence[LabelledExample] | Sequence[Pair], size: int, seed: int, step: int
+    labelled: Sequence[LabelledExample] | Sequence[TrainingPair], size: int, seed: int, step: int
 ) -> list[int]:
     """Which examples the batch of a step has, counted from 0; every epoch has its own order."""
     size = min(size, len(labelled))

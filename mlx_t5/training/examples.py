@@ -36,7 +36,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Pair:
+class TrainingPair:
     """A prompt and what is to be written.
 
     Attributes:
@@ -52,7 +52,7 @@ class Pair:
     completion: str
 
 
-Made = TypeVar("Made", Example, Pair)
+Made = TypeVar("Made", Example, TrainingPair)
 
 
 def read_examples(
@@ -105,7 +105,7 @@ def read_pairs(
     vocab_size: int,
     longest: tuple[int, int],
     log: Callable[[str], None],
-) -> list[Pair]:
+) -> list[TrainingPair]:
     """Reads pairs, and leaves out what cannot be used.
 
     Args:
@@ -125,9 +125,11 @@ def read_pairs(
             raise UserError(f"its {name} has {len(ids)} tokens, and --max-seq-length is {most}")
         return tuple(ids)
 
-    def pair(prompt: str, completion: str) -> Pair:
+    def pair(prompt: str, completion: str) -> TrainingPair:
         source = tokens(prompt, "prompt", longest[0])
-        return Pair(source, tokens(completion, "completion", longest[1]), prompt, completion)
+        return TrainingPair(
+            source, tokens(completion, "completion", longest[1]), prompt, completion
+        )
 
     return list(dict.fromkeys(_usable(lines, pair, log)))
 
@@ -152,7 +154,7 @@ def _usable(
         log(f"left out: {bad - LINES_NAMED} more lines")
 
 
-def digest(examples: Iterable[Example | Pair]) -> str:
+def digest(examples: Iterable[Example | TrainingPair]) -> str:
     """A number of their tokens, by which a run knows that it has the data of the one before."""
     tokens = hashlib.sha256()
     for example in examples:
@@ -166,7 +168,7 @@ def longest(examples: Sequence[Any]) -> tuple[int, int]:
     return source, answer
 
 
-def split(examples: Sequence[Made], seed: int) -> tuple[list[Made], list[Made]]:
+def hold_out(examples: Sequence[Made], seed: int) -> tuple[list[Made], list[Made]]:
     """Returns what to train on, in random order, and a tenth of it at most to evaluate by.
 
     No prompt is in both parts.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 ORIGINAL = "start from the model that it was made of"
 
 
-def prepared(draft: T5, target: T5, name: str, trained: bool) -> Any:
+def start_from(draft: T5, target: T5, name: str, trained: bool) -> Any:
     """A draft that was there before, with all of its target's tokens if it had some of them only.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mlx_t5.training.answers import joined
+from mlx_t5.training.teacher_answers import joined
 
 STEP = 1024  # N is a multiple
 ENOUGH = 0.995  # of the held-out answers' tokens

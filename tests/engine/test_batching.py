@@ -60,7 +60,7 @@ def test_what_joins_between_two_steps_is_bounded(lengths, expected):
 def test_every_row_comes_back_in_order(batch_size):
     many = rows([1 + 7 * i % 13 for i in range(60)], max_tokens=9)
     many[20].fail("a prompt is empty")
-    finished = list(batching.run(Engine(ENDING, None), iter(many), batch_size))
+    finished = list(batching.decode_rows(Engine(ENDING, None), iter(many), batch_size))
     assert [id(row) for row in finished] == [id(row) for row in many]
     bad = finished.pop(20)
     assert (bad.finish_reason, bad.stats, bad.committed) == ("error", Stats(), [])
@@ -77,7 +77,7 @@ def test_only_a_window_is_in_hand():
             drawn += 1
             yield row
 
-    for done, _ in enumerate(batching.run(Engine(ENDING, None), source(), 2)):
+    for done, _ in enumerate(batching.decode_rows(Engine(ENDING, None), source(), 2)):
         assert drawn - done <= 2 * batching.PROMPTS_A_ROW + 1
     assert drawn == 200
 
@@ -93,7 +93,7 @@ def test_a_row_is_waited_for_only_when_none_is_in_hand():
     def ready(drawn):
         return drawn == 2  # the third comes with the second
 
-    for i, _ in enumerate(batching.run(Engine(ENDING, None), source(), 2, ready)):
+    for i, _ in enumerate(batching.decode_rows(Engine(ENDING, None), source(), 2, ready)):
         happened.append(f"done {i}")
     assert happened == ["drawn 0", "done 0", "drawn 1", "drawn 2", "done 1", "done 2"]
 

@@ -30,7 +30,7 @@ class SmallMemory(FakeModel):
 def test_without_memory_to_encode_ahead_rows_join_alone():
     model = SmallMemory(without(random_table(V), 1), V)  # 40 positions a pass
     many = different([38, 39, 40], max_tokens=5)
-    finished = list(batching.run(Engine(model, None), many, 1))
+    finished = list(batching.decode_rows(Engine(model, None), many, 1))
     assert [row.error for row in finished] == [None] * 3
     for row in finished:
         assert row.output()[0] == greedy(model, row.ids, 5)[0]
@@ -71,7 +71,7 @@ def scarce(monkeypatch, units):
 def test_rows_wait_for_memory_while_others_run_and_fail_only_where_they_would_alone(monkeypatch):
     engine = scarce(monkeypatch, 20)
     many = rows([9, 10, 11, 21, 9, 20, 1, 2], max_tokens=6)
-    finished = list(batching.run(engine, many, 4))
+    finished = list(batching.decode_rows(engine, many, 4))
     assert [id(row) for row in finished] == [id(row) for row in many]
     assert [len(row.ids) for row in finished if row.error] == [21]
     assert "no memory for a prompt of 21 tokens" in finished[3].error

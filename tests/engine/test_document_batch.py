@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from command_line import ROOT
-from mlx_t5.engine import documents
+from mlx_t5.engine import document_batch
 from mlx_t5.engine.rows import Result, Speculation, Stats
 from mlx_t5.errors import UserError
 from mlx_t5.text.documents import Cutting
@@ -62,7 +62,7 @@ class Echo:
 
 
 def run(decoder, prompts, split="sentences", prefix="", **how):
-    return list(documents.results(decoder, Cutting(split, prefix), prompts, **how))
+    return list(document_batch.results(decoder, Cutting(split, prefix), prompts, **how))
 
 
 # ---- the bundled pair ----------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_a_large_text_takes_memory_for_its_pieces_only():
     text = "The quick brown fox jumps over the lazy dog near the river. " * 4_000
     decoder = Echo()
     tracemalloc.start()
-    chunks = documents.chunks(decoder, Cutting("sentences", ""), [text])
+    chunks = document_batch.chunks(decoder, Cutting("sentences", ""), [text])
     sizes = []
     for i, _ in enumerate(chunks):
         if i % 500 == 0:
@@ -223,7 +223,9 @@ def test_a_document_is_complete_before_the_next_one_is_there():
         yield "Three."
 
     decoder = Echo()
-    found = documents.results(decoder, Cutting("sentences", ""), prompts(), ready=lambda: there[0])
+    found = document_batch.results(
+        decoder, Cutting("sentences", ""), prompts(), ready=lambda: there[0]
+    )
     there[0] = False
     assert next(found).text == "ONE. TWO." and decoder.drawn == 2
     assert next(found).text == "THREE."

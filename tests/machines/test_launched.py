@@ -17,12 +17,12 @@ def test_the_launcher_names_a_rank():
 
 
 def test_one_process_is_alone(monkeypatch, tmp_path):
-    assert launched.join() is ALONE
+    assert launched.join_ranks() is ALONE
     hosts = tmp_path / "hosts"
     hosts.write_text("\n")  # what `mlx.launch -n 1` leaves there
     monkeypatch.setenv("MLX_RANK", "0")
     monkeypatch.setenv("MLX_HOSTFILE", str(hosts))
-    assert launched.join() is ALONE
+    assert launched.join_ranks() is ALONE
 
 
 def test_ranks_that_cannot_reach_each_other_say_so(monkeypatch, tmp_path):
@@ -30,7 +30,7 @@ def test_ranks_that_cannot_reach_each_other_say_so(monkeypatch, tmp_path):
     monkeypatch.delenv("MLX_HOSTFILE", raising=False)
     monkeypatch.setattr(launched, "JOINING", 0.0)
     with pytest.raises(UserError, match="ranks cannot reach each other .*mlx.launch -n 2"):
-        launched.join()
+        launched.join_ranks()
 
 
 def test_ranks_that_agree_go_on():

@@ -4,7 +4,7 @@ import pytest
 
 from meeting import Meeting
 from mlx_t5.errors import UserError
-from mlx_t5.machines.prompts import AT_ONCE, SharedPrompts
+from mlx_t5.machines.shared_prompts import AT_ONCE, SharedPrompts
 
 
 class Source:

@@ -10,11 +10,11 @@ from mlx_t5.backend import mx, nn
 from mlx_t5.network import linear
 from mlx_t5.network.linear import (
     Matrix,
+    as_written,
     doubled,
     in_tiles,
-    join,
+    join_layers,
     matrices,
-    natural,
     weight_first,
 )
 
@@ -25,7 +25,7 @@ HIGH = 512
 
 @pytest.mark.parametrize(
     ("form", "rows"),
-    [(form, rows) for form in (natural, in_tiles, weight_first) for rows in (1, 2, 6, 16)]
+    [(form, rows) for form in (as_written, in_tiles, weight_first) for rows in (1, 2, 6, 16)]
     + [(doubled, 1)],
 )
 @pytest.mark.parametrize("outputs", [384, 500])  # tiles divide the first
@@ -71,7 +71,7 @@ def test_layers_over_the_same_input_are_one_product(monkeypatch, bits, exact_buf
     apart = [layer(x) for layer in own]
     mx.eval(own, apart)
     memory = mx.get_active_memory()
-    join(*own)
+    join_layers(*own)
     end = time.monotonic() + 5  # the thread that joined may hold the parts a moment longer
     while mx.get_active_memory() > memory + 1024:  # else something is held doubled
         assert time.monotonic() < end
@@ -81,7 +81,7 @@ def test_layers_over_the_same_input_are_one_product(monkeypatch, bits, exact_buf
 
 
 def new_weight(layers):
-    join(*layers)
+    join_layers(*layers)
     layers[1].weight = mx.ones((64, 64))
     return layers
 
@@ -91,18 +91,18 @@ def test_layers_that_are_not_joined(own):
     """One has been given another weight, or is of another kind, or nobody has joined them."""
     x = mx.random.normal((3, 64))
     if "scales" in own[0]:
-        join(*own)
+        join_layers(*own)
     parts = matrices(*own)
     assert len(parts) == 3
     for part, layer in zip(parts, own, strict=True):
         np.testing.assert_array_equal(part.times(x), layer(x))
 
 
-@pytest.mark.parametrize("form", [natural, weight_first])
+@pytest.mark.parametrize("form", [as_written, weight_first])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "wider residual", "quantised"])
 def test_a_product_adds_the_residual(monkeypatch, form, kind):
     """In the residual's type; half a type is never lost to the weight's."""
-    forms = ((range(3, 4), form),) if form is not natural else ()
+    forms = ((range(3, 4), form),) if form is not as_written else ()
     monkeypatch.setattr(linear, "forms", lambda *_: forms)
     (layer,), x = layers((8,) if kind == "quantised" else (), (64,)), mx.random.normal((3, 64))
     if kind in ("bfloat16", "wider residual"):

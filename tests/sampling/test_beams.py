@@ -10,7 +10,7 @@ import pytest
 from decoder import SpeculativeDecoder
 from families import FAMILIES, Maker, torch, transformers
 from mlx_t5.backend import mx
-from mlx_t5.sampling.beams import NO_BEAM, BeamSearch, largest
+from mlx_t5.sampling.beam_search import NO_BEAM, BeamSearch, largest
 from mlx_t5.settings import Settings
 from model import load
 

@@ -13,7 +13,7 @@ from mlx_t5.serving.answers import CompletionBuilder, TokenSpelling
 from mlx_t5.serving.api import CompletionRequest
 from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.schemas import Choice
+from mlx_t5.serving.schemas import CompletionChoice
 from mlx_t5.serving.worker import Worker
 from mlx_t5.text.detokenizer import decode
 
@@ -82,7 +82,7 @@ def test_the_tokens_joined_are_the_text(served, stream, settings):
         builder = CompletionBuilder(body, "a model", TokenSpelling(tokenizer))
         texts, offsets, tokens = [], [], []
         for event in ask(stream, seed, **settings):
-            choice = Choice(**builder.choice(event))
+            choice = CompletionChoice(**builder.choice(event))
             found = choice.logprobs
             assert "".join(found.tokens) == choice.text, "in each chunk already"
             lengths = map(len, (found.tokens, found.token_logprobs, found.top_logprobs))

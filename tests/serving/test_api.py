@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from mlx_t5.serving import http_server
 from mlx_t5.serving.api import ChatRequest, CompletionRequest, PredictRequest
-from mlx_t5.serving.errors import error_of_validation
+from mlx_t5.serving.api_error import error_of_validation
 from mlx_t5.serving.http_server import StrictRequest
 from mlx_t5.serving.service import several
 from mlx_t5.settings import SETTINGS, Settings

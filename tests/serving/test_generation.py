@@ -10,7 +10,7 @@ from fake_model import FakeModel, drafter, good, random_table
 from mlx_t5.backend import mx
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.draws import row_key
-from mlx_t5.serving.generation import LogprobRecorder, logprobs
+from mlx_t5.serving.generation import LogprobRecorder, likeliest_logprobs
 from mlx_t5.settings import Settings
 
 V = 9
@@ -20,7 +20,7 @@ ALTERNATIVES = {0: 0, 2: 3}  # by a row's first token; the one between asks for 
 
 def test_literals():
     p = np.array([0.1, 0.6, 0.3], np.float32)
-    values, top, ids = logprobs(mx.array(np.log(p)[None, None] + 5), mx.array([[2]]), 2)
+    values, top, ids = likeliest_logprobs(mx.array(np.log(p)[None, None] + 5), mx.array([[2]]), 2)
     assert ids.tolist() == [[[1, 2]]]
     assert values.item() == pytest.approx(math.log(0.3), abs=1e-6)
     assert top.tolist()[0][0] == pytest.approx([math.log(0.6), math.log(0.3)], abs=1e-6)

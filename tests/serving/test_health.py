@@ -8,8 +8,8 @@ import pytest
 
 from fake_serving import ENDLESS, PATIENCE, Gated, V, hold, until
 from mlx_t5.names import BUNDLED
+from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.app import create_app
-from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.service import Service

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from mlx_t5.engine.rows import Stats
-from mlx_t5.serving.metrics import counts
+from mlx_t5.serving.metrics import row_counts
 from mlx_t5.settings import Settings
 
 
@@ -13,5 +13,5 @@ def test_a_search_whose_best_beam_becomes_shorter_has_decided_no_less():
         settings = Settings(num_beams=num_beams)
         return SimpleNamespace(decided=decided, settings=settings, stats=stats)
 
-    assert counts([row(9, 9, 2), row(9, 3, 1)]) == (18, 12, 0, 0)
-    assert counts([row(5, 10, 2), row(12, 4, 1)]) == (22, 14, 0, 0)
+    assert row_counts([row(9, 9, 2), row(9, 3, 1)]) == (18, 12, 0, 0)
+    assert row_counts([row(5, 10, 2), row(12, 4, 1)]) == (22, 14, 0, 0)

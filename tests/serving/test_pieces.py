@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from mlx_t5.checkpoints.generation_config import Preset
-from mlx_t5.engine.documents import Answers
+from mlx_t5.engine.document_batch import DocumentInFlight
 from mlx_t5.engine.rows import Chunk, Result, Stats
 from mlx_t5.names import BUNDLED
 from mlx_t5.serving import pieces
 from mlx_t5.serving.answers import ChatBuilder, CompletionBuilder
 from mlx_t5.serving.api import ChatRequest, CompletionRequest
-from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.jobs import GenerationJob, JobQueue, Update
 from mlx_t5.serving.pieces import HANDED_IN, DocumentStream
 from mlx_t5.serving.service import Service
@@ -246,9 +246,11 @@ def test_chunks_come_in_order_and_add_up_to_the_text(tokenizer):
 def test_many_pieces_are_drawn_as_others_are_done_and_joined_beside_the_event_loop(
     tokenizer, monkeypatch
 ):
-    threads, add = set(), Answers.add
+    threads, add = set(), DocumentInFlight.add
     monkeypatch.setattr(
-        Answers, "add", lambda *how: (threads.add(threading.current_thread().name), add(*how))[1]
+        DocumentInFlight,
+        "add",
+        lambda *how: (threads.add(threading.current_thread().name), add(*how))[1],
     )
     lines = [f'{i} "pieces":[] \\' for i in range(500)]
     document = cut(tokenizer, "\n".join(lines), split="lines")

@@ -10,7 +10,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.names import BUNDLED
 from mlx_t5.scoring.pairs import Pair
 from mlx_t5.serving import api, scoring_routes
-from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.jobs import JobQueue, ScoringJob
 from mlx_t5.serving.service import Presets, Service
 from mlx_t5.serving.tokenizing import RequestLimits

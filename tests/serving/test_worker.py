@@ -14,7 +14,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.network.layers import PASSES
 from mlx_t5.serving import jobs
 from mlx_t5.serving.api import MAX_BEAMS, MAX_NUM_DRAFT
-from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.worker import Worker, warm_up
 from mlx_t5.settings import AUTO

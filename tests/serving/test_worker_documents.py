@@ -3,7 +3,7 @@
 import pytest
 
 from fake_serving import ENDLESS, Gated, V, until
-from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.generation import PIECE_TOKENS
 
 

@@ -21,7 +21,7 @@ from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.engine import beams
 from mlx_t5.errors import UserError
-from mlx_t5.machines.launched import join
+from mlx_t5.machines.launched import join_ranks
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.interface import WeightsRead
@@ -158,7 +158,7 @@ def sabotage(rank: int, draft: T5) -> None:
 
 def main(root: Path, names: list[str]) -> None:
     """A rank."""
-    ranks = join()
+    ranks = join_ranks()
     draft, _ = load(root / "draft", "float32")
     sabotage(ranks.rank, draft)
     models, report = {}, {}

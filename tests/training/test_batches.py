@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from mlx_t5.training.answers import LabelledExample
 from mlx_t5.training.batches import TrainingBatch, batch_at, collate
+from mlx_t5.training.teacher_answers import LabelledExample
 
 
 def example(source: int, answer: int) -> LabelledExample:

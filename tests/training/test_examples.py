@@ -5,7 +5,7 @@ import pytest
 from mlx_t5.cli.input import Lines
 from mlx_t5.errors import UserError
 from mlx_t5.training import examples
-from mlx_t5.training.examples import Example, Pair, read_examples, read_pairs, split
+from mlx_t5.training.examples import Example, TrainingPair, hold_out, read_examples, read_pairs
 
 
 def letters(prompt: str) -> list[int]:
@@ -75,12 +75,12 @@ def test_many_bad_lines_are_counted_and_hardly_any_good_ones_refused(read, monke
 
 def test_the_held_out_part_follows_from_the_seed():
     every = [Example((i, 1)) for i in range(50)]
-    train, held_out = split(every, seed=3)
+    train, held_out = hold_out(every, seed=3)
     assert len(held_out) == 5 and sorted(e.source for e in train + held_out) == [
         e.source for e in every
     ]
-    assert split(every, seed=3) == (train, held_out) and split(every, seed=4)[1] != held_out
-    assert len(split([Example((i,)) for i in range(5000)], 0)[1]) == examples.MOST_HELD_OUT
+    assert hold_out(every, seed=3) == (train, held_out) and hold_out(every, seed=4)[1] != held_out
+    assert len(hold_out([Example((i,)) for i in range(5000)], 0)[1]) == examples.MOST_HELD_OUT
 
 
 def test_pairs_that_are_too_long_or_there_already_are_left_out():
@@ -88,7 +88,7 @@ def test_pairs_that_are_too_long_or_there_already_are_left_out():
     given = [("a", "b"), UserError("bad line"), ("abc", "d"), ("a", "b"), ("a", "cdef"), ("a", "c")]
     pairs = read_pairs(given, Tokenizer(), 1 << 21, (3, 4), log.append)
     assert [(pair.prompt, pair.completion) for pair in pairs] == [("a", "b"), ("a", "c")]
-    assert pairs[0] == Pair(tuple(letters("a")), tuple(letters("b")), "a", "b")
+    assert pairs[0] == TrainingPair(tuple(letters("a")), tuple(letters("b")), "a", "b")
     assert log == [
         "left out: bad line",
         "left out: the prompt 'abc': its prompt has 4 tokens, and --max-seq-length is 3",
@@ -97,8 +97,8 @@ def test_pairs_that_are_too_long_or_there_already_are_left_out():
 
 
 def test_no_prompt_is_both_trained_on_and_held_out():
-    pairs = [Pair((i % 20,), (i,), str(i % 20), str(i)) for i in range(60)]
-    train, held_out = split(pairs, 0)
+    pairs = [TrainingPair((i % 20,), (i,), str(i % 20), str(i)) for i in range(60)]
+    train, held_out = hold_out(pairs, 0)
     assert len(held_out) == 6 and sorted(train + held_out, key=pairs.index) == pairs
     assert not {pair.source for pair in train} & {pair.source for pair in held_out}
-    assert split(pairs, 1)[1] != held_out == split(pairs, 0)[1]
+    assert hold_out(pairs, 1)[1] != held_out == hold_out(pairs, 0)[1]

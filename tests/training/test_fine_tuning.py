@@ -18,7 +18,6 @@ from mlx_t5.checkpoints.adapter_config import LoraConfig
 from mlx_t5.network.linear import Matrix
 from mlx_t5.network.sharing import plain_weights
 from mlx_t5.network.weights import tensor_names
-from mlx_t5.training.answers import given
 from mlx_t5.training.batches import collate
 from mlx_t5.training.fine_tuning import (
     adapt,
@@ -27,6 +26,7 @@ from mlx_t5.training.fine_tuning import (
 )
 from mlx_t5.training.learner import Learner, adafactor, adamw, constant
 from mlx_t5.training.loss import token_loss
+from mlx_t5.training.teacher_answers import given
 from model import load
 
 peft = pytest.importorskip("peft")

@@ -8,10 +8,10 @@ import pytest
 
 from mlx_t5.backend import mx
 from mlx_t5.network.sharing import shared_draft, whole
-from mlx_t5.training.answers import label
 from mlx_t5.training.batches import collate
 from mlx_t5.training.learner import Learner, State
 from mlx_t5.training.loss import token_loss
+from mlx_t5.training.teacher_answers import label
 from random_models import random_t5
 
 PAIRS = [((5, 9, 1), (7, 8, 1)), ((6, 1), (3, 1)), ((4, 4, 9, 20, 1), (30, 2, 2, 50, 1))]

@@ -7,9 +7,9 @@ from mlx_t5.backend import mx, tree_unflatten
 from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.sharing import shared_draft, whole
 from mlx_t5.training import loss
-from mlx_t5.training.answers import label
 from mlx_t5.training.batches import collate
 from mlx_t5.training.learner import Learner
+from mlx_t5.training.teacher_answers import label
 from random_models import random_t5
 
 torch = pytest.importorskip("torch", reason="requirements/dev.txt installs torch")

@@ -5,9 +5,9 @@ import pytest
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
-from mlx_t5.training import answers
-from mlx_t5.training.answers import Answers, label
+from mlx_t5.training import teacher_answers
 from mlx_t5.training.examples import Example
+from mlx_t5.training.teacher_answers import Answers, label
 from random_models import random_t5
 
 PAIRS = [((5, 9, 1), (7, 8, 1)), ((6, 1), (3,)), ((4, 4, 9, 20, 1), (30, 2, 2, 50, 1))]
@@ -22,7 +22,7 @@ def target():
 def test_what_the_target_thinks_of_answers(target, temp, monkeypatch):
     """In passes of one answer each, as in one pass for all, it is what the logits say."""
     together = label(target, PAIRS, temp)
-    monkeypatch.setattr(answers, "LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr(teacher_answers, "LOGITS_AT_ONCE", 1)
     for (source, answer), one, other in zip(
         PAIRS, label(target, PAIRS, temp), together, strict=True
     ):
@@ -30,8 +30,8 @@ def test_what_the_target_thinks_of_answers(target, temp, monkeypatch):
         p = np.array(mx.softmax(logits / (temp or 1.0), axis=-1))
         for labelled in (one, other):
             assert (tuple(labelled.source), tuple(labelled.answer)) == (source, answer)
-            assert labelled.top_ids.shape == (len(answer), answers.TOP_K)
-            likeliest = np.sort(p, axis=-1)[:, -answers.TOP_K :]
+            assert labelled.top_ids.shape == (len(answer), teacher_answers.TOP_K)
+            likeliest = np.sort(p, axis=-1)[:, -teacher_answers.TOP_K :]
             np.testing.assert_allclose(np.sort(labelled.top_p, axis=-1), likeliest, atol=1e-5)
             np.testing.assert_allclose(
                 labelled.top_p, np.take_along_axis(p, labelled.top_ids, -1), atol=1e-5
@@ -56,7 +56,7 @@ class Teacher:
 
 
 def test_a_stopped_run_is_resumed_behind_its_last_file(target, tmp_path, monkeypatch):
-    monkeypatch.setattr(answers, "SHARD", 4)
+    monkeypatch.setattr(teacher_answers, "SHARD", 4)
     examples = [Example((3 + i, 1)) for i in range(12)] + [Example((50, 1), (42, 1))]
     first, answered = Answers(tmp_path, examples), []
     count = lambda: answered.append(1)  # noqa: E731

@@ -12,9 +12,9 @@ from test_learner import PAIRS, learner_of
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.network.sharing import shared_draft
 from mlx_t5.training import run_folder, trainer
-from mlx_t5.training.answers import label
 from mlx_t5.training.batches import micro_batches
 from mlx_t5.training.run_folder import RunFolder, TrainingProgress
+from mlx_t5.training.teacher_answers import label
 from mlx_t5.training.trainer import Evaluation, Schedule, Trainer
 from random_models import random_t5
 

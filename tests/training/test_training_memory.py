@@ -9,11 +9,11 @@ from devices import cpu_allocation
 from mlx_t5.backend import mx
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.sharing import shared_draft, whole
-from mlx_t5.training import memory
-from mlx_t5.training.answers import LabelledExample
+from mlx_t5.training import training_memory
 from mlx_t5.training.batches import collate
 from mlx_t5.training.learner import Learner
 from mlx_t5.training.loss import token_loss
+from mlx_t5.training.teacher_answers import LabelledExample
 from model import T5
 from random_models import CONFIG
 
@@ -44,13 +44,13 @@ def test_a_step_takes_no_more_than_was_said(shares):
     batch = replace(collate([one] * ROWS, 0, 0, keep_states=False), states=states)
     learner = Learner(draft, token_loss(draft, 0.0), 10, 0.01)
     size = taken(learner, batch, target, steps=2)
-    said = memory.estimate(draft, SOURCE, ANSWER, ROWS)
+    said = training_memory.estimate(draft, SOURCE, ANSWER, ROWS)
     assert said.rows == ROWS and size <= said.draft + said.step <= 2.5 * size
 
 
 def test_little_memory_makes_small_parts(monkeypatch):
     draft = shared_draft(T5(T5Config.from_dict(CONFIG)), 1)
-    need = memory.row_bytes(draft.config, SOURCE, ANSWER, with_encoder=False)
-    for limit, rows in ((3.5 * need / memory.STEP_SHARE, 3), (1, 1)):
-        monkeypatch.setattr(memory, "limit", lambda limit=limit: limit)
-        assert memory.estimate(draft, SOURCE, ANSWER, 16).rows == rows
+    need = training_memory.row_bytes(draft.config, SOURCE, ANSWER, with_encoder=False)
+    for limit, rows in ((3.5 * need / training_memory.STEP_SHARE, 3), (1, 1)):
+        monkeypatch.setattr(training_memory, "limit", lambda limit=limit: limit)
+        assert training_memory.estimate(draft, SOURCE, ANSWER, 16).rows == rows

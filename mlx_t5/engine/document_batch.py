@@ -61,7 +61,7 @@ def _add(sums: Any, more: Any) -> None:
             setattr(sums, name, value + added)
 
 
-class Answers:
+class DocumentInFlight:
     """A document on its way: what has become of its pieces so far.
 
     Attributes:
@@ -162,7 +162,7 @@ def chunks(
         UserError: something does not go with documents.
     """
     _check(decoder, seed, call)
-    in_hand, doubtful = deque[Answers](), ""
+    in_hand, doubtful = deque[DocumentInFlight](), ""
 
     def drawn() -> Iterator[str]:
         nonlocal doubtful
@@ -172,7 +172,7 @@ def chunks(
             document = _document(prompt, predicted, cutting, decoder)
             if not doubtful and (doubtful := getattr(document, "doubtful", "")):
                 print(DOUBTFUL.format(shown(doubtful)), file=sys.stderr, flush=True)
-            in_hand.append(Answers(document, place))
+            in_hand.append(DocumentInFlight(document, place))
             yield from in_hand[-1].prompts()
 
     def piece_places() -> Iterator[int]:

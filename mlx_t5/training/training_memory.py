@@ -14,9 +14,9 @@ from mlx_t5.network.cache import round_up, source_width
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import limit
 from mlx_t5.sizes import readable
-from mlx_t5.training.answers import TOP_K
 from mlx_t5.training.batches import ANSWER_STEP
 from mlx_t5.training.loss import LOGITS_AT_ONCE
+from mlx_t5.training.teacher_answers import TOP_K
 
 if TYPE_CHECKING:
     from model import T5
