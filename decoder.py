@@ -91,7 +91,7 @@ class Engine(Batch):
         self.offers: Sequence[Sequence[Offer]] = ()
         self.shape: Shape | None = None
         self.seconds = 0.0
-        self.adaptive = adaptive or Adaptive.of(target, drafter)
+        self.adaptive = (adaptive or Adaptive.of(target, drafter)).fresh()
         self.early = EarlyPass.of(target)
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 

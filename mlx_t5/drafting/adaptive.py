@@ -10,9 +10,9 @@ Of alpha there is a beta distribution, not a number, because few proposals say l
 E[alpha^i] = product over j < i of (a + j) / (a + b + j), with a accepted and b rejected ones.
 
 With delta = 0 a text is the same whatever is proposed, but for rounding. Greedy rows, where that
-hardly matters, learn from each other and from the clock; sampled ones from those beside them and
-the table of costs, so that a command writes the same on every run. With delta > 0 the draft has a
-say in the text, so a row's numbers follow from its own acceptances and the table alone.
+hardly matters, learn from each other and from the clock. Sampled rows learn from those of the same
+call and keep to the table of costs, so that a call writes the same on every run. With delta > 0 the
+draft has a say in the text, so a row's numbers follow from its own acceptances and the table alone.
 
 Symbols: B rows, gamma proposals, N the numbers that are considered.
 """
@@ -20,6 +20,7 @@ Symbols: B rows, gamma proposals, N the numbers that are considered.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -41,6 +42,8 @@ NUMBERS = (*range(9), 10, 12, MOST)  # of proposals that are considered
 FIRST = 7  # proposals at most, until more than so many were accepted
 KEPT = 3  # steps for which a number is kept, as deciding takes time
 LEAST_GAIN = 1.02  # estimates are not exact enough to act on less
+FIRST_GAIN = 1.1  # nor is the prior, so the first steps are cheap ones
+EVIDENCE = 6.0  # verified proposals from which on a number is kept
 
 
 class Plan(NamedTuple):
@@ -59,7 +62,7 @@ class Adaptive:
         self.expected, self.costs = expected, StepCosts(expected.seconds)
         self.table = StepCosts(partial(expected.seconds, sampled=True))  # learns nothing
         self.most = most_proposals() if most is None else most
-        self.experience = Experience()
+        self.experience, self.of_call = Experience(), Experience()
         self._caught_up = False  # in this step the draft is fed what it has missed
         self._plan = Plan([], 0, self.experience)
 
@@ -68,6 +71,13 @@ class Adaptive:
         """For a target, which exact decoding may pad, and what drafts for it."""
         most = LONGEST_AUTO if isinstance(target, ExactTarget) else None
         return cls(Expected(target, drafter.model if drafter else None), most)
+
+    def fresh(self) -> Adaptive:
+        """For the rows of another call; what greedy rows have learned is shared."""
+        other = copy(self)
+        other.of_call = Experience()
+        other._plan = Plan([], 0, other.of_call)
+        return other
 
     def choose(self, rows: Sequence[Row], offers: Sequence[Sequence[Offer]]) -> list[Choice]:
         """How many tokens of which offer each row is proposed in the next step."""
@@ -97,7 +107,7 @@ class Adaptive:
                 self._choose(group, rows, offers, choices)
         alike = len(rows) in (len(drawn), len(greedy)) and not known(offers)
         number = max(choice.drafted for choice in choices)
-        experience = self.experience if greedy else rows[0].experience
+        experience = self._learner(rows[0])
         self._plan = Plan(rows if alike else [], number, experience)
         return choices
 
@@ -115,12 +125,10 @@ class Adaptive:
     ) -> None:
         """Writes the choices of rows that are greedy or sampled, or of one that is lenient."""
         first = rows[indices[0]]
-        learns = first.adapts
-        seen = self.experience if learns else Experience.of(rows[i].experience for i in indices)
+        learns, seen = first.adapts, self._learner(first)
         options = Options.of(indices, rows, offers, seen, self.most)
         shapes = options.shapes(1) if first.settings.delta else options.shapes(len(rows), choices)
-        experience = self.experience if learns else first.experience
-        decided = self._decide(options, self.costs if learns else self.table, shapes, experience)
+        decided = self._decide(options, self.costs if learns else self.table, shapes, seen)
         self._caught_up = learns and options.unread > 1 and decided[0] > 0
         options.take(decided, choices)
 
@@ -138,10 +146,12 @@ class Adaptive:
             shapes: of those that can be made.
             experience: whose credit pays for trials.
         """
-        experience.wait, experience.income = KEPT * (len(options.tokens[0]) > 1), 0.0
+        proven = experience.verified >= EVIDENCE
+        experience.wait = KEPT if proven and len(options.tokens[0]) > 1 else 0
+        experience.income = 0.0
         tokens, seconds = options.tokens.sum(axis=0), costs.seconds(shapes)
         speeds = tokens / seconds
-        near = speeds >= speeds.max() / LEAST_GAIN
+        near = speeds >= speeds.max() / (LEAST_GAIN if proven else FIRST_GAIN)
         d, m = divmod(int(np.where(near, seconds, np.inf).argmin()), speeds.shape[1])
         prices = seconds - tokens / speeds[d, m]  # seconds lost by other numbers
         others = [(n, m) for n in range(1, len(speeds))]
@@ -183,8 +193,14 @@ class Adaptive:
             else:
                 continue
             row.experience.outcomes[kind].add(*counts)
-            if row.adapts:
-                self.experience.outcomes[kind].add(*counts)
+            if (learner := self._learner(row)) is not row.experience:
+                learner.outcomes[kind].add(*counts)
+
+    def _learner(self, row: Row) -> Experience:
+        """The experience that decides for a row: of all greedy rows, of its call, or its own."""
+        if row.adapts:
+            return self.experience
+        return row.experience if row.settings.delta else self.of_call
 
     def shape(self, rows: Sequence[Row], choices: Sequence[Choice]) -> Shape | None:
         """Of a step, if it tells what such steps cost: all rows are greedy and adapt."""

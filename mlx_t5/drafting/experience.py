@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mlx_t5.drafting.proposals import Kind
@@ -16,7 +15,7 @@ from mlx_t5.drafting.proposals import Kind
 MEMORY = 80.0  # verified proposals after which an old one counts 1/e
 OTHERS = 20.0  # proposals of other rows that count for a row at most
 TRIAL_SHARE = 0.02  # of the time, spent on drafts that are not expected to pay
-LEAST_PRICE = 0.02  # of a trial, in steps
+LEAST_PRICE = 0.06  # of a trial, in steps
 
 
 @dataclass
@@ -35,7 +34,7 @@ class Outcomes:
 
 @dataclass
 class Experience:
-    """What was seen of proposals, by one row or by all greedy ones.
+    """What was seen of proposals, by one row or by several.
 
     Attributes:
         outcomes: by kind.
@@ -49,15 +48,10 @@ class Experience:
     income: float = 0.0
     wait: int = 0
 
-    @classmethod
-    def of(cls, rows: Iterable[Experience]) -> Experience:
-        """What several rows have seen together."""
-        together = cls()
-        for row in rows:
-            for kind, own in row.outcomes.items():
-                together.outcomes[kind].accepted += own.accepted
-                together.outcomes[kind].rejected += own.rejected
-        return together
+    @property
+    def verified(self) -> float:
+        """Proposals seen, the latest counting most."""
+        return sum(kind.accepted + kind.rejected for kind in self.outcomes.values())
 
     def belief(self, kind: Kind, others: Experience) -> tuple[float, float]:
         """a and b of the beta distribution of alpha for a row with this experience."""
