@@ -91,9 +91,15 @@ class Engine(Batch):
         self.offers: Sequence[Sequence[Offer]] = ()
         self.shape: Shape | None = None
         self.seconds = 0.0
-        self.adaptive = (adaptive or Adaptive.of(target, drafter)).fresh()
+        self.adaptive = adaptive or Adaptive.of(target, drafter)
         self.early = EarlyPass.of(target)
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
+
+    def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
+        """As `Batch.insert`; into an empty batch, without what sampled rows saw before."""
+        if not self.rows:
+            self.adaptive = self.adaptive.fresh()
+        super().insert(rows, ahead)
 
     def step(self) -> None:
         """Drafts, verifies, accepts and commits once; rows that finish leave the batch."""

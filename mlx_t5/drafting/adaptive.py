@@ -10,9 +10,10 @@ Of alpha there is a beta distribution, not a number, because few proposals say l
 E[alpha^i] = product over j < i of (a + j) / (a + b + j), with a accepted and b rejected ones.
 
 With delta = 0 a text is the same whatever is proposed, but for rounding. Greedy rows, where that
-hardly matters, learn from each other and from the clock. Sampled rows learn from those of the same
-call and keep to the table of costs, so that a call writes the same on every run. With delta > 0 the
-draft has a say in the text, so a row's numbers follow from its own acceptances and the table alone.
+hardly matters, learn from each other and from the clock. Sampled rows learn from those that are or
+were in the same batch, and keep to the table of costs, so that a call writes the same on every run.
+With delta > 0 the draft has a say in the text, so a row's numbers follow from its own acceptances
+and the table alone.
 
 Symbols: B rows, gamma proposals, N the numbers that are considered.
 """
@@ -62,7 +63,7 @@ class Adaptive:
         self.expected, self.costs = expected, StepCosts(expected.seconds)
         self.table = StepCosts(partial(expected.seconds, sampled=True))  # learns nothing
         self.most = most_proposals() if most is None else most
-        self.experience, self.of_call = Experience(), Experience()
+        self.experience, self.of_batch = Experience(), Experience()
         self._caught_up = False  # in this step the draft is fed what it has missed
         self._plan = Plan([], 0, self.experience)
 
@@ -73,10 +74,10 @@ class Adaptive:
         return cls(Expected(target, drafter.model if drafter else None), most)
 
     def fresh(self) -> Adaptive:
-        """For the rows of another call; what greedy rows have learned is shared."""
+        """For a new batch; what greedy rows have learned is shared."""
         other = copy(self)
-        other.of_call = Experience()
-        other._plan = Plan([], 0, other.of_call)
+        other.of_batch = Experience()
+        other._plan = Plan([], 0, other.of_batch)
         return other
 
     def choose(self, rows: Sequence[Row], offers: Sequence[Sequence[Offer]]) -> list[Choice]:
@@ -197,10 +198,10 @@ class Adaptive:
                 learner.outcomes[kind].add(*counts)
 
     def _learner(self, row: Row) -> Experience:
-        """The experience that decides for a row: of all greedy rows, of its call, or its own."""
+        """The experience that decides for a row: of all greedy rows, of its batch, or its own."""
         if row.adapts:
             return self.experience
-        return row.experience if row.settings.delta else self.of_call
+        return row.experience if row.settings.delta else self.of_batch
 
     def shape(self, rows: Sequence[Row], choices: Sequence[Choice]) -> Shape | None:
         """Of a step, if it tells what such steps cost: all rows are greedy and adapt."""

@@ -49,9 +49,9 @@ class Device(NamedTuple):
     grows: bool = False
 
 
-# CPU: two cores of an AMD EPYC with MKL; drawing takes 23 ns a logit. CUDA: an H100 takes 5.9 ms for the 24
-# layers of t5-large, whose weights it reads in 0.25 (docs/performance.md). Metal: 19 kernels a
-# layer of 2.4 to 2.75 us each (mlx#3839); between an M3 (100 GB/s) and an Ultra (800).
+# CPU: two cores of an AMD EPYC with MKL; drawing takes 23 ns a logit. CUDA: an H100 takes 5.9 ms
+# for the 24 layers of t5-large, whose weights it reads in 0.25 (docs/performance.md). Metal: 19
+# kernels a layer of 2.4 to 2.75 us each (mlx#3839); between an M3 (100 GB/s) and an Ultra (800).
 CPU = Device(5e-4, 1.7e10, 2.3e-8)
 CUDA = Device(2.4e-4, 2e12, grows=True)
 METAL = Device(6e-5, 3e11)
