@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import main
 import model
 import snippets
+from demo import picture
 from devices import is_refusal
 from snippets import ROOT
 
@@ -74,7 +76,7 @@ def test_the_first_screens_figures_are_those_of_the_table():
     regular, draft = ([row[0] / row[column] for row in rows] for column in (3, 4))
     told = (
         f"{min(regular):.1f} to {max(regular):.1f} times as fast as transformers without a draft, "
-        f"and {min(draft):.1f} to {max(draft):.1f} times with the default number of proposals"
+        f"and {min(draft):.1f} to {max(draft):.1f} times with 4 proposals"
     )
     assert told in " ".join(text(README).split())
 
@@ -86,7 +88,7 @@ def test_a_page_opens_with_a_snippet(page):
 
 
 def test_readme_is_short_and_ends_with_an_index_of_the_pages():
-    assert len(text(README).splitlines()) <= 230 and len(DOCS) <= 13
+    assert len(text(README).splitlines()) <= 130 and len(DOCS) <= 14
     last = text(README).rpartition("\n## ")[2]
     assert {ROOT / name for name in re.findall(r"\]\((docs/\S+)\)", last)} == set(DOCS)
 
@@ -125,6 +127,25 @@ def test_pages_that_the_code_names_exist():
     files = [*ROOT.glob("*.py"), *(f for name in folders for f in (ROOT / name).rglob("*.py"))]
     named = {page for f in files for page in re.findall(r"\bdocs/[\w-]+\.md", text(f))}
     assert named and named <= {str(page.relative_to(ROOT)) for page in DOCS}
+
+
+@ids("page", TODAY)
+def test_tests_that_a_page_names_exist(page):
+    files = (ROOT / "tests").rglob("test_*.py")
+    known = {name for f in files for name in re.findall(r"^def (test_\w+)", text(f), re.MULTILINE)}
+    assert set(re.findall(r"`(test_\w+)`", prose(page))) <= known
+
+
+def test_the_picture_shows_what_the_bundled_pair_writes():
+    assert picture.draw(picture.run()) == text(picture.PICTURE)
+
+
+def test_the_version_is_one(capsys):
+    with pytest.raises(SystemExit, match="^0$"):
+        main.main(["--version"])
+    version = capsys.readouterr().out.strip()
+    assert f'\nversion = "{version}"\n' in text(ROOT / "pyproject.toml")
+    assert re.search(r"^## \[(\d.+)\]", text(ROOT / "CHANGELOG.md"), re.MULTILINE)[1] == version
 
 
 def headings(page: Path) -> set[str]:
@@ -196,4 +217,4 @@ def test_the_page_about_measuring_lists_every_subcommand():
 def test_every_option_is_described(program, pages):
     described = "".join(prose(ROOT / "docs" / page) for page in pages)
     named = set(re.findall(r"`(--[a-z][\w-]*)", described))
-    assert options(program) - {"--help"} <= named
+    assert options(program) - {"--help", "--version"} <= named

@@ -1,4 +1,4 @@
-"""The laws of the engine, for every kind of proposals and settings: see CONTRIBUTING.md.
+"""The laws of the engine, for every kind of proposals and settings: docs/how-it-is-built.md.
 
 On fake models, whose cache is the list of tokens fed to them; the second law on a real one. That
 sampled text has the target's own distribution is in tests/sampling/test_distribution.py.

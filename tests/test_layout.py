@@ -74,6 +74,12 @@ def test_imports_go_down_only():
     assert not up
 
 
+def test_the_page_about_the_code_has_these_floors():
+    page = (ROOT / "docs" / "how-it-is-built.md").read_text("utf-8")
+    places = [page.find(f"\n    {floor}  ") for floor in FLOORS.strip().splitlines()]
+    assert -1 not in places and places == sorted(places, reverse=True)
+
+
 def test_no_two_modules_import_each_other():
     @cache
     def depth(module: str) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from mlx_t5 import __version__
 from mlx_t5.cli.arguments import (
     Parser,
     add_decoding,
@@ -85,6 +86,7 @@ def build_parser() -> Parser:
         "target model checks. Without options: the bundled pair translates a sentence.",
         allow_abbrev=False,  # so that a script's options mean tomorrow what they mean today
     )
+    parser.add_argument("--version", action="version", version=__version__)
     add_models(parser.add_argument_group("models"))
     _prompt_options(parser.add_argument_group("prompts and results"))
     _document_options(parser.add_argument_group("documents"))

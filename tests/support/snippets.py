@@ -29,6 +29,7 @@ ROOT = Path(main.__file__).resolve().parent
 HOME = "/home/me/t5-mlx"  # where the reader of a page has this repository
 PROGRAMS = ("main", "convert", "server", "benchmark", "distill", "finetune", "demo.grow")
 FENCE = re.compile(r"^```(\w*)$")
+INSTALL = re.compile(r"^pip install -r \S+ && ")  # the tests have what pages install
 NOT_RUN = re.compile(r"^<!-- not run: (.+) -->$")
 SERVER = re.compile(r"http://127\.0\.0\.1:(808\d)")
 
@@ -138,7 +139,7 @@ class Session:
 
     def _command(self, line: str) -> tuple[str, str]:
         """Runs one line; of a pipe, the last command may be ours."""
-        before, _, last = line.rpartition(" | ")
+        before, _, last = INSTALL.sub("", line).rpartition(" | ")
         words = shlex.split(last, comments=True)
         variables = {}
         while words and re.match(r"[A-Z][A-Z0-9_]*=", words[0]):

@@ -1,0 +1,64 @@
+"""Draws docs/who-wrote.svg: who wrote which token of the default prompt's text, pass by pass.
+
+Run it as `python -m demo.picture`.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from decoder import SpeculativeDecoder
+from main import DEFAULT_PROMPT
+from mlx_t5.names import BUNDLED
+from model import load
+
+PICTURE = BUNDLED.parent / "docs" / "who-wrote.svg"
+NUM_DRAFT = 5
+COLOURS = {"draft": ("#116329", "#dafbe1"), "target": ("#6639ba", "#eddeff")}  # text, background
+LEGEND = {"draft": "proposed by the draft, accepted by the target", "target": "the target's own"}
+CHARACTER, LINE, LEFT = 9, 34, 86  # pixels
+
+Step = list[tuple[str, str]]  # the text that each token adds, and who wrote it
+
+
+def run() -> list[Step]:
+    """The steps in which the bundled pair writes the text, in float32."""
+    target, tokenizer = load(BUNDLED / "target", "float32")
+    draft, _ = load(BUNDLED / "draft", "float32")
+    chunks = SpeculativeDecoder(target, draft, tokenizer, NUM_DRAFT).stream(DEFAULT_PROMPT)
+    return [list(zip(chunk.pieces, chunk.writers, strict=True)) for chunk in chunks]
+
+
+def label(text: str, x: int, y: int, colour: str = "#59636e") -> str:
+    """Text that takes the same room in every font."""
+    length = CHARACTER * len(text)
+    return f'<text x="{x}" y="{y + 17}" textLength="{length}" fill="{colour}">{escape(text)}</text>'
+
+
+def draw(steps: list[Step]) -> str:
+    """The picture, as SVG."""
+    tokens = sum(map(len, steps))
+    told = f"{tokens} tokens in {len(steps)} passes of the target instead of {tokens + 1}"
+    lines: list[tuple[str, Step, str]] = [("", [], told)]
+    lines += [(f"pass {number}", step, "") for number, step in enumerate(steps, 1)]
+    lines += [("", [("token", writer)], meaning) for writer, meaning in LEGEND.items()]
+    shapes, right = [], 0
+    for i, (name, step, text) in enumerate(lines):
+        x, y = LEFT, 10 + i * LINE
+        for piece, writer in step:
+            word, (colour, background) = piece.strip() or "␣", COLOURS[writer]
+            width = CHARACTER * len(word) + 10
+            x += 7 * (piece.startswith(" ") and x > LEFT)
+            box = f'x="{x}" y="{y}" width="{width}" height="24" rx="5" fill="{background}"'
+            shapes += [f"<rect {box}/>", label(word, x + 5, y, colour)]
+            x += width + 2
+        x += 7 * bool(step)
+        shapes += [label(name, 16, y)] * bool(name) + [label(text, x, y)] * bool(text)
+        right = max(right, x + CHARACTER * len(text))
+    size = f'width="{right + 16}" height="{10 + len(lines) * LINE}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="monospace" font-size="15">'
+    return "\n".join([head, f'<rect {size} rx="8" fill="#ffffff"/>', *shapes, "</svg>\n"])
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(draw(run()), encoding="utf-8")
