@@ -52,9 +52,11 @@ def _main(argv: Sequence[str]) -> int:
 def _parser(argv: Sequence[str]) -> Parser:
     """All subcommands, and the options of those that `argv` names."""
     result = Parser(prog="benchmark.py", description="Measures speculative decoding.")
-    commands = result.add_subparsers(dest="subcommand", required=True, metavar="SUBCOMMAND")
+    commands = result.add_subparsers(
+        prog="benchmark.py", dest="subcommand", required=True, metavar="SUBCOMMAND"
+    )
     for name, summary in SUBCOMMANDS.items():
-        command = commands.add_parser(name, help=summary, allow_abbrev=False)
+        command = commands.add_parser(name, help=summary)
         if name in argv:
             module = importlib.import_module(f"benchmarks.{name}")
             command.description = module.__doc__

@@ -284,7 +284,9 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _parser() -> Parser:
     parser = Parser(
-        allow_abbrev=False,
+        "convert.py --model t5-11b",
+        "convert.py --model google/flan-t5-xl -q --q-mode mxfp4 --mlx-path models/flan-xl-4",
+        needs="--model NAME",
         description="Convert a Hugging Face T5 checkpoint into an MLX model folder.",
     )
     add = parser.add_argument

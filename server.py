@@ -83,10 +83,11 @@ class ServerOptions:
 def build_parser() -> Parser:
     """All options of the command line."""
     parser = Parser(
+        "server.py --model google/flan-t5-xl",
+        "server.py --model my-t5 --draft-model my-draft --port 8000",
         prog="server.py",
         description="Serve a T5 model over HTTP, as OpenAI's API and as a page. Without options: "
         "the bundled pair at http://127.0.0.1:8080.",
-        allow_abbrev=False,
     )
     add_models(parser.add_argument_group("models"))
     add_decoding(parser.add_argument_group("decoding"), without="--draft-model none")

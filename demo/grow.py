@@ -203,7 +203,6 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _parser() -> Parser:
     parser = Parser(
-        allow_abbrev=False,
         description="Make a model of a real size that computes what a small one does.",
         epilog="A size given as an option goes before the shape's; custom has the source's own.",
     )

@@ -91,7 +91,7 @@ class Settings:
     max_tokens: int = declared(
         256,
         POSITIVE,
-        "end a text after so many tokens, its end token included",
+        "most tokens of a text, its end token included",
         config=("max_length", "max_new_tokens"),
         request="max_tokens",
         flag="-m",
@@ -100,7 +100,7 @@ class Settings:
         0.0,
         # What float32 does not hold is refused.
         Range(float, SMALLEST, LARGEST, "0 (greedy), or a number from 1.2e-38 to 3.4e38", (0,)),
-        "temperature of sampling; 0 decodes greedily",
+        "temperature; 0 decodes greedily",
         request="temperature",
     )
     top_k: int = declared(
@@ -122,7 +122,7 @@ class Settings:
     min_p: float = declared(
         0.0,
         Range(float, 0, 1, "a number from 0 (off) to 1"),
-        "sample from tokens of this probability at least, relative to the likeliest; 0: off",
+        "sample from tokens with at least this part of the likeliest one's probability; 0: off",
         only_with="sampling",
         config=("min_p",),
         request="min_p",
@@ -130,13 +130,13 @@ class Settings:
     delta: float = declared(
         0.0,
         Range(float, 0, 1, "a number from 0 (lossless) to 1"),
-        "leniency: 0 gives the target's own output, 1 keeps whatever the draft proposes",
+        "leniency: 0 is lossless, 1 keeps all proposals",
         request="delta",
     )
     num_draft: int | str | None = declared(
         None,  # the decoder's number
         counts(0, 'a whole number, 0 (regular decoding) or more, or "auto"', besides=(AUTO,)),
-        "tokens proposed at a time; auto: as many as pay at the moment",
+        "tokens proposed at a time; auto: as many as pay",
         default_help=AUTO,
         request="num_draft",
     )
@@ -144,7 +144,7 @@ class Settings:
         1.0,
         # Beyond, it makes logits infinite.
         Range(float, 1 / LARGEST_FACTOR, LARGEST_FACTOR, "a number from 1e-30 to 1e30 (1 is off)"),
-        "above 1 makes tokens of the text so far less likely; 1: off",
+        "above 1 makes repeated tokens less likely; 1: off",
         config=("repetition_penalty",),
     )
     no_repeat_ngram_size: int = declared(
@@ -164,15 +164,14 @@ class Settings:
     num_beams: int = declared(
         1,
         Range(int, 1, MAX_ROWS, f"a whole number from 1 (no search) to {MAX_ROWS}"),
-        "search with so many hypotheses, without a draft; 1: no search",
+        "beams, searched without a draft; 1: no search",
         config=("num_beams",),
         request="num_beams",
     )
     length_penalty: float = declared(
         1.0,
         Range(float, -10, 10, "a number from -10 to 10"),
-        "of beams, ranked by log-probability / tokens to this power: above 0 favours long texts, "
-        "below 0 short ones",
+        "of beams: above 0 favours long texts, below 0 short ones",
         only_with="beams",
         config=("length_penalty",),
         request="length_penalty",
@@ -180,8 +179,8 @@ class Settings:
     early_stopping: bool | str = declared(
         False,
         Range(bool, 0, 1, 'True, False or "never"', besides=("never",)),
-        "of beams: end with as many texts as beams (true), or when none is likely (false) or able "
-        "(never) to get better",
+        "of beams: end with as many texts as beams (true), or once none is likely (false) or "
+        "able (never) to improve",
         only_with="beams",
         config=("early_stopping",),
         request="early_stopping",

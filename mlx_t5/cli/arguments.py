@@ -23,6 +23,7 @@ from mlx_t5.settings import SETTINGS, Settings
 
 Options = TypeVar("Options")
 ROOT = Path(__file__).resolve().parents[2]
+ALIASES = ("--model-name", "--draft-model-name")
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
@@ -36,8 +37,35 @@ NUM_DRAFT = replace(
 FLAGS = {"true": True, "false": False}
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Names an option once, with its help beside it, and leaves examples as they are written."""
+
+    def __init__(self, prog: str) -> None:
+        """For 80 columns."""
+        super().__init__(prog, max_help_position=28, width=79)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = [name for name in action.option_strings if name not in ALIASES]
+        if not names:
+            return super()._format_action_invocation(action)
+        takes_value = action.nargs != 0
+        value = self._format_args(action, str(action.metavar or "NAME")) if takes_value else ""
+        return f"{', '.join(names)} {value}".rstrip()
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
+
+
 class Parser(argparse.ArgumentParser):
     """Reports every mistake as one line that starts with `error:`."""
+
+    def __init__(self, *examples: str, needs: str = "", **options: Any) -> None:
+        """Shows these examples behind the options, and what a command `needs` before them."""
+        text = "\n  ".join(["examples:", *examples]) if examples else None
+        usage = f"%(prog)s {needs} [options]".replace("  ", " ")
+        options = {"usage": usage, "epilog": text, **options}
+        # No abbreviations, so that a script's options mean tomorrow what they mean today.
+        super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **options)
 
     def error(self, message: str) -> NoReturn:
         """Print the line and exit with status 2."""
@@ -212,27 +240,27 @@ def add_models(group: argparse._ActionsContainer) -> None:
         "--model",
         "--model-name",
         metavar="NAME",
-        help="the target: a folder, the name of a folder in models/, or a Hub id, which is "
-        "converted into models/ once (default: t5-11b with t5-small where models/ has both, "
-        "otherwise the bundled pair)",
+        help="the target: a folder, the name of one in models/, or a Hub id, which is converted "
+        "into models/ once (default: t5-11b with t5-small if models/ has both, else the bundled "
+        "pair)",
     )
     group.add_argument(
         "--draft-model",
         "--draft-model-name",
         metavar="NAME",
-        help="the draft, named likewise; lookup: copy from the source, without a second model; "
-        "NAME+lookup: both; none: regular decoding (default: the target's own, see "
-        "README, if it has one and that is there or comes with it from the Hub)",
+        help="the draft, named likewise; lookup: copy from the source instead; NAME+lookup: both; "
+        "none: regular decoding (default: the target's default draft)",
     )
     group.add_argument(
         "--dtype",
         choices=("bfloat16", "float16", "float32"),
-        help="compute in this type (default: the folder's; float32 where there is no GPU)",
+        metavar="TYPE",
+        help="bfloat16, float16 or float32 (default: the folder's; float32 without a GPU)",
     )
     group.add_argument(
         "--adapter-path",
         metavar="FOLDER",
-        help="a PEFT LoRA adapter, which is merged into the target while it is loaded",
+        help="a PEFT LoRA adapter to merge into the target",
     )
 
 
@@ -249,13 +277,12 @@ def add_decoding(group: argparse._ActionsContainer, without: str) -> None:
     group.add_argument(
         "--ignore-generation-config",
         action="store_true",
-        help="do not take defaults from the model's generation_config.json or config.json",
+        help="take no defaults from the model's own files",
     )
     group.add_argument(
         "--exact",
         action="store_true",
-        help="the same tokens to the bit whatever is proposed and whatever texts are beside, as "
-        "every pass of the target has one shape; slower",
+        help="the same bits with any draft and in any batch; slower",
     )
 
 

@@ -45,7 +45,9 @@ class DistillOptions:
 def distill_parser() -> Parser:
     """The parser."""
     parser = Parser(
-        allow_abbrev=False,
+        "distill.py --model my-t5 --data prompts.txt --output my-draft",
+        "distill.py --model my-t5 --data prompts.txt --output my-draft --resume",
+        needs="--model NAME --data FILE --output FOLDER",
         description="Make a draft for a T5 from prompts, and say whether it pays.",
     )
     add = parser.add_argument

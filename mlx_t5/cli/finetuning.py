@@ -60,7 +60,10 @@ class FinetuneOptions:
 def finetune_parser() -> Parser:
     """The parser."""
     parser = Parser(
-        allow_abbrev=False, description="Fine-tune a T5 on prompts and completions, or adapt it."
+        "finetune.py --model google/flan-t5-base --data pairs.jsonl --output my-lora",
+        "finetune.py --model my-t5 --data pairs/ --output my-t5-2 --fine-tune-type full",
+        needs="--model NAME --data FILE --output FOLDER",
+        description="Fine-tune a T5 on prompts and completions, or adapt it.",
     )
     add = parser.add_argument
     add("--model", required=True, help="a folder, the name of one in models/, or a Hub id")

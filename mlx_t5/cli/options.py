@@ -81,10 +81,11 @@ class MainOptions:
 def build_parser() -> Parser:
     """All options of the command line."""
     parser = Parser(
+        'main.py --prompt "translate English to French: I have two cats."',
+        "main.py --model google/flan-t5-xl --input-file in.txt --output-file out.jsonl",
         prog="main.py",
         description="Run a T5 model several tokens at a time: a small draft model proposes, the "
         "target model checks. Without options: the bundled pair translates a sentence.",
-        allow_abbrev=False,  # so that a script's options mean tomorrow what they mean today
     )
     parser.add_argument("--version", action="version", version=__version__)
     add_models(parser.add_argument_group("models"))
@@ -103,34 +104,33 @@ def _prompt_options(group: argparse._ArgumentGroup) -> None:
         "--prompt",
         action="append",
         metavar="TEXT",
-        help="what to work on; may be given several times; - reads standard input as one prompt",
+        help="may be given several times; - reads standard input as one prompt",
     )
     prompts.add_argument(
         "--input-file",
         metavar="FILE",
-        help='one prompt a line, or {"prompt": …} a line if the name ends in .jsonl, perhaps with '
-        'the "prediction" of its text; - reads standard input, one prompt a line; lines are UTF-8 '
-        "and end with LF, CRLF or CR",
+        help='one prompt a line; objects {"prompt": …} if the name ends in .jsonl; - reads '
+        "standard input line by line",
     )
     group.add_argument(
         "--output-file",
         metavar="FILE",
-        help="write results here, in input order: one text a line, or the objects of --json if "
-        "the name ends in .jsonl",
+        help="write results here: one text a line, or the objects of --json if the name ends in "
+        ".jsonl",
     )
     group.add_argument(
         "--resume",
         action="store_true",
-        help="resume where the output ends: its complete lines are kept",
+        help="resume where the output ends",
     )
     group.add_argument(
-        "--json", action="store_true", help="one JSON object a prompt, with tokens and statistics"
+        "--json", action="store_true", help="print JSON objects with tokens and statistics"
     )
     group.add_argument(
         "-v",
         "--verbose",
         action="store_true",
-        help="colour each token by who wrote it (brackets instead of colours if NO_COLOR is set)",
+        help="colour each token by who wrote it",
     )
 
 
@@ -139,29 +139,28 @@ def _document_options(group: argparse._ArgumentGroup) -> None:
         "--split",
         choices=SPLITS,
         default="none",
-        help="decode a text sentence by sentence, or line by line, and join the answers as the "
-        "text was; an --input-file that is no .jsonl is one document then (default: none)",
+        metavar="HOW",
+        help="cut texts into sentences or lines and join the answers as the text was; a file that "
+        "is no .jsonl is one document then (default: none)",
     )
     group.add_argument(
         "--prefix",
         metavar="TEXT",
-        help="put this before every prompt, or every piece of a document, in place of the prefix "
-        "of --task (default: of a document, what it begins with if that is a prefix of the model's "
-        "tasks, or <2de> as MADLAD has it)",
+        help="put this before every prompt or piece of a document (default: the task's, or what a "
+        "document begins with if it is one of the model's)",
     )
     group.add_argument(
         "--source-language",
         metavar="CODE",
         default="",
-        help="whose rules end a sentence, such as de (default: the language that the prefix "
-        "translates from, or en)",
+        help="whose rules end a sentence (default: that of the prefix, or en)",
     )
     group.add_argument(
         "--max-source-tokens",
         type=at_least(1),
         metavar="N",
-        help="cut sentences that would be longer, prefix included, at a comma or between words "
-        "(default: n_positions of the model's config.json, if it has that)",
+        help="cut longer sentences at a comma or between words (default: n_positions of the "
+        "model's config.json)",
     )
 
 
@@ -169,14 +168,14 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--task",
         metavar="NAME",
-        help="put the prefix of this task of the model before every prompt, and take its settings, "
-        "which options given override: summarization, translation_en_to_fr, …",
+        help="take prefix and settings of this task of the model: summarization, "
+        "translation_en_to_fr, …",
     )
     add_decoding(group, without="--regular-decode")
     group.add_argument(
         "--regular-decode",
         action="store_true",
-        help="the target alone, one token at a time, to compare with",
+        help="the target alone, one token at a time",
     )
     for name in SETTINGS:
         if name not in ("num_draft", "delta"):
@@ -185,7 +184,7 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
         "--stop",
         action="append",
         metavar="STRING",
-        help="end a text before this string; may be given several times",
+        help="end a text before this string; may be repeated",
     )
 
 
@@ -194,14 +193,12 @@ def _scoring_options(group: argparse._ArgumentGroup) -> None:
     either.add_argument(
         "--score",
         action="store_true",
-        help='log-probabilities of given targets: --input-file has {"prompt": …, "target": …} a '
-        "line; JSON lines out",
+        help='log-probabilities of objects {"prompt": …, "target": …}',
     )
     either.add_argument(
         "--embed",
         action="store_true",
-        help="a vector a prompt: JSON lines, or an array of NumPy's if the name of --output-file "
-        "ends in .npy",
+        help="a vector a prompt, as JSON lines or into a .npy file",
     )
     group.add_argument("--normalize", action="store_true", help="with --embed: of length 1")
 
