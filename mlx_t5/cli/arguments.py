@@ -23,7 +23,6 @@ from mlx_t5.settings import SETTINGS, Settings
 
 Options = TypeVar("Options")
 ROOT = Path(__file__).resolve().parents[2]
-ALIASES = ("--model-name", "--draft-model-name")
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
@@ -38,19 +37,17 @@ FLAGS = {"true": True, "false": False}
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Names an option once, with its help beside it, and leaves examples as they are written."""
+    """Names the value of an option once, and leaves examples as they are written."""
 
     def __init__(self, prog: str) -> None:
         """For 80 columns."""
         super().__init__(prog, max_help_position=28, width=79)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        names = [name for name in action.option_strings if name not in ALIASES]
-        if not names:
+        if not action.option_strings or action.nargs == 0:
             return super()._format_action_invocation(action)
-        takes_value = action.nargs != 0
-        value = self._format_args(action, str(action.metavar or "NAME")) if takes_value else ""
-        return f"{', '.join(names)} {value}".rstrip()
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
