@@ -4,7 +4,7 @@ Layers over the same input are joined to one, and a residual is added by the pro
 
 Decoding is bound by reading weights. For x (M, K) and a weight (N, K) the natural product is
 `x @ weight.T`. What is faster for few rows depends on the BLAS and its kernels; `FORMS` has what
-was measured (docs/performance.md says how). Nothing is timed at run time: on a busy machine that
+was measured (docs/performance.md). Nothing is timed at run time: on a busy machine that
 chose the slower form as often as not, and equal commands would not even multiply alike.
 """
 
