@@ -209,7 +209,7 @@ class Cache:
             self.mask = self.mask[index]
 
     def reorder(self, rows: Sequence[int]) -> None:
-        """Replaces each row by the row of this index, which continues the same prompt."""
+        """Replaces row i by a copy of row rows[i], which continues the same prompt."""
         if list(rows) == list(range(self.batch)):
             return
         index = mx.array(rows, dtype=mx.int32)
