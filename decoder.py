@@ -2,19 +2,19 @@
 
     draft    x (B, gamma) ~ q           by the draft model, or copied from the source: then q = 1
     verify   logits (B, gamma + 1, V)   one pass of the target over the last committed token and x
-    accept   n (B,), next token (B,)    x_i stays while it is the token that the target chooses by p
-                                        there; the first other choice is the next token
+    accept   n (B,), next token (B,)    keep x_i while it equals the token that the target draws
+                                        from p there; the target's first other token is next
     commit   committed += x[:n] + next  the row's position is always len(committed) - 1
 
 The method is that of Leviathan et al. (https://arxiv.org/abs/2211.17192) and Chen et al.
 (https://arxiv.org/abs/2302.01318), with the draws of Daliri et al.
-(https://arxiv.org/abs/2408.07978). `Engine.step` is the loop: one prompt is a batch of one row, a
-stream is the same steps watched, a server inserts rows while others run, and decoding without a
-draft is the same loop with nothing proposed. Beams have a step of their own (engine/beams.py).
+(https://arxiv.org/abs/2408.07978). `Engine.step` is the loop, and everything uses it: one prompt is
+a batch of one row, a stream yields after each step, a server inserts rows while others run, and
+regular decoding proposes nothing. Only beams have a step of their own (engine/beams.py).
 
 After every step the target's cache of a row holds exactly committed[:-1]. Slots past it may hold
-rejected proposals; the next pass overwrites them before they can be seen. So rolling back is no
-work at all.
+rejected proposals, which the next pass overwrites before any query can see them. So a rollback
+costs nothing.
 
 Symbols: B rows, gamma proposals x, T = gamma + 1 positions, V vocabulary; p target and q draft
 probabilities.
@@ -66,12 +66,12 @@ class Engine(Batch):
 
     Attributes:
         sampling: the rows' settings and keys.
-        predicted: whether some row has a prediction.
-        offers: what each row could be proposed in the last step.
-        shape: of the last step, where ranks learn from it one step later.
-        seconds: that the last step took.
+        predicted: whether any row has a prediction.
+        offers: the offers of each row in the last step.
+        shape: shape of the last step; ranks learn its cost one step later.
+        seconds: duration of the last step.
         on_verified: called in every step with the rows, the target's logits (B, T, V) and the
-            tokens (B, T) as `acceptance.accept` returns them; all lazy, and not to be waited for.
+            tokens (B, T) of `acceptance.accept`. Both are lazy and must not be waited for.
     """
 
     predicted = False
@@ -83,9 +83,9 @@ class Engine(Batch):
         clock: Callable[[], float] = time.perf_counter,
         adaptive: Adaptive | None = None,
     ) -> None:
-        """Starts with no rows; arguments as of `Batch`.
+        """Starts with no rows; arguments as in `Batch`.
 
-        `adaptive` chooses how many to propose where num_draft is "auto"; None learns anew.
+        `adaptive` chooses the number of proposals where num_draft is "auto"; None makes a new one.
         """
         super().__init__(target, drafter, clock)
         self.offers: Sequence[Sequence[Offer]] = ()
@@ -102,7 +102,7 @@ class Engine(Batch):
         super().insert(rows, ahead)
 
     def step(self) -> None:
-        """Drafts, verifies, accepts and commits once; rows that finish leave the batch."""
+        """Drafts, verifies, accepts and commits once; finished rows leave the batch."""
         started = self.clock()
         proposal, keys = self._draft()
         logits = self._verify(proposal)
@@ -118,9 +118,9 @@ class Engine(Batch):
         self._commit(proposal, outcome, self.seconds)
 
     def _draft(self) -> tuple[Proposal, mx.array | None]:
-        """gamma tokens x of each row, drawn from q by the draft or copied from the source.
+        """Returns gamma tokens x a row, drawn from q by the draft or copied from the source.
 
-        And keys (B, T, 2) of the positions that the step decides.
+        Also returns the random keys (B, T, 2) of the step's positions.
         """
         proposal, gamma = None, 0
         if self.drafter:
@@ -136,7 +136,7 @@ class Engine(Batch):
         return proposal, keys
 
     def _verify(self, proposal: Proposal) -> mx.array:
-        """Logits (B, T, V) of the target after the last committed token and each of x."""
+        """Returns the target's logits (B, T, V) after the last committed token and each of x."""
         early = self.early.take(self.rows) if self.early else None
         if early is not None and proposal.tokens is None:
             return early
@@ -154,9 +154,9 @@ class Engine(Batch):
         keys: mx.array | None,
         sampling: Sampling,
     ) -> mx.array:
-        """For each row how many of x are kept, then T tokens: those, and one of the target's own.
+        """Returns (B, 1 + T): how many of x are kept, then these and one token of the target.
 
-        Of several ranks, all take what rank 0 decides.
+        With several ranks, all take the decisions of rank 0.
         """
         x, lengths, processed = proposal.tokens, proposal.valid_lengths, logits
         if rules := sampling.processing:
@@ -164,7 +164,7 @@ class Engine(Batch):
             processed = rules(history, logits, [n + 1 for n in proposal.lengths])
         accepted, tokens = accept(processed, x, proposal.q, lengths, sampling, keys)
         outcome = mx.concatenate([accepted[:, None], tokens], axis=1)
-        if self.ranks.size > 1:  # all learn from rank 0's clock what the last step took
+        if self.ranks.size > 1:  # all learn the last step's duration by rank 0's clock
             micros = round(1e6 * self.seconds)
             outcome = mx.pad(outcome, ((0, 0), (0, 1)), constant_values=micros)
         outcome = self.ranks.of_first(outcome)
@@ -175,7 +175,7 @@ class Engine(Batch):
         return outcome
 
     def _commit(self, proposal: Proposal, outcome: list[list[int]], seconds: float) -> None:
-        """Gives every row its tokens. Positions move on, and nothing has to be rolled back."""
+        """Gives every row its tokens. Positions move on; there is nothing to roll back."""
         eos = self.target.config.eos_token_ids
         for i, (row, (accepted, *tokens)) in enumerate(zip(self.rows, outcome, strict=True)):
             drafted, writer = proposal.lengths[i], proposal.writers[i]
@@ -192,7 +192,7 @@ class Engine(Batch):
         self.drop_finished()
 
     def _collect(self) -> None:
-        """Collects the rows' settings and keys, and what they predict."""
+        """Collects the rows' settings, keys and predictions."""
         predictions = [row.prediction for row in self.rows]
         if any(predictions) or self.predicted:
             self.drafter, self.predicted = predicting(self.drafter, predictions), any(predictions)
@@ -206,10 +206,10 @@ class SpeculativeDecoder:
     """Text to text with a target and, if given, a draft.
 
     Attributes:
-        target: the model that verifies, by the most rows of its passes and the settings of most: if
-            decoding is exact, around it what pads them (network/exact.py).
-        scoring: log-probabilities of given texts, and ranks, by the target alone.
-        embeddings: vectors of texts, by the target's encoder.
+        target: target(batch_size, settings) returns the verifying model, wrapped in an
+            `ExactTarget` if exact=True (network/exact.py).
+        scoring: scores and ranks texts with the target alone.
+        embeddings: computes vectors of texts with the target's encoder.
     """
 
     def __init__(
@@ -230,14 +230,14 @@ class SpeculativeDecoder:
             model: the target.
             draft_model: a smaller T5 with the same tokenizer, a drafter, or None
                 for regular decoding.
-            tokenizer: as `model.load` returns it; None if prompts are token ids.
-            num_draft: tokens proposed a step, at least 1; "auto" or None, as many as pay at the
-                moment.
-            delta: relaxation of the acceptance rule, 0 (lossless) to 1.
-            draft_tokenizer: if given, compared with `tokenizer`.
-            clock: seconds, for the statistics.
-            exact: the same tokens to the bit whatever the draft, num_draft and the other rows of
-                a batch: every pass of the target has one shape (network/exact.py).
+            tokenizer: from `model.load`; None if prompts are token ids.
+            num_draft: proposals a step, at least 1; "auto" or None chooses the number that is
+                fastest at the moment.
+            delta: relaxation of the acceptance rule, from 0 (lossless) to 1.
+            draft_tokenizer: the draft's tokenizer, to check that it equals `tokenizer`.
+            clock: returns seconds, for the statistics.
+            exact: give every pass of the target the same shape, so that the tokens depend on
+                neither the draft, num_draft nor the batch's other rows (network/exact.py).
 
         Raises:
             UserError: a value is out of range, or the vocabularies differ.
@@ -258,7 +258,7 @@ class SpeculativeDecoder:
         self.target: Callable[..., Any] = (
             exact_targets(model, self.defaults) if self.exact else lambda *_: model
         )
-        self.adaptive: Adaptive | None = None  # of the first engine; what it learns serves all
+        self.adaptive: Adaptive | None = None  # made with the first engine, shared by all
 
     @classmethod
     def from_pretrained(
@@ -270,19 +270,19 @@ class SpeculativeDecoder:
         adapter: str | Path | None = None,
         **options: Any,
     ) -> SpeculativeDecoder:
-        """Loads a pair by its names, and says on standard error which models these are.
+        """Loads a target and a draft by name, and prints to standard error which it loaded.
 
         Args:
             model: the target: a folder, the name of one in `models/`, or a Hub id.
             draft: the draft, named likewise; "auto" takes the target's default draft if there is
-                one, "lookup" copies from the source, "NAME+lookup" does both, and None is none.
+                one, "lookup" copies from the source, "NAME+lookup" does both, None drafts nothing.
             revision: branch, tag or commit of the target, if that is a Hub id.
-            dtype: compute in this type; None keeps the folders'.
+            dtype: type to compute in; None keeps the folders' types.
             adapter: folder of a LoRA adapter to merge into the target.
-            **options: as of `SpeculativeDecoder`.
+            **options: further arguments of `SpeculativeDecoder`.
 
         Raises:
-            UserError: a model cannot be had or read, or the two do not fit each other.
+            UserError: a model cannot be found or read, or the draft does not fit the target.
         """
         names = str(model), NONE if draft is None else str(draft)
         chosen = choose_pair(*names, None, adapter=adapter, fetch=True, revision=revision)
@@ -307,26 +307,26 @@ class SpeculativeDecoder:
 
         Args:
             prompts: a text, a list of texts, token ids, or a list of those.
-            max_tokens: generated tokens a prompt at most, EOS included.
+            max_tokens: maximum of generated tokens a prompt, EOS included.
             temp: temperature; 0 is greedy.
             top_k: sample among this many likeliest tokens; 0 is off.
             top_p: sample among the likeliest tokens that reach this mass.
-            seed: of the whole call (row i then uses its own stream i), or one a
+            seed: one seed for the call (prompt i then uses stream i), or one a
                 prompt: prompt i alone with seed[i] gives the same tokens.
-            batch_size: rows in flight at most; it bounds memory. Above 1024 it is 1024.
-            num_samples: results a prompt, each with a stream of its own; needs temp > 0.
-            prediction: what the text is expected to be, to copy proposals from: a text or token
-                ids, and of several prompts a list of those, None for nothing.
+            batch_size: maximum of rows in flight; it bounds memory. Above 1024 it is 1024.
+            num_samples: results a prompt, each from a random stream of its own; needs temp > 0.
+            prediction: an expected text, as text or token ids, to copy proposals from; for a list
+                of prompts a list of those, with None where there is none.
             **settings: any other of `settings.Settings`, such as repetition_penalty or num_beams,
                 and of `Cutting`: with split="sentences" each prompt is a document (text/documents).
 
         Returns:
-            One result, or a list in the order of the prompts: all samples, or texts of the search,
-            of the first, then all of the second, and so on.
+            One result, or a list in the order of the prompts. With several samples or returned
+            sequences, those of the first prompt come first, then those of the second, and so on.
 
-            Of several, one that is empty, is no prompt or has an id outside the vocabulary, that
-            the device has no memory for, or whose logits turn out NaN or infinite, has
-            `finish_reason` "error", and the others finish.
+            In a list, a prompt fails alone, with `finish_reason` "error": if it is empty, no
+            prompt or has an id outside the vocabulary, if memory does not suffice for it, or if
+            its logits are NaN or infinite.
 
         Raises:
             UserError: a value is out of range, or the only prompt cannot be decoded.
@@ -350,13 +350,13 @@ class SpeculativeDecoder:
         prediction: Iterable[str | Sequence[int] | None] | None = None,
         **settings: Any,
     ) -> Iterator[Result]:
-        """`generate` for many prompts, each result as soon as it and all before it are done.
+        """Does the same as `generate`, and yields each result once it and all before it are done.
 
-        Prompts are drawn as they are needed, so there may be any number of them. An exception in
-        the place of one that could not be read becomes the error of its result. While texts are
-        being decoded, a prompt is drawn only if `ready` says that it need not be waited for. Where
-        they are a part of a whole, `indexes` has their places in it, which decide about the draws.
-        `prediction` has one for each, drawn after it; where it ends the others have none.
+        Prompts are read lazily, so there may be any number. An exception in place of a prompt
+        becomes the error of its result. While rows are decoding, the next prompt is read only if
+        `ready()`, so that reading never holds them up. `indexes` gives the prompts' indexes in a
+        larger call, which select their random streams. `prediction` yields one prediction a
+        prompt, each read after its prompt; if it ends early, the other prompts have none.
         """
         require_decoder(self.model)
         if cutting := document_batch.taken_from(settings):
@@ -381,10 +381,10 @@ class SpeculativeDecoder:
     ) -> Generator[Chunk, None, None]:
         """Decodes one prompt, step by step; arguments and errors as in `generate`.
 
-        In exact decoding `batch_size` is that of the calls whose bits it is to have.
+        In exact decoding, take the `batch_size` of the calls that the tokens shall equal.
 
         Yields:
-            A chunk a step. The texts joined are the result's text.
+            A chunk a step. Their texts, joined, are the result's text.
         """
         require_decoder(self.model)
         if cutting := document_batch.taken_from(settings):
@@ -406,30 +406,30 @@ class SpeculativeDecoder:
     def score(
         self, prompts: Any, targets: Any, batch_size: int = DEFAULT_BATCH_SIZE
     ) -> list[Score]:
-        """How likely given targets are, token by token; see `Scoring.score`."""
+        """Returns the log-probabilities of given targets; see `Scoring.score`."""
         return self.scoring.score(prompts, targets, batch_size)
 
     def rerank(
         self, query: str, documents: Sequence[str], top_n: int | None = None, **options: Any
     ) -> list[Ranked]:
-        """Ranks documents by relevance to a query, with a monoT5; see `Scoring.rerank`."""
+        """Ranks documents by their relevance to a query, with a monoT5; see `Scoring.rerank`."""
         return self.scoring.rerank(query, documents, top_n, **options)
 
     def embed(
         self, prompts: Any, normalize: bool = False, batch_size: int = DEFAULT_BATCH_SIZE
     ) -> np.ndarray:
-        """A vector of each prompt, float32 (n, width); see `Embeddings.embed`."""
+        """Returns one vector a prompt, float32 (n, width); see `Embeddings.embed`."""
         return self.embeddings.embed(prompts, normalize, batch_size)
 
     def engine(self, settings: Settings, batch_size: int = DEFAULT_BATCH_SIZE) -> Engine | Beams:
-        """An empty batch, for rows with such settings mostly; peak memory counts from here.
+        """Returns an empty batch and restarts the measurement of peak memory.
 
         Args:
-            settings: of most rows, and how many beams all of them have.
-            batch_size: rows in flight at most.
+            settings: those of most rows; the number of beams is that of all rows.
+            batch_size: maximum of rows in flight.
 
         Raises:
-            UserError: exact decoding cannot have such settings, or not on this device.
+            UserError: exact decoding does not support these settings, or not on this device.
         """
         target = self.target(batch_size, settings)
         mx.reset_peak_memory()

@@ -2,9 +2,9 @@
 
 Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
 Transformer" (arXiv 1910.10683). Layers are pre-normed residual blocks without biases, attention
-scores are not scaled, and a learned bias selected by the distance key - query takes the place of
-positions. Versions differ in the feed-forward (`feed_forward_proj`), in the output head, and
-umT5 in one bias a layer. The layers are in mlx_t5/network/layers.py.
+scores are not scaled, and positions enter by a learned bias for each distance key - query.
+Versions differ in the feed-forward (`feed_forward_proj`) and in the output head; umT5 has one
+relative bias a layer. The layers are in mlx_t5/network/layers.py.
 
 Symbols: B rows, S source positions, T target positions, V vocabulary. Residuals are (B·T, d_model).
 """
@@ -56,27 +56,27 @@ from mlx_t5.network.weights import (
 )
 from mlx_t5.text.tokenizer import load_tokenizer
 
-LAYERS_AT_ONCE = 6  # so many are described before the device is given them
+LAYERS_AT_ONCE = 6  # layers between two submissions of the graph to the device
 
 
 class T5(Stacks):
     """The whole model. Parameters are named as in the MLX folders that convert.py writes.
 
     Args:
-        config: its shape.
+        config: the model's shape.
         separate_head: whether the output head has weights of its own (`lm_head`) or is the
             embedding. See `weights.select`.
-        encoder_only: leave the decoder out: `encode` works then, and nothing else.
-        shares_with: of a draft: the target whose embedding, encoder and head it uses, so that its
-            own parameters are those of the decoder (network/sharing.py).
+        encoder_only: whether to leave out the decoder; only `encode` works then.
+        shares_with: for a draft, the target whose embedding, encoder and head it uses; its own
+            parameters are only the decoder's (network/sharing.py).
 
     Attributes:
-        local_config: the shape of what this process computes: `config`, unless it has a shard of
-            the model (network/sharding.py).
-        folder: that `load` read it from.
+        local_config: the shape of this process's shard (network/sharding.py); `config` if the
+            model is whole.
+        folder: the folder that `load` read it from.
         adapted: whether an adapter was merged into it.
-        passes: of its decoder so far; see `layers.layer_for`.
-        grad_checkpoint: whether training computes what is within layers twice to save memory.
+        passes: number of decoder passes so far; see `layers.layer_for`.
+        grad_checkpoint: whether training recomputes activations within layers to save memory.
     """
 
     def __init__(
@@ -111,22 +111,22 @@ class T5(Stacks):
     def __call__(
         self, ids: mx.array, decoder_ids: mx.array, mask: mx.array | None = None
     ) -> mx.array:
-        """Logits of every target position, without a cache to keep.
+        """Returns the logits of every target position; for decoding see `cache` and `decode`.
 
         Args:
             ids: (B, S) source tokens.
-            decoder_ids: (B, T) target tokens, the first the start token.
+            decoder_ids: (B, T) target tokens, beginning with the start token.
             mask: (B, S), 1 or True for source tokens and 0 for padding; None if all are tokens.
 
         Returns:
-            float32 logits (B, T, V) of the token after each target position.
+            float32 logits (B, T, V) for the token after each target position.
         """
         batch, length = decoder_ids.shape
         cache = self.cache(self.encode(ids, mask), mask, capacity=length)
         return self.decode(decoder_ids, cache, [0] * batch)
 
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
-        """The encoder's output (B, S, d_model) for source tokens (B, S) and their mask (B, S)."""
+        """Returns the encoder's output (B, S, d_model) for tokens (B, S) and their mask (B, S)."""
         if self.shares_with is not None:
             return self.shares_with.encode(ids, mask)
         batch, length = ids.shape
@@ -139,15 +139,15 @@ class T5(Stacks):
         return self.encoder.last_norm(x).reshape(batch, length, -1)
 
     def cache(self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1) -> Cache:
-        """A decoder's cache for encoded prompts (B, S, d_model), their cross-attention computed.
+        """Returns a cache with the cross-attention keys and values of prompts (B, S, d_model).
 
         Args:
-            encoded: what `encode` returned.
+            encoded: output of `encode`.
             mask: (B, S), as given to `encode`.
             capacity: target positions to prepare for; `Cache.reserve` adds more.
 
         Raises:
-            UserError: the model is an encoder alone.
+            UserError: the model has no decoder.
         """
         require_decoder(self)
         x, cross = encoded.flatten(0, 1), []
@@ -159,37 +159,37 @@ class T5(Stacks):
 
     @property
     def dtype(self) -> mx.Dtype:
-        """The type that it computes in, also where its weights are quantised."""
+        """The type that it computes in, even if its weights are quantised."""
         return (self.encoder if "encoder" in self else self.decoder).norm.weight.dtype
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
-        """Bytes that the cache of prompts of so many source and target positions takes.
+        """Returns the bytes of a cache for prompts of so many source and target positions.
 
-        `rows` is how many are decoded, if they are more than the prompts.
+        `rows` is the number of rows decoded, if there are more of them than prompts.
         """
         return cache_bytes(self.local_config, self.dtype.size, prompts, source, target, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
-        """Bytes that it takes, at most, to encode rows of so many source positions, if it does."""
+        """Returns the peak bytes of encoding rows of this length; 0 if the target encodes them."""
         if self.shares_with is not None:
             return 0
         return encoder_bytes(self.local_config, self.dtype.size, rows, source)
 
     def decode(self, tokens: mx.array, cache: Cache, offsets: list[int]) -> mx.array:
-        """Feed new tokens to the decoder, each row at its own position.
+        """Feeds new tokens to the decoder, each row at its own position.
 
-        Nothing is waited for; the device begins with the first layers while the host describes the
-        others. A token attends to the slots of `cache` up to its own, so all before `offsets` must
-        have been fed; what has been fed at or behind `offsets` before is overwritten or hidden.
-        Rows shorter than T may be padded at the end with any token, whose logits mean nothing.
+        Does not wait: the device starts with the first layers while the host builds the graph of
+        the others. A token attends to the slots of `cache` up to its own, so all positions before
+        `offsets` must have been fed. Positions fed earlier from `offsets` on are overwritten or
+        hidden. Rows shorter than T may be padded at the end with any token; ignore its logits.
 
         Args:
             tokens: (B, T) target tokens.
-            cache: from `cache`; updated.
+            cache: from `cache`; updated in place.
             offsets: absolute position of each row's first token.
 
         Returns:
-            float32 logits (B, T, V) of the token after each of `tokens`.
+            float32 logits (B, T, V) for the token after each of `tokens`.
 
         Raises:
             ValueError: the cache has too few slots or another number of rows.
@@ -201,14 +201,14 @@ class T5(Stacks):
         return self.logits(x).reshape(*tokens.shape, -1)
 
     def decoder_states(self, tokens: mx.array, cache: Cache, offsets: list[int]) -> mx.array:
-        """What `decode` makes logits of, (B·T, d_model), only described: for training."""
+        """Returns the decoder's last hidden states (B·T, d_model), lazily and for training."""
         *_, x = self._states(tokens, cache, offsets, passes=-math.inf)
         return x
 
     def _states(
         self, tokens: mx.array, cache: Cache, offsets: list[int], passes: float
     ) -> Iterator[mx.array]:
-        """The residual (B·T, d_model) behind each of the decoder's layers, then what is normed."""
+        """Yields the residual (B·T, d_model) after each layer, then the output of the last norm."""
         slots = cache.slots(offsets, tokens.shape[1])
         layer = layer_for(self.local_config, slots, passes, self.grad_checkpoint)
         x = self._embed(tokens)
@@ -224,7 +224,7 @@ class T5(Stacks):
 
     @cached_property
     def head(self) -> Matrix:
-        """The output head, which may be the embedding."""
+        """The output head's matrix, which may be the embedding."""
         return Matrix.of(getattr(self, "lm_head", self.shared))
 
     def logits(self, states: mx.array, head: Matrix | None = None) -> mx.array:
@@ -237,19 +237,19 @@ class T5(Stacks):
 def expected_parameters(
     config: T5Config, separate_head: bool = True, encoder_only: bool = False
 ) -> dict[str, Shape]:
-    """The shape of every parameter of an unquantised model, by its name in MLX folders."""
+    """Returns the shape of every parameter of an unquantised model, by its name in MLX folders."""
     return shapes_of(T5(config, separate_head and not encoder_only, encoder_only))
 
 
 def select_tensors(
     config: T5Config, checkpoint: Checkpoint, encoder_only: bool = False
 ) -> dict[str, str]:
-    """Which tensors of a Hugging Face checkpoint make up the model: their names → ours.
+    """Selects the tensors of a Hugging Face checkpoint that the model needs: their names → ours.
 
     Args:
-        config: from its config.json.
-        checkpoint: the tensors; if no decoder is among them, the model is an encoder alone.
-        encoder_only: leave the decoder out, if there is one.
+        config: from the checkpoint's config.json.
+        checkpoint: the tensors; without a decoder among them the model is encoder-only.
+        encoder_only: whether to leave out the decoder.
 
     Raises:
         UserError: a tensor is missing, unknown or of a wrong shape.
@@ -266,28 +266,28 @@ def load(
     group: Any = None,
     revision: str | None = None,
 ) -> tuple[T5, Any]:
-    """Load a model and its tokenizer from an MLX folder, a Hugging Face folder or the Hub.
+    """Loads a model and its tokenizer from an MLX folder, a Hugging Face folder or the Hub.
 
     Args:
-        folder: holds config.json, the weights and, if the tokenizer is wanted, its files; also the
-            name of one in `models/`, or a Hub id, which is read from Hugging Face's cache as it is.
-        dtype: what to compute in: "bfloat16", "float16" or "float32". None takes the folder's,
-            and float32 on machines without a GPU, where the others are slow; for a draft that uses
-            its target's encoder, the target's.
+        folder: a folder with config.json, the weights and optionally a tokenizer; the name of a
+            folder in `models/`; or a Hub id, which is read from Hugging Face's cache as it is.
+        dtype: type to compute in: "bfloat16", "float16" or "float32". None takes the folder's
+            type, but float32 on machines without a GPU, where the others are slow, and the
+            target's type for a draft that uses its target's encoder.
         adapter: folder of a PEFT LoRA adapter to merge into the weights.
-        shared_with: the target, for a draft that uses its encoder; other models do without.
-        group: of `mx.distributed`, whose processes share the model; each loads its part of the
-            weights, and all have to make the same calls. None is this process alone. A draft that
-            uses its target's encoder takes none.
+        shared_with: the target, for a draft that uses its encoder; ignored by other models.
+        group: a group of `mx.distributed` whose processes share the model. Each loads its shard
+            of the weights, and all must make the same calls. None is this process alone. A draft
+            that uses its target's encoder takes no group.
         revision: branch, tag or commit of a Hub id.
 
     Returns:
-        The model and a transformers tokenizer, None if the folder has no tokenizer files.
+        The model, and a transformers tokenizer or None if the folder has no tokenizer files.
 
     Raises:
-        UserError: there is no such folder and it cannot be had from the Hub, it holds no T5 model,
-            or one that is incomplete or damaged, the adapter cannot be merged, a draft is not given
-            the target that it is for, or the model cannot be cut into as many parts.
+        UserError: the folder does not exist and cannot be downloaded, it holds no T5 model or a
+            damaged one, the adapter cannot be merged, a draft is not given the target that it was
+            made for, or the ranks cannot share the model.
     """
     folder = locate(str(folder), revision=revision)
     raw = read_config(folder)
@@ -312,7 +312,7 @@ def _load(
     dtype: str | mx.Dtype | None,
     adapter: str | Path | None,
 ) -> T5:
-    """The model with its weights, or this rank's shard of them; arguments as of `load`."""
+    """Returns the model with its weights, or this rank's shard; arguments as in `load`."""
     with (
         open_checkpoint(folder) as stored,
         room_for_weights(loaded_bytes(stored, dtype) // ranks.size),

@@ -1,6 +1,6 @@
-"""What a value may be, for callers of the API, the command lines and the server.
+"""Ranges of values, checked for the API, the command lines and the server.
 
-Nothing here imports MLX, so that a command line can check its options before it does.
+Nothing here imports MLX, so that a command line can check its options before that is loaded.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from typing import Any
 
 from mlx_t5.errors import UserError, shown
 
-# Models compute in float32. Below its smallest normal number, digits are lost, and GPUs take 0.
+# The normal numbers of float32. Smaller ones lose digits, and GPUs replace them by 0.
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-# A factor up to this, or one over it, turns no logit into infinity.
+# No factor from 1 / LARGEST_FACTOR to this makes a logit infinite.
 LARGEST_FACTOR = 1e30
 LARGEST_COUNT = 2**31 - 1  # an int32; no text has more tokens and no vocabulary more ids
-MAX_ROWS = 1024  # in flight; more would wait for each other, and for longer to begin
+MAX_ROWS = 1024  # in flight; with more, each step takes longer and rows start later
 VALUE_CHARACTERS = 60  # characters of a value in an error
 
 
 @dataclass(frozen=True)
 class Range:
-    """What a value may be.
+    """The valid values of a setting.
 
     Attributes:
-        kind: int, float or bool. A whole number may stand for a float, but no float for a whole
-            number, and a bool is no number.
+        kind: int, float or bool. An int is valid as a float, a float is not valid as an int, and a
+            bool is no number.
         least: the smallest value.
-        most: the largest.
-        expected: what to tell the user, after "it must be".
-        besides: allowed although outside that.
-        floor: smaller values mean no more than this one, and become it.
-        ceiling: likewise for larger ones.
+        most: the largest value.
+        expected: the end of the error message, after "it must be".
+        besides: values that are valid outside this range.
+        floor: smaller values are raised to this one.
+        ceiling: larger values are lowered to this one.
     """
 
     kind: type
@@ -47,7 +47,7 @@ class Range:
     ceiling: float = math.inf
 
     def fit(self, value: Any) -> Any:
-        """The value as a plain number of this kind, None if it may not be that."""
+        """Returns the value as a plain number of this kind; None if it is not valid."""
         if getattr(value, "ndim", None) == 0:  # a scalar of NumPy or MLX
             value = value.item()
         if isinstance(value, str):
@@ -62,12 +62,12 @@ class Range:
         return self.kind(min(max(self.kind(value), self.floor), self.ceiling))
 
     def holds(self, value: Any) -> bool:
-        """Whether the value is within it."""
+        """Whether the value is valid."""
         return self.fit(value) is not None
 
 
 def counts(least: int, expected: str, ceiling: float = LARGEST_COUNT, **others: Any) -> Range:
-    """The range of a whole number without an upper end."""
+    """Returns the range of integers from `least` on."""
     return Range(int, least, math.inf, expected, ceiling=ceiling, **others)
 
 
@@ -81,15 +81,15 @@ _OF_A_CALL = MappingProxyType({"batch_size": BATCH_SIZE, "num_samples": NUM_SAMP
 
 
 def checked(name: str, value: Any, allowed: Range | None = None) -> Any:
-    """A setting as a plain number.
+    """Returns a setting's value as a plain number.
 
     Args:
-        name: of the setting.
-        value: as the caller gave it.
-        allowed: its range; None where it is batch_size, num_samples or seed.
+        name: the setting's name.
+        value: the caller's value.
+        allowed: its range; None for batch_size, num_samples and seed.
 
     Raises:
-        UserError: it may not be that.
+        UserError: the value is not valid.
     """
     allowed = allowed or _OF_A_CALL[name]
     fitting = allowed.fit(value)
@@ -99,12 +99,12 @@ def checked(name: str, value: Any, allowed: Range | None = None) -> Any:
 
 
 def refusal(name: str, value: Any, expected: str) -> UserError:
-    """The error that a value cannot be used, in one line."""
+    """Returns the error that a value is not valid, in one line."""
     return UserError(f"{name} is {written(value)}; it must be {expected}")
 
 
 def written(value: Any) -> str:
-    """A value as an error shows it, as code would write it."""
+    """Returns a value's repr for an error message, shortened."""
     try:
         text = repr(value)
     except Exception:  # such as an integer of thousands of digits, which Python does not write out
@@ -113,13 +113,13 @@ def written(value: Any) -> str:
 
 
 def is_listlike(value: Any) -> bool:
-    """Whether a caller means several things by this: any iterable but a text, bytes or a dict."""
+    """Whether a value stands for several: any iterable but a string, bytes or a dict."""
     single = isinstance(value, (str, bytes, bytearray, Mapping))
     return isinstance(value, Iterable) and not single and getattr(value, "ndim", 1) > 0
 
 
 def listed(value: Any) -> list | None:
-    """What an iterable holds, read once; None where `is_listlike` says no."""
+    """Returns the items of an iterable, read once; None unless it `is_listlike`."""
     if not is_listlike(value):
         return None
     return value.tolist() if hasattr(value, "tolist") else list(value)

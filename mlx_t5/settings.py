@@ -1,10 +1,10 @@
-"""The generation settings, each declared once: type, range, default, and what it does.
+"""The generation settings, each declared once: type, range, default and help.
 
-`Settings` checks itself by these declarations. From `SETTINGS` follow the options of the command
-lines, the fields of the server's requests, and what a model's own files may set
-(checkpoints/generation_config.py).
+`Settings` checks its values by these declarations. The options of the command lines, the fields of
+the server's requests, and the settings of a model's own files (checkpoints/generation_config.py)
+are derived from `SETTINGS`.
 
-Nothing here imports MLX, so that a command line can check its options before it does.
+Nothing here imports MLX, so that a command line can check its options before that is loaded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("none", "lines", "sentences")  # how a document is cut
 AUTO = "auto"  # in place of a number of proposals
-DEFAULT_BATCH_SIZE = 8  # rows decoded, or items of a pass, at once where the caller names no number
+DEFAULT_BATCH_SIZE = 8  # default number of rows decoded, or of items in a pass, at once
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Setting:
     """The declaration of a setting.
 
     Attributes:
-        default: where nobody says otherwise.
-        range: what it may be.
-        help: what it does.
-        default_help: the default in words, where its value does not say it.
-        only_with: what else has to be asked for; the setting has no effect otherwise.
-        config: its names in generation_config.json, of which a later one overrides an earlier.
-        request: its name in the requests to the server; "" keeps it out of them.
-        flag: a second, short name of its option on a command line.
+        default: its default value.
+        range: its valid values.
+        help: one line of help.
+        default_help: the default in words, if its value does not say it.
+        only_with: the mode in which it has an effect; None for all modes.
+        config: its names in generation_config.json; a later name overrides an earlier one.
+        request: its name in requests to the server; "" if they do not have it.
+        flag: the short form of its command line option.
     """
 
     default: Any
@@ -67,7 +67,7 @@ class Setting:
 
 
 def declared(default: Any, range: Range, help: str, **others: Any) -> Any:
-    """A field of `Settings`; arguments as of `Setting`."""
+    """Returns a field of `Settings`; arguments as of `Setting`."""
     return field(default=default, metadata={"setting": Setting(default, range, help, **others)})
 
 
@@ -75,17 +75,17 @@ def declared(default: Any, range: Range, help: str, **others: Any) -> Any:
 class Settings:
     """How one prompt is decoded.
 
-    Numbers may be NumPy's. A whole number above 2**31 - 1 means no more than that, and becomes it.
+    Numbers may be NumPy's. Counts above 2**31 - 1 are clamped to it.
 
     Attributes:
         logits_processors: callables that change the target's logits, in order, after the penalties
             and `min_tokens` and before the temperature; see `processors.LogitsProcessor`.
         stop: a string or several; the text ends before the first of them.
 
-    The others say themselves what they do.
+    The other attributes are described where they are declared.
 
     Raises:
-        UserError: a value is of the wrong kind or out of its range, or does not go with num_beams.
+        UserError: a value is of the wrong type, out of range, or incompatible with num_beams.
     """
 
     max_tokens: int = declared(
@@ -98,7 +98,7 @@ class Settings:
     )
     temp: float = declared(
         0.0,
-        # What float32 does not hold is refused.
+        # The normal numbers of float32.
         Range(float, SMALLEST, LARGEST, "0 (greedy), or a number from 1.2e-38 to 3.4e38", (0,)),
         "temperature; 0 decodes greedily",
         request="temperature",
@@ -112,7 +112,7 @@ class Settings:
     )
     top_p: float = declared(
         1.0,
-        # However small, it leaves the likeliest token.
+        # However small it is, the likeliest token stays.
         Range(float, math.ulp(0.0), 1, "a number above 0 and at most 1 (off)", floor=SMALLEST),
         "sample from the likeliest tokens of this mass",
         only_with="sampling",
@@ -142,7 +142,7 @@ class Settings:
     )
     repetition_penalty: float = declared(
         1.0,
-        # Beyond, it makes logits infinite.
+        # Outside this range logits would become infinite.
         Range(float, 1 / LARGEST_FACTOR, LARGEST_FACTOR, "a number from 1e-30 to 1e30 (1 is off)"),
         "above 1 makes repeated tokens less likely; 1: off",
         config=("repetition_penalty",),
@@ -222,7 +222,7 @@ class Settings:
 OF_A_PROMPT: Mapping[str, Setting] = MappingProxyType(
     {f.name: f.metadata["setting"] for f in fields(Settings) if "setting" in f.metadata}
 )
-# And of a whole call: arguments of `generate` beside those of `Settings`.
+# Also those of a whole call: arguments of `generate` that `Settings` does not have.
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
         **OF_A_PROMPT,
@@ -234,11 +234,10 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
 
 
 def check_exact(settings: Settings, width: int) -> None:
-    """Refuses what exact decoding cannot do in passes of this width.
+    """Refuses settings that exact decoding does not support in passes of this width.
 
     Raises:
-        UserError: there are more proposals than have room, they are to decide about the text, or
-            beams are searched.
+        UserError: num_draft does not fit into the width, or delta or beams are used.
     """
     fixed = settings.num_draft if isinstance(settings.num_draft, int) else 0
     for name, refused, cause in (
@@ -251,7 +250,7 @@ def check_exact(settings: Settings, width: int) -> None:
 
 
 def _several(name: str, values: Any, fits: Callable[[Any], bool], expected: str) -> tuple:
-    """What an iterable holds, if every item of it fits."""
+    """Returns the items of an iterable as a tuple; refuses it unless every item fits."""
     items = listed(values)
     if items is None or not all(map(fits, items)):
         raise refusal(name, values if items is None else items, expected)

@@ -1,6 +1,6 @@
-"""What every command line has in common: its parser, its exit status, and options several share.
+"""What the command lines share: parser, exit status, error messages and common options.
 
-Nothing here imports MLX, so `--help` and mistakes need not wait for it.
+Nothing here imports MLX, so `--help` and error messages do not wait for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 NO_MEMORY = (
     "out of memory; take a smaller or a quantised model, shorter prompts, or fewer at a time"
 )
-# On a command line, regular decoding is asked for by another option than 0 proposals.
+# The command lines have another option for regular decoding than 0 proposals.
 NUM_DRAFT = replace(
     SETTINGS["num_draft"].range, least=1, expected="a whole number, at least 1, or auto"
 )
@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Print the line and exit with status 2."""
+        """Prints the line and exits with status 2."""
         message = " ".join(message.removeprefix("argument ").split())
         if message.startswith("unrecognized"):
             message += "; see --help"
@@ -77,12 +77,12 @@ def run(
     requirements: str = "requirements.txt",
     interrupted: str = "interrupted",
 ) -> int:
-    """Runs a command line and turns what goes wrong into one line on standard error.
+    """Runs a command line and reports errors as one line on standard error.
 
     Args:
         command: parses the arguments, does the work and returns the exit status.
-        requirements: the file that lists what it needs besides requirements.txt.
-        interrupted: what to tell after Ctrl-C.
+        requirements: the file with its requirements besides requirements.txt.
+        interrupted: message after Ctrl-C.
 
     Returns:
         The exit status.
@@ -94,7 +94,7 @@ def run(
         if interrupted:
             log(interrupted)
         return INTERRUPTED
-    except BrokenPipeError:  # whoever reads our output, `head` say, has seen enough
+    except BrokenPipeError:  # the reader of our output, such as `head`, has stopped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except ImportError as error:
@@ -113,7 +113,7 @@ def run(
 
 
 def not_installed(error: ImportError, requirements: str = "requirements.txt") -> str:
-    """What to tell whoever starts a command without the packages that it needs."""
+    """Returns the error message for a missing package."""
     cause = reason(error).rstrip(".:")
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
@@ -125,22 +125,22 @@ def not_installed(error: ImportError, requirements: str = "requirements.txt") ->
 
 
 def open_streams() -> None:
-    """Makes the standard streams fit for use: no name fails there, and a closed one is empty.
+    """Makes the standard streams safe: any file name can be printed, and closed streams are empty.
 
-    A closed one must not stay so: the next file opened would take its place, and get what C
-    libraries write there.
+    A closed stream must not stay closed: the next file opened would take its place, and would get
+    what C libraries write there.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # Names of files may be no Unicode; "\\udce9" is what JSON writes for such a byte too.
+            # File names need not be Unicode; JSON writes such a byte as "\\udce9", too.
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def within(allowed: Range) -> Callable[[str], Any]:
-    """An argparse type: what a range allows."""
+    """Returns an argparse type that accepts the values of a range."""
 
     def parse(text: str) -> Any:
         value: Any = text
@@ -149,7 +149,7 @@ def within(allowed: Range) -> Callable[[str], Any]:
         fitting = allowed.fit(value)
         if fitting is None:
             expected = allowed.expected
-            if allowed.kind is bool:  # written otherwise than in Python
+            if allowed.kind is bool:  # not written as in Python
                 expected = " or ".join([*FLAGS, *allowed.besides])
             raise argparse.ArgumentTypeError(f"give {expected}, not {written(text)}")
         return fitting
@@ -158,12 +158,12 @@ def within(allowed: Range) -> Callable[[str], Any]:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """An argparse type: a whole number from here on."""
+    """Returns an argparse type that accepts whole numbers from `least` on."""
     return within(Range(int, least, math.inf, f"a whole number, at least {least}"))
 
 
 def between(low: float, high: float) -> Callable[[str], float]:
-    """An argparse type: a number in this range."""
+    """Returns an argparse type that accepts numbers in this range."""
     return within(Range(float, low, high, f"a number from {low} to {high}"))
 
 
@@ -175,15 +175,15 @@ def add_number(
     help: str,
     metavar: str = "N",
 ) -> None:
-    """Adds an option that takes a number, or several where its default is a list.
+    """Adds an option that takes a number, or several if its default is a list.
 
     Args:
-        group: what to add it to.
-        names: of the option, with a space between.
-        type: as argparse has it.
-        default: where the option is absent.
-        help: what it does; the default is added, unless it is None.
-        metavar: what the number is called there.
+        group: the group to add it to.
+        names: the option's names, separated by spaces.
+        type: its argparse type.
+        default: its default.
+        help: its help; the default is added unless it is None.
+        metavar: the number's name in the help.
     """
     several = isinstance(default, list)
     shown = " ".join(map(str, default)) if several else default
@@ -199,7 +199,7 @@ def add_number(
 
 
 def option_of(name: str) -> str:
-    """The option of a setting."""
+    """Returns the name of a setting's option."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -213,11 +213,11 @@ def add_setting(
     """Adds the option of a setting, as it is declared in settings.py.
 
     Args:
-        group: what to add it to.
+        group: the group to add it to.
         option: its name.
-        help: what it does, if that is to be said in other words; the default is added.
-        default: where the option is absent, if it is another here.
-        allowed: its range, if it is another here.
+        help: its help, if it differs from the setting's; the default is added.
+        default: its default, if it differs from the setting's.
+        allowed: its range, if it differs from the setting's.
     """
     setting = SETTINGS[option.removeprefix("--").replace("-", "_")]
     help, allowed = help or setting.help, allowed or setting.range
@@ -262,11 +262,11 @@ def add_models(group: argparse._ActionsContainer) -> None:
 
 
 def add_decoding(group: argparse._ActionsContainer, without: str) -> None:
-    """Adds the options that say how to speculate, and whose defaults to take.
+    """Adds the options for speculation, and for the defaults of the model's files.
 
     Args:
-        group: what to add them to.
-        without: how this command line is asked to decode without a draft.
+        group: the group to add them to.
+        without: this command line's option for decoding without a draft.
     """
     expected = f"{NUM_DRAFT.expected} (or {without} for no draft)"
     add_setting(group, "--num-draft", allowed=replace(NUM_DRAFT, expected=expected))
@@ -284,11 +284,11 @@ def add_decoding(group: argparse._ActionsContainer, without: str) -> None:
 
 
 def parsed(kind: type[Options], values: Mapping[str, Any]) -> Options:
-    """A dataclass of options, from the values that argparse has for its fields."""
+    """Returns a dataclass of options with argparse's values for its fields."""
     return kind(**{field.name: values[field.name] for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a prompt that a command line has; those that are None are absent."""
+    """Returns a prompt's settings from a command line's options, without those that are None."""
     names = [field.name for field in fields(Settings) if options.get(field.name) is not None]
     return {name: options[name] for name in names}

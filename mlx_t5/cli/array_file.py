@@ -1,4 +1,4 @@
-"""Vectors as an array of NumPy's, written when all of them are there."""
+"""Writes vectors as a NumPy array, once all of them have been computed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from mlx_t5.disk import replace_file
 
 
 class ArrayFile:
-    """Rows of a float32 array, as numpy.load reads it; a context manager.
+    """A float32 array in a file for numpy.load, written row by row; a context manager.
 
-    A row of NaN stands for a prompt that cannot be embedded, so that rows stay those of the input.
-    Without a vector there is no file.
+    A prompt that cannot be embedded gets a row of NaN, so that rows match the lines of the input.
+    Without any vector no file is written.
     """
 
     def __init__(self, path: str):

@@ -117,7 +117,7 @@ def read_distill_options(argv: Sequence[str]) -> DistillOptions:
     """Parses the command line; also checks that its output can be written and uploaded.
 
     Raises:
-        UserError: some options do not go together, or the output is there already.
+        UserError: some options are incompatible, or the output exists already.
     """
     args = parsed(DistillOptions, vars(distill_parser().parse_args(argv)))
     from mlx_t5.checkpoints.folder import is_model_file

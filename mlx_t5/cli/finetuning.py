@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 FULL, KINDS = "full", ("lora", "dora", "full")
 ADAFACTOR, ADAMW = "adafactor", "adamw"
-RELATIVE = "relative"  # as --lr-scheduler-type: Adafactor's own rate, which T5 was pre-trained with
+RELATIVE = "relative"  # --lr-scheduler-type: Adafactor's own rate, as in T5's pre-training
 RATES = {FULL: {ADAFACTOR: 1e-3, ADAMW: 1e-4}, "": {ADAFACTOR: 0.03, ADAMW: 1e-3}}
 WARM_UP_SHARE = 0.05
 LENGTHS = [512, 256]
 PARTS = {"train": "train", "validation": "valid", "valid": "valid", "test": "test"}  # by name
-SUFFIXES = (".tsv", ".jsonl")  # where there are both, the latter
+SUFFIXES = (".tsv", ".jsonl")  # if a folder has both, the latter
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
     """Parses the command line; also checks that its output can be written.
 
     Raises:
-        UserError: some options do not go together, or the output is there already.
+        UserError: some options are incompatible, or the output exists already.
     """
     args = finetune_parser().parse_args(argv)
     from mlx_t5.checkpoints.adapter_config import CONFIG
@@ -194,7 +194,7 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
 
 
 def lora_config(args: FinetuneOptions) -> LoraConfig:
-    """The adapters that are asked for."""
+    """Returns the requested adapters."""
     from mlx_t5.checkpoints.adapter_config import ALL_LINEAR, LoraConfig
 
     names = tuple(args.target_modules)
@@ -208,14 +208,14 @@ def lora_config(args: FinetuneOptions) -> LoraConfig:
 
 
 def pair_files(data: str, valid: str | None) -> dict[str, str]:
-    """The files to train on, to evaluate by and to test with, as far as there are any.
+    """Returns the files for training, validation and test, as far as there are any.
 
     Args:
-        data: a file, or a folder with files called train, valid (or validation) and test.
-        valid: a file to evaluate by.
+        data: a file, or a folder with files named train, valid (or validation) and test.
+        valid: a file for validation.
 
     Raises:
-        UserError: the folder has no file to train on, or two files to evaluate by are given.
+        UserError: the folder has no training file, or two validation files are given.
     """
     folder, found = Path(data).expanduser(), {"train": data}
     if folder.is_dir():
@@ -231,7 +231,7 @@ def pair_files(data: str, valid: str | None) -> dict[str, str]:
 def next_commands(
     model: str, output: str, full: bool, prompts: Path, prompt: str
 ) -> list[list[str]]:
-    """What to do with what was made: run it, make a draft for it, serve it."""
+    """Returns the next commands for a fine-tuned model: run it, make a draft for it, serve it."""
     target = ["--model", output] if full else ["--model", model, "--adapter-path", output]
     draft = f"models/{Path(output).name}-draft"
     return [

@@ -1,6 +1,6 @@
-"""What the command line reads: prompts, one by one, from the command line, a file or a pipe.
+"""Reads prompts one by one, from the command line, a file or a pipe.
 
-Prompts are UTF-8. Nothing here knows about MLX, so that bad input is refused before any model is
+Prompts are UTF-8. Nothing here imports MLX, so that bad input is refused before any model is
 loaded.
 """
 
@@ -26,10 +26,10 @@ Line = Any  # a prompt, or a prompt and its target, or a UserError
 
 
 def read_prompts(prompts: Sequence[str]) -> list[str]:
-    """Prompts as given; "-" stands for the whole of standard input.
+    """Returns the prompts; "-" is replaced by the whole standard input.
 
     Raises:
-        UserError: one is empty, or no text.
+        UserError: a prompt is empty or is no text.
     """
     return [_read_prompt(prompt) for prompt in prompts]
 
@@ -42,10 +42,10 @@ def _read_prompt(given: str) -> str:
 
 
 def read_document(name: str, file_type: str = "") -> str:
-    """The whole of a file, its byte order mark and line ends as they are; "-": standard input.
+    """Returns a whole file ("-": standard input), with its byte order mark and line ends.
 
     Raises:
-        UserError: it cannot be read, is empty, is no UTF-8 or has not the markup of its type.
+        UserError: it cannot be read, is empty, is no UTF-8 or lacks the markup of its type.
     """
     where = "standard input" if name == "-" else name
     with _opened(name, newline="") as file:
@@ -60,30 +60,30 @@ def read_document(name: str, file_type: str = "") -> str:
 
 
 class Lines:
-    """A file's prompts, line by line as they are asked for, so that any file fits into memory.
+    """A file's prompts, read lazily line by line, so that any file fits into memory.
 
-    A prompt is a text; with targets it is a pair of texts, the prompt and its target, and with an
-    optional text such a pair whose second is None where the line has none.
+    An item is a text; with `targets` a pair of a prompt and its target; with an `optional` text a
+    pair whose second text may be None.
 
-    In the place of a line that cannot be used stands the reason. A line ends with LF, CRLF or CR;
-    blank lines at the end are none. What can be read only once, such as a pipe, is read ahead.
+    A line that cannot be used yields the error instead. Lines end with LF, CRLF or CR; blank lines
+    at the end are ignored. A source that can be read only once, such as a pipe, is read ahead.
 
     Attributes:
-        count: how many prompts there are; None where that shows only at the end.
+        count: number of prompts; None if it is known only at the end.
     """
 
     def __init__(self, name: str, targets: bool = False, optional: str = "") -> None:
         """Opens the file.
 
         Args:
-            name: one prompt a line, or objects with a "prompt" where the name ends in .jsonl; "-"
-                is standard input, one prompt a line.
+            name: a file with one prompt a line, or with objects that have a "prompt" if its name
+                ends in .jsonl; "-" is standard input, one prompt a line.
             targets: whether each line is an object with a "prompt" and a "target".
             optional: the name of a second text that objects may have.
 
         Raises:
-            UserError: the file cannot be read, or has no line; where it cannot be counted, the
-                latter is raised by the first `next`.
+            UserError: the file cannot be read, or has no line; if lines cannot be counted, the
+                first `next` raises the latter.
         """
         self._shown = "standard input" if name == "-" else name
         self._as_json, self._targets = targets or name.endswith(".jsonl"), targets
@@ -104,7 +104,7 @@ class Lines:
         return next(self._prompts)
 
     def ready(self) -> bool:
-        """Whether the next prompt, or the end, can be read without waiting for the writer."""
+        """Whether the next prompt, or the end, can be read without waiting."""
         return not isinstance(self._prompts, ReadAhead) or self._prompts.ready()
 
     def _read(self) -> Iterator[Line]:
@@ -134,7 +134,7 @@ class Lines:
         return (prompt, _checked(record["target"], where)) if self._targets else prompt
 
     def _numbered(self) -> Iterator[tuple[int, bytes]]:
-        """Lines as they are in the file, without those blank at the end; b"" stands for blank."""
+        """Yields numbered lines, without blank ones at the end; a blank line is b""."""
         blank = n = 0
         try:
             for n, line in enumerate(self._file, 1):
@@ -151,14 +151,14 @@ class Lines:
 
 
 class PairLines(Lines):
-    """The prompts and completions of a file, line by line, as `Lines` gives what it reads.
+    """The pairs of prompt and completion of a file, read like `Lines`.
 
-    A line is an object with a "prompt" and a "completion", or these two texts with a tab between
-    them where the name ends in .tsv.
+    A line is an object with a "prompt" and a "completion"; in a .tsv file it is these two texts,
+    separated by a tab.
     """
 
     def __init__(self, name: str) -> None:
-        """Opens the file; errors as of `Lines`."""
+        """Opens the file; errors as in `Lines`."""
         if not name.endswith((".jsonl", ".tsv")):
             raise UserError(f"{name} is no .jsonl and no .tsv file; give one, or a folder of them")
         self._tabs = name.endswith(".tsv")
@@ -180,11 +180,11 @@ class PairLines(Lines):
 
 
 def _opened(name: str, newline: str | None = None) -> TextIO:
-    """A file whose characters are its bytes, so that only the ends of lines are interpreted."""
+    """Opens a file as text with one character a byte, so that only line ends are interpreted."""
     try:
         if name != "-":
             return open(name, encoding=BYTES, newline=newline)
-        # Not sys.stdin itself: a thread that waits in it would break the end of the process.
+        # Not sys.stdin itself: a thread that waits in it would disturb the exit of the process.
         return open(sys.stdin.fileno(), encoding=BYTES, newline=newline, closefd=False)
     except FileNotFoundError:
         raise UserError(f"there is no file {name}; check the path") from None
@@ -202,12 +202,12 @@ def _text(data: bytes, where: str, encoding: str = "utf-8-sig") -> str:
 
 
 def _record(line: str, where: str, fields: Sequence[str]) -> dict[str, str]:
-    """The object of a line, in which each of these fields is a text."""
+    """Parses a line as an object and checks that these fields are texts."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise UserError(f"{where} is not JSON ({error.msg}, column {error.colno})") from None
-    except (ValueError, RecursionError):  # what Python's limits refuse
+    except (ValueError, RecursionError):  # no JSON, or beyond Python's limits
         limits = "a number is too long or the nesting too deep"
         raise UserError(f"{where} is JSON that cannot be read ({limits})") from None
     for name in fields:
@@ -228,14 +228,14 @@ def _checked(text: str, where: str) -> str:
 
 
 class ReadAhead(Generic[Item]):
-    """An iterator that draws a bounded number of items ahead, in a thread.
+    """An iterator that reads a bounded number of items ahead, in a thread.
 
-    An exception of the source is raised in the place of the item that it prevented. The thread is
-    a daemon: a source that never ends does not keep the process from ending.
+    An exception of the source is raised in place of the item. The thread is a daemon, so a source
+    that never ends does not keep the process alive.
     """
 
     def __init__(self, items: Iterable[Item], ahead: int = 64) -> None:
-        """Starts to draw; at most `ahead` items wait to be taken."""
+        """Starts to read; at most `ahead` items are held."""
         self._drawn: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(ahead)
         threading.Thread(target=self._draw, args=(items,), daemon=True).start()
 
@@ -263,6 +263,6 @@ class ReadAhead(Generic[Item]):
         return cast(Item, item)
 
     def _next(self) -> tuple[Item | None, BaseException | None]:
-        while True:  # a Ctrl-C that comes just before a wait begins does not end it: short ones
+        while True:  # short waits, as a Ctrl-C just before a wait does not interrupt it
             with contextlib.suppress(queue.Empty):
                 return self._drawn.get(timeout=0.5)

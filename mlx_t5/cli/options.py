@@ -1,4 +1,4 @@
-"""The options of main.py, and which of them go together."""
+"""The options of main.py, and checks of their combinations."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ MARKUP = {*SUFFIXES} - {".txt"}  # plain text may begin with a prefix
 
 @dataclass(frozen=True)
 class MainOptions:
-    """The command line of main.py; what is not explained here is in `--help`.
+    """The command line of main.py; `--help` explains the other fields.
 
     Attributes:
-        settings: those of a prompt that are given.
+        settings: the settings of a prompt that are given.
     """
 
     model: str | None
@@ -63,23 +63,23 @@ class MainOptions:
 
     @property
     def writes_text(self) -> bool:
-        """Whether texts are wanted, and not scores or vectors."""
+        """Whether the output is texts, not scores or vectors."""
         return not (self.score or self.embed)
 
     @property
     def is_document(self) -> bool:
-        """Whether the input file is one document as a whole."""
+        """Whether the input file as a whole is one document."""
         return self.split != "none" and not (self.input_file or ".jsonl").endswith(".jsonl")
 
     @property
     def file_type(self) -> str:
-        """The suffix of a document with markup, otherwise ""."""
+        """The suffix of a document with markup; otherwise ""."""
         suffix = Path(self.input_file or "").suffix.lower() if self.is_document else ""
         return suffix if suffix in MARKUP else ""
 
 
 def build_parser() -> Parser:
-    """All options of the command line."""
+    """Returns the parser with all options."""
     parser = Parser(
         'main.py --prompt "translate English to French: I have two cats."',
         "main.py --model google/flan-t5-xl --input-file in.txt --output-file out.jsonl",
@@ -207,7 +207,7 @@ def read_options(argv: list[str] | None) -> MainOptions:
     """Parses and checks the command line; an output that ends in .jsonl implies --json.
 
     Raises:
-        UserError: some options do not go together; the message names them.
+        UserError: some options are incompatible; the message names them.
     """
     values = vars(build_parser().parse_args(argv))
     values["settings"] = given_settings(values)
@@ -219,7 +219,7 @@ def read_options(argv: list[str] | None) -> MainOptions:
 
 
 def _check(options: MainOptions) -> None:
-    """Refuses options that do not go together, before anything is read or loaded."""
+    """Refuses incompatible options, before anything is read or loaded."""
     output_file = options.output_file or ""
     if options.task is not None and not (options.prompt or options.input_file):
         raise UserError("--task puts its prefix before a prompt; give --prompt or --input-file")
@@ -246,7 +246,7 @@ def _check(options: MainOptions) -> None:
 
 
 def _check_documents(options: MainOptions) -> None:
-    """Refuses what does not go with a split, or needs one."""
+    """Refuses options that are incompatible with a split, or that need one."""
     if options.split == "none":
         for name in ("source_language", "max_source_tokens"):
             if getattr(options, name):
@@ -263,19 +263,19 @@ def _check_documents(options: MainOptions) -> None:
 
 
 def check_ranks(options: MainOptions, size: int) -> None:
-    """Refuses what so many ranks cannot do.
+    """Refuses options that several ranks do not support.
 
     Raises:
-        UserError: the options ask for it.
+        UserError: such an option is given.
     """
     if size > 1 and "-" in [*(options.prompt or []), options.input_file]:
         raise UserError("mlx.launch never ends standard input, so - cannot be read; name a file")
 
 
 def cutting_of(options: MainOptions, prefix: str) -> dict[str, Any]:
-    """What `text.documents.Cutting` takes, if texts are to be split.
+    """Returns the arguments of `text.documents.Cutting`; empty without a split.
 
-    A prefix that nobody gave may stand at their beginning.
+    Without a given prefix, each text may begin with one.
     """
     if options.split == "none":
         return {}

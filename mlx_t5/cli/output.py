@@ -1,4 +1,4 @@
-"""Results as lines, texts or objects of JSON, and the files that they are written to, safely."""
+"""Formats results as lines of text or JSON, and writes them to files safely."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from mlx_t5.engine.rows import Result
     from mlx_t5.scoring.pairs import Score
 
-ARRAY = ".npy"  # how the name of an array of NumPy's ends
-LineOf = Callable[[Any, Any], str]  # the line of a prompt and what became of it
+ARRAY = ".npy"  # suffix of a NumPy array's file
+LineOf = Callable[[Any, Any], str]  # the line of a prompt and its outcome
 File = TypeVar("File", bound=IO[Any])
 
 
@@ -36,7 +36,7 @@ class Painter:
     """
 
     def __init__(self, tokenizer: Any = None):
-        """Takes the tokenizer of the lines, if there will be lines."""
+        """Takes the tokenizer, which only `line` needs."""
         self._tokenizer = tokenizer
         colours = {"draft": 32, "copy": 36, "target": 35}
         self._forms = {writer: f"\033[{c}m{{}}\033[0m" for writer, c in colours.items()}
@@ -54,14 +54,14 @@ class Painter:
 
         Args:
             pieces: the text that each token completed.
-            writers: who wrote each of them: "draft", "copy" or "target".
-            rest: text after the last of them, which the target gets.
+            writers: the writer of each token: "draft", "copy" or "target".
+            rest: text after the last token; it gets the target's colour.
         """
         authors = [*zip(pieces, writers, strict=True), (rest, "target")]
         return "".join(self._forms[writer].format(text) for text, writer in authors if text)
 
     def line(self, result: Result) -> str:
-        """A whole result, coloured, on one line."""
+        """Returns a whole result, coloured, on one line."""
         detokenizer = StreamingDetokenizer(self._tokenizer)
         pieces = [*map(detokenizer.add, result.tokens), detokenizer.finish()]
         room = len(result.text or "")  # the tokens of a stop string are not shown
@@ -72,12 +72,12 @@ class Painter:
 
 
 def text_lines(as_json: bool, aside: bool, painter: Painter | None = None) -> LineOf:
-    """The lines of texts: an empty one, or an object with the error, where there is no text.
+    """Returns a function that makes a text's line; a failed prompt's is empty or has its error.
 
     Args:
-        as_json: one JSON object a line; otherwise one text a line.
-        aside: whether coloured lines are shown on standard error besides.
-        painter: of coloured lines; None has none.
+        as_json: whether a line is a JSON object; otherwise it is a text.
+        aside: whether to print coloured lines on standard error as well.
+        painter: makes coloured lines; None makes none.
     """
 
     def line(prompt: Any, result: Result) -> str:
@@ -92,12 +92,12 @@ def text_lines(as_json: bool, aside: bool, painter: Painter | None = None) -> Li
 
 
 def one_line(text: str) -> str:
-    r"""A text on one line: a line break in it is written as the two characters `\n`."""
+    r"""Returns a text on one line; line breaks become the two characters `\n`."""
     return text.replace("\r\n", "\n").replace("\r", "\n").replace("\n", r"\n")
 
 
 def text_object(prompt: Any, result: Result) -> str:
-    """The object that `--json` promises to scripts."""
+    """Returns the JSON object of a text, as documented for `--json`."""
     record: dict[str, Any] = {
         "prompt": _text(prompt),
         "text": result.text,
@@ -118,7 +118,7 @@ def text_object(prompt: Any, result: Result) -> str:
 
 
 def score_object(pair: Any, score: Score) -> str:
-    """The object of a pair of prompt and target."""
+    """Returns the JSON object of a scored pair of prompt and target."""
     prompt, target = pair if isinstance(pair, tuple) else ("", "")
     record: dict[str, Any] = {"prompt": prompt, "target": target}
     record |= {"logprob": None, "token_logprobs": [], "tokens": []}
@@ -130,7 +130,7 @@ def score_object(pair: Any, score: Score) -> str:
 
 
 def embedding_object(prompt: Any, vector: np.ndarray | Exception) -> str:
-    """The object of a prompt."""
+    """Returns the JSON object of an embedded prompt."""
     record: dict[str, Any] = {"prompt": _text(prompt), "embedding": None}
     if isinstance(vector, Exception):
         record["error"] = str(vector)
@@ -140,7 +140,7 @@ def embedding_object(prompt: Any, vector: np.ndarray | Exception) -> str:
 
 
 def error_of(outcome: Any) -> str | None:
-    """What went wrong with a prompt, or with pieces of a document, if anything did."""
+    """Returns the error of a prompt, or of a document's pieces; None if there is none."""
     pieces = getattr(outcome, "pieces", [])
     if failed := [piece for piece in pieces if piece.error]:
         where = f"the first, at character {failed[0].start + 1}: {failed[0].error}"
@@ -149,7 +149,7 @@ def error_of(outcome: Any) -> str | None:
 
 
 def _text(prompt: Any) -> str:
-    """A prompt, of which a prediction is left out; "" for one that could not be read."""
+    """Returns a prompt without its prediction; "" for a prompt that could not be read."""
     prompt = prompt[0] if isinstance(prompt, tuple) else prompt
     return prompt if isinstance(prompt, str) else ""
 

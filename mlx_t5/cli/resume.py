@@ -1,8 +1,7 @@
-"""What `--resume` keeps of an output: the lines of the prompts that are done.
+"""Finds the lines of an output that `--resume` keeps: those of the finished prompts.
 
-A run that was interrupted leaves the results of the first prompts, and perhaps a part of a line.
-Each prompt's lines say whether they can be its own, so that no output is continued with another
-input.
+An interrupted run leaves the results of the first prompts, and perhaps a part of a line. The lines
+are compared with their prompts, so that an output is not resumed with another input.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ OTHERWISE = "name another --output-file, or leave --resume out to write it anew"
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """What is kept of an output.
+    """The part of an output that is kept.
 
     Attributes:
-        prompts: how many are done.
+        prompts: number of finished prompts.
         size: bytes of their lines, from the beginning of the file.
-        all: whether there are no others.
+        all: whether these are all prompts.
     """
 
     prompts: int = 0
@@ -36,11 +35,11 @@ class ResumePoint:
 
 @dataclass(frozen=True)
 class Form:
-    """What the lines of an output look like.
+    """The format of an output's lines.
 
     Attributes:
         texts: lines a prompt.
-        result: the field that every object has; None if lines are texts.
+        result: a field that every JSON object has; None if lines are texts.
     """
 
     texts: int = 1
@@ -50,16 +49,16 @@ class Form:
 def find_resume_point(
     output_file: str, items: Iterator[Any], form: Form, count: int | None = None
 ) -> ResumePoint:
-    """Finds the prompts that are done, and draws as many of `items`.
+    """Finds the finished prompts, and reads as many of `items`.
 
     Args:
-        output_file: of an earlier run; there may be none.
-        items: what the input's lines hold: texts, pairs, or a UserError where one cannot be used.
-        form: what the output's lines look like.
-        count: how many items there are, if that is known.
+        output_file: the output of an earlier run; it may not exist.
+        items: the input's items: texts, pairs, or the UserErrors of unusable lines.
+        form: the format of the output's lines.
+        count: number of items, if it is known.
 
     Raises:
-        UserError: the output has results of other prompts, or of more than the input has.
+        UserError: the output has results of other prompts, or of more prompts than the input.
     """
     prompts = size = 0
     try:
@@ -89,13 +88,13 @@ def _too_many(output_file: str, prompts: int) -> UserError:
 
 
 def _whole_lines(file: IO[bytes], count: int) -> list[bytes]:
-    """The next lines of a prompt; none if one is missing or has no end."""
+    """Returns the next prompt's lines; none if one is missing or incomplete."""
     lines = [file.readline() for _ in range(count)]
     return lines if all(line.endswith(b"\n") for line in lines) else []
 
 
 def _check(line: bytes, item: Any, form: Form, where: str) -> None:
-    """Refuses an object that is not of this item."""
+    """Refuses an object that belongs to another item."""
     if form.result is None:
         return
     try:

@@ -1,7 +1,7 @@
-"""The options beside an output while it is incomplete, so that `--resume` mixes no two jobs.
+"""Records the options of an incomplete output, so that `--resume` does not mix two jobs.
 
-OUTPUT.resume is one JSON object: every option that may change a text, by its name. Of models, an
-adapter and lines of text it has what they hold, since a path does not say that.
+OUTPUT.resume, beside the output, is one JSON object with every option that may change a text. For
+models, an adapter and lines of text it has digests of their content, not only paths.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RunRecord:
     """The record of one output.
 
     Attributes:
-        output_file: what it lies beside; "" has no record.
+        output_file: the output; "" has no record.
         options: see `record_of`.
     """
 
@@ -41,14 +41,14 @@ class RunRecord:
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """The record's file."""
         return Path(f"{self.output_file}.resume")
 
     def check(self) -> None:
-        """Checks that an output was written with the same options, if it has a record.
+        """Checks that the output was written with the same options, if it has a record.
 
         Raises:
-            UserError: it was not, or the record is damaged.
+            UserError: the options differ, or the record is damaged.
         """
         try:
             if not os.path.getsize(self.output_file):
@@ -65,12 +65,12 @@ class RunRecord:
                 raise UserError(f"{self.output_file} {how}; give that again, {OTHERWISE}")
 
     def begin(self) -> None:
-        """Writes the record of an output that has been opened, in the place of an earlier one's.
+        """Writes the record of an output that has been opened; replaces an earlier record.
 
         Raises:
             UserError: the disk is full.
         """
-        # Beside a device, or in a folder that is closed, there is none.
+        # There is no record beside a device, or in a folder that is not writable.
         if os.path.isfile(self.output_file) and os.access(self.path.parent, os.W_OK):
             text = json.dumps(self.options, indent=1)
             replace_file(self.path, lambda path: path.write_text(text, "utf-8"))
@@ -87,7 +87,7 @@ def record_of(options: Mapping[str, Any], chosen: ModelPair) -> RunRecord:
     """Returns the record of a command line's output; an array has none.
 
     Args:
-        options: by name, with the settings of the model's own files.
+        options: options by name, including the settings of the model's own files.
         chosen: the models.
 
     Raises:
@@ -102,15 +102,15 @@ def record_of(options: Mapping[str, Any], chosen: ModelPair) -> RunRecord:
 
     with open_checkpoint(chosen.target) as checkpoint:
         dtype = str(compute_dtype(options["dtype"], checkpoint))
-    lenient = options["delta"] > 0  # the proposals have a say in the text
+    lenient = options["delta"] > 0  # the proposals influence the text
     facts = {
-        "json": None,  # before what depends on it, as the first that differs is named
+        "json": None,  # before options that depend on it, as the first difference is reported
         "delta": None,
         **{name: value for name, value in options.items() if name not in WITHOUT_EFFECT},
         "model": identity(chosen.target),
         "adapter_path": chosen.adapter and adapter_identity(chosen.adapter),
         "dtype": dtype,
-        # Objects have their prompts in them, but not the predictions that a draft may copy.
+        # JSON objects contain their prompts, but not the predictions that a draft may copy.
         "input_file": _digest(options["input_file"]) if lenient or not options["json"] else None,
         "draft_model": [chosen.draft and identity(chosen.draft), chosen.lookup]
         if lenient
@@ -122,7 +122,7 @@ def record_of(options: Mapping[str, Any], chosen: ModelPair) -> RunRecord:
 
 
 def _digest(input_file: str | None) -> str | None:
-    """The digest of a file and of what its name says of its lines; None if it is no file."""
+    """Returns a digest of a file and of the format that its name implies; None if it is no file."""
     if not input_file or not os.path.isfile(input_file):
         return None
     digest = hashlib.sha256(Path(input_file).suffix.encode())

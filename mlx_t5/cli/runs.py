@@ -28,13 +28,13 @@ Compute = Callable[[Iterator[Any], Iterator[int], Callable[[], bool]], Iterator[
 
 @dataclass(frozen=True)
 class MainJob:
-    """What main.py is to do with every prompt.
+    """What main.py does with every prompt.
 
     Attributes:
         options: the command line.
-        settings: of every prompt: the options', and where they are silent the model's own.
+        settings: the settings of every prompt: those of the options, else the model's own.
         prefix: put before every prompt.
-        models: which ones to run.
+        models: the models to run.
     """
 
     options: MainOptions
@@ -44,7 +44,7 @@ class MainJob:
 
     @property
     def form(self) -> Form:
-        """What the lines of the output look like."""
+        """The format of the output's lines."""
         options = self.options
         if not options.writes_text:
             return Form(1, "logprob" if options.score else "embedding")
@@ -52,28 +52,28 @@ class MainJob:
         return Form(texts, "text" if options.json else None)
 
     def record(self) -> RunRecord:
-        """The record that lies beside the output while it is incomplete."""
+        """The record beside the output while it is incomplete."""
         values = {name: value for name, value in vars(self.options).items() if name != "settings"}
         return record_of({**values, **vars(self.settings)}, self.models)
 
     @property
     def cutting(self) -> dict[str, Any]:
-        """What `text.documents.Cutting` takes, if texts are to be split."""
+        """The arguments of `text.documents.Cutting`; empty without a split."""
         return cutting_of(self.options, self.prefix)
 
 
 class Run:
-    """The prompts, those that are done already, and what becomes of the others.
+    """The prompts still to do, and the output of those done by an earlier run.
 
     Attributes:
-        prompts: those that are not done; where they are a list, none is.
-        count: how many there are, with those that are done; None where that is not known.
-        first: how many are done.
+        prompts: the prompts still to do; a list if they are all.
+        count: number of all prompts, done ones included; None if it is not known.
+        first: number of prompts already done.
         outcomes_a_prompt: lines a prompt.
-        output_file: where results go; None is standard output.
-        keep: bytes of results in it.
-        record: what lies beside the file that is written, for the next run.
-        done: what an earlier run has left of the output.
+        output_file: the file for results; None is standard output.
+        keep: bytes of earlier results in it.
+        record: the record beside the output file, for the next run.
+        done: the part of the output that is kept.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Run:
         job: MainJob,
         record: RunRecord,
     ) -> None:
-        """Takes prompts that are not done."""
+        """Takes the prompts still to do."""
         self.prompts, self.first, self.keep = prompts, done.prompts, done.size
         self.done, self.record = done, record
         self.count = len(prompts) if isinstance(prompts, list) else getattr(prompts, "count", None)
@@ -93,12 +93,12 @@ class Run:
 
     @staticmethod
     def of(prompts: Any, job: MainJob, ranks: Ranks) -> Run:
-        """The run that the options ask for, and what `--resume` keeps of its output.
+        """Returns the run for a job; with `--resume` it skips the finished prompts.
 
         Args:
-            prompts: of rank 0, or of a process alone; draws those that are done.
-            job: what is done with them.
-            ranks: that do it; all of them call this.
+            prompts: the prompts, on rank 0 or in a process alone; finished ones are read.
+            job: what to do with them.
+            ranks: the ranks; all of them call this.
 
         Raises:
             UserError: the output cannot be resumed.
@@ -121,7 +121,7 @@ class Run:
         return run
 
     def log_resumed(self) -> None:
-        """Says what is resumed, and what is unknown of it."""
+        """Logs what is resumed, and what could not be checked."""
         if not self.first:
             return
         log(f"resuming: {self.first}{f' of {self.count}' * bool(self.count)} prompts are done")
@@ -129,10 +129,10 @@ class Run:
             log(f"warning: there is no {self.record.path}, so nothing says what made the output")
 
     def outcomes(self, compute: Compute) -> Iterator[tuple[int, Any, Any]]:
-        """The prompts with their numbers, from 1, and what becomes of them, in order.
+        """Yields the prompts with their numbers, from 1, and their outcomes, in order.
 
         Args:
-            compute: makes the outcomes; it draws a prompt first, and then its index.
+            compute: computes the outcomes; it reads a prompt first, and then its index.
         """
         in_hand: deque[tuple[int, Any]] = deque()
 
@@ -161,12 +161,12 @@ def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
 
 
 def lines_of(input_file: str, options: MainOptions) -> Lines:
-    """The input file's; with predictions where these may be copied from."""
+    """Returns the input file's lines, with predictions if proposals may be copied from them."""
     proposing = options.writes_text and not options.regular_decode
     return Lines(input_file, options.score, "prediction" if proposing else "")
 
 
 def unpaired(items: Iterable[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
-    """Prompts, and the prediction of each; None where it has none."""
+    """Splits items into the prompts and their predictions, None where there is none."""
     prompts, predictions = tee(i if isinstance(i, tuple) else (i, None) for i in items)
     return (prompt for prompt, _ in prompts), (prediction for _, prediction in predictions)

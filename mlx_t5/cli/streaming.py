@@ -1,4 +1,4 @@
-"""One text, written while it is generated: a prompt's step by step, a document's piece by piece."""
+"""Writes one text while it is generated: a prompt's step by step, a document's piece by piece."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_text(
     painter: Painter | None,
     record: RunRecord,
 ) -> int:
-    """Writes one text to standard output, or a document to the output file, to the byte.
+    """Writes one text to standard output, or a document to the output file, byte for byte.
 
     The record lies beside the output file until the document is complete.
 
@@ -79,7 +79,7 @@ def write_text(
 def _stream(
     decoder: SpeculativeDecoder, prompt: str, job: MainJob
 ) -> tuple[Generator[Chunk, None, None], int]:
-    """The chunks of a text, and how many pieces a document has, unless some are too long."""
+    """Returns a text's chunks, and a document's number of pieces unless a sentence is too long."""
     from mlx_t5.engine.document_batch import chunks
     from mlx_t5.text.documents import Cutting, Document
 
@@ -93,9 +93,9 @@ def _stream(
 
 
 def progress_bar(total: int | None, done: int, unit: str, options: MainOptions) -> tqdm:
-    """Shows how much is finished, on standard error."""
+    """Returns a progress bar on standard error."""
     from tqdm import tqdm
 
-    # In a terminal a bar would run through the texts; tqdm knows where there is none to show it in.
+    # In a terminal a bar would mix with the texts; without a terminal tqdm shows none.
     hidden = True if options.verbose or (not options.output_file and sys.stdout.isatty()) else None
     return tqdm(total=total, initial=done, unit=f" {unit}", disable=hidden)

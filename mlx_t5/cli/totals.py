@@ -1,4 +1,4 @@
-"""Sums over results, and the one line that tells them."""
+"""Sums over results, and a summary of them in one line."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from mlx_t5.sizes import readable
 
 @dataclass
 class Totals:
-    """Sums over results, so that their number costs no memory.
+    """Sums over results; memory does not grow with their number.
 
     Attributes:
-        results: how many there were.
+        results: number of results.
         stats: the sums of their statistics; scores and vectors have none.
     """
 
@@ -22,7 +22,7 @@ class Totals:
     stats: DocumentStats = field(default_factory=DocumentStats)
 
     def add(self, outcome: Any) -> None:
-        """Counts a result in."""
+        """Adds a result."""
         self.results += 1
         if stats := getattr(outcome, "stats", None):
             self.stats.add(stats)
@@ -30,13 +30,13 @@ class Totals:
     def summary(
         self, seconds: float, unit: str = "prompts", texts: bool = True, verbose: bool = False
     ) -> str:
-        """One line.
+        """Returns the summary.
 
         Args:
-            seconds: how long the results took together.
-            unit: what to call several of them.
-            texts: whether they are texts, and not scores or vectors.
-            verbose: with how many steps proposed 0, 1, … tokens.
+            seconds: time that all results took together.
+            unit: plural name of the results.
+            texts: whether they are texts, not scores or vectors.
+            verbose: whether to add how many steps proposed 0, 1, … tokens.
         """
         parts = self._of_texts(seconds, unit) if texts else self._of_prompts(seconds)
         if verbose and self.stats.drafted:

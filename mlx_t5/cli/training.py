@@ -24,14 +24,14 @@ def resumable(
     prepare: Callable[[Options], Any],
     rest: str,
 ) -> int:
-    """Runs a command line that trains; after Ctrl-C says how to go on.
+    """Runs a command line that trains; after Ctrl-C says how to resume.
 
     Args:
         program: its file.
         argv: the arguments; None for the process's own.
-        read: parses and checks them, --output and --resume among them.
-        prepare: makes what has a `run`, which does the work and returns the exit status.
-        rest: what comes after the output is complete.
+        read: parses and checks them, including --output and --resume.
+        prepare: returns an object whose `run` does the work and returns the exit status.
+        rest: called once the output is complete.
 
     Returns:
         The exit status.
@@ -57,14 +57,14 @@ def resumable(
 
 
 def say(line: str) -> None:
-    """Says something on standard error, above a progress bar where there is one."""
+    """Prints a line on standard error, above a progress bar if there is one."""
     from tqdm import tqdm
 
     tqdm.write(line, file=sys.stderr)
 
 
 def add_course(parser: Parser, seeded: str) -> None:
-    """Adds the options that say when a training does what; `seeded` is what the seed is of."""
+    """Adds the options for a training's schedule; `seeded` says what the seed decides."""
     number = partial(add_number, parser)
     number("--steps-per-eval", at_least(1), 100, "steps between evaluations on held-out prompts")
     number("--save-every", at_least(1), 100, "steps after which the state is written")
@@ -76,17 +76,17 @@ def add_course(parser: Parser, seeded: str) -> None:
 def check_output(
     output: str, resume: bool, ours: Callable[[str], bool], config: str, what: str
 ) -> None:
-    """Refuses an output that is there, or cannot be.
+    """Refuses an output folder that exists, or that cannot be made.
 
     Args:
         output: the folder, as given.
         resume: whether an earlier run is to be resumed.
-        ours: whether a file of this name can be one of such a folder.
-        config: a file that it has when it is complete.
-        what: what it holds.
+        ours: whether a file of this name can be in such a folder.
+        config: a file that a complete folder has.
+        what: what the folder holds, for messages.
 
     Raises:
-        UserError: it is, or cannot be.
+        UserError: it exists, or cannot be made.
     """
     from mlx_t5.checkpoints.output_folder import check_output_folder
     from mlx_t5.checkpoints.small_files import place
@@ -112,6 +112,6 @@ def check_output(
 
 
 def work_folder(output: str) -> Path:
-    """Where a run keeps what another can resume: beside its output."""
+    """Returns the folder, beside the output, with the state that another run can resume."""
     path = Path(output).expanduser()
     return path.with_name(f"{path.name}-work")

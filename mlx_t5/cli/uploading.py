@@ -1,7 +1,7 @@
 """--upload-repo: a model card, and the files of a model folder to the Hugging Face Hub.
 
-Through `huggingface_hub`, which alone knows the token (`HF_TOKEN` or `hf auth login`). Of licence,
-language and task the card says what the source's own card does, and nothing where that has none.
+Uses `huggingface_hub`, which alone knows the token (`HF_TOKEN` or `hf auth login`). The card takes
+licence, language and task from the source's own card, if it has one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def check_repository(name: str | None) -> None:
 
 
 def model_files(folder: Path) -> list[str]:
-    """The names of a model folder's files that our writers made: no links, and nobody else's."""
+    """Returns the names of the files in a model folder that this project wrote; no links."""
     from mlx_t5.checkpoints.checkpoint import SAFETENSORS
     from mlx_t5.checkpoints.hub import choose_files
 
@@ -57,19 +57,19 @@ def model_files(folder: Path) -> list[str]:
 
 
 def upload(folder: Path, repository: str | None, card: Callable[[str], str]) -> int:
-    """Writes a folder's card, names the files that are sent, and sends them in one commit.
+    """Writes a folder's card, lists the files that are sent, and sends them in one commit.
 
     Args:
-        folder: that has just been written; it stays whatever happens.
-        repository: that `check_repository` has accepted; it is made if it is not there. None sends
-            nothing.
-        card: makes the model card for this name.
+        folder: the folder that was written; it stays whatever happens.
+        repository: a name that `check_repository` has accepted; it is created if necessary. None
+            sends nothing.
+        card: makes the model card for a name.
 
     Returns:
         The exit status.
 
     Raises:
-        UserError: it cannot be sent.
+        UserError: the files cannot be sent.
     """
     if repository is None:
         return 0
@@ -98,7 +98,7 @@ def upload(folder: Path, repository: str | None, card: Callable[[str], str]) -> 
 
 
 def conversion_card(name: str, folder: Path, source: str) -> str:
-    """The card of a folder that `convert.py` has written, from a source of this name."""
+    """Returns the card of a folder that `convert.py` wrote from this source."""
     from mlx_t5.checkpoints.small_files import place
     from mlx_t5.network.weights import read_config
 
@@ -114,14 +114,14 @@ def conversion_card(name: str, folder: Path, source: str) -> str:
 
 
 def draft_card(name: str, target: Path, source: Path, dtype: Any, verdict: str) -> str:
-    """The card of a draft that `distill.py` has written.
+    """Returns the card of a draft that `distill.py` wrote.
 
     Args:
-        name: of its repository.
-        target: folder of the model that it is a draft for.
-        source: folder of the model that its weights began as, which may be the target.
-        dtype: that the target computes in.
-        verdict: what was measured on this machine, in Markdown.
+        name: name of its repository.
+        target: folder of its target.
+        source: folder of the model that training started from; it may be the target.
+        dtype: type that the target computes in.
+        verdict: the measurements on this machine, in Markdown.
     """
     from mlx_t5.backend import device_name, mx
 
@@ -139,13 +139,13 @@ def draft_card(name: str, target: Path, source: Path, dtype: Any, verdict: str) 
 
 
 def _card(folder: Path, local: Path, tags: list[str], **parts: str) -> str:
-    """A card.
+    """Returns a model card.
 
     Args:
-        folder: whose config.json says where it comes from.
-        local: folder in which the source's card may be; otherwise it is looked for on the Hub.
-        tags: besides those of the source.
-        parts: of the text, as card.md names them.
+        folder: the folder; its config.json names its source.
+        local: a folder that may have the source's card; otherwise the Hub is asked.
+        tags: tags besides those of the source.
+        parts: parts of the text, by their names in card.md.
     """
     from huggingface_hub import ModelCard, ModelCardData, hf_hub_download
 

@@ -1,21 +1,20 @@
-"""How many tokens each row is proposed in a step.
+"""Chooses how many tokens each row is proposed in a step.
 
-A step with gamma proposals takes some seconds and yields 1 + alpha + … + alpha^gamma tokens, if
-each proposal is accepted with probability alpha. `Adaptive` takes the numbers with the most tokens
-a second, down to none. What a step costs, it learns from the steps (costs.py); alpha, from what was
-accepted: of a kind of proposals, and of a row. Rows of a batch share the step, so its cost is that
-of the whole batch.
+If each proposal is accepted with probability alpha, a step with gamma proposals yields
+1 + alpha + … + alpha^gamma tokens. `Adaptive` takes the gamma with the most tokens a second, down
+to 0. It learns the duration of a step from the steps (costs.py), and alpha from the acceptances of
+each kind of proposals in each row. The rows of a batch share its step, so the duration is that of
+the whole batch.
 
-Of alpha there is a beta distribution, not a number, because few proposals say little:
-E[alpha^i] = product over j < i of (a + j) / (a + b + j), with a accepted and b rejected ones.
+Few proposals say little about alpha, so it has a beta distribution: after a accepted and b rejected
+proposals, E[alpha^i] = product over j < i of (a + j) / (a + b + j).
 
-With delta = 0 a text is the same whatever is proposed, but for rounding. Greedy rows, where that
-hardly matters, learn from each other and from the clock. Sampled rows learn from those that are or
-were in the same batch, and keep to the table of costs, so that a call writes the same on every run.
-With delta > 0 the draft has a say in the text, so a row's numbers follow from its own acceptances
-and the table alone.
+With delta = 0 the proposals change a text only by rounding. Greedy rows, where that hardly matters,
+learn from each other and from the clock. Sampled rows learn from the rows of their batch, past ones
+too, and from the table of costs, so that a command gives the same text on every run. With delta > 0
+the draft influences the text, so a row's numbers depend on its own acceptances and the table alone.
 
-Symbols: B rows, gamma proposals, N the numbers that are considered.
+Symbols: B rows, gamma proposals, N numbers of proposals that are compared.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ if TYPE_CHECKING:
     from mlx_t5.engine.rows import Row
     from model import T5
 
-NUMBERS = (*range(9), 10, 12, MOST)  # of proposals that are considered
-FIRST = 7  # proposals at most, until more than so many were accepted
-KEPT = 3  # steps for which a number is kept, as deciding takes time
-LEAST_GAIN = 1.02  # estimates are not exact enough to act on less
-FIRST_GAIN = 1.1  # nor is the prior, so the first steps are cheap ones
-EVIDENCE = 6.0  # verified proposals from which on a number is kept
+NUMBERS = (*range(9), 10, 12, MOST)  # numbers of proposals that are compared
+FIRST = 7  # maximum of proposals, until more than so many were accepted
+KEPT = 3  # steps for which a number is kept, as choosing takes time
+LEAST_GAIN = 1.02  # smaller differences of the estimates are ignored
+FIRST_GAIN = 1.1  # the same, while only the prior is known
+EVIDENCE = 6.0  # verified proposals from which on more than the prior is known
 
 
 class Plan(NamedTuple):
-    """How many tokens of a draft these rows get while `experience.wait` lasts."""
+    """The number of draft tokens that these rows get while `experience.wait` lasts."""
 
     rows: Sequence[Row]
     number: int
@@ -56,20 +55,20 @@ class Plan(NamedTuple):
 
 
 class Adaptive:
-    """Chooses how many tokens of what each row is proposed."""
+    """Chooses the offer that each row is proposed, and how many of its tokens."""
 
     def __init__(self, expected: Expected, most: int | None = None) -> None:
-        """Starts with what is expected of the device; `most` proposals a row, or what suits it."""
+        """Starts with the expected costs; `most` proposals a row, None for the device's default."""
         self.expected, self.costs = expected, StepCosts(expected.seconds)
         self.table = StepCosts(partial(expected.seconds, sampled=True))  # learns nothing
         self.most = most_proposals() if most is None else most
         self.experience, self.of_batch = Experience(), Experience()
-        self._caught_up = False  # in this step the draft is fed what it has missed
+        self._caught_up = False  # whether the draft is fed missed tokens in this step
         self._plan = Plan([], 0, self.experience)
 
     @classmethod
     def of(cls, target: T5, drafter: Drafter | None) -> Adaptive:
-        """For a target, which exact decoding may pad, and what drafts for it."""
+        """Returns an `Adaptive` for a target, or its `ExactTarget`, and its drafter."""
         most = LONGEST_AUTO if isinstance(target, ExactTarget) else None
         return cls(Expected(target, drafter.model if drafter else None), most)
 
@@ -81,7 +80,7 @@ class Adaptive:
         return other
 
     def choose(self, rows: Sequence[Row], offers: Sequence[Sequence[Offer]]) -> list[Choice]:
-        """How many tokens of which offer each row is proposed in the next step."""
+        """Returns each row's choice for the next step: an offer, and a number of its tokens."""
         plan = self._plan
         if rows is plan.rows and plan.experience.wait > 0 and not known(offers):
             plan.experience.rest()
@@ -113,7 +112,7 @@ class Adaptive:
         return choices
 
     def rests(self, rows: Sequence[Row]) -> bool:
-        """Whether these rows, if they stay as they are, get nothing of a draft in the next step."""
+        """Whether the draft is sure not to be asked in the next step, if the rows stay the same."""
         plan = self._plan
         return rows is plan.rows and not plan.number and plan.experience.wait > 0
 
@@ -124,7 +123,7 @@ class Adaptive:
         offers: Sequence[Sequence[Offer]],
         choices: list[Choice],
     ) -> None:
-        """Writes the choices of rows that are greedy or sampled, or of one that is lenient."""
+        """Makes the choices of all greedy rows, of all sampled rows, or of one lenient row."""
         first = rows[indices[0]]
         learns, seen = first.adapts, self._learner(first)
         options = Options.of(indices, rows, offers, seen, self.most)
@@ -136,16 +135,16 @@ class Adaptive:
     def _decide(
         self, options: Options, costs: StepCosts, shapes: Grid, experience: Experience
     ) -> tuple[int, int]:
-        """Indices of the numbers of drafts and of copies with the most tokens a second.
+        """Returns the indices of the numbers of drafts and of copies with the most tokens a second.
 
-        Now and then it is others: a draft that did not pay may do so by now, and a number that
-        seems to be nearly as good may take less than the table says.
+        Sometimes it tries others: a draft that was too slow may be worth it by now, and a number
+        that seems nearly as good may take less time than the table says.
 
         Args:
-            options: of the rows.
-            costs: of steps.
-            shapes: of those that can be made.
-            experience: whose credit pays for trials.
+            options: the rows' options.
+            costs: seconds of steps.
+            shapes: shapes of the possible steps.
+            experience: its credit limits the trials.
         """
         proven = experience.verified >= EVIDENCE
         experience.wait = KEPT if proven and len(options.tokens[0]) > 1 else 0
@@ -154,7 +153,7 @@ class Adaptive:
         speeds = tokens / seconds
         near = speeds >= speeds.max() / (LEAST_GAIN if proven else FIRST_GAIN)
         d, m = divmod(int(np.where(near, seconds, np.inf).argmin()), speeds.shape[1])
-        prices = seconds - tokens / speeds[d, m]  # seconds lost by other numbers
+        prices = seconds - tokens / speeds[d, m]  # seconds lost with other numbers
         others = [(n, m) for n in range(1, len(speeds))]
         if d == 0:
             prices = prices + self.expected.catching_up(shapes.rows, options.unread)
@@ -173,11 +172,11 @@ class Adaptive:
     def note(
         self, row: Row, offers: Sequence[Offer], choice: Choice, written: list[int], accepted: int
     ) -> None:
-        """Learns what became of a row's offers.
+        """Learns from the outcome of a row's offers.
 
         Args:
-            row: after the step.
-            offers: what it could have been proposed.
+            row: the row after the step.
+            offers: its offers in the step.
             choice: what it was proposed.
             written: tokens that the step wrote.
             accepted: how many of them were proposals.
@@ -186,7 +185,7 @@ class Adaptive:
             return
         text = written[: len(written) - row.ended]
         for kind, tokens, _ in offers:
-            if tokens is not None:  # whether it was proposed or not
+            if tokens is not None:  # known on the host, so it is judged even if not proposed
                 counts = compare(tokens, text)
             elif choice.drafted:
                 ended = row.finish_reason == "stop"
@@ -204,28 +203,28 @@ class Adaptive:
         return row.experience if row.settings.delta else self.of_batch
 
     def shape(self, rows: Sequence[Row], choices: Sequence[Choice]) -> Shape | None:
-        """Of a step, if it tells what such steps cost: all rows are greedy and adapt."""
+        """Returns the step's shape if its duration is to be learned (all rows adapt), else None."""
         if self._caught_up or not all(row.adapts for row in rows):
             return None
         positions = 1 + max(choice.length for choice in choices)
         return len(rows), positions, max(choice.drafted for choice in choices)
 
     def timed(self, shape: Shape | None, seconds: float) -> None:
-        """Learns what a step took, by what `shape` says of it."""
+        """Learns the duration of a step, if `shape` gave it a shape."""
         if shape:
             self.costs.note(*shape, seconds)
 
 
 @dataclass(frozen=True)
 class Options:
-    """What some rows of a batch can be proposed, and what to expect of it.
+    """What some rows of a batch can be proposed, and how many tokens that is expected to yield.
 
     Attributes:
-        indices: of the rows in their batch.
-        offers: a draft's and another one of each row, where it has them.
-        rooms: tokens that each can be proposed at most.
-        tokens: (B, N, N) that a step yields each, by the number of drafts and of copies; an axis
-            without offers has one number, 0.
+        indices: the rows' indices in the batch.
+        offers: the draft's offer and the copy's of each row, None where there is none.
+        rooms: maximum of proposals of each row.
+        tokens: (B, N, N) expected tokens of each row, by the number of drafts and of copies; an
+            axis without offers has the number 0 alone.
     """
 
     indices: Sequence[int]
@@ -242,7 +241,7 @@ class Options:
         others: Experience,
         most: int,
     ) -> Options:
-        """Of these rows, with what was seen of all `others`, and `most` proposals."""
+        """Returns the rows' options, with the experience of `others` and `most` proposals a row."""
         numbers = [number for number in NUMBERS if number <= most]
         pairs, rooms = [], [rows[i].room for i in indices]
         for i in indices:
@@ -264,17 +263,17 @@ class Options:
 
     @property
     def unread(self) -> int:
-        """Tokens that the draft has yet to read, of the row that has most of them."""
+        """The largest number of tokens that the draft has yet to read of a row."""
         return max((drafted.unread for drafted, _ in self.offers if drafted), default=0)
 
     def shapes(self, rows: int, others: Sequence[Choice] = ()) -> Grid:
-        """Of steps of so many rows, of which others have these choices."""
+        """Returns the shapes of steps of so many rows, in which other rows have these choices."""
         drafts, copies = (NUMBERS[:n] for n in self.tokens.shape[1:])
         longest = max((choice.length for choice in others), default=0)
         return grid(rows, drafts, copies, longest, max((c.drafted for c in others), default=0))
 
     def take(self, decided: tuple[int, int], choices: list[Choice]) -> None:
-        """Writes the rows' choices, by the indices of their numbers."""
+        """Writes the rows' choices, given the indices that were decided."""
         d, m = decided
         rows = zip(self.indices, self.offers, self.rooms, self.tokens, strict=True)
         for i, (draft, copied), room, tokens in rows:
@@ -285,17 +284,17 @@ class Options:
 
 
 def known(offers: Sequence[Sequence[Offer]]) -> bool:
-    """Whether the host knows tokens of some offer."""
+    """Whether the host knows the tokens of any offer."""
     return any(offer.tokens for offered in offers for offer in offered)
 
 
 def expected_tokens(belief: tuple[float, float], cap: int, numbers: Sequence[int]) -> list[float]:
-    """(N,) tokens that a step yields with so many proposals.
+    """Returns the (N,) expected tokens of a step with each number of proposals.
 
     Args:
         belief: a and b of the beta distribution of alpha.
-        cap: proposals that the row can have at most.
-        numbers: (N,) ascending.
+        cap: maximum of proposals of the row.
+        numbers: (N,) numbers of proposals, ascending.
     """
     a, b = belief
     tokens, chance = [1.0], 1.0
@@ -306,19 +305,19 @@ def expected_tokens(belief: tuple[float, float], cap: int, numbers: Sequence[int
 
 
 def count_verified(proposed: int, accepted: int, written: int, ended: bool) -> tuple[int, int]:
-    """What a step tells about alpha.
+    """Counts the proposals of a step by which alpha is estimated.
 
-    What counts is whether a proposal made the step longer. A proposal behind the end of the text is
-    as good as rejected. The end token itself would have come without it, so it does not count.
+    A proposal succeeds if it made the step longer. Proposals behind the end of the text count as
+    rejected. A proposed end token does not count, as the target would have written it anyway.
 
     Args:
-        proposed: how many tokens.
+        proposed: number of proposals.
         accepted: how many of them are part of the text.
         written: tokens that the step wrote, the target's own included.
         ended: whether they ended the text.
 
     Returns:
-        How many proposals were verified, and how many of them made the step longer.
+        The number of proposals verified, and how many of them made the step longer.
     """
     useful = min(accepted, written - 1)
     if ended and proposed == accepted == written:
@@ -327,11 +326,11 @@ def count_verified(proposed: int, accepted: int, written: int, ended: bool) -> t
 
 
 def compare(copy: Sequence[int], written: Sequence[int]) -> tuple[int, int]:
-    """What `count_verified` says of tokens known on the host, whether they were proposed or not.
+    """Returns what `count_verified` would if these tokens, known on the host, were proposed.
 
     Args:
         copy: the tokens.
-        written: what the step wrote, without the end token.
+        written: tokens that the step wrote, without the end token.
     """
     known = min(len(copy), len(written))
     accepted = next((i for i in range(known) if copy[i] != written[i]), known)

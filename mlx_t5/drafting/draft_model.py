@@ -27,11 +27,11 @@ DRAFT = Kind("draft", 1.5, 0.4, writer="draft", drafted=True)
 class DraftModel:
     """A small T5 that decodes ahead of the target, token by token.
 
-    Its cache holds a prefix of each row's committed tokens. After a step that
-    is arithmetic: of the positions fed, those up to the last accepted proposal
-    are still true, and the next pass simply overwrites the others.
+    Its cache holds a prefix of each row's committed tokens. Rolling back is arithmetic:
+    the positions fed up to the last accepted proposal stay valid, and the next pass
+    overwrites the others.
 
-    A draft that shares its target's encoder (network/sharing.py) does not encode a prompt again.
+    A draft that shares its target's encoder (network/sharing.py) does not encode prompts itself.
     One with a vocabulary of its own (network/draft_vocabulary.py) has logits of N < V tokens.
     """
 
@@ -41,11 +41,11 @@ class DraftModel:
         Args:
             model: the draft.
             target: the model that verifies; both must share a tokenizer, while
-                the widths of their embeddings may differ.
-            vocabulary: which of the target's tokens the draft has; None asks the model.
+                the sizes of their vocabularies may differ.
+            vocabulary: the draft's tokens; None reads them from the model.
 
         Raises:
-            UserError: the draft is an encoder alone, the special tokens differ, or it uses the
+            UserError: the draft has no decoder, the special tokens differ, or the draft uses the
                 encoder of another target.
         """
         require_decoder(model, "the draft")
@@ -66,18 +66,18 @@ class DraftModel:
                 )
         self.model, self.target = model, target
         self.vocabulary = vocabulary or DraftVocabulary(model, target.config.vocab_size)
-        self.cache: Any = None  # a `Cache` while there are rows whose source was encoded
-        self.fed: list[int] = []  # positions of each row that the cache has seen
-        self.unread: list[int] = []  # tokens of each row that it lacks, besides the last one
-        self.sources: list[list[int]] = []  # tokens of each row's source
-        self.waiting: list[Any] = []  # states of the last rows, not yet encoded
+        self.cache: Any = None  # a `Cache` while there are encoded rows
+        self.fed: list[int] = []  # positions of each row in the cache
+        self.unread: list[int] = []  # tokens of each row not yet in it, besides the last one
+        self.sources: list[list[int]] = []  # source tokens of each row
+        self.waiting: list[Any] = []  # states (or None) of the last rows, not yet in the cache
 
     def fresh(self) -> DraftModel:
         """Returns a drafter with the same model and no rows."""
         return DraftModel(self.model, self.target, self.vocabulary)
 
     def insert(self, sources: Rows, states: Sequence[mx.array] | None = None) -> None:
-        """Takes rows whose sources are encoded once a draft is wanted; see `Drafter.insert`."""
+        """Adds rows; their sources are encoded at the first proposal. See `Drafter.insert`."""
         config = self.model.config
         unknown, pad = config.vocab_size, config.pad_token_id
         self.sources += [[t if t < unknown else pad for t in source] for source in sources]
@@ -86,13 +86,13 @@ class DraftModel:
         self.unread += map(len, sources)
 
     def offers(self) -> Sequence[Sequence[Offer]]:
-        """A draft for every row."""
+        """Offers a draft to every row."""
         return [[Offer(DRAFT, None, unread)] for unread in self.unread]
 
     def propose(
         self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
     ) -> Proposal | None:
-        """Decodes as many tokens as the most any row may get, in one lazy graph.
+        """Decodes the largest number of tokens chosen for any row, in one lazy graph.
 
         See `Drafter.propose`.
         """
@@ -100,7 +100,7 @@ class DraftModel:
         gamma = max(lengths)
         if gamma == 0:
             return None
-        self.note(committed)  # whatever was proposed last and not verified is fed again
+        self.note(committed)  # proposals that were not verified are forgotten
         logits = self._catch_up(committed, gamma)
         process, vocabulary = sampling.processing, self.vocabulary
         history = History.align(committed) if process else None
@@ -112,7 +112,7 @@ class DraftModel:
                 positions = [len(row) + i - 1 for row in committed]
                 logits = self._feed(xs[-1], positions)
             if process and history:
-                # Not needed for the output, but it makes the draft guess better.
+                # Not needed for correctness; it makes the draft guess better.
                 history = history.then(xs[-1] if xs else None)
                 counts = [min(max(n - i, 0), 1) for n in lengths]
                 logits = process(history, vocabulary.spread(logits, -mx.inf), counts)
@@ -122,13 +122,13 @@ class DraftModel:
                 token = likeliest(logits)
                 if vocabulary.ids is not None and not process:
                     token = vocabulary.ids[token]
-            else:  # a row's draws depend on how many ids there are, so q is over all of them
+            else:  # a draw depends on the number of ids, so q covers the target's V like p
                 q, _ = probabilities(logits, sampling)
                 qs.append(q if process else vocabulary.spread(q, 0.0))
                 token = sample(qs[-1][:, 0], fold(keys[:, i], 0, OWN))[:, None]
-            mx.async_eval(token)  # the device begins while the host puts together what follows
+            mx.async_eval(token)  # the device starts while the host builds the rest of the graph
             xs.append(token)
-        # Only a row's own proposals can become committed; what was fed past them is no prefix.
+        # Only a row's own proposals can be committed; tokens fed past them are no prefix.
         self.fed = [len(row) + max(n, 1) - 1 for row, n in zip(committed, lengths, strict=True)]
         q = mx.concatenate(qs, axis=1) if qs and sampling.any_lenient else None
         valid = mx.array(lengths, mx.int32)
@@ -137,7 +137,7 @@ class DraftModel:
         return Proposal(mx.concatenate(xs, axis=1), q, lengths, writers, valid)
 
     def note(self, committed: Rows) -> None:
-        """What was fed is true up to the last accepted proposal; then came the target's token."""
+        """Rolls back: the cache is valid up to the last accepted proposal."""
         known = [len(row) - 1 for row in committed]
         self.fed = list(map(min, self.fed, known))
         sources = self.sources[len(self.fed) - len(self.waiting) :]
@@ -161,9 +161,9 @@ class DraftModel:
             self.cache = None
 
     def _encode(self) -> None:
-        """Computes cross-attention to the sources that are waiting.
+        """Computes the cross-attention of the waiting sources.
 
-        To the target's states of them if the encoder is shared, else to the draft's own.
+        It uses the target's states if the draft shares the encoder, else its own.
         """
         if not self.waiting:
             return
@@ -180,11 +180,11 @@ class DraftModel:
         self.waiting = []
 
     def _catch_up(self, committed: Rows, gamma: int) -> mx.array:
-        """Feeds what was committed since the last proposal; logits (B, 1, N) after it.
+        """Feeds the tokens committed since the last proposal; returns logits (B, 1, N) after them.
 
-        Usually that is the target's last token, and the last proposal too if it
-        was accepted. Rows that lack fewer tokens are padded; the padding lands
-        in slots that are written again before any query can see them.
+        Usually these are the target's last token, and the last proposal if it was
+        accepted. Rows with fewer tokens are padded; the slots of the padding are
+        overwritten before any query can see them.
         """
         self._encode()
         pending = [list(row[fed:]) for fed, row in zip(self.fed, committed, strict=True)]
@@ -198,9 +198,9 @@ class DraftModel:
         return mx.take_along_axis(logits, last[:, None, None], axis=1)
 
     def _feed(self, tokens: mx.array, positions: list[int]) -> mx.array:
-        """Logits (B, T, N) after tokens (B, T), of the tokens that both models have.
+        """Returns logits (B, T, N) after tokens (B, T), for the tokens that both models have.
 
-        Ids that only the target has are padding to the draft, which may guess badly but not fail.
+        The draft reads ids that only the target has as padding: its guess may be bad, but it works.
         """
         config = self.model.config
         if config.vocab_size < self.target.config.vocab_size:

@@ -1,7 +1,7 @@
-"""What was seen of proposals, and what to believe of the next ones.
+"""Outcomes of past proposals, and what they say about the next ones.
 
-Of alpha, the probability that a proposal is accepted, there is a beta distribution with parameters
-a and b: accepted and rejected proposals, those of the prior included.
+alpha, the probability that a proposal is accepted, has a beta distribution. Its parameters a and b
+are the numbers of accepted and rejected proposals, plus those of a prior.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from dataclasses import dataclass, field
 
 from mlx_t5.drafting.proposals import Kind
 
-MEMORY = 80.0  # verified proposals after which an old one counts 1/e
-OTHERS = 20.0  # proposals of other rows that count for a row at most
-TRIAL_SHARE = 0.02  # of the time, spent on drafts that are not expected to pay
-LEAST_PRICE = 0.06  # of a trial, in steps
+MEMORY = 80.0  # after so many verified proposals an old one counts 1/e
+OTHERS = 20.0  # maximum weight of other rows' proposals, in proposals
+TRIAL_SHARE = 0.02  # share of the time spent on trials
+LEAST_PRICE = 0.06  # minimum price of a trial, in steps
 
 
 @dataclass
 class Outcomes:
-    """What became of proposals, the latest counting most."""
+    """Numbers of accepted and rejected proposals; older ones fade."""
 
     accepted: float = 0.0
     rejected: float = 0.0
 
     def add(self, verified: int, accepted: int) -> None:
-        """Takes the outcome of a step into account."""
+        """Adds the outcome of a step."""
         fade = (1 - 1 / MEMORY) ** verified
         self.accepted = self.accepted * fade + accepted
         self.rejected = self.rejected * fade + verified - accepted
@@ -34,13 +34,13 @@ class Outcomes:
 
 @dataclass
 class Experience:
-    """What was seen of proposals, by one row or by several.
+    """How proposals fared, in one row or in several.
 
     Attributes:
-        outcomes: by kind.
-        credit: seconds that may be spent on trying a draft.
-        income: seconds that a step adds to them.
-        wait: steps for which nothing has to be decided.
+        outcomes: the outcomes of each kind of proposals.
+        credit: seconds that may be lost on trials.
+        income: seconds that each step adds to the credit.
+        wait: steps until the next choice.
     """
 
     outcomes: dict[Kind, Outcomes] = field(default_factory=lambda: defaultdict(Outcomes))
@@ -54,7 +54,7 @@ class Experience:
         return sum(kind.accepted + kind.rejected for kind in self.outcomes.values())
 
     def belief(self, kind: Kind, others: Experience) -> tuple[float, float]:
-        """a and b of the beta distribution of alpha for a row with this experience."""
+        """Returns a and b of alpha's beta distribution, for a row with this experience."""
         own, shared = self.outcomes[kind], others.outcomes[kind]
         a = kind.accepted + max(shared.accepted - own.accepted, 0.0)
         b = kind.rejected + max(shared.rejected - own.rejected, 0.0)
@@ -62,7 +62,7 @@ class Experience:
         return a * scale + own.accepted, b * scale + own.rejected
 
     def affords(self, price: float, step: float) -> bool:
-        """Whether a trial that loses so many seconds is due; a usual step takes `step`."""
+        """Decides whether a trial that loses `price` seconds is due; a usual step takes `step`."""
         price, self.income = max(price, LEAST_PRICE * step), TRIAL_SHARE * step
         due = self.credit >= price
         self.credit += -price if due else self.income
@@ -70,6 +70,6 @@ class Experience:
         return due
 
     def rest(self) -> None:
-        """Takes a step into account for which nothing had to be decided."""
+        """Counts a step that repeated the last choice."""
         self.credit += self.income
         self.wait -= 1

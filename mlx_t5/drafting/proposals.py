@@ -1,8 +1,8 @@
-"""What a drafter is, and what it offers and proposes.
+"""The interface of a drafter: offers, choices and proposals.
 
-A drafter guesses the next tokens of every row of a batch; the target checks them. Whatever it
-proposes, the output stays correct: a poor drafter only costs time. A step asks it for `offers`,
-chooses how many tokens of which to take (adaptive.py), and has it `propose` those.
+A drafter guesses the next tokens of every row of a batch, and the target checks them. A poor
+drafter only costs time: the output stays correct. A step asks the drafter for `offers`, chooses
+how many tokens of which offer to take (adaptive.py), and has it `propose` them.
 
 A new source of proposals is one file with a `Kind` and a `Drafter`.
 
@@ -26,14 +26,14 @@ Rows = Sequence[Sequence[int]]  # tokens of each row
 
 @dataclass(frozen=True)
 class Kind:
-    """Proposals that are about equally good.
+    """A kind of proposals with a common acceptance rate.
 
     Attributes:
         name: for messages and tests.
-        accepted: how many are taken to have been accepted before any was seen.
-        rejected: how many are taken to have been rejected.
-        writer: who is said to have written their tokens: "draft" or "copy".
-        drafted: whether each costs a pass of a draft model.
+        accepted: prior number of accepted proposals.
+        rejected: prior number of rejected proposals.
+        writer: who wrote the tokens in statistics and results: "draft" or "copy".
+        drafted: whether each proposal costs a pass of a draft model.
     """
 
     name: str
@@ -44,16 +44,16 @@ class Kind:
 
     @property
     def alpha(self) -> float:
-        """The probability that one is accepted, before any was seen."""
+        """The prior probability that a proposal is accepted."""
         return self.accepted / (self.accepted + self.rejected)
 
 
 class Offer(NamedTuple):
-    """What a row may be proposed.
+    """Tokens that a drafter could propose for a row.
 
     Attributes:
-        kind: of proposal.
-        tokens: if the host knows them; None if a draft is to be asked.
+        kind: their kind.
+        tokens: the tokens if the host knows them; None if a draft model has to be asked.
         unread: tokens of the row that the draft has yet to read, besides the last one.
     """
 
@@ -62,23 +62,23 @@ class Offer(NamedTuple):
     unread: int = 0
 
     def most(self, room: int) -> int:
-        """How many tokens of it fit into this room."""
+        """The number of its tokens, `room` at most."""
         return room if self.tokens is None else min(room, len(self.tokens))
 
     def first(self, number: int) -> Choice:
-        """At most so many tokens of it."""
+        """Chooses its first `number` tokens, or all if it has fewer."""
         return Choice(self, self.most(number))
 
 
 class Choice(NamedTuple):
-    """How many tokens of an offer a row is proposed."""
+    """The offer that a row is proposed, and how many of its tokens."""
 
     offer: Offer | None = None
     length: int = 0
 
     @property
     def drafted(self) -> int:
-        """Passes of the draft that it takes."""
+        """Draft passes that it takes."""
         return self.length if self.offer and self.offer.kind.drafted else 0
 
 
@@ -87,16 +87,16 @@ NOTHING = Choice()
 
 @dataclass
 class Proposal:
-    """What a drafter proposes for one step.
+    """The proposals of all rows for one step.
 
     Attributes:
         tokens: (B, gamma) int32; a row's entries past its length are padding. None if gamma is 0.
-        q: (B, gamma, V) probabilities the tokens were drawn from, where a row is lenient; None if
-            the proposals are deterministic, q(x) = 1.
-        lengths: how many proposals of each row are real.
-        writers: who proposed, "draft" or "copy" a row.
-        valid_lengths: (B,) int32, how many of them count: those before logits that were not finite,
-            which matters only where a token that is not the target's own may be kept.
+        q: (B, gamma, V) probabilities that the tokens were drawn from; None if no row is lenient,
+            or if the proposals are deterministic, q(x) = 1.
+        lengths: number of proposals of each row, without padding.
+        writers: who proposed each row's tokens, "draft" or "copy".
+        valid_lengths: (B,) int32, number of proposals before the draft's first non-finite logits.
+            It matters only with delta > 0, where a token other than the target's may be kept.
     """
 
     tokens: mx.array | None
@@ -107,16 +107,16 @@ class Proposal:
 
     @classmethod
     def nothing(cls, rows: int) -> Proposal:
-        """No proposal for any of the rows."""
+        """Returns an empty proposal for so many rows."""
         return cls(None, None, [0] * rows, [""] * rows, mx.array([0] * rows, mx.int32))
 
 
 class Drafter(Protocol):
-    """Proposes tokens for the rows of one batch, which are known by their place."""
+    """Proposes tokens for the rows of one batch, which it identifies by their index."""
 
     @property
     def model(self) -> T5 | None:
-        """The model that is asked, None if there is none."""
+        """The draft model; None if there is none."""
 
     def fresh(self) -> Drafter:
         """Returns a drafter of the same kind for another batch, without rows."""
@@ -126,25 +126,25 @@ class Drafter(Protocol):
 
         Args:
             sources: source tokens of each row.
-            states: what the target's encoder made of each (S, d_model), for a draft that uses it.
+            states: the target's encoder output (S, d_model) of each, for a draft that uses it.
         """
 
     def offers(self) -> Sequence[Sequence[Offer]]:
-        """What each row may be proposed next; at most one offer of a draft, and one of others."""
+        """Returns each row's offers: at most one of a draft model, and one of copied tokens."""
 
     def propose(
         self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
     ) -> Proposal | None:
-        """Guesses what follows, without waiting for the device.
+        """Guesses the next tokens, without waiting for the device.
 
         Args:
             committed: tokens of each row so far, the start token first.
-            choices: how many tokens of which of its offers each row is proposed.
+            choices: the offer that each row is proposed, and how many of its tokens.
             sampling: settings of the rows.
-            keys: (B, T, 2) of the next positions; None if every row is greedy.
+            keys: (B, T, 2) random keys of the next positions; None if every row is greedy.
 
         Returns:
-            The proposal, or None if no row is proposed anything.
+            The proposal, or None if it proposes nothing for any row.
         """
 
     def note(self, committed: Rows) -> None:

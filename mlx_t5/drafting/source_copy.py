@@ -1,21 +1,21 @@
 """Proposals copied from the source, for output that follows its input.
 
-Corrections, simplifications and summaries repeat much of the text they are made from, so the next
-tokens can often be read off the encoder's input: Sun et al., "Instantaneous Grammatical Error
+Corrections, simplifications and summaries repeat much of their source, so the next tokens can often
+be copied from the encoder's input: Sun et al., "Instantaneous Grammatical Error
 Correction with Shallow Aggressive Decoding" (https://arxiv.org/abs/2106.04970), and Ge et al.,
 "Lossless Acceleration for Seq2seq Generation with Aggressive Decoding"
-(https://arxiv.org/abs/2205.10350). No model is asked, so a proposal costs nothing but its place in
-the target's next pass; it is deterministic, q(x) = 1.
+(https://arxiv.org/abs/2205.10350). No model is asked, so a proposal costs only its place in the
+target's next pass. It is deterministic, q(x) = 1.
 
-An `Alignment` follows one row through its source. A token of the output that equals the one the
-alignment expects is a copy, and the alignment moves on. After any other token it looks for that
-token elsewhere, the place with the longest match first and then the nearest, so that copying
-resumes where the source resumes after an insertion, a deletion or a move. A token that the source
-does not have is taken for the replacement of the expected one. The output so far is searched as
-well, for phrases that repeat in it.
+An `Alignment` follows one row through its source. If the next token of the output equals the token
+that the alignment expects, it is a copy, and the alignment moves on by one. Otherwise the alignment
+looks for that token elsewhere in the source, so that copying resumes after an insertion, a deletion
+or a move; it takes the place with the longest match, of equal ones the nearest. A token that the
+source does not have counts as the replacement of the expected one. The output so far is searched
+as well, for repeated phrases.
 
-A prediction, a text that the caller expects (`prediction` of `generate`), stands in front of the
-source and is read from its beginning. It is looked into whatever drafter there is.
+The caller's expected text (`prediction` of `generate`) is put in front of the source and read from
+its beginning. It is copied from whatever the drafter is.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from mlx_t5.text.prompts import task_prefix
 if TYPE_CHECKING:
     from model import T5
 
-LONGEST_MATCH = 8  # a longer agreement tells no more about where the text goes on
-SHORTEST_REPEAT = 3  # tokens that have to recur before the output is taken for its own source
-CANDIDATES = 16  # places that are compared: the latest of the output, the nearest of the source
-RECENT = 4  # at least half of the last so many tokens must be copies for the next to be likely
-COMPARED = 16  # tokens of a copy that are compared with what is written instead of it
+LONGEST_MATCH = 8  # longer matches do not make a place more likely
+SHORTEST_REPEAT = 3  # tokens that must recur before the output is copied from itself
+CANDIDATES = 16  # places compared: the latest in the output, the nearest in the source
+RECENT = 4  # tokens; if fewer than half of the last so many are copies, the next is unlikely
+COMPARED = 16  # maximum of tokens offered, and compared with the text even if not proposed
 COPY = Kind("copy", 2.0, 0.35)
-WEAK_COPY = Kind("weak copy", 0.75, 2.25)  # where little speaks for it
+WEAK_COPY = Kind("weak copy", 0.75, 2.25)  # after few copies, see `RECENT`
 FIRST_COPY = Kind("first copy", 0.4, 0.6)  # near 0.9 in corrections, near 0.1 in translations
 PREDICTION = Kind("prediction", 2.0, 0.35)
 WEAK_PREDICTION = Kind("weak prediction", 0.75, 2.25)
@@ -47,17 +47,17 @@ FIRST_PREDICTION = Kind("first prediction", 1.5, 0.3)  # callers may be wrong
 
 
 class Alignment:
-    """Where in its source one row's output stands.
+    """The position of one row's output in its source.
 
     Attributes:
-        source: the row's source tokens, EOS included, behind those of its prediction.
-        predicted: tokens of the prediction.
-        place: index in the source of the token expected next.
-        match: how many of the last tokens agree with the source in front of `place`.
+        source: tokens of the prediction, then of the source, EOS included.
+        predicted: number of tokens of the prediction.
+        place: index in `source` of the token expected next.
+        match: how many of the last output tokens agree with those before `place`.
         output: the tokens followed so far.
-        copies: for each of the last `RECENT` of them, whether it was the one expected.
-        phrases: where in the output each run of `SHORTEST_REPEAT` tokens has ended.
-        places: where in the source each run of as many tokens or fewer ends, once it is needed.
+        copies: for each of the last `RECENT` tokens, whether it was the expected one.
+        phrases: the ends in the output of each run of `SHORTEST_REPEAT` tokens.
+        places: the ends in `source` of each run of up to `SHORTEST_REPEAT` tokens; made lazily.
     """
 
     def __init__(self, source: Sequence[int], begin: int):
@@ -72,13 +72,13 @@ class Alignment:
         self.places = defaultdict[tuple[int, ...], list[int]](list)
 
     def predict(self, prediction: Sequence[int]) -> None:
-        """Takes a prediction before anything is written, and starts at its beginning."""
+        """Puts a prediction in front of the source and starts there, once, before any output."""
         if prediction and not self.predicted:
             self.source, self.place = [*prediction, *self.source], 0
             self.predicted = len(prediction)
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Moves along tokens that have been committed."""
+        """Moves on by the committed tokens."""
         for token in tokens:
             if len(self.output) >= SHORTEST_REPEAT:
                 phrase = tuple(self.output[-SHORTEST_REPEAT:])
@@ -93,7 +93,7 @@ class Alignment:
                 self._find_again()
 
     def find(self, length: int = COMPARED) -> Offer | None:
-        """At most `length` tokens that may come next; None if there are none."""
+        """Returns at most `length` tokens that may come next; None if there are none."""
         if tokens := self._repeated(length):
             return Offer(COPY, tokens)
         predicted = self.place < self.predicted
@@ -103,21 +103,21 @@ class Alignment:
             kind = FIRST_PREDICTION if predicted else FIRST_COPY
         elif 2 * sum(self.copies) < len(self.copies):
             if predicted and not self.match:
-                return None  # a wrong prediction must not cost every step
+                return None  # so that a wrong prediction does not cost time in every step
             kind = WEAK_PREDICTION if predicted else WEAK_COPY
         tokens = self.source[self.place : end]
         return Offer(kind, tokens) if tokens else None
 
     def _repeated(self, length: int) -> list[int]:
-        """What followed the last tokens where the output had them before."""
+        """Returns the tokens that followed an earlier occurrence of the last output tokens."""
         if self.match >= SHORTEST_REPEAT or len(self.source) == self.predicted:
-            return []  # the source says more, or nothing but the prediction is copied
+            return []  # the source is more reliable, or only the prediction is to be copied
         ends = self.phrases.get(tuple(self.output[-SHORTEST_REPEAT:]), ())[-CANDIDATES:]
         best = max(ends, key=lambda end: (self._agreement(self.output, end), end), default=0)
         return self.output[best : best + length] if best else []
 
     def _find_again(self) -> None:
-        """Goes on from another place of the source that has the last token."""
+        """Moves to another place in the source that has the last token."""
         if not self.places:
             self._index_source()
         last = self.output[-SHORTEST_REPEAT:]
@@ -139,7 +139,7 @@ class Alignment:
                 self.places[run].append(end)
 
     def _agreement(self, tokens: Sequence[int], end: int) -> int:
-        """How many tokens in front of `end` agree with the last ones, at most LONGEST_MATCH."""
+        """Counts the tokens before `end` that agree with the last output; at most LONGEST_MATCH."""
         count, most = 0, min(LONGEST_MATCH, end, len(self.output))
         while count < most and tokens[end - 1 - count] == self.output[-1 - count]:
             count += 1
@@ -147,7 +147,7 @@ class Alignment:
 
 
 def count_predicted(prediction: Sequence[int], text: Sequence[int]) -> tuple[int, int]:
-    """How many tokens of a prediction are read beside a text, and how many of them it has."""
+    """Returns how many tokens of a prediction were compared with a text, and how many agreed."""
     alignment, found, read = Alignment((), 0), set[int](), 0
     alignment.predict(prediction)
     for token in text:
@@ -159,7 +159,7 @@ def count_predicted(prediction: Sequence[int], text: Sequence[int]) -> tuple[int
 
 
 class SourceCopy:
-    """A drafter that copies; see `draft_model.Drafter` for its verbs."""
+    """A drafter that copies; see `proposals.Drafter` for its methods."""
 
     model = None
 
@@ -167,8 +167,8 @@ class SourceCopy:
         """Starts without rows.
 
         Args:
-            tokenizer: to tell a task prefix by; without one copying begins at the start.
-            lookup: whether to copy from sources; otherwise from predictions alone.
+            tokenizer: to recognise a task prefix; without one copying begins at the start.
+            lookup: whether to copy from sources; if not, only from predictions.
         """
         self.tokenizer, self.lookup = tokenizer, lookup
         self.alignments: list[Alignment] = []
@@ -183,14 +183,14 @@ class SourceCopy:
         self.alignments += [Alignment(s, len(task_prefix(s, self.tokenizer))) for s in known]
 
     def offers(self) -> Sequence[Sequence[Offer]]:
-        """The next tokens of each row's source, if there are any."""
+        """Offers the next tokens of each row's source, if there are any."""
         offers = (alignment.find() for alignment in self.alignments)
         return [[offer] if offer else [] for offer in offers]
 
     def propose(
         self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
     ) -> Proposal | None:
-        """Proposes what was offered; see `Drafter.propose`."""
+        """Proposes the chosen tokens; see `Drafter.propose`."""
         rows = [
             list(offer.tokens[:length]) if offer and offer.tokens else []
             for offer, length in choices
@@ -203,7 +203,7 @@ class SourceCopy:
         return Proposal(tokens, None, lengths, [COPY.writer] * len(rows), valid)
 
     def note(self, committed: Rows) -> None:
-        """Moves the alignments on; the start token is not output."""
+        """Moves the alignments on; the start token does not count."""
         for alignment, row in zip(self.alignments, committed, strict=True):
             alignment.follow(row[1 + len(alignment.output) :])
 
@@ -213,10 +213,10 @@ class SourceCopy:
 
 
 class CopyOrDraft:
-    """A drafter that copies where that is likely to hold and asks a draft model elsewhere."""
+    """A drafter that copies or asks a draft model, as chosen for each row."""
 
     def __init__(self, copy: SourceCopy, draft: Drafter):
-        """Combines two drafters; the draft model's passes are saved while all rows copy."""
+        """Combines two drafters; while all rows copy, the draft model is not run."""
         self.copy, self.draft = copy, draft
 
     @property
@@ -234,20 +234,20 @@ class CopyOrDraft:
         self.draft.insert(sources, states)
 
     def offers(self) -> Sequence[Sequence[Offer]]:
-        """What both offer."""
+        """Returns the offers of both."""
         offers = zip(self.copy.offers(), self.draft.offers(), strict=True)
         return [[*copied, *drafted] for copied, drafted in offers]
 
     def propose(
         self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
     ) -> Proposal | None:
-        """Asks both for what was chosen of each; see `Drafter.propose`."""
+        """Has each propose what was chosen of its offers; see `Drafter.propose`."""
         copies = self.copy.propose(committed, choices, sampling, keys)
         drafts = self.draft.propose(committed, choices, sampling, keys)
         return merged(copies, drafts) if copies and drafts else copies or drafts
 
     def note(self, committed: Rows) -> None:
-        """Tells both."""
+        """Passes the rows' tokens on to both."""
         self.copy.note(committed)
         self.draft.note(committed)
 
@@ -258,7 +258,7 @@ class CopyOrDraft:
 
 
 def merged(copies: Proposal, drafts: Proposal) -> Proposal:
-    """The rows that copy from one proposal and the others from the other."""
+    """Merges two proposals: rows that copy take `copies`, the others `drafts`."""
     a, b = copies.tokens, drafts.tokens
     assert a is not None and b is not None, "as both propose"
     width = max(a.shape[1], b.shape[1])
@@ -276,11 +276,11 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
 
 
 def predicting(drafter: Drafter | None, predictions: Rows) -> Drafter | None:
-    """What a batch with these predictions drafts with: as long as a row has one, it is copied from.
+    """Returns a drafter that copies from these predictions too, or stops to if there are none left.
 
     Args:
-        drafter: what it drafts with so far; None if nothing is proposed.
-        predictions: of all rows, empty where there is none; some row has one, or one had that left.
+        drafter: the batch's current drafter; None if nothing is proposed.
+        predictions: each row's prediction, empty if it has none.
     """
     copy = drafter.copy if isinstance(drafter, CopyOrDraft) else drafter
     if not isinstance(copy, SourceCopy):

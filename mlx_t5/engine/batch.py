@@ -1,8 +1,8 @@
 """The rows in flight: how they join and leave.
 
-A batch is what `decoder.Engine` or `beams.Beams` advances. Sources are encoded when a row joins, or
-ahead; then the batch holds the row's cache, and its drafter what it needs for the row. Rows keep
-their order.
+`decoder.Engine` and `beams.Beams` are batches. A row's source is encoded when the row joins, or
+earlier; from then on the batch holds the row's cache, and the drafter its own state of the row.
+Rows keep their order.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Batch:
     """Rows in flight, with the target's cache and the settings of all of them.
 
     Attributes:
-        rows: those in flight.
-        cache: the target's, a `Cache` while there are rows.
-        copies: sequences of each row that the target continues.
-        ranks: that share the target; all take what rank 0 proposes and decides.
-        choices: what each row was proposed in the last step, if anything can be.
+        rows: the rows in flight.
+        cache: the target's cache, a `Cache` while there are rows.
+        copies: sequences a row that the target continues (the beams of a search).
+        ranks: the ranks that share the target; all take rank 0's proposals and decisions.
+        choices: what each row was proposed in the last step; empty without a drafter.
     """
 
     copies = 1
@@ -45,8 +45,8 @@ class Batch:
         """Starts an empty batch.
 
         Args:
-            target: the model whose output is wanted, in exact decoding around it what pads.
-            drafter: where proposals come from; None for regular decoding.
+            target: the model whose output is wanted; in exact decoding an `ExactTarget`.
+            drafter: makes the proposals; None for regular decoding.
             clock: seconds, for the statistics.
         """
         self.target, self.drafter, self.clock = target, drafter, clock
@@ -65,11 +65,11 @@ class Batch:
         """Encodes the source of new rows and adds them to the batch.
 
         Args:
-            rows: the new ones; those that have been encoded ahead are not encoded again.
+            rows: the new rows; those encoded ahead are not encoded again.
             ahead: rows that join later, to be encoded in the same passes.
 
         Raises:
-            RuntimeError: the device has not enough memory; the batch is as it was.
+            RuntimeError: the device has not enough memory; the batch is unchanged.
         """
         started = self.clock()
         sources = [row.ids for row in rows]
@@ -82,7 +82,7 @@ class Batch:
             encoded = [by_row.get(id(r), r.states) for r in rows]
             cache = prepared(self.target, sources, encoded, self.copies)
             mx.async_eval(cache.state, states)
-            mx.synchronize()  # a wait for arrays alone may miss that their pass has failed
+            mx.synchronize()  # waiting for the arrays alone may miss a failed pass
         if self.drafter:
             self.drafter.insert(sources, encoded)
         if self.cache is None:
@@ -101,14 +101,14 @@ class Batch:
         self._collect()
 
     def step(self) -> None:
-        """Advances all rows; those that finish leave the batch."""
+        """Advances all rows; finished rows leave the batch."""
         raise NotImplementedError
 
     def drop_finished(self) -> None:
-        """Drops the finished rows, if the pass that wrote their last tokens has ended well.
+        """Drops the finished rows, after checking that the last pass has not failed.
 
-        Metal may give zeros for a pass that has failed, and say so at the next use. Then every row
-        has tokens of that pass, and fails.
+        Metal may return zeros for a failed pass and report the error at the next use. Every row
+        has tokens of that pass then, so all of them fail.
         """
         if any(row.finish_reason for row in self.rows):
             try:
@@ -128,7 +128,7 @@ class Batch:
             self.drafter.keep(rows)
         if remaining:
             self.cache.keep(rows)
-            # In a batch that never empties, one long prompt would make all rows as wide for good.
+            # Otherwise one long prompt would pad all later rows of a batch that never empties.
             longest = max(len(row.committed) for row in remaining)
             self.cache.trim(max(len(row.ids) for row in remaining), longest - 1)
         else:
@@ -137,5 +137,5 @@ class Batch:
         self._collect()
 
     def _collect(self) -> None:
-        """Called when the rows have changed: collects what a step needs of their settings."""
+        """Collects what a step needs of the rows' settings; called when the rows have changed."""
         raise NotImplementedError

@@ -1,9 +1,9 @@
 """Continuous batching: which waiting prompts take the place of finished ones.
 
-Rows of a batch are padded to the longest source among them, so prompts join in groups of like
-length. Where nobody waits for a single one, others are encoded ahead with them, as a pass over few
-positions is dear. Results leave in the order in which the prompts came, and only a window of
-prompts is in hand at a time, so memory does not grow with their number.
+Rows of a batch are padded to its longest source, so prompts join in groups of similar length.
+If nobody waits for a single prompt, others are encoded ahead with them: a pass over few positions
+costs almost as much as one over many. Results leave in the order of the prompts. Only a window of
+prompts is held at a time, so memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -20,51 +20,51 @@ from mlx_t5.grouping import PASS_POSITIONS, in_halves
 if TYPE_CHECKING:
     from mlx_t5.engine.batch import Batch
 
-PROMPTS_A_ROW = 8  # prompts in hand for each row in flight
-# Source tokens, padding included, that join between two steps at most, if it is more than one
-# prompt: rows in flight stand still while they are encoded, about as long as one long prompt takes.
+PROMPTS_A_ROW = 8  # prompts held for each row in flight
+# Maximum of source tokens, padding included, that join between two steps, unless they are a single
+# prompt. Rows in flight stand still while these are encoded, about as long as for one long prompt.
 MAX_JOINING_TOKENS = 1024
 
 
 class Queue:
     """Rows that wait for a place in an engine's batch, and for memory.
 
-    A row that memory does not suffice for beside others waits until one of them has left, and so
-    do all that came after it: otherwise short prompts could keep a long one waiting for good. It
+    If memory does not suffice for a row beside the others, it waits until one of them has left.
+    All later rows wait behind it: otherwise short prompts could hold up a long one forever. A row
     fails only if it does not fit alone.
 
     Attributes:
         waiting: the rows, the oldest first.
-        last: whether none will come after them.
+        last: whether no row will come after them.
     """
 
     def __init__(
         self, engine: Batch, size: int, waiting: Sequence[Row] = (), bulk: bool = False
     ) -> None:
-        """Lets at most `size` rows into the engine's batch.
+        """Starts a queue for an engine's batch.
 
         Args:
-            engine: with the batch.
-            size: rows in it at most.
+            engine: the batch.
+            size: maximum of rows in it.
             waiting: the first rows.
-            bulk: nobody waits for a single row, so rows may be encoded ahead, together with those
-                that join, and any number may join at once.
+            bulk: whether nobody waits for a single row. Then any number of rows may join at once,
+                and others may be encoded ahead with them.
         """
         self.engine, self.size, self.bulk = engine, size, bulk
         self.waiting, self.last = list(waiting), False
-        self._room = size  # rows beside which one was refused; tried again when there are fewer
+        self._room = size  # rows in flight when memory last ran out; below that, try again
 
     def admit(self) -> list[Row]:
-        """Lets as many rows join as there are places and memory for.
+        """Inserts as many waiting rows as there are places and memory for.
 
         Returns:
-            Those that cannot be decoded at all, finished by `error`.
+            The rows that cannot be decoded at all, finished with "error".
         """
         running = len(self.engine.rows)
         if not self.waiting or running >= min(self.size, self._room):
             return []
         everyone, (joining, ahead) = self.waiting, self._next(self.size - running)
-        self.remove(joining)  # at once: one on which the engine breaks must not be tried again
+        self.remove(joining)  # before inserting: a row that breaks the engine is not tried again
         all_fit = self._insert(joining, ahead)
         failed = [row for row in joining if row.error]
         if not all_fit:
@@ -74,17 +74,17 @@ class Queue:
         return failed
 
     def remove(self, rows: Iterable[Row]) -> None:
-        """Takes rows out of the batch; nobody has to wait on their account any longer."""
+        """Takes rows out of the queue, so that no other row waits behind them."""
         gone = set(map(id, rows))
         left = [row for row in self.waiting if id(row) not in gone]
         if len(left) < len(self.waiting):
             self.waiting, self._room = left, self.size
 
     def _next(self, count: int) -> tuple[list[Row], list[Row]]:
-        """Up to `count` rows to join, and those to encode ahead with them."""
-        if self.last:  # few are to be left alone at the end, and long sources make long texts
+        """Returns up to `count` rows to join, and the rows to encode ahead with them."""
+        if self.last:  # long sources make long texts: started last, they would decode alone
             order = sorted(self.waiting, key=lambda row: -len(row.ids))
-        else:  # the oldest, then those nearest to it in length
+        else:  # the oldest row, then those nearest to it in length
             oldest = len(self.waiting[0].ids)
             order = sorted(self.waiting, key=lambda row: abs(len(row.ids) - oldest))
         joining, later = order[:count], order[count:]
@@ -94,7 +94,7 @@ class Queue:
         return joining, fitting(new, later, PASS_POSITIONS) if new else []
 
     def _insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> bool:
-        """Inserts rows, at first all, then halves of them; False once one has to wait."""
+        """Inserts all rows at once, or else in halves; returns False if one has to wait."""
         if ahead:
             with suppress(RuntimeError, MemoryError):  # what MLX raises when it cannot allocate
                 self.engine.insert(rows, ahead)
@@ -106,7 +106,7 @@ class Queue:
         return [True] * len(rows)
 
     def _refuse(self, row: Row, reason: str) -> bool:
-        """What becomes of a row without memory: False if it waits for others, True if it fails."""
+        """Returns False if a row without memory waits for others to leave; else fails the row."""
         if self.engine.rows:
             return False
         cure = "shorten it or lower max_tokens"
@@ -124,14 +124,14 @@ def decode_rows(
 
     Args:
         engine: an engine without rows.
-        rows: what to decode; drawn from only as room is made.
-        batch_size: rows in flight at most.
-        ready: told how many rows have been drawn, says whether the next can be drawn without
-            waiting for it. It is waited for only when no row is in hand.
+        rows: what to decode; read lazily.
+        batch_size: maximum of rows in flight.
+        ready: given the number of rows read so far, returns whether the next can be read without
+            waiting. If it cannot, it is read only when no row is held.
 
     Yields:
-        Every row, finished, in the order of `rows`, as soon as all before it are finished. A row
-        that the device has no memory for, even alone, is finished by `error`.
+        Every finished row, in the order of `rows`, once all before it are finished. A row that
+        does not fit in memory even alone is finished with "error".
     """
     rows, total = iter(rows), 0
     in_hand: deque[Row] = deque()
@@ -144,7 +144,7 @@ def decode_rows(
                 break
             total += 1
             in_hand.append(row)
-            if row.finish_reason is None:  # bad ones are done
+            if row.finish_reason is None:  # not an unusable prompt
                 queue.waiting.append(row)
         if not in_hand:
             return
@@ -159,7 +159,7 @@ def follow(engine: Batch, row: Row) -> Iterator[int]:
     """Decodes one row with an engine without rows.
 
     Yields:
-        After each step, how many tokens the row had before it.
+        After each step, the number of tokens that the row had before it.
 
     Raises:
         UserError: the row cannot be decoded.

@@ -1,8 +1,8 @@
 """Rows in flight that search with beams: K hypotheses each, one token a step, and no draft.
 
-A row's beams share its prompt, whose cross-attention the cache holds once. The best continuations
-of all beams are found on the device, so a step waits for it once; what becomes of them is decided
-in sampling/beam_search.py.
+The beams of a row share its prompt, whose cross-attention the cache holds once. The device finds
+the best continuations of all beams, so a step waits for it once; sampling/beam_search.py then
+decides on the host which of them become beams or finished texts.
 
 Symbols: B rows, K beams, C continuations, V vocabulary.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Beams(Batch):
-    """Rows of the same number of beams. `insert` adds some, `step` advances all of them."""
+    """Rows that all have K beams. `insert` adds some, `step` advances all of them."""
 
     def __init__(
         self, target: T5, num_beams: int, clock: Callable[[], float] = time.perf_counter
@@ -35,14 +35,14 @@ class Beams(Batch):
 
         Args:
             target: the model whose output is wanted.
-            num_beams: K of every row.
+            num_beams: K, the same for every row.
             clock: seconds, for the statistics.
         """
         self.copies = num_beams
         super().__init__(target, None, clock)
 
     def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
-        """Adds rows, whose searches begin; see `Batch.insert`."""
+        """Adds rows and starts their searches; see `Batch.insert`."""
         config = self.target.config
         start, eos = config.decoder_start_token_id, config.eos_token_ids
         for row in rows:
@@ -50,7 +50,7 @@ class Beams(Batch):
         super().insert(rows, ahead)
 
     def step(self) -> None:
-        """Continues every hypothesis by one token; rows that finish leave the batch."""
+        """Continues every hypothesis by one token; finished rows leave the batch."""
         started = self.clock()
         beams = [beam for search in self.searches for beam in search.beams]
         best = self._continuations(self._decode(beams), beams)
@@ -67,7 +67,7 @@ class Beams(Batch):
             )
 
     def _decode(self, beams: Sequence[Hypothesis]) -> mx.array:
-        """Logits (B·K, V) of the target after each beam."""
+        """Returns the target's logits (B·K, V) after each beam."""
         tokens = mx.array([beam.tokens[-1:] for beam in beams], mx.int32)
         positions = [len(beam.tokens) - 1 for beam in beams]
         self.cache.reserve(max(positions) + 1)
@@ -76,15 +76,15 @@ class Beams(Batch):
     def _continuations(
         self, logits: mx.array, beams: Sequence[Hypothesis]
     ) -> tuple[mx.array, mx.array, mx.array]:
-        """Finds the best ways to go on, of every row; lazy.
+        """Finds the best continuations of every row, lazily.
 
         Args:
-            logits: (B·K, V) float32 of the target.
-            beams: what they follow.
+            logits: (B·K, V) float32, the target's.
+            beams: the beams that they follow.
 
         Returns:
-            Scores (B, C) float32 in falling order, indices (B, C) as `BeamSearch.advance` takes
-            them, and whether (B,) all logits were numbers.
+            Scores (B, C) float32 in descending order, indices (B, C) for `BeamSearch.advance`,
+            and (B,) bool, whether the row's scores are without NaN and +inf.
         """
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         if self._processing:
@@ -99,7 +99,7 @@ class Beams(Batch):
     def _advance(
         self, row: Row, scores: list[float], indices: list[int], finite: bool, seconds: float
     ) -> None:
-        """Gives a row's search what `_continuations` found; one that ends finishes the row."""
+        """Advances a row's search by its continuations; a search that ends finishes its row."""
         search = row.search
         assert search is not None, "begun when the row joined"
         row.stats.count(0, 0, "target")
@@ -115,10 +115,10 @@ class Beams(Batch):
 
     @property
     def searches(self) -> list[BeamSearch]:
-        """Of the rows."""
+        """The rows' searches."""
         return [row.search for row in self.rows if row.search]
 
     def _collect(self) -> None:
-        """Collects the rules that every beam is processed by."""
+        """Collects the logits processors of every beam."""
         settings = [row.settings for row in self.rows for _ in range(self.copies)]
         self._processing = Processing.of(settings, self.target.config.eos_token_ids)

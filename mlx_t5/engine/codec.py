@@ -18,7 +18,7 @@ from mlx_t5.text.detokenizer import decode
 from mlx_t5.text.prompts import checked_prompts, checked_samples, token_ids
 from mlx_t5.text.stop_strings import TextWatch
 
-CHARACTERS = 64  # of a prediction that are read at most, for each token that a text may have
+CHARACTERS = 64  # of a prediction are read at most, times max_tokens
 
 
 class Codec:
@@ -34,14 +34,14 @@ class Codec:
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
 
     def settings(self, defaults: Settings, **given: Any) -> Settings:
-        """The settings of a call.
+        """Returns the settings of a call.
 
         Args:
-            defaults: what was not given.
-            **given: any of `Settings`; a num_draft of None was not given.
+            defaults: the values of settings that are not given.
+            **given: any of `Settings`; num_draft=None counts as not given.
 
         Raises:
-            UserError: a value is out of range, or there is no tokenizer for it.
+            UserError: a value is out of range, or needs a tokenizer and there is none.
         """
         if given.get("num_draft") is None:
             given["num_draft"] = defaults.num_draft
@@ -49,7 +49,7 @@ class Codec:
         if settings.stop and self.tokenizer is None:
             raise UserError("stop strings need a tokenizer; this model folder has none")
         if settings.top_k >= self.vocab_size:
-            return replace(settings, top_k=0)  # no token is left out
+            return replace(settings, top_k=0)  # it would keep all tokens
         return settings
 
     def rows_of_all(
@@ -61,18 +61,18 @@ class Codec:
         indexes: Iterable[int] | None = None,
         predictions: Iterable[str | Sequence[int] | None] | None = None,
     ) -> Iterator[Row]:
-        """`rows` of prompts that are drawn as they are needed; arguments as of `results`.
+        """Yields the rows of many prompts, read lazily; arguments as in `decoder.results`.
 
         Raises:
-            UserError: the prompts are no iterable, or seeds or samples are not what they can be.
+            UserError: the prompts are no iterable, or `seed` or `num_samples` is out of range.
         """
         samples = checked_samples(num_samples, settings.temp)
         prompts, seed = checked_prompts(prompts, seed)
         given = chain(predictions or (), repeat(None))
-        each = zip(prompts, given, random_keys(seed, samples, indexes), strict=False)
+        requests = zip(prompts, given, random_keys(seed, samples, indexes), strict=False)
         return chain.from_iterable(
             self.rows(prompt, settings, keys, prediction=predicted)
-            for prompt, predicted, keys in each
+            for prompt, predicted, keys in requests
         )
 
     def rows(
@@ -83,16 +83,16 @@ class Codec:
         watched: bool = False,
         prediction: str | Sequence[int] | None = None,
     ) -> Iterator[Row]:
-        """Turns a prompt into a row for each key, finished by `error` if it cannot be used.
+        """Yields one row of a prompt for each key; an unusable prompt's are finished with "error".
 
-        The prompt is read once, and each row is made when it is asked for.
+        The prompt is tokenized once; each row is made when it is asked for.
 
         Args:
-            prompt: a text, token ids, or what is wrong with it.
-            settings: of every row.
-            keys: (2,) each, as `draws.random_keys` makes them.
-            watched: whether the text is to be read while it grows, for `chunk`.
-            prediction: what the text is expected to be, as text or token ids; None for nothing.
+            prompt: a text, token ids, or the error that reading it raised.
+            settings: the settings of every row.
+            keys: (2,) each, from `draws.random_keys`.
+            watched: whether `chunk` will read the text while it grows.
+            prediction: the expected text, as text or token ids; None for none.
         """
         ids: list[int] = []
         predicted: list[int] = []
@@ -123,7 +123,7 @@ class Codec:
         return token_ids(prediction, self.tokenizer, self.vocab_size, "prediction")
 
     def chunk(self, row: Row, seen: int) -> Chunk:
-        """Returns what a row has gained since `seen` tokens, with its result if it is done."""
+        """Returns what a row has written after its first `seen` tokens, and its result if done."""
         tokens, writers = row.output(seen)
         pieces = row.watch.pieces[seen:] if row.watch else []
         text = "".join(pieces) + (row.watch.rest if row.watch else "")
@@ -132,7 +132,7 @@ class Codec:
         return Chunk(text, tokens, writers, pieces, row.stats, result)
 
     def results(self, row: Row) -> list[Result]:
-        """Returns the results of a finished row: one, or as many of its search as are wanted."""
+        """Returns the results of a finished row: one, or `num_return_sequences` of its beams."""
         texts = texts_of(row) if row.settings.num_beams > 1 else [row]
         return [self.result(text) for text in texts]
 

@@ -1,7 +1,7 @@
-"""Documents around the engine: their pieces are prompts like any others, and come back as texts.
+"""Decodes documents: cuts them into pieces, decodes these as prompts, and joins the texts.
 
-Pieces of one document or of many flow through the same batch, cut as they are drawn, so that few
-are in hand at a time. The engine knows nothing of them.
+Pieces of one document or of many share the same batch. They are cut lazily, so that few are held
+at a time. The engine does not know about documents.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class DocumentStats(Stats):
     """The sums of the pieces' statistics; `peak_memory_bytes` is the largest.
 
     Attributes:
-        pieces: how many were decoded.
-        cut: those of them that are parts of a sentence which was too long.
-        failed: those that could not be decoded, and whose source stands in the text.
+        pieces: number of pieces decoded.
+        cut: how many of them are parts of a sentence that was too long.
+        failed: how many could not be decoded; the text has their source instead.
     """
 
     pieces: int = 0
@@ -41,7 +41,7 @@ class DocumentStats(Stats):
     failed: int = 0
 
     def add(self, stats: Stats) -> None:
-        """Counts those of a piece, or of a document, in."""
+        """Adds the statistics of a piece or of a document."""
         decided = sum(one.tokens_per_call * one.target_calls for one in (self, stats))
         peak = max(self.peak_memory_bytes, stats.peak_memory_bytes)
         _add(self, stats)
@@ -50,7 +50,7 @@ class DocumentStats(Stats):
 
 
 def _add(sums: Any, more: Any) -> None:
-    """Adds up counts, and lists of counts position by position."""
+    """Adds counts to `sums` field by field, and lists of counts position by position."""
     for name, added in vars(more).items():
         value = getattr(sums, name)
         if isinstance(value, Speculation):
@@ -62,24 +62,24 @@ def _add(sums: Any, more: Any) -> None:
 
 
 class DocumentInFlight:
-    """A document on its way: what has become of its pieces so far.
+    """A document that is being decoded, with the results of its pieces so far.
 
     Attributes:
-        document: what is cut, or why there is none.
-        index: its place among all, which decides about the draws.
-        drawn: how many pieces were.
+        document: the document, or the error that reading it raised.
+        index: its index among all documents, which selects its random streams.
+        drawn: number of pieces cut so far.
         whole: whether these are all.
-        result: of the document, once `finish` was called.
+        result: the document's result, once `finish` was called.
     """
 
     def __init__(self, document: Document | Exception, index: int = 0) -> None:
-        """Starts with no piece."""
+        """Starts without pieces."""
         self.document, self.index, self.drawn, self.whole = document, index, 0, False
         self.stats, self._texts, self._pieces = DocumentStats(), [""], list[str]()
         self.result = Result(None, [], [], "stop", self.stats)
 
     def prompts(self) -> Iterator[str]:
-        """What the pieces are decoded from; the last is known to be that when it is drawn."""
+        """Yields the prompt of each piece; `whole` is set before the last is yielded."""
         if isinstance(self.document, Document):
             for piece, following in pairwise(chain(self.document.cut(), [None])):
                 assert piece, "only the last is none"
@@ -89,11 +89,11 @@ class DocumentInFlight:
 
     @property
     def complete(self) -> bool:
-        """Whether all pieces that there are have been added."""
+        """Whether the results of all pieces have been added."""
         return self.whole and len(self.result.pieces) == self.drawn
 
     def add(self, answer: Result) -> str:
-        """Takes what became of the next piece; returns what that adds to the text."""
+        """Takes the next piece's result; returns the text that it adds to the document's."""
         assert isinstance(self.document, Document), "there is no piece of an error"
         i, result, stats = len(self.result.pieces), self.result, self.stats
         piece, reason = self.document.pieces[i], answer.finish_reason
@@ -110,7 +110,7 @@ class DocumentInFlight:
         return self._texts[-1]
 
     def finish(self) -> str:
-        """Completes the result; returns what stands behind the last piece."""
+        """Completes the result; returns the text behind the last piece."""
         result, rest = self.result, ""
         if isinstance(self.document, Document):
             rest = self.document.before(len(result.pieces))
@@ -124,10 +124,10 @@ class DocumentInFlight:
 
 
 def taken_from(settings: dict[str, Any]) -> Cutting | None:
-    """Takes the options of cutting out of a call's settings; None where nothing is to be cut.
+    """Pops the options of `Cutting` from a call's settings; returns None without a split.
 
     Raises:
-        UserError: one is of the wrong kind or out of its range, or needs a split.
+        UserError: an option is of the wrong type, out of range, or given without a split.
     """
     names = [field.name for field in fields(Cutting) if field.name in settings]
     cutting = Cutting(**{name: settings.pop(name) for name in names})
@@ -146,20 +146,20 @@ def chunks(
     prediction: Iterable[Any] | None = None,
     **call: Any,
 ) -> Generator[Chunk, None, None]:
-    """Decodes documents in their order: a chunk a piece, with the result in a document's last.
+    """Decodes documents in order. Yields a chunk a piece; a document's last has its result.
 
     Args:
-        decoder: a `SpeculativeDecoder`.
+        decoder: the decoder of the pieces.
         cutting: how texts are cut.
-        prompts: texts, drawn as they are needed; an exception is one that could not be read.
-        seed: of all documents.
-        ready: whether the next one can be drawn without waiting.
-        indexes: their places in a whole, which decide about the draws; None counts them.
-        prediction: one for each, drawn after it; all but None are refused.
-        **call: others of `SpeculativeDecoder.results`.
+        prompts: texts, read lazily; an exception in place of a text becomes its error.
+        seed: one seed for all documents.
+        ready: whether the next text can be read without waiting.
+        indexes: the documents' indexes, which select their random streams; None counts from 0.
+        prediction: one a document; anything but None is refused.
+        **call: further arguments of `SpeculativeDecoder.results`.
 
     Raises:
-        UserError: something does not go with documents.
+        UserError: an argument is not supported with documents.
     """
     _check(decoder, seed, call)
     in_hand, doubtful = deque[DocumentInFlight](), ""
@@ -199,7 +199,7 @@ def chunks(
 
 
 def results(*args: Any, **call: Any) -> Iterator[Result]:
-    """Decodes documents as `chunks` does; yields each one's result when it is complete."""
+    """Decodes documents as `chunks` does, but yields only their results."""
     return (chunk.result for chunk in chunks(*args, **call) if chunk.result)
 
 
@@ -212,7 +212,7 @@ def stream(decoder: SpeculativeDecoder, *args: Any, **call: Any) -> Generator[Ch
 
 
 def spelled(chunk: Chunk, tokenizer: Any) -> Chunk:
-    """A chunk with the part of its text that each token completed, if they make it up."""
+    """Splits the chunk's text into the parts that each token completed, if they make it up."""
     detokenizer = StreamingDetokenizer(tokenizer)
     pieces = [*map(detokenizer.add, chunk.tokens)]
     before = chunk.text.find("".join(pieces))
@@ -224,12 +224,12 @@ def spelled(chunk: Chunk, tokenizer: Any) -> Chunk:
 def _document(
     prompt: Any, prediction: Any, cutting: Cutting, decoder: SpeculativeDecoder
 ) -> Document | Exception:
-    """A text in pieces that are not too long for a decoder's model, or why there is none."""
+    """Returns a text as a document of pieces that the model takes, or the error if it cannot be."""
 
     def tokens(prompt: str) -> int:
         try:
             return len(encode(decoder.tokenizer, prompt))
-        except UserError:  # which decoding the piece will say
+        except UserError:  # decoding the piece will report it
             return 0
 
     if isinstance(prompt, Exception):
@@ -244,7 +244,7 @@ def _document(
 
 
 def _check(decoder: SpeculativeDecoder, seed: Any, call: dict[str, Any]) -> None:
-    """Refuses what does not go with documents."""
+    """Refuses arguments that documents do not support."""
     if decoder.tokenizer is None:
         raise UserError("a split needs a tokenizer; this model folder has none")
     if is_listlike(seed):

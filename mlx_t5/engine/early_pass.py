@@ -1,11 +1,11 @@
-"""The next pass of regular decoding, handed to the device before the host reads the last token.
+"""Starts the next pass of regular decoding before the host has read the last token.
 
-A GPU computes it while the host learns what it is about. The last one of a text is wasted, and
-waited for. In a batch, whose rows come and go, that would happen often, so only a row that is alone
-has one; with a draft, only where the next step is sure not to ask it. A pass in flight keeps the
-caches it reads, which are therefore copied to be written: that costs more than it saves once they
-are large. Ranks that share a model begin none: one that is interrupted would leave a sum over all
-of them in flight.
+The GPU computes this pass while the host reads the token. The last one per text is wasted, and has
+to be waited for. In a batch, where rows come and go, that would happen often, so only a single row
+gets an early pass; with a draft, only if the next step is sure to propose nothing. A pass in flight
+holds the caches that it reads, so writing to them copies them: for large caches this costs more
+than it saves. Ranks that share a model have no early passes: an interrupted one would leave a sum
+over all ranks in flight.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
     from mlx_t5.network.exact import ExactTarget
     from model import T5
 
-MOST_COPIED = 64 << 20  # bytes of the caches that are written
+MOST_COPIED = 64 << 20  # bytes of cache; larger ones take longer to copy than is saved
 
 
 class EarlyPass:
-    """The pass that is on its way, if there is one."""
+    """The pass in flight, if there is one."""
 
     @classmethod
     def of(cls, target: T5 | ExactTarget) -> EarlyPass | None:
-        """For passes of this model; None on a CPU, and where ranks share it."""
+        """Returns the early passes of a model; None on a CPU, and if ranks share the model."""
         return None if cpu_only() or ranks_of(target).size > 1 else cls(target)
 
     def __init__(self, target: T5 | ExactTarget) -> None:
-        """Begins passes of this model."""
+        """Starts without a pass in flight."""
         self._target = target
-        self._of: tuple[Row, int] | None = None  # a row, and the position that is fed
+        self._of: tuple[Row, int] | None = None  # the row, and the position that is fed
         self._logits: mx.array | None = None
 
     def begin(self, rows: Sequence[Row], tokens: mx.array, cache: Any, awaited: mx.array) -> None:
-        """Feeds the token that a step without proposals has chosen, if that pays.
+        """Feeds the token that a step without proposals has chosen, if that saves time.
 
         Args:
-            rows: of the batch.
-            tokens: (B, 1) chosen by the step, still computed.
-            cache: of the rows.
-            awaited: what the host is going to wait for; it goes first.
+            rows: the batch's rows.
+            tokens: (B, 1) tokens chosen by the step; still being computed.
+            cache: the rows' cache.
+            awaited: the array that the host will wait for; it is submitted first.
         """
         if len(rows) > 1:
             return
@@ -61,7 +61,7 @@ class EarlyPass:
         mx.async_eval(self._logits)
 
     def take(self, rows: Sequence[Row]) -> mx.array | None:
-        """Logits (1, 1, V) after the last token of the only row; None if nothing has begun."""
+        """Returns logits (1, 1, V) after the only row's last token; None without an early pass."""
         (of, logits), self._of, self._logits = (self._of, self._logits), None, None
         alone = of is not None and len(rows) == 1 and rows[0] is of[0]
         return logits if alone and of and of[1] == len(of[0].committed) - 1 else None

@@ -25,14 +25,14 @@ class Speculation:
     """How proposals fared, for one prompt.
 
     Attributes:
-        copied: those of `drafted` that were copied, from the source or the caller's prediction.
-        copied_accepted: those of `accepted` that were.
-        predicted: tokens of the caller's prediction that were read beside the finished text.
-        predicted_accepted: those of them that are in the text, whoever proposed what.
+        copied: drafted tokens that were copied from the source or the caller's prediction.
+        copied_accepted: accepted tokens that were copied.
+        predicted: tokens of the caller's prediction compared with the finished text.
+        predicted_accepted: how many of them are in the text, whoever proposed them.
         steps_by_length: how many steps had 0, 1, … proposals.
-        steps_by_accepted: how many steps kept 0, 1, … of them.
-        drafted_by_position: how many proposals stood first, second, … in their step.
-        accepted_by_position: how many of those were kept.
+        steps_by_accepted: how many steps accepted 0, 1, … proposals.
+        drafted_by_position: how many steps had a first, second, … proposal.
+        accepted_by_position: how many of those were accepted.
     """
 
     copied: int = 0
@@ -57,15 +57,15 @@ class Stats:
         generated_tokens: tokens of the result, EOS not included.
         target_calls: forward passes of the target's decoder.
         drafted: tokens proposed.
-        accepted: proposals that are part of the output (EOS may be one).
+        accepted: proposals that are part of the output, possibly EOS.
         acceptance_rate: accepted / drafted, 0 when nothing was drafted.
         tokens_per_call: tokens decided, EOS included, per target call: exactly
             1 in regular decoding.
-        encode_seconds: encoding the source with the target; a draft reads it in its first step.
-        decode_seconds: all steps this row took part in.
+        encode_seconds: time to encode the source with the target (a draft's is decode_seconds).
+        decode_seconds: time of all steps that this row took part in.
         tokens_per_second: generated_tokens / decode_seconds.
-        peak_memory_bytes: most memory MLX held at once during the call.
-        speculation: why it was as fast as it was.
+        peak_memory_bytes: peak of MLX's memory during the call.
+        speculation: how the proposals fared.
     """
 
     prompt_tokens: int = 0
@@ -82,7 +82,7 @@ class Stats:
     speculation: Speculation = field(default_factory=Speculation)
 
     def count(self, drafted: int, accepted: int, writer: str) -> None:
-        """Counts a step in: how many tokens `writer` proposed, and how many were kept."""
+        """Counts a step in which `writer` proposed `drafted` tokens, `accepted` of them kept."""
         self.target_calls += 1
         self.drafted += drafted
         self.accepted += accepted
@@ -101,7 +101,7 @@ class Stats:
             speculation.copied_accepted += accepted
 
     def update_rates(self, generated: int, decided: float) -> None:
-        """Works out what follows from the counts, of so many tokens without and with EOS."""
+        """Derives the rates from the token counts without EOS (generated) and with it (decided)."""
         self.generated_tokens = generated
         self.acceptance_rate = self.accepted / max(self.drafted, 1)
         self.tokens_per_call = decided / max(self.target_calls, 1)
@@ -118,20 +118,19 @@ class Row:
         settings: how to decode it.
         key: (2,) the row's own random key.
         committed: the start token and every token decided so far.
-        writers: who wrote each of them after the start token: "draft", "copy" or "target".
+        writers: who wrote each token after the start token: "draft", "copy" or "target".
         finish_reason: None while running, then "stop", "length" or "error".
-        error: what went wrong, if anything did.
+        error: the error message, if decoding failed.
         stats: counts and times.
-        watch: reads the row's text as it grows, for a stream or for stop strings; None if nobody
-            asks for it before the end.
-        ended: whether the last token is the end token.
-        prediction: of its text, by the caller, to copy proposals from.
+        watch: reads the row's text as it grows, for a stream or for stop strings; None if neither
+            is requested.
+        ended: whether the last token is an end token.
+        prediction: the caller's prediction of its text, to copy proposals from.
         experience: how its proposals fared.
-        search: what its beams have found; None if it has none. Until it ends, `committed` is the
-            best beam.
-        score: of the text that its search has found.
-        states: (S, d_model) the target's encoder output, while the row waits; None if it has not
-            been encoded.
+        search: its beam search; None without beams. Until it ends, `committed` is the best beam.
+        score: the score of the text found by its search.
+        states: (S, d_model) the target's encoder output, while an encoded row waits to join;
+            otherwise None.
     """
 
     ids: list[int]
@@ -152,9 +151,9 @@ class Row:
 
     @property
     def adapts(self) -> bool:
-        """Whether the number of its proposals may follow what was seen of other rows.
+        """Whether the number of its proposals may depend on other rows and the clock.
 
-        Not where its text depends on what is proposed.
+        Not if its text depends on the proposals.
         """
         settings = self.settings
         return settings.num_draft == AUTO and settings.temp == 0 and settings.delta == 0
@@ -166,23 +165,23 @@ class Row:
 
     @property
     def room(self) -> int:
-        """Proposals that the next step can use: one token of a step is the target's own."""
+        """Maximum of proposals in the next step, which adds a token of the target as well."""
         return self.settings.max_tokens - self.decided - 1
 
     def commit(
         self, tokens: list[int], drafted: int, writer: str, eos: Sequence[int]
     ) -> tuple[list[int], int]:
-        """Adds what a step decided, up to the end of the text.
+        """Adds the tokens of a step, up to the end of the text.
 
         Args:
-            tokens: the accepted proposals and the target's own token. Where that is negative, for
-                none (`acceptance.NO_TOKEN`), a text that they do not end fails.
-            drafted: proposals that were verified.
-            writer: where they come from: "draft" or "copy".
-            eos: the end tokens; what follows one, or a stop string, is dropped and not counted.
+            tokens: the accepted proposals and the target's own token. If that is
+                `acceptance.NO_TOKEN`, the row fails unless the proposals end the text.
+            drafted: number of proposals verified.
+            writer: who proposed them: "draft" or "copy".
+            eos: the end tokens; tokens after one, or after a stop string, are dropped.
 
         Returns:
-            The tokens that count, and how many of them were proposals.
+            The tokens added, and the number of accepted proposals.
         """
         accepted, finite = len(tokens) - 1, tokens[-1] >= 0
         tokens = tokens[: accepted + finite]
@@ -213,26 +212,26 @@ class Row:
         self.finish_reason, self.error = "error", error
 
     def fail_without_choice(self, decided: int) -> None:
-        """Ends the row, whose logits after so many tokens leave no token to choose."""
+        """Ends the row, as its logits after `decided` tokens leave no token to choose."""
         first = "logits_processors, then the " if self.settings.logits_processors else ""
         self.fail(NO_CHOICE.format(decided, first))
 
     def output(self, start: int = 0) -> tuple[list[int], list[str]]:
-        """Returns the decided tokens from `start` on, without EOS, and who wrote each of them."""
+        """Returns the decided tokens from `start` on, without EOS, and the writer of each."""
         end = self.decided - self.ended
         return self.committed[1 + start : 1 + end], self.writers[start:end]
 
 
 @dataclass
 class PieceResult:
-    """What a piece of a document became.
+    """The result of one piece of a document.
 
     Attributes:
-        start: where it begins in the text that was given, in characters.
-        end: where it ends there.
-        text: what stands in its place: the source itself, if it could not be decoded.
-        finish_reason: as of `Result`.
-        error: likewise.
+        start: its first character in the prompt.
+        end: the character after its last.
+        text: its text in the result; its source if it could not be decoded.
+        finish_reason: as in `Result`.
+        error: as in `Result`.
     """
 
     start: int
@@ -244,20 +243,20 @@ class PieceResult:
 
 @dataclass
 class Result:
-    """What one prompt became.
+    """The result of one prompt.
 
     Attributes:
         text: the decoded tokens, up to a stop string; None without a tokenizer.
-        tokens: generated ids, without start token and EOS, those of a stop string included.
+        tokens: generated ids without start token and EOS, but with those of a stop string.
         writers: who wrote each token: "draft", "copy" (from the source or a prediction) or
             "target".
-        finish_reason: "stop" at EOS or a stop string, "length" at max_tokens; "error" if the prompt
-            could not be decoded, while the others of the call could.
+        finish_reason: "stop" at EOS or a stop string, "length" at max_tokens, "error" if the
+            prompt could not be decoded.
         stats: counts and times.
-        error: what went wrong, if anything did.
-        score: of a beam search: the sum of the tokens' log-probabilities, EOS included, divided by
+        error: the error message, if the prompt could not be decoded.
+        score: with beams, the sum of the tokens' log-probabilities, EOS included, divided by
             their number to the power of `length_penalty`.
-        pieces: of a document that was split, with the tokens of all of them above.
+        pieces: the pieces of a document; `tokens` has those of all pieces.
     """
 
     text: str | None
@@ -277,14 +276,14 @@ class Result:
 
 @dataclass
 class Chunk:
-    """What one step added to a streamed text.
+    """The part of a streamed text that one step added.
 
     Attributes:
-        text: new text, whole characters only and nothing that may begin a stop string; ""
+        text: new text, in whole characters and without a possible beginning of a stop string; ""
             without a tokenizer.
         tokens: new ids, without EOS.
-        writers: who wrote each of them, as in `Result`.
-        pieces: for each of them, the part of `text` that it completed.
+        writers: who wrote each of these tokens, as in `Result`.
+        pieces: for each of these tokens, the part of `text` that it completed.
         stats: counts and times so far.
         result: the whole result, in the last chunk only.
     """

@@ -1,4 +1,4 @@
-"""What became of the proposals of some texts, added up."""
+"""Sums of the proposals' statistics over several texts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from mlx_t5.engine.rows import Result
 
 @dataclass(frozen=True)
 class Tally:
-    """Sums over texts that were decoded.
+    """Sums over decoded texts.
 
     Attributes:
         target_calls: forward passes of the target.
-        decided: tokens, EOS included.
-        drafted: proposals.
-        accepted: of them.
+        decided: tokens decided, EOS included.
+        drafted: tokens proposed.
+        accepted: proposals accepted.
         drafted_by_position: how many steps had a first, second, … proposal.
         accepted_by_position: how many of those were accepted.
     """
@@ -48,28 +48,28 @@ class Tally:
 
     @property
     def tokens_per_call(self) -> float:
-        """Tokens decided a forward pass of the target."""
+        """Tokens decided per forward pass of the target."""
         return self.decided / max(self.target_calls, 1)
 
     @property
     def alpha(self) -> float:
-        """The probability that a proposal is accepted; 0 if none was verified."""
+        """Estimated probability that a proposal is accepted; 0 if none was verified."""
         positions = self.drafted_by_position, self.accepted_by_position
         return acceptance_probability(*positions) or 0.0
 
 
 def acceptance_probability(drafted: Sequence[int], accepted: Sequence[int]) -> float | None:
-    """alpha, estimated as the share of verified proposals that were accepted.
+    """Estimates alpha as the share of verified proposals that were accepted.
 
-    A step verifies its proposals up to the first that is rejected. So the one at position i counts
-    in as many steps as accepted the one before it and had one at i.
+    A step verifies its proposals up to the first rejected one. So position i was verified in the
+    steps that accepted position i - 1 and had a proposal at i.
 
     Args:
         drafted: how many steps had a first, second, … proposal.
         accepted: how many of those were accepted.
 
     Returns:
-        None if nothing was verified.
+        alpha; None if nothing was verified.
     """
     before = [*drafted[:1], *accepted]
     verified = sum(map(min, before, drafted))
@@ -77,6 +77,6 @@ def acceptance_probability(drafted: Sequence[int], accepted: Sequence[int]) -> f
 
 
 def added(counts: Sequence[Sequence[int]]) -> list[int]:
-    """Lists of counts by position, added up; shorter ones count 0 where they end."""
+    """Adds lists of counts position by position; a shorter list counts 0 past its end."""
     longest = max(map(len, counts), default=0)
     return [sum(values[i] for values in counts if i < len(values)) for i in range(longest)]

@@ -1,13 +1,13 @@
-"""LoRA and DoRA beside the weights of a model in training.
+"""LoRA and DoRA adapters in training.
 
-LoRA (Hu et al., https://arxiv.org/abs/2106.09685) adds a product of two narrow matrices to a weight
-that stays as it is: W + s · B @ A. DoRA (Liu et al., https://arxiv.org/abs/2402.09353) gives each
-row of that a length m of its own, m · (W + s · B @ A) / ||W + s · B @ A||, and takes the norm for a
-constant in the gradient. A row of zeros stays one.
+LoRA (Hu et al., https://arxiv.org/abs/2106.09685) adds a product of two narrow matrices to a frozen
+weight: W + s · B @ A. DoRA (Liu et al., https://arxiv.org/abs/2402.09353) scales each row of the
+sum to a learned length m, m · (W + s · B @ A) / ||W + s · B @ A||, and treats the norm as a
+constant in the gradient. A row of zeros stays zero.
 
-Nothing is merged while it trains. A and B are parameters of the linear layer itself, under PEFT's
-names, and `Matrix.of` gives an `Adapted` in its place, which has the same `times`. So the layers
-compute as ever, W may be quantised, and the gradient of W is never taken.
+Nothing is merged in training. A and B are parameters of the linear layer itself, under PEFT's
+names, and `Matrix.of` returns an `Adapted` for it, with the same method `times`. So the layers
+need no change, W may be quantised, and the gradient of W is never computed.
 
 Symbols: M rows of x, W (N, K), A (r, K), B (N, r).
 """
@@ -37,10 +37,10 @@ class Adapted(NamedTuple):
         down: A.
         up: B.
         scale: s.
-        rate: the share of x that A does not get to see in training.
-        key: chooses which; None sees all.
+        rate: dropout rate of A's input.
+        key: random key of the dropout; None without dropout.
         magnitude: m (N,) of DoRA, else None.
-        squares: (N,) the squared norms of W's rows, where there is m.
+        squares: (N,) squared norms of W's rows, for DoRA.
     """
 
     base: Matrix
@@ -53,7 +53,7 @@ class Adapted(NamedTuple):
     squares: mx.array | None = None
 
     def times(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
-        """As of `Matrix`."""
+        """Does the same as `Matrix.times`."""
         seen = self._seen(x)
         change = self.scale * ((seen @ self.down.T) @ self.up.T)
         if self.magnitude is None:
@@ -66,7 +66,7 @@ class Adapted(NamedTuple):
         return out if residual is None else residual + out
 
     def _seen(self, x: mx.array) -> mx.array:
-        """What A gets of x, in its own type."""
+        """Returns x after dropout, in A's type."""
         x = x.astype(self.down.dtype)
         if self.key is None:
             return x
@@ -74,7 +74,7 @@ class Adapted(NamedTuple):
         return mx.where(kept, x / (1 - self.rate), 0)
 
     def _norms(self) -> mx.array:
-        """The norms (N,) of the rows of W + s · B @ A, which is not made; inf of rows of zeros."""
+        """Returns the row norms (N,) of W + s · B @ A without computing it; inf for zero rows."""
         crossed = self.base.times(self.down).T.astype(mx.float32)  # W @ A.T
         mixed = 2 * crossed + self.scale * (self.up @ (self.down @ self.down.T))
         squares = self.squares + self.scale * mx.sum(self.up * mixed, axis=1)
@@ -83,7 +83,7 @@ class Adapted(NamedTuple):
 
 @dataclass
 class Adapter:
-    """What a layer has beside its parameters; `Matrix.of` calls it."""
+    """The state of a layer's adapter beside its parameters; `Matrix.of` calls it."""
 
     scale: float
     rate: float
@@ -91,7 +91,7 @@ class Adapter:
     key: mx.array | None = None
 
     def __call__(self, layer: Any, base: Matrix) -> Adapted:
-        """The layer's arrays."""
+        """Returns the layer's `Adapted` matrix."""
         more = layer.get(MAGNITUDE), self.squares
         return Adapted(base, layer[DOWN], layer[UP], self.scale, self.rate, self.key, *more)
 
@@ -109,28 +109,28 @@ class Adapters:
         dropout: float,
         seed: int,
     ) -> None:
-        """Freezes a model and puts adapters beside its layers, which change nothing yet.
+        """Freezes a model and adds adapters to its layers, which do not change its output yet.
 
         Args:
-            model: a `model.T5`, whole.
-            paths: of the layers that get one.
+            model: a `model.T5`, not a shard.
+            paths: paths of the layers that get an adapter.
             rank: r.
             scale: s.
-            dora: whether rows get a length of their own.
-            dropout: the share of its input that an adapter does not get to see in training.
-            seed: of every A; B is zero.
+            dora: whether to use DoRA.
+            dropout: dropout rate of the adapters' inputs.
+            seed: seed of every A; B is zero.
         """
         model.freeze()
         modules: dict[str, Any] = dict(model.named_modules())
         for module in modules.values():
-            module.__dict__.pop("joined", None)  # each has its own product from now on
+            module.__dict__.pop("joined", None)  # layers with adapters are multiplied one by one
         self._dropout, self._layers = dropout, [modules[path] for path in sorted(paths)]
         keys = mx.random.split(mx.random.key(seed), len(paths))
         for layer, key in zip(self._layers, keys, strict=True):
             layer.adapter = Adapter(scale, dropout)
             weight = plain_weights(layer)["weight"]
             outputs, inputs = weight.shape
-            bound = 1 / math.sqrt(inputs)  # as of nn.Linear's first weights, and PEFT's
+            bound = 1 / math.sqrt(inputs)  # as nn.Linear and PEFT initialise
             layer[DOWN] = mx.random.uniform(-bound, bound, (rank, inputs), key=key)
             layer[UP] = mx.zeros((outputs, rank))
             if dora:
@@ -138,10 +138,10 @@ class Adapters:
                 layer.adapter.squares, layer[MAGNITUDE] = squares, mx.sqrt(squares)
                 mx.eval(squares)
             mx.eval(layer.parameters())
-        model.update({})  # has the arrays of the layers looked up anew
+        model.update({})  # makes the model look up the layers' arrays again
 
     def drop(self, key: mx.array | None) -> None:
-        """Chooses what the adapters do not get to see from now on; None: they see all."""
+        """Sets the random key of the adapters' dropout; None switches it off."""
         if self._dropout:
             count = len(self._layers)
             keys = [None] * count if key is None else list(mx.random.split(key, count))

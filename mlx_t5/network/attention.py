@@ -1,8 +1,8 @@
 """Attention with T5's relative position bias: at once, in chunks of queries, or row by row.
 
 Raffel et al. (arXiv 1910.10683), section 2.1: every head learns a scalar for each bucket of
-distances key - query, which is added to the attention scores; it is the model's only knowledge of
-where a token stands. Scores are not scaled.
+distances key - query, which is added to the attention scores. The model has no other position
+encoding. Scores are not scaled.
 
 Symbols: B rows, H heads, T queries a row, N keys, S source positions.
 """
@@ -20,21 +20,21 @@ from mlx_t5.backend import ON_CUDA, mx, nn
 from mlx_t5.network.cache import hiding, round_up
 from mlx_t5.network.config import T5Config
 
-MAX_SCORES = 1 << 25  # numbers of an encoder's bias that are held at once: 128 MB in float32
-LEAST_QUERIES = 32  # of a chunk, however long the source; fewer would not be fast anywhere
+MAX_SCORES = 1 << 25  # maximum size of an encoder's bias in numbers: 128 MB in float32
+LEAST_QUERIES = 32  # minimum of queries in a chunk; smaller chunks are slow on every device
 
 
 def relative_buckets(
     distances: np.ndarray, bidirectional: bool, num_buckets: int, max_distance: int
 ) -> np.ndarray:
-    """The bucket of each distance key - query.
+    """Returns the bucket of each distance key - query.
 
-    Half of the buckets hold one distance each, the others grow logarithmically and the last
-    holds all from `max_distance` on; if `bidirectional`, keys to the right of the query have the
-    same buckets once more. They are computed on the host, so that rounding at their boundaries is
-    the same on every device. Boundaries fall on whole numbers, so the last bit of the logarithm
-    matters: as in the models' training each operation is rounded to float32, here from a
-    float64 logarithm because float32 ones differ between libraries.
+    Half of the buckets hold one distance each, the others grow logarithmically, and the last
+    holds all distances from `max_distance` on. If `bidirectional`, keys to the right of the query
+    have a second set of such buckets. The buckets are computed on the host, so that rounding at
+    their boundaries is the same on every device. Boundaries fall on whole numbers, so the last bit
+    of the logarithm matters: as in the models' training each operation is rounded to float32, but
+    the logarithm is rounded from float64, because those of float32 differ between libraries.
     """
     right = np.zeros_like(distances)
     if bidirectional:
@@ -52,9 +52,9 @@ def relative_buckets(
 
 
 class RelativeBias(nn.Module):
-    """The learned bias between queries and keys, and -inf for what must not be seen.
+    """The learned bias between queries and keys, and in the decoder the causal mask.
 
-    Beyond the largest distance all share a bucket, so a short table over clipped distances serves
+    All distances beyond the largest share a bucket, so a short table over clipped distances serves
     any length. In the decoder (`causal`) its last entry stands for all keys to the right of the
     query and holds -inf: one gather gives bias and causal mask at once.
     """
@@ -69,27 +69,27 @@ class RelativeBias(nn.Module):
         self._buckets = relative_buckets(distances, not causal, buckets, self._left)
         if causal:
             self._buckets[-1] = buckets
-        self._table: tuple[Any, Any] = None, None  # the weight that it is of, and the table
+        self._table: tuple[Any, Any] = None, None  # a weight, and the table made from it
 
     def index(self, queries: mx.array, keys: int) -> mx.array:
-        """Entries of the table (B, T, N) for queries at positions (B, T) and keys at 0 … N-1."""
+        """Returns indices (B, T, N) into the table for queries at (B, T) and keys at 0 … N-1."""
         distance = mx.arange(keys) - queries[:, :, None]
         return mx.clip(distance, -self._left, self._right) + self._left
 
     def __call__(self, index: mx.array) -> mx.array:
-        """The bias (B, H, T, N) for what `index` returned."""
+        """Returns the bias (B, H, T, N) for indices of `index`."""
         weight = self["weight"]
         of_weight, table = self._table
-        if of_weight is not weight:  # made once: in a small model that is a tenth of a pass
+        if of_weight is not weight:  # cached: making it takes a tenth of a small model's pass
             hidden = mx.full((1, weight.shape[1]), -mx.inf, weight.dtype)
             table = mx.contiguous(mx.concatenate([weight, hidden])[mx.array(self._buckets)].T)
             self._table = weight, table
-        # Contiguous, because attention would otherwise copy it once in every layer.
+        # Contiguous, because attention would otherwise copy it in every layer.
         return mx.contiguous(mx.take(table, index, axis=1).swapaxes(0, 1))
 
 
 def queries_at_once(rows: int, heads: int, source: int) -> int:
-    """How many queries an encoder takes at a time; S if the bias for all of them is small enough.
+    """Returns the queries in a chunk of the encoder: S if the bias for all of them is small enough.
 
     A layer's bias has B · H · S · S numbers: 4 GB in float32 for a source of 4,096 tokens and 64
     heads.
@@ -100,13 +100,13 @@ def queries_at_once(rows: int, heads: int, source: int) -> int:
 
 @dataclass(frozen=True)
 class ChunkedBias:
-    """The bias of an encoder's layer for a long source, made for some of the queries at a time.
+    """The bias of an encoder's layer for a long source, made for one chunk of queries at a time.
 
     Attributes:
-        table: what it is made of.
+        table: the relative bias.
         source: S.
-        queries: in a chunk.
-        hidden: added to it (B, 1, 1, S), or 0.
+        queries: number of queries in a chunk.
+        hidden: added to the bias: (B, 1, 1, S), very negative where padded, or 0.
     """
 
     table: RelativeBias
@@ -115,7 +115,7 @@ class ChunkedBias:
     hidden: mx.array | int
 
     def __iter__(self) -> Iterator[tuple[slice, mx.array]]:
-        """The positions of each chunk's queries, and their bias (B, H, T, S)."""
+        """Yields the positions of each chunk's queries, and their bias (B, H, T, S)."""
         for start in range(0, self.source, self.queries):
             chunk = slice(start, min(start + self.queries, self.source))
             index = self.table.index(mx.arange(start, chunk.stop)[None], self.source)
@@ -125,21 +125,21 @@ class ChunkedBias:
 def biases(
     tables: Sequence[RelativeBias], queries: mx.array, keys: int, mask: mx.array | None = None
 ) -> list[mx.array]:
-    """The bias (B, H, T, N) by each table, for `queries` (B, T) and keys 0 … N-1.
+    """Returns each table's bias (B, H, T, N) for queries at positions (B, T) and keys at 0 … N-1.
 
-    Keys that `mask` (B, N) says are padding are hidden.
+    Keys are hidden where `mask` (B, N) is False.
     """
     index = tables[0].index(queries, keys)
-    found = [table(index) for table in tables]
+    plain = [table(index) for table in tables]
     if mask is None:
-        return found
-    return [bias + hiding(mask[:, None, None], bias.dtype) for bias in found]
+        return plain
+    return [bias + hiding(mask[:, None, None], bias.dtype) for bias in plain]
 
 
 def source_biases(
     tables: Sequence[RelativeBias], batch: int, length: int, mask: mx.array | None
 ) -> Sequence[Mask]:
-    """`biases` among all positions of a source; of a long one, for some queries at a time."""
+    """Returns the `biases` among all positions of a source, or a `ChunkedBias` of a long one."""
     queries = queries_at_once(batch, tables[0].weight.shape[1], length)
     if queries == length:
         return biases(tables, mx.arange(length)[None], length, mask)
@@ -149,10 +149,10 @@ def source_biases(
 
 @dataclass(frozen=True)
 class ByRow:
-    """Keys or values of rows that are attended to one at a time, each in a shape of its own.
+    """Keys or values of rows that attend one at a time, each with its own number of keys.
 
     Attributes:
-        arrays: (1, H, N, d_kv) of each row, where every row has its own N.
+        arrays: (1, H, N, d_kv) for each row, with an N of its own.
         batch: B; rows behind the last of `arrays` are padding.
         offsets: position of each row's first query, for self-attention; None for cross-attention.
     """
@@ -171,10 +171,10 @@ def attention(queries: mx.array, keys: Keys, values: Keys, mask: Mask) -> mx.arr
 
     Args:
         queries: (B, H, T, d_kv).
-        keys: (B, H, N, d_kv), or those of each row.
-        values: likewise.
-        mask: (B, H, T, N) or what broadcasts to it, added to the scores or, if it is boolean (not
-            on CUDA), True where they count; None if all is seen.
+        keys: (B, H, N, d_kv), or `ByRow`.
+        values: as `keys`.
+        mask: added to the scores, (B, H, T, N) or a shape that broadcasts to it; or bool (not on
+            CUDA), True where keys are seen; None if all are seen.
 
     Returns:
         (B, H, T, d_kv), zeros where a row is padding.
@@ -185,9 +185,9 @@ def attention(queries: mx.array, keys: Keys, values: Keys, mask: Mask) -> mx.arr
         outputs = []
         for chunk, bias in mask:
             outputs.append(attention(queries[:, :, chunk], keys, values, bias))
-            mx.eval(outputs[-1])  # what is only described is allocated ahead, several chunks of it
+            mx.eval(outputs[-1])  # otherwise memory for several chunks is allocated at once
         return mx.concatenate(outputs, axis=2)
-    if mask is not None and ON_CUDA:  # MLX's takes six kernels there, this three
+    if mask is not None and ON_CUDA:  # three kernels instead of the six of MLX's own attention
         scores = mx.addmm(mask, queries, keys.swapaxes(2, 3))
         return mx.softmax(scores, axis=-1, precise=True) @ values
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
@@ -209,10 +209,10 @@ def _row_by_row(queries: mx.array, keys: ByRow, values: Keys, mask: Mask) -> mx.
 def _over_slots(
     queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, offset: int
 ) -> mx.array:
-    """Self-attention of one row, in which a query at position p looks at round_up(p + 1) slots.
+    """Self-attention of one row, in which a query at position p attends to round_up(p + 1) slots.
 
-    More slots may change how a sum over them is rounded, although the others weigh nothing. So
-    their number follows from the position alone, and not from the pass that the query came in.
+    The number of slots may change how a sum over them is rounded, even if the further ones are
+    hidden. So it depends only on the query's position, not on the pass that feeds it.
     """
 
     def over(slots: int) -> mx.array:
@@ -222,5 +222,5 @@ def _over_slots(
     out, far = over(near), round_up(last)
     if far == near:
         return out
-    inside = near - offset  # queries that look no further
+    inside = near - offset  # queries that attend to the first `near` slots
     return mx.concatenate([out[:, :, :inside], over(far)[:, :, inside:]], axis=2)

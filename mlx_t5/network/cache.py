@@ -1,12 +1,12 @@
 """Keys and values that a T5 decoder keeps for a batch whose rows are of different lengths.
 
-T5 has no rotary positions, so a row's slot in the cache is simply the absolute position of the
-token, and what attention may see follows from the distance `key - query` alone. Feeding a
-position again overwrites its slot; rolling back is feeding from an earlier position. Hence the
-cache knows no lengths: whoever decodes owns the offsets.
+T5 has no rotary positions, so a token's slot in the cache is its absolute position, and the
+distance `key - query` alone decides what attention may see. Feeding a position again overwrites
+its slot; rolling back is feeding from an earlier position. Hence the cache knows no lengths:
+whoever decodes owns the offsets.
 
-Several rows may continue one prompt, as many of each, as beams do. They lie side by side, and what
-belongs to the prompt is held once.
+Several rows may continue one prompt, the same number for each prompt, as beams do. Such rows lie
+side by side, and the prompt's keys and values are held once.
 
 Shapes: B rows, P prompts, K = B / P rows of each, H heads, N slots (capacity), S source positions,
 T new positions. Self-attention arrays are (B, H, N, d_kv), cross-attention arrays (P, H, S, d_kv).
@@ -22,22 +22,22 @@ from typing import TypeAlias
 from mlx_t5.backend import ON_CUDA, cpu_only, mx
 
 SLOT_MULTIPLE = 32  # slots are added, and attended to, in multiples of this; see `round_up`
-FEW_SHAPES = not cpu_only()  # on a GPU, where something is prepared for each
+FEW_SHAPES = not cpu_only()  # on a GPU each new shape costs preparation
 KeysValues: TypeAlias = tuple[mx.array, mx.array]
 
 
 def round_up(n: int) -> int:
-    """The number of slots that holds n positions; on a GPU a power of two."""
+    """Returns a number of slots for n positions: a multiple of 32, on a GPU a power of two."""
     multiples = -(-max(n, 1) // SLOT_MULTIPLE)
     return SLOT_MULTIPLE * (1 << (multiples - 1).bit_length() if FEW_SHAPES else multiples)
 
 
 def source_width(longest: int, rows: int = 2) -> int:
-    """The source positions S to prepare for so many rows of at most `longest` tokens.
+    """Returns the padded source length S for so many rows of at most `longest` tokens.
 
-    On a GPU a multiple of 32: what is prepared for a shape (`mx.compile`, CUDA's graphs and plans)
-    is then used again, and attention stays one kernel, for which S must not be less than T. On CUDA
-    one row is left as it is, as attention without a mask is faster there.
+    On a GPU it is a multiple of 32: then the work prepared for a shape (`mx.compile`, CUDA's graphs
+    and plans) is reused, and attention stays one kernel, for which S must not be less than T. On
+    CUDA a single row is not padded, as attention without a mask is faster there.
     """
     if not FEW_SHAPES or (rows == 1 and ON_CUDA):
         return longest
@@ -45,25 +45,25 @@ def source_width(longest: int, rows: int = 2) -> int:
 
 
 def hiding(mask: mx.array, dtype: mx.Dtype) -> mx.array:
-    """What hides scores where a mask is False if it is added to them: finite, so never NaN."""
+    """Returns a bias that hides scores where a mask is False; it is finite, so it makes no NaN."""
     return mx.where(mask, 0.0, mx.finfo(dtype).min).astype(dtype)
 
 
 @dataclass(frozen=True)
 class Slots:
-    """Where one forward pass of the decoder writes, and what it attends to.
+    """The slots that one forward pass of the decoder writes to and attends to.
 
     Attributes:
-        keys: of self-attention (B, H, N, d_kv) of every layer, to be written to.
-        values: likewise.
+        keys: (B, H, N, d_kv) of self-attention, one a layer; updated in place.
+        values: as `keys`.
         positions: (B, T) absolute positions of the new tokens; (1, T) if equal in all rows.
-        start: the first of them if it is the same in all rows, else None.
-        seen: attention needs only this many slots from the left.
+        start: the first position if it is the same in all rows, else None.
+        seen: number of slots, from the left, that attention needs.
         batch: B.
         prompts: P.
-        cross: the source's keys and values of every layer.
-        mask: which source positions it may see, (P, H, K·T, S) or, of one prompt, (1, 1, 1, S), as
-            `attention.attention` takes it; None if all of them.
+        cross: keys and values of cross-attention, one pair a layer.
+        mask: the mask of the source for `attention.attention`, (P, H, K·T, S) or, for one prompt,
+            (1, 1, 1, S); None if no source is padded.
     """
 
     keys: list[mx.array]
@@ -79,7 +79,7 @@ class Slots:
     def update(self, layer: int, keys: mx.array, values: mx.array) -> KeysValues:
         """Writes new keys and values (B, H, T, d_kv) of a layer at the positions.
 
-        Lazy, and without a copy if nobody keeps another reference to the arrays.
+        Lazy, and without a copy if there is no other reference to the arrays.
 
         Returns:
             The keys and the values (B, H, N, d_kv) of the N slots that attention may see.
@@ -95,14 +95,14 @@ class Slots:
 
 
 class Cache:
-    """The decoder's state for P prompts: cross-attention once, self-attention as it grows.
+    """The decoder's keys and values for P prompts: those of cross-attention, and of self-attention.
 
-    All methods are lazy. A forward pass is `slots` once and `Slots.update` once in every layer.
+    All methods are lazy. A forward pass calls `slots` once, and `Slots.update` once a layer.
 
     Attributes:
-        keys: of self-attention, of every layer.
-        values: likewise.
-        cross: keys and values of cross-attention, of every layer.
+        keys: keys of self-attention, one array a layer.
+        values: values of self-attention, one array a layer.
+        cross: keys and values of cross-attention, one pair a layer.
         mask: (P, S), True for source tokens and False for padding; None if no row is padded.
         copies: K.
     """
@@ -152,14 +152,14 @@ class Cache:
         return [*self.keys, *self.values, *chain(*self.cross), *mask]
 
     def slots(self, offsets: list[int], length: int) -> Slots:
-        """Places `length` new tokens a row behind the offsets.
+        """Returns the slots of `length` new tokens a row.
 
         Args:
             offsets: absolute position of each row's first new token.
             length: T.
 
         Raises:
-            ValueError: the slots do not suffice, or there is not one offset a row.
+            ValueError: there are too few slots, or not one offset a row.
         """
         batch, heads, capacity, _ = self.keys[0].shape
         prompts, _, source, _ = self.cross[0][0].shape
@@ -175,24 +175,24 @@ class Cache:
         mask = None if self.mask is None else self.mask[:, None, None]
         if mask is not None and ON_CUDA:
             mask = hiding(mask, self.keys[0].dtype)
-        if mask is not None and prompts > 1:  # written out, as attention would in every layer
+        if mask is not None and prompts > 1:  # broadcast once, or attention does so in every layer
             shape = prompts, heads, self.copies * length, source
             mask = mx.contiguous(mx.broadcast_to(mask, shape))
         arrays, seen = (self.keys, self.values), round_up(end)
         return Slots(*arrays, positions, start, seen, batch, prompts, self.cross, mask)
 
     def shared(self, copies: int, capacity: int) -> Cache:
-        """Another cache of the same prompts, with `copies` empty rows of each."""
+        """Returns another cache of the same prompts, with `copies` empty rows each."""
         return Cache(self.cross, self.mask, capacity, copies)
 
     def twin(self) -> Cache:
-        """A copy, which shares what is never written: that of the source."""
+        """Returns a copy of a cache with one row a prompt; both share the cross-attention."""
         twin = self.shared(1, 1)
         twin.keys, twin.values = list(map(mx.array, self.keys)), list(map(mx.array, self.values))
         return twin
 
     def reserve(self, capacity: int) -> None:
-        """Grows to at least `capacity` slots, keeping what they hold."""
+        """Grows to at least `capacity` slots and keeps their content."""
         if capacity > self.keys[0].shape[2]:
             capacity = round_up(capacity)
             self.keys = [_widened(a, capacity) for a in self.keys]
@@ -209,7 +209,7 @@ class Cache:
             self.mask = self.mask[index]
 
     def reorder(self, rows: Sequence[int]) -> None:
-        """Makes every row a copy of one of the same prompt, given by its number."""
+        """Replaces row i by a copy of row rows[i], which continues the same prompt."""
         if list(rows) == list(range(self.batch)):
             return
         index = mx.array(rows, dtype=mx.int32)
@@ -220,8 +220,8 @@ class Cache:
         """Frees the positions beyond these, if they are at least half of all.
 
         Args:
-            source: source positions that the longest row has.
-            capacity: slots that have been written and will not be written again.
+            source: source positions of the longest row.
+            capacity: number of slots whose content is still needed.
         """
         source = source_width(source)
         if 2 * source <= self.source:
@@ -233,7 +233,7 @@ class Cache:
             self.values = [_narrowed(a, capacity) for a in self.values]
 
     def append(self, other: Cache) -> None:
-        """Adds the prompts of `other`, of as many rows each; the shorter cache is padded."""
+        """Adds the prompts of `other`, which has the same K; the shorter cache is padded."""
         capacity = max(self.capacity, other.capacity)
         source = max(self.source, other.source)
         if self.mask is not None or other.mask is not None or self.source != other.source:
@@ -248,18 +248,18 @@ class Cache:
         ]
 
     def _wide_mask(self, source: int) -> mx.array:
-        """The mask (P, `source`) in which all positions past this cache's S are hidden."""
+        """Returns the mask (P, `source`) with all positions past this cache's S hidden."""
         mask = mx.ones((self.prompts, self.source), mx.bool_) if self.mask is None else self.mask
         return mx.pad(mask, ((0, 0), (0, source - self.source)))
 
 
 def _narrowed(array: mx.array, length: int) -> mx.array:
-    """The first `length` places of axis 2 of (B, H, N, d_kv); a copy, as a view keeps all of it."""
+    """Copies the first `length` places of axis 2 of (B, H, N, d_kv); a view would keep it all."""
     return mx.contiguous(array[:, :, :length])
 
 
 def _joined(one: mx.array, other: mx.array, length: int) -> mx.array:
-    """The rows of both, `_widened`."""
+    """Joins the rows of both, padded to `length`."""
     return mx.concatenate([_widened(one, length), _widened(other, length)])
 
 

@@ -25,24 +25,24 @@ _DERIVED: Any = None  # default of the fields that `__post_init__` derives from 
 
 @dataclass(frozen=True)
 class T5Config:
-    """Fields are named as in config.json; those without a default have to be there.
+    """A model's config.json. Fields have its names; those without a default are required.
 
     Attributes:
         d_kv: width of one head; `num_heads * d_kv` need not be `d_model`.
         feed_forward_proj: "relu", or "gated-…" for the two-branch feed-forward of v1.1 and later;
             if absent, "relu" for T5 and "gated-gelu" for mT5 and umT5.
-        dense_act_fn: its activation: "gated-gelu" has always meant the tanh form, "gelu_new".
-        is_gated_act: whether it has two branches, if that is not what `feed_forward_proj` says.
-        tie_word_embeddings: as saved. It says whether logits are scaled, and nothing about
-            whether a separate output head exists: only the tensors tell that.
+        dense_act_fn: the activation; "gated-gelu" has always meant the tanh form, "gelu_new".
+        is_gated_act: whether the feed-forward has two branches; overrides `feed_forward_proj`.
+        tie_word_embeddings: as saved. It decides whether logits are scaled, but not whether there
+            is a separate output head: only the tensors tell that.
         scale_decoder_outputs: written by transformers 5, where `tie_word_embeddings` is always
-            true; if present, it decides about the scale.
-        eos_token_id: the end token; of a list in config.json the first.
+            true; if present, it decides whether logits are scaled.
+        eos_token_id: the end token; the first if config.json has a list.
         more_eos_token_ids: the others of that list; a text ends at any of them.
-        n_positions: source tokens that the model was trained on at most, if it says so; relative
-            positions have no limit.
-        draft_vocab_size: of a draft that proposes so many tokens only (draft_vocabulary.py).
-        task_prefixes: those of its `task_specific_params`, with which a document may begin.
+        n_positions: maximum of source tokens in training, if recorded; relative positions have no
+            limit.
+        draft_vocab_size: number of tokens that a draft proposes (draft_vocabulary.py).
+        task_prefixes: the prefixes of its `task_specific_params`; a document may begin with one.
     """
 
     vocab_size: int
@@ -87,10 +87,10 @@ class T5Config:
 
     @classmethod
     def from_dict(cls, raw: dict) -> T5Config:
-        """Reads what config.json holds; other entries are ignored, and null counts as absent.
+        """Reads the content of a config.json. Unknown entries are ignored; null counts as absent.
 
         Raises:
-            UserError: not a T5 model, or an entry is missing, of a wrong type or out of range.
+            UserError: it is no T5 model, or an entry is missing, of a wrong type or out of range.
         """
         if raw.get("model_type") not in MODEL_TYPES:
             raise UserError(
@@ -113,7 +113,7 @@ class T5Config:
         return config
 
     def _check_together(self) -> None:
-        """Raises `UserError` unless the entries fit each other."""
+        """Raises `UserError` unless the entries are consistent."""
         if self.dense_act_fn not in ACTIVATION_NAMES:
             raise UserError(
                 f"config.json asks for the activation {self.dense_act_fn!r} "
@@ -149,7 +149,7 @@ class T5Config:
 
     @property
     def bias_per_layer(self) -> bool:
-        """Whether every layer learns its own relative bias, not only the first for all."""
+        """Whether every layer has its own relative bias; otherwise all use the first layer's."""
         return self.model_type == "umt5"
 
     @cached_property
@@ -163,14 +163,14 @@ class T5Config:
 
 
 def _task_prefixes(tasks: Any) -> tuple[str, ...]:
-    """The prefixes of a model's tasks; a malformed entry has none, as a model works without."""
+    """Returns the prefixes of a model's tasks; malformed entries are skipped."""
     tasks = tasks.values() if isinstance(tasks, dict) else ()
     prefixes = (task.get("prefix") for task in tasks if isinstance(task, dict))
     return tuple(prefix for prefix in prefixes if isinstance(prefix, str) and prefix.strip())
 
 
 def _end_tokens(ends: list) -> list[int]:
-    """The end tokens of a config.json that has a list of them."""
+    """Returns the end tokens of a config.json that has a list of them, without duplicates."""
     if not 0 < len(ends) <= _MAX_END_TOKENS:
         raise UserError(f"config.json: eos_token_id must be 1 to {_MAX_END_TOKENS} tokens")
     for end in ends:
@@ -179,7 +179,7 @@ def _end_tokens(ends: list) -> list[int]:
 
 
 def _check(name: str, kind: str, value: Any) -> None:
-    """Raises unless a value from the file is of its field's type, and in range."""
+    """Raises `UserError` unless a value has its field's type and is in range."""
     least = 0 if name.endswith("_token_id") else 1
     holds, wanted = {
         "int": (

@@ -1,14 +1,13 @@
-"""A draft's own vocabulary: it proposes a few thousand tokens, and its output head has their rows.
+"""A draft's own vocabulary: the few thousand tokens that its output head has.
 
-A small draft spends most of a pass on its output head, a row for each of V tokens, and texts are
-written with few of them. So the head keeps the rows of N tokens (FR-Spec,
-https://arxiv.org/abs/2502.14856), and a table says which: `d2t` as in EAGLE-3
-(https://arxiv.org/abs/2503.01840), (N,) int32, the target's id of every row, ascending. The target
-verifies, so nothing about the output changes; a token that is not among them is never proposed.
+A small draft spends most of a pass on its output head of V rows, but texts use few tokens. So the
+head keeps the rows of N tokens (FR-Spec, https://arxiv.org/abs/2502.14856). A table lists their
+ids: `d2t` as in EAGLE-3 (https://arxiv.org/abs/2503.01840), (N,) int32, ascending. The other tokens
+are never proposed. The target verifies, so the output does not change.
 
-The folder of such a draft has `draft_vocab_size` in config.json and the tensor `d2t`. The rows are
-there only if they are the draft's own: those of a draft that uses its target's head are taken from
-that when it is loaded, in whatever type and however quantised it is.
+The folder of such a draft has `draft_vocab_size` in config.json and the tensor `d2t`. It has the
+head's rows only if they are the draft's own. A draft that uses its target's head takes the rows
+from that head when it is loaded, whatever its type or quantisation.
 """
 
 from __future__ import annotations
@@ -29,20 +28,19 @@ TABLE = "d2t"
 
 
 class DraftVocabulary:
-    """The target's tokens that a draft's logits stand for.
+    """Maps a draft's logits to the target's tokens.
 
-    A draft without a table has the first ids, as many as its config says. What the target lacks is
-    left out.
+    A draft without a table has the first `vocab_size` ids of its config. Ids that the target does
+    not have are left out.
 
     Attributes:
-        size: N, how many of the draft's logits count.
-        ids: (N,) int32, the token of every row of the draft's head; None if these are the tokens
-            themselves.
-        rows: (V,) int32, the row of every token there, N if it has none; None likewise.
+        size: N, the number of the draft's logits that are used.
+        ids: (N,) int32, the token of each logit; None if N = V, where they are equal.
+        rows: (V,) int32, the logit of each token, N if it has none; None if N = V.
     """
 
     def __init__(self, model: T5, vocab_size: int) -> None:
-        """Takes a draft, and V of its target.
+        """Takes a draft and its target's V.
 
         Raises:
             UserError: the draft has none of the target's tokens.
@@ -61,7 +59,7 @@ class DraftVocabulary:
             self.ids, self.rows = mx.array(ids), mx.array(rows)
 
     def spread(self, values: mx.array, others: float) -> mx.array:
-        """Values (B, T, N) of the draft's tokens as (B, T, V), with `others` for those it lacks."""
+        """Spreads values (B, T, N) to all tokens, (B, T, V); those without a value get `others`."""
         if self.rows is None:
             return values
         spare = mx.pad(values, ((0, 0), (0, 0), (0, 1)), constant_values=others)
@@ -69,10 +67,10 @@ class DraftVocabulary:
 
 
 def narrow(draft: T5, ids: np.ndarray) -> None:
-    """Has a draft propose these tokens (N,) only; its head becomes one of their rows.
+    """Restricts a draft to these tokens (N,); its head keeps their rows.
 
     Raises:
-        UserError: `ids` are no table of the draft's tokens.
+        UserError: `ids` are not ascending ids of the draft's vocabulary.
     """
     draft.config = draft.local_config = replace(draft.config, draft_vocab_size=len(ids))
     draft.d2t = mx.array(ids)
@@ -82,7 +80,7 @@ def narrow(draft: T5, ids: np.ndarray) -> None:
 
 
 def widened(draft: T5) -> Any:
-    """A draft like one that uses its target's head, with all of the target's tokens again."""
+    """Returns a copy of a draft that uses its target's head, with all of the target's tokens."""
     config = replace(draft.config, draft_vocab_size=None)
     wide = type(draft)(config, shares_with=draft.shares_with)
     wide.decoder = draft.decoder
@@ -90,10 +88,10 @@ def widened(draft: T5) -> Any:
 
 
 def settle(draft: T5) -> None:
-    """Checks the table of a draft, and takes its rows of a head that it shares.
+    """Checks a draft's table, and takes its rows from the head if that is shared.
 
     Raises:
-        UserError: an id is there twice, or is none of the vocabulary.
+        UserError: the table's ids are not ascending ids of the vocabulary.
     """
     ids, size = np.array(draft.d2t.astype(mx.int64)), draft.config.vocab_size
     ascending = (np.diff(ids, prepend=-1, append=size) > 0).all()
@@ -117,7 +115,7 @@ def require_all_tokens(model: T5) -> None:
 
 
 def _rows(head: nn.Module, ids: mx.array) -> nn.Module:
-    """An output head of these rows of another, each array contiguous; quantised as that is."""
+    """Returns an output head with these rows of another, contiguous and quantised alike."""
     rows = copy(head)
     for name in rows.parameters():
         rows[name] = mx.contiguous(head[name][ids])

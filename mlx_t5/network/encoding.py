@@ -1,4 +1,4 @@
-"""Sources become a decoder's cache: padded, encoded once each, their cross-attention computed.
+"""Turns sources into a decoder's cache: pads and encodes them, and computes cross-attention.
 
 Symbols: B rows, S source positions.
 """
@@ -22,7 +22,7 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array 
     """Right-pads token lists to one length S.
 
     Returns:
-        ids (B, S) int32, and their mask (B, S) bool, False where padded; None if nothing was.
+        ids (B, S) int32, and their mask (B, S) bool, False where padded, or None without padding.
     """
     width = source_width(max(map(len, rows)), len(rows))
     ids = mx.array([list(row) + [pad] * (width - len(row)) for row in rows], mx.int32)
@@ -32,10 +32,10 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array 
 
 
 def encoder_states(model: T5 | ExactTarget, sources: Sequence[Sequence[int]]) -> list[mx.array]:
-    """The encoder's output (S, d_model) of each source, not waited for; equal ones share it.
+    """Returns the encoder's output (S, d_model) of each source, lazily; equal sources share it.
 
-    Sources of like length share a pass, so that little of it is padding, and a pass of several has
-    `PASS_POSITIONS` at most, so that its memory does not grow with the number of sources.
+    Sources of similar length share a pass, so that little of it is padding. A pass of several has
+    at most `PASS_POSITIONS` positions, so that memory does not grow with the number of sources.
     """
     distinct = list(dict.fromkeys(map(tuple, sources)))
     states: dict[tuple[int, ...], mx.array] = {}
@@ -54,12 +54,12 @@ def prepared(
     states: Sequence[mx.array],
     copies: int = 1,
 ) -> Cache:
-    """A decoder's cache with rows for each source, not waited for; equal ones share the work.
+    """Returns a decoder's cache with rows for each source, lazily; equal sources share the work.
 
     Args:
-        model: whose decoder it is for.
+        model: the model whose decoder it is for.
         sources: source tokens of each row.
-        states: what `encoder_states` returned for them.
+        states: their `encoder_states`.
         copies: rows of each source.
     """
     keys = [tuple(source) for source in sources]
@@ -78,12 +78,12 @@ def prepared(
 def encoded(
     model: T5, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
 ) -> Cache:
-    """A decoder's cache with a row for each source.
+    """Returns a decoder's cache with a row for each source.
 
     Args:
-        model: whose decoder it is for.
+        model: the model whose decoder it is for.
         sources: source tokens of each row.
-        states: what `encoder_states` returned for them; None has the model encode them.
+        states: their `encoder_states`; None computes them.
 
     Raises:
         RuntimeError: the device has not enough memory.

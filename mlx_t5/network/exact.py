@@ -1,10 +1,10 @@
-"""Decoding whose bits do not depend on what was proposed, or on the rows beside a row.
+"""Exact decoding: a row's logits have the same bits whatever is proposed and whatever rows join it.
 
-A sum is rounded in the order in which it is taken, and kernels take it in another one for another
-number of rows. So a pass over gamma + 1 positions may round differently from gamma + 1 passes over
-one. Here every pass has the same shape: each row is padded to `width` positions, and the batch to
-a number of rows that is known to give the bits of a full one (exactness.py tells which). Products
-see rows x width rows, whatever is proposed. Attention and the encoder, whose sums run over
+Rounding depends on the order of summation, and kernels choose another order for another number of
+rows. So a pass over gamma + 1 positions may round differently from gamma + 1 passes over one. Here
+every pass has the same shape: each row is padded to `width` positions, and the batch to a number
+of rows at which products round as in a full batch (exactness.py finds these numbers). Products
+have rows x width rows, whatever is proposed. Attention and the encoder, whose sums run over
 positions, work on each prompt alone.
 
 Symbols: B rows in flight, R rows of a pass, W width, S source positions, T target positions.
@@ -30,8 +30,8 @@ class ExactTarget:
     """A model whose passes have one shape; see `model.T5` for its methods.
 
     Attributes:
-        width: W, positions of every row in every pass.
-        rows: numbers of rows that a pass may have, ascending; the last is the most in flight.
+        width: W, positions of each row in every pass.
+        rows: numbers of rows that a pass may have, ascending; the last is the maximum in flight.
     """
 
     def __init__(self, model: T5, width: int, rows: Sequence[int]) -> None:
@@ -39,8 +39,8 @@ class ExactTarget:
 
         Args:
             model: the target.
-            width: as the attribute.
-            rows: as the attribute.
+            width: W.
+            rows: see the attribute.
         """
         self.model, self.width, self.rows = model, width, tuple(rows)
         self.config, self.dtype = model.config, model.dtype
@@ -48,11 +48,11 @@ class ExactTarget:
         self.ranks = ranks_of(model)
 
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
-        """The encoder's output (B, S, d_model), each prompt's from a pass of its own.
+        """Returns the encoder's output (B, S, d_model), one pass a prompt.
 
         Args:
             ids: (B, S) source tokens.
-            mask: (B, S), True for tokens; None if all are. The output is 0 where it is False.
+            mask: (B, S), False where padded, where the output is 0; None without padding.
         """
         width, rows = ids.shape[1], []
         for i, length in enumerate(_lengths(ids, mask)):
@@ -63,12 +63,12 @@ class ExactTarget:
     def cache(
         self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1
     ) -> Any:  # an `ExactCache`
-        """A cache for what `encode` returned, of every prompt without its padding."""
+        """Returns a cache for outputs of `encode`, each prompt without its padding."""
         rows = (encoded[i : i + 1, :length] for i, length in enumerate(_lengths(encoded, mask)))
         return ExactCache([self.model.cache(states, None, capacity) for states in rows])
 
     def decode(self, tokens: mx.array, cache: Any, offsets: list[int]) -> mx.array:
-        """float32 logits (B, T, V) of the token after each of `tokens` (B, T), T at most W.
+        """Returns float32 logits (B, T, V) for the token after each of `tokens` (B, T), T <= W.
 
         Raises:
             ValueError: there are more positions than W, or more rows than a pass may have.
@@ -82,25 +82,25 @@ class ExactTarget:
         return self.model.decode(tokens, padded, offsets)[:batch, :length]
 
     def weights_read(self) -> WeightsRead:
-        """As of the model."""
+        """Returns the model's `weights_read`."""
         return self.model.weights_read()
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
-        """Bytes that the cache of prompts of so many source and target positions takes."""
+        """Returns the bytes of a cache for prompts of so many source and target positions."""
         return self.model.cache_memory(prompts, source, target + self.width, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
-        """Bytes that it takes, at most, to encode rows of so many source positions."""
+        """Returns the peak bytes of encoding rows of so many source positions, one at a time."""
         return self.model.encoder_memory(1, source)
 
 
 @dataclass
 class ExactCache:
-    """The state of rows that attend alone; the verbs are those of `cache.Cache`.
+    """The caches of rows that attend alone; its methods are those of `cache.Cache`.
 
     Attributes:
-        rows: a cache of one row for each.
-        batch: R, in a forward pass: the others are padding.
+        rows: a cache of one row, for each row.
+        batch: R in a forward pass; rows past those of `rows` are padding.
     """
 
     rows: list[Cache]
@@ -112,13 +112,13 @@ class ExactCache:
         return [array for row in self.rows for array in row.state]
 
     def reserve(self, capacity: int) -> None:
-        """Does nothing: each row takes as many slots as it needs itself."""
+        """Does nothing: each row reserves its own slots."""
 
     def trim(self, source: int, capacity: int) -> None:
         """Does nothing: no row is padded to the length of another."""
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, in this order; one may be asked for several times."""
+        """Keeps only these rows, in this order; an index may occur several times."""
         chosen: list[Cache] = []
         for row in (self.rows[i] for i in rows):
             chosen.append(row.twin() if any(row is other for other in chosen) else row)
@@ -129,7 +129,7 @@ class ExactCache:
         self.rows = self.rows + other.rows
 
     def slots(self, offsets: list[int], length: int) -> PaddedSlots:
-        """Places `length` new tokens a row behind the offsets; padding begins at 0."""
+        """Returns the slots of `length` new tokens a row; padding starts at position 0."""
         starts = mx.array(offsets + [0] * (self.batch - len(offsets)))
         rows = [row.slots([at], length) for row, at in zip(self.rows, offsets, strict=True)]
         cross = []
@@ -142,14 +142,14 @@ class ExactCache:
 
 @dataclass(frozen=True)
 class PaddedSlots:
-    """Where a pass writes, and what it attends to; as `cache.Slots`, row by row.
+    """The slots that a pass writes to and attends to, as `cache.Slots`, but row by row.
 
     Attributes:
         rows: the slots of each row that is not padding.
         positions: (R, W) absolute positions of the new tokens.
-        offsets: the first of each row that is not padding.
+        offsets: the first position of each row that is not padding.
         batch: R.
-        cross: the source's keys and values of every layer, of each row.
+        cross: keys and values of cross-attention of each row, one pair a layer.
     """
 
     rows: list[Slots]
@@ -161,19 +161,19 @@ class PaddedSlots:
 
     @property
     def prompts(self) -> int:
-        """R as well."""
+        """R, as every row has a prompt of its own."""
         return self.batch
 
     @property
     def seen(self) -> int:
-        """Slots from the left that the row which is farthest on needs."""
+        """The largest number of slots, from the left, that any row needs."""
         return max(slots.seen for slots in self.rows)
 
     def update(self, layer: int, keys: mx.array, values: mx.array) -> tuple[ByRow, ByRow]:
         """Writes new keys and values (R, H, W, d_kv) of a layer into the slots of their rows.
 
         Returns:
-            The keys and the values that each row may see.
+            The keys and the values that each row attends to.
         """
         seen = [
             slots.update(layer, keys[i : i + 1], values[i : i + 1])
@@ -184,5 +184,5 @@ class PaddedSlots:
 
 
 def _lengths(rows: mx.array, mask: mx.array | None) -> list[int]:
-    """How many positions of each row (B, S, …) are no padding."""
+    """Returns the number of positions of each row (B, S, …) without padding."""
     return [rows.shape[1]] * len(rows) if mask is None else mask.sum(axis=1).tolist()

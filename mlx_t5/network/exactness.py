@@ -1,10 +1,10 @@
-"""Whether this device gives a row the same bits whatever stands around it, and at which width.
+"""Checks at which width this device gives a row the same bits whatever rows surround it.
 
-`exact.ExactTarget` counts on that. Nobody promises it, so it is looked at before anything is
-decoded: for every shape of weight, for attention, and through the decoder as a whole. Which kernel
-computes depends on shapes alone, and random numbers show another order of summation at once.
+`exact.ExactTarget` relies on that, but no library guarantees it. So it is tested before decoding:
+for every shape of weight, for attention, and for the decoder as a whole. The choice of a kernel
+depends on shapes alone, and random numbers reveal another order of summation at once.
 
-Symbols: B rows in flight at most, W width, K inputs of a product, V vocabulary.
+Symbols: B maximum of rows in flight, W width, K inputs of a product, V vocabulary.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from mlx_t5.settings import Settings, check_exact
 if TYPE_CHECKING:
     from model import T5
 
-WIDTHS = (8, 16, 32)  # kernels treat rows alike in eights, or in larger powers of two
-LONGEST_AUTO = WIDTHS[0] - 1  # proposals that "auto" may choose, whatever the width
-# Keys that attention is checked over: sources of any length, and multiples of slots.
+WIDTHS = (8, 16, 32)  # kernels treat rows alike in blocks of 8, or of a larger power of two
+LONGEST_AUTO = WIDTHS[0] - 1  # maximum of proposals with num_draft="auto", whatever the width
+# Numbers of keys that attention is tested with: sources of any length, and multiples of slots.
 SOURCES = (1, 2, 7, 16, 31, 100, 257)
 SLOTS = tuple(n * SLOT_MULTIPLE for n in (1, 2, 3, 5, 9, 17))
 
@@ -37,20 +37,20 @@ Product = Callable[[mx.array], mx.array]
 
 
 def exact_targets(model: T5, default: Settings) -> Callable[..., ExactTarget]:
-    """`exact_target` of a model by the number of rows, each looked for once.
+    """Returns a function that gives the model's `exact_target`, found once a number of rows.
 
     Args:
         model: the target.
-        default: settings whose num_draft, if it is a number, a step has to have room for.
+        default: settings; if their num_draft is a number, the width must have room for it.
 
     Returns:
-        A function of the number of rows, and of settings that it refuses if they cannot be exact.
+        A function of the number of rows and of settings; it refuses settings that are not exact.
     """
     room = default.num_draft if isinstance(default.num_draft, int) else 0
     looked_for = cache(partial(exact_target, model, num_draft=room))
 
     def target(batch: int, settings: Settings = default) -> ExactTarget:
-        check_exact(settings, WIDTHS[-1])  # at once, as looking takes a while
+        check_exact(settings, WIDTHS[-1])  # before the search, which takes a while
         exact = looked_for(batch)
         check_exact(settings, exact.width)
         return exact
@@ -59,15 +59,15 @@ def exact_targets(model: T5, default: Settings) -> Callable[..., ExactTarget]:
 
 
 def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
-    """The model with passes of one shape, at the least width that the device keeps bits at.
+    """Wraps the model with the smallest width at which the device keeps a row's bits.
 
     Args:
         model: the target.
         batch: B.
-        num_draft: proposals that a step has to have room for.
+        num_draft: proposals that the width must have room for.
 
     Raises:
-        UserError: the device keeps them at none, or more proposals are wanted than the widest has.
+        UserError: no width keeps the bits, or none has room for so many proposals.
     """
     check_exact(Settings(num_draft=num_draft), WIDTHS[-1])
     widths = [width for width in WIDTHS if width > num_draft]
@@ -84,9 +84,9 @@ def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
 
 
 def holding_rows(model: T5, batch: int, width: int) -> list[int]:
-    """Numbers of rows that `numbers_of_rows` finds on every rank; none if attention does not hold.
+    """Returns the `numbers_of_rows` that all ranks share; none if attention does not keep the bits.
 
-    A rank looks at its own shard of the weights.
+    Each rank tests its own shard of the weights.
     """
     rows = numbers_of_rows(model, batch, width) if attention_holds(model, width) else []
     held = mx.array([n in rows for n in range(batch + 1)], mx.int32)
@@ -95,10 +95,10 @@ def holding_rows(model: T5, batch: int, width: int) -> list[int]:
 
 
 def numbers_of_rows(model: T5, batch: int, width: int) -> list[int]:
-    """Numbers of rows that a pass may have: B, and fewer where they give every row the same bits.
+    """Returns the numbers of rows that a pass may have: B, and smaller ones that give equal bits.
 
     Returns:
-        Ascending, powers of two and B; empty if the bits of a row depend on its place.
+        Powers of two and B, ascending; empty if a row's bits depend on its place.
     """
     fewer = [2**i for i in range(batch.bit_length()) if 2**i < batch]
     for product, inputs in products(model):
@@ -111,14 +111,14 @@ def numbers_of_rows(model: T5, batch: int, width: int) -> list[int]:
 
 
 def place_is_irrelevant(product: Product, x: mx.array, out: mx.array) -> bool:
-    """Whether rows keep their bits at another place, beside others at random.
+    """Whether rows keep their bits at another place, beside random rows.
 
-    Each is moved one place on, and to the opposite end: the first relates all places.
+    Each row is moved by one place, which relates all places, and to the opposite end.
 
     Args:
-        product: computes each row by itself.
-        x: rows first.
-        out: the product of x.
+        product: a function that should compute each row independently.
+        x: its input, rows first.
+        out: its output for x.
     """
     order = mx.arange(len(x))
     for places in (mx.roll(order, 1), order[::-1]):
@@ -131,12 +131,12 @@ def place_is_irrelevant(product: Product, x: mx.array, out: mx.array) -> bool:
 
 
 def products(model: T5) -> Iterator[tuple[Product, Callable[[int], list[mx.array]]]]:
-    """Every product of the decoder's passes that differs in shape, type or quantisation.
+    """Yields the products of a decoder pass that differ in shape, type or quantisation.
 
     Yields:
-        The product, and what makes inputs (rows, K) for it: random ones, and such that the terms of
-        every sum cancel. What those leave is rounding alone, so that another order of summation
-        shows in results of 16 bits as well.
+        A product, and a function that makes two inputs (rows, K) for it: a random one, and one with
+        which the terms of every sum cancel. That leaves the rounding errors alone, so that another
+        order of summation shows in results of 16 bits as well.
     """
     every = [(model.head, False)]
     for block in chain(*model.decoder.blocks):
@@ -153,7 +153,7 @@ def products(model: T5) -> Iterator[tuple[Product, Callable[[int], list[mx.array
 def _doubled(
     matrix: Matrix, dtype: mx.Dtype, adds: bool
 ) -> tuple[Product, Callable[[int], list[mx.array]]]:
-    """A product like the matrix's whose weight holds one half twice, the second time turned."""
+    """Returns a product of the matrix's shape whose weight repeats its first half, rotated."""
     quantized, group = bool(matrix.quantization), [*matrix.quantization, 1][0]
     arrays = matrix.arrays if quantized else (matrix.arrays[0].T,)  # outputs first
     groups, stored = arrays[-1].shape[1], arrays[-1].dtype
@@ -179,11 +179,11 @@ def _doubled(
 
 
 def attention_holds(model: T5, width: int) -> bool:
-    """Whether queries keep their bits at any place of a pass, over sources and over slots."""
+    """Whether queries keep their bits at any place in a pass, over sources and over slots."""
     heads, size = model.local_config.num_heads, model.local_config.d_kv
     dtype = model.decoder.norm.weight.dtype
     for n in SOURCES + SLOTS:
-        # Every second value takes away what the one before has added.
+        # Every second value cancels the one before it.
         keys, values = (mx.random.normal((1, heads, (n + 1) // 2, size)) for _ in "kv")
         keys = mx.repeat(keys, 2, axis=2)[:, :, :n].astype(dtype)
         values = mx.stack([values, -values], axis=3).reshape(1, heads, -1, size)[:, :, :n]
@@ -201,7 +201,7 @@ def attention_holds(model: T5, width: int) -> bool:
 
 
 def decoder_holds(target: ExactTarget) -> bool:
-    """Whether a row has the same logits token by token alone as several beside other rows."""
+    """Whether a row has the same logits alone, token by token, as in passes with other rows."""
     width, batch = target.width, target.rows[-1]
     begin = SLOT_MULTIPLE - width // 2  # so that a pass crosses into more slots
 
@@ -225,11 +225,11 @@ def decoder_holds(target: ExactTarget) -> bool:
             same.append(_equal(together[-1, i], single[0, 0]))
             same.append(_equal(_sampled_from(together)[-1, i], _sampled_from(single)[0, 0]))
         at += size
-    return not target.ranks.any(not all(same))  # ranks may be unlike machines
+    return not target.ranks.any(not all(same))  # ranks may be different machines
 
 
 def _sampled_from(logits: mx.array) -> mx.array:
-    """Probabilities (B, T, V) as rows that sample have them."""
+    """Returns probabilities (B, T, V) as a sampled row computes them."""
     settings = Settings(temp=0.7, top_k=50, top_p=0.9)
     return probabilities(logits, Sampling.of([settings] * len(logits)))[0]
 

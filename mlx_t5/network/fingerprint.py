@@ -1,12 +1,12 @@
-"""What tells a model from others of its shape, and is the same in every type of that model.
+"""Fingerprints: they tell a model from others of its shape, whatever type it is stored in.
 
-A *fingerprint* has three parts, each hexadecimal digits: `fingerprint`, numbers from the weights of
-the encoder's norms, which are never quantised; `weights`, some of every weight; and `config`, a
-digest of the shape. Numbers are bfloat16, so that float32 and bfloat16 give the same.
+A *fingerprint* has three parts of hexadecimal digits: `fingerprint`, numbers from the weights of
+the encoder's norms, which are never quantised; `weights`, a few numbers of every weight; and
+`config`, a digest of the shape. Numbers are bfloat16, so float32 and bfloat16 give the same.
 
-What cannot be told is not compared: quantised weights, and those that ranks share, are none of the
-model's numbers; fingerprints of before this page had other parts have norms alone; and an adapter
-leaves norms alone, while it is to change other weights.
+Unknown parts are not compared: quantised weights, and those cut between ranks, do not have the
+model's numbers; older fingerprints have norms alone; and an adapter leaves the norms as they are,
+but changes other weights.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from model import T5
 
 NORMS, CONFIG, WEIGHTS = "fingerprint", "config", "weights"  # in a draft's config.json
-NUMBERS, SAMPLES = 128, 4  # of all norms, and of each weight
-# By how much two types of one model may differ: float32 and bfloat16 do not; by way of float16 a
-# number may be rounded to the next one.
+NUMBERS, SAMPLES = 128, 4  # numbers taken of all norms, and of each weight
+# Tolerances between the types of a model. float32 and bfloat16 agree; conversion to float16 may
+# round a number to the next bfloat16.
 RELATIVE, ABSOLUTE = 2.0**-7, 2.0**-24
 OF_CONFIG = (
     "model_type", "vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers",
@@ -38,7 +38,7 @@ OF_CONFIG = (
 
 
 def fingerprint(model: T5) -> dict[str, str]:
-    """The fingerprint of a `model.T5`, or of a rank's shard of one."""
+    """Returns the fingerprint of a `model.T5`, or of a rank's shard of one."""
     halves = ((layer.self_attention, layer.feed_forward) for layer in model.encoder.layers)
     norms = [*(half.norm for layer in halves for half in layer), model.encoder.norm]
     weights = mx.concatenate([norm.weight for norm in norms])
@@ -52,7 +52,7 @@ def fingerprint(model: T5) -> dict[str, str]:
 
 
 def same_model(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two fingerprints are of one model; anything else than a fingerprint is of none."""
+    """Whether two fingerprints are of the same model; False if one is no fingerprint."""
     if not _alike(one.get(NORMS), other.get(NORMS), unknown=False):
         return False
     if {CONFIG, WEIGHTS} - (one.keys() & other.keys()):
@@ -61,7 +61,7 @@ def same_model(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _samples(model: T5) -> list[mx.array]:
-    """(SAMPLES,) of every weight, in the order of their names; not a number if it is not known."""
+    """Returns (SAMPLES,) numbers of each weight, in the order of their names; NaN if unknown."""
     parameters, samples = dict(tree_flatten(model.parameters())), []
     for name in sorted(name for name in parameters if name.endswith("weight")):
         in_full = ranks_of(model).size == 1 or axis_of(name) is None
@@ -73,7 +73,7 @@ def _samples(model: T5) -> list[mx.array]:
 
 
 def _evenly(weight: mx.array, count: int) -> mx.array:
-    """(count,) numbers of a weight, from its first to its last."""
+    """Returns (count,) numbers of a weight at evenly spaced places, from the first to the last."""
     places = np.linspace(0, weight.size - 1, count).astype(np.int64)
     at = np.unravel_index(places, weight.shape)
     return weight[tuple(mx.array(axis.astype(np.int32)) for axis in at)].astype(mx.bfloat16)
@@ -84,7 +84,7 @@ def _digits(numbers: mx.array) -> str:
 
 
 def _alike(one: Any, other: Any, unknown: bool) -> bool:
-    """Whether numbers are the same, but for rounding; `unknown` ones may be missing from either."""
+    """Whether numbers agree up to rounding; if `unknown`, NaN in either agrees with any number."""
     try:
         a, b = (np.frombuffer(bytes.fromhex(digits), ">u2") for digits in (one, other))
     except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""What decoding needs of a model; `model.T5` is one."""
+"""What decoding needs to know about a model, such as a `model.T5`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 class WeightsRead(NamedTuple):
-    """What a decoder pass reads.
+    """The weights that a decoder pass reads.
 
     Attributes:
-        layers: of the decoder.
-        bytes: of weights.
-        kind: their mode of quantisation, as "affine", or else their type, as "bfloat16".
+        layers: number of decoder layers.
+        bytes: their bytes, with the output head's.
+        kind: their mode of quantisation, such as "affine", or their type, such as "bfloat16".
     """
 
     layers: int
@@ -25,7 +25,7 @@ class WeightsRead(NamedTuple):
 
 
 def require_decoder(model: T5, name: str = "this model") -> None:
-    """Raises `UserError` if the model, which the message calls `name`, is an encoder alone."""
+    """Raises `UserError`, with the name given, if the model has no decoder."""
     if not model.can_decode:
         raise UserError(
             f"{name} is an encoder alone: it makes embeddings and writes no text; "

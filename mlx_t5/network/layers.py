@@ -1,10 +1,9 @@
-"""The layers of T5, as functions over arrays; what holds the parameters is in modules.py.
+"""The layers of T5, as functions of arrays; modules.py holds the parameters.
 
-Attention and feed-forward have one form: the residual is normed and projected, something is done
-with that, and its projection is added to the residual. A `Block` has the arrays of one of them, and
-a layer is two or three blocks. The functions take arrays, and not modules, because looking those up
-would take the host longer than describing what it does with them, and because `mx.compile` wants
-arrays.
+Attention and feed-forward have the same form: norm and project the residual, compute, and add the
+output projection to the residual. A `Block` has the arrays of one of them; a layer is two or three
+blocks. The functions take arrays, not modules, because looking up parameters would take the host
+longer than building the graph, and because `mx.compile` takes arrays.
 
 Symbols: B rows, P prompts, S source positions, T target positions, N slots of the cache, H heads.
 Residuals are (B·T, d_model), heads (B, H, T, d_kv), scores (B, H, T, N).
@@ -28,7 +27,7 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "relu": lambda x: mx.maximum(x, 0),
     "gelu": nn.gelu,
     "gelu_new": nn.gelu_approx,
-    "gelu_fast": nn.gelu_approx,  # the same formula, multiplied out otherwise
+    "gelu_fast": nn.gelu_approx,  # the same formula, factored differently
     "gelu_pytorch_tanh": nn.gelu_approx,
     "quick_gelu": nn.gelu_fast_approx,  # x * sigmoid(1.702 x)
     "silu": nn.silu,
@@ -39,20 +38,20 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 
 
 def keep_float32(name: str, dtype: mx.Dtype) -> bool:
-    """Whether a parameter stays in float32 in a model that is otherwise `dtype`.
+    """Whether a parameter stays in float32 in a model of another `dtype`.
 
-    The output of the feed-forward leaves the range of float16 in all larger models.
+    In all larger models the output of the feed-forward overflows float16.
     """
     return dtype == mx.float16 and ".wo." in name
 
 
 class Norm(NamedTuple):
-    """A norm without mean and bias, of the residual.
+    """An RMS norm of the residual.
 
     Attributes:
-        weight: (d_model,), in the residual's type: MLX would cast it in every call.
+        weight: (d_model,), in the residual's type: otherwise MLX would cast it in every call.
         eps: added to the mean square.
-        dtype: of what it gives whatever the residual's, by name, as `mx.compile` takes it.
+        dtype: name of the output's type, whatever the residual's; a string for `mx.compile`.
     """
 
     weight: mx.array
@@ -61,18 +60,18 @@ class Norm(NamedTuple):
 
     @classmethod
     def of(cls, module: nn.RMSNorm) -> Norm:
-        """Of a model's norm."""
+        """Returns the arrays of a norm module."""
         dtype = module.weight.dtype
         weight = module.weight.astype(residual_dtype(dtype))
         return cls(weight, module.eps, str(dtype).removeprefix("mlx.core."))
 
     def __call__(self, x: mx.array) -> mx.array:
-        """The residual x (M, d_model), normed."""
+        """Returns the residual x (M, d_model), normed."""
         return mx.fast.rms_norm(x, self.weight, self.eps).astype(getattr(mx, self.dtype))
 
 
 def residual_dtype(dtype: mx.Dtype) -> mx.Dtype:
-    """The residual's type: that of larger models leaves the range of float16."""
+    """Returns the residual's type: in larger models the residual overflows float16."""
     return mx.float32 if dtype == mx.float16 else dtype
 
 
@@ -80,9 +79,9 @@ class Block(NamedTuple):
     """The arrays of attention or of the feed-forward, with the norm before it.
 
     Attributes:
-        norm: of the residual.
-        inputs: what projects the normed residual, side by side; one matrix if they are joined.
-        output: whose product is added to the residual.
+        norm: the norm of the residual.
+        inputs: the input projections; a single matrix if they are joined.
+        output: the output projection, which is added to the residual.
     """
 
     norm: Norm
@@ -91,22 +90,22 @@ class Block(NamedTuple):
 
 
 Blocks: TypeAlias = tuple[Block, ...]
-PASSES = 2000  # of a model, for which compiling pays
-MOST_SHAPES = 256  # that are kept
+PASSES = 2000  # decoder passes of a model from which on compiling a layer pays
+MOST_SHAPES = 256  # maximum of compiled shapes kept
 
 
 def decoder_layer(
     config: T5Config, blocks: Blocks, x: mx.array, bias: mx.array, slots: Slots, i: int
 ) -> mx.array:
-    """The residual x (B·T, d_model) behind layer i; its keys and values are in the cache.
+    """Returns the residual (B·T, d_model) after decoder layer i; updates the cache.
 
     Args:
-        config: of the model, or what this rank has of it.
-        blocks: attention to the tokens before, attention to the source, feed-forward.
-        x: the residual.
-        bias: (B, H, T, N) of the attention to the tokens before.
-        slots: where keys and values are written, and what may be seen.
-        i: the layer's number.
+        config: the model's shape, or that of this rank's shard.
+        blocks: self-attention, cross-attention and feed-forward.
+        x: the residual before the layer.
+        bias: (B, H, T, N) bias of self-attention.
+        slots: the cache's slots to write to and to attend to.
+        i: the layer's index.
     """
     self_attention, cross_attention, feed_forward = blocks
     q, k, v = heads(config, project(self_attention, x), slots.batch, 3)
@@ -119,7 +118,7 @@ def decoder_layer(
 def encoder_layer(
     config: T5Config, blocks: Blocks, x: mx.array, bias: Mask, batch: int
 ) -> mx.array:
-    """The residual x (B·S, d_model) behind attention among the source, and the feed-forward."""
+    """Returns the residual (B·S, d_model) after an encoder layer."""
     self_attention, feed_forward = blocks
     q, k, v = heads(config, project(self_attention, x), batch, 3)
     x = add_attention(x, attention(q, k, v, bias), self_attention)
@@ -127,10 +126,10 @@ def encoder_layer(
 
 
 def checkpointed(layer: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """A layer that keeps nothing of its work for the gradient but does it again then.
+    """Returns a layer that recomputes its activations in the backward pass, to save memory.
 
-    So training takes less memory (Chen et al., https://arxiv.org/abs/1604.06174). MLX takes the
-    gradient of all arguments, of which whole numbers, as in quantised weights, have none.
+    See Chen et al., https://arxiv.org/abs/1604.06174. MLX differentiates with respect to all
+    arguments, so integers, as in quantised weights, are excluded.
     """
 
     def fixed(leaf: Any) -> Any:
@@ -143,7 +142,7 @@ def checkpointed(layer: Callable[..., mx.array]) -> Callable[..., mx.array]:
 def checkpointed_layer(
     config: T5Config, blocks: Blocks, x: mx.array, bias: mx.array, slots: Slots, i: int
 ) -> mx.array:
-    """`decoder_layer` over whole texts, `checkpointed`: keys and values are not in the cache."""
+    """Runs `decoder_layer` over whole texts, `checkpointed`; does not update the cache."""
 
     def run(
         blocks: Blocks, x: mx.array, bias: mx.array, cross: tuple[mx.array, mx.array]
@@ -156,22 +155,22 @@ def checkpointed_layer(
 
 
 def project(block: Block, x: mx.array) -> list[mx.array]:
-    """The projections of the normed residual x (M, d_model), those that are joined side by side."""
+    """Returns the projections of the normed residual; joined ones lie side by side in one array."""
     x = block.norm(x)
     return [matrix.times(x) for matrix in block.inputs]
 
 
 def apart(outputs: Sequence[mx.array], count: int) -> Sequence[mx.array]:
-    """Outputs, of which those that are joined lie side by side in axis 1, as so many arrays."""
+    """Splits joined outputs, which lie side by side in axis 1, into `count` arrays."""
     return outputs if len(outputs) == count else mx.split(outputs[0], count, axis=1)
 
 
 def heads(
     config: T5Config, projections: Sequence[mx.array], batch: int, count: int
 ) -> Sequence[mx.array]:
-    """Projections (B·T, H·d_kv), so many of them, as heads (B, H, T, d_kv)."""
+    """Reshapes `count` projections (B·T, H·d_kv) to heads (B, H, T, d_kv)."""
     length = len(projections[0]) // batch
-    if length == 1:  # the same without a transposition, which CUDA would copy
+    if length == 1:  # without a transposition, which would be a copy on CUDA
         ys = [y.reshape(batch, -1, 1, config.d_kv) for y in projections]
     else:
         ys = [y.reshape(batch, length, -1, config.d_kv).swapaxes(1, 2) for y in projections]
@@ -179,9 +178,9 @@ def heads(
 
 
 def add_attention(x: mx.array, out: mx.array, block: Block) -> mx.array:
-    """Residual x (B·T, d_model) plus the projection of what attention gave (B, H, T, d_kv).
+    """Returns the residual (B·T, d_model) plus the projection of attention's output.
 
-    Rows that share their keys are one row, of the queries of all of them one after the other.
+    The output is (B, H, T, d_kv). With beams, the K beams of a prompt are one row with K·T queries.
     """
     if out.shape[2] > 1:
         out = out.swapaxes(1, 2)
@@ -189,9 +188,9 @@ def add_attention(x: mx.array, out: mx.array, block: Block) -> mx.array:
 
 
 def add_feed_forward(config: T5Config, block: Block, x: mx.array) -> mx.array:
-    """Residual x (M, d_model) plus wo(act(wi x)), or, gated since v1.1, wo(act(wi_0 x) * wi_1 x).
+    """Returns x (M, d_model) plus wo(act(wi x)), or plus wo(act(wi_0 x) * wi_1 x) since v1.1.
 
-    In float16 `wo` and what it multiplies overflow, so they are computed in the residual's float32.
+    In float16, `wo` and its input would overflow, so they are in float32 like the residual.
     """
     ys, act = project(block, x), ACTIVATIONS[config.dense_act_fn]
     if config.is_gated_act:
@@ -208,16 +207,16 @@ def add_feed_forward(config: T5Config, block: Block, x: mx.array) -> mx.array:
 def layer_for(
     config: T5Config, slots: Any, passes: float, grad_checkpoint: bool = False
 ) -> Callable[..., mx.array]:
-    """`decoder_layer` of a model for a pass over slots, after so many passes before.
+    """Returns `decoder_layer` for a pass over these slots, compiled after enough `passes`.
 
-    Describing a layer can take the host longer than a GPU takes to compute it. `mx.compile` keeps
-    what was described for arrays of the same shapes. One layer is compiled rather than a pass: its
-    weights are inputs, so all layers of a model are one function, a new shape costs as little as
-    one layer, and the device can begin with the first ones while the host goes on.
+    Building the graph of a layer can take the host longer than the GPU takes to compute it.
+    `mx.compile` keeps the graph for arrays of the same shapes. One layer is compiled, not a pass:
+    its weights are inputs, so all layers of a model are one function, a new shape costs only one
+    layer, and the device can start with the first layers while the host continues.
 
-    What is compiled has kernels of its own, which a GPU compiles at their first use. So that begins
-    when it pays. Rows that attend alone (exact.py) have too many shapes. Passes of training, of
-    which the number is negative, may be `checkpointed_layer`.
+    A compiled layer has its own kernels, which a GPU compiles at their first use. So only models
+    with many passes compile. Rows that attend alone (exact.py) have too many shapes. In training
+    `passes` is negative, and the layer may be `checkpointed_layer`.
     """
     if grad_checkpoint and passes < 0:
         return partial(checkpointed_layer, config)
@@ -229,22 +228,22 @@ def layer_for(
 
 @cache
 def passes_before_compiling() -> float:
-    """How many passes a model makes first. Without a GPU MLX would call a C++ compiler: never."""
+    """Returns the passes before compiling; never without a GPU: MLX would call a C++ compiler."""
     if cpu_only():
         return math.inf
-    return 0 if on_cpu() else PASSES  # a rehearsal takes what GPUs have in the end
+    return 0 if on_cpu() else PASSES  # T5_REHEARSE compiles at once
 
 
 @lru_cache(MOST_SHAPES)
 def _compiled(config: T5Config, seen: int, *shapes: Any) -> Callable[..., Any]:
-    """Compiled for these shapes alone: MLX looks through all that a function was compiled for."""
+    """Compiles a function for each set of shapes: MLX searches a function's shapes one by one."""
     return mx.compile(partial(_described, config, seen))
 
 
 def _run(
     run: Callable[..., Any], blocks: Blocks, x: mx.array, bias: mx.array, slots: Slots, i: int
 ) -> mx.array:
-    """`decoder_layer` of a model, by what was compiled."""
+    """Runs a compiled `decoder_layer`."""
     keys, values = slots.keys, slots.values
     x, keys[i], values[i] = run(
         blocks, x, bias, slots.positions, keys[i], values[i], slots.cross[i], slots.mask
@@ -264,7 +263,7 @@ def _described(
     cross: tuple[mx.array, mx.array],
     mask: mx.array | None,
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """What is compiled: the residual behind a layer, and the keys and values of its cache."""
+    """Returns the residual after a layer, and its keys and values; this function is compiled."""
     slots = Slots([keys], [values], positions, None, seen, len(keys), len(cross[0]), [cross], mask)
     x = decoder_layer(config, blocks, x, bias, slots, 0)
     return x, slots.keys[0], slots.values[0]

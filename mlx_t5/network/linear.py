@@ -1,11 +1,11 @@
-"""Linear layers: few operations, and products in the form that reads the weights fastest.
+"""Linear layers with few operations, and matrix products in the form that is fastest.
 
-Layers over the same input are joined to one, and a residual is added by the product itself.
+Layers over the same input are joined into one, and the product itself adds the residual.
 
 Decoding is bound by reading weights. For x (M, K) and a weight (N, K) the natural product is
-`x @ weight.T`. What is faster for few rows depends on the BLAS and its kernels; `FORMS` has what
-was measured (docs/performance.md). Nothing is timed at run time: on a busy machine that
-chose the slower form as often as not, and equal commands would not even multiply alike.
+`x @ weight.T`. Which form is faster for few rows depends on the BLAS and its kernels; `FORMS` has
+the measured ones (docs/performance.md). Nothing is timed at run time: on a busy machine
+that often chose the slower form, and equal commands could round differently.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import Any, NamedTuple, TypeAlias
 
 from mlx_t5.backend import blas_name, cpu_only, mx, nn
 
-TILE = 128  # rows of the weight that are multiplied at a time
-QUANTIZATION = ("group_size", "bits", "mode")  # what `nn.QuantizedLinear` calls it
+TILE = 128  # rows of the weight in a tile
+QUANTIZATION = ("group_size", "bits", "mode")  # attributes of `nn.QuantizedLinear`
 
-Form = Callable[[mx.array, mx.array], mx.array]  # of x (M, K) and a weight (N, K): (M, N)
+Form = Callable[[mx.array, mx.array], mx.array]  # x (M, K), weight (N, K) -> (M, N)
 Forms: TypeAlias = tuple[tuple[range, Form], ...]  # by the number of rows M
 
 
 class Matrix(NamedTuple):
-    """The weights of a linear layer, out of their module, as `mx.compile` takes them.
+    """The weights of a linear layer without their module, as `mx.compile` takes them.
 
     Attributes:
-        arrays: the transposed weight (K, N); quantised: weight, scales and, in some modes, biases.
-        quantization: the layer's `QUANTIZATION`; empty if it is not quantised.
-        forms: other than the natural one, on this device; none on a GPU.
-        total: what all ranks of a group make of it, where each has a part of the weights.
+        arrays: the transposed weight (K, N), or a quantised weight, scales and maybe biases.
+        quantization: the values of `QUANTIZATION`; empty if it is not quantised.
+        forms: forms faster than the natural one on this device; none on a GPU.
+        total: combines the products of all ranks, if each has a shard of the weights.
     """
 
     arrays: tuple[mx.array, ...]
@@ -44,9 +44,9 @@ class Matrix(NamedTuple):
 
     @classmethod
     def of(cls, layer: Any) -> Any:
-        """Of a linear layer, or of an embedding that is the output head; see `sharding.shard`.
+        """Returns the matrix of a linear layer, or of an embedding that is the output head.
 
-        One that is being adapted gives an `adapting.Adapted`.
+        For a layer with an adapter in training it is an `adapting.Adapted`.
         """
         arrays = [layer[name] for name in ("weight", "scales", "biases") if name in layer]
         if rows := getattr(layer, "rows", None):
@@ -61,11 +61,11 @@ class Matrix(NamedTuple):
 
     @classmethod
     def plain(cls, weight: mx.array) -> Matrix:
-        """Of a weight (N, K)."""
+        """Returns the matrix of a weight (N, K)."""
         return cls((weight.T,), forms=forms(*weight.shape, weight.dtype))
 
     def times(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
-        """The product (M, N) with x (M, K), plus a residual, if possible in one operation."""
+        """Returns the product (M, N) with x (M, K), plus a residual; one operation if possible."""
         (weight, *scales), quantization, forms, total = self
         form = next((form for rows, form in forms if len(x) in rows), None) if forms else None
         if scales:
@@ -83,7 +83,7 @@ class Matrix(NamedTuple):
 
 
 def matrices(*layers: nn.Module) -> tuple[Matrix, ...]:
-    """Of layers over the same input: one for all if they are joined and have kept their weights."""
+    """Returns the matrices of layers over one input: a single one if they are still joined."""
     joined = getattr(layers[0], "joined", None)
     if not joined or any(m["weight"] is not w for m, w in zip(layers, joined.weights, strict=True)):
         return tuple(map(Matrix.of, layers))
@@ -92,11 +92,11 @@ def matrices(*layers: nn.Module) -> tuple[Matrix, ...]:
 
 @dataclass
 class Joined:
-    """Several layers over the same input as one.
+    """Several layers over the same input, joined into one.
 
     Attributes:
-        layer: has their weights one below the other.
-        weights: of each, views of its.
+        layer: the joined layer, with their weights stacked.
+        weights: the weight of each, a view of the joined weight.
     """
 
     layer: nn.Module
@@ -104,10 +104,10 @@ class Joined:
 
 
 def join_layers(*layers: nn.Module) -> None:
-    """Have `matrices` give one matrix for these layers.
+    """Joins layers over the same input, so that `matrices` returns one matrix for them.
 
-    They keep their parameters, as views of the joined ones, so that this takes no memory. Layers
-    that are quantised in different ways are left as they are.
+    Their parameters become views of the joined ones, so this takes no memory. Layers that are
+    quantised in different ways are left as they are.
     """
     kinds = [(type(m), *(getattr(m, name, None) for name in QUANTIZATION)) for m in layers]
     if kinds != kinds[:1] * len(layers):
@@ -123,12 +123,12 @@ def join_layers(*layers: nn.Module) -> None:
 
 
 def as_written(x: mx.array, weight: mx.array) -> mx.array:
-    """As it is written."""
+    """Multiplies in the natural form."""
     return x @ weight.T
 
 
 def in_tiles(x: mx.array, weight: mx.array) -> mx.array:
-    """By many small products."""
+    """Multiplies tile by tile of the weight's rows."""
     if weight.shape[0] % TILE:
         return as_written(x, weight)
     tiles = weight.reshape(-1, TILE, weight.shape[1])
@@ -136,17 +136,17 @@ def in_tiles(x: mx.array, weight: mx.array) -> mx.array:
 
 
 def weight_first(x: mx.array, weight: mx.array) -> mx.array:
-    """With the weight on the left."""
+    """Multiplies with the weight on the left."""
     return (weight @ x.T).T
 
 
 def doubled(x: mx.array, weight: mx.array) -> mx.array:
-    """One row (1, K) as two equal ones."""
+    """Multiplies one row (1, K) as two equal rows."""
     return (mx.broadcast_to(x, (2, x.shape[1])) @ weight.T)[:1]
 
 
 def _large(outputs: int, inputs: int) -> bool:
-    return outputs * inputs >= 1 << 19  # smaller ones stay in the processor's cache
+    return outputs * inputs >= 1 << 19  # smaller weights fit into the processor's cache
 
 
 def _narrow(outputs: int, inputs: int) -> bool:
@@ -157,10 +157,10 @@ def _head(outputs: int, inputs: int) -> bool:
     return outputs >= 1 << 14
 
 
-# What `blas_name` says, the numbers of rows M, which weights (N, K), and their form.
+# Pattern for `blas_name`, numbers of rows M, condition on (N, K), form; the comments have its time
+# relative to the natural form.
 FORMS: tuple[tuple[str, range, Callable[[int, int], bool], Form], ...] = (
-    # It copies the weight into an order of its own first, but for products of up to a million
-    # pairs of numbers: 0.3 to 0.6 of the time.
+    # 0.3 to 0.6: OpenBLAS packs the weight first, except for products up to M · N · K = 10^6
     ("OpenBLAS .*(SkylakeX|Cooperlake|SapphireRapids)", range(1, 9), _large, in_tiles),
     ("MKL .*AVX-512", range(4, 7), _large, in_tiles),  # 0.75 to 0.8
     # 0.65 to 0.7: as long for 16 rows as for 4
@@ -172,13 +172,13 @@ FORMS: tuple[tuple[str, range, Callable[[int, int], bool], Form], ...] = (
 
 @cache
 def forms(outputs: int, inputs: int, dtype: mx.Dtype) -> Forms:
-    """The forms that are faster than the natural one on this device, for a weight of this shape."""
+    """Returns the forms faster than the natural one on this device, for a weight of this shape."""
     if dtype != mx.float32 or not cpu_only():
-        return ()  # a BLAS multiplies no other type, and a GPU needs none
+        return ()  # BLAS multiplies float32 only, and GPUs do not need other forms
     return forms_with(blas_name(), outputs, inputs)
 
 
 def forms_with(blas: str, outputs: int, inputs: int) -> Forms:
-    """The forms for float32 on a CPU with this BLAS."""
+    """Returns the forms for float32 on a CPU with this BLAS."""
     suiting = [row for row in FORMS if row[2](outputs, inputs) and re.match(row[0], blas)]
     return tuple((rows, form) for _, rows, _, form in suiting)

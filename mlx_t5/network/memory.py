@@ -1,12 +1,12 @@
-"""How much memory models and prompts take, how much there is, and what stays there on a Mac.
+"""Estimates the memory of models and prompts, checks that it is free, and wires it on a Mac.
 
-macOS may take memory out of the GPU's reach between two passes; a model that nearly fills the
-machine then computes at a fraction of its speed (ml-explore/mlx-examples#1061). From macOS 15 on,
-MLX can keep ("wire") what it holds, up to a limit that is 0 at first. `wire` raises it to what
-weights and caches need. Only Metal names a working set, so nothing is wired elsewhere.
+macOS may evict a GPU's memory between two passes; a model that nearly fills the machine then
+runs at a fraction of its speed (ml-explore/mlx-examples#1061). From macOS 15 on, MLX can keep its
+memory resident ("wire" it), up to a limit that is 0 at first. `wire` raises the limit to what
+weights and caches need. Only Metal reports a working set, so nothing is wired elsewhere.
 
-A decoder holds of a prompt its caches: keys and values of the source, for cross-attention, and of
-what is written. Besides, the encoder's work counts while it reads.
+A prompt takes memory for its caches: keys and values of the source, for cross-attention, and of the
+text. While it is encoded, the encoder's activations add to that.
 
 Symbols: B rows, P prompts, S source positions, T target positions.
 """
@@ -30,17 +30,17 @@ from mlx_t5.network.config import T5Config
 from mlx_t5.network.ranks import ALONE, Ranks, ranks_of
 from mlx_t5.sizes import readable
 
-SHARE = 0.9  # of a CPU's memory that may be used, and of what a GPU recommends without a warning
-WORKING_SET = "max_recommended_working_set_size"  # what Metal calls it; other devices have none
-SLACK = 64 << 20  # buffers are rounded up to pages, and small ones lie in a heap that counts whole
-KEPT, KEPT_SHARE = 256 << 20, 0.25  # freed buffers that MLX keeps: bytes, share of what is free
+SHARE = 0.9  # usable share of a CPU's memory; more of a GPU's working set gives a warning
+WORKING_SET = "max_recommended_working_set_size"  # Metal's name for it; other devices have none
+SLACK = 64 << 20  # buffers are rounded up to pages, and a heap of small ones counts as a whole
+KEPT, KEPT_SHARE = 256 << 20, 0.25  # limits of MLX's buffer cache: bytes, share of free memory
 MEBIBYTE = 1 << 20
-HEADS = "lm_head."  # how tensors of an output head begin, if that is not the embedding
+HEADS = "lm_head."  # prefix of the tensors of an output head that is not the embedding
 WIDTHS = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
 
 
 def limit() -> int:
-    """Bytes that may be used: what the GPU recommends or has, else most of the machine's memory."""
+    """Returns the usable bytes: those of the GPU, else `SHARE` of the machine's memory."""
     facts = device_info()
     for name in (WORKING_SET, "total_memory", "memory_size"):
         if facts.get(name):
@@ -49,10 +49,10 @@ def limit() -> int:
 
 
 def require(needed: int, ranks: Ranks = ALONE) -> None:
-    """Checks that so many bytes are free, on each of the ranks that are to compute together.
+    """Checks that so many bytes are free on every rank.
 
     Raises:
-        RuntimeError: they are not, as when MLX cannot allocate.
+        RuntimeError: they are not; MLX raises the same error when it cannot allocate.
     """
     free = limit() - mx.get_active_memory()
     if ranks.any(needed > free):
@@ -61,13 +61,12 @@ def require(needed: int, ranks: Ranks = ALONE) -> None:
 
 
 def wire(needed: int) -> None:
-    """Has macOS leave in the GPU's reach what MLX holds now and the next bytes that it allocates.
+    """Makes macOS keep MLX's memory resident: what it holds now and the next `needed` bytes.
 
-    The limit counts buffers that MLX keeps for reuse as well, so a lower one than before never
-    takes a weight out.
+    The limit includes buffers that MLX keeps for reuse, so lowering it never unwires a weight.
 
     Args:
-        needed: bytes to come; what macOS recommends is the most in any case.
+        needed: bytes to be allocated; the limit is at most the working set of macOS.
     """
     most = device_info().get(WORKING_SET)
     if most:
@@ -77,21 +76,21 @@ def wire(needed: int) -> None:
 
 @contextmanager
 def room_for_weights(needed: int) -> Iterator[None]:
-    """Wires so many bytes of weights that are loaded inside; no buffer is left but theirs."""
+    """Wires so many bytes for weights loaded inside; then frees the buffers that loading leaves."""
     wire(needed)
     try:
         yield
     finally:
         mx.clear_cache()
-    wire(0)  # weights that there was no room for beside buffers that are gone now
+    wire(0)  # again: now that buffers are freed, there may be room for all weights
 
 
 def keep_buffers(needed: int) -> None:
-    """Has MLX keep freed buffers, as a prompt's work and caches, for the next prompt like it.
+    """Sets the limit of MLX's cache of freed buffers, so that similar prompts reuse them.
 
-    They take `KEPT_SHARE` at most of the memory that these next bytes leave free, and `KEPT` in any
-    case; those unused for longest go first. Without a GPU MLX keeps 32 MB, but a Mac's allocator is
-    Metal's also when its CPU computes.
+    The limit is `KEPT_SHARE` of the memory that stays free beside `needed` bytes, at least `KEPT`;
+    the least recently used buffers are freed first. Without a GPU MLX keeps 32 MB, but on a Mac
+    Metal allocates even if the CPU computes.
     """
     if mx.metal.is_available() or not cpu_only():
         free = limit() - mx.get_active_memory() - needed
@@ -105,22 +104,22 @@ def require_for(
     ahead: Sequence[Any] = (),
     copies: int = 1,
 ) -> None:
-    """Checks that there is room to encode new rows and to decode them beside the running ones.
+    """Checks that there is memory to encode new rows and to decode them beside the running ones.
 
-    On a Mac that much is wired, too. Of what else is free, some is for buffers that are kept.
+    On a Mac it also wires that memory. A share of the other free memory is for kept buffers.
 
-    The space is needed on top of what is held now, as the cache that they join is copied.
+    The memory is needed on top of what is held now, as joining rows copies the cache.
 
     Args:
         models: target and draft; None where there is none.
-        new: rows, as of `rows.Row`.
-        running: likewise.
-        ahead: likewise, to be encoded only. They fill up a pass, whose work takes several times the
-            memory of the states that it leaves behind.
-        copies: sequences of each row that are decoded, its beams.
+        new: the `rows.Row`s that join.
+        running: the rows in flight.
+        ahead: rows that are only encoded, in the same passes. A pass takes several times the memory
+            of the states that it leaves behind.
+        copies: sequences decoded a row, its beams.
 
     Raises:
-        RuntimeError: there is not.
+        RuntimeError: there is not enough memory.
     """
     rows = [*running, *new]
     source = source_width(max(len(row.ids) for row in rows))
@@ -142,25 +141,25 @@ def require_for(
 def cache_bytes(
     config: T5Config, width: int, prompts: int, source: int, target: int, rows: int = 0
 ) -> int:
-    """Bytes of a decoder's caches.
+    """Returns the bytes of a decoder's caches.
 
     Args:
-        config: of the model.
+        config: the model's config.
         width: bytes of a number.
         prompts: P.
         source: S.
         target: T.
-        rows: B, if more than one of a prompt are decoded.
+        rows: B, if it is more than P.
     """
     slots = prompts * source + max(rows, prompts) * round_up(target)
     return 2 * config.num_decoder_layers * config.num_heads * config.d_kv * slots * width
 
 
 def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
-    """Bytes that the encoder takes at work, at most.
+    """Returns the peak bytes of the encoder's activations.
 
-    That was measured without a GPU: four times a layer's scores, hidden layer, residual and heads.
-    A GPU does not keep the scores. Those of long sources are there a chunk of queries at a time.
+    They were measured without a GPU: four times a layer's scores, hidden layer, residual and heads.
+    A GPU does not keep the scores. Long sources have the scores of one chunk of queries at a time.
     """
     heads = config.num_heads
     scores = heads * min(source, queries_at_once(rows, heads, source))
@@ -171,12 +170,12 @@ def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
 
 
 def stored_bytes(folder: Path, dtype: str | mx.Dtype | None, prefix: str = "") -> int:
-    """Bytes that the weights of a model folder take once they are loaded.
+    """Returns the bytes of a model folder's weights once they are loaded.
 
     Args:
-        folder: MLX or Hugging Face.
-        dtype: what to compute in; None is the folder's, and float32 on the CPU.
-        prefix: with which the names of the tensors that count begin, such as `HEADS`.
+        folder: an MLX or Hugging Face folder.
+        dtype: type to compute in; None is the folder's, or float32 on the CPU.
+        prefix: count only tensors whose names begin with this, such as `HEADS`.
 
     Raises:
         UserError: the folder holds no readable checkpoint.
@@ -186,7 +185,7 @@ def stored_bytes(folder: Path, dtype: str | mx.Dtype | None, prefix: str = "") -
 
 
 def loaded_bytes(stored: Checkpoint, dtype: str | mx.Dtype | None, prefix: str = "") -> int:
-    """`stored_bytes` of an open checkpoint."""
+    """Returns the `stored_bytes` of an open checkpoint."""
     requested = str(dtype).removeprefix("mlx.core.") if dtype else "float32" if on_cpu() else None
     names = [name for name in stored.names if name.startswith(prefix)]
     total = 0
@@ -201,15 +200,15 @@ def loaded_bytes(stored: Checkpoint, dtype: str | mx.Dtype | None, prefix: str =
 def warning(
     folders: Sequence[Path], dtype: str | None, ranks: int = 1, whole_head: bool = False
 ) -> str | None:
-    """One line about models that do not fit into memory together, or hardly; None if they do.
+    """Returns a line about models that together hardly fit into memory; None if they fit.
 
-    A Mac's GPU slows down near the working set that macOS recommends. How much that is can be set.
+    A Mac's GPU slows down near the working set that macOS recommends, which can be raised.
 
     Args:
         folders: the target's, and the draft's if there is one.
-        dtype: as for `stored_bytes`.
-        ranks: that share the target.
-        whole_head: whether its whole output head is here besides, for a draft that uses it.
+        dtype: as in `stored_bytes`.
+        ranks: number of ranks that share the target.
+        whole_head: whether this rank also holds the whole output head, for a draft that uses it.
     """
     target, *others = (stored_bytes(folder, dtype) for folder in folders)
     others += [stored_bytes(folders[0], dtype, HEADS)] if whole_head else []
@@ -230,11 +229,11 @@ def warning(
 
 
 def dtype_hint(folder: Path, dtype: str | None) -> str | None:
-    """One line about a Hugging Face folder that a GPU would compute with in float32, unasked.
+    """Returns a line about a Hugging Face folder that a GPU runs in float32 by default, or None.
 
     Args:
-        folder: of a model.
-        dtype: the type asked for; None is the folder's.
+        folder: the model's folder.
+        dtype: the requested type; None is the folder's.
 
     Raises:
         UserError: the folder holds no readable checkpoint.

@@ -1,7 +1,7 @@
 """The parameters of T5's layers, by the names that they have in MLX folders.
 
-The modules are there for loading, quantising, cutting and training. What computes with their arrays
-is in layers.py; a `Stack` hands them over.
+The modules serve loading, quantising, sharding and training. The functions that compute with their
+arrays are in layers.py; a `Stack` passes the arrays to them.
 
 Symbols: B rows, T target positions, N keys, H heads.
 """
@@ -33,7 +33,7 @@ class Attention(nn.Module):
         self.o = nn.Linear(inner, config.d_model, bias=False)
 
     def block(self, names: str) -> Block:
-        """Its arrays, with the projections `names` of "qkv"."""
+        """Returns its arrays, with the projections `names` of "qkv"."""
         inputs = matrices(*(self[name] for name in names))
         return Block(Norm.of(self.norm), inputs, Matrix.of(self.o))
 
@@ -49,11 +49,11 @@ class FeedForward(nn.Module):
         self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
 
     def inputs(self) -> list[nn.Module]:
-        """The layers that the hidden units come from."""
+        """Returns the input projections: `wi`, or `wi_0` and `wi_1`."""
         return [self[name] for name in ("wi", "wi_0", "wi_1") if name in self]
 
     def block(self) -> Block:
-        """Its arrays."""
+        """Returns its arrays."""
         return Block(Norm.of(self.norm), matrices(*self.inputs()), Matrix.of(self.wo))
 
 
@@ -68,7 +68,7 @@ class Layer(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def blocks(self) -> Blocks:
-        """Its arrays, without what makes keys and values of the source: those are in the cache."""
+        """Returns its arrays without cross-attention's k and v: the cache has their products."""
         cross = [self.cross_attention.block("q")] if "cross_attention" in self else []
         return self.self_attention.block("qkv"), *cross, self.feed_forward.block()
 
@@ -77,7 +77,7 @@ class Stack(nn.Module):
     """The layers of an encoder or a decoder, with their relative bias and the norm at the end.
 
     Args:
-        config: of the model.
+        config: the model's config.
         causal: whether it is a decoder.
     """
 
@@ -96,23 +96,23 @@ class Stack(nn.Module):
 
     @cached_property
     def last_norm(self) -> Norm:
-        """What the residual behind the last layer goes through."""
+        """The arrays of the norm after the last layer."""
         return Norm.of(self.norm)
 
 
 class Stacks(nn.Module):
-    """A model that looks the arrays of its layers up once.
+    """A model that looks up the arrays of its layers only once.
 
-    So weights are replaced with `update`, `load_weights` and the like, and never one by one.
+    So replace weights with `update`, `load_weights` and the like, never one by one.
     """
 
     @property
     def stacks(self) -> list[Stack]:
-        """The encoder and the decoder, as far as they are the model's own."""
+        """Those of encoder and decoder that are the model's own."""
         return [self[name] for name in ("encoder", "decoder") if name in self]
 
     def join(self) -> None:
-        """Have projections of the same input computed as one product: fewer operations a pass."""
+        """Joins projections of the same input into one product: fewer operations a pass."""
         self._forget_arrays()
         for layer in chain(*(stack.layers for stack in self.stacks)):
             join_layers(*(layer.self_attention[name] for name in "qkv"))
@@ -120,10 +120,10 @@ class Stacks(nn.Module):
                 join_layers(*(layer.cross_attention[name] for name in "kv"))
             if "wi_0" in layer.feed_forward:
                 join_layers(*layer.feed_forward.inputs())
-            mx.clear_cache()  # of the single ones, in whose place the next layer's can be joined
+            mx.clear_cache()  # frees the single ones, to make room for joining the next layer
 
     def weights_read(self) -> WeightsRead:
-        """What a pass of `decode` reads: the layers as they are then, and the output head."""
+        """Returns what a pass of `decode` reads: the decoder's layers and the output head."""
         if "decoder" not in self:
             return WeightsRead(0, 0, "")
         blocks = self.decoder.blocks
@@ -152,7 +152,7 @@ class Stacks(nn.Module):
 
 
 def expect_passes(*models: Any) -> None:
-    """Has a GPU compile the decoder layers of models at once, as for a server: passes will come."""
+    """Makes GPUs compile the decoder layers of models at once; for servers with many passes."""
     for model in models:
         if hasattr(model, "passes"):
             model.passes += PASSES

@@ -1,17 +1,17 @@
-"""What the processes that compute together tell each other: sums, columns, and what rank 0 has.
+"""Collectives between ranks: sums, columns, and values of rank 0.
 
-Each of them is a rank of a group of `mx.distributed`. A sum is the terms of all ranks, gathered
-and added in the order of the ranks. So every rank has the same bits, on any backend, and a row's
-bits do not depend on where it stands in the array, as they would in a reduction that gives each
-rank a segment to add. Of few ranks that moves as many bytes as such a reduction, or little more,
-and with a ring in half as many hops: n - 1 and not 2 (n - 1).
+The ranks are the processes of a group of `mx.distributed`. A sum gathers the terms of all ranks and
+adds them in the order of the ranks. So every rank has the same bits on any backend, and a row's
+bits do not depend on its place in the array, as they would in a reduction that gives each rank a
+segment to add. For few ranks, gathering moves as many bytes as such a reduction, or little more,
+and in a ring it takes half as many hops: n - 1 instead of 2 (n - 1).
 
-Every rank runs the same loop, and so makes the same collectives in the same order. What could
-differ from rank to rank (a token that was drawn, a time, free memory) is therefore asked of rank 0,
-or of all, before anything depends on it.
+Every rank runs the same loop, so it makes the same collectives in the same order. Values that could
+differ between ranks (a drawn token, a time, free memory) are taken from rank 0, or combined over
+all ranks, before anything depends on them.
 
-On Metal all of it is the CPU's work, up to what the host reads or the next product takes: macOS
-ends the work of a GPU that waits about five seconds, and a rank may load its model for minutes.
+On Metal the CPU computes the collectives: macOS aborts GPU work that waits for about five seconds,
+and a rank may take minutes to load its model.
 
 Symbols: n ranks, M rows, V columns of all ranks together.
 """
@@ -36,31 +36,31 @@ if TYPE_CHECKING:
 
 
 class Ranks:
-    """The ranks of a group; without a group there is one, which needs nobody.
+    """The ranks of a group; without a group, a single rank.
 
     Attributes:
-        group: as `load` takes it; None for a process alone.
+        group: a group of `mx.distributed`; None for a process alone.
         rank: this process's number, from 0.
         size: n.
-        collectives: how many there have been, of this process.
+        collectives: number of collectives that this process has made.
     """
 
     def __init__(self, group: Any = None) -> None:
-        """Takes a group of `mx.distributed`, as its `init` returns it."""
+        """Takes a group, as `mx.distributed.init` returns it."""
         self.group = group
         self.rank: int = group.rank() if group else 0
         self.size: int = group.size() if group else 1
         self.collectives = 0
 
     def sum(self, term: mx.array) -> mx.array:
-        """The sum of every rank's array, in the order of the ranks; all have one shape and type."""
+        """Adds the arrays of all ranks, in their order; shapes and types must be equal."""
         return term if self.size == 1 else self._gather(term, partial(reduce, add))
 
     def columns(self, shard: mx.array, count: int) -> mx.array:
-        """(M, V) from each rank's (M, its columns), of which `share` says which they are.
+        """Concatenates the columns of all ranks, each rank's as in `share`, to (M, V).
 
         Args:
-            shard: of this rank.
+            shard: (M, n) this rank's columns.
             count: V.
         """
         if self.size == 1:
@@ -70,7 +70,7 @@ class Ranks:
         return self._gather(padded, lambda shards: mx.concatenate(shards, axis=1)[:, :count])
 
     def of_first(self, array: mx.array) -> mx.array:
-        """What rank 0 has in this place; shapes and types are the same everywhere."""
+        """Returns rank 0's array; shapes and types must be equal on all ranks."""
         return array if self.size == 1 else self._gather(array, itemgetter(0))
 
     def any(self, flag: bool) -> bool:
@@ -78,7 +78,7 @@ class Ranks:
         return any(self.gathered(flag))
 
     def gathered(self, value: Any) -> list[Any]:
-        """What every rank gives in this place, in their order: values that JSON can hold."""
+        """Returns the values of all ranks, in their order; values must be JSON-serialisable."""
         if self.size == 1:
             return [value]
         data = json.dumps(value).encode()
@@ -88,15 +88,15 @@ class Ranks:
             return [json.loads(np.array(part).tobytes()) for part in parts]
 
     def shared(self, value: Any) -> Any:
-        """What rank 0 gives in this place, see `gathered`; what others give does not count."""
+        """Returns rank 0's value, see `gathered`; the other ranks' values are ignored."""
         return value if self.size == 1 else self.gathered(None if self.rank else value)[0]
 
     @contextlib.contextmanager
     def in_step(self) -> Iterator[None]:
-        """What the ranks compute together: an error in here on one of them cannot be got over.
+        """Marks work that the ranks do together: after an error on one rank they cannot continue.
 
         Raises:
-            RanksApart: in place of a RuntimeError or MemoryError, of several ranks.
+            RanksApart: in place of a RuntimeError or MemoryError, if there are several ranks.
         """
         try:
             yield
@@ -106,17 +106,17 @@ class Ranks:
             raise RanksApart(error) from error
 
     def share(self, count: int, rank: int | None = None) -> slice:
-        """Which of so many rows a rank has: equal shares, the last of them maybe less.
+        """Returns a rank's slice of so many rows: equal shares, of which the last may be smaller.
 
         Args:
-            count: of all.
-            rank: whose; None is this one.
+            count: number of all rows.
+            rank: the rank; None is this one.
         """
         rank, size = self.rank if rank is None else rank, -(-count // self.size)
         return slice(min(rank * size, count), min((rank + 1) * size, count))
 
     def _gather(self, array: mx.array, combine: Callable[[list[mx.array]], Any]) -> Any:
-        """What is made of every rank's array; NCCL sends from NVIDIA's GPUs itself."""
+        """Gathers and combines the arrays of all ranks; on CUDA the GPU does so, with NCCL."""
         self.collectives += 1
         with mx.stream(mx.gpu if ON_CUDA else mx.cpu):
             gathered = mx.distributed.all_gather(array[None], group=self.group)
@@ -127,5 +127,5 @@ ALONE = Ranks()
 
 
 def ranks_of(model: T5 | ExactTarget) -> Ranks:
-    """The ranks that have to make the same calls of a model: those that `sharding.shard` names."""
+    """Returns the ranks that share a model, which must all make the same calls; else `ALONE`."""
     return getattr(model, "ranks", ALONE)

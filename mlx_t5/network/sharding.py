@@ -1,13 +1,13 @@
-"""One model over several ranks: which shard of each weight a rank has, and what it asks the others.
+"""Cuts one model into shards for several ranks (tensor parallelism).
 
-Tensor parallelism as in Megatron-LM (https://arxiv.org/abs/1909.08053, section 3). Attention is cut
-by heads: q, k and v by their outputs, o by its inputs, and the relative bias by its columns. The
-feed-forward is cut by hidden units: wi by outputs, wo by inputs. What o and wo give is a term of a
-sum, so each half of a block ends with one sum over the ranks. The output head is cut by tokens. The
-embedding, which every rank needs whole, and the norms are with all of them.
+As in Megatron-LM (https://arxiv.org/abs/1909.08053, section 3), attention is cut by heads: q, k and
+v by their outputs, o by its inputs, and the relative bias by its columns. The feed-forward is cut
+by hidden units: wi by outputs, wo by inputs. The products with o and wo are terms of a sum, so
+attention and feed-forward each end with one sum over the ranks. The output head is cut by tokens.
+Every rank has the whole embedding and all norms.
 
-The model itself knows nothing of this: `shard` has products that are terms of a sum added up, and
-the columns of the head put together (`linear.Matrix.total`).
+The model's code does not know about ranks: `shard` attaches the sums, and the concatenation of the
+head's columns, to the products (`linear.Matrix.total`).
 
 Symbols: n ranks, M rows, V vocabulary.
 """
@@ -31,7 +31,7 @@ from mlx_t5.network.ranks import Ranks
 if TYPE_CHECKING:
     from model import T5
 
-# By the end of a parameter's name, the dimension that it is cut along.
+# Pattern of a parameter's name, and the axis that it is cut along.
 _CUTS = (
     (re.compile(r"\.(q|k|v|wi|wi_0|wi_1)\.\w+$"), 0),
     (re.compile(r"\.(o|wo)\.\w+$|\.relative_attention_bias\.\d+\.weight$"), 1),
@@ -40,7 +40,7 @@ _CUTS = (
 
 
 def shard(model: T5, ranks: Ranks) -> None:
-    """Makes a model this rank's shard of it, whose weights are yet to be filled in.
+    """Turns a model into this rank's shard; its weights have to be loaded afterwards.
 
     Raises:
         UserError: see `require_divisible`.
@@ -48,7 +48,7 @@ def shard(model: T5, ranks: Ranks) -> None:
     config, n = model.config, ranks.size
     parameters = dict(tree_flatten(model.parameters()))
     require_divisible(config, ranks, {name: array.shape for name, array in parameters.items()})
-    model.ranks, model.passes = ranks, -math.inf  # never compiled: the CPU adds up
+    model.ranks, model.passes = ranks, -math.inf  # never compiled, as the CPU computes the sums
     model.local_config = replace(config, num_heads=config.num_heads // n, d_ff=config.d_ff // n)
     for layer in chain(*(stack.layers for stack in model.stacks)):
         for attention in (layer[name] for name in layer if name.endswith("_attention")):
@@ -56,7 +56,7 @@ def shard(model: T5, ranks: Ranks) -> None:
         layer.feed_forward.wo.total = ranks.sum
     head = model["lm_head" if "lm_head" in model else "shared"]
     head.total = partial(ranks.columns, count=config.vocab_size)
-    if "lm_head" not in model:  # every rank has the whole embedding, and multiplies with some rows
+    if "lm_head" not in model:  # every rank multiplies with its rows of the whole embedding
         head.rows = ranks.share(config.vocab_size)
     shards = [(name, cut(name, array, ranks)) for name, array in parameters.items()]
     model.update(tree_unflatten(shards))
@@ -68,13 +68,13 @@ def require_divisible(
     """Checks that a model can be cut into as many shards as there are ranks.
 
     Args:
-        config: of the whole model.
-        ranks: that share it.
-        shapes: of its tensors, by name; quantised weights that are cut by their inputs can be cut
-            between two groups only.
+        config: the whole model's config.
+        ranks: the ranks that share it.
+        shapes: shapes of its tensors by name; quantised weights that are cut by their inputs can
+            only be cut between two groups.
 
     Raises:
-        UserError: it cannot; the message has the numbers of ranks that would do.
+        UserError: it cannot; the message names numbers of ranks that work.
     """
     counts = {config.num_heads: "heads", config.d_ff: "hidden units"}
     for name, shape in shapes.items():
@@ -93,7 +93,7 @@ def require_divisible(
 
 
 def cut(name: str, array: mx.array, ranks: Ranks) -> mx.array:
-    """This rank's shard of a parameter: a copy, or the array if every rank has all of it."""
+    """Returns this rank's shard of a parameter: a copy, or the array itself if it is not cut."""
     where = where_of(name, array.shape, ranks)
     if where is None:
         return array
@@ -102,11 +102,11 @@ def cut(name: str, array: mx.array, ranks: Ranks) -> mx.array:
 
 
 def where_of(name: str, shape: tuple[int, ...], ranks: Ranks) -> tuple[int, slice] | None:
-    """The axis along which a parameter is cut and this rank's slice of it; None if it is not."""
+    """Returns the axis along which a parameter is cut and this rank's slice; None if it is not."""
     axis = axis_of(name)
     return None if axis is None or ranks.size == 1 else (axis, ranks.share(shape[axis]))
 
 
 def axis_of(name: str) -> int | None:
-    """The axis along which ranks cut a parameter of this name; None if each has all of it."""
+    """Returns the axis along which a parameter of this name is cut; None if it is not."""
     return next((axis for pattern, axis in _CUTS if pattern.search(name)), None)

@@ -1,18 +1,17 @@
 """Drafts that use the encoder, the embedding and the output head of their target.
 
-Such a draft is a decoder of few layers. A prompt is then encoded once for both models, and the
-draft computes no more than its cross-attention; the shared modules are held once. They are the
-target's: neither parameters of the draft nor written with it.
+Such a draft is a decoder of few layers. A prompt is encoded once for both models, and the draft
+computes only its cross-attention. The shared modules are held once. They belong to the target:
+they are not parameters of the draft and are not saved with it.
 
-A draft fits the one model whose encoder it has learned to read, in whatever type and however
-quantised that is. So its folder keeps the target's fingerprint (fingerprint.py). A draft goes with
-its target with and without a LoRA adapter: of one with an adapter not all is compared. With the
-wrong target a draft would only guess badly, as every proposal is verified: the fingerprint is there
-to say so at once.
+A draft fits only the model whose encoder it was trained on, in any type or quantisation. So its
+folder keeps the target's fingerprint (fingerprint.py). The target may have a LoRA adapter merged:
+then only a part of the fingerprint is compared. With the wrong target a draft would guess badly but
+do no harm, as every proposal is verified; the fingerprint reports the mistake at once.
 
-Several ranks may share the target. What its encoder gives, the norms and the embedding are whole on
-each of them, and of an output head with weights of its own the draft gets a whole one. So it never
-waits for other ranks, and it is no matter whether all of them draft or one does.
+Several ranks may share the target. Its encoder's output, norms and embedding are whole on each
+rank; an output head with weights of its own is loaded whole for the draft. So the draft never waits
+for other ranks, whether all of them draft or only one.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ if TYPE_CHECKING:
 
 SHARED = ("shared", "encoder", "lm_head")  # modules of a T5 that a draft can use
 ENTRY = "shares_encoder_with"  # in a draft's config.json: the fingerprint, and the target's name
-OF_DRAFT = ("num_decoder_layers", "draft_vocab_size")  # what else its config.json says
+OF_DRAFT = ("num_decoder_layers", "draft_vocab_size")  # fields that are the draft's own
 
 
 def share(draft: nn.Module, target: T5) -> None:
-    """Has a draft use the target's modules; `nn.Module` does not take them for the draft's own.
+    """Gives a draft the target's modules, as attributes that are not parameters of the draft.
 
     Raises:
-        UserError: ranks share the target, and its folder cannot be read any longer.
+        UserError: ranks share the target, and its folder can no longer be read.
         RuntimeError: the device has not enough memory.
     """
     embedding = target.shared
@@ -56,10 +55,10 @@ def share(draft: nn.Module, target: T5) -> None:
 
 
 def full_head(model: T5) -> nn.Module | None:
-    """The output head of all tokens; None if it is the embedding. Nobody else is asked.
+    """Returns a model's whole output head; None if it is the embedding.
 
-    If ranks share it, it is read from the model's folder, quantised as it is there. No adapter
-    changes it. `model` is a `model.T5`; arguments and errors as of `share`.
+    If it is cut between ranks, it is read from the model's folder instead, without asking other
+    ranks; no adapter changes a head. Errors as in `share`.
     """
     if "lm_head" not in model or ranks_of(model).size == 1:
         return getattr(model, "lm_head", None)
@@ -78,19 +77,19 @@ def full_head(model: T5) -> nn.Module | None:
 
 
 def shared_draft(target: T5, num_decoder_layers: int, dtype: mx.Dtype = mx.float32) -> Any:
-    """A draft that starts from the target's own decoder.
+    """Makes a draft from layers of the target's decoder.
 
     Args:
         target: a `model.T5`; may be quantised.
-        num_decoder_layers: of the draft. They are copies of the target's, evenly from the first on,
-            not quantised; final norm and relative bias come along.
-        dtype: of its parameters; as everywhere, `wo` stays in float32 where this is float16.
+        num_decoder_layers: number of the draft's layers. They are copies of the target's, evenly
+            spaced from the first on and not quantised, with its final norm and relative bias.
+        dtype: type of its parameters; with float16, `wo` stays in float32 as everywhere.
 
     Returns:
         A T5 whose parameters are its decoder's; `shares_with` is the target.
 
     Raises:
-        UserError: the target has not so many layers.
+        UserError: the target has fewer layers.
     """
     depth = target.config.num_decoder_layers
     if not 1 <= num_decoder_layers <= depth:
@@ -110,7 +109,7 @@ def shared_draft(target: T5, num_decoder_layers: int, dtype: mx.Dtype = mx.float
 
 
 def plain_weights(module: nn.Module, prefix: str = "") -> dict[str, mx.array]:
-    """A module's parameters by name, with `prefix` before it; what is quantised in float32."""
+    """Returns a module's parameters by prefixed name; quantised ones are dequantised to float32."""
     weights = {}
     for path, layer in module.named_modules():
         start = f"{prefix}{path}." if path else prefix
@@ -123,7 +122,7 @@ def plain_weights(module: nn.Module, prefix: str = "") -> dict[str, mx.array]:
 
 
 def _dequantized(layer: Any) -> mx.array:
-    """The weight of a quantised layer, in float32."""
+    """Returns the weight of a quantised layer in float32."""
     common = [layer["scales"], *([layer["biases"]] if "biases" in layer else [])]
     if mx.issubdtype(common[0].dtype, mx.floating):  # the other modes' scales are in 8 bits
         common = [array.astype(mx.float32) for array in common]
@@ -132,18 +131,17 @@ def _dequantized(layer: Any) -> mx.array:
 
 
 def target_of(folder: Path, entry: Any, given: Any, adapter: Any, group: Any) -> Any:
-    """The target that a folder's draft is to use.
+    """Checks the target that is given for a folder's draft, and returns it.
 
     Args:
-        folder: of the draft, for messages.
+        folder: the draft's folder, for messages.
         entry: `ENTRY` of its config.json.
-        given: the target at hand, a `model.T5`; None if there is none.
-        adapter: as of `load`.
-        group: likewise.
+        given: the target, a `model.T5`; None if none is given.
+        adapter: as in `load`.
+        group: as in `load`.
 
     Raises:
-        UserError: the draft needs a target, is for another one than this, or is asked to have an
-            adapter or a group.
+        UserError: no target is given, or another one than the draft's, or an adapter or a group.
     """
     facts = entry if isinstance(entry, dict) else {}
     made_for = f"is a draft for {shown(facts.get('model') or 'a target without a name')}"
@@ -168,7 +166,7 @@ def target_of(folder: Path, entry: Any, given: Any, adapter: Any, group: Any) ->
 
 
 def whole(draft: T5) -> Any:
-    """A draft like one that shares, with copies of what that uses of its target, in float32."""
+    """Returns a standalone copy of a draft that shares, with copies of the shared modules."""
     target = draft.shares_with
     assert target is not None, "it shares"
     names = [name for name in SHARED if getattr(target, name, None) is not None]

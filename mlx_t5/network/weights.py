@@ -1,4 +1,4 @@
-"""From the tensors of a folder to the parameters of a model: their names, types and values.
+"""Turns the tensors of a folder into the parameters of a model: names, types and values.
 
 Hugging Face checkpoints name tensors after their PyTorch modules, MLX folders after the modules
 of model.py. Nothing is guessed: a tensor that is missing, unknown or of a wrong shape is an error
@@ -30,14 +30,14 @@ EMBEDDING = EMBEDDINGS[0]
 HEAD = "lm_head.weight"
 Shape = tuple[int, ...]
 
-# Written by an early transformers, used by none.
+# Written by an early version of transformers, used by none.
 _STRAY = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
 def has_decoder(names: Iterable[str]) -> bool:
-    """Whether tensors of these names, Hugging Face's or ours, are of more than an encoder.
+    """Whether tensors of these names, Hugging Face's or ours, include a decoder's.
 
-    `T5EncoderModel` saves such: text encoders of diffusion pipelines, sentence encoders.
+    `T5EncoderModel` saves an encoder alone: text encoders of diffusion pipelines and of sentences.
     """
     decoding = (name for name in names if name not in EMBEDDINGS)
     return any(name.startswith("decoder.") or name == HEAD for name in decoding)
@@ -72,13 +72,13 @@ def tensor_names(config: T5Config) -> dict[str, str]:
 def select(config: T5Config, checkpoint: Checkpoint, expected: dict[str, Shape]) -> dict[str, str]:
     """Selects the tensors of a Hugging Face checkpoint that the model needs: their names → ours.
 
-    Of an embedding stored several times one is taken, and the output head (`lm_head.weight`)
-    only if it is not the embedding over again.
+    An embedding that is stored several times is taken once, and the output head (`lm_head.weight`)
+    only if it is not a copy of the embedding.
 
     Args:
         config: from the checkpoint's config.json.
-        checkpoint: its tensors; heads and embeddings are compared by value where necessary.
-        expected: our names → shapes, of a model with a head of its own, or of an encoder alone.
+        checkpoint: its tensors; head and embedding are compared by value where necessary.
+        expected: our names → shapes, for a model with a separate head, or for an encoder alone.
 
     Raises:
         UserError: a tensor is missing, unknown or of a wrong shape.
@@ -99,7 +99,7 @@ def select(config: T5Config, checkpoint: Checkpoint, expected: dict[str, Shape])
 
 
 def shapes_of(model: nn.Module) -> dict[str, Shape]:
-    """The shape of every parameter, by its name."""
+    """Returns the shape of every parameter, by its name."""
     return {name: array.shape for name, array in tree_flatten(model.parameters())}
 
 
@@ -125,7 +125,7 @@ def check(found: dict[str, Shape], expected: dict[str, Shape]) -> None:
 
 
 def cast(name: str, rows: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Rows of the tensor `name` in another floating-point type.
+    """Converts rows of the tensor `name` to another floating-point type.
 
     Raises:
         UserError: a number is too large for `dtype`.
@@ -147,10 +147,10 @@ def _equal(checkpoint: Checkpoint, a: str, b: str) -> bool:
 
 
 def read_config(folder: Path) -> dict:
-    """The object in a folder's config.json.
+    """Returns the object in a folder's config.json.
 
     Raises:
-        UserError: there is none, or one that cannot be the configuration of a model.
+        UserError: the file is missing or is no JSON object.
     """
     return read_object(folder / "config.json", "give a model folder, MLX or Hugging Face")
 
@@ -165,10 +165,10 @@ def quantize(model: nn.Module, entry: Any, names: set[str]) -> None:
     """Quantises the layers whose scales are among `names`, as config.json describes.
 
     Args:
-        model: changed in place; its weights are yet to be filled in.
+        model: changed in place; its weights have to be loaded afterwards.
         entry: the config's `quantization`: group_size, bits and mode, and for single layers,
-            by path, others.
-        names: of the folder's tensors.
+            by path, their own.
+        names: names of the folder's tensors.
 
     Raises:
         UserError: the entry makes no sense.
@@ -186,7 +186,7 @@ def quantize(model: nn.Module, entry: Any, names: set[str]) -> None:
 
 
 def read_mlx(folder: Path) -> Iterator[tuple[str, mx.array]]:
-    """Yields every tensor of an MLX folder, read from disk when it is evaluated."""
+    """Yields every tensor of an MLX folder lazily: it is read when it is evaluated."""
     if (folder / SAFETENSORS).is_file():
         files = {SAFETENSORS}
     else:
@@ -201,16 +201,16 @@ def read_mlx(folder: Path) -> Iterator[tuple[str, mx.array]]:
 def read_shards(
     stored: Checkpoint, ours: Mapping[str, str], ranks: Ranks, uncut: bool = False
 ) -> Iterator[tuple[str, mx.array]]:
-    """Yields this rank's shard of tensors in their stored type, and reads nothing else of them.
+    """Yields this rank's shard of tensors in their stored type, and reads only the shard.
 
     Args:
         stored: the checkpoint.
         ours: the tensors' names there → our names, which are yielded.
-        ranks: that share the model.
-        uncut: yield them in full all the same, as they are changed before they are cut.
+        ranks: the ranks that share the model.
+        uncut: whether to yield whole tensors, as an adapter changes them before they are cut.
     """
     names, cuts = [name for name in stored.names if name in ours], ranks.size > 1
-    if cuts:  # a tensor is there twice for a moment: the largest while little else is
+    if cuts:  # cutting copies a tensor, so the largest come first, while memory is free
         names.sort(key=lambda name: -stored.nbytes(name))
     for name in names:
         shape = stored.shape(name)
@@ -219,15 +219,15 @@ def read_shards(
 
 
 def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dtype) -> None:
-    """Sets every parameter, one at a time, in `dtype` where it is a floating-point number.
+    """Sets every parameter, one at a time; floating-point ones are converted to `dtype`.
 
     Args:
-        model: has exactly the parameters that follow.
+        model: has exactly the parameters in `tensors`.
         tensors: pairs of our name and value.
-        dtype: see also `keep_float32`.
+        dtype: type of floating-point parameters; see also `keep_float32`.
 
     Raises:
-        UserError: a file cannot be read after all.
+        UserError: a file cannot be read.
         RuntimeError: the device has not enough memory.
     """
     weights = []
@@ -246,10 +246,10 @@ def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dt
 
 
 def compute_dtype(requested: str | mx.Dtype | None, stored: Checkpoint) -> mx.Dtype:
-    """The type to compute in: as requested, or as the embedding is stored; without a GPU, float32.
+    """Returns the type to compute in: as requested, else as stored, but float32 without a GPU.
 
     Raises:
-        UserError: the requested type is none that weights can have.
+        UserError: the requested type is not supported.
     """
     if requested is None:
         requested = "float32" if on_cpu() else stored_dtype(stored)

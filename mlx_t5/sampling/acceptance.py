@@ -8,10 +8,10 @@ Pure functions on small arrays; no model and no state.
                a rejected x is replaced by a sample of norm(max(0, p - q))
     temp = 0   keep x when p(x) >= (1 - delta) max p; replaced by argmax p
 
-With delta = 0 the text is the target's own: its greedy one, or one drawn from its distribution. The
-randomness of a draw belongs to the position, and the draft draws with the same numbers, so that
-both mostly draw the same token (Gumbel sampling of Daliri et al., https://arxiv.org/abs/2408.07978).
-So a seed gives the same text with any draft, any number of proposals, and none.
+With delta = 0 the text is the target's own: greedy, or drawn from its distribution. The random
+numbers of a draw belong to the position, and the draft draws with the same numbers, so both mostly
+draw the same token (Gumbel sampling of Daliri et al., https://arxiv.org/abs/2408.07978). So a seed
+gives the same text with any draft, with any number of proposals, and without a draft.
 
 With delta > 0 the rules are those of Leviathan et al. (https://arxiv.org/abs/2211.17192) and Chen
 et al. (https://arxiv.org/abs/2302.01318), relaxed: each drafted position follows the mixture
@@ -41,9 +41,9 @@ from mlx_t5.sampling.draws import (
 
 # A residual lighter than this is rounding noise of two equal distributions.
 NEGLIGIBLE_MASS = 1e-6
-# Stands for the target's own token where its logits allow none, see `draws.is_finite`.
+# In place of the target's own token: its logits leave no token to choose, see `draws.is_finite`.
 NO_TOKEN = -1
-# Stands for the number of proposals kept where the candidates of top-p do not suffice.
+# In place of the number of proposals kept: top-p needs more candidates than were looked at.
 UNDECIDED = -1
 
 
@@ -55,7 +55,7 @@ def keep_greedy(logits: mx.array, drafts: mx.array, delta: mx.array) -> mx.array
     A token that the rules for the text forbid (logit -inf) is never kept.
 
     Args:
-        logits: (B, gamma, V) of the target where each proposal stands.
+        logits: (B, gamma, V) of the target at the position of each proposal.
         drafts: (B, gamma) proposed tokens.
         delta: (B,).
 
@@ -75,7 +75,7 @@ def keep_sampled(px: mx.array, qx: mx.array, delta: mx.array, u: mx.array) -> mx
 
     Args:
         px: (B, gamma) target probability of each proposal.
-        qx: (B, gamma) its draft probability, 1 if deterministic.
+        qx: (B, gamma) draft probability of each proposal, 1 if deterministic.
         delta: (B,).
         u: (B, gamma) uniform on [0, 1).
 
@@ -87,18 +87,18 @@ def keep_sampled(px: mx.array, qx: mx.array, delta: mx.array, u: mx.array) -> mx
 
 
 def accepted_length(keep: mx.array, lengths: mx.array) -> mx.array:
-    """Length (B,) of the longest prefix that is kept throughout.
+    """Returns the lengths (B,) of the longest prefixes of kept proposals.
 
     Args:
         keep: (B, gamma) bool.
-        lengths: (B,) int32, proposals that are real; the rest of a row is padding.
+        lengths: (B,) int32, number of proposals; the rest of a row is padding.
     """
     ends = mx.where(keep, lengths[:, None], mx.arange(keep.shape[1]))  # a rejection ends it there
     return mx.min(ends, axis=1)
 
 
 def residual(p: mx.array, q: mx.array) -> mx.array:
-    """Weights max(0, p - q) that replace a rejected token; p where they vanish.
+    """Returns the weights max(0, p - q) of a rejected token's replacement; p if they vanish.
 
     Args:
         p: (B, V) target probabilities.
@@ -123,16 +123,16 @@ def accept(
             proposal i, position gamma follows the last one.
         drafts: (B, gamma) int32, None when nothing was proposed.
         q: (B, gamma, V) their draft probabilities, None if deterministic.
-        lengths: (B,) int32, how many proposals of each row are real.
+        lengths: (B,) int32, number of proposals of each row, without padding.
         sampling: settings of the rows.
-        keys: (B, T, 2) of the positions; None if every row is greedy.
+        keys: (B, T, 2) random keys of the positions; None if every row is greedy.
 
     Returns:
         accepted (B,) int32, the number of proposals kept, and tokens
         (B, gamma + 1) int32: the proposals, with the target's own token at
-        position `accepted`. What stands after it is meaningless. Nothing is judged by logits that
-        are not finite: the first such position ends the block, and its own token is NO_TOKEN.
-        Where `accepted` is UNDECIDED, ask again with `sampling.exhaustive()`.
+        position `accepted`. Tokens after it are meaningless. Logits that are not
+        finite judge nothing: the first such position ends the block with NO_TOKEN.
+        Where `accepted` is UNDECIDED, call again with `sampling.exhaustive()`.
     """
     finite = is_finite(logits)
     if sampling.all_greedy:
@@ -166,14 +166,14 @@ def _accept_sampled(
     sampling: Sampling,
     keys: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """`accept` where some row samples.
+    """Does the work of `accept` for a batch in which some row samples.
 
     Args:
         logits: (B, T, V) float32 of the target.
         p: (B, T, V) float32, the target's probabilities.
         drafts: (B, T) int32, gamma proposals and a placeholder.
         q: (B, gamma, V) float32, the draft's probabilities; None if it was deterministic.
-        lengths: (B,) int32, how many proposals of each row are real.
+        lengths: (B,) int32, number of proposals of each row, without padding.
         sampling: settings of the rows.
         keys: (B, T, 2) uint32 keys of the positions.
 

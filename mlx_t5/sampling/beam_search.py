@@ -1,20 +1,20 @@
-"""Beam search: the likeliest texts that K hypotheses a prompt can find, one token a step.
+"""Beam search: K hypotheses a prompt, extended by one token a step.
 
-What is found, and its scores, are those of `generate` of transformers 5 (generation/utils.py,
-`_beam_search`) for the prompt by itself:
+Texts and scores equal those of `generate` of transformers 5 (generation/utils.py, `_beam_search`)
+for the prompt by itself:
 
-    beam     s = the sum of its log-probabilities, as the rules for the text leave them
-    step     of the V continuations of each beam the (1 + E) K best are looked at, E being the
-             number of end tokens. Those among the first K that end are finished texts, and the K
-             best that do not end are the next beams.
+    beam     s = the sum of its log-probabilities, after the logits processors
+    step     take the (1 + E) K best of all continuations of the beams, E being the number of end
+             tokens. Those among the first K that end are finished texts; the K best that do not
+             end are the next beams.
     text     score = s / n**length_penalty for n tokens, the end token included; the K best are kept
-    end      with K texts, once the best beam cannot beat the worst of them: its s is divided by the
-             present length, or by that of the longest text if early_stopping is "never" and
+    end      with K texts, once the best beam cannot beat the worst of them: its score is taken with
+             n its present length, or n = max_tokens if early_stopping is "never" and
              length_penalty above 0. With early_stopping = True K texts suffice.
 
-transformers scores what cannot be chosen -1e9; here it is -inf, and never becomes a text. The
-device finds the best continuations (engine/beams.py); what becomes of them is decided here, on the
-host.
+transformers gives a forbidden token the score -1e9; here it is -inf, and never becomes a text. The
+device finds the best continuations (engine/beams.py); this module decides on the host which become
+beams and which texts.
 
 Symbols: K beams, V vocabulary; G rows of N values.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mlx_t5.text.stop_strings import TextWatch
 
 TOO_FEW = "the search has found {} of {} texts; the rules for the text allow no more"
-CHUNK = 128  # values are compared by the maxima of so many
+CHUNK = 128  # values in a chunk of `largest`
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class Hypothesis:
     """A text, or the beginning of one.
 
     Attributes:
-        tokens: the start token first; an end token is the last.
-        score: the sum of log-probabilities; of a finished text divided by its length's penalty.
-        watch: has read the tokens, for stop strings; None if there are none.
-        reason: "stop" or "length", None if it goes on.
+        tokens: the start token first; an end token can only be the last.
+        score: the sum of log-probabilities; for a finished text divided by the length penalty.
+        watch: has read the tokens, to find stop strings; None if there are none.
+        reason: "stop" or "length"; None while unfinished.
         ended: whether the last token is an end token.
     """
 
@@ -58,18 +58,18 @@ class Hypothesis:
     ended: bool = False
 
 
-NO_BEAM = np.float32(-np.inf)  # the score of a place that holds none
-WORST = np.finfo(np.float32).min  # the score of a text, at least
+NO_BEAM = np.float32(-np.inf)  # the score of a place without a beam
+WORST = np.finfo(np.float32).min  # the lowest score of a text
 
 
 class BeamSearch:
     """The search of one row.
 
     Attributes:
-        beams: K hypotheses of one length, the best first. Where fewer are left, the best one stands
-            again, with the score `NO_BEAM`.
-        parents: which of the beams before the last step each of them continues.
-        texts: at most K finished ones, the best first.
+        beams: K hypotheses of one length, the best first. If fewer are left, copies of the best
+            with the score `NO_BEAM` fill up the places.
+        parents: index of the previous step's beam that each beam continues.
+        texts: at most K finished texts, the best first.
         done: whether the search has ended.
     """
 
@@ -97,7 +97,7 @@ class BeamSearch:
         """Takes a step.
 
         Args:
-            scores: of the best continuations, in falling order; -inf is none.
+            scores: scores of the best continuations, in descending order; -inf is none.
             indices: k V + token, for a token after beam k.
             vocab_size: V.
         """
@@ -119,13 +119,13 @@ class BeamSearch:
             self._set_beams(going[: self.size])
 
     def _set_beams(self, going: list[tuple[int, Hypothesis]]) -> None:
-        """Makes these the beams, each behind the number of its parent."""
+        """Sets the beams, given as pairs of a parent's index and a hypothesis."""
         parent, best = going[0]
         filled = [*going, *[(parent, replace(best, score=NO_BEAM))] * (self.size - len(going))]
         self.parents, self.beams = [k for k, _ in filled], [beam for _, beam in filled]
 
     def _grow(self, beam: Hypothesis, token: int, score: np.float32) -> Hypothesis:
-        """A beam and one more token."""
+        """Returns a beam extended by one token."""
         watch = beam.watch.fork() if beam.watch else None
         ended = token in self.eos
         if watch and not ended:
@@ -138,16 +138,16 @@ class BeamSearch:
         return Hypothesis([*beam.tokens, token], score, watch, reason, ended)
 
     def _by_length(self, score: np.float32, length: int) -> np.float32:
-        """A sum divided by a length's penalty, which float32 may not hold: then by infinity or 0.
+        """Divides a score by the length penalty, which is 0 or infinity if float32 cannot hold it.
 
-        As in transformers, but for a text of so bad a score: it is finite, as JSON has no other.
+        As in transformers, except that the score stays finite, because JSON has no infinity.
         """
         with np.errstate(over="ignore", divide="ignore"):
             penalty = np.float32(float(length) ** self.settings.length_penalty)
             return np.maximum(score / penalty, WORST)
 
     def _may_improve(self, best: Hypothesis) -> bool:
-        """Whether the search goes on, by its best beam."""
+        """Whether the search goes on: its best beam may still improve the texts."""
         settings, length = self.settings, len(best.tokens) - 1
         if len(self.texts) < self.size:
             return True
@@ -159,7 +159,7 @@ class BeamSearch:
 
 
 def become(row: Row, text: Hypothesis) -> Row:
-    """Finishes a row with a text that its search has found; returns it."""
+    """Finishes a row with a text of its search; returns the row."""
     row.committed, row.writers = text.tokens, ["target"] * (len(text.tokens) - 1)
     row.watch, row.ended, row.finish_reason = text.watch, text.ended, text.reason
     row.score = float(text.score)
@@ -167,7 +167,7 @@ def become(row: Row, text: Hypothesis) -> Row:
 
 
 def texts_of(row: Row) -> list[Row]:
-    """A finished row for each text that is wanted of a finished row, the best first."""
+    """Returns a finished row for each of `num_return_sequences` texts, the best first."""
     count = row.settings.num_return_sequences
     if row.error or not row.search:
         return [row] * count
@@ -180,13 +180,13 @@ def texts_of(row: Row) -> list[Row]:
 
 
 def largest(values: mx.array, count: int) -> tuple[mx.array, mx.array]:
-    """The `count` largest of values (G, N) in falling order, and their indices; both (G, count).
+    """Returns the `count` largest of values (G, N), descending, and their indices: (G, count) each.
 
-    Only chunks of values with one of the `count` largest maxima can hold one of them, so no more
-    than count · `CHUNK` values are sorted.
+    The largest values are in the `count` chunks with the largest maxima, so at most
+    count · `CHUNK` values are sorted.
     """
     chunks = in_blocks(values, CHUNK, -mx.inf)
-    # In rising order, so that of equal values the first comes first.
+    # Chunks in ascending order, so that of equal values the first comes first.
     best = mx.sort(mx.argsort(-chunks.max(axis=-1), axis=-1)[:, :count], axis=-1)[..., None]
     indices = (best * CHUNK + mx.arange(CHUNK)).flatten(1)
     chosen = mx.take_along_axis(chunks, best, axis=1).flatten(1)

@@ -1,6 +1,6 @@
-"""How tokens are drawn: what a row samples from, and where its randomness comes from.
+"""Draws tokens: the distribution that a row samples from, and its random numbers.
 
-Every row has a key of its own, and a draw is a function of that key alone. So a row's tokens do not
+Every row has a random key of its own, and its draws depend on no other. So a row's tokens do not
 depend on the rows beside it.
 
 Symbols: B rows, T positions a row, V vocabulary.
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 # The draws at one position of a text, told apart by the word that `fold` mixes into the key.
 ACCEPT, OWN, REPLACE = 0, 1, 2
-LEAST_WAITING_TIME = 2.0**-100  # a waiting time of 0 would win whatever the weight, even with 0
-CANDIDATES = 1024  # likeliest tokens that top-p looks at; if they do not reach it, at all of them
+LEAST_WAITING_TIME = 2.0**-100  # a waiting time of 0 would win the race even with weight 0
+CANDIDATES = 1024  # likeliest tokens that top-p looks at first; it takes all if they do not reach p
 LOG2_E = 1.4426950408889634  # for powers of 2: on x86, exp and softmax take twice as long
-BLOCK = 128  # tokens that `sample` draws as one first
-PER_COLUMN = 8  # numbers of which `highest` looks at the largest first
+BLOCK = 128  # tokens in a block; `sample` draws a block, then one of its tokens
+PER_COLUMN = 8  # numbers in a column of `highest`
 
 
 @dataclass(frozen=True)
 class Sampling:
     """Sampling settings of the rows of a batch, one entry a row.
 
-    The flags are known on the host, so that work no row asked for (looking for the largest
-    logits, softmax over every position) is never put into the graph.
+    The flags are known on the host, so that work that no row needs (finding the largest
+    logits, softmax over every position) never enters the graph.
     """
 
     temp: mx.array  # (B,) float32, 0 = greedy
@@ -48,9 +48,9 @@ class Sampling:
     most_k: int  # the largest top-k; 0 if no row uses it
     any_top_p: bool
     any_min_p: bool
-    candidates: int  # of rows with top-p and without top-k; 0 if there are none
-    processing: Processing | None = None  # of the logits, before all this
-    keys: mx.array | None = None  # (B, 2), a row's own; None if every row is greedy
+    candidates: int  # likeliest tokens considered for top-p without top-k; 0 if no row needs them
+    processing: Processing | None = None  # logits processors, applied before all this
+    keys: mx.array | None = None  # (B, 2), one key a row; None if every row is greedy
 
     @classmethod
     def of(
@@ -59,12 +59,12 @@ class Sampling:
         processing: Processing | None = None,
         keys: Sequence[mx.array] = (),
     ) -> Sampling:
-        """Collects what B rows sample by.
+        """Collects the sampling settings of B rows.
 
         Args:
-            settings: of each row.
-            processing: the rules for their texts.
-            keys: (2,) of each row; not needed if every row is greedy.
+            settings: the settings of each row.
+            processing: the rows' logits processors.
+            keys: (2,) each, one a row; not needed if every row is greedy.
         """
         temp, delta = [s.temp for s in settings], [s.delta for s in settings]
         top_k = [s.top_k if s.temp > 0 else 0 for s in settings]
@@ -88,22 +88,22 @@ class Sampling:
         )
 
     def step_keys(self, positions: Sequence[int], count: int) -> mx.array | None:
-        """Keys (B, T, 2) of the T = `count` positions from these on; None if every row is greedy.
+        """Returns keys (B, T, 2) for T = `count` positions from these on; None if all are greedy.
 
-        The randomness of a token belongs to its position, not to the step that decides it.
+        A token's random numbers depend on its position, not on the step that decides it.
         """
         if self.all_greedy or self.keys is None:
             return None
-        each = mx.array(positions)[:, None] + mx.arange(count)
-        return fold(mx.broadcast_to(self.keys[:, None], (*each.shape, 2)), each, 0)
+        places = mx.array(positions)[:, None] + mx.arange(count)
+        return fold(mx.broadcast_to(self.keys[:, None], (*places.shape, 2)), places, 0)
 
     def exhaustive(self) -> Sampling:
-        """The same, with all tokens as candidates of top-p."""
+        """Returns the same settings with all tokens as candidates of top-p."""
         return replace(self, candidates=2**31 - 1)
 
 
 def row_key(seed: int, index: int) -> mx.array:
-    """Key (2,) of the prompt with this index in a call with this seed.
+    """Returns the key (2,) of the prompt with this index in a call with this seed.
 
     The seed is hashed before the index is mixed in, so that neighbouring seeds
     and neighbouring indices share no stream.
@@ -117,10 +117,10 @@ def random_keys(
     """Yields the random keys (2,) of the samples, prompt by prompt.
 
     Args:
-        seed: one for all prompts, or one each. From one, sample j of prompt i gets stream
-            i * samples + j; from its own, stream j.
-        samples: of each prompt.
-        indexes: the i of each prompt; None counts them from 0.
+        seed: one seed for all prompts, with which sample j of prompt i gets stream
+            i * samples + j; or one seed a prompt, with which sample j gets stream j.
+        samples: samples of each prompt.
+        indexes: the i of each prompt; None counts from 0.
     """
     if isinstance(seed, Sequence):
         firsts = ((own, 0) for own in seed)
@@ -151,21 +151,21 @@ def _each_key(draw: Callable[[mx.array], mx.array], keys: mx.array) -> mx.array:
 def probabilities(logits: mx.array, sampling: Sampling) -> tuple[mx.array, mx.array | None]:
     """Turns logits into the probabilities that a row samples from.
 
-    Temperature, then top-k, top-p and min-p, in the order of transformers' logits
-    warpers; equal logits at a threshold are all kept. A row with temp = 0 puts
-    all its mass on the (first) largest logit.
+    Applies temperature, then top-k, top-p and min-p, in the order of transformers'
+    logits warpers; equal logits at a threshold are all kept. A row with temp = 0
+    puts all its mass on the first of the largest logits.
 
     Args:
         logits: (B, T, V) float32.
         sampling: settings of the B rows.
 
     Returns:
-        (B, T, V) float32, each row summing to one; and `short`, (B, T) bool, where the candidates
-        do not reach top-p: nothing is left out there, and `Sampling.exhaustive` is needed. None if
-        that cannot be.
+        (B, T, V) float32, each row summing to one, and `short`: (B, T) bool, True where the
+        candidates do not reach top-p. No token is removed there; repeat the call with
+        `Sampling.exhaustive`. None if the candidates cannot fall short.
     """
     greedy = (sampling.temp == 0)[:, None, None]
-    # Distances to the largest logit are negative: however small temp is, none becomes +inf.
+    # Distances to the largest logit are at most 0, so no temp, however small, makes one +inf.
     distance = logits - mx.max(logits, axis=-1, keepdims=True)
     log2 = distance * (LOG2_E / mx.where(greedy, 1.0, sampling.temp[:, None, None]))
     weights, short = mx.power(2.0, log2), None
@@ -181,17 +181,17 @@ def probabilities(logits: mx.array, sampling: Sampling) -> tuple[mx.array, mx.ar
 def _filtered(
     weights: mx.array, log2: mx.array, sampling: Sampling, most: int
 ) -> tuple[mx.array, mx.array | None]:
-    """What top-k, then top-p leave of weights (B, T, V), and `short` as of `probabilities`.
+    """Applies top-k, then top-p to weights (B, T, V); returns `short` as in `probabilities`, too.
 
     Args:
-        weights: relative to the likeliest token's.
-        log2: their logarithms.
+        weights: weights relative to the likeliest token's.
+        log2: their logarithms to base 2.
         sampling: settings of the B rows.
-        most: candidates of the row that has most.
+        most: the largest number of candidates of any row.
     """
     top_k, top_p = sampling.top_k[:, None, None], sampling.top_p[:, None, None]
     likely, short = highest(log2, most), None
-    # What a row keeps depends on its own candidates, whatever others have.
+    # A row keeps tokens by its own number of candidates, whatever the others have.
     first = most - mx.clip(mx.where(top_k > 0, top_k, sampling.candidates), 1, most)
     if sampling.most_k:
         places = mx.broadcast_to(first, (*likely.shape[:-1], 1))
@@ -199,7 +199,7 @@ def _filtered(
         weights = weights * (log2 >= mx.where(top_k > 0, least, -mx.inf))
     if sampling.any_top_p:
         mass = mx.power(2.0, likely) * (mx.arange(most) >= first)
-        # A token stays while the mass in front of it is below top_p: the nucleus is
+        # A token stays while the mass of the likelier ones is below top_p: the nucleus is
         # the smallest set that reaches top_p, and holds one token at least.
         in_front = mx.cumsum(mass, axis=-1, reverse=True, inclusive=False)
         enough = top_p * _total(weights)
@@ -211,14 +211,14 @@ def _filtered(
 
 
 def _total(weights: mx.array) -> mx.array:
-    """Sums (B, T, 1) of (B, T, V): on GPUs the order in `mx.sum` depends on how many there are."""
+    """Sums (B, T, V) to (B, T, 1); on GPUs, `mx.sum` adds in another order for other B and T."""
     return mx.cumsum(weights, axis=-1)[..., -1:]
 
 
 def highest(x: mx.array, count: int) -> mx.array:
-    """The largest of numbers (..., V), ascending (..., count).
+    """Returns the `count` largest of numbers (..., V), ascending: (..., count).
 
-    Of numbers in columns, they are in the `count` columns with the largest maxima, or equal those.
+    If numbers lie in columns, the largest are in the `count` columns with the largest maxima.
     """
     if PER_COLUMN * count < x.shape[-1]:
         x = in_blocks(x, -(-x.shape[-1] // PER_COLUMN), -mx.inf)  # (..., PER_COLUMN, columns)
@@ -228,7 +228,7 @@ def highest(x: mx.array, count: int) -> mx.array:
 
 
 def in_blocks(x: mx.array, size: int, filler: float) -> mx.array:
-    """(..., V) as (..., parts, size); the last part is filled up."""
+    """Splits (..., V) into blocks (..., n, size); `filler` pads the last one."""
     if missing := -x.shape[-1] % size:
         x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)], constant_values=filler)
     return x.reshape(*x.shape[:-1], -1, size)
@@ -237,15 +237,15 @@ def in_blocks(x: mx.array, size: int, filler: float) -> mx.array:
 def is_finite(logits: mx.array) -> mx.array:
     """Whether a token can be chosen from logits (..., V), as bool (...).
 
-    Single logits may be -inf, as rules for the text forbid tokens so. NaN or inf anywhere, or
-    nothing but -inf, leaves no choice: the largest is no number then.
+    Single logits may be -inf: logits processors forbid tokens so. With NaN or inf anywhere, or
+    nothing but -inf, no token can be chosen: the largest logit is not finite then.
     """
     return mx.abs(mx.max(logits, axis=-1)) < mx.inf
 
 
 def likeliest(logits: mx.array) -> mx.array:
     """The token with the largest of logits (..., V), the first of equal ones, as int32 (...)."""
-    return mx.argmax(logits, axis=-1).view(mx.int32)  # the same 32 bits: nothing is computed
+    return mx.argmax(logits, axis=-1).view(mx.int32)  # a view, not a conversion: the same bits
 
 
 def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
@@ -254,16 +254,16 @@ def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
 
 
 def sample(weights: mx.array, keys: mx.array) -> mx.array:
-    """Draws one token a row: a block of the vocabulary by its sum, then a token of that block.
+    """Draws one token a row: first a block of the vocabulary, then a token of that block.
 
-    Each by an exponential race (the exponential form of the Gumbel-max trick). With an
-    exponentially distributed time E(x) of mean 1 for each x, the one with the least
-    E(x) / weights(x) is x with probability weights(x) / sum of weights:
+    Both draws are exponential races (the exponential form of the Gumbel-max trick):
+    argmin E(x) / weights(x), with E(x) exponentially distributed of mean 1, is x with probability
+    weights(x) / sum of weights:
     https://en.wikipedia.org/wiki/Exponential_distribution#Distribution_of_the_index_of_the_minimum
-    So there are as many times as blocks and tokens of a block, and not one for each of V.
+    With blocks, V / `BLOCK` + `BLOCK` random numbers suffice instead of V.
 
     Args:
-        weights: (B, V) non-negative, need not sum to one.
+        weights: (B, V) non-negative; they need not sum to one.
         keys: (B, 2).
 
     Returns:
@@ -276,22 +276,22 @@ def sample(weights: mx.array, keys: mx.array) -> mx.array:
     block = likeliest(blocks.sum(axis=-1) / of_blocks)[:, None]
     chosen = mx.take_along_axis(blocks, block[..., None], axis=1)[:, 0]
     token = block[:, 0] * BLOCK + likeliest(chosen / of_tokens)
-    return mx.minimum(token, weights.shape[-1] - 1)  # where weights are NaN
+    return mx.minimum(token, weights.shape[-1] - 1)  # NaN weights may draw a token past V
 
 
 def waiting_times(u: mx.array) -> mx.array:
-    """Exponentially distributed times (B, n), of mean 1, from uniform draws u (B, n + 1).
+    """Returns exponentially distributed times (B, n) of mean 1, from uniform draws u (B, n + 1).
 
-    A rare token wins the race only by a tiny time, so tiny ones have to be as exact as others:
-    -log(1 - u) takes them from u near 0, where floats are dense, and not from u near 1, where they
-    are 6e-8 apart. Draws are multiples of 2**-32; the last of a row lends the others its digits to
-    go on with. Sharing them does no harm: they matter to draws near 2**-32 only, and a row with two
-    of those is too rare to meet.
+    A rare token wins the race only with a tiny time, so tiny times must be exact as well. -log(1-u)
+    takes them from u near 0, where floats are dense, and not from u near 1, where they are 6e-8
+    apart. Draws are multiples of 2**-32; the last draw of a row gives all others further digits.
+    They may share these digits, which matter only to draws near 2**-32: two such draws in one row
+    practically never occur.
     """
     u = u[:, :-1] + u[:, -1:] * 2.0**-32
     return mx.maximum(-mx.log1p(-u), LEAST_WAITING_TIME)
 
 
 def uniform(keys: mx.array) -> mx.array:
-    """Uniform draws (B, T), one for each of the keys (B, T, 2)."""
+    """Returns uniform draws (B, T), one for each of the keys (B, T, 2)."""
     return _each_key(lambda key: mx.random.uniform(key=key), fold(keys, 0, ACCEPT))

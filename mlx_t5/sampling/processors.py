@@ -1,17 +1,17 @@
-"""What changes the target's logits before a token is chosen from them.
+"""Logits processors: they change the target's logits before a token is chosen.
 
-Three rules that T5 users know from transformers, in its order, and after them any callables:
+Three processors of transformers, in its order, and after them any callables:
 
     repetition penalty     a logit l of a token already written becomes l / penalty if l > 0 and
                            l * penalty otherwise (CTRL, https://arxiv.org/abs/1909.05858)
-    no repeated n-gram     a token that would complete an n-gram already written is ruled out
+    no repeated n-gram     a token that would complete an n-gram already written is forbidden
                            (https://arxiv.org/abs/1705.04304)
-    minimum of tokens      the end tokens are ruled out before it is reached
+    minimum of tokens      the end tokens are forbidden until it is reached
 
 Temperature, top-k and top-p come later (draws.py). "Written" means the decoder's tokens, start
-token included, and not the source. Proposals that are to be verified are known to the
-device only, so every rule is a function of lazy arrays: nothing here waits for the device.
-Speculation is lossless relative to whatever comes out of here.
+token included, but not the source. Only the device knows the proposals that are verified, so
+every processor is a function of lazy arrays: nothing here waits for the device.
+Speculation is lossless relative to the processed logits.
 
 Symbols: B rows, N columns of tokens written, T positions judged at once, V vocabulary.
 """
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from mlx_t5.settings import Settings
 
 # processor(tokens (n,), logits (1, V)) -> logits (1, V): the interface of mlx-lm's processors.
-# `tokens` is all that the row has written, the start token first. Both are lazy: reading their
-# values works, but waits for the device. One position may be asked for several times, with
-# proposals among the tokens that are never accepted, so a processor keeps no memory of its calls.
+# `tokens` are the row's tokens so far, the start token first. Both are lazy: reading their values
+# waits for the device. A position may be processed several times, with proposals among the tokens
+# that are rejected later, so a processor must not keep a state between calls.
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 
 PADDING = -1  # stands in front of the first token of a shorter row
@@ -39,11 +39,11 @@ PADDING = -1  # stands in front of the first token of a shorter row
 
 @dataclass(frozen=True)
 class History:
-    """What the rows of a batch have written, aligned at the right: all end in the last column.
+    """The tokens that the rows of a batch have written, right-aligned.
 
     Attributes:
         tokens: (B, N) int32, PADDING in front of shorter rows.
-        lengths: how many tokens of each row there are.
+        lengths: number of tokens of each row.
     """
 
     tokens: mx.array
@@ -65,7 +65,7 @@ class History:
         return History(grown, [length + tokens.shape[1] for length in self.lengths])
 
     def seen(self, positions: int) -> mx.array:
-        """Indicator (T, N): the last of T positions sees every column, the one before one less."""
+        """Returns (T, N) bool: the last position sees all columns, each earlier one one less."""
         columns = self.tokens.shape[1]
         ends = mx.arange(columns - positions + 1, columns + 1)
         return mx.arange(columns) < ends[:, None]
@@ -73,12 +73,12 @@ class History:
 
 @dataclass(frozen=True)
 class Processing:
-    """The processors of the rows of a batch, one entry a row. What no row asks for costs nothing.
+    """The processors of the rows of a batch, one entry a row. One that no row uses costs nothing.
 
     Attributes:
         penalty: repetition penalty, 1 = off.
-        ngram_size: n-grams of this size are written once only, 0 = off.
-        min_tokens: tokens before the end token may come, 0 = off.
+        ngram_size: size of n-grams that are written once only, 0 = off.
+        min_tokens: minimum of tokens before the end token, 0 = off.
         custom: callables, applied in order.
         eos: the end tokens.
     """
@@ -91,7 +91,7 @@ class Processing:
 
     @classmethod
     def of(cls, settings: Sequence[Settings], eos: Sequence[int]) -> Processing | None:
-        """Collects the rules for the texts of B rows; None if there are none."""
+        """Collects the processors of B rows; None if there are none."""
         penalty = [s.repetition_penalty for s in settings]
         ngram_size = [s.no_repeat_ngram_size for s in settings]
         min_tokens = [s.min_tokens for s in settings]
@@ -104,10 +104,10 @@ class Processing:
         """Processes the logits of T positions a row, lazily.
 
         Args:
-            history: what the rows have written, the proposals before the last position included.
+            history: the rows' tokens, the proposals before the last position included.
             logits: (B, T, V) float32; position t follows all but the last T - 1 - t tokens.
-            counts: how many of the T positions of each row matter; callables are not asked for
-                the others.
+            counts: number of positions of each row that are not padding; callables are called for
+                these only.
 
         Returns:
             (B, T, V).
@@ -145,7 +145,7 @@ class Processing:
 
 
 def _checked(processed: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """What a callable returned, if it has the shape of logits."""
+    """Checks that a callable returned logits; returns them as float32."""
     if not isinstance(processed, mx.array) or processed.shape != shape:
         got = f"shape {processed.shape}" if isinstance(processed, mx.array) else type(processed)
         raise UserError(f"a logits processor returned {got}; return an mx.array of shape {shape}")
@@ -153,10 +153,10 @@ def _checked(processed: mx.array, shape: tuple[int, ...]) -> mx.array:
 
 
 def penalise_repetition(history: History, logits: mx.array, penalty: mx.array) -> mx.array:
-    """Makes tokens already written less likely (penalty > 1) or more (penalty < 1).
+    """Makes tokens already written less likely (penalty > 1) or more likely (penalty < 1).
 
     Args:
-        history: what the rows have written, see `Processing.__call__`.
+        history: the rows' tokens, see `Processing.__call__`.
         logits: (B, T, V).
         penalty: (B,), above 0; 1 changes nothing.
     """
@@ -170,20 +170,20 @@ def penalise_repetition(history: History, logits: mx.array, penalty: mx.array) -
 def repeats(history: History, logits: mx.array, n: int) -> mx.array:
     """Marks the tokens that would complete an n-gram that the row has written already.
 
-    At a position with P tokens before it, an n-gram that starts at column s counts if it is
-    complete, s + n <= P, and its first n - 1 tokens are the last n - 1 of the P. So it is compared
-    with every place at once, one token of the n-gram after the other.
+    Let P tokens stand before a position. An n-gram that starts at column s counts if it is
+    complete, s + n <= P, and its first n - 1 tokens equal the last n - 1 of the P. All starts are
+    compared at once, one token of the n-gram after the other.
 
     Args:
-        history: what the rows have written, see `Processing.__call__`.
-        logits: (B, T, V), for the shape alone.
-        n: from 1 to N; a longer n-gram has not been written.
+        history: the rows' tokens, see `Processing.__call__`.
+        logits: (B, T, V), only for the shape.
+        n: from 1 to N; a longer n-gram cannot have been written.
 
     Returns:
         (B, T, V) bool.
     """
     positions = logits.shape[1]
-    # In front, so that the last n - 1 tokens exist at every position.
+    # Padding in front, so that every position has n - 1 tokens before it.
     missing = max(n + positions - 2 - history.tokens.shape[1], 0)
     tokens = mx.pad(history.tokens, ((0, 0), (missing, 0)), constant_values=PADDING)
     columns = tokens.shape[1]
@@ -200,15 +200,15 @@ def repeats(history: History, logits: mx.array, n: int) -> mx.array:
 
 
 def too_early(history: History, positions: int, min_tokens: Sequence[int]) -> mx.array:
-    """Where (B, T) bool the end token would leave a row with fewer than min_tokens (B entries)."""
+    """Returns (B, T) bool: whether a text that ended here would have fewer than min_tokens."""
     before = mx.array([length - positions for length in history.lengths])  # without the start token
     return before[:, None] + mx.arange(positions) < mx.array(min_tokens)[:, None]
 
 
 def _indicator(tokens: mx.array, counts: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """(B, T, V) bool, true for tokens (B, 1, K) wherever they count (B or 1, T, K).
+    """Returns (B, T, V) bool: True for the tokens (B, 1, K) where `counts` (B or 1, T, K) is True.
 
-    PADDING, and ids that the logits do not have, go to a spare column.
+    PADDING, and ids outside the vocabulary, go to a spare column.
     """
     batch, positions, vocab_size = shape
     counts = counts & (tokens != PADDING) & (tokens < vocab_size)

@@ -1,4 +1,4 @@
-"""Vectors of texts: the encoder's states, pooled as checkpoints/pooling.py says.
+"""Embeds texts: pools the encoder's states as checkpoints/pooling.py describes.
 
 Symbols: B rows, S source positions.
 """
@@ -32,7 +32,7 @@ NOT_FINITE = "the model's states are NaN or infinite for this prompt; compute in
 
 
 def embedding_ids(prompt: str | Sequence[int], tokenizer: Any, model: T5) -> list[int]:
-    """The tokens of a prompt to embed; texts are prepared and cut as the model's folder says.
+    """Returns the tokens of a prompt; texts get the prefix and the limit of the model's folder.
 
     Raises:
         UserError: see `prompts.token_ids`.
@@ -44,7 +44,7 @@ def embedding_ids(prompt: str | Sequence[int], tokenizer: Any, model: T5) -> lis
 
 
 class Embeddings:
-    """`SpeculativeDecoder.embed`, for one model. Neither draft nor decoder takes part."""
+    """Implements `SpeculativeDecoder.embed` for one model; it uses the encoder alone."""
 
     def __init__(self, model: T5, tokenizer: Any) -> None:
         """Takes a model and its tokenizer; None if prompts are token ids."""
@@ -53,15 +53,15 @@ class Embeddings:
     def embed(
         self, prompts: Any, normalize: bool = False, batch_size: int = DEFAULT_BATCH_SIZE
     ) -> np.ndarray:
-        """A vector of each prompt: the mean of the encoder's states, or what the folder says.
+        """Returns a vector of each prompt: the encoder's states, pooled (by default their mean).
 
         Args:
             prompts: a text, a list of texts, token ids, or a list of those.
-            normalize: whether vectors are to have length 1.
-            batch_size: prompts of a pass at most; it bounds memory.
+            normalize: whether to scale vectors to length 1.
+            batch_size: maximum of prompts in a pass; it bounds memory.
 
         Returns:
-            float32 (n, width), a row a prompt; width is d_model, if the folder says no other.
+            float32 (n, width), a row a prompt; width is d_model, or that of a dense layer.
 
         Raises:
             UserError: a prompt cannot be embedded.
@@ -84,10 +84,10 @@ class Embeddings:
         batch_size: int = DEFAULT_BATCH_SIZE,
         ready: Callable[[], bool] = lambda: True,
     ) -> Iterator[np.ndarray | Exception]:
-        """`embed` for any number of prompts, which are drawn as needed; an error in its place.
+        """Embeds any number of prompts, read lazily; yields an exception for one that fails.
 
         Raises:
-            UserError: `prompts` is no iterable of prompts, or another value of the wrong kind.
+            UserError: `prompts` is no iterable of prompts, or another argument is invalid.
         """
         prompts, _ = checked_prompts(prompts)
         size, unit = checked("batch_size", batch_size), checked("normalize", normalize, FLAG)
@@ -106,9 +106,9 @@ class Embeddings:
 
         Args:
             sources: token ids.
-            batch_size: prompts of a pass at most.
-            normalize: whether vectors are to have length 1.
-            most_tokens: of a pass, see `grouping.by_length`.
+            batch_size: maximum of prompts in a pass.
+            normalize: whether to scale vectors to length 1.
+            most_tokens: maximum of tokens in a pass, see `grouping.by_length`.
 
         Yields:
             After each pass, indices of prompts with their float32 vectors (width,), or errors.
@@ -122,7 +122,7 @@ class Embeddings:
                 ids, mask = padded(batch, model.config.pad_token_id)
                 pooled = model.pooling(model.encode(ids, mask), mask)
                 vectors = np.array(normalized(pooled) if normalize else pooled)
-                mx.synchronize()  # raises if a pass has failed, of which Metal may give zeros
+                mx.synchronize()  # raises if a pass has failed; Metal may return zeros for it
             return [v if np.isfinite(v).all() else NotFinite(NOT_FINITE) for v in vectors]
 
         def refuse(source: Sequence[int], reason: str) -> UserError:

@@ -1,7 +1,7 @@
-"""Prompts with what they might become: pairs, their scores, and ranks made of these.
+"""Pairs of a prompt and a target, their scores, and the ranking of documents by scores.
 
-Reranking is scoring: monoT5 (Nogueira et al., https://arxiv.org/abs/2003.06713) reads query and
-document and says "true" or "false"; their two scores are compared.
+Reranking is scoring: monoT5 (Nogueira et al., https://arxiv.org/abs/2003.06713) reads a query and a
+document and answers "true" or "false"; the scores of these two words are compared.
 
 Symbol: V vocabulary.
 """
@@ -21,8 +21,8 @@ from mlx_t5.text.prompts import token_ids
 if TYPE_CHECKING:
     from mlx_t5.network.cache import Cache
 
-# Of monoT5, which was trained on prompts of so many tokens at most. Of a longer one the document is
-# cut, so that the question stays: https://github.com/terrierteam/pyterrier_t5.
+# monoT5 was trained on prompts of at most RERANK_TOKENS. In a longer prompt the document is cut, so
+# that the cue at the end stays: https://github.com/terrierteam/pyterrier_t5.
 RERANK_PROMPT, RERANK_CUE = "Query: {query} Document: {document}", " Relevant:"
 RERANK_TOKENS = 512
 TRUE, FALSE = "true", "false"
@@ -30,7 +30,7 @@ TRUE, FALSE = "true", "false"
 
 @dataclass(frozen=True)
 class Pair:
-    """A prompt and what it might become, both as token ids."""
+    """A prompt and a target to score, both as token ids."""
 
     source: tuple[int, ...]
     target: tuple[int, ...]
@@ -38,11 +38,11 @@ class Pair:
 
 @dataclass
 class LastEncoded:
-    """The prompts that were scored last, encoded; of all scorers that take turns there is one.
+    """The encoded prompts of the last pass; scorers that take turns share one.
 
     Attributes:
-        sources: their tokens.
-        cache: with their cross-attention; None if there are none.
+        sources: the prompts' tokens.
+        cache: a cache with their cross-attention; None if there is none.
     """
 
     sources: list[tuple[int, ...]] = field(default_factory=list)
@@ -51,14 +51,14 @@ class LastEncoded:
 
 @dataclass
 class Score:
-    """How likely a target is.
+    """The log-probability of a target.
 
     Attributes:
         logprob: natural logarithm of its probability: the sum over its tokens; NaN if it could not
             be scored.
-        token_logprobs: of each token, given the prompt and the tokens before it.
-        tokens: their ids; of a target given as text, the end token is the last.
-        error: what went wrong, if anything did.
+        token_logprobs: log-probability of each token, given the prompt and the tokens before it.
+        tokens: its token ids; a target given as text ends with the end token.
+        error: the error message, if it could not be scored.
     """
 
     logprob: float = math.nan
@@ -68,16 +68,16 @@ class Score:
 
     @classmethod
     def of(cls, outcome: Score | Exception) -> Score:
-        """A score as it is, and an exception as one that has failed."""
+        """Returns a score as it is, and an exception as a failed score."""
         return outcome if isinstance(outcome, Score) else cls(error=str(outcome))
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """A document's place for a query.
+    """A document's relevance to a query.
 
     Attributes:
-        index: which of the documents it is.
+        index: the document's index in the call.
         score: natural logarithm of the probability that it is relevant.
     """
 
@@ -86,13 +86,13 @@ class Ranked:
 
 
 def passes(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> Iterator[list[int]]:
-    """Cuts pairs into passes of at most `size` rows.
+    """Groups pairs into passes of at most `size` rows.
 
-    The prompts of a pass have as many targets each, and are of like length. If there are several,
-    their tokens and those of one target each are at most `most_tokens`, padding included.
+    The prompts of a pass have the same number of targets, and similar lengths. If there are several
+    prompts, these and one target each have at most `most_tokens` tokens, padding included.
 
     Yields:
-        Places of pairs: those of the pass's first prompt, then those of the second, and so on.
+        Indices of pairs: those of the pass's first prompt, then those of the second, and so on.
     """
     of_prompt: dict[tuple[int, ...], list[int]] = {}
     for i, pair in enumerate(pairs):
@@ -105,7 +105,7 @@ def passes(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> I
         longest = [pairs[indices[-1]] for indices in groups]
         lengths = [len(pair.source) + len(pair.target) for pair in longest]
         for batch in by_length(lengths, max(1, size // count), most_tokens):
-            for first in range(0, count, size):  # several times for a single prompt alone
+            for first in range(0, count, size):  # several passes only for a single prompt
                 yield [i for group in batch for i in groups[group][first : first + size]]
 
 
@@ -117,15 +117,15 @@ def relevance_pairs(
     words: Sequence[str] = (TRUE, FALSE),
     max_prompt_tokens: int = RERANK_TOKENS,
 ) -> Iterator[Pair]:
-    """What is scored to rank documents: of each, whether it is relevant, and whether it is not.
+    """Yields the pairs to score for ranking documents: for each, the relevant word, then the other.
 
     Args:
-        query: what is looked for.
+        query: the query.
         documents: texts.
-        tokenizer: of a monoT5.
+        tokenizer: the tokenizer of a monoT5.
         vocab_size: V.
-        words: what the model says if a document is relevant, and if it is not; single tokens.
-        max_prompt_tokens: documents are cut so that a prompt has no more.
+        words: the model's answers for relevant and for irrelevant documents; single tokens.
+        max_prompt_tokens: documents are cut so that a prompt has at most so many tokens.
 
     Raises:
         UserError: the query or a document is empty or no text, the query leaves no room for a
@@ -164,7 +164,7 @@ def _relevance_prompt(
 
 
 def ranks_by(tokenizer: Any, words: Sequence[str] = (TRUE, FALSE)) -> bool:
-    """Whether a tokenizer has words that documents can be ranked by."""
+    """Whether a tokenizer has the words that documents are ranked by."""
     try:
         return all(_word(word, tokenizer) >= 0 for word in words)
     except UserError:
@@ -172,7 +172,7 @@ def ranks_by(tokenizer: Any, words: Sequence[str] = (TRUE, FALSE)) -> bool:
 
 
 def _word(word: str, tokenizer: Any) -> int:
-    """The token that a word is."""
+    """Returns the single token of a word."""
     ids = token_ids(word, tokenizer, len(tokenizer))[:-1]
     if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
         raise UserError(
@@ -186,7 +186,7 @@ def ranking(scores: Sequence[Score], top_n: int | None = None) -> list[Ranked]:
     """Ranks documents by the scores of their pairs, the most relevant first.
 
     Raises:
-        UserError: one could not be scored.
+        UserError: a pair could not be scored.
     """
     failed = next((score.error for score in scores if score.error), None)
     if failed:

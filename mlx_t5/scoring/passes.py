@@ -1,8 +1,8 @@
-"""What takes one forward pass an item, as scores and vectors do: batches of like length, in order.
+"""Batches items that take one forward pass each, such as scores and embeddings.
 
-Rows of a batch are padded to the longest among them. So items are drawn in windows, each window is
-cut into batches by length, and the results are given back in the order of the items. Only a window
-is in hand at a time, so memory does not grow with the number of items.
+Rows of a batch are padded to its longest. So items are read in windows, each window is grouped into
+batches by length, and the results are returned in the order of the items. Only one window is held
+at a time, so memory does not grow with the number of items.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BATCHES_A_WINDOW = 16
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
-Part = list[tuple[int, Value | UserError]]  # indices of items, and what became of them
+Part = list[tuple[int, Value | UserError]]  # indices of items, and their results
 
 
 def in_order(
@@ -25,14 +25,14 @@ def in_order(
     parts: Callable[[Sequence[Item]], Iterator[Part]],
     ready: Callable[[], bool] = lambda: True,
 ) -> Iterator[Value | Exception]:
-    """What becomes of each item, in their order.
+    """Yields the result of each item, in their order.
 
     Args:
-        given: items, drawn as they are needed; an exception in the place of one is given back.
-        batch_size: items of a batch at most.
-        parts: works on a window of items, batch by batch.
-        ready: whether the next item can be drawn without waiting for it; if not, a window that has
-            items does not wait.
+        given: items, read lazily; an exception in place of an item is its result.
+        batch_size: maximum of items in a batch.
+        parts: computes the results of a window of items, batch by batch.
+        ready: whether the next item can be read without waiting; if not, the window is closed
+            without it.
     """
     for window in windows(given, BATCHES_A_WINDOW * batch_size, ready):
         done: dict[int, Any] = {i: x for i, x in enumerate(window) if isinstance(x, Exception)}
@@ -46,7 +46,7 @@ def in_order(
 def windows(
     items: Iterable[Item], size: int, ready: Callable[[], bool] = lambda: True
 ) -> Iterator[list[Item]]:
-    """Cuts items into lists of at most `size`, shorter ones where the next is not ready."""
+    """Groups items into lists of at most `size`; one ends early if the next item is not ready."""
     window: list[Item] = []
     for item in items:
         window.append(item)
@@ -58,16 +58,16 @@ def windows(
 
 
 class NotFinite(UserError):
-    """The model computes no numbers for this item; it is not the item's fault."""
+    """The model's output for this item is NaN or infinite; the item itself is valid."""
 
 
 def no_memory(what: str, reason: str) -> UserError:
-    """What becomes of an item that a pass has no memory for."""
+    """Returns the error of an item that does not fit in memory."""
     return UserError(f"no memory for {what} ({reason}); shorten it")
 
 
 def each_read(items: Iterable[Any], read: Callable[[Any], Any]) -> Iterator[Any]:
-    """What is read of each item; an error where one cannot be used."""
+    """Yields read(item) for each item, or the error that it raises."""
     for item in items:
         if not isinstance(item, Exception):
             try:

@@ -1,8 +1,8 @@
-"""How likely given texts are: the log-probability of each token of a target, given its prompt.
+"""Scores given texts: the log-probability of each token of a target, given its prompt.
 
-One pass of the decoder over the whole target gives all of them, as nothing has to be chosen. They
-are those of the model's own distribution: log softmax of its logits. Targets of one prompt share
-its encoding and its cross-attention.
+One decoder pass over the whole target gives all of them, as no token has to be chosen. They are the
+model's own: the log softmax of its logits. Targets of one prompt share its encoding and its
+cross-attention.
 
 Symbols: B rows, P prompts, K targets of each, T target positions, V vocabulary.
 """
@@ -42,7 +42,7 @@ from mlx_t5.text.prompts import as_list, token_ids
 if TYPE_CHECKING:
     from model import T5
 
-# Logits are computed for so many positions at once that there are no more numbers than this.
+# Maximum of logits computed at once; it decides how many positions a chunk has.
 MAX_LOGITS = 1 << 24
 PAIR = "a prompt and its target"
 NOT_FINITE = "the model's logits are NaN or infinite for this target; compute in another --dtype"
@@ -51,13 +51,13 @@ Prompt = str | Sequence[int]
 
 
 def logprobs(logits: mx.array, tokens: mx.array) -> mx.array:
-    """Log-probabilities (B, T) of tokens (B, T) by float32 logits (B, T, V)."""
+    """Returns the log-probabilities (B, T) of tokens (B, T), from float32 logits (B, T, V)."""
     chosen = mx.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
     return chosen - mx.logsumexp(logits, axis=-1)
 
 
 class Scoring:
-    """`SpeculativeDecoder.score` and `rerank`, for one model. No draft takes part."""
+    """Implements `SpeculativeDecoder.score` and `rerank` for one model; no draft is used."""
 
     def __init__(self, model: T5, tokenizer: Any) -> None:
         """Takes a model and its tokenizer; None if prompts are token ids."""
@@ -66,22 +66,22 @@ class Scoring:
     def score(
         self, prompts: Any, targets: Any, batch_size: int = DEFAULT_BATCH_SIZE
     ) -> list[Score]:
-        """How likely given targets are: log-probabilities, token by token.
+        """Returns the log-probabilities of targets, token by token.
 
         They are those of the model's own distribution. A prompt with several targets is encoded
         once.
 
         Args:
-            prompts: a text or token ids, for all targets; or a list of those, one a target.
-            targets: as many texts, or lists of token ids, or one of them. A text ends with the end
-                token; token ids are scored as they are.
-            batch_size: targets of a pass at most; it bounds memory.
+            prompts: one text or list of token ids for all targets, or a list with one a target.
+            targets: one text or list of token ids, or several. The end token is added to texts;
+                token ids are scored as they are.
+            batch_size: maximum of targets in a pass; it bounds memory.
 
         Returns:
-            A score a target, in their order. Of several, one that cannot be scored has `error`.
+            A score a target, in their order. If one of several cannot be scored, it has `error`.
 
         Raises:
-            UserError: there are as many neither, or the only target cannot be scored.
+            UserError: the numbers of prompts and targets differ, or a single target fails.
         """
         prompts, single = as_list(prompts)
         targets, _ = as_list(targets, "targets")
@@ -101,10 +101,10 @@ class Scoring:
         batch_size: int = DEFAULT_BATCH_SIZE,
         ready: Callable[[], bool] = lambda: True,
     ) -> Iterator[Score]:
-        """`score` for any number of pairs of prompt and target, which are drawn as needed.
+        """Scores any number of pairs of prompt and target, read lazily.
 
-        An exception in the place of a pair that could not be read becomes the error of its score.
-        Pairs of one prompt share its encoding if they stand near each other.
+        An exception in place of a pair becomes the error of its score. Pairs of one prompt share
+        its encoding if they are near each other.
 
         Raises:
             UserError: `pairs` is no iterable of pairs, or `batch_size` is out of range.
@@ -127,16 +127,16 @@ class Scoring:
         """Ranks documents by relevance to a query, with a monoT5.
 
         Args:
-            query: what is looked for.
+            query: the query.
             documents: texts.
             top_n: return only so many, the most relevant.
-            batch_size: documents of a pass, times two.
-            words: what the model says if a document is relevant, and if it is not: two.
-            max_prompt_tokens: documents are cut so that a prompt has no more.
+            batch_size: documents of a pass; each takes two rows.
+            words: the model's answers for relevant and for irrelevant documents; single tokens.
+            max_prompt_tokens: documents are cut so that a prompt has at most so many tokens.
 
         Raises:
-            UserError: a value is of the wrong kind or out of range, a text is empty, or the model
-                is none that says these words.
+            UserError: an argument is invalid or out of range, a text is empty, or the words are
+                no tokens of the model.
         """
         size = 2 * checked("batch_size", batch_size)
         most = None if top_n is None else checked("top_n", top_n, POSITIVE)
@@ -157,16 +157,16 @@ class Scoring:
 
         Args:
             pairs: token ids.
-            batch_size: targets of a pass at most.
-            most_tokens: of a pass, see `grouping.by_length`.
-            last: of all whose passes come between these. Each begins anew after another, so that
-                memory does not grow with their number.
+            batch_size: maximum of targets in a pass.
+            most_tokens: maximum of tokens in a pass, see `grouping.by_length`.
+            last: shared by calls that take turns. A call whose turn comes encodes its prompts
+                again, so that memory does not grow with the number of calls.
 
         Yields:
-            After each pass, indices of pairs with their scores, or their errors.
+            After each pass, indices of pairs with their scores or errors.
 
         Raises:
-            UserError: the model is an encoder alone.
+            UserError: the model has no decoder.
         """
         require_decoder(self.model)
         last = last or LastEncoded()
@@ -194,15 +194,15 @@ class Scoring:
         return [scores[i] for i in range(len(pairs))]
 
     def _logprobs(self, pairs: Sequence[Pair], last: LastEncoded) -> list[list[float]]:
-        """Log-probabilities (P · K, T) of the targets of P prompts, as many of each."""
+        """Returns the log-probabilities (P · K, T) of the targets of P prompts, K of each."""
         model, config = self.model, self.model.config
         sources = list(dict.fromkeys(pair.source for pair in pairs))
         targets, _ = padded([pair.target for pair in pairs], config.pad_token_id)
         rows, length = len(pairs), max(len(pair.target) for pair in pairs)
-        targets = targets[:, :length]  # a source may be padded beyond the longest
+        targets = targets[:, :length]  # `padded` may pad beyond the longest
         width = min(length, max(1, MAX_LOGITS // (rows * config.vocab_size)))
         if last.sources != sources:
-            last.cache = None  # it is let go before there is a new one
+            last.cache = None  # freed before there is a new one
         self._require([] if last.cache else sources, rows, length, width)
         with ranks_of(model).in_step():
             if last.cache is None:
@@ -216,16 +216,16 @@ class Scoring:
                 logits = model.decode(inputs[:, i : i + width], cache, [i] * rows)
                 parts.append(logprobs(logits, targets[:, i : i + width]))
                 mx.eval(parts)  # the logits of one chunk at a time
-            mx.synchronize()  # raises if a pass has failed, of which Metal may give zeros
+            mx.synchronize()  # raises if a pass has failed; Metal may return zeros for it
             return mx.concatenate(parts, axis=1).tolist()
 
     def _require(self, new: list[tuple[int, ...]], rows: int, target: int, width: int) -> None:
         """Raises RuntimeError unless there is memory for a pass of so many rows.
 
-        `new` are the sources that have to be encoded for it.
+        `new` are the sources that the pass has to encode.
         """
         model = self.model
-        # Logits are float32, and what is made of them takes as much again, twice.
+        # float32 logits, and two more arrays of their size for what is computed from them.
         needed = 3 * 4 * rows * width * model.config.vocab_size
         needed += model.cache_memory(rows, 0, target)
         if new:

@@ -1,4 +1,4 @@
-"""The events of a job, and the answers made of them, whole or chunk by chunk (schemas.py)."""
+"""Receives the events of a job, and makes answers of them, whole or in chunks (schemas.py)."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class EventStream(Generic[J]):
     """The events of one job, in the event loop.
 
     Attributes:
-        job: whose events they are.
+        job: the job.
     """
 
     def __init__(self, job: J, jobs: JobQueue, receive: Callable[[], Any]):
-        """Hands in a job, to be withdrawn when its client goes.
+        """Submits a job, which is cancelled when its client disconnects.
 
         Args:
-            job: whose events they are.
-            jobs: where it is handed in.
-            receive: the connection's.
+            job: the job.
+            jobs: the queue to submit it to.
+            receive: the connection's ASGI `receive`.
 
         Raises:
-            ApiError: it is not taken.
+            ApiError: the queue refuses the job.
         """
         self.job, self._jobs, job.put = job, jobs, self._put
         self._events: asyncio.Queue[Any] = asyncio.Queue()
@@ -58,16 +58,16 @@ class EventStream(Generic[J]):
 
     async def _watch(self, receive: Callable[[], Any]) -> None:
         while (await receive())["type"] != "http.disconnect":
-            pass  # which also comes when the response is complete
+            pass  # the event also comes when the response is complete
         self.close()
 
     def close(self) -> None:
-        """Withdraws the job, if it is not done."""
+        """Cancels the job, if it is not done."""
         self._jobs.cancel(self.job)
         self._events.put_nowait(ApiError(499, "the client went away"))
 
     async def next(self) -> Any:
-        """The next event.
+        """Waits for the next event.
 
         Raises:
             ApiError: the job has failed, or its client is gone.
@@ -78,7 +78,7 @@ class EventStream(Generic[J]):
         return event
 
     async def updates(self, first: Update) -> AsyncIterator[Update]:
-        """All updates from `first` on, until every text is done."""
+        """Yields all updates from `first` on, until every text is done."""
         update, unfinished = first, self.job.size
         while True:
             unfinished -= update.chunk.result is not None
@@ -88,24 +88,24 @@ class EventStream(Generic[J]):
             update = await self.next()
 
     async def finished(self) -> list[Update]:
-        """The last update of every text, in their order; for jobs that do not stream."""
+        """Returns the last update of every text, in order; for jobs that do not stream."""
         last = [update async for update in self.updates(await self.next())]
         return sorted(last, key=lambda update: update.index)
 
     def complete(self, body: str) -> str:
-        """The answer's body, made of `finished`."""
+        """Completes the answer's body; here it stays as it is."""
         return body
 
 
 class Spelling(NamedTuple):
     r"""A token by itself, for log-probabilities.
 
-    A byte is no text unless it is ASCII, so its token is named as OpenAI's API does it, `\xe4`,
-    and `bytes` has it. The bytes of all tokens of a text, joined, are the text in UTF-8.
+    A single byte is no text unless it is ASCII, so its token is shown as in OpenAI's API, `\xe4`,
+    and `bytes` has the byte. The bytes of all tokens of a text, joined, are the text in UTF-8.
 
     Attributes:
-        text: for people; a leading space is included. "" of an id that has none.
-        bytes: what it adds to a text; None if nothing, as special tokens.
+        text: the token in readable form, with a leading space; "" for an id without one.
+        bytes: the UTF-8 bytes that it adds to a text; None if it adds nothing (special tokens).
     """
 
     text: str
@@ -122,8 +122,8 @@ class TokenSpelling:
         self._all_bytes = type(tokenizer).__name__ == "ByT5Tokenizer"
 
     def __call__(self, token: int) -> Spelling:
-        """How an id looks."""
-        # Models have more ids than tokenizers, and any of them may be among the likeliest.
+        """Returns the spelling of a token id."""
+        # Models have more ids than tokenizers, and any id may be among the likeliest.
         name = self._tokenizer.convert_ids_to_tokens(token) or ""
         if token in self._special or not name:
             return Spelling(name, None)
@@ -140,7 +140,7 @@ def _of_byte(value: int) -> Spelling:
 
 
 def usage(job: GenerationJob, results: Sequence[Stats]) -> Usage:
-    """The counts of a request, of what it asked for and the statistics of its texts."""
+    """Returns the token counts of a request, from its job and the statistics of its texts."""
     prompt_tokens = sum(map(len, job.prompts)) or sum(stats.prompt_tokens for stats in results)
     predicted = bool(job.prediction)
     written = sum(stats.generated_tokens for stats in results)
@@ -158,10 +158,10 @@ def usage(job: GenerationJob, results: Sequence[Stats]) -> Usage:
 
 
 def speculation(update: Update) -> Fields:
-    """Says who wrote what in a chunk; text after its last token counts as the target's."""
+    """Lists the tokens of a chunk with their writers; text after the last one is the target's."""
     chunk = update.chunk
     rest = chunk.text[sum(map(len, chunk.pieces)) :]
-    # Of a stop string that several tokens make, the last ones have no piece.
+    # The last tokens of a stop string of several tokens have no piece.
     written = [*zip(chunk.pieces, chunk.writers, strict=False)]
     if rest:
         written.append((rest, "target"))
@@ -179,7 +179,7 @@ class CompletionBuilder:
     """
 
     def __init__(self, body: TextRequest, model: str, spell: Callable[[int], Spelling]):
-        """Answers a request by the model of this name; `spell` says how a token looks."""
+        """Starts the answer to a request to the model of this name; `spell` spells tokens."""
         self._model, self._spell = model, spell
         self.stream, self.detailed = bool(body.stream), bool(body.speculation)
         self.logprobs = body.alternatives is not None
@@ -187,7 +187,7 @@ class CompletionBuilder:
         self._lengths: dict[int, int] = {}  # characters of each choice so far
 
     def answer(self, choices: Sequence[Fields], counts: Usage | None) -> BaseModel:
-        """The answer, or a chunk of it; `counts` is left out if None."""
+        """Returns the answer, or a chunk of it; without `counts` if that is None."""
         return schemas.Completion(object="text_completion", **self._fields("cmpl", choices, counts))
 
     def _fields(self, kind: str, choices: Sequence[Fields], counts: Usage | None) -> Fields:
@@ -195,7 +195,7 @@ class CompletionBuilder:
         return fields | {"choices": choices} | ({} if counts is None else {"usage": counts})
 
     def choice(self, update: Update) -> Fields:
-        """One choice of a chunk, or of the whole answer."""
+        """Returns one choice of a chunk, or of the whole answer."""
         result = update.chunk.result
         text = update.chunk.text if self.stream or not result else result.text or ""
         choice = {
@@ -226,9 +226,9 @@ class CompletionBuilder:
         }
 
     def _by_text(self, entry: TokenLogprob, text: str) -> dict[str, float]:
-        """Likely tokens by their text, the written one by `text`.
+        """Returns log-probabilities of the likely tokens by their text; the written one is `text`.
 
-        Of those that look the same, the likelier one; none that looks like the written one.
+        Of tokens that look the same, the likelier counts; the written one overrides others.
         """
         named: dict[str, float] = {}
         for token, value in entry.top:
@@ -249,7 +249,7 @@ class ChatBuilder(CompletionBuilder):
 
     def _text(self, index: int, text: str) -> Fields:
         message = {"content": text}
-        if index not in self._lengths:  # it is the first of this choice
+        if index not in self._lengths:  # the first chunk of this choice
             message["role"] = "assistant"
         self._lengths[index] = len(text)
         return {"delta" if self.stream else "message": message}
@@ -267,11 +267,11 @@ class ChatBuilder(CompletionBuilder):
 
 
 def completed(update: Update) -> list[str]:
-    """For each entry of log-probabilities, the text that its token completed.
+    """Returns the text that each token with log-probabilities completed.
 
-    Joined they are the chunk's text, whatever tokens look like by themselves: of a character's
-    bytes the last one completes it, a special token nothing, and what may begin a stop string is
-    held back until a later token decides about it.
+    Joined, they are the chunk's text, whatever tokens look like by themselves: the last byte of a
+    character completes it, a special token completes nothing, and a possible beginning of a stop
+    string is held back until a later token decides.
     """
     chunk, count = update.chunk, len(update.logprobs)
     texts = [*chunk.pieces, *[""] * count][:count]
@@ -281,5 +281,5 @@ def completed(update: Update) -> list[str]:
 
 
 def json_number(logprob: float) -> float:
-    """A token's log-probability as OpenAI's API has it; JSON has no minus infinity."""
+    """Returns a log-probability as in OpenAI's API: at least -9999, as JSON has no -inf."""
     return max(logprob, LEAST_LOGPROB) if math.isfinite(logprob) else LEAST_LOGPROB

@@ -1,9 +1,9 @@
-"""Requests as clients send them: those of OpenAI's API that make sense for T5, and `/predict`.
+"""Schemas of requests: those of OpenAI's API that make sense for T5, and of `/predict`.
 
-What is not supported is refused, never ignored: an unknown field is an error, and so is any value
-but the neutral one of a field that clients like to send (`presence_penalty`, `logit_bias`, …).
-Types are taken strictly: "5" is no number and 1 is no boolean. Of the values of a long list, and of
-unknown fields, only the first wrong one is complained of: a body may have 300,000 of them.
+Unsupported input is refused, never ignored: an unknown field is an error, and fields that clients
+often send (`presence_penalty`, `logit_bias`, …) may only have their neutral value. Types are
+strict: "5" is no number and 1 is no boolean. In a long list, and among unknown fields, only the
+first error is reported: a body may have 300,000 of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_STOP_STRINGS, MAX_STOP_LENGTH = 8, 200
 MAX_SAMPLES = 16  # results a prompt
 MAX_PROMPTS = 64  # prompts a request
 MAX_BEAMS = 16  # hypotheses a prompt, each as much work as a text
-MAX_NUM_DRAFT = 16  # rows of a batch are verified together, so one row's wish costs all of them
+MAX_NUM_DRAFT = 16  # rows are verified together, so one row's proposals cost time for all
 MAX_TEMPERATURE = 2  # as in OpenAI's API
 MAX_SEED = 2**53 - 1  # what every JSON library reads exactly
 MOST = {
@@ -63,7 +63,7 @@ class Request(BaseModel):
 
 
 def _field(name: str, setting: Setting) -> Any:
-    """Type and default of the field for a setting, with the bounds that its description shows."""
+    """Returns type and default of a setting's field, with the bounds for the API's description."""
     allowed = setting.range
     bounds: dict[str, Any] = {}
     if allowed.kind is not bool:
@@ -84,7 +84,7 @@ def _field(name: str, setting: Setting) -> Any:
     return kind | None, Field(None, description=setting.help)
 
 
-if TYPE_CHECKING:  # which sees the fields in `given` alone
+if TYPE_CHECKING:  # the fields are used only by name, in `given`
     _WithSettings = Request
     Split = str
     FileType = str
@@ -147,7 +147,7 @@ class Decoding(_WithSettings):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The settings that it gives, by their names in `Settings`."""
+        """The settings in the request, by their names in `Settings`."""
         values = {name: getattr(self, s.request) for name, s in SETTINGS.items() if s.request}
         values["stop"] = self.stop or None
         if self.draft is False:
@@ -247,7 +247,7 @@ class CompletionRequest(OpenAIRequest):
 
     @property
     def parts(self) -> list[Any]:
-        """What may be split; it has to be a text."""
+        """The prompt as a list, to be split; it must be one text."""
         return [self.prompt]
 
     @property
@@ -298,7 +298,7 @@ class ChatRequest(OpenAIRequest):
 
     @property
     def given(self) -> dict[str, Any]:
-        """As in `Decoding`; the smaller of both limits counts."""
+        """As in `Decoding`; the smaller of the two token limits counts."""
         given = super().given
         limits = [n for n in (given.get("max_tokens"), self.max_completion_tokens) if n is not None]
         return given | ({"max_tokens": min(limits)} if limits else {})

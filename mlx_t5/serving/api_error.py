@@ -1,7 +1,7 @@
 """Errors as OpenAI's API shapes them: {"error": {"message", "type", "param", "code"}}.
 
-Messages never contain what a client sent, apart from names of fields, and of those no more than can
-be read: a prompt must not end up in a log by way of an error.
+Messages contain nothing that a client sent except names of fields, shortened: a prompt must not get
+into a log through an error.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from mlx_t5.errors import is_out_of_memory, shown
 
 log = logging.getLogger(__name__)
 
-MAX_NAME = 64  # characters that are shown of a field's name
-RETRY_SECONDS = 5  # after which to come back where nothing says when
+MAX_NAME = 64  # characters shown of a field's name
+RETRY_SECONDS = 5  # default of Retry-After
 STOPPING_MESSAGE = "the server is shutting down"
 
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -46,7 +46,7 @@ class ErrorBody(BaseModel):
 
 
 class ApiError(Exception):
-    """A refusal or a failure that the client is told of."""
+    """A refusal or a failure that is reported to the client."""
 
     def __init__(
         self,
@@ -64,17 +64,17 @@ class ApiError(Exception):
 
     @property
     def response(self) -> JSONResponse:
-        """What is sent, unless a stream has begun."""
+        """The error as a response, if no stream has begun."""
         return JSONResponse(self.body.model_dump(), self.status, self.headers)
 
 
 def internal_error() -> ApiError:
-    """Makes the error of what nobody expected; its cause is in the log alone."""
+    """Returns the error for an unexpected failure; only the log has its cause."""
     return ApiError(500, "internal error; the server's log says where")
 
 
 def error_of_status(status: int, detail: str, headers: Mapping[str, str] | None = None) -> ApiError:
-    """Makes an error of a status that the framework raised."""
+    """Returns the error for a status that the framework raised."""
     message = {
         404: "there is nothing at this address; see /docs",
         405: "this address does not take this method; see /docs",
@@ -83,9 +83,9 @@ def error_of_status(status: int, detail: str, headers: Mapping[str, str] | None 
 
 
 def error_of_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
-    """Makes an error of pydantic's first complaint about a body.
+    """Returns the error for pydantic's first complaint about a body.
 
-    A union complains once for each of its types; those about the same field are joined.
+    A union complains once for each of its types; complaints about the same field are joined.
     """
     if errors[0]["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {errors[0]['ctx']['error']}")
@@ -97,7 +97,7 @@ def error_of_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
 
 
 def _field(error: dict[str, Any]) -> str | None:
-    """The field that pydantic complains of; None where it is the whole body."""
+    """Returns the field that pydantic complains about; None for the whole body."""
     return next((str(part) for part in error["loc"] if part != "body"), None)
 
 
@@ -107,9 +107,9 @@ def _complaint(error: dict[str, Any]) -> str:
 
 
 def raised_at(error: BaseException) -> str:
-    """The kind of an exception and where it was raised: all of it that is fit for a log.
+    """Returns an exception's type and where it was raised, for the log.
 
-    Its message, and the lines of a traceback, may show what was being decoded.
+    The message and the lines of a traceback may show what was being decoded.
     """
     trace, where = error.__traceback__, "?"
     while trace:
@@ -119,7 +119,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def failure_of(error: Exception) -> ApiError:
-    """Returns what clients see of an exception; logs where one came from that nobody expected."""
+    """Returns the error for clients; logs where an unexpected exception was raised."""
     if isinstance(error, ApiError):
         return error
     log.error("a request failed: %s", raised_at(error))

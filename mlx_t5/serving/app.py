@@ -1,4 +1,4 @@
-"""The HTTP addresses: completions and chats as OpenAI's clients expect them, the page, /docs."""
+"""The HTTP endpoints: completions and chats of OpenAI's API, the page, /docs."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from mlx_t5.serving.service import Service
 
 PAGE = Path(__file__).parent / "page"
-LAST_STEPS = 10  # seconds
+LAST_STEPS = 10  # seconds that the worker has to stop
 STATIC = (".css", ".js", ".svg")
-# The page loads nothing from elsewhere and runs no script but its own.
+# The page loads nothing from elsewhere and runs only its own script.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -57,7 +57,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     s: {"model": ErrorBody, "description": text} for s, text in REFUSALS.items()
 }
 JSON_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
-TURN = ("system", "user")  # what a chat may consist of, or the second alone
+TURN = ("system", "user")  # roles of a chat's messages; the first may be missing
 EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 EVENTS = {"text/event-stream": {"schema": {**EVENT, "description": "a chunk as JSON, or [DONE]"}}}
 
@@ -68,19 +68,19 @@ def create_app(
     api_key: str | None,
     is_own_name: Callable[[str], bool] | None = None,
 ) -> Middleware:
-    """The whole application.
+    """Returns the whole application.
 
     Args:
-        service: what decodes; stopped with the application.
+        service: decodes the requests; stopped with the application.
         metrics: shown at /metrics.
-        api_key: that clients have to send, or None.
-        is_own_name: which hosts may be asked for, see `Middleware`.
+        api_key: the key that clients must send, or None.
+        is_own_name: whether a host name is this server's, see `Middleware`.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        # Clients have been served or cut off; what is left of their rows takes a step to leave.
+        # All clients have been served or cut off; the rows still in flight leave within a step.
         await asyncio.to_thread(service.worker.stop, LAST_STEPS)
 
     app = FastAPIOffline(
@@ -178,7 +178,7 @@ async def _openai(
         answer = builder.answer(list(map(builder.choice, updates)), counts)
         content = stream.complete(answer.model_dump_json(exclude_unset=True))
         return Response(content, media_type="application/json")
-    first = await stream.next()  # before the status is sent: it may be an error
+    first = await stream.next()  # before the status is sent, as it may be an error
     usage = bool(body.stream_options and body.stream_options.include_usage)
     return StreamingResponse(
         _events(service, stream, builder, first, usage),
@@ -194,7 +194,7 @@ async def _events(
     first: Update,
     usage: bool,
 ) -> AsyncIterator[str]:
-    """Server-sent events; `usage` last, if it is asked for."""
+    """Yields the server-sent events; the counts come last, if `usage`."""
     last: list[Any] = []
     try:
         async for update in stream.updates(first):
@@ -270,8 +270,8 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _add_description(app: FastAPI, with_key: bool) -> None:
-    """Corrects FastAPI's description: its validation error is never sent, a key may be needed."""
-    schema = app.openapi()  # which FastAPI keeps, and serves
+    """Corrects FastAPI's description: removes its validation error, adds the API key."""
+    schema = app.openapi()  # FastAPI caches and serves this object
     for path, operations in schema["paths"].items():
         for operation in operations.values():
             operation["responses"].pop("422", None)
@@ -286,7 +286,7 @@ def _add_description(app: FastAPI, with_key: bool) -> None:
 
 
 def _turn(*roles: str) -> dict[str, Any]:
-    """JSON schema of messages of exactly these roles."""
+    """Returns the JSON schema of messages of exactly these roles."""
 
     def message(role: str) -> dict[str, Any]:
         fixed = {"properties": {"role": {"const": role}}}

@@ -1,16 +1,16 @@
 """The rows of generation jobs: they wait for a place, share batches, and report to their jobs.
 
-Rows join and leave a running batch between two steps; rows with beams have a batch for each width.
-The pieces of documents become rows as they can join, at most as many at a time as their job's size,
-and beside other requests `PIECE_TOKENS` a step. So those neither wait for a document's pieces nor
-stand still for many of them.
-Rows, chunks and results are made by the decoder that `generate` uses.
+Rows join and leave a running batch between two steps. There is one batch for each number of beams.
+A piece of a document becomes a row when it can join. A document has at most as many rows as its
+job's size; while there are other requests, pieces of at most `PIECE_TOKENS` join a step, so these
+requests neither wait behind a document nor stand still while many pieces are encoded.
+The decoder that `generate` uses makes the rows, chunks and results.
 
-Log-probabilities, for the rows that ask for them, are those of the target's own distribution: log
-softmax of its logits, before temperature, top-p and `delta`, whoever proposed the token. They are
-taken from the pass that verifies, so they cost no other, and rows that do not ask cost nothing.
+Log-probabilities, for rows that request them, are the target's own: log softmax of its logits,
+before temperature, top-p and `delta`, whoever proposed the token. They come from the pass that
+verifies, so they need no other pass, and other rows cost nothing.
 
-Symbols: B rows, T positions, V vocabulary, K alternatives, R rows that ask.
+Symbols: B rows, T positions, V vocabulary, K alternatives, R rows with log-probabilities.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mlx_t5.serving.metrics import Metrics, row_counts
 if TYPE_CHECKING:
     from mlx_t5.engine.batch import Batch
 
-PIECE_TOKENS = 128  # of documents, that join a step beside other requests, which wait for them
+PIECE_TOKENS = 128  # of documents' pieces may join a step while there are other requests
 
 
 @dataclass(eq=False)
@@ -42,11 +42,11 @@ class JobRow:
     """A row and its job.
 
     Attributes:
-        row: as the engine knows it.
-        job: whose row it is.
-        index: of its first text in the job.
-        reported: tokens that the job knows of.
-        logprobs: of those that it does not know of.
+        row: the engine's row.
+        job: its job.
+        index: index of its first text in the job.
+        reported: number of tokens reported to the job.
+        logprobs: log-probabilities of the tokens not yet reported.
     """
 
     row: Row
@@ -57,19 +57,19 @@ class JobRow:
 
 
 class GenerationBatches:
-    """All rows that are decoded or wait for it, for the thread that owns MLX."""
+    """All rows that are decoded or wait; used by the thread that owns MLX."""
 
     def __init__(self, decoder: Any, max_batch: int, jobs: JobQueue, metrics: Metrics):
-        """Decodes at most `max_batch` rows of a width at the same time."""
+        """Decodes at most `max_batch` rows at the same time for each number of beams."""
         self._decoder, self._max_batch = decoder, max_batch
         self._jobs, self._metrics = jobs, metrics
         self._job_rows: dict[int, JobRow] = {}  # by id(row); holding the row keeps the id
         self._documents: deque[GenerationJob] = deque()  # in the order of their turns
-        self._allowed = 0  # tokens of pieces that may join beside others
+        self._allowed = 0  # unused allowance of pieces' tokens, see `PIECE_TOKENS`
         self._new_batches([])
 
     def __bool__(self) -> bool:
-        """Whether there are rows, or prompts to make some of."""
+        """Whether there are rows, or prompts to become rows."""
         return bool(self._job_rows) or any(job.prompts for job in self._documents)
 
     @property
@@ -78,7 +78,7 @@ class GenerationBatches:
         return [row for queue in list(self._queues.values()) for row in queue.engine.rows]
 
     def add(self, job: GenerationJob) -> None:
-        """Turns a job into rows that wait; a document's come when there is room for them."""
+        """Turns a job into waiting rows; a document's rows are made when there is room."""
         places = count(step=1 << 32) if job.document else None  # as engine/document_batch.py
         job.keys = random_keys(job.seed, job.samples // job.settings.num_return_sequences, places)
         if job.document:
@@ -87,7 +87,7 @@ class GenerationBatches:
             self._begin(job, job.prompts)
 
     def _begin(self, job: GenerationJob, prompts: Sequence[Sequence[int]]) -> None:
-        """Lets the rows of some of a job's prompts wait; the job fails if one cannot be used."""
+        """Queues the rows of some of a job's prompts; the job fails if one is unusable."""
         try:
             job_rows = list(self._job_rows_of(job, prompts))
             if error := next((one.row.error for one in job_rows if one.row.error), None):
@@ -108,14 +108,14 @@ class GenerationBatches:
                 job.texts += job.settings.num_return_sequences
 
     def _leave(self, job: GenerationJob) -> None:
-        """Ends a job of which there are no rows, or none that count."""
+        """Ends a job that has no rows left, or whose rows are dropped."""
         self._jobs.release(job, job.unfinished)
         if job.document:
             self._documents.remove(job)
             job.prompts.clear()
 
     def drop_cancelled(self) -> None:
-        """Takes the rows of cancelled jobs out."""
+        """Removes the rows of cancelled jobs."""
         for job in [job for job in self._documents if job.cancelled]:
             self._leave(job)
         gone = [job_row for job_row in self._job_rows.values() if job_row.job.cancelled]
@@ -130,11 +130,11 @@ class GenerationBatches:
             queue.remove([job_row.row for job_row in gone])
 
     def admit(self) -> None:
-        """Lets as many rows into the batches as there is room for."""
+        """Inserts as many waiting rows into the batches as there is room for."""
         self._draw()
         for queue in self._queues.values():
             running = len(queue.engine.rows)
-            for row in queue.admit():  # in an empty batch it would fare no better the next time
+            for row in queue.admit():  # rows that do not fit even into an empty batch
                 self._fail(self._job_rows[id(row)], ApiError(400, str(row.error)))
             now = self._jobs.clock()
             for row in queue.engine.rows[running:]:
@@ -145,7 +145,7 @@ class GenerationBatches:
         return {number for number, one in self._job_rows.items() if one.job is job}
 
     def _draw(self) -> None:
-        """Makes rows of documents' pieces, in turns, as far as they can join."""
+        """Makes rows of documents' pieces, document by document in turns, while they can join."""
         others = any(not one.job.document for one in self._job_rows.values())
         most = batching.MAX_JOINING_TOKENS
         allowed = min(self._allowed + PIECE_TOKENS, most) if others else most
@@ -161,14 +161,14 @@ class GenerationBatches:
         self._allowed = allowed if others else 0
 
     def _has_room(self, job: GenerationJob, others: bool) -> bool:
-        """Whether a piece has a place; beside others, one of each document may wait for it."""
+        """Whether a piece may become a row; with other requests, one a document may wait."""
         own, queue = self._rows_of(job), self._queues.get(job.settings.num_beams)
         if queue and len(queue.engine.rows) + len(queue.waiting) >= self._max_batch:
             return others and own.isdisjoint(map(id, queue.waiting)) and len(own) < job.size
         return len(own) < job.size
 
     def step(self) -> None:
-        """Makes a step of every batch, and reports what it gave."""
+        """Makes a step of every batch, and reports the new tokens."""
         rows = self.running
         before = row_counts(rows)
         for queue in self._queues.values():
@@ -179,7 +179,7 @@ class GenerationBatches:
             self._report(self._job_rows[id(row)])
 
     def recover(self, error: Exception) -> None:
-        """Gets over an error in an engine: its rows are lost, waiting ones keep waiting."""
+        """Recovers from an error in an engine: rows in flight fail, waiting rows keep waiting."""
         failure = failure_of(error)
         waiting = {id(row) for queue in self._queues.values() for row in queue.waiting}
         for job_row in list(self._job_rows.values()):
@@ -189,7 +189,7 @@ class GenerationBatches:
         mx.clear_cache()
 
     def _new_batches(self, waiting: Sequence[Row]) -> None:
-        """Empty batches, and the rows that wait for a place in them."""
+        """Makes empty batches, and queues the waiting rows for them."""
         settings = replace(self._decoder.defaults, num_beams=1)
         engine = self._decoder.engine(settings, self._max_batch)
         engine.on_verified = self._recorder = LogprobRecorder(self._alternatives)
@@ -217,7 +217,7 @@ class GenerationBatches:
         self._metrics.stepped(rows, proposals, self._jobs.clock() - began)
 
     def _report(self, job_row: JobRow) -> None:
-        """Sends a job what the last step gave one of its rows."""
+        """Reports to a job what the last step added to one of its rows."""
         row, job = job_row.row, job_row.job
         texts = texts_of(row) if row.finish_reason else [row]
         if error := next((text.error for text in texts if text.error), None):
@@ -234,22 +234,22 @@ class GenerationBatches:
             seconds = row.stats.encode_seconds + row.stats.decode_seconds
             self._jobs.row_seconds += (seconds - self._jobs.row_seconds) / 8
             self._end(job_row)
-        for update in updates:  # last: a client that knows may look at the metrics
+        for update in updates:  # last, so that a client that looks at the metrics finds its text
             self._jobs.put(job, update)
 
     def _update(self, job_row: JobRow, text: Row, i: int) -> Update:
-        """What one of a row's texts has gained."""
+        """Returns what one of a row's texts has gained."""
         chunk = self._decoder.codec.chunk(text, job_row.reported)
-        # The end token counts where it alone decides about text that was held back.
+        # The end token has an entry if it alone released text that was held back.
         count = len(chunk.tokens) or bool(chunk.text)
         logprobs, job_row.logprobs = job_row.logprobs[:count], []
-        chunk = replace(chunk, stats=copy.copy(text.stats))  # the thread goes on counting
+        chunk = replace(chunk, stats=copy.copy(text.stats))  # this thread goes on counting
         return Update(job_row.index + i, chunk, logprobs)
 
     def _fail(self, job_row: JobRow, failure: ApiError) -> None:
-        """Ends a row, and the job with it: its other rows leave before the next step.
+        """Fails a row, and its job with it: the job's other rows leave before the next step.
 
-        A piece of a document ends by itself.
+        A piece of a document fails alone.
         """
         row, job = job_row.row, job_row.job
         self._end(job_row)
@@ -263,7 +263,7 @@ class GenerationBatches:
         self._jobs.put(job, failure)
 
     def _end(self, job_row: JobRow) -> None:
-        """Takes a row out, and ends its job with the last one."""
+        """Removes a row, and ends its job if that was the last one."""
         job = job_row.job
         del self._job_rows[id(job_row.row)]
         if not job.document:
@@ -273,16 +273,16 @@ class GenerationBatches:
 
 
 class LogprobRecorder:
-    """Listens to an engine's steps: `engine.on_verified = recorder`, and `collect` after a step."""
+    """Records log-probabilities: set `engine.on_verified = recorder`, `collect` after a step."""
 
     def __init__(self, alternatives: Callable[[Row], int | None]) -> None:
-        """Records rows with so many alternatives a token; None leaves a row out."""
+        """Takes a function of a row: its alternatives a token, or None to skip the row."""
         self._alternatives = alternatives
         self._rows: list[tuple[Row, int, int]] = []  # with alternatives, and tokens decided before
         self._arrays: tuple[mx.array, ...] = ()
 
     def __call__(self, rows: Sequence[Row], logits: mx.array, tokens: mx.array) -> None:
-        """Takes what a step needs out of logits (B, T, V) and tokens (B, T), lazily."""
+        """Computes the log-probabilities from logits (B, T, V) and tokens (B, T), lazily."""
         asking = [
             (i, n) for i, row in enumerate(rows) if (n := self._alternatives(row)) is not None
         ]
@@ -293,7 +293,7 @@ class LogprobRecorder:
             mx.async_eval(*self._arrays)
 
     def collect(self) -> list[tuple[Row, list[TokenLogprob]]]:
-        """What the last step wrote, for each row that asked; EOS included."""
+        """Returns the entries of the last step's tokens, EOS included, for each recorded row."""
         recorded = []
         arrays = zip(*(array.tolist() for array in self._arrays), strict=True)
         for (row, alternatives, before), of_row in zip(self._rows, arrays, strict=True):
@@ -310,7 +310,7 @@ class LogprobRecorder:
 def likeliest_logprobs(
     logits: mx.array, tokens: mx.array, count: int
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Log-probabilities of tokens, and of the likeliest ones.
+    """Returns the log-probabilities of tokens, and of the likeliest tokens.
 
     Args:
         logits: (R, T, V) float32.
@@ -318,8 +318,8 @@ def likeliest_logprobs(
         count: K, at most V.
 
     Returns:
-        (R, T) float32 of the tokens, (R, T, K) float32 of the likeliest, in falling order, and
-        their ids (R, T, K).
+        (R, T) float32 of the tokens, (R, T, K) float32 of the likeliest, in descending order, and
+        the ids (R, T, K) of these.
     """
     total = mx.logsumexp(logits, axis=-1, keepdims=True)
     values = mx.take_along_axis(logits, tokens[..., None], axis=-1) - total

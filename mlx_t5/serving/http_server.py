@@ -1,8 +1,8 @@
 """The HTTP server: its socket, limits on connections and bodies, the middleware, strict JSON.
 
-More requests than the queue has room for are refused by the application (429). But every connection
-takes a file descriptor before anything is asked on it, and without descriptors the server would not
-even accept those that it could serve.
+The application refuses requests that the queue has no room for (429). But every connection takes a
+file descriptor before it sends a request, and without descriptors the server could not even accept
+the connections that it could serve. So connections are limited as well.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from mlx_t5.serving.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-# No key is asked for here: without it, nothing of these says more than the source code does.
+# These need no key: without one they tell nothing that is not in the source code.
 PUBLIC_PATHS = ("/", "/health", "/docs", "/openapi.json", "/favicon.ico")
 PUBLIC_FOLDERS = ("/page/", "/docs-assets/")
 HAS_KEY = "has_key"  # in a request's scope: whether it has the key, or none is needed
-MAX_BODY = 1 << 20  # bytes; while a body is read and checked, nobody else is served
+MAX_BODY = 1 << 20  # bytes; while a body is parsed, no other client is served
 BODY_SECONDS = 30  # in which a body has to arrive
-SEND_SECONDS = 60  # that a client may leave what it was sent unread
+SEND_SECONDS = 60  # in which a client has to read what it was sent
 HEADERS = [("x-content-type-options", "nosniff"), ("referrer-policy", "no-referrer")]
-# Far above what --max-batch and --max-queue let in, so that a user has nothing to choose; and below
-# the descriptors that a process gets (1024 on Linux, 256 on macOS), as the rest needs some too.
+# Far more than --max-batch and --max-queue admit, so that it needs no option. It is lowered to the
+# descriptors that a process gets (1024 on Linux, 256 on macOS), less those for everything else.
 MAX_CONNECTIONS = 512
 OTHER_DESCRIPTORS = 64  # files and sockets besides connections
-HEAD_SECONDS = 30  # that a head may take, up to twice as many for a later one
-LAST_SECONDS = 5  # that clients have to read that their requests were given up
+HEAD_SECONDS = 30  # in which a head has to arrive, up to twice as many for a later head
+LAST_SECONDS = 5  # in which clients can read that their requests were given up
 
 
 class Middleware:
-    """The outermost application: names, keys, sizes, time limits, counting, the last resort.
+    """The outermost application: checks names, keys and sizes, sets time limits, counts requests.
 
-    Plain ASGI, so that nothing comes between a streaming response and its client.
+    It is plain ASGI, so that nothing comes between a streaming response and its client.
     """
 
     def __init__(
@@ -71,18 +71,17 @@ class Middleware:
         """Wraps an application.
 
         Args:
-            app: the one behind.
-            api_key: that clients have to send; None if none is needed.
-            metrics: of every request.
+            app: the application to wrap.
+            api_key: the key that clients must send; None for none.
+            metrics: counts every request.
             paths: addresses that are counted by name; all others count as "other".
-            is_own_name: whether a host that a client believes to talk to may be this one; None
-                lets all pass.
+            is_own_name: whether the host name in a request is this server's; None accepts all.
         """
         self._app, self._key = app, api_key
         self._metrics, self._paths, self._is_own_name = metrics, paths, is_own_name
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
-        """An ASGI application."""
+        """Handles a request (ASGI)."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -95,7 +94,7 @@ class Middleware:
         async def respond(message: MutableMapping[str, Any]) -> None:
             nonlocal status
             status = message.get("status", status)
-            # What a client does not read would be kept for it as long as it stays connected.
+            # Otherwise unread data would be kept for as long as the client stays connected.
             with anyio.fail_after(SEND_SECONDS):
                 await send(message)
 
@@ -106,22 +105,22 @@ class Middleware:
             await self._app(scope, _replay(body, receive), respond)
         except ApiError as error:
             refusal = error
-        except asyncio.CancelledError:  # the server does not wait any longer
+        except asyncio.CancelledError:  # the server is shutting down and stops waiting
             refusal = ApiError(503, STOPPING_MESSAGE)
         except Exception as error:  # no traceback: it may show what a client sent
             log.error("%s %s failed: %s", scope["method"], path, raised_at(error))
             refusal = internal_error()
         try:
-            if refusal and not status:  # or it is too late for another response
+            if refusal and not status:  # otherwise a response has already begun
                 await refusal.response(scope, receive, respond)
         finally:
             self._metrics.requests.labels(path, str(status)).inc()
             self._metrics.request_seconds.labels(path).observe(time.monotonic() - began)
 
     def _check_name(self, headers: dict[bytes, bytes]) -> None:
-        """Refuses browsers that a page sent here under its own host name.
+        """Refuses requests under a foreign host name.
 
-        Such a page (DNS rebinding) could otherwise read the answers as if they were its own.
+        A web page whose name resolves to this server (DNS rebinding) could otherwise read answers.
         """
         if self._is_own_name is None or b"host" not in headers:
             return
@@ -134,7 +133,7 @@ class Middleware:
             raise ApiError(403, message, code="unknown_host")
 
     def _check_key(self, path: str, headers: dict[bytes, bytes]) -> bool:
-        """Refuses who needs a key and has none; returns whether the key is there, or not needed."""
+        """Refuses a client without the key it needs; returns whether it has it or needs none."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         known = self._key is None or (
             scheme.lower() == b"bearer" and hmac.compare_digest(key, self._key.encode())
@@ -146,7 +145,7 @@ class Middleware:
         return known
 
     async def _body(self, receive: Callable) -> bytes:
-        """Reads the whole body, which is small, before anything is done with it."""
+        """Reads the whole body, which is small, before it is parsed."""
         body, close, more = bytearray(), {"Connection": "close"}, True
         try:
             with anyio.fail_after(BODY_SECONDS):
@@ -166,7 +165,7 @@ class Middleware:
 
 
 def _replay(body: bytes, receive: Callable) -> Callable:
-    """A `receive` that gives the body once, and then what the connection says."""
+    """Returns a `receive` that gives the body once, and then the connection's messages."""
     left = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> dict[str, Any]:
@@ -178,15 +177,15 @@ def _replay(body: bytes, receive: Callable) -> Callable:
 class StrictRequest(fastapi.Request):
     """A request that reads its JSON strictly.
 
-    Python's own parser also takes NaN, other encodings, and halves of surrogate pairs, which are no
-    characters and break whatever has to do with such a text.
+    Python's own parser also accepts NaN, other encodings, and unpaired surrogates, which are no
+    characters and break whatever handles the text.
     """
 
     async def json(self) -> Any:
-        """The body's value; a `JSONDecodeError` says what is wrong with it."""
+        """Returns the body's value; raises `JSONDecodeError` if it is not valid."""
         body = (await self.body()).removeprefix(codecs.BOM_UTF8)
-        # Collection would scan a body's 300,000 lists again and again. They hold no garbage, and
-        # the event loop would wait ten times as long.
+        # Garbage collection would scan a body's 300,000 lists again and again, in vain, and the
+        # event loop would wait ten times as long.
         gc.disable()
         try:
             return from_json(body, allow_inf_nan=False)
@@ -210,17 +209,17 @@ class StrictRoute(APIRoute):
 
 
 async def too_many(scope: dict, receive: Callable, send: Callable) -> None:
-    """The application of connections above the limit: answers 503."""
+    """Answers 503; the application of connections above the limit."""
     message = "too many connections; try again later"
     error = ApiError(503, message, headers={"Connection": "close"})
     await error.response(scope, receive, send)
 
 
 class LimitedConnection(H11Protocol):
-    """uvicorn's protocol, with what it lacks: a time limit on heads, and a refusal as JSON.
+    """uvicorn's protocol with a time limit on heads, and with refusals as JSON.
 
     Attributes:
-        limit: how many there may be at a time.
+        limit: maximum of connections at a time.
     """
 
     limit = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_DESCRIPTORS)
@@ -234,11 +233,11 @@ class LimitedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """As in asyncio."""
-        self._timer.cancel()  # or the loop would keep this object until then
+        self._timer.cancel()  # otherwise the loop would keep this object until it fires
         super().connection_lost(exc)
 
     def _close_if_late(self, last: object) -> None:
-        """Closes a connection that waited for a head the last time as well, after the same one."""
+        """Closes a connection that still waits for the same head as at the last check."""
         waits = self.conn.their_state is h11.IDLE and not self.timeout_keep_alive_task
         if waits and self.cycle is last:
             self.transport.close()
@@ -247,13 +246,13 @@ class LimitedConnection(H11Protocol):
 
 
 def listener(host: str, port: int) -> socket.socket:
-    """A socket bound to an address, so that one in use is known before models are loaded.
+    """Returns a socket bound to an address; called before models are loaded, to fail early.
 
     Raises:
         UserError: there is no such address, or it cannot be bound.
     """
     try:
-        # Unless the protocol is named, asyncio leaves TCP_NODELAY off, and answers take 40 ms more.
+        # Without the protocol, asyncio does not set TCP_NODELAY, and answers take 40 ms more.
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
         )[0]
@@ -270,18 +269,18 @@ class Server(uvicorn.Server):
     """Answers requests until SIGTERM or Ctrl-C; a second Ctrl-C ends the process at once."""
 
     def __init__(self, application: Callable, shutdown_seconds: int, give_up: Callable[[], None]):
-        """Prepares it.
+        """Prepares the server.
 
         Args:
             application: answers the requests.
-            shutdown_seconds: in which what runs at the end has to finish.
-            give_up: what is left then is refused.
+            shutdown_seconds: time that running requests have to finish at the end.
+            give_up: refuses the requests that are left then.
         """
         config = uvicorn.Config(
             application,
             log_config=None,
-            log_level="error",  # warnings are of requests that anybody may send
-            access_log=False,  # it would show what comes after the question mark of an address
+            log_level="error",  # anybody can cause warnings by a request
+            access_log=False,  # it would show the query strings of addresses
             server_header=False,
             headers=HEADERS,
             http=LimitedConnection,
@@ -292,13 +291,13 @@ class Server(uvicorn.Server):
         self._seconds, self._give_up = shutdown_seconds, give_up
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As in uvicorn, which would not tell clients that their streams end early."""
+        """Shuts down as uvicorn does, but also tells clients that their streams end early."""
         late = asyncio.get_running_loop().call_later(self._seconds, self._give_up)
         await super().shutdown(sockets)
         late.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """As in uvicorn, which would go on waiting."""
+        """Stops as uvicorn does, but a second Ctrl-C ends the process at once."""
         if self.should_exit and sig == signal.SIGINT:
             os._exit(INTERRUPTED)
         super().handle_exit(sig, frame)

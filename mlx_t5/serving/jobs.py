@@ -1,9 +1,8 @@
-"""What goes into the thread that owns MLX and what comes out: jobs in, events out.
+"""The queue of the thread that owns MLX: jobs go in, events come out.
 
-Requests of every kind take the same way: a `Job`, through the `JobQueue`. Where
-several ranks share the model, each has such a thread and all of them take the same jobs in the same
-rounds. What clients ask, and who has gone, only rank 0 knows; the others get it as JSON before each
-round.
+Every request becomes a `Job` in the `JobQueue`. If several ranks share the model, each has such a
+thread, and all take the same jobs in the same rounds. Only rank 0 knows the clients' requests and
+which clients have gone; the others get this as JSON before each round.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from mlx_t5.scoring.pairs import Pair
 from mlx_t5.serving.api_error import ApiError
 from mlx_t5.settings import Settings
 
-LONGEST_RETRY = 60  # seconds that a client is asked to wait at most
-REST_SECONDS = 10  # between two rounds with nothing to do
-IDLE_SECONDS = 0.05  # the same of ranks, as waiting in a collective is work
+LONGEST_RETRY = 60  # maximum of Retry-After in seconds
+REST_SECONDS = 10  # between two rounds without work
+IDLE_SECONDS = 0.05  # the same with several ranks, as waiting in a collective takes CPU time
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class TokenLogprob:
     Attributes:
         token: its id.
         logprob: natural logarithm of its probability.
-        top: the likeliest tokens there and theirs, likeliest first.
+        top: the likeliest tokens at its position with their log-probabilities, likeliest first.
     """
 
     token: int
@@ -43,14 +42,14 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Update:
-    """What one text of a generation has gained.
+    """The part of one text that was added since the last update.
 
     Attributes:
-        index: of the text in its job: prompt · samples + sample.
-        chunk: since the last update, with statistics of its own; its result is in the last one.
-        logprobs: of the tokens in the chunk, if asked for; of the end token if there are none, but
-            text that was held back.
-        fields: further ones of the choice in the answer.
+        index: the text's index in its job: prompt · samples + sample.
+        chunk: the added part, with a copy of the statistics; the last one has the result.
+        logprobs: those of the chunk's tokens, if requested; the end token's if the chunk has no
+            tokens but text that was held back.
+        fields: further fields of the choice in the answer.
     """
 
     index: int
@@ -61,17 +60,17 @@ class Update:
 
 @dataclass(eq=False)
 class Job:
-    """What one request asks of the thread; its fields are what all ranks are told.
+    """The work of one request; its fields are sent to all ranks.
 
     Attributes:
-        size: for how many texts it counts in the queue, and has in there at a time.
+        size: number of texts that it counts for in the queue, and has there at a time.
         put: called with every event, from the thread that owns MLX; it must not wait. An event is
             an `Update` of a text, the list of all values (scores, vectors), or the `ApiError` that
-            ends the job. Only the rank that has the client does anything.
-        number: given by the queue, the same on every rank.
+            ends the job. On ranks without the client it does nothing.
+        number: its number in the queue, the same on every rank.
         unfinished: how many of `size` are not done.
-        cancelled: whether nobody waits for it any longer, as from the thread's next round on.
-        submitted: when, by the queue's clock.
+        cancelled: whether its client has gone; set by the thread at the beginning of a round.
+        submitted: time of submission, by the queue's clock.
     """
 
     size: int = field(default=1, kw_only=True)
@@ -87,18 +86,18 @@ class GenerationJob(Job):
     """Prompts to decode with the same settings, with beams or without.
 
     Attributes:
-        prompts: source tokens of each; of a document, those that have come and are no rows yet.
-        settings: of all of them.
+        prompts: source tokens of each prompt; for a document, the pieces that are no rows yet.
+        settings: the settings of all prompts.
         seed: as in `SpeculativeDecoder.generate`.
-        prediction: tokens that every text is expected to have; None for nothing.
-        samples: texts a prompt, of rows of their own or of one row with beams.
+        prediction: expected tokens of every text; None for none.
+        samples: texts a prompt, from several rows or from one row with beams.
         stream: whether updates are sent while rows grow; otherwise one a text, at its end.
-        pieces: whether chunks are to say which text each token completed.
-        logprobs: alternatives a token, None for no log-probabilities.
-        document: whether they are the pieces of one text, where one that fails ends no other.
-        whole: of a document, whether no more of them will come.
-        keys: those of the rows to be made.
-        texts: how many the rows that were made are to have.
+        pieces: whether chunks have the text that each token completed.
+        logprobs: alternatives a token; None for no log-probabilities.
+        document: whether the prompts are pieces of one document; a failed piece ends no other.
+        whole: for a document, whether all its pieces have been submitted.
+        keys: random keys of the rows still to be made.
+        texts: number of texts of the rows made so far.
     """
 
     prompts: list[list[int]]
@@ -124,14 +123,14 @@ class GenerationJob(Job):
 
 @dataclass(eq=False)
 class ScoringJob(Job):
-    """What takes single forward passes and no decoding: pairs to score, or prompts to embed.
+    """A job of single forward passes without decoding: pairs to score, or prompts to embed.
 
     Attributes:
         kind: "score", "rerank" or "embed".
-        prompt_tokens: tokens of its prompts.
-        pairs: to score.
+        prompt_tokens: number of tokens of its prompts.
+        pairs: the pairs to score.
         ids: token ids of each prompt to embed.
-        normalize: whether vectors are to have length 1.
+        normalize: whether to scale vectors to length 1.
     """
 
     kind: str
@@ -142,7 +141,7 @@ class ScoringJob(Job):
 
     @property
     def count(self) -> int:
-        """How many values it has."""
+        """The number of its values."""
         return len(self.pairs) + len(self.ids)
 
 
@@ -150,8 +149,8 @@ class JobQueue:
     """The jobs that are not done; its methods may be called from any thread.
 
     Attributes:
-        clock: seconds.
-        row_seconds: how long a text stays in a batch, on average over the last ones.
+        clock: returns seconds.
+        row_seconds: time that a text takes in a batch, a moving average.
     """
 
     def __init__(
@@ -161,13 +160,13 @@ class JobQueue:
         clock: Callable[[], float],
         ranks: Ranks = ALONE,
     ):
-        """Takes jobs until `close`.
+        """Accepts jobs until `close`.
 
         Args:
             max_batch: texts decoded at the same time.
-            max_queue: texts that wait for a place at most.
-            clock: seconds.
-            ranks: that share the model; those other than 0 get the jobs of rank 0.
+            max_queue: maximum of waiting texts.
+            clock: returns seconds.
+            ranks: the ranks that share the model; the others get the jobs of rank 0.
         """
         self._max_batch, self._max_queue, self.clock = max_batch, max_queue, clock
         self.row_seconds = 0.0
@@ -176,18 +175,18 @@ class JobQueue:
         self._jobs: dict[int, Job] = {}  # by number
         self._new: list[Job] = []
         self._more: list[list[Any]] = []  # prompts of jobs: number, prompts, whether they are last
-        self._withdrawn: list[int] = []  # numbers, since the last round
-        self._progressed = 0.0  # when a round last ended, or there was something to do again
-        self._closed: str | None = None  # why
+        self._withdrawn: list[int] = []  # numbers of jobs cancelled since the last round
+        self._progressed = 0.0  # when a round last ended, or work came after a rest
+        self._closed: str | None = None  # the reason
 
     @property
     def open(self) -> bool:
-        """Whether jobs are taken."""
+        """Whether jobs are accepted."""
         return self._closed is None
 
     @property
     def admitted(self) -> int:
-        """Texts that are not done."""
+        """The number of texts that are not done."""
         with self._changed:
             return sum(job.unfinished for job in self._jobs.values())
 
@@ -198,7 +197,7 @@ class JobQueue:
             return self.clock() - self._progressed if self._jobs else 0.0
 
     def add(self, job: Job) -> None:
-        """Takes a job.
+        """Adds a job.
 
         Raises:
             ApiError: there is no room for it, or the queue is closed.
@@ -220,20 +219,20 @@ class JobQueue:
             self._changed.notify()
 
     def extend(self, job: GenerationJob, prompts: Sequence[Sequence[int]], whole: bool) -> None:
-        """Hands in more pieces of a document; `whole` says that they are the last."""
+        """Adds further pieces of a document; `whole` if they are the last."""
         with self._changed:
             self._more.append([job.number, prompts, whole])
             self._changed.notify()
 
     def cancel(self, job: Job) -> None:
-        """Withdraws a job, from the thread's next round on. One that is done stays done."""
+        """Cancels a job at the thread's next round; has no effect on a finished job."""
         with self._changed:
             if job.number in self._jobs:
                 self._withdrawn.append(job.number)
                 self._changed.notify()
 
     def close(self, reason: str) -> None:
-        """Takes no more jobs, and says why to clients; of several reasons, the first."""
+        """Accepts no more jobs; clients are told the first reason given."""
         with self._changed:
             self._closed = self._closed or reason
             self._changed.notify()
@@ -246,12 +245,12 @@ class JobQueue:
     # ---- of the thread that owns MLX -------------------------------------------------------------
 
     def next_round(self, busy: bool) -> list[Job] | None:
-        """Waits for jobs, unless the thread is busy, and marks those that are cancelled.
+        """Waits for jobs, unless the thread is busy, and marks cancelled jobs.
 
-        After `REST_SECONDS` it waits no longer, so that there may be no new ones.
+        It waits at most `REST_SECONDS`, so the list may be empty.
 
         Returns:
-            The new jobs, the same on all ranks; None if no more will come and none is left.
+            The new jobs, the same on all ranks; None if the queue is closed and no job is left.
         """
         with self._changed:
             timeout = REST_SECONDS if self._ranks.size == 1 else IDLE_SECONDS
@@ -272,7 +271,7 @@ class JobQueue:
         return None if last else new
 
     def _shared(self, new: list[Job], news: Any) -> tuple[list[Job], Any]:
-        """What rank 0 knows, on every rank."""
+        """Sends rank 0's new jobs and news to every rank."""
         jobs = [[job.number, type(job).__name__, asdict(job)] for job in new]
         jobs, news = self._ranks.shared([jobs, news])
         if self._ranks.rank:
@@ -282,18 +281,18 @@ class JobQueue:
         return new, news
 
     def progressed(self) -> None:
-        """A round has ended."""
+        """Notes that a round has ended."""
         self._progressed = self.clock()
 
     def put(self, job: Job, event: Update | list[Any] | ApiError) -> None:
-        """Hands a job an event."""
+        """Sends an event to a job."""
         try:
             job.put(event)
-        except RuntimeError:  # the event loop that the client belonged to has ended
+        except RuntimeError:  # the client's event loop has ended
             self.cancel(job)
 
     def release(self, job: Job, texts: int) -> None:
-        """So many texts of a job are done."""
+        """Notes that so many texts of a job are done."""
         with self._changed:
             job.unfinished -= texts
             if not job.unfinished:
@@ -301,7 +300,7 @@ class JobQueue:
 
 
 def _job_of(number: int, kind: str, fields: dict[str, Any]) -> Job:
-    """The job of which number, kind and fields came as JSON."""
+    """Returns a job made from the number, kind and fields of a rank's JSON."""
     job: Job
     if kind == "GenerationJob":
         job = GenerationJob(**{**fields, "settings": Settings(**fields["settings"])})

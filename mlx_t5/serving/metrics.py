@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus (https://prometheus.io/docs/practices/naming/).
+"""The server's metrics for Prometheus (https://prometheus.io/docs/practices/naming/).
 
 Every server has a registry of its own, so that several can live in one process. Rates come from
 the counters: `rate(t5_generated_tokens_total[1m])` is tokens a second, and accepted over drafted
@@ -65,17 +65,17 @@ class Metrics:
         return Histogram(name, help, labels, buckets=BUCKET_SECONDS, registry=self.registry)
 
     def observe(self, name: str, help: str, read: Callable[[], float]) -> None:
-        """Adds a gauge that is read when metrics are asked for."""
+        """Adds a gauge that is read whenever metrics are requested."""
         Gauge(name, help, registry=self.registry).set_function(read)
 
     def stepped(self, rows: int, proposals: int, seconds: float) -> None:
-        """Counts a step of the engine with so many rows, and proposals of one of them at most."""
+        """Counts a step of the engine; `proposals` is the largest number of any row."""
         self._occupancy.observe(rows)
         self._proposals.observe(proposals)
         self._step_seconds.observe(seconds)
 
     def wrote(self, tokens: int, calls: int, drafted: int, accepted: int) -> None:
-        """Counts what a step decided, over all its rows."""
+        """Counts the tokens, target calls and proposals of a step, over all its rows."""
         self._tokens.inc(tokens)
         self._calls.inc(calls)
         self._drafted.inc(drafted)
@@ -87,19 +87,19 @@ class Metrics:
         self._finished.labels(reason).inc()
 
     def scored(self, kind: str, items: int, prompt_tokens: int) -> None:
-        """Counts a finished request that took no decoding: "embed", "score" or "rerank"."""
+        """Counts a finished request without decoding: "embed", "score" or "rerank"."""
         self._prompt_tokens.inc(prompt_tokens)
         self._scored.labels(kind).inc(items)
 
     def text(self) -> bytes:
-        """Returns everything in Prometheus' text format."""
+        """Returns all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 def row_counts(rows: Sequence[Row]) -> tuple[int, int, int, int]:
-    """What these rows have so far: tokens decided, target calls, proposals and accepted ones.
+    """Returns the rows' sums: tokens decided, target calls, tokens drafted, tokens accepted.
 
-    Beams decide a token a call; the best of them may become shorter.
+    Rows with beams count one token a call, because their best beam may become shorter.
     """
     stats = [row.stats for row in rows]
     return (

@@ -1,7 +1,7 @@
-"""A document in the server: cut into pieces as they are needed, and joined as they are done.
+"""Documents in the server: cut into pieces lazily, and joined as the pieces are done.
 
-Both take time, so they happen in a thread of their own. Few pieces are in hand at a time, however
-many a text has.
+Both take time, so a thread of their own does them. Few pieces are held at a time, however many a
+text has.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from mlx_t5.text.prompts import token_ids
 
 log = logging.getLogger(__name__)
 
-MAX_TOKENS = 2_000_000  # of all prompts of a document; a body of 1 MiB has 1,000,000 of ByT5's
-LEAST_TOKENS = 40  # that a prompt counts as, so there are at most 50,000
-PIECES_AT_ONCE = 64  # counted, between which the thread has time for others
-HANDED_IN = 3  # pieces on their way for each that may be in the batch
+MAX_TOKENS = 2_000_000  # of all prompts of a document; a body of 1 MiB has 1,000,000 with ByT5
+LEAST_TOKENS = 40  # a prompt counts as at least so many tokens, so there are at most 50,000
+PIECES_AT_ONCE = 64  # counted at a time; in between, the thread serves other documents
+HANDED_IN = 3  # pieces submitted for each place in the batch
 
 
 class Pieces:
-    """A document's pieces on their way; its methods are for the documents' thread.
+    """A document's pieces while they are decoded; its methods run in the documents' thread.
 
     Attributes:
-        answers: what has become of them.
-        count: how many there are, if none is too long.
+        answers: their results so far.
+        count: number of pieces, if no sentence is too long.
     """
 
     def __init__(
         self, document: Document, read: Callable[[str], list[int]], count: int, detailed: bool
     ):
-        """Takes a document, what reads a prompt's tokens, and whether to say who wrote a text's."""
+        """Takes a document, a tokenizer of prompts, and whether to list the tokens' writers."""
         self.answers, self.count = DocumentInFlight(document), count
         self._read, self._detailed = read, detailed
         self._prompts, self._tokens = self.answers.prompts(), 0
         self._early, self._done = dict[int, Update](), 0
 
     def draw(self, most: int) -> list[list[int]]:
-        """The tokens of so many further prompts, or of those that are left.
+        """Returns the tokens of the next prompts, at most `most` of them.
 
         Raises:
-            ApiError: with them the document has too many.
+            ApiError: the document has too many tokens.
         """
         ids = [self._read(prompt) for prompt in islice(self._prompts, most)]
         self._tokens += sum(max(len(prompt), LEAST_TOKENS) for prompt in ids)
@@ -62,17 +62,17 @@ class Pieces:
     def advance(
         self, updates: Sequence[Update], most: int, _: Any = None
     ) -> tuple[list[Update], list[list[int]]]:
-        """Joins answers, and draws prompts in the place of theirs.
+        """Joins the answers of finished pieces, and draws as many further prompts.
 
         Args:
-            updates: of pieces that are done, in any order.
-            most: pieces that are on their way at a time.
+            updates: the updates of finished pieces, in any order.
+            most: maximum of pieces submitted at a time.
 
         Returns:
-            What the document has gained, in the order of the text, and the prompts.
+            The updates of the document's text, in order, and the prompts.
 
         Raises:
-            ApiError: as of `draw`, or no piece could be decoded.
+            ApiError: as in `draw`, or no piece could be decoded.
         """
         self._done += len(updates)
         self._early |= {update.index: update for update in updates}
@@ -82,7 +82,7 @@ class Pieces:
         return gained, self.draw(most - self.answers.drawn + self._done)
 
     def _joined(self, update: Update) -> Update:
-        """What the document gains with a piece."""
+        """Returns the update of the document's text by a piece."""
         answers, result = self.answers, None
         text = answers.add(cast(Result, update.chunk.result))
         if answers.complete:
@@ -108,12 +108,12 @@ async def cut(
     """Begins to cut a text.
 
     Args:
-        thread: the documents'.
-        text: of one prompt.
+        thread: the documents' thread.
+        text: a single prompt.
         cutting: how to cut it.
-        limit: tokens of a piece at most.
-        prefixes: of the model's own tasks.
-        detailed: whether to say who wrote each token.
+        limit: maximum of tokens in a piece.
+        prefixes: prefixes of the model's own tasks.
+        detailed: whether to list the writer of each token.
 
     Raises:
         ApiError: the text cannot be cut, or has no piece or too many.
@@ -152,23 +152,23 @@ def require_few(tokens: int) -> None:
 
 
 class DocumentStream(EventStream[GenerationJob]):
-    """The events of a document's job, as what its text gains."""
+    """The events of a document's job, turned into updates of its text."""
 
     def __init__(self, pieces: Pieces, first: list[list[int]], thread: TokenizerThread, *job: Any):
-        """Hands in a document.
+        """Submits a document.
 
         Args:
-            pieces: of it.
-            first: the tokens of the first of them.
-            thread: in which the others are drawn.
-            *job: as of `EventStream`.
+            pieces: its pieces.
+            first: tokens of the first pieces.
+            thread: draws the other pieces.
+            *job: arguments of `EventStream`.
         """
         super().__init__(*job)
         self._pieces, self._thread, self._json = pieces, thread, list[str]()
         self._jobs.extend(self.job, first, pieces.answers.whole)
 
     async def updates(self, first: Update) -> AsyncIterator[Update]:
-        """What the text gains, in its order; the last one has the document's result."""
+        """Yields the updates of the text, in order; the last one has the document's result."""
         events, answers, most = [first], self._pieces.answers, HANDED_IN * self.job.size
         while True:
             work = partial(self._pieces.advance, events, most)
@@ -184,12 +184,12 @@ class DocumentStream(EventStream[GenerationJob]):
                 events.append(await self.next())
 
     async def finished(self) -> list[Update]:
-        """The last update; the pieces of all of them are for `complete`."""
+        """Returns the last update; `complete` adds the pieces."""
         async for update in self.updates(await self.next()):
             (piece,) = update.fields["pieces"]
             self._json.append(AnsweredPiece(**piece).model_dump_json(exclude_unset=True))
         return [replace(update, fields={**update.fields, "pieces": []})]
 
     def complete(self, body: str) -> str:
-        """Puts the pieces into an answer that has none; quotes within a text are escaped."""
+        """Puts the pieces into an answer without them; quotes within texts are escaped there."""
         return body.replace('"pieces":[]', f'"pieces":[{",".join(self._json)}]', 1)

@@ -1,4 +1,4 @@
-"""From a request to the thread that decodes it, and its events back to whoever waits for them.
+"""Checks requests and submits them to the thread that decodes.
 
 Everything here runs in the event loop.
 """
@@ -41,11 +41,11 @@ NO_TASK = Preset("no task")
 
 @dataclass(frozen=True)
 class Presets:
-    """What the model's own files want.
+    """The presets of the model's own files.
 
     Attributes:
-        general: of every request.
-        tasks: of those that name one.
+        general: preset of every request.
+        tasks: presets of requests that name a task.
     """
 
     general: Preset = Preset(FILE)
@@ -53,14 +53,14 @@ class Presets:
 
     @property
     def notes(self) -> list[str]:
-        """Lines about what is left out: of every request, and of tasks."""
+        """Lines about the entries left out of every request, and of tasks."""
         names = dict.fromkeys(name for task in self.tasks.values() for name in task.left_out)
         tasks = Preset("tasks", left_out=tuple(names))
         return [preset.note for preset in (self.general, tasks) if preset.left_out]
 
 
 class Service:
-    """The models and the thread, as far as requests need them."""
+    """Serves requests with the models and their thread."""
 
     def __init__(
         self,
@@ -74,10 +74,10 @@ class Service:
         """Serves what a started worker has loaded.
 
         Args:
-            worker: not started yet.
-            limits: on requests.
-            model: name that clients know the target by.
-            delta: where a request names none.
+            worker: the thread, not started yet.
+            limits: limits on requests.
+            model: the target's name for clients.
+            delta: default of requests.
             log_prompts: whether prompts and texts are logged.
             presets: defaults and tasks of the model's own files.
 
@@ -113,22 +113,22 @@ class Service:
 
     @property
     def capabilities(self) -> list[Capability]:
-        """What the model can do: the last parts of the addresses that it serves."""
+        """The model's capabilities: the last parts of the addresses that it serves."""
         if not self._can_decode:
             return ["embeddings"]
         ranks: list[Capability] = ["rerank"] if ranks_by(self.tokenizer.tokenizer) else []
         return ["completions", "score", *ranks, "embeddings"]
 
     def log_texts(self, results: Sequence[Result]) -> None:
-        """Logs what was written, if that was asked for."""
+        """Logs the texts, if the server is to log prompts."""
         if self.log_prompts:
             log.info("texts: %r", [result.text for result in results])
 
     async def cut(self, body: api.TextRequest) -> Pieces:
-        """A request's document; its prefix is that of its task, then a chat's system message.
+        """Cuts a request's text; its prefix is the task's, then a chat's system message.
 
         Raises:
-            ApiError: it cannot be cut, or it is not one text.
+            ApiError: the prompt cannot be cut, or is not one text.
         """
         *system, text = body.parts
         asked = {"n": (body.n or 1) > 1, "logprobs": body.alternatives is not None}
@@ -151,14 +151,14 @@ class Service:
     async def submit(
         self, body: api.PredictRequest | api.TextRequest, receive: Callable[[], Any]
     ) -> EventStream[GenerationJob]:
-        """Checks a request and hands it to the thread.
+        """Checks a request and submits it to the thread.
 
         Args:
-            body: what to decode, and how.
-            receive: the connection's, to see the client go.
+            body: the request.
+            receive: the connection's ASGI `receive`, to notice when the client disconnects.
 
         Raises:
-            ApiError: it cannot be done, or not now.
+            ApiError: the request is not valid, or the queue is full or closed.
         """
         self._require_decoder()
         options: dict[str, Any] = {}
@@ -172,7 +172,7 @@ class Service:
         task = self.task(body.task, prompts)
         settings = several(self._settings(body, task), body, **options)
         size = len(prompts) * options.get("samples", 1)
-        if pieces:  # no more of them at a time than the batch has room for
+        if pieces:  # at most as many at a time as the batch has places
             size = min(pieces.count, self.worker.max_batch, self.limits.rows)
         if size > self.limits.rows:
             most = f"more than one request may ask for here ({self.limits.rows})"
@@ -191,10 +191,10 @@ class Service:
         return EventStream(job, self.worker.jobs, receive)
 
     async def score_or_embed(self, job: ScoringJob, receive: Callable[[], Any]) -> list[Any]:
-        """A score of each pair or a vector of each prompt; `receive` and errors as of `submit`."""
+        """Returns the scores of pairs or vectors of prompts; `receive`, errors: see `submit`."""
         if job.kind != "embed":
             self._require_decoder()
-        # However small the queue is, the largest request finds room in it when nothing waits.
+        # However small the queue is, the largest request fits into an empty one.
         batches = math.ceil(job.count / self.worker.max_batch / PASSES_A_TEXT)
         job.size = min(batches, self.limits.rows)
         return await EventStream(job, self.worker.jobs, receive).next()
@@ -211,7 +211,7 @@ class Service:
             raise ApiError(400, message, "model")
 
     def task(self, name: str | None, prompts: Sequence[str | Sequence[int]]) -> Preset:
-        """The task that a request names; one that wants nothing where it names none.
+        """Returns the preset of the task that a request names; an empty one if it names none.
 
         Raises:
             ApiError: there is no such task, or it has a prefix and a prompt is token ids.
@@ -244,12 +244,12 @@ class Service:
         return settings
 
     def _check(self, settings: Settings) -> None:
-        """Refuses what exact decoding cannot do."""
+        """Refuses settings that exact decoding does not support."""
         if self.exact:
             check_exact(settings, self.max_num_draft + 1)
 
     def describe(self) -> ServedModel:
-        """What a client may want to know before it asks."""
+        """Describes the model, with its limits and defaults."""
         tasks = self.presets.tasks.items()
         return ServedModel(
             id=self.model,
@@ -280,17 +280,17 @@ def several(
     logprobs: int | None = None,
     **_: Any,
 ) -> Settings:
-    """Settings for so many texts a prompt: those of one search, or sampled ones.
+    """Returns settings for so many texts a prompt, from a beam search or from sampling.
 
     Args:
-        settings: of the request, its task and the server.
+        settings: the settings of the request, its task and the server.
         body: the request.
         samples: texts a prompt.
-        stream: as of `GenerationJob`.
-        logprobs: likewise.
+        stream: as in `GenerationJob`.
+        logprobs: as in `GenerationJob`.
 
     Raises:
-        ApiError: they cannot be had, or not in this way.
+        ApiError: the settings do not allow several texts, streaming or log-probabilities.
     """
     beams, search = f"num_beams is {settings.num_beams}", settings.num_beams > 1
     if search:

@@ -1,7 +1,7 @@
-"""The tokenizer's thread, in which texts of requests become tokens.
+"""The tokenizer's thread, which turns the texts of requests into tokens.
 
-A long text must delay neither other clients nor the batch. What is too long is refused before it
-is tokenized, as far as that shows.
+A long text must delay neither other clients nor the batch. A text that is too long is refused
+before it is tokenized, if its length shows that.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ NAMES = {
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What a request may ask for.
+    """The limits of a request.
 
     Attributes:
-        prompt_tokens: of one prompt.
-        max_tokens: of one text.
-        rows: texts of one request.
+        prompt_tokens: maximum of tokens in a prompt.
+        max_tokens: maximum of tokens in a text.
+        rows: maximum of texts in a request.
     """
 
     prompt_tokens: int
@@ -46,10 +46,10 @@ class RequestLimits:
 
 
 class TokenizerThread:
-    """A copy of the tokenizer, with the thread that works with it."""
+    """A copy of the tokenizer, and the thread that uses it."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, limits: RequestLimits):
-        """Reads for a model with so many ids, within limits."""
+        """Takes a tokenizer, the model's number of ids, and the limits of requests."""
         self.vocab_size, self._limits = vocab_size, limits
         self.tokenizer = copy.deepcopy(tokenizer)
         self._longest = max(map(len, self.tokenizer.get_vocab()))  # characters of a token
@@ -62,12 +62,12 @@ class TokenizerThread:
         prefix: str = "",
         pooling: Pooling | None = None,
     ) -> list[list[int]]:
-        """The tokens of each text; none is tokenized if one is seen to be too long.
+        """Returns the tokens of each text; none is tokenized if one is clearly too long.
 
         Args:
-            texts: or token ids, which are checked.
-            param: the field that they came in: "targets" are texts the model would write.
-            prefix: a task's; put before every text.
+            texts: texts, or token ids, which are checked.
+            param: the request's field; "targets" are texts that the model would write.
+            prefix: a task's prefix, put before every text.
             pooling: prepares and cuts a text, if given.
 
         Raises:
@@ -87,14 +87,14 @@ class TokenizerThread:
         return found
 
     def beginning(self, text: str) -> str:
-        """As much of a text as all the tokens of a prompt can hold."""
+        """Returns the beginning of a text that the longest prompt can hold."""
         return text[: self._limits.prompt_tokens * self._longest]
 
     async def run(self, work: Callable[[Any], T], param: str = "prompt") -> T:
-        """What a function makes with the tokenizer, in its thread.
+        """Calls a function with the tokenizer in the thread, and returns its result.
 
         Raises:
-            ApiError: it raises `UserError`.
+            ApiError: the function raises `UserError`.
         """
         loop = asyncio.get_running_loop()
         try:

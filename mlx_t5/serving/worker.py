@@ -1,10 +1,9 @@
-"""The one thread that owns MLX: it loads the models, and takes every job from the queue to its end.
+"""The one thread that owns MLX: it loads the models and does the jobs of the queue.
 
 MLX's streams belong to the thread that made them, so everything that touches an array happens in
-here. Other threads hand in jobs and withdraw them (`JobQueue`); events go back through the
-job's `put`, which must not wait: a client that reads slowly, or not at all, delays nobody. In every
-round jobs leave and join, scoring and embedding make one forward pass, and every batch of texts one
-step.
+here. Other threads submit and cancel jobs (`JobQueue`). Events go back through the job's `put`,
+which must not wait: a client that reads slowly delays nobody. In every round, jobs leave and join,
+scoring and embedding make one forward pass, and every batch of texts makes one step.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ FAILED = 2  # exit status
 BROKEN_MESSAGE = "decoding has ended because of an internal error; the server has to be restarted"
 DUMMY_TOKENS = 8  # of the dummy prompt, and of its text
 SAMPLED: dict[str, Any] = {"temp": 1.0}
-# Kinds of requests that other kernels compute; exact decoding does not take all.
+# Kinds of requests that use other kernels; exact decoding does not support all.
 KINDS: tuple[dict[str, Any], ...] = ({}, SAMPLED, SAMPLED | {"top_k": 9, "top_p": 0.9})
 INEXACT_KINDS = ({"delta": 0.5}, SAMPLED | {"delta": 0.5}, {"num_beams": MAX_BEAMS})
 
 
 class Worker:
-    """The thread. All its public methods may be called from any other.
+    """The thread. Its public methods may be called from any other thread.
 
     Attributes:
         max_batch: rows decoded at the same time.
-        jobs: what it is to do.
+        jobs: the queue of its jobs.
     """
 
     def __init__(
@@ -65,12 +64,12 @@ class Worker:
         """Prepares the thread.
 
         Args:
-            load: loads the models, in the thread.
+            load: loads the models; called in the thread.
             max_batch: rows decoded at the same time.
-            max_queue: rows that wait for a place at most.
-            metrics: of what happens.
-            clock: seconds.
-            ranks: that share the model; each has a thread like this.
+            max_queue: maximum of waiting rows.
+            metrics: the server's metrics.
+            clock: returns seconds.
+            ranks: the ranks that share the model; each has such a thread.
         """
         self.max_batch = max_batch
         self._load, self._metrics, self._ranks = load, metrics, ranks
@@ -85,14 +84,14 @@ class Worker:
         """Starts the thread and waits until it has loaded the models.
 
         Returns:
-            The decoder, for what it knows about the models; its arrays are not to be touched.
+            The decoder, for facts about the models; do not touch its arrays.
 
         Raises:
             UserError: they cannot be loaded.
         """
         self._thread.start()
         try:
-            # A Ctrl-C that comes just before a wait begins does not end it, so each is short.
+            # A Ctrl-C just before a wait does not interrupt it, so each wait is short.
             while not self._loaded.done():
                 wait([self._loaded], timeout=0.5)
             return self._loaded.result()
@@ -101,13 +100,13 @@ class Worker:
             raise
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Takes no more jobs and finishes the others; returns whether that was in time."""
+        """Accepts no more jobs and finishes the others; returns whether that was in time."""
         self.jobs.close(STOPPING_MESSAGE)
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def follow(self) -> int:
-        """Does what rank 0 takes, until that stops; returns an exit status.
+        """Does the jobs of rank 0 until it stops; returns an exit status.
 
         Raises:
             UserError: the models cannot be loaded.
@@ -117,14 +116,14 @@ class Worker:
         return 0
 
     def give_up(self) -> None:
-        """Takes no more jobs, withdraws the others and says so to whoever waits for them."""
+        """Accepts no more jobs, cancels the others and tells their clients."""
         self.jobs.close(STOPPING_MESSAGE)
         for job in self.jobs.unfinished():
             self.jobs.cancel(job)
             self.jobs.put(job, ApiError(503, STOPPING_MESSAGE))
 
     def health(self) -> tuple[str, str | None]:
-        """Returns a status ("ok", "stopping", "failed", "stalled") and why; None if it is ok."""
+        """Returns a status ("ok", "stopping", "failed", "stalled") and a reason, None if ok."""
         if self._broken:
             return "failed", BROKEN_MESSAGE
         if not (self._thread.is_alive() and self.jobs.open):
@@ -156,8 +155,8 @@ class Worker:
                 self.jobs.put(job, ApiError(500, BROKEN_MESSAGE))
                 self.jobs.release(job, job.unfinished)
             if self._broken and self._ranks.size > 1:
-                os._exit(FAILED)  # the others wait for this one, and the launcher ends them
-            # MLX aborts the process at its end if streams of a thread outlive it.
+                os._exit(FAILED)  # the other ranks wait for this one; the launcher ends them
+            # MLX aborts the process at exit if streams outlive their thread.
             mx.synchronize()
             mx.clear_streams()
 
@@ -183,7 +182,7 @@ class Worker:
         busy = bool(self._generation or self._scoring)
         new = self.jobs.next_round(busy)
         if not (busy or new or self.jobs.admitted):
-            mx.clear_cache()  # buffers kept for the next request, and none has come for a while
+            mx.clear_cache()  # no request has come for a while, so kept buffers are freed
         return new
 
     def _round(self, new: list[Job]) -> None:
@@ -200,16 +199,15 @@ class Worker:
             self._generation.step()
         except Exception as error:
             if self._ranks.size > 1:
-                raise  # the others may have got further
+                raise  # other ranks may be in another step
             self._generation.recover(error)
 
 
 class ScoringTurns:
-    """Jobs that take single forward passes and no decoding: scores, ranks and embeddings.
+    """Jobs of single forward passes without decoding: scores, ranks and embeddings.
 
-    They take turns, pass by pass. So a request of many inputs delays the texts that are being
-    decoded no more than a prompt that joins them, and another such request by one pass for each of
-    its own.
+    They take turns, pass by pass. So a request of many inputs delays the texts in decoding no more
+    than a joining prompt does, and delays another such request by one pass for each of its passes.
     """
 
     def __init__(self, decoder: Any, max_batch: int, jobs: JobQueue, metrics: Metrics):
@@ -224,7 +222,7 @@ class ScoringTurns:
         return bool(self._turns)
 
     def add(self, job: ScoringJob) -> None:
-        """Lets a job wait for its turn."""
+        """Queues a job for its turn."""
         self._turns.append((job, self._passes(job)))
 
     def drop_cancelled(self) -> None:
@@ -255,14 +253,14 @@ class ScoringTurns:
             self._jobs.put(job, outcome)
 
     def _parts(self, job: ScoringJob) -> Iterator[Part]:
-        """Values batch by batch."""
+        """Computes a job's values batch by batch."""
         size, most = self._max_batch, MAX_JOINING_TOKENS
         if job.kind == "embed":
             return self._decoder.embeddings.parts(job.ids, size, job.normalize, most)
         return self._decoder.scoring.parts(job.pairs, size, most, self._last_encoded)
 
     def _passes(self, job: ScoringJob) -> Iterator[list[Any] | None]:
-        """Yields after each forward pass; the values after the last one."""
+        """Yields None after each forward pass, and all values after the last."""
         self._metrics.queue_seconds.observe(self._jobs.clock() - job.submitted)
         values: dict[int, Any] = {}
         for part in self._parts(job):
@@ -278,18 +276,18 @@ class ScoringTurns:
 
 
 def warm_up(decoder: Any, batch_size: int) -> None:
-    """Does what the first requests would otherwise wait for: reads weights, compiles kernels.
+    """Warms up the models, so that the first requests do not wait: reads weights, compiles kernels.
 
-    Decodes a dummy prompt, then makes a pass of the target of every width there may be: 1 to
-    num_draft + 1 positions, or with "auto" 1 to `most_proposals()` + 1. Drafters need not propose
-    so many for a dummy prompt, so the passes are made whatever they say; and the page decodes its
-    first text regularly too, for comparison. In exact decoding all passes are of one width, and
-    were checked when it was found. On a GPU, which compiles kernels when they are first needed, it
-    also does what only some requests ask for, with as many proposals as they may.
+    Decodes a dummy prompt, then makes a pass of the target with every number of positions that may
+    occur: 1 to num_draft + 1, or with "auto" 1 to `most_proposals()` + 1. Drafters may propose
+    fewer tokens for a dummy prompt, so these passes do not ask them; and the page also decodes its
+    first text regularly, for comparison. In exact decoding all passes have one width, and ran when
+    it was found. A GPU compiles kernels at first use, so there it also decodes the kinds of
+    requests that need other kernels, with the largest number of proposals.
 
     Args:
-        decoder: with the models.
-        batch_size: rows decoded at the same time; in exact decoding all passes have them.
+        decoder: the decoder.
+        batch_size: rows decoded at the same time; in exact decoding the rows of every pass.
     """
     model, num_draft = decoder.model, decoder.defaults.num_draft
     prompt = [model.config.eos_token_id] * DUMMY_TOKENS
@@ -297,7 +295,7 @@ def warm_up(decoder: Any, batch_size: int) -> None:
         decoder.embed([prompt])
         return
     expect_passes(model, decoder.drafter and decoder.drafter.model)
-    # "auto" is to learn nothing from dummy texts, so their number of proposals is fixed.
+    # The number of proposals is fixed, so that "auto" learns nothing from dummy texts.
     fixed, most = (num_draft, num_draft) if isinstance(num_draft, int) else (1, most_proposals())
     common = {"max_tokens": DUMMY_TOKENS, "batch_size": batch_size, "num_draft": fixed}
     decoder.generate([prompt], **common)
@@ -313,7 +311,7 @@ def warm_up(decoder: Any, batch_size: int) -> None:
 
 
 def compile_kernels(decoder: Any, prompts: list[list[int]], common: dict[str, Any]) -> None:
-    """Takes every kind of request that the server's flags allow, with these settings in common."""
+    """Decodes every kind of request that the server's flags allow, with some common settings."""
     for settings in KINDS if decoder.exact else KINDS + INEXACT_KINDS:
         decoder.generate(prompts, **common, **settings)
     list(decoder.scoring.parts([Pair(tuple(prompts[0]), (0,))], common["batch_size"]))

@@ -1,7 +1,7 @@
-"""From tokens to text: all at once, or as they come in; and whether two vocabularies agree.
+"""Decodes tokens to text, at once or as they come in; compares two vocabularies.
 
-T5's tokenizers are sentencepiece unigrams; those of mT5, umT5 and MADLAD spell what is not in
-their vocabulary in byte tokens such as "<0xE4>", and ByT5 spells everything in bytes.
+T5's tokenizers are sentencepiece unigrams. Those of mT5, umT5 and MADLAD spell unknown characters
+in byte tokens such as "<0xE4>", and ByT5 spells everything in bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """The text of tokens, without special tokens and without "cleaning up" any space."""
+    """Returns the text of tokens, without special tokens and without "cleaning up" spaces."""
     return tokenizer.decode(
         list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
@@ -28,7 +28,7 @@ def same_vocabulary(a: Any, b: Any) -> None:
     """Checks that two tokenizers agree on all ids that both have.
 
     Raises:
-        UserError: they do not; the message shows the first difference.
+        UserError: they differ; the message shows the first difference.
     """
     first, second = ({i: token for token, i in t.get_vocab().items()} for t in (a, b))
     for i in sorted(first.keys() & second.keys()):
@@ -40,22 +40,22 @@ def same_vocabulary(a: Any, b: Any) -> None:
 
 
 class StreamingDetokenizer:
-    """Text of a growing list of tokens, in pieces that are final.
+    """Decodes a growing list of tokens to pieces of text that do not change any more.
 
-    Joined pieces are what `decode` makes of all tokens at once. A piece ends before a byte token
-    whose character, or validity, the next token may still change.
+    The pieces, joined, equal `decode` of all tokens. A piece ends before a byte token if the next
+    token may still change its character or its validity.
     """
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
-        # The last token that shows: decoded before the next ones, it keeps their leading space.
+        # The last visible token: decoded before the next ones, it keeps their leading space.
         self._context: list[int] = []
         self._pending: list[int] = []
         spelled = type(tokenizer).__name__ == "ByT5Tokenizer"
         self._utf8 = codecs.getincrementaldecoder("utf-8")("ignore") if spelled else None
 
     def fork(self) -> StreamingDetokenizer:
-        """Another one that has taken the same tokens."""
+        """Returns a copy that has taken the same tokens."""
         other = copy.copy(self)
         other._context, other._pending = list(self._context), list(self._pending)
         if self._utf8:
@@ -64,7 +64,7 @@ class StreamingDetokenizer:
         return other
 
     def add(self, token: int) -> str:
-        """Takes one more token; returns the text that is now certain and was not before."""
+        """Takes one more token; returns the text that it makes final."""
         if self._utf8:
             return self._utf8.decode(self._spelling(token))
         # A single space shows only behind another token, a special or unknown token never.
@@ -76,7 +76,7 @@ class StreamingDetokenizer:
         return self._flush()
 
     def peek(self) -> str:
-        """What `finish` would return now; more tokens may still be added."""
+        """Returns what `finish` would return now; more tokens may still be added."""
         return "" if self._utf8 or not self._pending else self._rest()
 
     def finish(self) -> str:
@@ -93,7 +93,7 @@ class StreamingDetokenizer:
         return text
 
     def _spelling(self, token: int) -> bytes:
-        """The bytes of a ByT5 token."""
+        """Returns the bytes of a ByT5 token."""
         piece = self._tokenizer.convert_ids_to_tokens([token], skip_special_tokens=True)
         if not piece:
             return b""

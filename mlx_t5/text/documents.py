@@ -1,16 +1,16 @@
-"""A text cut into pieces that a T5 decodes well, and their answers joined to a text again.
+"""Cuts a text into pieces that a T5 decodes well, and joins their answers to a text again.
 
     text    between  piece   between  piece   …  between
     joined  between  answer  between  answer  …  between
 
-What stands between the pieces is kept to the byte: white space, line breaks, empty lines, what a
-list item begins with, and pieces that have no letter and no digit. Only pieces are decoded, each
-with the task's prefix before it.
+The text between the pieces is kept byte for byte: white space, line breaks, empty lines, the marks
+of list items, and stretches without a letter or digit. Only pieces are decoded, each with the
+task's prefix before it.
 
-Sentences are found paragraph by paragraph, by sentencex (https://github.com/wikimedia/sentencex).
-A paragraph is one line, or several where a line's end says nothing: see `_is_hard_wrapped`.
+sentencex (https://github.com/wikimedia/sentencex) finds the sentences of each paragraph. A
+paragraph is one line, or several lines of hard-wrapped text: see `_is_hard_wrapped`.
 
-Nothing here knows about models: whoever asks for a limit of tokens gives a function that counts.
+Nothing here depends on models: the caller gives a function that counts tokens.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from mlx_t5.text.markup import PLAIN, SUFFIXES, Span, flattened, rewrapped, span
 from mlx_t5.text.prompts import guessed_prefix_end
 
 DEFAULT_LANGUAGE = "en"
-# No T5 was trained on sentences of more characters. It also bounds what a hostile text costs.
-MOST_ACCENTS = 32  # that stay on their letter where a word is cut
+# No T5 was trained on longer sentences, in characters. It also bounds the cost of a hostile text.
+MOST_ACCENTS = 32  # combining accents that stay with their letter where a word is cut
 LONGEST_SENTENCE = 5_000
 WRAPPED_WIDTHS = range(40, 121)  # characters of the longest line of hard-wrapped prose
 
 _LINE = re.compile(r"[^\r\n]+")
-# What sentencex cannot read: white space that takes several bytes in UTF-8, and halves of a pair.
+# sentencex cannot read white space of several UTF-8 bytes, or unpaired surrogates.
 _NO_TEXT = re.compile(r"[\s\ud800-\udfff]")
 _ITEM = re.compile(r"\s*(?:[-*+•‣–—]|\d{1,3}[.)])[ \t]+(?=\S)")
-_WORD = re.compile(r"\s*([\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]|\S+)")  # of Chinese a character
-# A comma between digits ends nothing; those of languages without spaces do.
+_WORD = re.compile(r"\s*([\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]|\S+)")  # Chinese: a character
+# A comma between digits is no place to cut; those of languages without spaces are.
 _CLAUSE = re.compile(r"[,;:](?=\s)|[、，；：،؛]")
 _SPACE = re.compile(r"\s+")
 _MADLAD = r"<2[\w-]+>"
@@ -55,11 +55,11 @@ _LANGUAGES = dict(name.split("=") for name in _NAMES.split())
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Characters [start, end) of a text, decoded by themselves.
+    """Characters [start, end) of a text that are decoded as one prompt.
 
     Attributes:
-        cut: whether they are a part of a sentence, or a line, that was too long.
-        span: what they are a part of.
+        cut: whether it is a part of a sentence or line that was too long.
+        span: the span that it belongs to.
     """
 
     start: int
@@ -74,16 +74,16 @@ class Cutting:
 
     Attributes:
         split: one of `SPLITS`.
-        prefix: of the task, for every piece; None looks at the beginning of each text for one of
-            the model's own, or MADLAD's.
-        source_language: whose rules end a sentence, as a code such as "de"; "" takes the language
-            that the prefix names, or English.
-        max_source_tokens: of a prompt, prefix and end token included; None: the model's.
-        file_type: one of `SUFFIXES`, of a file whose words alone are decoded, all of them without
-            looking for a prefix; "" for any other text.
+        prefix: the task's prefix, for every piece; None looks for one of the model's own, or
+            MADLAD's, at the beginning of each text.
+        source_language: language whose rules end a sentence, as a code such as "de"; "" takes the
+            language that the prefix names, or English.
+        max_source_tokens: maximum of a prompt, prefix and end token included; None: the model's.
+        file_type: one of `SUFFIXES`, for a file with markup: only its words are decoded, and no
+            prefix is looked for; "" for any other text.
 
     Raises:
-        UserError: a value is of the wrong kind or out of its range.
+        UserError: a value is of the wrong type or out of range.
     """
 
     split: str = "none"
@@ -106,12 +106,12 @@ class Document:
     """A text and its pieces.
 
     Attributes:
-        text: all of it.
-        prefix: of the task: found at the text's beginning, and then it is no part of the document,
-            or given.
-        start: where the document begins in the text, behind a prefix that was found there.
-        doubtful: what looks like a prefix at its beginning and is decoded as text; "" for nothing.
-        pieces: in the order of the text, as far as it has been cut.
+        text: the whole text.
+        prefix: the task's prefix: given, or found at the beginning of the text; then it is no part
+            of the document.
+        start: where the document begins in the text, behind a prefix found there.
+        doubtful: a possible prefix at its beginning that is decoded as text; "" if there is none.
+        pieces: the pieces cut so far, in order.
     """
 
     def __init__(
@@ -125,11 +125,11 @@ class Document:
         """Takes a text.
 
         Args:
-            text: with its prefix, if none is given.
+            text: the text, with its prefix unless one is given.
             cutting: how to cut it.
-            tokens: counts those of a prompt, the end token included.
-            n_positions: of the model, where `max_source_tokens` says nothing.
-            prefixes: of the model's own tasks.
+            tokens: counts the tokens of a prompt, the end token included.
+            n_positions: the model's limit, if `max_source_tokens` is None.
+            prefixes: prefixes of the model's own tasks.
 
         Raises:
             UserError: it is no text, or no file of its type, or the prefix leaves no room for it.
@@ -137,7 +137,7 @@ class Document:
         if not isinstance(text, str):
             raise UserError(f"split is {cutting.split!r}, which needs a text, not token ids")
         self.text, self.prefix, self.start = text, cutting.prefix or "", 0
-        mark = int(text.startswith("\ufeff"))  # of the byte order
+        mark = int(text.startswith("\ufeff"))  # byte order mark
         looked_for = cutting.prefix is None and not cutting.file_type
         if looked_for and (end := _prefix_end(text[mark:], prefixes)):
             self.start = mark + end
@@ -155,7 +155,7 @@ class Document:
             raise UserError(f"max_source_tokens is {self._limit}, but {needs}; raise it")
 
     def cut(self) -> Iterator[Piece]:
-        """The pieces, one by one, each cut when it is asked for."""
+        """Yields the pieces lazily."""
         for span in self._spans:
             for start, end in self._units(span):
                 for piece in self._fitting(start, end, span):
@@ -163,27 +163,27 @@ class Document:
                     yield piece
 
     def source(self, piece: Piece) -> str:
-        """What a piece says, on one line."""
+        """Returns a piece's text, on one line."""
         return unwrapped(self.text[piece.start : piece.end])
 
     def prompt(self, piece: Piece) -> str:
-        """What a piece is decoded from."""
+        """Returns the prompt of a piece."""
         return self.prefix + self.source(piece)
 
     def answered(self, piece: Piece, answer: str | None) -> str:
-        """What stands in the place of a piece: it stays, without an answer."""
+        """Returns the text in place of a piece: its answer, or the piece itself without one."""
         source = self.text[piece.start : piece.end]
         return source if answer is None else rewrapped(source, answer)
 
     def before(self, i: int) -> str:
-        """What stands before piece i; behind the last piece for i = the number of pieces."""
+        """Returns the text between piece i - 1 and piece i; with i = their number, the text behind."""
         start = self.pieces[i - 1].end if i else self.start
         return self.text[start : self.pieces[i].start if i < len(self.pieces) else None]
 
     def part(self, i: int, texts: Sequence[str]) -> str:
-        """What the document gains with the text of piece i, and what stands before that.
+        """Returns the part of the document that the text of piece i completes.
 
-        Pieces of a wrapped span are broken into lines together, when the last of them is there.
+        Pieces of a wrapped span are broken into lines together, with the last of them.
         """
         span, first = self.pieces[i].span, i
         if not span or not span.wrapped:
@@ -197,7 +197,7 @@ class Document:
         return self.before(first) + rewrapped(source, unwrapped("".join([texts[first], *rest])))
 
     def _units(self, span: Span) -> Iterable[tuple[int, int]]:
-        """Beginning and end of what is decoded together, if it is not too long."""
+        """Yields beginning and end of each unit to decode: a sentence, a line or a whole span."""
         whole = max(span.start, self.start), span.end
         units: Iterable[tuple[int, int]] = [whole]
         if self._split != "none" and not span.wrapped:
@@ -207,7 +207,7 @@ class Document:
         return chain.from_iterable(_sentences(self._flat, *unit, self._language) for unit in units)
 
     def _fitting(self, start: int, end: int, span: Span, cut: bool = False) -> Iterator[Piece]:
-        """What there is to decode of a unit, in so many pieces that none is too long."""
+        """Yields a unit as one piece, or as several if it is too long; none without letters."""
         unit = self._flat[start:end]
         start, end = end - len(unit.lstrip()), start + len(unit.rstrip())
         if not any(char.isalnum() for char in unit):
@@ -224,7 +224,7 @@ class Document:
 
 
 def _prefix_end(text: str, prefixes: Sequence[str]) -> int:
-    """Where a prefix, the longest of these or MADLAD's, and white space after it end; 0: none."""
+    """Returns the end of a known prefix (or MADLAD's) and the white space after it; 0: none."""
     known = [_MADLAD]
     for prefix in sorted(prefixes, key=len, reverse=True):
         known.append(re.escape(prefix.strip()) + r"(?=\s)" * prefix[-1].isspace())
@@ -242,9 +242,9 @@ def _lines(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _paragraphs(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Paragraphs: hard-wrapped lines together, and any other line by itself.
+    """Yields paragraphs: hard-wrapped lines together, and any other line by itself.
 
-    An empty line ends one, and so does a list item, whose mark belongs to no paragraph.
+    An empty line ends a paragraph, and so does a list item; its mark belongs to no paragraph.
     """
     lines: list[tuple[int, int]] = []
     for first, last in _lines(text, start, end):
@@ -258,7 +258,7 @@ def _paragraphs(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _joined_lines(text: str, lines: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Lines that follow each other, hard-wrapped ones as one; without the mark of a list item."""
+    """Yields consecutive lines, hard-wrapped ones joined, without the mark of a list item."""
     wrapped = _is_hard_wrapped([text[start:end] for start, end in lines])
     for start, end in [(lines[0][0], lines[-1][1])] if wrapped else lines:
         item = _ITEM.match(text, start, end)
@@ -266,10 +266,10 @@ def _joined_lines(text: str, lines: list[tuple[int, int]]) -> Iterator[tuple[int
 
 
 def _is_hard_wrapped(lines: Sequence[str]) -> bool:
-    """Whether lines end where a width was reached, and not where something ends.
+    """Whether lines break because a width was reached.
 
-    Each is then so full that the next one's first word would have made it the longest; the longest
-    is of a usual width; and not all lines begin like a heading or a sentence, with a capital.
+    Then the first word of the next line would have made any line longer than the longest; the
+    longest has a usual width; and not all lines begin with a capital, like headings or sentences.
     """
     if len(lines) < 2:
         return False
@@ -281,7 +281,7 @@ def _is_hard_wrapped(lines: Sequence[str]) -> bool:
 
 
 def _sentences(text: str, start: int, end: int, language: str) -> Iterator[tuple[int, int]]:
-    """The sentences of a paragraph, which is looked at in windows: the last one's may go on."""
+    """Yields the sentences of a paragraph, found in windows; a window's last one may continue."""
     while start < end:
         window = _NO_TEXT.sub(" ", text[start : min(end, start + 2 * LONGEST_SENTENCE)])
         if start + len(window) < end:
@@ -294,7 +294,7 @@ def _sentences(text: str, start: int, end: int, language: str) -> Iterator[tuple
 
 
 def _sentence_ends(text: str, language: str) -> list[int]:
-    """Where the sentences of a text end; the text is one where sentencex fails."""
+    """Returns the ends of a text's sentences; if sentencex fails, the text is one sentence."""
     try:
         from sentencex import get_sentence_boundaries
 
@@ -310,7 +310,7 @@ def _sentence_ends(text: str, language: str) -> list[int]:
 
 
 def _cut_point(text: str, start: int, end: int) -> int:
-    """Where to cut what is too long: nearest to its middle, behind a comma, a word, or anywhere."""
+    """Returns where to cut a unit: nearest to its middle, behind a comma, a word, or anywhere."""
     for pattern in (_CLAUSE, _SPACE):
         found = [each for each in pattern.finditer(text, start, end) if each.end() < end]
         if found:
@@ -318,4 +318,4 @@ def _cut_point(text: str, start: int, end: int) -> int:
     middle = (start + end) // 2
     behind = text[middle : min(end - 1, middle + MOST_ACCENTS)]
     accents = takewhile(lambda char: unicodedata.category(char)[0] == "M", behind)
-    return middle + len(list(accents))  # which stay on their letter
+    return middle + len(list(accents))  # accents stay with their letter

@@ -1,18 +1,18 @@
-"""Which characters of a file may be decoded, and how the lines of an answer are broken again.
+"""Finds the words of a file with markup, and breaks the lines of answers as in the file.
 
-A file is a text with markup: Markdown, SubRip (.srt) or WebVTT (.vtt) subtitles, or plain text.
-`spans` lists the stretches of words in it. All else stays as it is, so a file whose every span is
-answered with itself comes back to the byte. Only spans with a letter count.
+A file is Markdown, SubRip (.srt) or WebVTT (.vtt) subtitles, or plain text. `spans` lists the
+stretches of words in it. Everything else stays as it is, so a file whose every span is answered
+with itself is reproduced byte for byte. Only spans with a letter count.
 
 Markdown is read as CommonMark with GitHub's tables. Headings, code, HTML, front matter, reference
 definitions, links, images, addresses, escapes and the marks of lists, quotes and tables stay. The
-text is cut there, as a model would garble a placeholder. Emphasis goes with the text.
+text is cut at these, as a model would garble placeholders. Emphasis is part of the text.
 
-Subtitles keep all but the words of their cues: numbers, times, tags, music notes, and the marks of
-a change of speaker, which begins a span of its own.
+Subtitles keep everything but the words of their cues: numbers, times, tags, music notes, and the
+marks of a change of speaker, which starts a new span.
 
-Work and memory grow in proportion to the file: no regular expression here reads a stretch of it
-again for each place in it.
+Time and memory are linear in the file's size: no regular expression here rescans a stretch for each
+place in it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mlx_t5.errors import UserError
 
 SUFFIXES = (".txt", ".md", ".srt", ".vtt")
 PLAIN = ("", ".txt")
-# A line of a subtitle may have so many characters even if the source's lines are shorter.
+# Length in characters that a subtitle's line may have even if the source's lines are shorter.
 LINE_CHARACTERS = 42
 DEEPEST = 50  # levels of Markdown: a list has two, a quote one, and their text needs three
 
@@ -36,35 +36,35 @@ DEEPEST = 50  # levels of Markdown: a list has two, a quote one, and their text 
 _BREAK = re.compile(r"(?<![ \t])[ \t]*(?:\r\n?|\n)[ \t>]*")
 _HAN = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _OPENING = "「『（〈《【〔［"
-# What a line break keeps together: a word, or a character of a script that has no spaces. Marks
-# that would begin a list, a heading or a quote stay behind the word before them. No-break spaces
-# and whatever else a file does not take for a space are parts of words.
+# A unit that no line break divides: a word, or a character of a script without spaces. Marks that
+# would begin a list, a heading or a quote stay behind the word before them. No-break spaces and
+# other characters that the format does not treat as spaces are parts of words.
 _UNIT = re.compile(
     rf"[ \t]*(?:[{_OPENING}]*[{_HAN}](?:[^\w\s{_OPENING}]|ー)*|[^ \t{_HAN}{_OPENING}]+"
     rf"|[{_OPENING}]+)(?: (?:[-–—+*=#~|]+|\d{{1,9}}[.)]|>\S*)(?= |\Z))*"
 )
 
-# In a copy of the text, what stays is overwritten by one of these. Letters that touch a stump, as
-# in "`list`s", stay as well.
+# In a copy of the text, whatever stays is overwritten by one of these. Letters that touch such a
+# stump, as in "`list`s", stay as well.
 _CUT, _STUMP = "\1", "\0"
 _STUMPS = re.compile(r"`|!?\[(?!\^)")
 _LETTERS = r"0-9A-Za-z_\u00aa-\u058f"  # of scripts that put spaces between words
 _STUMPED = re.compile(rf"(?<![{_LETTERS}{_STUMP}])[{_LETTERS}]*{_STUMP}[{_LETTERS}{_STUMP}]*")
 _LEFT = re.compile(rf"[^\s{_CUT}](?:[^{_CUT}]*[^\s{_CUT}])?")
-# Beside what stays, words lose the marks up to a white space: the comma after `x` in "`x`, and".
+# Punctuation beside what stays, up to white space, stays too: the comma after `x` in "`x`, and".
 _LOOSE = re.compile(r"\W*\s")
 
 _FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\n(?=\S)(?:.*\n)*?\1[ \t]*(?:\n|\Z)")
-# What is not text beside CommonMark's inline code, links and tags: hard line breaks, footnotes,
-# the lines of tables, boxes of tasks, GitHub's alerts, addresses.
+# Not text either, besides CommonMark's inline code, links and tags: hard line breaks, footnotes,
+# the lines of tables, task boxes, GitHub's alerts, addresses.
 _ASIDE = re.compile(
     r"(?m)(?:  |\\)\t?\n|\||\[\^[^\]\s]{1,99}\]:?|^\[[ xX]\](?=\s)|^\[!\w{1,20}\]"
     r"|(?:https?://|ftp://|www\.)[^\s<>]*[^\s<>.,;:!?'\")\]*_~]"
     r"|(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}\.[\w.-]{0,253}\w"
 )
 
-# A line of times, with the number before it: as the formats have it, or as programs and people
-# write it, with marks of direction, a minus, another arrow. Whatever else has "->" is text.
+# A line of times, with the number before it: as the formats define it, or as programs and people
+# write it, with direction marks, a minus, another arrow. Any other line with "->" is text.
 _GAP = r"(?:[^\S\n]|[\ufeff\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069])*"
 _TIME = rf"(?:[-−]{_GAP})?\d+{_GAP}[:：]{_GAP}\d+(?:{_GAP}[:：.,，]{_GAP}\d+)"  # three numbers
 _ARROW = rf"{_GAP}[-‐-―−](?:{_GAP}[-‐-―−])*{_GAP}(?:>|&gt;){_GAP}"
@@ -74,8 +74,7 @@ _TIMES = re.compile(
 )
 _BLOCK = re.compile(r"(?m)(?:^[^\S\n]*\S[^\n]*(?:\n|\Z))+")
 _TAG = r"<[/\w][^<>]*>|\{\\[^{}]*\}"
-# The marks that give the turn to another speaker, tags, music, characters by their names, and times
-# that stand where none should.
+# Marks of a change of speaker, tags, music, character references, and misplaced times.
 _CUE_MARK = re.compile(
     rf"(?m)^(?:[ \t]|{_TAG})*(?:[-‐–—]|>|&gt;)+|{_TAG}|[♪♫♬]+|&(?:\w{{1,31}}|#\w{{1,7}});"
     r"|(?:\d{1,3}:\d\d:\d\d[.,]|\d\d:\d\d[.,]\d\d)\d+"
@@ -88,8 +87,8 @@ class Span(NamedTuple):
     Attributes:
         start: position of the first character.
         end: position after the last.
-        wrapped: whether its line breaks are typesetting: `unwrapped` is decoded then, and the
-            answer goes through `rewrapped`.
+        wrapped: whether its line breaks are only typesetting: then `unwrapped` is decoded, and
+            `rewrapped` breaks the answer into lines.
     """
 
     start: int
@@ -98,35 +97,35 @@ class Span(NamedTuple):
 
 
 def spans(text: str, suffix: str) -> list[Span]:
-    """Finds what may be decoded in a file.
+    """Finds the stretches of words in a file.
 
     Args:
-        text: the file's text, its line ends as they are.
-        suffix: of the file's name, one of `SUFFIXES`; "" is plain text as well.
+        text: the file's text, with its own line ends.
+        suffix: the file name's suffix, one of `SUFFIXES`; "" is plain text as well.
 
     Returns:
-        The spans in order. They do not overlap; except for plain text, which is one span, they
-        begin and end with no white space.
+        The spans in order. They do not overlap, and do not begin or end with white space, except
+        that plain text is one span.
 
     Raises:
-        UserError: it should have subtitles and is no such file.
+        UserError: it has the suffix of a subtitle file but no cues.
     """
     begin = int(text.startswith("\ufeff"))  # a byte order mark
     if suffix in PLAIN:
         return [Span(begin, len(text), False)] if text[begin:] else []
-    # One kind of line end, and the same positions as in the text.
+    # All line ends become alike, without changing any position.
     even = text[begin:].replace("\r\n", "\t\n").replace("\r", "\n").replace("\0", "\ufffd")
     found = _markdown(even) if suffix == ".md" else _subtitles(even, suffix)
     return [Span(begin + start, begin + end, wrapped) for start, end, wrapped in found]
 
 
 def unwrapped(source: str) -> str:
-    """The text of a wrapped span as it is decoded: a space in the place of each line break."""
+    """Returns the text of a wrapped span for decoding: line breaks become single spaces."""
     return _BREAK.sub(" ", source)
 
 
 def flattened(text: str) -> str:
-    """A file's text with as many spaces in the place of each line break."""
+    """Returns a file's text with line breaks replaced by as many spaces."""
     return _BREAK.sub(lambda gap: " " * len(gap[0]), text)
 
 
@@ -159,7 +158,7 @@ def rewrapped(source: str, answer: str) -> str:
 
 
 def _line_starts(units: list[str], count: int, limit: int) -> list[int]:
-    """Which units begin a line of at most `limit` characters, in at least `count` lines."""
+    """Returns which units begin lines of at most `limit` characters, at least `count` lines."""
     starts, length = [0], 0
     for n, unit in enumerate(units):
         length += len(unit)
@@ -170,7 +169,7 @@ def _line_starts(units: list[str], count: int, limit: int) -> list[int]:
 
 
 def _words(text: str, stays: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Where words are left in a paragraph or a cue, given what stays of it."""
+    """Yields the stretches of words in a paragraph or a cue, between the stretches that stay."""
     masked = list(text)
     for start, end in stays:
         within = text[start - 1 : start].isalnum() and text[end : end + 1].isalnum()
@@ -193,7 +192,7 @@ def _markdown(text: str) -> Iterator[Span]:
     from markdown_it.rules_inline import StateInline
 
     text = _FRONT_MATTER.sub(lambda front: "\n" * len(front[0]), text)
-    passages: list[list[tuple[int, int]]] = []  # where the lines of each lie
+    passages: list[list[tuple[int, int]]] = []  # the lines' positions of each
 
     def recording(rule: Callable, state: Any, first: int, last: int, silent: bool) -> bool:
         found = rule(state, first, last, silent)
@@ -208,7 +207,7 @@ def _markdown(text: str) -> Iterator[Span]:
     parser.block.ruler.at("table", partial(recording, table), {"alt": ["paragraph", "reference"]})
     env, tokens = dict[str, Any](), list[Any]()
     parser.block.parse(text, parser, env, tokens)
-    if any(token.level > DEEPEST - 2 for token in tokens):  # the parser leaves out what is deeper
+    if any(token.level > DEEPEST - 2 for token in tokens):  # the parser omits deeper levels
         most = f"{DEEPEST // 2 - 2} lists or {DEEPEST - 3} quotes"
         raise UserError(f"this Markdown has more than {most} in each other; flatten it")
     for lines in passages:
@@ -219,7 +218,7 @@ def _markdown(text: str) -> Iterator[Span]:
 
 
 def _inline(state: Any) -> Iterator[tuple[int, int]]:
-    """What stays of a paragraph."""
+    """Yields the stretches of a paragraph that stay."""
     while state.pos < state.posMax:
         start = state.pos
         state.md.inline.skipToken(state)

@@ -1,4 +1,4 @@
-"""Prompts and seeds as callers give them, checked and turned into what the engine takes."""
+"""Checks callers' prompts, seeds and predictions, and turns them into the engine's inputs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mlx_t5.ranges import checked, is_listlike, listed, refusal, written
 from mlx_t5.text.tokenizer import encode
 
 PROMPT = "a text or a list of token ids"
-# A task prefix has at most so many characters, and so no more tokens.
+# Maximum of characters in a task prefix, and so of tokens;
 # "Remove all grammatical errors from this text:" has 45.
 PREFIX_CHARACTERS = 64
 _PREFIX = re.compile(r"\s*(?P<words>[^\s.:!?][^\n.:!?]{0,62}):\s")
-# Prefixes that begin with a capital begin with one of these, as instructions like CoEdIT's do.
+# A prefix in upper case must begin with one of these, as instructions like CoEdIT's do.
 REWRITING_VERBS = frozenset(
     "Change Clarify Correct Edit Fix Formalize Improve Make Neutralize Paraphrase Polish Proofread "
     "Remove Rephrase Reword Rewrite Shorten Simplify Summarize Translate Write".split()
@@ -30,13 +30,13 @@ def as_list(prompts: Any, name: str = "prompts") -> tuple[list, bool]:
 
     Args:
         prompts: one prompt (a text or token ids), or several.
-        name: what an error calls them.
+        name: their name in an error.
 
     Returns:
         The list, and whether it was a single prompt.
 
     Raises:
-        UserError: it is neither that nor several.
+        UserError: it is neither.
     """
     if isinstance(prompts, str):
         return [prompts], True
@@ -50,18 +50,17 @@ def as_list(prompts: Any, name: str = "prompts") -> tuple[list, bool]:
 def token_ids(
     prompt: str | Sequence[int], tokenizer: Any, vocab_size: int, what: str = "prompt"
 ) -> list[int]:
-    """The tokens of one prompt, the end token included if it is a text.
+    """Returns the tokens of one prompt; a text's end with the end token.
 
     Args:
         prompt: a text or token ids.
-        tokenizer: of the model; None if there is none.
+        tokenizer: the model's tokenizer; None if there is none.
         vocab_size: V.
-        what: what an error calls it.
+        what: its name in an error.
 
     Raises:
-        UserError: the prompt is empty or has an id outside the vocabulary, it is neither a text
-            nor a list of whole numbers, or it is a text and there is no tokenizer, or the tokenizer
-            cannot read it.
+        UserError: the prompt is empty, has an id outside the vocabulary, is neither a text nor a
+            list of whole numbers, or is a text that cannot be tokenized, or without a tokenizer.
     """
     if isinstance(prompt, str):
         if not prompt.strip():
@@ -100,14 +99,14 @@ def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
     """Finds the prefix that tells T5 what to do, such as "fix grammar:".
 
     This is a guess, and only speed depends on it. A prefix is the beginning of the prompt up to a
-    colon and a space, within one sentence and `PREFIX_CHARACTERS`. It starts in lower case
-    ("translate English to German:", "stsb sentence1:"), as sentences do not, or with a word that
-    asks for a rewriting ("Fix grammatical errors in this sentence:"), and does not end in a number.
+    colon and a space, within one sentence and `PREFIX_CHARACTERS`. It starts in lower case, unlike
+    a sentence ("translate English to German:", "stsb sentence1:"), or with one of `REWRITING_VERBS`
+    ("Fix grammatical errors in this sentence:"), and does not end in a number.
     So "She said:", "Call me at 10:" and "Question:" are not prefixes; "she said:" is one.
 
     Args:
         ids: source tokens.
-        tokenizer: of the model; without one (None) no prefix is found.
+        tokenizer: the model's tokenizer; without one (None) no prefix is found.
 
     Returns:
         The tokens of the prefix, its colon included; () if there is none.
@@ -123,7 +122,7 @@ def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
 
 
 def guessed_prefix_end(text: str) -> int:
-    """Where the prefix that `task_prefix` looks for ends in a text, behind its colon; 0: none."""
+    """Returns the end of a text's `task_prefix`, behind its colon; 0 if there is none."""
     prefix = _PREFIX.match(text)
     if not prefix:
         return 0
@@ -140,7 +139,7 @@ def checked_prompts(prompts: Any, seed: Any = 0) -> tuple[Iterable, int | list[i
         The prompts, and the seed or the list of seeds as plain integers.
 
     Raises:
-        UserError: `prompts` is no iterable of prompts, or the seeds are not one or one a prompt.
+        UserError: `prompts` is no iterable, or there is neither one seed nor one a prompt.
     """
     if not is_listlike(prompts):
         raise UserError(f"prompts is {written(prompts)}; it must be a list, each {PROMPT}")
@@ -154,15 +153,15 @@ def checked_prompts(prompts: Any, seed: Any = 0) -> tuple[Iterable, int | list[i
 
 
 def checked_predictions(prediction: Any, prompts: Sequence[Any], single: bool) -> list | None:
-    """Predictions, one a prompt; None if there are none.
+    """Returns the predictions, one a prompt; None if there are none.
 
     Args:
-        prediction: of the only prompt, or several, with None for those without.
-        prompts: as `as_list` returns them.
-        single: likewise.
+        prediction: that of a single prompt, or a list with one a prompt, None for no prediction.
+        prompts: from `as_list`.
+        single: from `as_list`.
 
     Raises:
-        UserError: there are not as many as prompts.
+        UserError: the numbers of predictions and prompts differ.
     """
     if prediction is None:
         return None
@@ -174,7 +173,7 @@ def checked_predictions(prediction: Any, prompts: Sequence[Any], single: bool) -
 
 
 def checked_samples(num_samples: Any, temp: float) -> int:
-    """The number of samples a prompt.
+    """Checks and returns the number of samples a prompt.
 
     Raises:
         UserError: it is out of range, or all samples would be equal.

@@ -1,9 +1,9 @@
-"""A tokenizer of transformers that lets sentencepiece itself cut the text into pieces.
+"""A transformers tokenizer in which sentencepiece itself cuts the text into pieces.
 
-T5 models were trained on what sentencepiece makes of a text, so a folder's spiece.model has the
-last word. The tokenizers library, which transformers 5 puts in its place, comes close: it
-normalises by grapheme instead of by the longest match, takes the spelling of a byte token in a
-text for that byte, and breaks ties in another precision.
+T5 models were trained on sentencepiece's pieces, so a folder's spiece.model is authoritative. The
+tokenizers library, which transformers 5 uses instead, is slightly different: it normalises by
+grapheme instead of by the longest match, takes the spelling of a byte token in a text for that
+byte, and breaks ties in another precision.
 
 This module imports transformers, which is slow: import it where a tokenizer is loaded.
 """
@@ -33,7 +33,7 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
     """The tokenizer of a folder with spiece.model.
 
     Ids, pieces and text are spiece.model's. The rest is as in transformers' T5 tokenizer: special
-    tokens and sentinels ("<extra_id_0>") in a text stand for themselves, each text between them is
+    tokens and sentinels ("<extra_id_0>") in a text become their ids, each text between them is
     encoded on its own, and the end token comes last. Added tokens come from the configuration
     (tokenizer_config.json, special_tokens_map.json, added_tokens.json), or else from the list in
     tokenizer.json; nothing else is read from that file.
@@ -55,17 +55,17 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
 
         Args:
             vocab_file: path of spiece.model.
-            extra_ids: how many sentinels follow the pieces, the last one first.
+            extra_ids: number of sentinels behind the pieces, the last one first.
             eos_token: ends every encoded text.
-            unk_token: stands for what the vocabulary cannot spell.
-            pad_token: fills up shorter rows.
-            kwargs: what else the configuration says.
+            unk_token: in place of characters that the vocabulary cannot spell.
+            pad_token: pads shorter rows.
+            kwargs: other entries of the configuration.
         """
         kwargs.pop("tokenizer_file", None)
         self._cutter = _Cutter(vocab_file)
         sentinels = [f"<extra_id_{i}>" for i in reversed(range(extra_ids))]
         self._tokenizer = self._cutter.tokenizer(sentinels)
-        # sentencepiece finds symbols of its own in a text without ending a piece there.
+        # sentencepiece recognises its own symbols in a text without ending a piece there.
         added = kwargs.get("added_tokens_decoder") or {}
         own = {i: t for i, t in added.items() if t.special or not self._cutter.has(t)}
         special = [AddedToken(t, special=True, normalized=False) for t in self._cutter.control()]
@@ -127,7 +127,7 @@ class _Cutter:
         self._processor = SentencePieceProcessor(model_file=str(file))
 
     def tokenizer(self, sentinels: list[str]) -> Tokenizer:
-        """A tokenizer that looks up pieces and joins them, without this cutter in front."""
+        """Returns a tokenizer that looks up pieces and joins them, without this cutter."""
         size = self._processor.get_piece_size()
         pieces = self._processor.id_to_piece(list(range(size)))
         vocabulary = {piece: i for i, piece in enumerate(pieces)}
@@ -147,13 +147,13 @@ class _Cutter:
         return self._processor.id_to_piece(self._processor.piece_to_id(str(token))) == str(token)
 
     def control(self) -> list[str]:
-        """The pieces that no text contains, such as "</s>"."""
+        """The control pieces, which no text contains, such as "</s>"."""
         processor = self._processor
         ids = [i for i in range(processor.get_piece_size()) if processor.is_control(i)]
         return processor.id_to_piece(ids)
 
     def pre_tokenize(self, text: PreTokenizedString) -> None:
-        """Replaces each part of the text that is no added token by its pieces."""
+        """Cuts each part of the text that is no added token into its pieces."""
         text.split(self._cut)
 
     def _cut(self, _: int, part: NormalizedString) -> list[NormalizedString]:

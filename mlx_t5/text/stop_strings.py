@@ -1,12 +1,12 @@
 """Reads a text while it is written, and ends it where a stop string begins.
 
-Decoding ends with the first token whose text, joined to all before it, contains a stop string. The
-text is cut in front of it; the tokens are kept, as the last one may have brought more than the stop
-string, and the first of it less. All of it happens on the host, after a step's tokens have arrived.
+Decoding ends with the first token that completes a stop string. The text is cut before the stop
+string; its tokens are kept, as the first and the last of them may contain more than a part of it.
+All of it happens on the host, after a step's tokens have arrived.
 
-What may yet turn out to be the beginning of a stop string is held back, so that a streamed text
-never shows a part of one. Only what is held back is searched: what has been given out cannot be the
-beginning of a stop string, so the work does not grow with the text.
+Text that may be the beginning of a stop string is held back, so that a stream never shows a part of
+one. Only this text is searched: released text cannot begin a stop string. So the work does not grow
+with the text.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from mlx_t5.text.detokenizer import StreamingDetokenizer
 
 
 class TextWatch:
-    """The text of one row, as far as it is certain, up to a stop string.
+    """The text of one row, as far as it is final, up to a stop string.
 
     Attributes:
-        pieces: the text that each token taken so far has made certain.
-        rest: what follows the last of them, once the text has ended.
+        pieces: the text that each token so far has made final.
+        rest: the text after the last piece, once the text has ended.
         stopped: whether a stop string was found.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = ()):
-        """Watches for these strings, of at least one character each."""
+        """Looks for these stop strings, of at least one character each."""
         self._detokenizer = StreamingDetokenizer(tokenizer)
         self._stop = tuple(stop)
         self._held = ""
@@ -38,11 +38,11 @@ class TextWatch:
 
     @property
     def text(self) -> str:
-        """The text so far, without what may still change."""
+        """The final part of the text so far."""
         return "".join(self.pieces) + self.rest
 
     def fork(self) -> TextWatch:
-        """Another watch that has read the same."""
+        """Returns a copy that has read the same tokens."""
         other = copy.copy(self)
         other._detokenizer, other.pieces = self._detokenizer.fork(), list(self.pieces)
         return other
@@ -51,7 +51,7 @@ class TextWatch:
         """Reads tokens up to the one that completes a stop string; returns how many it read."""
         for count, token in enumerate(tokens, 1):
             self._held += self._detokenizer.add(token)
-            # If this were the last token, the text would end like this.
+            # The text if this were the last token.
             ending = self._held + self._detokenizer.peek()
             stops = [index for index in map(ending.find, self._stop) if index >= 0]
             if stops:
@@ -64,12 +64,12 @@ class TextWatch:
         return len(tokens)
 
     def finish(self) -> None:
-        """Ends the text: nothing needs to be held back any longer."""
+        """Ends the text, and releases what was held back."""
         if not self.stopped:
             self.rest = self._held + self._detokenizer.finish()
 
     def _beginning(self) -> int:
-        """Length of the longest end of what is held that begins a stop string."""
+        """Returns the length of the longest suffix of the held text that begins a stop string."""
         longest = max(map(len, self._stop), default=1) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-length:]) for stop in self._stop):

@@ -1,6 +1,6 @@
-"""The tokenizer of a model folder, whichever files it has, and the token ids of a text.
+"""Loads the tokenizer of a model folder, and encodes texts.
 
-The files decide:
+The folder's files decide:
 
     spiece.model     sentencepiece encodes, as it did in training; see sentencepiece_tokenizer.py
     tokenizer.json   alone: encodes as transformers 5 loads it. That rebuilds T5's unigrams from
@@ -36,12 +36,12 @@ _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _MOST_SENTINELS = 10_000  # published: 300; a file that asks for more is broken or hostile
 _FILES = ("tokenizer.json", "spiece.model", "tokenizer_config.json")
-# Settings by which transformers would read further files, wherever they lie.
+# Settings that would make transformers read further files, anywhere on the disk.
 _PATHS = ("fast_tokenizer_files", "gguf_file")
 
 
 def load_tokenizer(folder: str | Path) -> Any:
-    """The transformers tokenizer of a local folder, None if it has no tokenizer files.
+    """Returns the transformers tokenizer of a local folder; None if it has no tokenizer files.
 
     Raises:
         UserError: the files are damaged, or the vocabulary is missing.
@@ -62,7 +62,7 @@ def load_tokenizer(folder: str | Path) -> Any:
             raise ValueError(f"extra_ids is {sentinels!r:.40}")
         # transformers takes umT5's tokenizer.json, or one of another class, as it is.
         rebuilds = named == "T5Tokenizer" and model.get("model_type", "t5") in ("t5", "mt5")
-        # Wanted for its tokenizers alone, transformers would tell everyone to install torch.
+        # Without this, transformers would advise everyone to install torch.
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         if (folder / "spiece.model").is_file():
             tokenizer = _from_sentencepiece(folder, sentinels)
@@ -75,12 +75,12 @@ def load_tokenizer(folder: str | Path) -> Any:
             tokenizer = ByT5Tokenizer.from_pretrained(folder, **_LOCAL)
         else:
             raise FileNotFoundError("neither tokenizer.json nor spiece.model is there")
-    tokenizer.model_max_length = int(1e30)  # relative positions have no limit to warn about
+    tokenizer.model_max_length = int(1e30)  # no warnings: relative positions have no limit
     return tokenizer
 
 
 def _require_own_files(folder: Path) -> None:
-    """Refuses what transformers would read of the folder and is no small file of its own."""
+    """Refuses files that transformers would read if they are links out of the folder, or large."""
     more = folder / MORE_CHAT_TEMPLATES
     templates = list(more.glob("*.jinja")) if more.is_dir() else []
     for file in (*(folder / name for name in (*TOKENIZER_FILES, *CHAT_TEMPLATES)), *templates):
@@ -89,7 +89,7 @@ def _require_own_files(folder: Path) -> None:
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """The token ids of a text, the end token included.
+    """Returns the token ids of a text, the end token included.
 
     Raises:
         UserError: the tokenizer cannot read it.
@@ -127,7 +127,7 @@ def _settings(file: Path) -> dict:
 def _from_sentencepiece(folder: Path, sentinels: int) -> Any:
     from mlx_t5.text.sentencepiece_tokenizer import SentencePieceTokenizer  # slow to import
 
-    # Unasked, transformers prefers a tokenizer.model, and paths in special_tokens_map.json.
+    # By default transformers prefers a tokenizer.model, and paths in special_tokens_map.json.
     file = str(folder / "spiece.model")
     return SentencePieceTokenizer.from_pretrained(
         folder, **_LOCAL, vocab_file=file, extra_ids=sentinels
@@ -135,8 +135,8 @@ def _from_sentencepiece(folder: Path, sentinels: int) -> Any:
 
 
 def _from_json(folder: Path, given: Set[str], sentinels: int | None) -> Any:
-    # AutoTokenizer would import torch wherever that is installed, which takes longer than all
-    # else before the first token, and does without a vocabulary that is missing.
+    # AutoTokenizer would import torch if that is installed, which takes longer than everything else
+    # before the first token, and would accept a folder without a vocabulary.
     from transformers import PreTrainedTokenizerFast  # slow to import
 
     state = _settings(folder / "tokenizer.json")
@@ -156,7 +156,7 @@ def _from_json(folder: Path, given: Set[str], sentinels: int | None) -> Any:
 
 
 def _rebuild(tokenizer: Any, charsmaps: list[bytes], sentinels: int) -> None:
-    """Does what transformers' T5Tokenizer does to a tokenizer.json, but much faster."""
+    """Rebuilds a tokenizer.json as transformers' T5Tokenizer does, but much faster."""
     from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
     backend, spaces = tokenizer.backend_tokenizer, {"replacement": "▁", "prepend_scheme": "always"}
@@ -174,9 +174,9 @@ def _rebuild(tokenizer: Any, charsmaps: list[bytes], sentinels: int) -> None:
 
 
 def _restore_fallback(tokenizer: Any, model: dict) -> None:
-    """Gives a unigram tokenizer back the byte and unknown tokens that it may have lost.
+    """Restores the byte tokens and the unknown token that a unigram tokenizer may have lost.
 
-    The id of the unknown token goes by its name, as some files were saved with transformers' 2.
+    The unknown token is looked up by name, as some files were saved with transformers' id 2.
     """
     from tokenizers import decoders, models
 
@@ -191,7 +191,7 @@ def _restore_fallback(tokenizer: Any, model: dict) -> None:
 
 
 def _charsmaps(normalizer: dict | None) -> list[bytes]:
-    """The character maps of a normalizer; the tokenizers library panics on a broken one.
+    """Returns the checked character maps of a normalizer; tokenizers panics on a damaged one.
 
     Raises:
         ValueError: one is damaged.
@@ -208,9 +208,9 @@ def _charsmaps(normalizer: dict | None) -> list[bytes]:
 def _sound(charsmap: bytes) -> bool:
     """Whether every walk through a sentencepiece character map stays inside it and ends at a text.
 
-    It is a size in bytes (uint32), so many bytes of a double-array trie (units of uint32, see
+    A map has a size in bytes (uint32), a double-array trie of that size (units of uint32, see
     https://github.com/s-yata/darts-clone), and the texts that the trie's values point to, each
-    ended by a NUL.
+    terminated by NUL.
     """
     size = int.from_bytes(charsmap[:4], "little")
     trie, texts = charsmap[4 : 4 + size], charsmap[4 + size :]
