@@ -27,7 +27,7 @@ from mlx_t5.checkpoints.generation_config import (
 )
 from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log, run
 from mlx_t5.cli.input import Lines, read_document, read_prompts
-from mlx_t5.cli.options import MainOptions, check_ranks, read_options
+from mlx_t5.cli.options import DEFAULT_PROMPT, MainOptions, check_ranks, read_options
 from mlx_t5.cli.output import (
     ARRAY,
     LineFile,
@@ -58,11 +58,6 @@ if TYPE_CHECKING:
     from mlx_t5.cli.array_file import ArrayFile
     from mlx_t5.loading import ModelPair
     from mlx_t5.network.ranks import Ranks
-
-DEFAULT_PROMPT = (
-    "translate English to French: Let's go to the store and buy some groceries including eggs, "
-    "avocadoes, and bread."
-)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from html import escape
 
 from decoder import SpeculativeDecoder
-from main import DEFAULT_PROMPT
+from mlx_t5.cli.options import DEFAULT_PROMPT
 from mlx_t5.names import BUNDLED
 from model import load
 

@@ -24,6 +24,10 @@ from mlx_t5.errors import UserError
 from mlx_t5.settings import SETTINGS, SPLITS, Settings
 from mlx_t5.text.markup import SUFFIXES
 
+DEFAULT_PROMPT = (
+    "translate English to French: Let's go to the store and buy some groceries including eggs, "
+    "avocadoes, and bread."
+)
 MARKUP = {*SUFFIXES} - {".txt"}  # plain text may begin with a prefix
 
 
