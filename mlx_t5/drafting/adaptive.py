@@ -42,8 +42,7 @@ NUMBERS = (*range(9), 10, 12, MOST)  # numbers of proposals that are compared
 FIRST = 7  # maximum of proposals, until more than so many were accepted
 KEPT = 3  # steps for which a number is kept, as choosing takes time
 LEAST_GAIN = 1.02  # smaller differences of the estimates are ignored
-FIRST_GAIN = 1.1  # the same, while only the prior is known
-EVIDENCE = 6.0  # verified proposals from which on more than the prior is known
+EVIDENCE = 12.0  # verified proposals from which on a number is kept and small differences ignored
 
 
 class Plan(NamedTuple):
@@ -151,7 +150,7 @@ class Adaptive:
         experience.income = 0.0
         tokens, seconds = options.tokens.sum(axis=0), costs.seconds(shapes)
         speeds = tokens / seconds
-        near = speeds >= speeds.max() / (LEAST_GAIN if proven else FIRST_GAIN)
+        near = speeds >= speeds.max() / (LEAST_GAIN if proven else 1.0)
         d, m = divmod(int(np.where(near, seconds, np.inf).argmin()), speeds.shape[1])
         prices = seconds - tokens / speeds[d, m]  # seconds lost with other numbers
         others = [(n, m) for n in range(1, len(speeds))]
