@@ -176,7 +176,7 @@ class Document:
         return source if answer is None else rewrapped(source, answer)
 
     def before(self, i: int) -> str:
-        """Returns the text between piece i - 1 and piece i; with i = their number, the text behind."""
+        """Returns the text between pieces i - 1 and i; if i is their number, behind the last."""
         start = self.pieces[i - 1].end if i else self.start
         return self.text[start : self.pieces[i].start if i < len(self.pieces) else None]
 
