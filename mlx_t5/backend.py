@@ -28,9 +28,9 @@ SETTINGS = MappingProxyType(
         "MLX_ENABLE_TF32": "0",
         # cuDNN makes a plan for every exact shape of attention, and raises after 512 of them.
         "MLX_CUDA_USE_CUDNN_SDPA": "0",
-        # A CUDA graph for every shape of a pass: the usual 400 do not suffice for ragged batches,
+        # MLX keeps a CUDA graph for each shape of a pass; ragged batches need more than its 400.
         "MLX_CUDA_GRAPH_CACHE_SIZE": "4096",
-        # and more of them than are kept cost time, but are no error.
+        # Evicting graphs costs time, but is no error.
         "MLX_ENABLE_CACHE_THRASHING_CHECK": "0",
     }
 )
