@@ -1,4 +1,4 @@
-"""What a model is trained on, and by what it is evaluated.
+"""Reads the data to train a model on, and splits off data to evaluate it.
 
 A draft is trained on prompts: a line of the file is one, or an object with a "prompt" and, if the
 target's answer is known already, a "completion". Equal prompts are one, so that no prompt is in
