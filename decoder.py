@@ -230,8 +230,8 @@ class SpeculativeDecoder:
             delta: relaxation of the acceptance rule, from 0 (lossless) to 1.
             draft_tokenizer: the draft's tokenizer, to check that it equals `tokenizer`.
             clock: returns seconds, for the statistics.
-            exact: give every pass of the target the same shape, so that the tokens depend on
-                neither the draft, num_draft nor the batch's other rows (network/exact.py).
+            exact: give every pass of the target the same shape, so that the tokens do not depend on
+                the draft, num_draft or the batch's other rows, not even by rounding.
 
         Raises:
             UserError: a value is out of range, or the vocabularies differ.

@@ -115,8 +115,8 @@ def spans(text: str, suffix: str) -> list[Span]:
         return [Span(begin, len(text), False)] if text[begin:] else []
     # All line ends become alike, without changing any position.
     even = text[begin:].replace("\r\n", "\t\n").replace("\r", "\n").replace("\0", "\ufffd")
-    found = _markdown(even) if suffix == ".md" else _subtitles(even, suffix)
-    return [Span(begin + start, begin + end, wrapped) for start, end, wrapped in found]
+    stretches = _markdown(even) if suffix == ".md" else _subtitles(even, suffix)
+    return [Span(begin + start, begin + end, wrapped) for start, end, wrapped in stretches]
 
 
 def unwrapped(source: str) -> str:

@@ -54,32 +54,33 @@ def targets(config: Any, lora: LoraConfig, num_layers: int) -> list[str]:
         UserError: a name matches no layer, or the rank is too large.
     """
     first = _first_layers(config, num_layers)
-    found = [
+    layers = [
         name
         for name in lora.targets(paths(config))
         if int(name.split(".")[2]) >= first[name.split(".")[0]]
     ]
     names = () if isinstance(lora.target_modules, str) else lora.target_modules
-    unused = [name for name in names if not any(f".{n}".endswith(f".{name}") for n in found)]
+    unused = [name for name in names if not any(f".{n}".endswith(f".{name}") for n in layers)]
     if unused:
         raise UserError(
             f"--target-modules {' '.join(unused)}: this model has no such layer of "
             "attention or feed-forward to train; give names like q v wi_0 wo, or all-linear alone"
         )
-    for name in found:
+    for name in layers:
         inner = config.d_ff if "DenseReluDense" in name else config.num_heads * config.d_kv
         if lora.r > (side := min(inner, config.d_model)):
             cause = f"the smaller side of {name} is {side}"
             raise UserError(f"--r {lora.r} is too large: {cause}; give at most that")
-    return found
+    return layers
 
 
 def adapt(
     model: T5, lora: LoraConfig, num_layers: int = -1, dropout: float = 0.0, seed: int = 0
 ) -> Adapters:
     """Freezes a model (`model.T5`) and adds adapters to its layers; errors as in `targets`."""
-    of, found = paths(model.config), targets(model.config, lora, num_layers)
-    return Adapters(model, [of[n] for n in found], lora.r, lora.scale, lora.use_dora, dropout, seed)
+    path_of, names = paths(model.config), targets(model.config, lora, num_layers)
+    adapted = [path_of[name] for name in names]
+    return Adapters(model, adapted, lora.r, lora.scale, lora.use_dora, dropout, seed)
 
 
 def unfreeze_last(model: T5, num_layers: int) -> None:

@@ -48,8 +48,8 @@ def reported(
         yield step
         total, seconds = total + tokens(step), time.perf_counter() - began
         if (step + 1) % every == 0:
-            left = seconds / (step + 1 - done) * (iters - step - 1)
+            remaining = seconds / (step + 1 - done) * (iters - step - 1)
             log(
                 f"step {step + 1} of {iters}: loss {trainer.loss:.4f}, "
-                f"{total / seconds:,.0f} tokens/s, {left / 60:.1f} min left"
+                f"{total / seconds:,.0f} tokens/s, {remaining / 60:.1f} min left"
             )

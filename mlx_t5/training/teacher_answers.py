@@ -106,11 +106,11 @@ class Answers:
         first = self.done
         remaining = self.examples[first:]
         unanswered = [i for i, example in enumerate(remaining, first) if example.answer is None]
-        made = answer([self.examples[i] for i in unanswered], unanswered)
+        answers = answer([self.examples[i] for i in unanswered], unanswered)
         for start in range(0, len(remaining), SHARD):
             pairs = []
             for example in remaining[start : start + SHARD]:
-                tokens = next(made) if example.answer is None else example.answer
+                tokens = next(answers) if example.answer is None else example.answer
                 pairs += [(example.source, tokens)] if tokens else []
                 answered()
             self._write((first + start) // SHARD, label(target, pairs, temp), keep_states)

@@ -67,11 +67,11 @@ def chrf(written: Sequence[str], right: Sequence[str]) -> float:
     for n in range(1, ORDERS + 1):
         pairs = [(_runs(a, n), _runs(b, n)) for a, b in zip(written, right, strict=True)]
         same = sum((a & b).total() for a, b in pairs)
-        ours = sum(a.total() for a, b in pairs if b)
-        theirs = sum(b.total() for _, b in pairs)
-        if ours and theirs:
-            precisions.append(same / ours)
-            recalls.append(same / theirs)
+        in_written = sum(a.total() for a, b in pairs if b)
+        in_right = sum(b.total() for _, b in pairs)
+        if in_written and in_right:
+            precisions.append(same / in_written)
+            recalls.append(same / in_right)
     if not sum(precisions):
         return 0.0
     precision, recall = (sum(shares) / len(shares) for shares in (precisions, recalls))
