@@ -1,10 +1,10 @@
-"""Command line: a Hugging Face T5 checkpoint in, an MLX model folder out.
+"""Command line: converts a Hugging Face T5 checkpoint into an MLX model folder.
 
     python convert.py --model google-t5/t5-small
 
-Flags and output follow mlx-lm. Every tensor streams from the checkpoint through cast and
-quantisation into its place in the output, a few rows at a time, so that memory does not depend on
-the size of the model (tests/support/peak_memory.py measures it).
+Flags and output follow mlx-lm. Every tensor is read, cast, quantised and written a few rows at a
+time, so that memory does not depend on the size of the model (tests/support/peak_memory.py measures
+it).
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ except (ImportError, UserError) as error:
 
 @dataclass(frozen=True)
 class Conversion:
-    """One tensor's way from the checkpoint to the output.
+    """The conversion of one tensor.
 
     Attributes:
         source: its name in the checkpoint.
         name: its name in the output.
         shape: its shape in the checkpoint.
-        dtype: the floating-point type it gets.
-        quantization: how to quantise it, if at all.
+        dtype: the floating-point type to convert to.
+        quantization: how to quantise it; None for not at all.
     """
 
     source: str
@@ -75,11 +75,11 @@ class Conversion:
 
     @property
     def path(self) -> str:
-        """The layer that it is the weight of."""
+        """The path of its layer."""
         return self.name.removesuffix(".weight")
 
     def apply(self, rows: mx.array) -> dict[str, mx.array]:
-        """Rows of the source → the rows of each output array, by name.
+        """Converts rows of the source; returns the rows of each output array by name.
 
         Raises:
             UserError: a number is too large for `dtype`.
@@ -119,10 +119,10 @@ def convert(
         source: a local folder or a Hub id.
         mlx_path: the folder to write; it appears only when it is complete.
         dtype: "bfloat16", "float16" or "float32". With float16 the feed-forward's output layers
-            `wo` stay in float32, because T5's values there leave the range of float16.
-        quantize: quantise attention and feed-forward; norms and bias tables are left in `dtype`,
-            and by default the embedding and the output head too, unless they have
-            `quantization.LARGE_VOCABULARY` tokens: then these get 8 bits.
+            `wo` stay in float32, because T5's values there overflow float16.
+        quantize: quantise attention and feed-forward. Norms and bias tables stay in `dtype`. By
+            default so do the embedding and the output head, unless they have at least
+            `quantization.LARGE_VOCABULARY` tokens: then they get 8 bits.
         q_bits: bits a weight; None is the mode's default.
         q_group_size: weights that share a scale; None is the mode's default.
         q_mode: "affine", "mxfp4", "mxfp8" or "nvfp4".
@@ -130,15 +130,15 @@ def convert(
         revision: branch, tag or commit, if `source` is a Hub id.
         overwrite: replace what an earlier conversion wrote to `mlx_path`.
         adapter_path: folder of a PEFT LoRA adapter to merge, before anything is quantised.
-        encoder_only: leave decoder and output head out, for embeddings.
+        encoder_only: leave out decoder and output head, for embeddings.
 
     Returns:
-        The folder written, absolute.
+        The absolute path of the folder written.
 
     Raises:
-        UserError: a bad option, an output that exists, no access to the source, a checkpoint that
-            is damaged or no T5, an adapter that cannot be merged, or too little disk space. Nothing
-            is left behind.
+        UserError: an option is invalid, the output exists, the source cannot be accessed, the
+            checkpoint is damaged or no T5, the adapter cannot be merged, or there is too little
+            disk space. Nothing is left behind.
     """
     if not str(mlx_path):
         raise UserError("--mlx-path is empty; name the folder to write")
@@ -158,7 +158,7 @@ def convert(
         require_apart(path, folder)
         raw = read_config(folder)
         config = T5Config.from_dict(raw)
-        read_pooling(folder, config.d_model)  # refuses what could not be loaded
+        read_pooling(folder, config.d_model)  # refuses modules that could not be loaded
         recipe = recipe and _recipe_for(config.vocab_size, wanted)
         with open_checkpoint(folder) as checkpoint:
             steps = plan(raw, checkpoint, getattr(mx, dtype), recipe, encoder_only)
@@ -189,18 +189,18 @@ def plan(
     recipe: Recipe | None,
     encoder_only: bool = False,
 ) -> list[Conversion]:
-    """What to do with each tensor, in the order they lie on the disk.
+    """Returns the conversion of each tensor, in their order on the disk.
 
     Args:
         raw: the source's config.json.
         checkpoint: the source's tensors.
-        dtype: the type wanted.
-        recipe: the quantisation wanted, if any.
-        encoder_only: leave decoder and output head out.
+        dtype: the type to convert to.
+        recipe: how to quantise; None for not at all.
+        encoder_only: leave out decoder and output head.
 
     Raises:
         UserError: the checkpoint is no T5 of this config, has a tensor of a type that cannot be
-            read, or no layer that could be quantised.
+            read, or has no layer that can be quantised.
     """
     config = T5Config.from_dict(raw)
     if ENTRY in raw or config.draft_vocab_size:
@@ -244,29 +244,29 @@ def write_weights(
 def write_config(
     folder: Path, raw: dict, dtype: str, recipe: Recipe | None, steps: list[Conversion]
 ) -> None:
-    """Writes the source's config.json with the type stored and how layers are quantised.
+    """Writes the source's config.json with the stored type and quantisation.
 
     Args:
-        folder: where to.
-        raw: the source's config.json, and whence it is.
-        dtype: the type stored.
-        recipe: the quantisation wanted, if any.
-        steps: what is stored; without a decoder, `architectures` says so.
+        folder: the output folder.
+        raw: the source's config.json, with its origin.
+        dtype: the stored type.
+        recipe: how layers are quantised; None for not at all.
+        steps: the stored tensors; without a decoder among them, `architectures` is adapted.
     """
     config = raw | {"torch_dtype": dtype}
-    if "dtype" in raw:  # what transformers 5 calls it
+    if "dtype" in raw:  # the name in transformers 5
         config["dtype"] = dtype
     if not has_decoder(step.name for step in steps):
         config["architectures"] = [f"{raw['model_type'].upper()}EncoderModel"]
     if recipe:
         entry = recipe.entry({step.path: step.quantization for step in steps if step.quantization})
-        # Twice, as mlx-lm does: MLX reads the first, the Hugging Face Hub shows the second.
+        # Two entries, as in mlx-lm: MLX reads the first, the Hugging Face Hub shows the second.
         config["quantization"] = config["quantization_config"] = entry
     write_json(folder / "config.json", config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     return run(lambda: _main(argv), interrupted="interrupted; nothing was written")
 
 
@@ -275,7 +275,7 @@ def _main(argv: Sequence[str] | None) -> int:
     source, path, repository = map(options.pop, ("model", "mlx_path", "upload_repo"))
     check_repository(repository)
     default = Path("models") / place(source).name
-    if options["adapter_path"]:  # not the model of that name any longer
+    if options["adapter_path"]:  # with an adapter it is another model than its name says
         default = default.with_name(f"{default.name}-{place(options['adapter_path']).name}")
     path = convert(source, default if path is None else path, **options)
     print(path, flush=True)

@@ -2,8 +2,8 @@
 
     draft    x (B, gamma) ~ q           by the draft model, or copied from the source: then q = 1
     verify   logits (B, gamma + 1, V)   one pass of the target over the last committed token and x
-    accept   n (B,), next token (B,)    keep x_i while it equals the token that the target draws
-                                        from p there; the target's first other token is next
+    accept   n (B,), next token (B,)    keep x_i while it is the token that the target chooses
+                                        by p there; its first other choice is the next token
     commit   committed += x[:n] + next  the row's position is always len(committed) - 1
 
 The method is that of Leviathan et al. (https://arxiv.org/abs/2211.17192) and Chen et al.
@@ -236,8 +236,8 @@ class SpeculativeDecoder:
             delta: relaxation of the acceptance rule, from 0 (lossless) to 1.
             draft_tokenizer: the draft's tokenizer, to check that it equals `tokenizer`.
             clock: returns seconds, for the statistics.
-            exact: give every pass of the target the same shape, so that the tokens depend on
-                neither the draft, num_draft nor the batch's other rows (network/exact.py).
+            exact: give every pass of the target the same shape, so that the tokens do not depend on
+                the draft, num_draft or the batch's other rows, not even by rounding.
 
         Raises:
             UserError: a value is out of range, or the vocabularies differ.

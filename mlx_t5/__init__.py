@@ -1,4 +1,4 @@
-"""T5 in MLX with speculative decoding; whatever starts here imports this first."""
+"""T5 in MLX with speculative decoding; every program imports this package first."""
 
 import sys
 

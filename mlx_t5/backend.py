@@ -1,11 +1,11 @@
-"""What must happen before MLX is imported.
+"""Imports MLX, after the settings that must be made before.
 
-Every module takes MLX from here, so that nothing imports it too early:
+Every module imports MLX from here, so that nothing imports it too early:
 
     from mlx_t5.backend import mx, nn
 
-On a Linux CPU a fast BLAS has to be in the process by then; see `blas`. MLX also reads some
-settings once, from the environment.
+On a Linux CPU a fast BLAS must be loaded before MLX; see `blas`. MLX also reads some settings from
+the environment, once.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from typing import Any
 from mlx_t5 import blas, cuda
 from mlx_t5.errors import UserError
 
-DEVICE = "T5_DEVICE"  # the user's wish: cpu or gpu
-REHEARSE = "T5_REHEARSE"  # if set, a CPU runs what only GPUs run; see `cpu_only`
+DEVICE = "T5_DEVICE"  # set by the user: cpu or gpu
+REHEARSE = "T5_REHEARSE"  # if set, a CPU runs the code paths of GPUs; see `cpu_only`
 SETTINGS = MappingProxyType(
     {
-        # float32 products are those of float32: TF32 has 10 bits of mantissa (CUDA, M5 and later).
+        # No TF32 in float32 products (CUDA, M5 and later): it has 10 bits of mantissa.
         "MLX_ENABLE_TF32": "0",
         # cuDNN makes a plan for every exact shape of attention, and raises after 512 of them.
         "MLX_CUDA_USE_CUDNN_SDPA": "0",
-        # A CUDA graph for every shape of a pass: the usual 400 do not suffice for ragged batches,
+        # MLX keeps a CUDA graph for each shape of a pass; ragged batches need more than its 400.
         "MLX_CUDA_GRAPH_CACHE_SIZE": "4096",
-        # and more of them than are kept cost time, but are no error.
+        # Evicting graphs costs time, but is no error.
         "MLX_ENABLE_CACHE_THRASHING_CHECK": "0",
     }
 )
 
 
 def prepare(environment: MutableMapping[str, str]) -> None:
-    """Puts MLX's settings where it reads them; what the user has set stays."""
+    """Sets MLX's environment variables, except those that the user has set."""
     for name, value in SETTINGS.items():
         environment.setdefault(name, value)
 
@@ -57,11 +57,11 @@ from mlx.utils import tree_unflatten as tree_unflatten  # noqa: E402
 
 
 def choose_device(wish: str, choose: Callable[[Any], None] = mx.set_default_device) -> None:
-    """Has MLX compute where the user wishes; an empty wish leaves it its own choice.
+    """Sets MLX's default device to the user's choice; "" keeps MLX's own.
 
     Args:
         wish: "cpu", "gpu" or "".
-        choose: tells MLX, and raises `ValueError` if it has no such device.
+        choose: sets MLX's device, and raises `ValueError` if there is no such device.
 
     Raises:
         UserError: there is no such device.
@@ -79,26 +79,26 @@ choose_device(os.environ.get(DEVICE, ""))
 
 
 def on_cpu() -> bool:
-    """Whether MLX computes on the CPU: it has no GPU here, or was told to leave it alone."""
+    """Whether MLX computes on the CPU: there is no GPU, or the user chose the CPU."""
     return mx.default_device().type == mx.cpu
 
 
 def on_cuda() -> bool:
     """Whether MLX computes on an NVIDIA GPU."""
-    return mx.cuda.is_available() and not on_cpu()  # the first says how MLX was built
+    return mx.cuda.is_available() and not on_cpu()  # the first only tells how MLX was built
 
 
 def cpu_only() -> bool:
-    """Whether things are done as on the CPU: `on_cpu`, unless this rehearses a GPU.
+    """Whether to take the CPU's code paths: `on_cpu`, unless `T5_REHEARSE` is set.
 
-    A rehearsal takes the paths that only GPUs take: compiled steps, padded sources, passes that
-    begin early, checks of memory. Types stay those of the CPU, which is slow in others.
+    A rehearsal takes the code paths of GPUs on a CPU: compiled layers, padded sources, early
+    passes, checks of memory. Types stay those of the CPU, which is slow with others.
     """
     return on_cpu() and not os.environ.get(REHEARSE)
 
 
 def device_info() -> dict[str, Any]:
-    """What MLX says of the device; a rehearsal adds what Metal says of its memory."""
+    """Returns MLX's facts about the device; a rehearsal adds Metal's facts about memory."""
     facts = dict(mx.device_info())
     if on_cpu() and not cpu_only():
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -108,12 +108,12 @@ def device_info() -> dict[str, Any]:
 
 
 def blas_name() -> str:
-    """What multiplies matrices on the CPU: library, version and kernels."""
+    """Returns the CPU's BLAS: library, version and kernels."""
     return "Accelerate" if sys.platform == "darwin" else _loaded or blas.REFERENCE
 
 
 def device_name() -> str:
-    """What computes, as far as it decides about speed: the GPU, or the CPU, its cores and BLAS."""
+    """Returns a description of the device for measurements: the GPU, or CPU, cores and BLAS."""
     name = str(mx.device_info().get("device_name", "unknown"))
     if not on_cpu():
         return name
@@ -121,12 +121,12 @@ def device_name() -> str:
 
 
 def hint(blas_in_use: str, wish: str, cpu: bool) -> str:
-    """What to tell the user, or nothing.
+    """Returns advice to install a faster BLAS, or "".
 
     Args:
-        blas_in_use: what `blas_name` returns.
-        wish: the user's, from the environment; who wants no BLAS is not told to install one.
-        cpu: what `on_cpu` returns.
+        blas_in_use: the result of `blas_name`.
+        wish: the user's choice of a BLAS, from the environment; a choice gets no advice.
+        cpu: the result of `on_cpu`.
     """
     if blas_in_use != blas.REFERENCE or wish or not cpu:
         return ""
@@ -137,10 +137,10 @@ def hint(blas_in_use: str, wish: str, cpu: bool) -> str:
 
 
 def prepare_cuda(environment: MutableMapping[str, str]) -> None:
-    """See cuda.py; nothing where no NVIDIA GPU is to compute.
+    """Prepares computing on an NVIDIA GPU, see cuda.py; does nothing on other devices.
 
     Raises:
-        UserError: there is none.
+        UserError: MLX chose a GPU, but there is none.
     """
     if on_cuda():
         facts = mx.device_info()
@@ -152,15 +152,15 @@ def prepare_cuda(environment: MutableMapping[str, str]) -> None:
 
 
 prepare_cuda(os.environ)
-ON_CUDA = on_cuda()  # as it stays
+ON_CUDA = on_cuda()  # the device does not change
 
 
 @cache
 def announce_kernels() -> None:
-    """Says on standard error, the first time, if kernels are going to be compiled."""
+    """Prints once on standard error if kernels are going to be compiled."""
     if on_cuda() and cuda.kernels_to_come(os.environ, mx.__version__):
         print(cuda.COMPILING, file=sys.stderr, flush=True)
 
 
-if sys.stderr:  # None where it is closed
+if sys.stderr:  # None if it is closed
     sys.stderr.write(hint(blas_name(), os.environ.get(blas.VARIABLE, ""), on_cpu()))

@@ -1,17 +1,16 @@
 """The BLAS that multiplies MLX's matrices on a Linux CPU; `backend` loads it before MLX.
 
-MLX's CPU wheel for Linux carries a reference BLAS: it runs on one core, and six rows take six
-times as long as one, so that speculative decoding cannot pay. A library loaded before MLX with
-its symbols open to all takes the place of that one:
+MLX's CPU wheel for Linux has a reference BLAS: it runs on one core, and six rows take six times as
+long as one, so that speculative decoding cannot pay. A library that is loaded before MLX with
+global symbols replaces it:
 
-1. Intel's MKL, which `requirements.txt` installs on x86-64. It reads a weight at the memory's speed
-   for few rows, also on processors of AMD. Its threads are TBB's, which sleep when there is nothing
-   to do: those of its OpenMP layers spin, and take a core from MLX between products
-   (docs/performance.md).
-2. OpenBLAS, if the system has it. It does not know processors younger than itself, so it is told
-   which kernels to take.
+1. Intel's MKL, which `requirements.txt` installs on x86-64. For few rows it reads a weight at the
+   memory's speed, on AMD processors too. It uses TBB's threads, which sleep when idle: those of its
+   OpenMP layers spin, and take a core from MLX between products (docs/performance.md).
+2. OpenBLAS, if the system has it. It does not recognise processors younger than itself, so the
+   kernels are chosen here.
 
-Nothing here imports MLX, or anything of ours.
+Nothing here imports MLX or another module of this project.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 CORETYPE = "OPENBLAS_CORETYPE"  # OpenBLAS reads it once, when it is loaded
-VARIABLE = "T5_BLAS"  # the user's wish: one of CHOICES
+VARIABLE = "T5_BLAS"  # set by the user: one of CHOICES
 CHOICES = ("mkl", "openblas", "none")
 REFERENCE = "MLX's reference BLAS"
 TBB_THREADS = 4  # `MKL_THREADING_TBB` of mkl_service.h
-# OpenBLAS's names of its kernels, best first, and what a processor must have for them.
+# OpenBLAS's names of its kernels, best first, and the CPU flags that they need.
 KERNELS = {
     "SkylakeX": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
     "Haswell": {"avx2", "fma"},
@@ -45,21 +44,21 @@ def load(
     mkl: Path | None = None,
     cpu_flags: Callable[[], set[str]] | None = None,
 ) -> str | None:
-    """Load a BLAS so that an MLX imported afterwards uses it.
+    """Loads a BLAS that MLX will use if it is imported afterwards.
 
     Args:
         platform: as `sys.platform`; only Linux needs a library.
         loader: opens a shared library by name and raises `OSError` if there is none.
-        environment: may hold the user's wish.
+        environment: may hold the user's choice.
         mkl: the file of MKL to load; None finds the installed one.
-        cpu_flags: tells what the processor can do; None asks Linux.
+        cpu_flags: returns the processor's flags; None reads them from Linux.
 
     Returns:
         Its name, version and kernels, as in "OpenBLAS 0.3.21, SkylakeX kernels". None if there is
         nothing to load and MLX's own stays in use.
 
     Raises:
-        ValueError: the user's wish is not among `CHOICES`, or is a library that is not there.
+        ValueError: the user's choice is not among `CHOICES`, or that library is not installed.
     """
     if not platform.startswith("linux"):
         return None
@@ -81,7 +80,7 @@ def load(
 
 
 def find_mkl() -> Path:
-    """The library that stands for all of MKL, where pip put it.
+    """Returns the path of pip's MKL library, which loads its other parts.
 
     Raises:
         OSError: MKL is not installed, or not as a whole.
@@ -94,10 +93,10 @@ def find_mkl() -> Path:
 
 
 def load_mkl(path: Path, loader: Loader, environment: MutableMapping[str, str]) -> str:
-    """Load MKL and have it compute with TBB's threads, unless `MKL_THREADING_LAYER` says otherwise.
+    """Loads MKL with TBB's threads, unless `MKL_THREADING_LAYER` names others.
 
-    MKL ends the process if it cannot open its parts at the first product, so they are looked for
-    here. It finds them beside `path`; TBB has to be loaded before.
+    MKL ends the process if it cannot open its parts at the first product, so this checks that they
+    are there. MKL finds them beside `path`; TBB must be loaded before.
 
     Args:
         path: from `find_mkl`.
@@ -112,7 +111,7 @@ def load_mkl(path: Path, loader: Loader, environment: MutableMapping[str, str]) 
     loader(str(_first(beside, "libtbb.so.")))
     library = loader(str(path), mode=ctypes.RTLD_GLOBAL)
     if "MKL_THREADING_LAYER" not in environment:
-        # Before anything else: every other call settles for Intel's threads.
+        # Before any other call, which would select Intel's threads.
         library.MKL_Set_Threading_Layer(TBB_THREADS)
     version = _MklVersion()
     library.MKL_Get_Version(ctypes.byref(version))
@@ -134,7 +133,7 @@ class _MklVersion(ctypes.Structure):
 def load_openblas(
     loader: Loader, environment: MutableMapping[str, str], cpu_flags: set[str]
 ) -> str:
-    """Load the system's OpenBLAS with the best kernels that the processor can run.
+    """Loads the system's OpenBLAS with the best kernels that the processor can run.
 
     Raises:
         OSError: it is not installed.
@@ -148,7 +147,7 @@ def load_openblas(
     except OSError:
         library = loader("libopenblas.so", mode=ctypes.RTLD_GLOBAL)
     finally:
-        if best and told:  # another OpenBLAS in this process or a child of it decides for itself
+        if best and told:  # so that another OpenBLAS, or a child process, chooses itself
             del environment[CORETYPE]
     # "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH …"
     config, kernels = _answer(library, "get_config"), _answer(library, "get_corename")
@@ -156,7 +155,7 @@ def load_openblas(
 
 
 def read_cpu_flags(path: str = "/proc/cpuinfo") -> set[str]:
-    """What Linux says that the processor can do; empty where it lists no such flags (not x86)."""
+    """Returns the processor's flags as Linux lists them; empty if it lists none (not x86)."""
     try:
         with open(path, encoding="utf-8", errors="replace") as lines:
             flags = next((line for line in lines if line.startswith("flags")), "")

@@ -1,9 +1,9 @@
-"""What computing on an NVIDIA GPU needs: that there is one, and a place for compiled kernels.
+"""Prepares computing on an NVIDIA GPU: checks that there is one, and keeps compiled kernels.
 
-MLX compiles some kernels when they are first needed, 3 to 4 s each. It keeps them in a folder, of
-which it asks the environment when it compiles the first one; by default it lies below the system's
-temporary one, which is everybody's and is emptied (mlx/backend/cuda/jit_module.cpp). The files are
-named after what the kernels do and not after the GPU that they are for, so the folder has to be.
+MLX compiles some kernels at their first use, 3 to 4 s each, and keeps them in a folder. It reads
+the folder's name from the environment when it compiles the first one; by default it is in the
+system's temporary folder, which is shared by all users and emptied (mlx/backend/cuda/
+jit_module.cpp). File names depend on the kernels but not on the GPU, so the folder's name must.
 
 Nothing here imports MLX.
 """
@@ -24,13 +24,13 @@ ELF = struct.Struct("<16s2HI3QI6H")  # the header of a compiled kernel's file
 
 
 def require_gpu(facts: Mapping[str, Any]) -> None:
-    """Checks that MLX, which has chosen to compute on a GPU, has one.
+    """Checks that there is a GPU, if MLX computes on one.
 
     Args:
-        facts: what `mx.device_info` says, nothing where there is no GPU.
+        facts: the result of `mx.device_info`, empty without a GPU.
 
     Raises:
-        ValueError: there is none; `mlx.launch` gives each rank one of its own.
+        ValueError: there is none; `mlx.launch` gives each rank a GPU of its own.
     """
     if not facts:
         raise ValueError(
@@ -42,21 +42,21 @@ def require_gpu(facts: Mapping[str, Any]) -> None:
 def keep_kernels(
     environment: MutableMapping[str, str], version: str, facts: Mapping[str, Any]
 ) -> None:
-    """Has MLX keep compiled kernels in the user's cache folder; what the user has set stays.
+    """Makes MLX keep compiled kernels in the user's cache folder, unless the user chose another.
 
     Args:
-        environment: variables; `KERNELS` is set unless it is or the folder cannot be had.
-        version: MLX's.
-        facts: what `mx.device_info` says, the GPU's architecture ("sm_90") among it.
+        environment: variables; `KERNELS` is set unless it is set already or there is no folder.
+        version: MLX's version.
+        facts: the result of `mx.device_info`, with the GPU's architecture (such as "sm_90").
     """
     if "architecture" not in facts:
         return
-    with contextlib.suppress(OSError, RuntimeError):  # no home, or a closed one
+    with contextlib.suppress(OSError, RuntimeError):  # no home folder, or no access to it
         cache = environment.get("XDG_CACHE_HOME", "")
         home = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
         folder = home / "mlx" / version / "ptx" / str(facts["architecture"])
         before = Path(environment.get(KERNELS) or folder)
-        if before.parts[:-3] == folder.parts[:-3]:  # not set, or by what has started this process
+        if before.parts[:-3] == folder.parts[:-3]:  # not set, or set by the parent process
             folder.mkdir(parents=True, exist_ok=True)
             _drop_damaged(folder)
             if os.access(folder, os.W_OK):
@@ -64,14 +64,14 @@ def keep_kernels(
 
 
 def kernels_to_come(environment: Mapping[str, str], version: str) -> bool:
-    """Whether MLX has no compiled kernels yet, so that it is going to compile some."""
+    """Whether MLX is going to compile kernels, as there are none yet."""
     default = Path(tempfile.gettempdir()) / "mlx" / version / "ptx"
     folder = Path(environment.get(KERNELS) or default)
     return next(folder.rglob("*.ptx"), None) is None
 
 
 def _drop_damaged(folder: Path) -> None:
-    """Removes compiled kernels that are cut short, as by a full disk: MLX would fail for ever."""
+    """Removes truncated kernels, as a full disk leaves them: MLX would fail at every start."""
     for path in folder.rglob("*.ptx"):
         with open(path, "rb") as file:
             head = file.read(ELF.size)
@@ -81,6 +81,6 @@ def _drop_damaged(folder: Path) -> None:
 
 
 def _end(head: bytes) -> int:
-    """Where the table of an ELF file's sections ends, which stands at its end."""
+    """Returns the end of an ELF file's section table, which is the end of the file."""
     fields = ELF.unpack(head)
     return fields[6] + fields[11] * fields[12]

@@ -1,4 +1,4 @@
-"""What files and folders need of the system: to be whole, on the disk, and one process's alone."""
+"""Files and folders: written completely, flushed to the disk, and locked for one process."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pathlib import Path
 
 from mlx_t5.errors import UserError, reason
 
-PARTIAL = ".partial-"  # before the name of a file that is being written
+PARTIAL = ".partial-"  # prefix of a file that is being written
 
 
 def is_macos_file(name: str) -> bool:
-    """Whether a file is what macOS leaves in folders (`.DS_Store`, AppleDouble's `._*`)."""
+    """Whether a file is one that macOS leaves in folders (`.DS_Store`, AppleDouble's `._*`)."""
     return name == ".DS_Store" or name.startswith("._")
 
 
 def flush(descriptor: int) -> None:
     """Flushes an open file to the disk; on macOS `fsync` only reaches the disk's own cache."""
     if sys.platform == "darwin":
-        with contextlib.suppress(OSError):  # not every disk can
+        with contextlib.suppress(OSError):  # not every disk supports it
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
             return
     os.fsync(descriptor)
 
 
 def sync(path: Path) -> None:
-    """Flushes a file, or a folder's entries where the disk can do that, see `flush`."""
+    """Flushes a file, or a folder's entries if the disk supports that; see `flush`."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         flush(descriptor)
@@ -45,11 +45,11 @@ def lock(descriptor: int) -> bool:
     """Locks an open file or folder for this process, until it is closed.
 
     Returns:
-        False if another process has it. Where the system has no such locks, nothing is locked.
+        False if another process has locked it. If the system has no locks, nothing is locked.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # of another kind where a file system has no locks
+    except OSError as error:  # other errors if a file system has no locks
         return not isinstance(error, BlockingIOError)
     return True
 
@@ -57,22 +57,22 @@ def lock(descriptor: int) -> bool:
 def replace_file(
     path: Path, write: Callable[[Path], object], cure: str = "go on with --resume"
 ) -> None:
-    """Writes a file under another name and gives it its own when it is on the disk.
+    """Writes a file under a temporary name, and renames it once it is on the disk.
 
     Args:
         path: the file.
-        write: writes the file that it is given, whose name ends as that of `path`.
-        cure: what to do once there is room.
+        write: writes a file, given its temporary name, which has the suffix of `path`.
+        cure: what to do once there is room on the disk.
 
     Raises:
-        UserError: it cannot be written; what was at `path` stays.
+        UserError: it cannot be written; an existing file at `path` stays.
     """
     partial = path.with_name(f"{PARTIAL}{path.name}")
     try:
         write(partial)
         sync(partial)
         os.replace(partial, path)
-    except (OSError, RuntimeError) as error:  # the latter is what MLX makes of a full disk
+    except (OSError, RuntimeError) as error:  # MLX raises the latter when a disk is full
         with contextlib.suppress(OSError):
             partial.unlink()
         cause = f"cannot write {path} ({getattr(error, 'strerror', None) or reason(error)})"

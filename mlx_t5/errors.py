@@ -1,6 +1,6 @@
-"""What users are told: the error that every module raises for bad input, and notes.
+"""Errors and notes for users.
 
-Nothing here imports MLX, so that a command line can refuse its options before it does.
+Nothing here imports MLX, so that a command line can refuse its options before that is loaded.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import reprlib
 import sys
 
 LONGEST_MESSAGE = 2_000  # characters of an error; nobody reads more
-# In MLX's RuntimeErrors: its allocators' words ("[malloc] Unable to allocate …", "… failed: out of
-# memory" with CUDA) and Metal's ("Insufficient Memory (00000008:kIOGPU…OutOfMemory)").
+# Words in MLX's RuntimeErrors without memory: its allocators' ("[malloc] Unable to allocate …",
+# "… failed: out of memory" with CUDA) and Metal's ("Insufficient Memory (00000008:kIOGPU…").
 OUT_OF_MEMORY = ("alloc", "out of memory", "outofmemory", "insufficient memory")
 
 
-# What the backends of `mx.distributed` put before theirs.
+# Prefixes of errors of the backends of `mx.distributed`.
 BACKENDS = ("[ring]", "[jaccl]", "[nccl]", "[mpi]")
 
 
 class UserError(ValueError):
     """Bad input or a bad environment; the message is the one line that the user reads.
 
-    Whatever it quotes, it is one line that a terminal can show: what is too long loses its middle,
-    as the cure stands at the end.
+    Whatever it quotes, it is one printable line. If it is too long, its middle is cut, as the cure
+    is at the end.
     """
 
     def __init__(self, message: str):
@@ -39,18 +39,18 @@ def log(line: str) -> None:
 
 
 def shown(value: object, longest: int = 100) -> str:
-    """What an error quotes of its input: short, and without characters that control a terminal.
+    """Returns a value for an error message: short, and without terminal control characters.
 
     Args:
-        value: a text as it is, or another value, of which `repr` is quoted.
-        longest: characters of it at most.
+        value: a text, or another value, of which `repr` is shown.
+        longest: maximum of characters.
     """
     text = value if isinstance(value, str) else reprlib.repr(value)
     return _printable(text if len(text) <= longest else f"{text[: longest - 1]}…")
 
 
 def reason(error: BaseException) -> str:
-    """What an exception says, in one line, without the system's number or MLX's function."""
+    """Returns an exception's message in one line, without error numbers or MLX's function names."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     text = re.sub(r"^\[[\w:]+\] ", "", str(error).strip().split("\n")[0])
@@ -58,7 +58,7 @@ def reason(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that the machine or the GPU has run out of memory."""
+    """Whether an exception means that the machine or the GPU has run out of memory."""
     if isinstance(error, MemoryError):
         return True
     text = str(error).lower()
@@ -68,10 +68,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class RanksApart(Exception):
-    """One of several ranks has failed where all compute together: none of them can go on.
+    """One of several ranks has failed while all compute together: none of them can continue.
 
     Attributes:
-        lost: whether it was another rank, which cannot be reached any longer.
+        lost: whether the cause is another rank that can no longer be reached.
     """
 
     def __init__(self, cause: BaseException):
@@ -80,7 +80,7 @@ class RanksApart(Exception):
 
 
 def is_lost_rank(error: BaseException) -> bool:
-    """Whether an exception says that another rank cannot be reached."""
+    """Whether an exception means that another rank cannot be reached."""
     if isinstance(error, RanksApart):
         return error.lost
     return isinstance(error, RuntimeError) and str(error).lower().startswith(BACKENDS)

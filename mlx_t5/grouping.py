@@ -1,4 +1,4 @@
-"""What shares a forward pass: items of like length, and half of them where memory is short."""
+"""Groups the items of a forward pass by length, and halves a group if memory is short."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-# Source positions, padding included, that a pass of the encoder takes at most, if it is more than
-# one prompt. Larger passes were no faster, and the larger, the more of them is padding.
+# Maximum of source positions, padding included, in an encoder pass of several prompts. Larger
+# passes were no faster, and had more padding.
 PASS_POSITIONS = 256
 
 Item = TypeVar("Item")
@@ -17,12 +17,12 @@ Value = TypeVar("Value")
 def by_length(
     lengths: Sequence[int], batch_size: int, most_tokens: float = math.inf
 ) -> Iterator[list[int]]:
-    """Cuts items into batches of like length, the longest first.
+    """Groups items into batches of similar length, the longest first.
 
     Args:
-        lengths: of the items, in tokens.
-        batch_size: items of a batch at most.
-        most_tokens: of a batch, padding included, if it has more than one item.
+        lengths: lengths of the items in tokens.
+        batch_size: maximum of items in a batch.
+        most_tokens: maximum of tokens in a batch of several items, padding included.
 
     Yields:
         Indices of items.
@@ -39,23 +39,23 @@ def in_halves(
     items: Sequence[Item],
     refuse: Callable[[Item, str], Value],
 ) -> Iterator[Value]:
-    """Works on items together, or on halves of them where memory does not suffice for all.
+    """Computes the values of items together, or of halves of them if memory does not suffice.
 
     Args:
-        work: makes a value of each item; raises RuntimeError or MemoryError without memory, as MLX
-            does.
+        work: computes the value of each item; raises RuntimeError or MemoryError without memory, as
+            MLX does.
         items: at least one.
-        refuse: makes a value of an item that does not fit even alone, and of the error's text.
+        refuse: returns the value of an item that does not fit even alone, given the error's text.
 
     Yields:
-        The value of each item; what is not asked for is not begun.
+        The value of each item, lazily.
     """
     try:
         yield from work(items)
         return
     except (RuntimeError, MemoryError) as error:
         reason = str(error)
-    # Out here, what the failed attempt held has been let go.
+    # Outside the handler, so that the failed attempt's memory has been freed.
     if len(items) == 1:
         yield refuse(items[0], reason)
         return

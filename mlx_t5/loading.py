@@ -1,4 +1,4 @@
-"""A target and its draft: chosen by the names that a user gives (mlx_t5/names.py), then loaded."""
+"""Chooses a target and its draft by the user's names (mlx_t5/names.py), and loads them."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ OTHERWISE = "lookup copies from the prompt, distill.py makes a draft"
 
 @dataclass(frozen=True)
 class ModelPair:
-    """Two model folders; without a draft the target decodes alone.
+    """The folders of a target and its draft.
 
     Attributes:
         target: folder of the model whose output is decoded.
         draft: folder of the model that proposes, or None.
         lookup: whether proposals are also copied from the source.
-        note: one line that tells the user what was chosen, and why when they did not say.
+        note: one line about the choice, with the reason if the user did not make it.
         adapter: folder of a LoRA adapter to merge into the target, or None.
     """
 
@@ -71,18 +71,18 @@ def choose_pair(
     """Finds the models to run, and converts them if need be.
 
     Args:
-        model: name of the target; None takes t5-11b where it and t5-small are converted, and the
+        model: name of the target; None takes t5-11b if it and t5-small are converted, and the
             bundled pair otherwise.
         draft_model: name of the draft; "lookup" to copy from the source instead, "NAME+lookup" to
-            do both, "none" to do without. None and "auto" take the target's default draft, if it
-            has one and that is there.
+            do both, "none" for no draft. None and "auto" take the target's default draft, if it
+            has one that is available.
         convert: see `locate`.
-        regular: do without a draft, whatever `draft_model` says.
+        regular: use no draft, whatever `draft_model` is.
         adapter: folder of a LoRA adapter to merge into the target.
-        regular_because: what the user is told then.
+        regular_because: the reason for `regular`, for the user.
         fetch: whether a default draft may be taken from Hugging Face's cache, or from the Hub if
             the target is new here as well or nothing is converted.
-        revision: of the target, see `locate`.
+        revision: revision of the target, see `locate`.
 
     Raises:
         UserError: there is no such model, or it cannot be converted.
@@ -102,7 +102,7 @@ def choose_pair(
     elif draft_model not in (None, AUTO):
         draft = locate(draft_model.removesuffix(f"+{LOOKUP}"), convert)
     elif model is not None:
-        may = fetch and "MLX_RANK" not in os.environ  # several ranks would all convert it
+        may = fetch and "MLX_RANK" not in os.environ  # otherwise several ranks would convert it
         draft, why = _default_draft(target, convert, may, is_new)
     names = f"target {_shown(target)}" + (f" with {_shown(merged)}" if merged else "")
     names += f", draft {_shown(draft)}" if draft else ""
@@ -112,13 +112,13 @@ def choose_pair(
 
 
 class LoadedPair(NamedTuple):
-    """A target and what drafts for it.
+    """A target and its drafter.
 
     Attributes:
         target: the model whose output is decoded.
-        drafter: where proposals come from; None for regular decoding.
-        tokenizer: the target's, None if its folder has none.
-        draft_tokenizer: the draft's, None if it has none or there is no draft.
+        drafter: makes the proposals; None for regular decoding.
+        tokenizer: the target's tokenizer, None if its folder has none.
+        draft_tokenizer: the draft's tokenizer, None if it has none or there is no draft.
     """
 
     target: T5
@@ -131,13 +131,13 @@ def load_pair(chosen: ModelPair, dtype: str | None, group: Any = None) -> Loaded
     """Loads the models of a pair; warns on standard error if they hardly fit into memory.
 
     Args:
-        chosen: which models.
-        dtype: compute in this type; None keeps the folder's.
-        group: of `mx.distributed`, whose processes share the target; None if this one has all of
-            it.
+        chosen: the models.
+        dtype: type to compute in; None keeps the folder's type.
+        group: a group of `mx.distributed` whose processes share the target; None if this process
+            has all of it.
 
     Raises:
-        UserError: a model cannot be read, or the two do not fit each other.
+        UserError: a model cannot be read, or the draft does not fit the target.
     """
     _advise(chosen, dtype, group.size() if group else 1)
     target, tokenizer = load(chosen.target, dtype, chosen.adapter, group=group)
@@ -153,9 +153,9 @@ def load_pair(chosen: ModelPair, dtype: str | None, group: Any = None) -> Loaded
 
 
 def _advise(chosen: ModelPair, dtype: str | None, ranks: int) -> None:
-    """Says on standard error if a pair will hardly fit, or would compute in float32 unasked."""
+    """Warns on standard error if a pair hardly fits, or runs in float32 by default."""
     folders = [folder for folder in (chosen.target, chosen.draft) if folder]
-    with contextlib.suppress(UserError):  # loading says what is wrong with a folder
+    with contextlib.suppress(UserError):  # loading reports what is wrong with a folder
         for folder in folders:
             if hint := dtype_hint(folder, dtype):
                 log(f"hint: {hint}")
@@ -177,14 +177,14 @@ def _default_pair() -> tuple[Path, Path, str]:
 def _default_draft(
     target: Path, convert: Convert | None, fetch: bool, is_new: bool
 ) -> tuple[Path | None, str]:
-    """The draft of a target where none is named, and why it is that or none.
+    """Returns a target's default draft, and the reason why it is that one or none.
 
     Args:
-        target: its folder.
+        target: the target's folder.
         convert: see `locate`.
-        fetch: whether what is not there may be fetched.
-        is_new: whether the target was: then nobody is surprised that a draft is converted as well.
-            Without converting it comes along in any case, as the default drafts are small.
+        fetch: whether a draft may be downloaded.
+        is_new: whether the target is new; otherwise a draft is converted only from the cache.
+            Without `convert` it may always be downloaded, as default drafts are small.
     """
     if target.resolve() == (BUNDLED / "target").resolve():
         return BUNDLED / "draft", ""
@@ -208,17 +208,17 @@ def _default_draft(
 
 
 def _fit(target: Path, draft: Path) -> bool:
-    """Whether a target and a draft, known by their folders' names alone, have like tokens."""
+    """Whether the configs of a target and a draft agree about their tokens."""
     try:
         configs = [T5Config.from_dict(read_config(folder)) for folder in (target, draft)]
     except UserError:
-        return True  # loading them says what is wrong
+        return True  # loading them reports what is wrong
     names = ("vocab_size", "eos_token_ids", "decoder_start_token_id")
     return len({tuple(getattr(config, name) for name in names) for config in configs}) == 1
 
 
 def _shown(folder: Path) -> str:
-    """A folder as short as can be: its Hub id, or relative to where the user stands."""
+    """Returns a short name of a folder: its Hub id, or its path from the working directory."""
     if hub_id := snapshot_id(folder):
         return hub_id
     try:

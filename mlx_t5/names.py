@@ -1,8 +1,8 @@
-"""What a model's name stands for: the folder to read.
+"""Finds the folder of a model by its name.
 
 A name is a folder (converted, or as Hugging Face saved it), the name of a folder in `models/`, or
-a Hub id. Command lines convert a Hub id into `models/` the first time it is asked for; `model.load`
-reads its snapshot as it is, and what is in MLX's format on the Hub is never converted.
+a Hub id. Command lines convert a Hub id into `models/` at its first use; `model.load` reads its
+snapshot as it is. A model in MLX's format on the Hub is never converted.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from pathlib import Path
 
 from mlx_t5.errors import UserError, log, shown
 
-CONVERTED = Path("models")  # in the working folder, where convert.py writes as well
-BUNDLED = Path(__file__).parents[1] / "demo"  # the pair that comes along
+CONVERTED = Path("models")  # in the working directory, where convert.py writes
+BUNDLED = Path(__file__).parents[1] / "demo"  # the bundled pair
 Convert = Callable[[str, Path], object]
 ADAPTED = " with adapter "
 AUTO, NONE, LOOKUP = "auto", "none", "lookup"  # in place of a draft's name
 
 
 def locate(name: str, convert: Convert | None = None, revision: str | None = None) -> Path:
-    """The folder that a model's name stands for; fetches a Hub id that is new here.
+    """Returns the folder of a model's name; downloads a Hub id that is new here.
 
-    A folder in `models/` has the last part of a Hub id for its name, which others may share. So the
-    id that it was converted from, which its config.json keeps, has to be the one asked for.
+    A folder in `models/` is named after the last part of a Hub id, which other ids may share. So
+    the id that it was converted from, which its config.json records, must be the requested one.
 
     Args:
-        name: as the user gives it.
-        convert: makes the model of a Hub id into a folder, as `convert.convert` does, unless it is
-            an MLX folder; None reads every snapshot as it is.
+        name: the user's name for the model.
+        convert: converts a Hub id that is no MLX folder, such as `convert.convert`; None reads
+            every snapshot as it is.
         revision: a branch, tag or commit of a Hub id, which is then not looked for in `models/`.
 
     Raises:
-        UserError: the name is a path to nothing, the Hub id cannot be had or converted, the folder
-            was converted from another one, or a folder shall have a revision.
+        UserError: the path does not exist, the Hub id cannot be downloaded or converted, the folder
+            was converted from another id, or a revision is given for a folder.
     """
     from mlx_t5.checkpoints.hub import resolve
 
@@ -53,7 +53,7 @@ def locate(name: str, convert: Convert | None = None, revision: str | None = Non
 
 
 def _is_mlx(folder: Path) -> bool:
-    """Whether a folder holds what `convert.py` or `distill.py` has written."""
+    """Whether a folder was written by `convert.py` or `distill.py`."""
     from mlx_t5.checkpoints.checkpoint import open_checkpoint
 
     with open_checkpoint(folder) as stored:
@@ -61,10 +61,10 @@ def _is_mlx(folder: Path) -> bool:
 
 
 def folder_of(name: str) -> Path:
-    """The folder that a model's name stands for; that of a Hub id may not be there yet.
+    """Returns the folder of a model's name; for a Hub id it may not exist yet.
 
     Raises:
-        UserError: the name is a path to nothing.
+        UserError: the path does not exist.
     """
     from mlx_t5.checkpoints.small_files import place
 
@@ -84,8 +84,8 @@ def folder_of(name: str) -> Path:
 def require_same(name: str, folder: Path) -> None:
     """Refuses a folder in `models/` that was converted from another Hub id than `name`.
 
-    Of a folder without a record (converted from a local folder, or long ago) nothing is known but
-    its name: it is taken, with a warning if an owner was asked for.
+    A folder without a record (converted from a local folder, or long ago) is accepted, with a
+    warning if `name` has an owner.
     """
     from mlx_t5.checkpoints.hub import full_id
 
@@ -106,9 +106,9 @@ def require_same(name: str, folder: Path) -> None:
 
 
 def source_of(folder: Path) -> str | None:
-    """The Hub id, with its owner, that a folder was converted from; None if it does not say.
+    """Returns the Hub id, with its owner, that a folder was converted from; None if not recorded.
 
-    With an adapter merged into it, it is another model: then that is said as well.
+    If an adapter was merged it is another model, and the result names the adapter, too.
     """
     from mlx_t5.checkpoints.hub import full_id
     from mlx_t5.checkpoints.small_files import snapshot_id
@@ -117,7 +117,7 @@ def source_of(folder: Path) -> str | None:
     try:
         record = read_config(folder).get("converted_from")
     except UserError:
-        return None  # loading it says what is wrong
+        return None  # loading it reports what is wrong
     if not isinstance(record, dict):
         record = {"model": snapshot_id(folder)}
     model, adapter = record.get("model"), record.get("adapter")

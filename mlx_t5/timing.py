@@ -1,13 +1,13 @@
 """Times several variants of the same work, interleaved, and compares the times.
 
-On a shared machine the speed of everything changes from second to second, so two variants are only
-compared by times that were taken next to each other. The work is cut into turns, usually one
-prompt each: every variant does the first turn, then every one the second, and so on, all of it as
-often as there are repeats, in an order that changes every time. Two variants are compared repeat by
-repeat: their speed-up is the median of these ratios, between the least and the greatest. Of a
-variant by itself the median time of each turn counts, and their sum is the variant's time.
+On a shared machine speed changes from second to second, so only times taken next to each other are
+compared. The work is cut into turns, usually one prompt each: all variants do the first turn, then
+all do the second, and so on, in an order that changes every time. All of it is repeated R times.
+Two variants are compared repeat by repeat: their speed-up is the median of the ratios, reported
+with the smallest and the largest. The time of a single variant is the sum over turns of the median
+time of each turn.
 
-Texts may differ between variants if they are sampled, so what is compared is the time a token.
+Sampled texts may differ between variants, so times are compared per token.
 
 Symbols: R repeats, N turns.
 """
@@ -27,7 +27,7 @@ Tokens = list[list[int]]  # of the prompts of a turn
 
 @dataclass(frozen=True)
 class Ratio:
-    """A figure of several repeats: the median, the least and the greatest."""
+    """A figure of several repeats: the median, the smallest and the largest."""
 
     value: float
     low: float
@@ -39,12 +39,12 @@ class Ratio:
 
 @dataclass
 class Timed:
-    """What one variant took and made.
+    """The times and outcomes of one variant.
 
     Attributes:
-        seconds: [R][N] wall clock of every turn.
-        tokens: [R][N] tokens that were decided in it, EOS included.
-        outcomes: [R][N] what the variant returned.
+        seconds: [R][N] wall-clock time of every turn.
+        tokens: [R][N] tokens decided in every turn, EOS included.
+        outcomes: [R][N] results of the variant.
     """
 
     seconds: list[list[float]] = field(default_factory=list)
@@ -52,13 +52,13 @@ class Timed:
     outcomes: list[list[Any]] = field(default_factory=list)
 
     def add(self, repeat: Sequence[tuple[float, int, Any]]) -> None:
-        """Adds a repeat: seconds, tokens and outcome of every turn, as `timed_turn` has them."""
+        """Adds a repeat: seconds, tokens and outcome of every turn, from `timed_turn`."""
         self.seconds.append([seconds for seconds, _, _ in repeat])
         self.tokens.append([tokens for _, tokens, _ in repeat])
         self.outcomes.append([outcome for _, _, outcome in repeat])
 
     def only(self, turns: Sequence[int]) -> Timed:
-        """The same of these turns alone."""
+        """Returns the times and outcomes of these turns alone."""
 
         def chosen(rows: list[list[Any]]) -> list[list[Any]]:
             return [[row[turn] for turn in turns] for row in rows]
@@ -66,7 +66,7 @@ class Timed:
         return Timed(chosen(self.seconds), chosen(self.tokens), chosen(self.outcomes))
 
     def seconds_a_token(self) -> float:
-        """Seconds of all turns, each by the median of its repeats, divided by their tokens."""
+        """The sum of the turns' median seconds, divided by their tokens."""
         return median_total(self.seconds) / median_total(self.tokens)
 
     def repeats_a_token(self) -> list[float]:
@@ -75,33 +75,33 @@ class Timed:
 
 
 def median_total(rows: Sequence[Sequence[float]]) -> float:
-    """The sum over turns of the median over repeats, of [R][N] figures."""
+    """Returns the sum over turns of the median over repeats, for [R][N] figures."""
     return sum(statistics.median(turn) for turn in zip(*rows, strict=True))
 
 
 def speed_up(base: Timed, other: Timed) -> Ratio:
-    """How many times as many tokens a second `other` makes as `base`, repeat by repeat."""
+    """Returns the speed of `other` in tokens a second relative to `base`, repeat by repeat."""
     pairs = zip(base.repeats_a_token(), other.repeats_a_token(), strict=True)
     return spread([slow / fast for slow, fast in pairs])
 
 
 def spread(repeats: Sequence[float]) -> Ratio:
-    """Median, least and greatest of the single repeats."""
+    """Returns the median, smallest and largest of the repeats."""
     return Ratio(statistics.median(repeats), min(repeats), max(repeats))
 
 
 def differing(outcomes: Sequence[Sequence[Tokens]], others: Sequence[Sequence[Tokens]]) -> int:
-    """How many prompts got other tokens at least once; both [R][N] of the tokens of each prompt."""
+    """Counts the prompts whose tokens differ in any repeat; both are [R][N] lists of tokens."""
     flat = ([[tokens for turn in row for tokens in turn] for row in o] for o in (outcomes, others))
     prompts = zip(*(zip(*rows, strict=True) for rows in flat), strict=True)
     return sum(texts != other_texts for texts, other_texts in prompts)
 
 
 def order(names: Iterable[str], repeat: int, turn: int) -> list[str]:
-    """Who goes when: shuffled anew for every turn of every repeat, the same in every run.
+    """Returns the order of variants: shuffled for every turn of every repeat, equal in every run.
 
     In a fixed order, rotated or not, neighbours would stay neighbours: the same variants would
-    share the machine's slow moments, and find the caches as the same other one left them.
+    share the machine's slow moments, and find the caches as the same predecessor left them.
     """
     names = list(names)
     return random.Random(f"{repeat} {turn}").sample(names, len(names))
@@ -119,14 +119,14 @@ def interleave(
     """Runs every variant on every turn, `repeats` times, after a warm-up that is not counted.
 
     Args:
-        variants: by name, what does a turn, given its number. It returns when its result can be
-            read on the host.
+        variants: functions by name; each does a turn, given its number, and returns when the
+            result can be read on the host.
         turns: N.
         repeats: R, at least 1.
-        tokens: how many tokens an outcome has.
-        clock: seconds.
+        tokens: returns the number of tokens of an outcome.
+        clock: returns seconds.
         before: called before every turn of every variant, outside its time.
-        warm_up: whether there is one; without it all variants have run before.
+        warm_up: whether to warm up; False if all variants have run before.
     """
     timed = {name: Timed() for name in variants}
     for repeat in range(WARM_UP if warm_up else 0, repeats):
@@ -147,7 +147,7 @@ def timed_turn(
     tokens: Callable[[Any], int],
     clock: Callable[[], float],
 ) -> tuple[float, int, Any]:
-    """Seconds, tokens and outcome of one turn; arguments as of `interleave`."""
+    """Returns seconds, tokens and outcome of one turn; arguments as in `interleave`."""
     began = clock()
     outcome = variant(turn)
     return clock() - began, tokens(outcome), outcome

@@ -1,9 +1,9 @@
-"""Which layers a LoRA adapter changes and by how much, as PEFT's adapter_config.json says it.
+"""Reads PEFT's adapter_config.json: which layers a LoRA adapter changes, and by how much.
 
-The entries are those of PEFT's `LoraConfig`, and mean what they mean in PEFT 0.21. What would make
-the adapter something else than a product of two matrices a layer, with DoRA or without, is refused
-by its name: an adapter that is merged in part would be another model that still writes fluent text.
-So are regular expressions, in which a stranger could hide one that takes years to match.
+The entries are those of PEFT's `LoraConfig`, as in PEFT 0.21. An entry that makes the adapter more
+than a product of two matrices a layer (with or without DoRA) is refused by name: a partly merged
+adapter would be another model that still writes fluent text. Regular expressions are refused as
+well, as an untrusted one could take years to match.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _NUMBERS: Mapping[str, Range] = MappingProxyType(
 )
 _MODULES = ("target_modules", "exclude_modules")
 _PATTERNS = ("rank_pattern", "alpha_pattern", "layers_pattern", "layers_to_transform")
-# What the first weights were changes nothing afterwards.
+# Initialisations that have no effect on a trained adapter.
 _NEUTRAL_STARTS = (True, False, "gaussian", "orthogonal", "eva", "mica")
-# Whatever they hold, a merged adapter is the same: how it was trained, and where it came from. That
-# weights are transposed (fan_in_fan_out) is never true of T5's layers, and PEFT goes by these.
+# Entries without effect on a merged adapter: its training and its origin. T5's layers are never
+# transposed (fan_in_fan_out), and PEFT looks at the layers.
 _WITHOUT_EFFECT = frozenset(
     "auto_mapping base_model_name_or_path corda_config ensure_weight_tying eva_config "
     "fan_in_fan_out inference_mode loftq_config lora_dropout lora_ga_config megatron_config "
@@ -47,10 +47,10 @@ _KNOWN = _WITHOUT_EFFECT | {"peft_type", "bias", "init_lora_weights", *_NUMBERS,
 
 
 def adapter_folder(name: str | Path) -> Path:
-    """The folder of an adapter.
+    """Returns the folder of an adapter.
 
     Raises:
-        UserError: there is none of that name.
+        UserError: there is no such folder.
     """
     folder = place(name)
     if not name or not folder.is_dir():
@@ -60,15 +60,15 @@ def adapter_folder(name: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """The entries that count; see PEFT's class of this name.
+    """The supported entries; see PEFT's class of this name.
 
     Attributes:
         r: rank: rows of A, columns of B.
         lora_alpha: strength.
-        use_rslora: whether the strength is divided by the root of the rank and not by the rank.
-        use_dora: whether the rows of a changed weight have lengths of their own.
-        target_modules: ends of the names of layers that are changed, or `ALL_LINEAR`.
-        exclude_modules: ends of the names of layers that are left as they are.
+        use_rslora: whether the strength is divided by the root of the rank instead of the rank.
+        use_dora: whether the rows of a changed weight have learned lengths (DoRA).
+        target_modules: name suffixes of the layers to change, or `ALL_LINEAR`.
+        exclude_modules: name suffixes of layers to leave as they are.
     """
 
     r: int = 8
@@ -83,16 +83,16 @@ class LoraConfig:
         """Reads an adapter's configuration.
 
         Raises:
-            UserError: there is none, it is damaged, or asks for what cannot be merged.
+            UserError: it is missing or damaged, or the adapter cannot be merged.
         """
         return cls.from_dict(read_object(folder / CONFIG, "give the folder of a PEFT adapter"))
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> LoraConfig:
-        """Reads what adapter_config.json holds; null counts as absent.
+        """Reads the content of an adapter_config.json; null counts as absent.
 
         Raises:
-            UserError: it is no LoRA, asks for what cannot be merged, or an entry is malformed.
+            UserError: it is no LoRA, cannot be merged, or an entry is malformed.
         """
         raw = {name: value for name, value in raw.items() if value is not None}
         _refuse_others(raw)
@@ -106,11 +106,11 @@ class LoraConfig:
 
     @property
     def scale(self) -> float:
-        """What B @ A is multiplied by."""
+        """The factor of B @ A."""
         return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
     def targets(self, layers: Iterable[str]) -> list[str]:
-        """Those of the layers, by their full names, that the adapter changes."""
+        """Returns the full names of those layers that the adapter changes."""
         return [
             layer
             for layer in layers
@@ -128,7 +128,7 @@ def _is_named(layer: str, names: Iterable[str]) -> bool:
 
 
 def _refuse_others(raw: Mapping[str, Any]) -> None:
-    """Refuses what is no plain LoRA on linear layers, by its name."""
+    """Refuses entries that are no plain LoRA on linear layers, by name."""
     kind = raw.get("peft_type")
     if kind != "LORA":
         if kind is None:
@@ -145,7 +145,7 @@ def _refuse_others(raw: Mapping[str, Any]) -> None:
     for name, value in raw.items():
         if name in _PATTERNS and value not in ([], {}, ""):
             raise _refused(name, value)
-        # An entry unknown here may be a number or a name, which others refer to, but no switch.
+        # An unknown entry may be a number or a name that others refer to, but not switch things on.
         asks = value is True or (isinstance(value, (list, dict)) and len(value) > 0)
         if asks and name not in _KNOWN:
             raise _refused(name, value, cure="merge it with PEFT, where PEFT can")

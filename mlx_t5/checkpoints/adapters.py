@@ -1,10 +1,10 @@
-"""LoRA adapters as PEFT saves them, merged into a model's weights while these are read.
+"""Merges PEFT's LoRA adapters into a model's weights while these are read.
 
 LoRA (Hu et al., https://arxiv.org/abs/2106.09685) changes a weight W (out, in) by a product of two
-narrow matrices, B (out, r) and A (r, in): W + s · B @ A. Row i of the result needs W[i], B[i] and
-A alone, so a weight of any size is merged a few rows at a time. What PEFT's `merge_and_unload`
-computes in float32 is computed here in float32, and rounded once. DoRA
-(https://arxiv.org/abs/2402.09353) then gives each row a length of its own.
+narrow matrices, B (out, r) and A (r, in): W + s · B @ A. Row i of the result depends on W[i], B[i]
+and A alone, so a weight of any size is merged a few rows at a time. Like PEFT's `merge_and_unload`
+in float32, this computes in float32; it rounds once. DoRA (https://arxiv.org/abs/2402.09353) then
+scales each row to a learned length.
 
 Layers have Hugging Face's names here: `decoder.block.0.layer.0.SelfAttention.q`.
 """
@@ -38,12 +38,12 @@ Shape = tuple[int, ...]
 
 
 class StoredAdapter:
-    """An adapter's matrices, read when they are needed; a context manager that closes their file.
+    """An adapter's matrices, read lazily; a context manager that closes their file.
 
     Args:
-        stored: their file.
-        layers: those that are changed.
-        config: how.
+        stored: the adapter's file.
+        layers: the layers that it changes.
+        config: the adapter's configuration.
     """
 
     def __init__(self, stored: Checkpoint, layers: Collection[str], config: LoraConfig):
@@ -53,14 +53,14 @@ class StoredAdapter:
         """Merges a weight a few rows at a time.
 
         Args:
-            name: of the tensor, by Hugging Face.
-            tiles: its rows, in order; all tiles but the last have as many.
+            name: the tensor's Hugging Face name.
+            tiles: its rows, in order; all tiles but the last have the same number of rows.
 
         Yields:
-            Each tile: (n, in) in float32 where the adapter changes the layer, else as it is.
+            Each tile: (n, in) in float32 if the adapter changes the layer, else as it is.
 
         Raises:
-            UserError: the adapter's file cannot be read after all.
+            UserError: the adapter's file cannot be read.
         """
         layer = name.removesuffix(_WEIGHT)
         if layer not in self._layers:
@@ -90,16 +90,16 @@ class StoredAdapter:
         names: Collection[str],
         quantization: Mapping[str, Any] | None,
     ) -> Iterator[tuple[str, mx.array]]:
-        """Merges whole tensors; what is quantised is quantised again, see `quantization`.
+        """Merges whole tensors; quantised ones are quantised again, see `quantization`.
 
         Args:
             tensors: pairs of our name and array.
             ours: our names by Hugging Face's.
-            names: ours of all tensors.
-            quantization: the entry of that name in config.json.
+            names: our names of all tensors.
+            quantization: the `quantization` of config.json.
 
         Yields:
-            The names of a model that is quantised as merged, each with its array.
+            Pairs of our name and array, quantised as `quantization` returns.
         """
         changed = self._changed(ours)
         parts = {path: {f"{path}.{part}" for part in PARTS} & set(names) for path in changed}
@@ -116,12 +116,12 @@ class StoredAdapter:
                 yield from change_weight(path, waiting.pop(path), settings, merge).items()
 
     def quantization(self, entry: Mapping[str, Any], ours: Mapping[str, str]) -> dict[str, Any]:
-        """The entry of config.json for what `merged` yields, given that of the folder."""
+        """Returns the `quantization` of config.json after `merged`, given that of the folder."""
         settings = {path: layer_settings(entry, path) for path in self._changed(ours)}
         return {**entry, **{path: changed_settings(how) for path, how in settings.items()}}
 
     def _changed(self, ours: Mapping[str, str]) -> dict[str, str]:
-        """Hugging Face's name of every layer that is changed, by its path."""
+        """Returns Hugging Face's name of every changed layer, by its path."""
         return {ours[layer + _WEIGHT].removesuffix(_WEIGHT): layer for layer in self._layers}
 
     def _merge(self, name: str, weight: mx.array) -> mx.array:
@@ -137,16 +137,16 @@ class StoredAdapter:
 def open_adapter(folder: str | Path | None, shapes: Mapping[str, Shape]) -> StoredAdapter:
     """Opens a PEFT adapter for a model.
 
-    For an encoder alone, what an adapter of a whole model does to the decoder does not count.
+    For an encoder alone, an adapter's changes to the decoder are ignored.
 
     Args:
         folder: holds adapter_config.json and adapter_model.safetensors or .bin; None for an adapter
             that changes nothing.
-        shapes: of the model's tensors, by Hugging Face's names.
+        shapes: shapes of the model's tensors, by Hugging Face's names.
 
     Raises:
-        UserError: it is no LoRA adapter, changes what is no linear layer, does not fit the model,
-            or is damaged.
+        UserError: it is no LoRA adapter, changes other layers than linear ones, does not fit the
+            model, or is damaged.
     """
     if folder is None:
         return StoredAdapter(Checkpoint([], {}), (), LoraConfig())
@@ -155,7 +155,7 @@ def open_adapter(folder: str | Path | None, shapes: Mapping[str, Shape]) -> Stor
     weights = {name: s for name, s in shapes.items() if len(s) == 2 and name.endswith(_WEIGHT)}
     layers = {name.removesuffix(_WEIGHT): shape for name, shape in weights.items()}
     whole = any(name.startswith(_DECODER) for name in shapes)
-    # An output head that is the embedding has no tensor, and is a layer all the same.
+    # An output head that is the embedding has no tensor, but it is a layer as well.
     targets = config.targets(dict.fromkeys([*layers, *([_HEAD] if whole else [])]))
     for layer in targets:
         if layer.rpartition(".")[2] in OTHERS:
@@ -177,15 +177,15 @@ def open_adapter(folder: str | Path | None, shapes: Mapping[str, Shape]) -> Stor
 def save_adapter(
     path: Path, entries: Mapping[str, Any], tensors: Mapping[str, Mapping[str, mx.array]]
 ) -> Path:
-    """Writes a folder that PEFT loads and `open_adapter` reads, which appears when it is complete.
+    """Writes a folder that PEFT and `open_adapter` read; it appears when it is complete.
 
     Args:
         path: the folder, as checked by `check_output_folder`.
-        entries: of adapter_config.json, beside those that are the same for every LoRA of a T5.
-        tensors: A, B and, of DoRA, the lengths of the rows, by layer and by PEFT's name of each.
+        entries: entries of adapter_config.json, besides those of every LoRA of a T5.
+        tensors: A, B and, for DoRA, the rows' lengths, by layer and by PEFT's name of each.
 
     Raises:
-        UserError: something has come to be at `path`, or it cannot be written.
+        UserError: `path` exists by now, or cannot be written.
     """
     named = {
         f"{_PREFIX}{layer}.{name}" + _WEIGHT * (array.ndim == 2): array.astype(mx.float32)
@@ -197,21 +197,21 @@ def save_adapter(
             file = str(partial_folder / WEIGHTS[0])
             mx.save_safetensors(file, named, {"format": "pt"})
             write_json(partial_folder / CONFIG, _ENTRIES | dict(entries))
-    except (OSError, RuntimeError) as error:  # the latter is what MLX makes of a full disk
+    except (OSError, RuntimeError) as error:  # MLX raises the latter when a disk is full
         raise UserError(f"cannot write {path}: {reason(error)}") from error
     return path
 
 
 def _tensors(layer: str) -> list[str]:
-    """The names of A, B and the lengths of the rows."""
+    """Returns the names of A, B and the rows' lengths."""
     parts = (f"lora_A{_WEIGHT}", f"lora_B{_WEIGHT}", "lora_magnitude_vector")
     return [f"{_PREFIX}{layer}.{part}" for part in parts]
 
 
 def _check(checkpoint: Checkpoint, expected: Mapping[str, Shape], unused: str) -> None:
-    """Raises `UserError` unless the adapter's tensors are those of its configuration.
+    """Raises `UserError` unless the adapter's tensors match its configuration.
 
-    `unused` is the prefix of further ones that there may be; "" for none.
+    `unused` is the prefix of tensors that are ignored; "" for none.
     """
     names = set(checkpoint.names)
     for name in checkpoint.names:
@@ -227,7 +227,7 @@ def _check(checkpoint: Checkpoint, expected: Mapping[str, Shape], unused: str) -
 
 
 def _stranger(name: str) -> str:
-    """What an unexpected tensor means."""
+    """Returns the explanation of an unexpected tensor."""
     layer = shown(name.removeprefix(_PREFIX).partition(".lora_")[0])
     if layer in OTHERS and ".lora_" in name:
         return f"LoRA on {layer} cannot be merged here; merge it with PEFT"

@@ -1,9 +1,9 @@
-"""Reads the weights of a Hugging Face folder, one tensor at a time, in every format they come in.
+"""Reads the weights of a Hugging Face folder, one tensor at a time, in every common format.
 
-safetensors, torch `.bin` in zip and in legacy format, each in one file or in shards with an index,
-in float32, float16 and bfloat16. torch is not needed, and nothing in a file is ever executed. All
-of it is treated as coming from a stranger: a header that lies, a file cut short, an index that
-points out of its folder each end in one `UserError` that names the file.
+The formats are safetensors and torch's `.bin` (zip or legacy), in one file or in shards with an
+index, in float32, float16 and bfloat16. torch is not needed, and nothing in a file is executed. All
+files are untrusted: a false header, a truncated file, or an index that points out of its folder
+each raise one `UserError` that names the file.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Checkpoint:
     """The tensors of a checkpoint; a context manager that closes the files it opened.
 
     Attributes:
-        names: every tensor's name, in the order of files and of bytes in them: reading in this
-            order is one pass over the disk.
+        names: every tensor's name, in the order of files and of their bytes, so that reading in
+            this order is sequential.
         metadata: the string pairs of a safetensors header (MLX folders have `format`: `mlx`).
     """
 
@@ -58,7 +58,7 @@ class Checkpoint:
         return self._tensors[name].nbytes
 
     def storage(self, name: str) -> Hashable:
-        """A value that two names share exactly if they mean the same bytes, read alike."""
+        """Returns a value that is equal for two names exactly if they are the same tensor."""
         tensor = self._tensors[name]
         return tensor.path, tensor.offset, tensor.dtype, tensor.shape, tensor.strides
 
@@ -70,18 +70,18 @@ class Checkpoint:
         """Reads one whole tensor in its stored type.
 
         Raises:
-            UserError: the type is none of those above, or the file has been cut short.
+            UserError: the type is not supported, or the file has been truncated.
         """
         tensor = self._tensors[name]
         return tensor.read(self._open(tensor.path))
 
     def part(self, name: str, axis: int, where: slice) -> mx.array:
-        """Reads rows (axis 0) or columns (axis 1) of one tensor, and nothing else of it.
+        """Reads rows (axis 0) or columns (axis 1) of one tensor, and only these.
 
-        Unlike `read` it also takes the integers that quantised weights are stored as.
+        Unlike `read` it also reads the integers of quantised weights.
 
         Raises:
-            UserError: the type is none of those, or the file has been cut short.
+            UserError: the type is not supported, or the file has been truncated.
         """
         tensor = self._tensors[name]
         return tensor.part(self._open(tensor.path), axis, where)
@@ -92,7 +92,7 @@ class Checkpoint:
         return tensor.row_tiles(self._open(tensor.path), max_bytes)
 
     def sample(self, name: str, places: int, width: int = 64) -> bytes:
-        """Bytes of a tensor as they are stored, from places spread evenly over it."""
+        """Returns stored bytes of a tensor, from evenly spaced places."""
         tensor = self._tensors[name]
         file, size = self._open(tensor.path), tensor.extent * tensor.itemsize
         samples = []
@@ -132,12 +132,12 @@ def open_checkpoint(
     Args:
         folder: holds `model.safetensors`, `pytorch_model.bin`, or either's `.index.json` and the
             shards it names.
-        names: what the two files are called.
-        root: the model folder, if `folder` is one in it; see `small_files.require_own`.
+        names: the names of the two files.
+        root: the model folder, if `folder` is inside it; see `small_files.require_own`.
 
     Raises:
-        UserError: no weights, shards that the index names are missing, a damaged file, a link out
-            of the folder, or a pickle that asks for more than tensors.
+        UserError: there are no weights, a shard is missing, a file is damaged or a link out of the
+            folder, or a pickle contains more than tensors.
     """
     folder = Path(folder)
     try:
@@ -157,7 +157,7 @@ def open_checkpoint(
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str | None:
-    """The type that a T5 is stored in: of its embedding, or of a norm where that is quantised.
+    """Returns a T5's stored type: its embedding's, or a norm's if that is quantised.
 
     None if there is no embedding.
     """
@@ -204,7 +204,7 @@ def read_weight_map(index: Path, root: Path | None = None) -> dict[str, str]:
 
 
 def _merge(paths: list[Path], weight_map: dict[str, str] | None, root: Path | None) -> Checkpoint:
-    """Merges the tensors of all files; where several have a name, the index decides."""
+    """Merges the tensors of all files; if several files have a name, the index decides."""
     tensors: dict[str, StoredTensor] = {}
     metadata: dict[str, str] = {}
     count = 0

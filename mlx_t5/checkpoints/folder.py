@@ -1,7 +1,7 @@
 """Writes a model folder in Hugging Face's layout: weights in shards, their index, the small files.
 
-Every tensor streams into its place a few rows at a time, so that memory does not depend on the size
-of the model. `convert.py` writes MLX folders with it, `demo/grow.py` Hugging Face ones.
+Every tensor is written a few rows at a time, so that memory does not depend on the size of the
+model. `convert.py` writes MLX folders with it, `demo/grow.py` Hugging Face folders.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from mlx_t5.checkpoints.safetensors_file import SafetensorsWriter, data_size
 from mlx_t5.checkpoints.small_files import MODULE_FOLDER, SMALL_FILES, require_small
 from mlx_t5.disk import is_macos_file
 
-BLOCK_BYTES = 16 << 20  # of a tensor at once; memory is a few times this
-SHARD_BYTES = 5 << 30  # a new shard is begun before this is passed, as in mlx-lm
+BLOCK_BYTES = 16 << 20  # bytes of a tensor at a time; memory is a few times this
+SHARD_BYTES = 5 << 30  # maximum of a shard, as in mlx-lm
 _WEIGHTS = re.compile(
     r"README\.md|config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
 )
 
 
 class OutputTensor(Protocol):
-    """One tensor on its way to the disk, where it may become several arrays."""
+    """One tensor to write; on the disk it may be several arrays."""
 
     def outputs(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-        """Type and shape of each array, by name, in the order they are stored."""
+        """Returns type and shape of each array, by name, in the order of storage."""
 
 
 S = TypeVar("S", bound=OutputTensor)
 
 
 def is_model_file(name: str) -> bool:
-    """Whether `convert.py`, or macOS, may have made a file or a module's folder of this name."""
+    """Whether `convert.py`, or macOS, may have made a file or module folder of this name."""
     ours = name in SMALL_FILES or any(p.fullmatch(name) for p in (_WEIGHTS, MODULE_FOLDER))
     return ours or is_macos_file(name)
 
@@ -64,17 +64,17 @@ def into_shards(steps: Iterable[S], shard_bytes: int) -> list[list[S]]:
 def new_model_folder(
     path: Path, overwrite: bool, source: Path, shards: Sequence[Sequence[OutputTensor]]
 ) -> Iterator[Path]:
-    """`new_folder` with the source's tokenizer and configuration in it.
+    """Yields a `new_folder` with the source's tokenizer and configuration in it.
 
     Args:
-        path: as checked by `check_output_folder`.
+        path: the folder, as checked by `check_output_folder`.
         overwrite: whether to replace what is at `path`.
         source: the folder to copy the small files from; links out of it are refused.
-        shards: what will be written, to see first that the disk has room for it.
+        shards: the tensors to be written, to check the disk space first.
 
     Raises:
-        UserError: a small file that is none or not the source's own, too little disk space, or
-            something has come to be at `path`.
+        UserError: a small file is none or a link out of the source, there is too little disk space,
+            or `path` exists by now.
     """
     small = [source / name for name in SMALL_FILES if os.path.lexists(source / name)]
     for file in small:
@@ -97,11 +97,11 @@ def write_shards(
     """Writes every shard and the index, with a progress bar over the bytes written.
 
     Args:
-        folder: where to.
+        folder: the folder to write to.
         shards: from `into_shards`.
-        row_tiles: gives a step's rows, in order: the next ones of each of its arrays, by name.
+        row_tiles: yields a tensor's next rows, in order, for each of its arrays by name.
         framework: the `format` of the files' metadata: "mlx" or "pt".
-        label: what the progress bar says.
+        label: the progress bar's label.
     """
     weight_map: dict[str, str] = {}
     size = sum(data_size(step.outputs()) for shard in shards for step in shard)
@@ -129,7 +129,7 @@ def write_json(path: Path, value: dict) -> None:
 
 @contextmanager
 def _small_cache() -> Iterator[None]:
-    """Limits the buffers that MLX keeps for reuse: tiles of many sizes would pile up there."""
+    """Limits the freed buffers that MLX keeps: tiles of many sizes would pile up there."""
     before = mx.set_cache_limit(BLOCK_BYTES)
     try:
         yield

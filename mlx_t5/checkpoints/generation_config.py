@@ -1,8 +1,8 @@
-"""What a model's own files set of generation: generation_config.json and config.json's tasks.
+"""Reads the generation settings in a model's files: generation_config.json and config.json's tasks.
 
-Both have the entries of transformers' `GenerationConfig`, and so has, as in transformers 5, the
-config.json of a folder without generation_config.json. Those that this project has too become
-settings of `settings.Settings`, with the meaning that they have in transformers:
+Both have the entries of transformers' `GenerationConfig`. Without a generation_config.json they are
+read from config.json, as in transformers 5. Supported entries become `settings.Settings` with the
+same meaning as in transformers:
 
 | entry | setting |
 | --- | --- |
@@ -12,8 +12,8 @@ settings of `settings.Settings`, with the meaning that they have in transformers
 | `do_sample: false` | `temp` 0, whatever `temperature` says |
 | others of the same name | themselves |
 
-What would change the text and is not supported is named, so that nobody takes the text for that of
-transformers.
+Unsupported entries that would change the text are reported, so that nobody expects transformers'
+text.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _DEFAULT_TOP_K = 50  # of transformers, where it samples
 _DAMAGED = "give a model folder, MLX or Hugging Face"
 
 
-# Which setting an entry becomes. Of two for one setting the later counts, as in transformers.
+# The setting of each entry. If two entries have one setting, the later counts, as in transformers.
 _ENTRIES = {entry: name for name, setting in SETTINGS.items() for entry in setting.config}
 _WITH_START = ("max_length", "min_length")  # they count the start token
-# They say nothing about the text: ids, which config.json has too, caches, forms of output, and how
-# transformers drafts and computes.
+# Entries without effect on the text: ids, which config.json also has, caches, output formats, and
+# how transformers drafts and computes.
 _IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
 _SAMPLING = ("do_sample", "temperature")
 _WITHOUT_EFFECT = frozenset(
@@ -52,8 +52,8 @@ _WITHOUT_EFFECT = frozenset(
     "assistant_lookbehind target_lookbehind prompt_lookup_num_tokens max_matching_ngram_size "
     "speculation_type use_mtp".split()
 )
-# Not supported, with the values, beside null, at which transformers does nothing: for an id there
-# is none.
+# Unsupported entries, with the values besides null that have no effect in transformers; an id has
+# no such value.
 _NOTHING: tuple[Any, ...] = (False, "", [], {})
 _OFF: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
@@ -69,19 +69,19 @@ _OFF: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         **dict.fromkeys(("exponential_decay_length_penalty", "stop_strings"), _NOTHING),
         **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), ()),
         **dict.fromkeys(("assistant_ensemble_weight", "dola_layers", "max_time", "top_h"), ()),
-        "watermarking_config": (),  # an empty one marks as well
+        "watermarking_config": (),  # an empty one adds a watermark, too
     }
 )
 
 
 @dataclass(frozen=True)
 class Preset:
-    """What a file wants.
+    """The generation settings of a file or a task.
 
     Attributes:
         source: the file or the task, for messages.
-        prefix: to be put before every prompt.
-        settings: by their names in `Settings`.
+        prefix: put before every prompt.
+        settings: settings by their names in `Settings`.
         left_out: entries that are not supported.
     """
 
@@ -92,13 +92,13 @@ class Preset:
 
     @property
     def note(self) -> str:
-        """One line about what is left out; "" if nothing is."""
+        """One line about the entries left out; "" if there are none."""
         names = ", ".join(self.left_out)
         return f"{self.source}: left out, as not supported: {names}" if names else ""
 
 
 def read_generation_config(folder: Path) -> Preset:
-    """What a model's generation_config.json wants, or its config.json, if there is no such file.
+    """Reads a model's generation_config.json, or its config.json if there is no such file.
 
     Raises:
         UserError: it is damaged, or a setting is out of range.
@@ -119,7 +119,7 @@ def read_generation_config(folder: Path) -> Preset:
 
 
 def read_tasks(folder: Path) -> dict[str, Preset]:
-    """The tasks of a model, by name: `task_specific_params` of its config.json.
+    """Reads the tasks of a model, by name: `task_specific_params` of its config.json.
 
     Raises:
         UserError: config.json is damaged, or a task's entry is malformed or out of range.
@@ -131,10 +131,10 @@ def read_tasks(folder: Path) -> dict[str, Preset]:
 
 
 def find_task(tasks: Mapping[str, Preset], name: str) -> Preset:
-    """The task of this name.
+    """Returns the task of this name.
 
     Raises:
-        UserError: there is none; the message lists those that there are.
+        UserError: there is no such task; the message lists the model's tasks.
     """
     if name not in tasks:
         known = ", ".join(map(shown, tasks))
@@ -144,10 +144,10 @@ def find_task(tasks: Mapping[str, Preset], name: str) -> Preset:
 
 
 def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings from several sources, of which a later one overrides an earlier.
+    """Merges settings from several sources; a later one overrides an earlier one.
 
-    Beams neither sample nor draft: where a source asks for one, what an earlier has of the other
-    is dropped.
+    Beams neither sample nor draft: if a source sets temp or delta, earlier beams are dropped, and
+    vice versa.
     """
     result: dict[str, Any] = {}
     for source in sources:
@@ -186,7 +186,7 @@ def _preset(source: str, raw: Mapping[str, Any]) -> Preset:
 
 
 def _is_off(entry: str, value: Any) -> bool:
-    """Whether an entry that is not supported changes nothing, as it says so."""
+    """Whether an unsupported entry has a value without effect."""
     is_flag = isinstance(value, bool)  # which equals 0 or 1
     return any(
         isinstance(off, bool) == is_flag and off == value for off in _OFF.get(entry, _NOTHING)
@@ -205,6 +205,6 @@ def _sampling(source: str, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ids(value: Any) -> set:
-    """Token ids that are one, several or none."""
+    """Returns the set of token ids of an entry: one, several or none."""
     several = value if isinstance(value, list) else [value]
     return {token for token in several if type(token) is int}

@@ -1,9 +1,9 @@
-"""Turns a model's name into a folder: a local one as it is, a Hub id by downloading what T5 needs.
+"""Finds the folder of a model: a local folder, or a Hub id, whose files are downloaded.
 
-Through `huggingface_hub`, so its progress bars, its cache (`HF_HOME`), its token (`HF_TOKEN` or
-`hf auth login`) and `HF_HUB_OFFLINE` work as everywhere. What a repository lists is looked at first
-and only files on the allow-list are asked for: safetensors, or else torch `.bin`, never both, and
-never the TensorFlow, Flax, Rust or ONNX copies, which may be as large again.
+It uses `huggingface_hub`, so its progress bars, its cache (`HF_HOME`), its token (`HF_TOKEN` or
+`hf auth login`) and `HF_HUB_OFFLINE` work as usual. It lists the repository first and downloads
+only the files that T5 needs: safetensors, or else torch `.bin`, never both, and never the
+TensorFlow, Flax, Rust or ONNX copies, which may be as large.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mlx_t5.checkpoints.output_folder import require_space
 from mlx_t5.checkpoints.small_files import MODULE_FOLDER, MODULES, SMALL_FILES, place, snapshot_id
 from mlx_t5.errors import UserError
 
-# Ids from before owners were part of them; the Hub redirects to the repositories of today.
+# Old ids without owners; the Hub redirects them to today's repositories.
 _RENAMED = MappingProxyType(
     {f"t5-{size}": f"google-t5/t5-{size}" for size in ("small", "base", "large", "3b", "11b")}
 )
@@ -31,20 +31,19 @@ def resolve(name: str, revision: str | None = None) -> Path:
     """Returns the folder that holds the model of this name.
 
     Args:
-        name: a local folder, which is returned as it is without touching the network; or a Hub id
-            such as `google/flan-t5-xl`. Short ids of old (`t5-11b`) go to the Hub as written, which
-            redirects them.
+        name: a local folder, which is returned without using the network; or a Hub id such as
+            `google/flan-t5-xl`. The Hub redirects old, short ids (`t5-11b`).
         revision: a branch, tag or commit of a Hub repository; None is its main branch.
 
     Returns:
-        The local folder, or the snapshot in Hugging Face's cache. Without a connection, or room for
-        another one, a complete snapshot that is already in the cache is used.
+        The local folder, or the snapshot in Hugging Face's cache. Without a connection or disk
+        space, a complete snapshot that is already in the cache is used.
 
     Raises:
         UserError: no such folder or repository, access is refused, no connection and nothing
             cached, too little disk space, or the repository has no weights this project reads.
     """
-    place(name)  # refuses what leads nowhere
+    place(name)  # refuses impossible paths
     folder = Path(name).expanduser()
     if name and folder.is_dir():
         return folder
@@ -54,29 +53,29 @@ def resolve(name: str, revision: str | None = None) -> Path:
 
 
 def is_cached(name: str) -> bool:
-    """Whether Hugging Face's cache has the whole of a Hub id; the network is not asked."""
+    """Whether Hugging Face's cache has a complete snapshot of a Hub id; works offline."""
     return _cached(name, None) is not None
 
 
 def full_id(name: str) -> str:
-    """Adds the owner to a Hub id that is known without one."""
+    """Returns a Hub id with its owner, if it is an old id without one."""
     return _RENAMED.get(name, name)
 
 
 def origin(
     name: str, revision: str | None, folder: Path, adapter: str | Path | None = None
 ) -> dict[str, str]:
-    """What a converted folder keeps about its source, in its config.json as `converted_from`.
+    """Returns the record of a converted folder's source: `converted_from` in its config.json.
 
     Args:
         name: as given to `resolve`.
-        revision: the same.
-        folder: what `resolve` returned.
+        revision: as given to `resolve`.
+        folder: the result of `resolve`.
         adapter: folder of the adapter that was merged, if any.
 
     Returns:
-        `model`, the Hub id with its owner, and, if known, the `revision` asked for and the `commit`
-        that it was; or of a local folder `folder`, its name. `adapter` is the name of that folder.
+        `model`, the Hub id with its owner, and, if known, the requested `revision` and its
+        `commit`; or for a local folder `folder`, its name. `adapter` is the adapter folder's name.
     """
     merged = {} if adapter is None else {"adapter": place(adapter).name}
     if folder == Path(name).expanduser():
@@ -87,15 +86,15 @@ def origin(
 
 
 def choose_files(listed: Iterable[str]) -> list[str]:
-    """The files of a repository to fetch: config, tokenizer, modules and one set of weights.
+    """Chooses a repository's files to download: config, tokenizer, modules, one set of weights.
 
-    An index whose shards are not all listed does not count (some repositories have one left over).
+    An index whose shards are not all there is ignored (some repositories have a stale index).
 
     Args:
         listed: every file name in the repository.
 
     Returns:
-        The names to fetch, no weights among them if the repository has none that can be read.
+        The names of the files; without weights if the repository has none that can be read.
     """
     names = set(listed)
     small = [name for name in SMALL_FILES if name in names] + _module_files(names)
@@ -113,7 +112,7 @@ def choose_files(listed: Iterable[str]) -> list[str]:
 
 
 def _module_files(listed: set[str]) -> list[str]:
-    """The files of a sentence encoder's modules, with one set of weights each."""
+    """Chooses the files of a sentence encoder's modules, with one set of weights each."""
     if MODULES not in listed:
         return []
     names = {name for name in listed if MODULE_FOLDER.fullmatch(name.partition("/")[0])}
@@ -136,7 +135,7 @@ def _download(name: str, revision: str | None) -> Path:
         sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
         files = choose_files(sizes)
         _require(files, where)
-        if _cached(name, revision) is None:  # else that is taken where there is no room
+        if _cached(name, revision) is None:  # otherwise, without room, the cached one is used
             _require_space(name, info.sha, {file: sizes[file] for file in files})
         return Path(snapshot_download(name, revision=revision, allow_patterns=files))
     except UserError:
@@ -161,11 +160,11 @@ def _download(name: str, revision: str | None) -> Path:
 
 
 def _require_space(name: str, commit: str | None, sizes: Mapping[str, int]) -> None:
-    """Refuses a download that the disk has no room for; what an earlier one left counts as there.
+    """Refuses a download that the disk has no room for; cached files need no room.
 
     Args:
         name: Hub id.
-        commit: the one that is going to be downloaded.
+        commit: the commit to download.
         sizes: bytes of each of its files.
     """
     from huggingface_hub import try_to_load_from_cache

@@ -1,4 +1,4 @@
-"""Tells the models of folders apart by their files, without loading them."""
+"""Identifies the models in folders by their files, without loading them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from mlx_t5.checkpoints.small_files import (
     read_small,
 )
 
-SAMPLES = 8  # places of a tensor that count, from its first number to its last
-ORIGIN = "converted_from"  # of config.json: where a folder is from, which may differ
+SAMPLES = 8  # places sampled in each tensor, from its first number to its last
+ORIGIN = "converted_from"  # entry of config.json that is ignored: a folder's origin
 
 
 def identity(folder: Path) -> str:
-    """A short name of what a model folder holds, the same wherever it is copied to.
+    """Returns a digest of a model folder's content, which copying does not change.
 
-    The small files count whole, but for where config.json says that it is from; of each tensor its
-    name, type and shape, and some of its bytes; and the modules of a sentence encoder likewise.
+    It covers the small files, except the origin in config.json; the name, type, shape and some
+    bytes of each tensor; and likewise the modules of a sentence encoder.
 
     Raises:
         UserError: a file is damaged or too large, or there is no config.json or no weights.
@@ -45,7 +45,7 @@ def identity(folder: Path) -> str:
 
 
 def adapter_identity(folder: Path) -> str:
-    """`identity` of a PEFT adapter: its configuration and its weights."""
+    """Returns the `identity` of a PEFT adapter: of its configuration and its weights."""
     return _of_files(folder, [ADAPTER_CONFIG], ADAPTER_WEIGHTS)[:32]
 
 
@@ -55,9 +55,9 @@ def _of_files(
     weights: tuple[str, str] | None,
     root: Path | None = None,
 ) -> str:
-    """A digest of small files, as far as they are there, and of weights of these names, if any.
+    """Returns a digest of the small files that exist, and of weights with these names, if any.
 
-    `root` is the model folder, if `folder` is one in it.
+    `root` is the model folder, if `folder` is inside it.
     """
     digest = hashlib.sha256()
     for name in small:

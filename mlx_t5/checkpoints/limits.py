@@ -1,6 +1,6 @@
-"""What is checked of a checkpoint before anything is computed from it.
+"""Limits on a checkpoint, checked before anything is computed from it.
 
-So no small file takes long to refuse. t5-11b has 560 tensors of at most two dimensions.
+So a small, hostile file is refused fast. t5-11b has 560 tensors of at most two dimensions.
 """
 
 from __future__ import annotations

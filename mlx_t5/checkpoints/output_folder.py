@@ -1,8 +1,8 @@
-"""A folder that appears whole or not at all.
+"""Writes a folder atomically: it appears complete or not at all.
 
-It is built beside its place under a hidden name, with the process id so that two runs never share
-one, and moved there by a rename at the end. An error or a signal removes what was built and leaves
-what was there; a killed process leaves hidden folders, which the next run puts back or clears away.
+It is built beside its final path under a hidden name, with the process id so that two runs never
+share one, and renamed at the end. An error or a signal removes the new folder and keeps the old
+one. A killed process leaves hidden folders, which the next run restores or removes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def check_output_folder(path: Path, overwrite: bool, ours: Callable[[str], bool]
     """Refuses an output folder that must not be written to; removes what killed runs left.
 
     Args:
-        path: where the folder shall be.
-        overwrite: whether a folder that is there may be replaced.
-        ours: whether a file of this name can be one that an earlier run wrote; a folder that holds
-            anything else is never replaced.
+        path: the folder's path.
+        overwrite: whether an existing folder may be replaced.
+        ours: whether a file of this name may be an earlier run's; a folder with any other file is
+            never replaced.
 
     Raises:
         UserError: it exists, or overwriting it would delete somebody's other files.
@@ -52,14 +52,14 @@ def check_output_folder(path: Path, overwrite: bool, ours: Callable[[str], bool]
 
 
 def require_apart(path: Path, source: Path) -> None:
-    """Refuses to replace what is read meanwhile, under whatever name: disks of Macs ignore case.
+    """Refuses to replace the folder that is read, under any name: disks of Macs ignore case.
 
     Args:
-        path: the folder to write; one that is not there yet replaces nothing.
+        path: the folder to write; it need not exist.
         source: the model folder to read.
 
     Raises:
-        UserError: `path` is the source, holds it or is a folder in it.
+        UserError: `path` is the source, contains it or is inside it.
     """
     source = source.resolve()
     pairs = [(path, f) for f in (source, *source.parents)] + [(source, f) for f in path.parents]
@@ -68,7 +68,7 @@ def require_apart(path: Path, source: Path) -> None:
 
 
 def _holds_ours(path: Path, ours: Callable[[str], bool]) -> bool:
-    """Whether this is a file, or the folder of a module with nothing of somebody else's."""
+    """Whether this is a file, or a module's folder that contains only our files."""
     is_module = MODULE_FOLDER.fullmatch(path.name) is not None
     if is_module != path.is_dir():
         return False
@@ -84,7 +84,7 @@ def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
         overwrite: whether to replace what is at `path`; it stays there until the end.
 
     Raises:
-        UserError: something has come to be at `path` in the meantime.
+        UserError: `path` exists by now.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _clear_leftovers(path)
@@ -107,14 +107,14 @@ def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
             _undo(path, partial, old)
             raise
         if old.exists():
-            old.rename(partial)  # what is half deleted must not be taken for what was set aside
+            old.rename(partial)  # so that a half-deleted folder is not restored
             shutil.rmtree(partial, ignore_errors=True)
 
 
 def _undo(path: Path, partial: Path, old: Path) -> None:
-    """Puts back what was at `path`, wherever the replacement stopped, and removes the new folder.
+    """Restores what was at `path`, wherever the replacement stopped, and removes the new folder.
 
-    Stopped once more, it leaves what the next run for the same output puts back.
+    If it is interrupted as well, the next run for the same output restores it.
     """
     if old.exists():
         if path.exists() and not partial.exists():
@@ -127,8 +127,8 @@ def _undo(path: Path, partial: Path, old: Path) -> None:
 def _ended_by_exceptions() -> Iterator[None]:
     """Turns signals that would end the process at once into an exception.
 
-    Only in the main thread, which alone can have that, and only where nothing else was asked for:
-    `nohup` has SIGHUP ignored.
+    Only in the main thread, as Python requires, and only for signals with the default handler:
+    `nohup` ignores SIGHUP.
     """
 
     def end(number: int, _: object) -> None:
@@ -147,7 +147,7 @@ def _ended_by_exceptions() -> Iterator[None]:
 
 
 def require_space(path: Path, needed: int) -> None:
-    """Raises `UserError` unless `needed` bytes are free where `path` is going to be."""
+    """Raises `UserError` unless `needed` bytes are free on the disk of `path`."""
     place = next(parent for parent in path.parents if parent.exists())
     free = shutil.disk_usage(place).free
     if free < needed:
@@ -158,7 +158,7 @@ def require_space(path: Path, needed: int) -> None:
 def _clear_leftovers(path: Path) -> None:
     """Removes what killed runs for the same output have left.
 
-    A run killed between the two renames has set aside what was at `path`: that is put back.
+    If a run was killed between the two renames, the folder that it had set aside is restored.
     """
     name = re.compile(rf"\.{re.escape(path.name)}\.(partial|old)-(\d+)")
     for folder in path.parent.iterdir():

@@ -1,7 +1,7 @@
-"""From the encoder's states to one vector a text.
+"""Pools the encoder's states to one vector a text.
 
-A folder of sentence-transformers says how (https://sbert.net, "Creating Custom Models"); see
-sentence_modules.py. Any other T5 gives the mean over the tokens. Vectors are computed in float32.
+A folder of sentence-transformers describes how (https://sbert.net, "Creating Custom Models"); see
+sentence_modules.py. Any other T5 takes the mean over the tokens. Vectors are computed in float32.
 
 Symbols: B rows, S source positions.
 """
@@ -21,10 +21,10 @@ class Pooling:
     """How texts become vectors.
 
     Attributes:
-        mode: "mean" of the tokens' states; "cls", the first of them; or "lasttoken".
-        steps: what vectors go through then, such as dense layers.
+        mode: "mean" of the tokens' states, "cls" (the first state) or "lasttoken".
+        steps: functions applied to the vectors then, such as dense layers.
         max_tokens: a text is cut to so many tokens, its end token included; None for no limit.
-        prompt: what is put in front of every text.
+        prompt: prefix of every text.
     """
 
     mode: str = "mean"
@@ -33,18 +33,18 @@ class Pooling:
     prompt: str = ""
 
     def __call__(self, states: mx.array, mask: mx.array | None) -> mx.array:
-        """Vectors (B, width), float32, of encoded texts (B, S, d_model) with their mask (B, S)."""
+        """Returns float32 vectors (B, width) of states (B, S, d_model) with their mask (B, S)."""
         vectors = self._pooled(states.astype(mx.float32), mask)
         for step in self.steps:
             vectors = step(vectors)
         return vectors
 
     def width(self, d_model: int) -> int:
-        """Numbers in a vector; nothing is computed for that."""
+        """Returns the size of a vector, without computing one."""
         return self(mx.zeros((1, 1, d_model)), None).shape[1]
 
     def cut(self, ids: list[int]) -> list[int]:
-        """A text's tokens, at most `max_tokens`, of which the end token stays the last."""
+        """Cuts a text's tokens to `max_tokens`; the end token stays the last."""
         if self.max_tokens is None or len(ids) <= self.max_tokens:
             return ids
         return [*ids[: self.max_tokens - 1], ids[-1]]
@@ -60,5 +60,5 @@ class Pooling:
 
 
 def normalized(vectors: mx.array) -> mx.array:
-    """Vectors (…, width) of length 1; those of length 0 stay as they are."""
+    """Scales vectors (…, width) to length 1; those of length 0 stay as they are."""
     return vectors / mx.maximum(mx.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)

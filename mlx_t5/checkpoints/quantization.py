@@ -1,13 +1,13 @@
-"""How a model is quantised: which layers, in which way, and a weight a few rows at a time.
+"""Quantises models: decides how each layer is quantised, and does so a few rows at a time.
 
-A mode stores each group of values of a row with few bits a value and what the group has in common:
-`affine` a scale and an offset in the model's type; `mxfp4`, `mxfp8` (the OCP microscaling formats)
-and `nvfp4` an 8-bit scale. As groups lie within a row, rows can be quantised apart.
+A mode stores each group of a row's values with few bits a value, and shared parameters: `affine` a
+scale and an offset in the model's type; `mxfp4`, `mxfp8` (the OCP microscaling formats) and `nvfp4`
+an 8-bit scale. As groups lie within a row, rows can be quantised independently.
 
-A recipe says which layer gets what. T5 is most sensitive in attention's values and outputs (`v` and
-`o`), so `vo_4_5` gives these more bits. The embedding and the output head are quantised on request
-(`embed_8`), and from `LARGE_VOCABULARY` tokens on unless a recipe is named, in 8 bits.
-docs/converting.md has the figures.
+A recipe decides about each layer. T5 is most sensitive in attention's values and outputs (`v` and
+`o`), so `vo_4_5` gives these more bits. The embedding and the output head are quantised to 8 bits
+on request (`embed_8`), and by default from `LARGE_VOCABULARY` tokens on. docs/converting.md has the
+figures.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Quantization:
     def from_options(
         cls, bits: int | None = None, group_size: int | None = None, mode: str = "affine"
     ) -> Quantization:
-        """Returns the quantisation that these options ask for; None is the mode's default.
+        """Returns the quantisation for these options; None is the mode's default.
 
         Raises:
             UserError: MLX has no such combination.
@@ -104,9 +104,9 @@ class Recipe:
     """How each layer of a model is quantised.
 
     Attributes:
-        general: the way of most layers.
-        special: that of attention's values and outputs; None: as the others.
-        embedding: that of the embedding and of a separate output head; None leaves them alone.
+        general: quantisation of most layers.
+        special: quantisation of attention's values and outputs; None: as most layers.
+        embedding: that of the embedding and a separate output head; None does not quantise them.
     """
 
     general: Quantization
@@ -122,14 +122,14 @@ class Recipe:
         predicate: str | None = None,
         vocab_size: int = 0,
     ) -> Recipe:
-        """Returns the recipe that these options ask for; None is the mode's default.
+        """Returns the recipe for these options; None is the mode's default.
 
         Args:
-            bits: of every layer but the embedding and the head.
-            group_size: of every layer.
-            mode: of every layer; an embedding in 8 bits is always affine.
-            predicate: one of `PREDICATES`; `VO_4_5` says bits and mode itself.
-            vocab_size: of the model; from `LARGE_VOCABULARY` on no predicate means `EMBED_8`.
+            bits: bits of every layer but the embedding and the head.
+            group_size: group size of every layer.
+            mode: mode of every layer; an embedding in 8 bits is always affine.
+            predicate: one of `PREDICATES`; `VO_4_5` decides bits and mode itself.
+            vocab_size: the model's V; from `LARGE_VOCABULARY` on, the default is `EMBED_8`.
 
         Raises:
             UserError: MLX has no such combination.
@@ -151,7 +151,7 @@ class Recipe:
         return cls(four, five, embedding)
 
     def wanted(self, path: str) -> Quantization | None:
-        """How the layer of this name is to be quantised if its rows divide into groups."""
+        """Returns the quantisation of a layer, if its rows divide into groups."""
         if path in _EMBEDDING_AND_HEAD:
             return self.embedding
         if not quantize_predicate(path):
@@ -165,21 +165,21 @@ class Recipe:
         return how if how and how.fits(shape) else None
 
     def entry(self, layers: dict[str, Quantization]) -> dict:
-        """The entry for config.json: the general way, and by path the layers that differ.
+        """Returns the entry for config.json: the general quantisation, and that of other layers.
 
         Args:
-            layers: every quantised layer by its path.
+            layers: the quantisation of every quantised layer, by path.
         """
         special = {path: asdict(how) for path, how in layers.items() if how != self.general}
         return asdict(self.general) | special
 
 
 def layer_settings(entry: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """How a layer is quantised: group_size, bits and mode, as far as config.json gives them.
+    """Returns a layer's group_size, bits and mode, as far as config.json has them.
 
     Args:
         entry: the config's `quantization`, see `Recipe.entry`.
-        path: of the layer.
+        path: the layer's path.
     """
     own = entry.get(path)
     settings = own if isinstance(own, Mapping) else entry
@@ -187,9 +187,9 @@ def layer_settings(entry: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def changed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """How a layer is quantised once an adapter has changed it, given its settings before.
+    """Returns the settings of a quantised layer after an adapter has changed it.
 
-    In 8 bits, because fewer round away much of what an adapter changes.
+    It gets 8 bits, because fewer bits round away much of the adapter's change.
     """
     return {"group_size": max(32, settings.get("group_size", 64)), "bits": 8, "mode": "affine"}
 
@@ -203,14 +203,13 @@ def change_weight(
     """Changes the weight of a layer that may be quantised, and quantises it again.
 
     Args:
-        path: of the layer.
-        arrays: its arrays by their names, as `Quantization.quantize` returns them, or the weight
-            alone.
+        path: the layer's path.
+        arrays: its arrays by name, as `Quantization.quantize` returns them, or the weight alone.
         settings: from `layer_settings`.
-        change: gets the weight, (out, in) of floating-point numbers.
+        change: changes the floating-point weight (out, in).
 
     Returns:
-        Its arrays, those of a quantised layer by `changed_settings`.
+        Its changed arrays; a quantised layer's have `changed_settings`.
     """
     weight, scales, offsets = (arrays.get(f"{path}.{part}") for part in PARTS)
     if scales is None:

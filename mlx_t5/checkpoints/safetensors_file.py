@@ -1,9 +1,9 @@
-"""The safetensors container: its header read with suspicion, and a writer that streams.
+"""The safetensors container: a reader that checks the header, and a writer that streams.
 
 A file is the header's length in 8 little-endian bytes, a JSON header
 `{name: {dtype, shape, data_offsets}}` with an optional `__metadata__`, then the tensors' bytes
 without gaps (https://github.com/huggingface/safetensors#format). As the header comes first and
-sizes are known from shapes, a file of any size can be written a few rows at a time.
+shapes give the sizes, a file of any size can be written a few rows at a time.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def read_header(path: Path) -> tuple[list[StoredTensor], dict[str, str]]:
     """Reads the header of a safetensors file.
 
     Args:
-        path: the file; nothing but its header is read.
+        path: the file; only its header is read.
 
     Returns:
-        Its tensors, in the order of their bytes, and its metadata, text by name.
+        Its tensors, in the order of their bytes, and its metadata: texts by name.
 
     Raises:
-        UserError: the file is cut short, or its header is malformed or lies about the file.
+        UserError: the file is truncated, or its header is malformed or does not match the file.
     """
     size = path.stat().st_size
     with open(path, "rb") as file:
@@ -107,7 +107,7 @@ def _tensor(path: Path, name: str, info: dict, data_start: int) -> StoredTensor:
 
 
 def data_size(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> int:
-    """Bytes of tensors in a file, without its header; arguments as for `SafetensorsWriter`."""
+    """Returns the bytes of tensors in a file without its header; see `SafetensorsWriter`."""
     return sum(math.prod(shape) * _CODES[dtype][1] for dtype, shape in tensors.values())
 
 
@@ -116,7 +116,7 @@ class SafetensorsWriter:
 
     Args:
         path: the file to make; it must not exist.
-        tensors: name -> (type such as "bfloat16", shape), in the order they shall lie in the file.
+        tensors: name -> (type such as "bfloat16", shape), in the file's order.
         metadata: string pairs for the header's `__metadata__`.
     """
 

@@ -1,9 +1,9 @@
 """The modules and settings of a folder of sentence-transformers: read, copied, or refused.
 
-modules.json lists a Transformer, which is the folder itself, and what turns its states into a
-vector: `1_Pooling/config.json`, `2_Dense/config.json` with its weights, `3_Normalize`. They and the
-settings beside them mean what they mean to `SentenceTransformer.encode` of version 6. What is not
-supported or not known is refused by its name. All of it is treated as coming from a stranger.
+modules.json lists a Transformer, which is the folder itself, and the modules that turn its states
+into a vector: `1_Pooling/config.json`, `2_Dense/config.json` with its weights, `3_Normalize`. They
+and the settings beside them work as in `SentenceTransformer.encode` of version 6. Unsupported and
+unknown entries are refused by name. All files are untrusted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KINDS = ("Transformer",), ("Pooling",), ("Dense", "Normalize")  # in this order
 _PACKAGE = "sentence_transformers."
 _CLASSES = f"{_PACKAGE}models."
 _TORCH = "torch.nn."
-# Of a dense layer's output; published: 768 and 1024.
+# Limit on the size of a dense layer's output; published: 768 and 1024.
 _WIDTH = Range(int, 1, 2**16, "a whole number from 1 to 65536")
 _UNLIMITED = 1e20  # what transformers takes for no limit; it writes 1e30
 _NOTHING: tuple[Any, ...] = (None, False, {}, [])  # entries of these values ask for nothing
@@ -51,13 +51,13 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
         "pooling_mode_lasttoken": "lasttoken",
     }
 )
-# Entries that are read, or change no vector.
+# Entries that are read, or do not change a vector.
 _KNOWN = frozenset(
     "max_seq_length unpad_inputs prompts default_prompt_name __version__ requirements "
     "similarity_fn_name in_features out_features bias activation_function embedding_dimension "
     "word_embedding_dimension pooling_mode".split()
 ) | frozenset(_FLAGS)
-# What others may hold, in the settings' files and in those of modules.
+# The supported values of other entries, in the files of settings and of modules.
 _OF_SETTINGS: Mapping[str, tuple] = MappingProxyType(
     {
         "model_type": ("SentenceTransformer",),
@@ -79,9 +79,9 @@ _OF_MODULES: Mapping[str, tuple] = MappingProxyType(
 
 
 def modules(folder: Path) -> list[tuple[str, Path]]:
-    """The modules that modules.json lists: their kind, such as "Pooling", and their folder.
+    """Reads modules.json: the kind of each module, such as "Pooling", and its folder.
 
-    The kind is the class's name, with that of its package if this is not sentence-transformers.
+    The kind is the class's name, with its package's if that is not sentence-transformers.
 
     Raises:
         UserError: it is no such list, or names a folder outside its own.
@@ -135,14 +135,14 @@ def copy_modules(source: Path, target: Path) -> None:
 
 
 def read_pooling(folder: Path, d_model: int) -> Pooling:
-    """How the texts of a model folder become vectors.
+    """Reads the pooling of a model folder.
 
     Args:
-        folder: with modules.json if it is one of sentence-transformers.
+        folder: the folder; it has a modules.json if it is one of sentence-transformers.
         d_model: width of the encoder's states.
 
     Raises:
-        UserError: a file is damaged, or asks for what is not supported.
+        UserError: a file is damaged, or has an unsupported entry.
     """
     if not os.path.lexists(folder / MODULES):
         return Pooling()
@@ -165,7 +165,7 @@ def read_pooling(folder: Path, d_model: int) -> Pooling:
 
 
 def _entries(file: Path, root: Path, supported: Mapping[str, tuple]) -> dict[str, Any]:
-    """What a file says, all of it known or `supported`; {} if it is not there."""
+    """Reads a file's entries, which must be known or `supported`; {} if there is no file."""
     raw = read_object(file, "fetch it again", root) if os.path.lexists(file) else {}
     for name, value in raw.items():
         if name not in _KNOWN and value is not None and value not in supported.get(name, _NOTHING):
@@ -179,7 +179,7 @@ def _refused(file: Path, name: str, value: Any) -> UserError:
 
 
 def _mode(file: Path, root: Path) -> str:
-    """The mode that a Pooling module's config.json asks for, by name or by a flag."""
+    """Reads the mode in a Pooling module's config.json, given by name or by a flag."""
     raw = _entries(file, root, _OF_MODULES)
     if not raw:
         raise UserError(f"{file} says nothing of how to pool: fetch it again")
@@ -192,7 +192,7 @@ def _mode(file: Path, root: Path) -> str:
 
 
 def _dense(module: Path, root: Path, inputs: int) -> tuple[Step, int]:
-    """A linear layer with an activation, and the width of its output."""
+    """Reads a linear layer with its activation; also returns the width of its output."""
     file = module / CONFIG
     raw = _entries(file, root, _OF_MODULES)
     outputs = checked(f"{file}: out_features", raw.get("out_features"), _WIDTH)
@@ -212,7 +212,7 @@ def _dense(module: Path, root: Path, inputs: int) -> tuple[Step, int]:
 
 
 def _prompt(folder: Path) -> str:
-    """What is put in front of texts for which no prompt is named."""
+    """Reads the default prefix of texts."""
     file = folder / GENERAL
     raw = _entries(file, folder, _OF_SETTINGS)
     name, prompts = raw.get("default_prompt_name"), raw.get("prompts")
@@ -225,7 +225,7 @@ def _prompt(folder: Path) -> str:
 
 
 def _max_tokens(folder: Path) -> int | None:
-    """How many tokens of a text are read, the end token included; None for all."""
+    """Reads the maximum of tokens in a text, the end token included; None for no limit."""
     reading, file = _entries(folder / READING, folder, _OF_SETTINGS), folder / TOKENIZER
     own = read_object(file, "fetch it again", folder) if os.path.lexists(file) else {}
     if own.get("truncation_side") not in (None, "right"):

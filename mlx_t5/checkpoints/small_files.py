@@ -1,8 +1,8 @@
-"""Reads the small files of a model folder, and says which files are the folder's own.
+"""Reads the small files of a model folder, and checks that files are the folder's own.
 
-A folder comes from a stranger: under a name such as config.json there can be a pipe on which nobody
-writes, a device that never ends, a hundred gigabytes, or a link to somebody's keys. So whatever is
-read or copied from a model folder, weights included, goes through `require_own` first.
+A folder is untrusted: config.json may be a pipe on which nobody writes, an endless device, a
+hundred gigabytes, or a link to somebody's keys. So every file that is read or copied from a model
+folder, weights included, is checked by `require_own` first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
-# What a folder of sentence-transformers has beside them, see sentence_modules.py.
+# Further files of a folder of sentence-transformers, see sentence_modules.py.
 MODULES = "modules.json"
 SENTENCE_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
 MODULE_FOLDER = re.compile(r"\d{1,2}_(Pooling|Dense|Normalize)")
@@ -37,7 +37,7 @@ SMALL_FILES = (
     MODULES,
     *SENTENCE_SETTINGS,
 )
-# Not copied or fetched, as T5 has no chats; but transformers reads them where they are.
+# Not copied or downloaded, as T5 has no chats; but transformers reads them if they exist.
 CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 MORE_CHAT_TEMPLATES = "additional_chat_templates"  # a folder of them
 JSON_BYTES = 1 << 22  # of a config.json or an index; those of t5-11b take 200 kB at most
@@ -47,16 +47,16 @@ TOKENIZER_BYTES = 1 << 26  # of a tokenizer's file; the largest published ones t
 
 
 def place(name: str | Path) -> Path:
-    """Where a path that somebody has typed leads: `~` and links are followed.
+    """Resolves a path that a user has typed: follows `~` and links.
 
     Raises:
-        UserError: it leads nowhere: there is no such user, links run in a circle, or the disk
-            takes no such name.
+        UserError: it is impossible: there is no such user, links form a circle, or the disk does
+            not accept the name.
     """
     try:
         path = Path(name).expanduser().resolve()
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            path.stat()  # from Python 3.13 on `resolve` takes circles as they are
+            path.stat()  # from Python 3.13 on `resolve` accepts circles
     except (OSError, RuntimeError) as error:  # which of the two depends on Python's version
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{name} leads nowhere ({reason}); check the path") from None
@@ -64,19 +64,19 @@ def place(name: str | Path) -> Path:
 
 
 def read_small(path: Path, limit: int = JSON_BYTES, root: Path | None = None) -> bytes:
-    """The content of a regular file of a model folder.
+    """Returns the content of a regular file of a model folder.
 
     Args:
         path: the file.
-        limit: the most bytes that it may have.
-        root: as of `require_own`.
+        limit: maximum of bytes.
+        root: as in `require_own`.
 
     Raises:
-        UserError: it is no regular file, a larger one, or a link out of the folder.
-        OSError: it is not there or cannot be read.
+        UserError: it is no regular file, too large, or a link out of the folder.
+        OSError: it does not exist or cannot be read.
     """
     require_own(path, root)
-    # Opening a pipe would wait for somebody who writes.
+    # Opening a pipe would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         _check(path, os.fstat(descriptor), limit)
@@ -87,16 +87,15 @@ def read_small(path: Path, limit: int = JSON_BYTES, root: Path | None = None) ->
 
 
 def read_object(path: Path, cure: str, root: Path | None = None) -> dict[str, Any]:
-    """The object that a JSON file of a model folder holds.
+    """Returns the object in a JSON file of a model folder.
 
     Args:
         path: the file.
-        cure: what to tell where it cannot be read.
-        root: as of `require_own`.
+        cure: advice for the error if it cannot be read.
+        root: as in `require_own`.
 
     Raises:
-        UserError: there is no such file, it is too large, damaged or a link out of the folder, or
-            holds no object.
+        UserError: the file is missing, too large, damaged, no object, or a link out of the folder.
     """
     try:
         text = read_small(path, root=root)
@@ -112,10 +111,10 @@ def read_object(path: Path, cure: str, root: Path | None = None) -> dict[str, An
 
 
 def require_small(path: Path, limit: int = TOKENIZER_BYTES, root: Path | None = None) -> None:
-    """Refuses what is no regular file of at most `limit` bytes, for those that others read.
+    """Refuses anything but a regular file of at most `limit` bytes; for files that libraries read.
 
     Raises:
-        UserError: see `read_small`; or it is not there.
+        UserError: see `read_small`, or it does not exist.
     """
     require_own(path, root)
     try:
@@ -125,7 +124,7 @@ def require_small(path: Path, limit: int = TOKENIZER_BYTES, root: Path | None = 
 
 
 def snapshot_id(folder: Path) -> str | None:
-    """The Hub id of a snapshot in Hugging Face's cache; None of other folders."""
+    """Returns the Hub id of a snapshot in Hugging Face's cache; None for other folders."""
     repository = folder.parent.parent.name
     if folder.parent.name != SNAPSHOTS or not repository.startswith(_REPOSITORY):
         return None
@@ -133,18 +132,18 @@ def snapshot_id(folder: Path) -> str | None:
 
 
 def require_own(path: Path, root: Path | None = None) -> None:
-    """Refuses a link out of a model folder, which would read or publish whatever it leads to.
+    """Refuses a link out of a model folder: reading it could disclose or publish another file.
 
-    Links within the folder may be, and so may the folder itself be one. In the Hub's cache a folder
+    Links within the folder are allowed, and the folder itself may be a link. In the Hub's cache,
     `models--OWNER--NAME/snapshots/COMMIT` consists of links into `models--OWNER--NAME/blobs`, and
-    these may be links into `blobs` beside the repositories, which all of them share.
+    these may be links into a `blobs` that all repositories share.
 
     Args:
-        path: a file or a folder in it; it need not be there.
+        path: a file or a folder in the model folder; it need not exist.
         root: the model folder; None is the folder that `path` is in.
 
     Raises:
-        UserError: the path, or a folder on the way to it, is a link that leads elsewhere.
+        UserError: the path, or a folder on the way to it, is a link out of the model folder.
     """
     folder = Path(os.path.realpath(root or path.parent))
     allowed, repository = [folder], folder.parent.parent

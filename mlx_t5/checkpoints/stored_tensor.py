@@ -1,11 +1,11 @@
-"""Where one tensor lies in a file, and how to read it: whole, or a few rows at a time.
+"""One tensor in a file: its position, and how to read it whole or a few rows at a time.
 
-Every weight format that `checkpoint.py` reads (safetensors, zip `.bin`, legacy `.bin`) comes down
-to the same facts: raw little-endian elements from some byte of some file on, a type, a shape and
-strides. A `StoredTensor` holds these facts, checked against the file, and one reader serves all.
+In every weight format that `checkpoint.py` reads (safetensors, zip `.bin`, legacy `.bin`), a tensor
+is raw little-endian elements at an offset in a file, with a type, a shape and strides. A
+`StoredTensor` holds these facts, checked against the file, and one reader serves all formats.
 
 The bytes are read, not mapped: pages of a mapped file count as resident memory of the process until
-the system takes them back, and a file cut short while it is mapped kills the process.
+the system evicts them, and a file that is truncated while it is mapped kills the process.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class StoredTensor:
         name: the tensor's name in the checkpoint.
         path: the file that holds it.
         dtype: "float32", "float16", "bfloat16", or another type's name (then it cannot be read).
-        itemsize: bytes an element.
+        itemsize: bytes per element.
         shape: the tensor's shape.
-        strides: in elements, one a dimension.
-        offset: byte of the file at which the tensor's first element lies.
+        strides: strides in elements, one a dimension.
+        offset: position of its first element in the file, in bytes.
     """
 
     name: str
@@ -62,7 +62,7 @@ class StoredTensor:
 
     @property
     def extent(self) -> int:
-        """Elements of the file from the first to the last of this tensor, both included."""
+        """The number of elements in the file from its first to its last, both included."""
         if self.size == 0:
             return 0
         return 1 + sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
@@ -75,11 +75,11 @@ class StoredTensor:
     def row_tiles(self, file: FileIO, max_bytes: int) -> Iterator[mx.array]:
         """Yields the tensor as tiles of whole rows (slices along the first dimension), in order.
 
-        A tensor with gaps or in another order (a slice, a transposed view) is first read in whole.
+        A tensor with gaps or in another order (a slice, a transposed view) is first read whole.
 
         Args:
             file: `self.path`, opened unbuffered for reading in binary mode.
-            max_bytes: about the most a tile takes; one row is the least that is read at once.
+            max_bytes: approximate maximum of a tile; a tile has at least one row.
 
         Raises:
             UserError: the type is not one that MLX computes with, or the file ends too early.
@@ -101,14 +101,14 @@ class StoredTensor:
             )
 
     def read(self, file: FileIO) -> mx.array:
-        """The whole tensor in its stored type; `file` and errors as in `row_tiles`."""
+        """Reads the whole tensor in its stored type; `file` and errors as in `row_tiles`."""
         self.require_readable()
         return self.part(file, 0, slice(0, self.shape[0] if self.shape else 1))
 
     def part(self, file: FileIO, axis: int, where: slice) -> mx.array:
-        """The rows (axis 0) or columns (axis 1) of a slice; without gaps nothing else is read.
+        """Reads the rows (axis 0) or columns (axis 1) of a slice, and only these without gaps.
 
-        Quantised weights can be read too, as they are stored. `file` and errors as in `row_tiles`.
+        Quantised weights are read as they are stored. `file` and errors as in `row_tiles`.
         """
         if self.dtype not in PACKED:
             self.require_readable()
@@ -130,7 +130,7 @@ class StoredTensor:
         return result.view(mx.bfloat16) if self.dtype == "bfloat16" else result
 
     def _strided(self, file: FileIO) -> np.ndarray:
-        """All of a tensor with gaps or in another order, as a view of what lies in the file."""
+        """Reads a tensor with gaps or in another order, as a strided view of its elements."""
         flat = self._empty(self.extent)
         self._read_into(flat, file, 0)
         steps = tuple(step * self.itemsize for step in self.strides)
@@ -140,7 +140,7 @@ class StoredTensor:
         return np.empty(shape, np.dtype((READABLE | PACKED)[self.dtype]).newbyteorder("<"))
 
     def _read_into(self, array: np.ndarray, file: FileIO, start: int) -> None:
-        """Fills an array with the elements of the file from `start` on."""
+        """Fills an array with the file's elements from `start` on."""
         buffer = array.data.cast("B") if array.size else memoryview(b"")
         file.seek(self.offset + start * self.itemsize)
         while len(buffer):
@@ -152,5 +152,5 @@ class StoredTensor:
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides, in elements, of a tensor of this shape laid out row by row."""
+    """Returns the strides, in elements, of a tensor of this shape in row-major order."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))

@@ -1,4 +1,4 @@
-"""A torch `.bin` file: where the bytes of its tensors lie, found without torch.
+"""Finds the tensors in a torch `.bin` file, without torch.
 
 Two containers exist (torch/serialization.py in the torch sources):
 
@@ -7,7 +7,7 @@ Two containers exist (torch/serialization.py in the torch sources):
 - legacy: five pickles (magic number, protocol, system info, the object, the list of storage keys),
   then for each key an 8-byte element count and the storage's bytes.
 
-What the pickles say is read by torch_pickle.py, which executes nothing.
+torch_pickle.py reads the pickles, and executes nothing.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _PROTOCOL = 1001
 
 
 def read_torch(path: Path) -> list[StoredTensor]:
-    """The tensors of a state dict saved by torch, zip or legacy, in the order it lists them.
+    """Returns the tensors of a state dict saved by torch, zip or legacy, in its order.
 
     Args:
         path: the file; its pickle is interpreted, the tensors' bytes are not read.
 
     Raises:
-        UserError: the pickle names something that is no part of a tensor (nothing is executed), or
+        UserError: the pickle names anything that is no part of a tensor (nothing is executed), or
             the file is damaged or no state dict.
     """
     try:
@@ -93,7 +93,7 @@ def _entry_start(file: io.BufferedReader, info: zipfile.ZipInfo) -> int:
 
 
 def _read_legacy(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]]]:
-    """As `_read_zip`; the storages follow the pickles, each after its element count."""
+    """Does the same as `_read_zip`; storages follow the pickles, each after its element count."""
     with open(path, "rb") as file:
         head = io.BytesIO(file.read(MAX_PICKLE))
         if Machine(head, MAX_HEAD).run() != _MAGIC:
@@ -152,15 +152,15 @@ def _place(
         offset=start + tensor.offset * storage.itemsize,
     )
     held = min(storage.size, nbytes // storage.itemsize)
-    # More elements than the storage has would be one element shown many times: no weight is that,
-    # and it lets a small file ask for any amount of memory.
+    # A tensor with more elements than its storage repeats some of them: no weight does, and a small
+    # file could demand any amount of memory so.
     if max(tensor.offset + result.extent, result.size) > held:
         raise UserError(f"{shown(name)} reaches beyond its storage of {held} elements")
     return result
 
 
 class _Archive(io.FileIO):
-    """A file for `zipfile`, which reads the list of entries at once, however long it is."""
+    """A file for `zipfile` that limits its list of entries, which `zipfile` reads at once."""
 
     def read(self, size: int | None = -1) -> bytes:
         if size is not None and size > MAX_PICKLE:

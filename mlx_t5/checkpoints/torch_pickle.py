@@ -1,9 +1,8 @@
-"""A pickle by torch, read without unpickling: the tensors of a state dict, and where they lie.
+"""Reads torch's pickles without unpickling: the tensors of a state dict, and their positions.
 
-A pickle is a program, and running one from the internet runs whatever it says. Here the opcodes are
-read by a small stack machine that knows strings, numbers, containers and the handful of names a
-tensor is made of; there is no code path by which it could import or call anything else. Any other
-name is refused, by name.
+A pickle is a program, and unpickling an untrusted one runs it. Here a small stack machine reads the
+opcodes. It knows strings, numbers, containers and the few names that a tensor is made of, and has
+no code path that imports or calls anything else. Any other name is refused, by name.
 
 A storage is a flat run of elements, and several tensors may be views of one.
 """
@@ -20,8 +19,8 @@ from typing import Any
 from mlx_t5.checkpoints.limits import MAX_RANK, natural
 from mlx_t5.errors import UserError, shown
 
-# What t5-11b needs: a pickle of 60 kB with 20,000 opcodes, names of 60 characters, an archive's
-# list of 60 kB. More is refused before it is worked on.
+# t5-11b needs a pickle of 60 kB with 20,000 opcodes, names of 60 characters, and an archive's list
+# of 60 kB. Anything larger than these limits is refused before it is read.
 MAX_PICKLE = 1 << 21  # bytes, also of an archive's list of entries
 MAX_OPCODES = 1 << 18
 MAX_HEAD = 1 << 10  # opcodes of the small pickles before the object of a legacy file
@@ -47,7 +46,7 @@ _STORAGES = MappingProxyType(
 
 @dataclass(frozen=True)
 class Storage:
-    """A storage's key in the file, and what it holds."""
+    """A storage: its key in the file, its type and its size."""
 
     key: str
     dtype: str
@@ -67,7 +66,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class _Name:
-    """A name the pickle mentions; `call` is what stands in for it, None for a storage class."""
+    """A name in the pickle; `call` is called in its place, None for a storage class."""
 
     call: Callable[..., object] | None
     storage: tuple[str, int] | None = None
@@ -117,7 +116,7 @@ class Machine:
         self._stream = stream
         self._most = most
         self._stack: list = []
-        self._marks: list[int] = []  # where on the stack each open group begins
+        self._marks: list[int] = []  # stack positions where open groups begin
         self._memo: dict[int, object] = {}
         self.storages: dict[str, Storage] = {}
 

@@ -1,4 +1,4 @@
-"""What main.py runs: a command line with what the model's files add, and its prompts."""
+"""The run of main.py: its options, the settings of the model's files, and the prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command lines that train share: options, the output, what is said after Ctrl-C."""
+"""Common parts of the command lines that train: options, output, resuming after Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Continuous batching: which waiting prompts take the place of finished ones.
 
 Rows of a batch are padded to its longest source, so prompts join in groups of similar length.
-If nobody waits for a single prompt, others are encoded ahead with them: a pass over few positions
-costs almost as much as one over many. Results leave in the order of the prompts. Only a window of
-prompts is held at a time, so memory does not grow with their number.
+If nobody waits for a single prompt, others are encoded ahead with them, as a pass over few
+positions is expensive. Results leave in the order of the prompts. Only a window of prompts is held
+at a time, so memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class Queue:
     def remove(self, rows: Iterable[Row]) -> None:
         """Takes rows out of the queue, so that no other row waits behind them."""
         gone = set(map(id, rows))
-        left = [row for row in self.waiting if id(row) not in gone]
-        if len(left) < len(self.waiting):
-            self.waiting, self._room = left, self.size
+        remaining = [row for row in self.waiting if id(row) not in gone]
+        if len(remaining) < len(self.waiting):
+            self.waiting, self._room = remaining, self.size
 
     def _next(self, count: int) -> tuple[list[Row], list[Row]]:
         """Returns up to `count` rows to join, and the rows to encode ahead with them."""

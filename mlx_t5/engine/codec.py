@@ -61,7 +61,7 @@ class Codec:
         indexes: Iterable[int] | None = None,
         predictions: Iterable[str | Sequence[int] | None] | None = None,
     ) -> Iterator[Row]:
-        """Yields the rows of many prompts, read lazily; arguments as in `decoder.results`.
+        """Yields the rows of many prompts, read lazily; arguments as in `results`.
 
         Raises:
             UserError: the prompts are no iterable, or `seed` or `num_samples` is out of range.

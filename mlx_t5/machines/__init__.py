@@ -1,1 +1,1 @@
-"""Several machines, or several processes of one: one model over them, or one file."""
+"""Several machines, or several processes on one: they share a model or a file."""

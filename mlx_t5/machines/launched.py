@@ -1,7 +1,7 @@
-"""The processes that `mlx.launch` has started: how they find each other, agree, and which speaks.
+"""The processes that `mlx.launch` starts: they connect, agree on the job, and only rank 0 prints.
 
-Rank 0 reads and writes; the others are silent. Whoever fails ends with an exit status that is not
-0, and `mlx.launch` then ends all of them.
+Rank 0 reads and writes; the others are silent. A rank that fails exits with a status that is not 0,
+and `mlx.launch` then ends all of them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ CURE = "start all ranks with the same options, models and versions"
 LAUNCH = "mlx.launch -n 2 -- python main.py …"
 BAD_INPUT, INTERRUPTED = 2, 130  # exit statuses
 JOINING = 60.0  # seconds for all ranks to connect; a ring gives up after a few
-MEANWHILE = 2.0  # seconds in which rank 0 finds the same error, and the launcher ends all, if so
+MEANWHILE = 2.0  # seconds in which rank 0 may report the same error, and the launcher end all
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:
-    """The number of this process; None if `mlx.launch` has not started it.
+    """Returns the rank of this process; None if `mlx.launch` has not started it.
 
     Raises:
         UserError: the variable is damaged.
@@ -46,16 +46,16 @@ def rank_of(environment: Mapping[str, str]) -> int | None:
 
 
 class Disagreement(UserError):
-    """What all ranks end with, as one of them has failed or has another job; rank 0 tells it."""
+    """The error of all ranks if one has failed or has another job; rank 0 prints it."""
 
 
 def one_voice(options: Callable[[], Options], command: Callable[[Options], int]) -> int:
-    """Runs a command of which only rank 0 shows anything, but for an error of another rank alone.
+    """Runs a command of which only rank 0 prints, except for an error of another rank alone.
 
-    Nothing of libraries is shown: a ring writes ten times that a peer has gone.
+    Output of libraries is hidden: a ring reports ten times that a peer has gone.
 
     Args:
-        options: parses and checks the command line, which all ranks have alike.
+        options: parses and checks the command line, which is the same on all ranks.
         command: does the work and returns an exit status.
 
     Returns:
@@ -90,7 +90,7 @@ def one_voice(options: Callable[[], Options], command: Callable[[Options], int])
 
 
 def join_ranks() -> Ranks:
-    """Connects this process to the others; alone if `mlx.launch` has not started several.
+    """Connects this process to the others; returns `ALONE` unless `mlx.launch` started several.
 
     Raises:
         UserError: the ranks cannot reach each other.
@@ -100,7 +100,7 @@ def join_ranks() -> Ranks:
 
     hosts = Path(os.environ.get("MLX_HOSTFILE", ""))
     if rank_of(os.environ) is None or (hosts.is_file() and not hosts.read_bytes().strip()):
-        return ALONE  # the launcher's list is empty where it has started one process
+        return ALONE  # the launcher's list is empty if it started one process
     end = time.monotonic() + JOINING
     while True:
         try:
@@ -113,16 +113,16 @@ def join_ranks() -> Ranks:
 
 
 def leave_interrupts_to_rank_0(ranks: Ranks) -> None:
-    """Has the other ranks finish what rank 0 waits for; it says what becomes of Ctrl-C."""
+    """Makes the other ranks ignore Ctrl-C, so that they finish what rank 0 waits for."""
     if ranks.rank:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def to_compare(decoder: SpeculativeDecoder, options: Mapping[str, object]) -> dict[str, str]:
-    """What ranks have to have in common before their first pass, by name.
+    """Returns the facts that must be equal on all ranks before their first pass, by name.
 
-    Ranks with models of other shapes would wait for each other for ever. Where the models lie may
-    differ; options stay on their machine, as a key may be among them.
+    Ranks with models of different shapes would wait for each other forever. The models' paths may
+    differ. Options are not sent to other machines, as they may contain a key.
     """
     from mlx_t5.backend import cpu_only, mx
 
@@ -130,7 +130,7 @@ def to_compare(decoder: SpeculativeDecoder, options: Mapping[str, object]) -> di
     asked = sorted((name, str(value)) for name, value in options.items() if name not in PLACES)
     return {
         "version of MLX": mx.__version__,
-        "kind of device": str(cpu_only()),  # which pads in its own way
+        "kind of device": str(cpu_only()),  # it decides how arrays are padded
         "set of options": hashlib.sha256(repr(asked).encode()).hexdigest(),
         "dtype (see --dtype)": str(decoder.model.dtype),
         "config of the target": str(decoder.model.config),
@@ -140,14 +140,14 @@ def to_compare(decoder: SpeculativeDecoder, options: Mapping[str, object]) -> di
 
 @contextlib.contextmanager
 def agreeing(ranks: Ranks) -> Iterator[dict[str, str]]:
-    """A stage in which ranks compute nothing together, and which all of them leave or none.
+    """A stage without common computation that either all ranks complete or none.
 
     Yields:
-        What has to be the same everywhere, by name, to be filled in.
+        An empty dictionary, to be filled with facts that must be equal on all ranks.
 
     Raises:
-        Disagreement: a rank has failed, or has something else than rank 0. A process alone raises
-            what it has failed with.
+        Disagreement: a rank has failed, or its facts differ from rank 0's. A process alone raises
+            its own error.
     """
     facts: dict[str, str] = {}
     failed: BaseException | None = None

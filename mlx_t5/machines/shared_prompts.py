@@ -13,15 +13,15 @@ AT_ONCE = 64  # prompts that are shared at a time, of those that need not be wai
 
 
 class SharedPrompts:
-    """What rank 0's iterator of prompts yields, on every rank; all have to draw alike."""
+    """Yields the items of rank 0's iterator on every rank; all ranks must read in step."""
 
     def __init__(self, prompts: Any, ranks: Ranks) -> None:
         """Shares prompts.
 
         Args:
-            prompts: of rank 0, as of `cli.input.Lines`: an iterator of texts, pairs, or what is
-                wrong with one, with `ready` and `count`; others have None.
-            ranks: that decode them.
+            prompts: on rank 0 an iterator of texts, pairs or errors with `ready` and `count`, such
+                as `cli.input.Lines`; None on the other ranks.
+            ranks: the ranks that decode them.
         """
         self._prompts, self._ranks = prompts, ranks
         self.count: int | None = prompts.count if prompts else None
@@ -29,7 +29,7 @@ class SharedPrompts:
         self._ended, self._error = False, None
 
     def ready(self) -> bool:
-        """Whether the next prompt, or the end, can be drawn without waiting for it."""
+        """Whether the next prompt, or the end, can be read without waiting."""
         if not self._here and not self._ended:
             self._share(wait=False)
         return bool(self._here) or self._ended
@@ -47,7 +47,7 @@ class SharedPrompts:
         return self._here.popleft()
 
     def _share(self, wait: bool) -> None:
-        """Draws some on rank 0, and has all ranks get them."""
+        """Reads some prompts on rank 0, and sends them to all ranks."""
         message: list[Any] = [[], None, False]
         if self._ranks.rank == 0:
             message = self._drawn(wait)
@@ -61,7 +61,7 @@ class SharedPrompts:
                 items.append(_packed(next(self._prompts)))
         except StopIteration:
             return [items, None, True]
-        except UserError as error:  # the input cannot be read on
+        except UserError as error:  # the rest of the input cannot be read
             return [items, str(error), True]
         return [items, None, False]
 

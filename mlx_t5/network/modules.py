@@ -108,7 +108,7 @@ class Stacks(nn.Module):
 
     @property
     def stacks(self) -> list[Stack]:
-        """Those of encoder and decoder that are the model's own."""
+        """The model's own stacks: encoder and decoder, without shared ones."""
         return [self[name] for name in ("encoder", "decoder") if name in self]
 
     def join(self) -> None:

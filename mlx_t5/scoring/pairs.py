@@ -151,7 +151,7 @@ def relevance_pairs(
 def _relevance_prompt(
     query: str, document: str, read: Callable[[str], tuple[int, ...]], max_tokens: int
 ) -> tuple[int, ...]:
-    """What is read of a query and a document, cut if need be."""
+    """Returns the prompt of a query and a document, which is cut if necessary."""
     prompt = RERANK_PROMPT.format(query=query, document=document)
     ids = read(prompt + RERANK_CUE)
     if len(ids) <= max_tokens:

@@ -118,15 +118,15 @@ class Content(Request):
 
 
 class PredictedContent(Content):
-    """What a text is expected to be."""
+    """The expected text."""
 
     type: Literal["content"]
 
 
 class Decoding(_WithSettings):
-    """How to decode. What is absent or null takes the server's default.
+    """How to decode. Absent and null fields have the server's defaults.
 
-    The settings that name a field of requests (settings.py) have it here.
+    Settings with a name for requests (settings.py) are fields here.
     """
 
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = Field(
@@ -177,14 +177,14 @@ class PredictRequest(Decoding):
 
 
 class StreamOptions(Request):
-    """What a stream contains besides text."""
+    """Further content of a stream."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = Field(None, description="accepted; nothing is added")
 
 
 class OpenAIRequest(Decoding):
-    """What completions and chat completions share."""
+    """The common fields of completions and chat completions."""
 
     model: str | None = Field(None, description="absent: the model that is served")
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None

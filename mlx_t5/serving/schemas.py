@@ -1,9 +1,9 @@
-"""The shapes of answers: those of OpenAI's API, and more. The API's description is made of them.
+"""Schemas of answers: those of OpenAI's API, and more. The API's description is made of them.
 
-Fields that are OpenAI's are what the official client expects. Some say more: in `usage`, the
-prediction tokens that were accepted are those in the text, and without a prediction the two counts
-are those of proposals; `speculation`, on request, says who wrote each token; `score` is that of a
-beam search; `pieces` are those of a text that was split.
+OpenAI's fields are as the official client expects. Some have more information: in `usage`, the
+accepted prediction tokens are those in the text, and without a prediction the two counts are those
+of proposals. `speculation`, on request, has the writer of each token; `score` is a beam search's;
+`pieces` are those of a text that was split.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Capability = Literal["completions", "score", "rerank", "embeddings"]
 
 
 class TokenDetails(BaseModel):
-    """What became of the prediction's tokens; of all proposals where the request has none."""
+    """Counts of the prediction's tokens; of all proposals if the request has no prediction."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -65,9 +65,9 @@ class SpeculationDetails(BaseModel):
 
 
 class AnsweredPiece(BaseModel):
-    """What became of the characters from `start` to `end` of the text that was split.
+    """The answer to the characters from `start` to `end` of the text that was split.
 
-    One that failed has them as its text.
+    A failed piece has these characters as its text.
     """
 
     start: int
@@ -79,7 +79,7 @@ class AnsweredPiece(BaseModel):
 
 
 class PieceCounts(BaseModel):
-    """How many pieces a text has, are parts of a sentence that was too long, and failed so far."""
+    """Numbers of pieces so far: all, parts of sentences that were too long, and failed ones."""
 
     pieces: int
     cut: int

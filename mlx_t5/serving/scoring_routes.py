@@ -1,6 +1,6 @@
-"""The addresses of what is scored and not decoded: /v1/embeddings, /v1/score and /v1/rerank.
+"""The endpoints without decoding: /v1/embeddings, /v1/score and /v1/rerank.
 
-Embeddings have the shape of OpenAI's API, ranks that of Cohere's and Jina's.
+Embeddings have the format of OpenAI's API, ranks that of Cohere's and Jina's.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class EmbeddingList(BaseModel):
 
 
 class ScoreEntry(BaseModel):
-    """How likely one target is; `tokens` as they look by themselves."""
+    """The log-probabilities of one target; `tokens` are spelled one by one."""
 
     index: int
     logprob: float
@@ -222,10 +222,10 @@ async def rerank(body: RerankRequest, request: Request) -> RankList:
 
 
 async def _relevance(service: Service, query: str, documents: Sequence[str]) -> list[Pair]:
-    """What is scored to rank documents, which are cut to the longest prompt that is taken.
+    """Returns the pairs to score for ranking documents, which are cut to fit into a prompt.
 
     Raises:
-        ApiError: a text is empty, the query is too long, or the model is none that ranks.
+        ApiError: a text is empty, the query is too long, or the model cannot rank.
     """
     tokenizer = service.tokenizer
     tokenizer.require_short(query, "query")
@@ -239,7 +239,7 @@ async def _relevance(service: Service, query: str, documents: Sequence[str]) -> 
         max_prompt_tokens=min(service.limits.prompt_tokens, RERANK_TOKENS),
     )
     pairs: list[Pair] = []
-    # Document by document, as other clients' texts have to be read too.
+    # Document by document, so that other clients' texts are tokenized in between.
     while two := await tokenizer.run(lambda _: list(islice(of_documents, 2)), "documents"):
         pairs += two
     return pairs

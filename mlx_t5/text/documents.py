@@ -176,7 +176,7 @@ class Document:
         return source if answer is None else rewrapped(source, answer)
 
     def before(self, i: int) -> str:
-        """Returns the text between pieces i - 1 and i; with i = their number, what is behind."""
+        """Returns the text between pieces i - 1 and i; if i is their number, behind the last."""
         start = self.pieces[i - 1].end if i else self.start
         return self.text[start : self.pieces[i].start if i < len(self.pieces) else None]
 
@@ -228,8 +228,8 @@ def _prefix_end(text: str, prefixes: Sequence[str]) -> int:
     known = [_MADLAD]
     for prefix in sorted(prefixes, key=len, reverse=True):
         known.append(re.escape(prefix.strip()) + r"(?=\s)" * prefix[-1].isspace())
-    found = re.match(rf"\s*(?:{'|'.join(known)})\s*", text)
-    return found.end() if found else 0
+    match = re.match(rf"\s*(?:{'|'.join(known)})\s*", text)
+    return match.end() if match else 0
 
 
 def _language_of(prefix: str) -> str:
@@ -312,9 +312,9 @@ def _sentence_ends(text: str, language: str) -> list[int]:
 def _cut_point(text: str, start: int, end: int) -> int:
     """Returns where to cut a unit: nearest to its middle, behind a comma, a word, or anywhere."""
     for pattern in (_CLAUSE, _SPACE):
-        found = [each for each in pattern.finditer(text, start, end) if each.end() < end]
-        if found:
-            return min(found, key=lambda each: abs(sum(each.span()) - start - end)).end()
+        breaks = [match for match in pattern.finditer(text, start, end) if match.end() < end]
+        if breaks:
+            return min(breaks, key=lambda match: abs(sum(match.span()) - start - end)).end()
     middle = (start + end) // 2
     behind = text[middle : min(end - 1, middle + MOST_ACCENTS)]
     accents = takewhile(lambda char: unicodedata.category(char)[0] == "M", behind)

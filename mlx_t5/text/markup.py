@@ -115,8 +115,8 @@ def spans(text: str, suffix: str) -> list[Span]:
         return [Span(begin, len(text), False)] if text[begin:] else []
     # All line ends become alike, without changing any position.
     even = text[begin:].replace("\r\n", "\t\n").replace("\r", "\n").replace("\0", "\ufffd")
-    found = _markdown(even) if suffix == ".md" else _subtitles(even, suffix)
-    return [Span(begin + start, begin + end, wrapped) for start, end, wrapped in found]
+    stretches = _markdown(even) if suffix == ".md" else _subtitles(even, suffix)
+    return [Span(begin + start, begin + end, wrapped) for start, end, wrapped in stretches]
 
 
 def unwrapped(source: str) -> str:
@@ -132,13 +132,13 @@ def flattened(text: str) -> str:
 def rewrapped(source: str, answer: str) -> str:
     """Breaks an answer into lines as its source was.
 
-    It has as many lines as the source, of about the same length, if it has as many words. If a
-    line would then be longer than the source's longest one and `LINE_CHARACTERS`, there are more
-    lines. A source of one line is answered with one line.
+    It has as many lines as the source, of about equal length, if it has enough words. If a line
+    would then be longer than both the source's longest line and `LINE_CHARACTERS`, it has more
+    lines. The answer to one line is one line.
 
     Args:
         source: the text of a wrapped span.
-        answer: to `unwrapped(source)`.
+        answer: the answer to `unwrapped(source)`.
 
     Returns:
         The answer with line breaks of the source; the source itself if the answer equals it.
@@ -149,7 +149,7 @@ def rewrapped(source: str, answer: str) -> str:
     units = _UNIT.findall(unwrapped(answer))
     longest = max(LINE_CHARACTERS, *map(len, _BREAK.split(source)))
     count = max(len(breaks) + 1, len(_line_starts(units, 1, longest)))
-    limits = range(1, len(answer) + 2)  # the narrowest lines that are as many
+    limits = range(1, len(answer) + 2)  # to find the narrowest lines
     enough = bisect_left(limits, True, key=lambda n: len(_line_starts(units, count, n)) <= count)
     starts = [*_line_starts(units, count, limits[enough]), len(units)]
     lines = ["".join(units[start:end]).strip(" \t") for start, end in pairwise(starts)]

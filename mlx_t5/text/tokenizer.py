@@ -197,12 +197,12 @@ def _charsmaps(normalizer: dict | None) -> list[bytes]:
         ValueError: one is damaged.
     """
     normalizer = normalizer or {}
-    found = [m for inner in normalizer.get("normalizers", ()) for m in _charsmaps(inner)]
+    maps = [m for inner in normalizer.get("normalizers", ()) for m in _charsmaps(inner)]
     if isinstance(normalizer.get("precompiled_charsmap"), str):
-        found.append(base64.b64decode(normalizer["precompiled_charsmap"], validate=True))
-        if not _sound(found[-1]):
+        maps.append(base64.b64decode(normalizer["precompiled_charsmap"], validate=True))
+        if not _sound(maps[-1]):
             raise ValueError("precompiled_charsmap is damaged")
-    return found
+    return maps
 
 
 def _sound(charsmap: bytes) -> bool:

@@ -1,6 +1,6 @@
-"""Labelled examples in batches of like length.
+"""Groups labelled examples into batches of similar length.
 
-Their order follows from the seed and the step alone, so a resumed run sees what it would have seen.
+Their order depends on the seed and the step alone, so a resumed run sees the same batches.
 
 Symbols: B rows, S source positions, T answer positions, K likeliest tokens.
 """
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from mlx_t5.training.teacher_answers import LabelledExample
     from model import T5
 
-BATCHES_AT_ONCE = 32  # are cut from examples that are sorted by length; more would mix them less
-ANSWER_STEP = 8  # T is a multiple, so that few shapes occur
+BATCHES_AT_ONCE = 32  # cut from examples sorted by length; with more, batches would be less random
+ANSWER_STEP = 8  # T is a multiple of it, so that few shapes occur
 
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """Labelled examples as arrays: those of a step, or a micro-batch of them.
+    """The labelled examples of a step, or of a micro-batch, as arrays.
 
     Attributes:
         source: (B, S) int32.
         mask: (B, S) bool, False where the source is padded.
-        states: (B, S, d_model) the target's encoder output; None where it is not kept.
-        tokens: (B, T) int32, what the decoder is fed: the start token and the answer but its last.
-        top_ids: (B·T, K) int32.
-        top_p: (B·T, K).
+        states: (B, S, d_model) the target's encoder output; None if it is not kept.
+        tokens: (B, T) int32, the decoder's input: the start token and the answer without its last.
+        top_ids: (B·T, K) int32, the likeliest tokens at each position.
+        top_p: (B·T, K) their probabilities.
         counted: (B·T,) 1 for the answers' tokens, 0 for padding.
     """
 
@@ -50,16 +50,16 @@ class TrainingBatch:
 
     @property
     def arrays(self) -> list[Any]:
-        """All of it, as `TrainingBatch(*arrays)` takes it."""
+        """All fields, as arguments of `TrainingBatch`."""
         return [getattr(self, field.name) for field in fields(self)]
 
 
 def batch_at(
     labelled: Sequence[LabelledExample] | Sequence[TrainingPair], size: int, seed: int, step: int
 ) -> list[int]:
-    """Which examples the batch of a step has, counted from 0; every epoch has its own order."""
+    """Returns the indices of the examples in a step's batch; every epoch has its own order."""
     size = min(size, len(labelled))
-    steps = len(labelled) // size  # of an epoch; the rest is left out, another one every time
+    steps = len(labelled) // size  # of an epoch; the remainder left out varies
     epoch, index = divmod(step, steps)
     rng = random.Random(f"order {seed} {epoch}")
     shuffled = rng.sample(range(len(labelled)), steps * size)
@@ -75,7 +75,7 @@ def batch_at(
 def micro_batches(
     labelled: Sequence[LabelledExample], draft: T5, size: int, rows: int, seed: int, step: int
 ) -> list[TrainingBatch]:
-    """The batch of a step, in micro-batches of at most so many rows."""
+    """Returns the batch of a step, in micro-batches of at most so many rows."""
     config, chosen = draft.config, [labelled[i] for i in batch_at(labelled, size, seed, step)]
     tokens = config.decoder_start_token_id, config.pad_token_id
     kept = draft.shares_with is not None and all(e.states for e in chosen)
@@ -89,9 +89,9 @@ def collate(
     """Pads labelled examples to one width.
 
     Args:
-        labelled: B of them.
-        start_token: what the decoder is fed first.
-        pad_token: of sources and answers.
+        labelled: B labelled examples.
+        start_token: the decoder's first input.
+        pad_token: pads sources and answers.
         keep_states: whether the draft reads the target's encoder output.
     """
     width = source_width(max(len(example.source) for example in labelled))
@@ -113,7 +113,7 @@ def collate(
 
 
 def _padded(rows: Sequence[np.ndarray], width: int, filler: float) -> np.ndarray:
-    """Rows (n, …) of different n as one array (B, width, …)."""
+    """Pads rows (n, …) of different n to one array (B, width, …)."""
     out = np.full((len(rows), width, *rows[0].shape[1:]), filler, rows[0].dtype)
     for i, row in enumerate(rows):
         out[i, : len(row)] = row
@@ -121,6 +121,6 @@ def _padded(rows: Sequence[np.ndarray], width: int, filler: float) -> np.ndarray
 
 
 def _flat(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
-    """The same as (B·length, …), filled up with zeros."""
+    """Pads rows with zeros to one array (B·length, …)."""
     padded = _padded(rows, length, 0)
     return padded.reshape(-1, *padded.shape[2:])

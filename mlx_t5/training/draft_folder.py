@@ -1,4 +1,4 @@
-"""Writes drafts as model folders: alone, or without what they share with their target.
+"""Writes drafts as model folders: whole, or without the modules shared with their target.
 
 The folder of a draft that shares has the tensors of its decoder only, and in config.json the
 target's fingerprint (network/sharing.py). A standalone folder has all tensors, and `model.load`
@@ -44,9 +44,9 @@ class Parameter:
     """One array of a model on its way to the disk.
 
     Attributes:
-        name: in the folder.
+        name: its name in the folder.
         array: its values.
-        dtype: the type it gets.
+        dtype: the type to store.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Parameter:
         return {self.name: (_name(self.dtype), self.array.shape)}
 
     def chunks(self) -> Iterator[dict[str, mx.array]]:
-        """Its rows, a few at a time.
+        """Yields its rows, a few at a time.
 
         Raises:
             UserError: a number is too large for the type.
@@ -80,20 +80,19 @@ def save_draft(
     """Writes a draft as a model folder, which appears when it is complete.
 
     Args:
-        draft: a `model.T5`. One that does not share anything is written whole in any case.
-        folder: of its target, or, if it shares nothing, of the model that it started from: the
-            configuration and the tokenizer are taken from there.
+        draft: a `model.T5`. One that shares nothing is always written whole.
+        folder: folder of its target, or, if it shares nothing, of the model that it started from;
+            configuration and tokenizer come from there.
         output: the folder to write.
-        standalone: write the shared tensors as well; what is quantised stays so.
-        dtype: "bfloat16", "float16" or "float32"; None takes that of `folder`.
-        overwrite: replace a model folder at `output`.
+        standalone: whether to write the shared tensors, too; quantised ones stay quantised.
+        dtype: "bfloat16", "float16" or "float32"; None takes the type of `folder`.
+        overwrite: whether to replace a model folder at `output`.
 
     Returns:
-        The folder written, absolute.
+        The absolute path of the folder written.
 
     Raises:
-        UserError: there is something at `output`, there is too little disk space, `folder` is no
-            model folder.
+        UserError: `output` exists, there is too little disk space, or `folder` is no model folder.
     """
     source, path = Path(folder), place(output)
     target = draft.shares_with
@@ -121,7 +120,7 @@ def save_draft(
 
 
 def _parameters(draft: T5, whole: bool, dtype: mx.Dtype) -> list[Parameter]:
-    """What is written, in the order it is."""
+    """Returns the parameters to write, in their order."""
     parts = ("decoder", *(SHARED if whole else ()))
     parameters = [Parameter(TABLE, draft.d2t, draft.d2t.dtype)] if TABLE in draft else []
     for part in parts:
@@ -137,7 +136,7 @@ def _parameters(draft: T5, whole: bool, dtype: mx.Dtype) -> list[Parameter]:
 
 
 def _config(raw: dict, draft: T5, dtype: str, whole: bool) -> dict:
-    """The config.json of `raw`'s model, changed to the draft's."""
+    """Returns the draft's config.json, made from that of another model."""
     dropped = ("quantization", "quantization_config", "converted_from", ENTRY, *OF_DRAFT)
     config = {name: value for name, value in raw.items() if name not in dropped}
     config |= {n: value for n in OF_DRAFT if (value := getattr(draft.config, n)) is not None}
@@ -161,7 +160,7 @@ def _modules(module: nn.Module | None) -> list[tuple[str, Any]]:
 
 
 def stored_dtype_of(folder: Path) -> str:
-    """The type of a model folder."""
+    """Returns the type that a model folder is stored in."""
     with open_checkpoint(folder) as checkpoint:
         stored = stored_dtype(checkpoint)
     return stored if stored in READABLE else "float32"

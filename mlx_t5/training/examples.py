@@ -1,4 +1,4 @@
-"""What a model is trained on, and by what it is evaluated.
+"""Reads the data to train a model on, and splits off data to evaluate it.
 
 A draft is trained on prompts: a line of the file is one, or an object with a "prompt" and, if the
 target's answer is known already, a "completion". Equal prompts are one, so that no prompt is in
@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 from mlx_t5.errors import UserError, shown
 from mlx_t5.text.prompts import token_ids
 
-LEAST = 32  # prompts; a draft that has seen fewer has learned them by heart
+LEAST = 32  # prompts; a draft memorises fewer
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 128
-LINES_NAMED = 10  # of those that cannot be used
-LONGEST = 8192  # tokens of a prompt: memory is set aside for the longest, and T5 learned from 512
+LINES_NAMED = 10  # unusable lines that are reported one by one
+LONGEST = 8192  # tokens of a prompt: memory is reserved for the longest, and T5 was trained on 512
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Example:
 
     Attributes:
         source: its tokens, EOS included.
-        answer: the target's tokens, EOS included; None where the target is to be asked.
+        answer: the target's answer, EOS included; None if the target still has to answer.
     """
 
     source: tuple[int, ...]
@@ -37,13 +37,13 @@ class Example:
 
 @dataclass(frozen=True)
 class TrainingPair:
-    """A prompt and what is to be written.
+    """A prompt and its completion.
 
     Attributes:
         source: the prompt's tokens, EOS included.
-        answer: those of the completion, likewise.
-        prompt: as a text.
-        completion: as a text.
+        answer: the completion's tokens, EOS included.
+        prompt: the prompt's text.
+        completion: the completion's text.
     """
 
     source: tuple[int, ...]
@@ -62,21 +62,21 @@ def read_examples(
     max_tokens: int,
     log: Callable[[str], None],
 ) -> list[Example]:
-    """Reads prompts, and leaves out what cannot be used.
+    """Reads prompts, and skips unusable lines.
 
     Args:
         lines: pairs of a prompt and its completion or None, or the `UserError` of a bad line; see
             `cli.input.Lines`.
-        tokenizer: of the target.
+        tokenizer: the target's tokenizer.
         vocab_size: V of the target.
-        max_tokens: of an answer; what a completion has beyond them is cut off.
-        log: gets a line about each that is left out.
+        max_tokens: maximum of tokens in an answer; longer completions are cut.
+        log: gets a line about each skipped line.
 
     Returns:
         Examples in the order of the lines, no two with the same source.
 
     Raises:
-        UserError: hardly any line can be used.
+        UserError: fewer than `LEAST` prompts are usable.
     """
     examples: dict[tuple[int, ...], Example] = {}
 
@@ -106,17 +106,17 @@ def read_pairs(
     longest: tuple[int, int],
     log: Callable[[str], None],
 ) -> list[TrainingPair]:
-    """Reads pairs, and leaves out what cannot be used.
+    """Reads pairs, and skips unusable lines.
 
     Args:
         lines: pairs of a prompt and its completion, or the `UserError` of a bad line.
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         vocab_size: V.
-        longest: tokens of a prompt, and of a completion, at most.
-        log: gets a line about each that is left out.
+        longest: maximum of tokens in a prompt, and in a completion.
+        log: gets a line about each skipped line.
 
     Returns:
-        Pairs in the order of the lines, none of them twice.
+        Pairs in the order of the lines, without duplicates.
     """
 
     def tokens(text: str, name: str, most: int) -> tuple[int, ...]:
@@ -137,7 +137,7 @@ def read_pairs(
 def _usable(
     lines: Iterable[Any], make: Callable[..., Made], log: Callable[[str], None]
 ) -> Iterator[Made]:
-    """What `make` makes of the lines that can be used."""
+    """Yields `make` of each usable line."""
     bad = 0
     for line in lines:
         reason = line
@@ -155,7 +155,7 @@ def _usable(
 
 
 def digest(examples: Iterable[Example | TrainingPair]) -> str:
-    """A number of their tokens, by which a run knows that it has the data of the one before."""
+    """Returns a digest of the tokens, by which a resumed run recognises its data."""
     tokens = hashlib.sha256()
     for example in examples:
         tokens.update(repr((example.source, example.answer)).encode())
@@ -163,13 +163,13 @@ def digest(examples: Iterable[Example | TrainingPair]) -> str:
 
 
 def longest(examples: Sequence[Any]) -> tuple[int, int]:
-    """Tokens of the longest source, and of the longest answer."""
+    """Returns the number of tokens of the longest source, and of the longest answer."""
     source, answer = (max(len(getattr(e, name)) for e in examples) for name in ("source", "answer"))
     return source, answer
 
 
 def hold_out(examples: Sequence[Made], seed: int) -> tuple[list[Made], list[Made]]:
-    """Returns what to train on, in random order, and a tenth of it at most to evaluate by.
+    """Splits examples into those to train on, in random order, and at most a tenth to evaluate on.
 
     No prompt is in both parts.
     """

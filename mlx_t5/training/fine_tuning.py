@@ -1,7 +1,7 @@
-"""What is trained of a model that is fine-tuned, and the folder that comes of it.
+"""Prepares a model for fine-tuning, and writes the result.
 
-Either all of it, or LoRA beside some of its layers (network/adapting.py). Adapters are written as
-PEFT's, whole models as Hugging Face's, so that other programs read both.
+Either the whole model is trained, or LoRA adapters of some layers (network/adapting.py). Adapters
+are written in PEFT's format, whole models in Hugging Face's, so that other programs read both.
 """
 
 from __future__ import annotations
@@ -36,54 +36,55 @@ _OF_MLX = ("quantization", "quantization_config", "converted_from")  # entries o
 
 
 def paths(config: Any) -> dict[str, str]:
-    """The path of every layer of attention and feed-forward, by its Hugging Face name."""
+    """Returns the path of every attention and feed-forward layer, by its Hugging Face name."""
     names = tensor_names(config).items()
     layers = {a.removesuffix(_WEIGHT): b.removesuffix(_WEIGHT) for a, b in names}
     return {theirs: ours for theirs, ours in layers.items() if quantize_predicate(ours)}
 
 
 def targets(config: Any, lora: LoraConfig, num_layers: int) -> list[str]:
-    """The layers that are adapted, by their Hugging Face names.
+    """Returns the Hugging Face names of the layers that get an adapter.
 
     Args:
-        config: of the model.
-        lora: which layers.
-        num_layers: only so many of each stack, the last ones; -1 for all.
+        config: the model's config.
+        lora: names the layers.
+        num_layers: adapt only the last so many layers of each stack; -1 for all.
 
     Raises:
-        UserError: a name is that of no layer, or the rank is too large.
+        UserError: a name matches no layer, or the rank is too large.
     """
     first = _first_layers(config, num_layers)
-    found = [
+    layers = [
         name
         for name in lora.targets(paths(config))
         if int(name.split(".")[2]) >= first[name.split(".")[0]]
     ]
     names = () if isinstance(lora.target_modules, str) else lora.target_modules
-    unused = [name for name in names if not any(f".{n}".endswith(f".{name}") for n in found)]
+    unused = [name for name in names if not any(f".{n}".endswith(f".{name}") for n in layers)]
     if unused:
         raise UserError(
             f"--target-modules {' '.join(unused)}: this model has no such layer of "
             "attention or feed-forward to train; give names like q v wi_0 wo, or all-linear alone"
         )
-    for name in found:
+    for name in layers:
         inner = config.d_ff if "DenseReluDense" in name else config.num_heads * config.d_kv
         if lora.r > (side := min(inner, config.d_model)):
             cause = f"the smaller side of {name} is {side}"
             raise UserError(f"--r {lora.r} is too large: {cause}; give at most that")
-    return found
+    return layers
 
 
 def adapt(
     model: T5, lora: LoraConfig, num_layers: int = -1, dropout: float = 0.0, seed: int = 0
 ) -> Adapters:
-    """Freezes a model (`model.T5`) and puts adapters beside its layers; errors as of `targets`."""
-    of, found = paths(model.config), targets(model.config, lora, num_layers)
-    return Adapters(model, [of[n] for n in found], lora.r, lora.scale, lora.use_dora, dropout, seed)
+    """Freezes a model (`model.T5`) and adds adapters to its layers; errors as in `targets`."""
+    path_of, names = paths(model.config), targets(model.config, lora, num_layers)
+    adapted = [path_of[name] for name in names]
+    return Adapters(model, adapted, lora.r, lora.scale, lora.use_dora, dropout, seed)
 
 
 def unfreeze_last(model: T5, num_layers: int) -> None:
-    """Leaves so many layers of each stack to be trained, the last ones; -1 for the whole model."""
+    """Freezes all but the last so many layers of each stack; -1 trains the whole model."""
     if num_layers < 0:
         return
     model.freeze()
@@ -100,15 +101,15 @@ def write_adapter(
     num_layers: int,
     **entries: Any,
 ) -> Path:
-    """Writes what was trained as a PEFT adapter.
+    """Writes the trained weights as a PEFT adapter.
 
     Args:
         path: see `save_adapter`.
         model: a `model.T5`.
-        weights: A, B and lengths, by our names.
+        weights: A, B and DoRA's lengths, by our names.
         lora: as given to `adapt`.
-        num_layers: likewise.
-        entries: further ones of adapter_config.json.
+        num_layers: as given to `adapt`.
+        entries: further entries of adapter_config.json.
     """
     names = {ours: theirs for theirs, ours in paths(model.config).items()}
     tensors: dict[str, dict[str, mx.array]] = {}
@@ -128,7 +129,7 @@ def write_model(path: Path, model: T5, source: Path) -> Path:
     Args:
         path: the folder, as checked by `check_output_folder`.
         model: a `model.T5` in float32.
-        source: of the model that it started from: configuration, tokenizer and type.
+        source: folder of the model that it started from, for configuration, tokenizer and type.
 
     Raises:
         UserError: there is too little disk space, or a number is too large for the type.
@@ -137,7 +138,7 @@ def write_model(path: Path, model: T5, source: Path) -> Path:
     config = {name: value for name, value in raw.items() if name not in _OF_MLX}
     dtype, names = getattr(mx, stored), {b: a for a, b in tensor_names(model.config).items()}
     arrays = {names[name]: array for name, array in tree_flatten(model.parameters())}
-    if not config.get("tie_word_embeddings", True):  # transformers reads a head of its own then
+    if not config.get("tie_word_embeddings", True):  # then transformers expects a separate head
         arrays.setdefault(HEAD, arrays[EMBEDDING])
     parameters = [Parameter(name, array, dtype) for name, array in arrays.items()]
     shards = into_shards(parameters, SHARD_BYTES)
@@ -152,12 +153,12 @@ def write_model(path: Path, model: T5, source: Path) -> Path:
 
 
 def base_name(folder: Path) -> str:
-    """What PEFT is told that an adapter is for: the Hub id of a folder, or its path."""
+    """Returns the name of an adapter's base model for PEFT: the folder's Hub id, or its path."""
     name = source_of(folder)
     return str(folder.absolute()) if name is None or ADAPTED in name else name
 
 
 def _first_layers(config: Any, num_layers: int) -> dict[str, int]:
-    """The first layer of each stack that is trained."""
+    """Returns the first trained layer of each stack."""
     depths = {"encoder": config.num_layers, "decoder": config.num_decoder_layers}
     return {n: max(0, d - num_layers) if num_layers >= 0 else 0 for n, d in depths.items()}

@@ -1,16 +1,16 @@
-"""One step of training: a loss's gradient and the update, as functions of the state.
+"""One training step: the loss's gradient and the update, as functions of the state.
 
-The state is what a step changes. A step returns a new one and leaves the old one alone, so whatever
-interrupts it leaves a complete state.
+A step returns a new state and does not change the old one, so an interruption leaves a complete
+state.
 
-All numbers that the model has of its own and that are not frozen are trained. Of a draft that
-shares the target's encoder, embedding and head these are its decoder's. The table of a draft's own
-vocabulary stays as it is.
+All parameters are trained that are the model's own and not frozen. For a draft that shares the
+target's encoder, embedding and head these are its decoder's. The table of a draft's own vocabulary
+stays as it is.
 
-By default rates follow the scale of each tensor, as Adafactor's do with which T5 was trained
-(Shazeer and Stern, https://arxiv.org/abs/1804.04235, section 8): T5 does not divide attention
-scores by sqrt(d_kv), so its queries are much smaller than its embeddings, and one rate for all
-would saturate the attention.
+By default rates are relative to the scale of each tensor, as in Adafactor, with which T5 was
+trained (Shazeer and Stern, https://arxiv.org/abs/1804.04235, section 8): T5 does not divide
+attention scores by sqrt(d_kv), so its queries are much smaller than its embeddings, and one
+absolute rate for all would saturate the attention.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from model import T5
 
 Arrays = dict[str, mx.array]  # by name
-# From weights, which the model has by then, and a batch: what to differentiate, and the loss summed
-# over the tokens.
+# A function of the model's weights and a batch; returns a number to differentiate, and the loss
+# summed over the tokens.
 Loss = Callable[[Arrays, TrainingBatch], tuple[mx.array, mx.array]]
-WARM_UP_SHARE = 0.05  # of the steps
+WARM_UP_SHARE = 0.05  # share of the steps
 
 
 @dataclass(frozen=True)
 class State:
-    """What a step changes.
+    """The state that a step changes.
 
     Attributes:
-        weights: the parameters that are trained, by name, float32.
-        moments: the optimiser's, by name.
-        step: how many steps have been taken.
+        weights: the trained parameters by name, float32.
+        moments: the optimiser's state by name.
+        step: number of steps taken.
     """
 
     weights: Arrays
@@ -67,15 +67,15 @@ class Learner:
         """Prepares to train.
 
         Args:
-            model: a `model.T5` in float32; its weights follow the state, see `put`.
-            loss: of the model.
+            model: a `model.T5` in float32; `put` gives it the state's weights.
+            loss: the model's loss.
             iters: steps of the whole run.
-            learning_rate: the largest; of Adafactor relative to a tensor's scale.
-            compiled: whether to compile the steps; None does it on a GPU only.
+            learning_rate: the largest rate; with Adafactor relative to a tensor's scale.
+            compiled: whether to compile the steps; None compiles on a GPU only.
             schedule: the share of that rate at a step; None is `linear` with a short warm-up.
-            optimizer: of `mlx.optimizers`; None is Adafactor.
-            drop: is given what chooses the inputs that a step leaves out, and None behind it.
-            seed: of that.
+            optimizer: an optimiser of `mlx.optimizers`; None is Adafactor.
+            drop: called with the random key of a step's dropout, and with None after the step.
+            seed: seed of the dropout.
         """
         self.model, self._loss = model, loss
         self.iters, self.learning_rate = iters, learning_rate
@@ -87,7 +87,7 @@ class Learner:
         self._change = mx.compile(self._update) if compiled else self._update
 
     def begin(self) -> State:
-        """The state before the first step."""
+        """Returns the state before the first step."""
         parameters = tree_flatten(self.model.trainable_parameters())
         weights = {n: array for n, array in parameters if mx.issubdtype(array.dtype, mx.floating)}
         self.optimizer.init(tree_unflatten(list(weights.items())))
@@ -97,12 +97,12 @@ class Learner:
         """Takes one step.
 
         Args:
-            state: before it.
-            batch: its micro-batches; the gradients of their tokens are added up.
+            state: the state before the step.
+            batch: its micro-batches; the gradients of their tokens are added.
 
         Returns:
-            The state after it, None if the loss or a gradient is NaN or infinite; and the loss a
-            token before it.
+            The state after the step, None if the loss or a gradient is NaN or infinite; and the
+            loss per token before the step.
         """
         count = sum(mx.sum(micro_batch.counted) for micro_batch in batch)
         total, slopes = mx.array(0.0), dict[str, mx.array]()
@@ -110,7 +110,7 @@ class Learner:
             loss, more = self._slopes(state.weights, micro_batch.arrays, self._key(state.step, i))
             total = total + loss
             slopes = {n: slopes[n] + more[n] for n in more} if slopes else more
-            mx.eval(total, slopes)  # one micro-batch's work is there at a time
+            mx.eval(total, slopes)  # so that memory holds one micro-batch's activations
         slopes = {name: slope / count for name, slope in slopes.items()}
         norm = mx.sqrt(sum(mx.sum(slope * slope) for slope in slopes.values()))
         if not mx.isfinite(total + norm).item():
@@ -126,12 +126,12 @@ class Learner:
         self.model.update(tree_unflatten(list(weights.items())))
 
     def loss(self, weights: Arrays, batch: TrainingBatch) -> tuple[mx.array, mx.array]:
-        """What to differentiate, and the loss summed over the tokens."""
+        """Returns a number to differentiate, and the loss summed over the tokens."""
         self.put(weights)
         return self._loss(weights, batch)
 
     def _key(self, step: int, i: int) -> mx.array | None:
-        """The random key of a micro-batch; it follows from the seed, as the batch does."""
+        """Returns the random key of a micro-batch, which depends on seed and step alone."""
         if self._drop is None:
             return None
         return mx.random.key(random.Random(f"dropout {self._seed} {step} {i}").getrandbits(64))
@@ -139,7 +139,7 @@ class Learner:
     def _gradient(
         self, weights: Arrays, arrays: list[mx.array | None], key: mx.array | None = None
     ) -> tuple[mx.array, Arrays]:
-        """The loss, summed over the tokens of a micro-batch, and its gradient."""
+        """Returns the loss, summed over a micro-batch's tokens, and its gradient."""
         drop = self._drop or (lambda key: None)
         before = dict(tree_flatten(self.model.parameters()))
         try:
@@ -148,13 +148,13 @@ class Learner:
             (_, loss), slopes = mx.value_and_grad(self.loss)(weights, batch)
         finally:
             drop(None)
-            self.put(before)  # no array that was only described stays there
+            self.put(before)  # so that no unevaluated (traced) array stays in the model
         return loss, slopes
 
     def _update(
         self, weights: Arrays, moments: Arrays, slopes: Arrays, rate: mx.array
     ) -> tuple[Arrays, Arrays]:
-        """The weights and moments after one step at this rate."""
+        """Returns the weights and moments after one step at this rate."""
         before = self.optimizer.state
         self.optimizer.state = tree_unflatten(list(moments.items())) | {"learning_rate": rate}
         try:
@@ -162,25 +162,25 @@ class Learner:
             changed = self.optimizer.apply_gradients(*trees)
             return dict(tree_flatten(changed)), dict(tree_flatten(self.optimizer.state))
         finally:
-            self.optimizer.state = before  # no array that was only described stays there
+            self.optimizer.state = before  # so that no unevaluated array stays there
 
 
 def adafactor(relative_step: bool = False) -> Any:
-    """The optimiser with which T5 was trained.
+    """Returns Adafactor, the optimiser with which T5 was trained.
 
-    Its numbers are those of transformers' `Adafactor`. With `relative_step` the rate follows from
-    the number of steps instead of the schedule.
+    Its hyperparameters are those of transformers' `Adafactor`. With `relative_step` the rate
+    depends on the number of steps instead of the schedule.
     """
     return optimizers.Adafactor(learning_rate=1.0, relative_step=relative_step)
 
 
 def adamw(weight_decay: float = 0.0) -> Any:
-    """AdamW with the numbers of torch's (Loshchilov and Hutter, https://arxiv.org/abs/1711.05101)."""
+    """Returns AdamW as in torch (Loshchilov and Hutter, https://arxiv.org/abs/1711.05101)."""
     return optimizers.AdamW(1.0, weight_decay=weight_decay, bias_correction=True)
 
 
 def linear(iters: int, warm_up: float) -> Callable[[int], float]:
-    """The share of the largest rate at a step: a linear warm-up, then linear decay to nothing."""
+    """Returns a schedule, as a share of the rate: linear warm-up, then linear decay to 0."""
 
     def share(step: int) -> float:
         decay = (iters - step) / max(1.0, iters - warm_up)
@@ -190,5 +190,5 @@ def linear(iters: int, warm_up: float) -> Callable[[int], float]:
 
 
 def constant(warm_up: float) -> Callable[[int], float]:
-    """The same without the decay."""
+    """Returns a schedule of linear warm-up without decay."""
     return lambda step: min(1.0, (step + 1) / max(1.0, warm_up))

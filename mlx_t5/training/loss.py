@@ -1,23 +1,23 @@
-"""How far a model's distribution q of the next token is from p: KL(p || q).
+"""The loss KL(p || q) of a model's distribution q of the next token.
 
-For a draft p is the target's. For a text that is given, p is 1 for its token, and KL(p || q) is the
-cross-entropy.
+For a draft, p is the target's distribution. For a given text, p is 1 for its token, and KL(p || q)
+is the cross-entropy.
 
-Of p only the K likeliest tokens are kept, and the mass r of all others (`answers.TOP_K`). With
-t = 1 - sum of q over the K tokens,
+Only the K likeliest tokens of p are kept, and the mass r of all others (`teacher_answers.TOP_K`).
+With t = 1 - sum of q over the K tokens,
 
     loss = sum of p_k log(p_k / q_k) + r log(r / t),
 
-the divergence of the two distributions in which the other tokens are one. Its gradient with respect
+the divergence if all other tokens count as one. Its gradient with respect
 to the logits is q_k - p_k at the K tokens and q_j (1 - r / t) at the others, so one softmax gives
 both (forward KL: Hinton et al., https://arxiv.org/abs/1503.02531).
 
-A draft with a vocabulary of its own has logits of its tokens only. Tokens that it lacks count with
-the others, even if they are the target's likeliest.
+A draft with a vocabulary of its own has logits of its tokens only. Tokens that it lacks count as
+others, even if they are the target's likeliest.
 
-Logits of all positions at once would be the largest array of a training step by far. They are made
-for some positions at a time, and what the head has to say about the hidden states and about its own
-weights is added up. The result is a number whose gradient is that: see `divergence`.
+The logits of all positions would be by far the largest array of a training step. So they are
+computed a chunk of positions at a time, and the gradients with respect to hidden states and head
+are accumulated. `divergence` returns a number that has this gradient.
 
 Symbols: N positions, K likeliest tokens, V vocabulary.
 """
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from model import T5
 
 LOGITS_AT_ONCE = 1 << 24  # numbers: 64 MB in float32
-LEAST_TAIL = 1e-6  # of t: float32 cannot tell less from nothing
-LEAST_PROBABILITY = 1e-30  # of q_k, where its logarithm is taken
+LEAST_TAIL = 1e-6  # minimum of t: in float32 smaller values are rounding noise
+LEAST_PROBABILITY = 1e-30  # minimum of q_k in its logarithm
 Head = Callable[..., mx.array]  # hidden states (N, d_model), and weights if it has own → (N, V)
 
 
 def token_loss(draft: T5, temp: float) -> Callable[..., tuple[mx.array, mx.array]]:
-    """The loss of a draft or of a model that is fine-tuned, as `learner.Learner` takes it.
+    """Returns the loss of a draft or a fine-tuned model, for `learner.Learner`.
 
     Args:
-        draft: a `model.T5`; reads the target's encoder output where a batch has it.
+        draft: a `model.T5`; it reads the target's encoder output if a batch has it.
         temp: temperature at which the target is sampled; 0 is greedy.
     """
     vocabulary = DraftVocabulary(draft, draft.config.vocab_size)
@@ -65,7 +65,7 @@ def token_loss(draft: T5, temp: float) -> Callable[..., tuple[mx.array, mx.array
         def head(states: mx.array, *weight: mx.array) -> mx.array:
             logits = draft.logits(states, Matrix.plain(*weight) if weight else None)
             if rows_of is None:
-                return logits  # else a spare one, of probability 0, stands for the other tokens
+                return logits  # otherwise a spare logit, of probability 0, is for missing tokens
             return mx.pad(logits, ((0, 0), (0, 1)), constant_values=-mx.inf)
 
         ids, p = batch.top_ids, batch.top_p
@@ -86,20 +86,20 @@ def divergence(
     counted: mx.array,
     temp: float = 1.0,
 ) -> tuple[mx.array, mx.array]:
-    """The loss, summed over positions.
+    """Computes the loss, summed over positions, chunk by chunk.
 
     Args:
-        head: logits from hidden states; float32.
-        states: (N, d_model) of the draft.
-        weights: what `head` takes besides, if that is trained too.
+        head: computes float32 logits from hidden states.
+        states: (N, d_model) hidden states of the draft.
+        weights: further arguments of `head`, if its weights are trained, too.
         top_ids: (N, K) the target's likeliest tokens.
         top_p: (N, K) their probabilities.
         counted: (N,) 1 where a position counts, 0 for padding.
-        temp: temperature at which q is taken, as p was.
+        temp: temperature of q, the same as of p.
 
     Returns:
-        A number to differentiate with respect to `states` and `weights`, whose value means nothing;
-        and the sum of the losses, whose gradient is 0.
+        A number that has the loss's gradient with respect to `states` and `weights`, but no
+        meaningful value; and the sum of the losses, whose gradient is 0.
     """
     fixed, frozen = mx.stop_gradient(states), list(map(mx.stop_gradient, weights))
     step = max(1, LOGITS_AT_ONCE // head(fixed[:1], *frozen).shape[-1])
@@ -107,7 +107,7 @@ def divergence(
     of_states: list[mx.array] = []
     for start in range(0, len(fixed), step):
         chunk = slice(start, start + step)
-        # Behind the chunk before, so that only one chunk's logits are there at a time.
+        # After the previous chunk, so that memory holds the logits of one chunk only.
         (x,) = mx.depends([fixed[chunk]], [total, *of_states[-1:]])
         logits = head(x, *frozen) / temp
         loss, slope = loss_and_slope(logits, top_ids[chunk], top_p[chunk], counted[chunk])
@@ -123,9 +123,9 @@ def divergence(
 def loss_and_slope(
     logits: mx.array, top_ids: mx.array, top_p: mx.array, counted: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """The loss, summed over positions, and its gradient (N, V) with respect to logits (N, V).
+    """Returns the loss, summed over positions, and its gradient (N, V) by the logits (N, V).
 
-    Arguments as in `divergence`; the temperature is in the logits already.
+    Arguments as in `divergence`; the logits are already divided by the temperature.
     """
     q = mx.softmax(logits, axis=-1)
     top_q = mx.take_along_axis(q, top_ids, axis=-1)
@@ -138,6 +138,6 @@ def loss_and_slope(
 
 
 def _terms(p: mx.array, q: mx.array) -> mx.array:
-    """p log(p / q), 0 where p is."""
+    """Returns p log(p / q), 0 where p is 0."""
     p_log, q_log = (mx.log(mx.maximum(x, LEAST_PROBABILITY)) for x in (p, q))
     return p * (p_log - q_log)

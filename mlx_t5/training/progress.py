@@ -1,4 +1,4 @@
-"""What a long training says on the way: how far it is, loss, speed, and how long it will take."""
+"""Reports the progress of a training: steps, loss, speed and remaining time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mlx_t5.training.trainer import Trainer
 
 
 def bar(what: str, unit: str, total: int, done: int, items: Iterable[int] | None = None) -> Any:
-    """A progress bar on standard error, where that is a terminal.
+    """Returns a progress bar on standard error, shown if that is a terminal.
 
     Args:
-        what: is going on.
-        unit: what is counted.
-        total: of these.
-        done: by earlier runs.
-        items: are passed on one by one; without them its `update` counts.
+        what: the activity.
+        unit: the unit that is counted.
+        total: number of all units.
+        done: number of units done by earlier runs.
+        items: items to iterate over; without them call `update`.
     """
     from tqdm import tqdm
 
@@ -33,23 +33,23 @@ def reported(
     steps: Iterable[int],
     done: int,
 ) -> Iterator[int]:
-    """Passes on the numbers of steps, with a progress bar and a line every so many of them.
+    """Yields the numbers of steps, with a progress bar and a line every so many steps.
 
     Args:
         trainer: takes the steps.
-        tokens: of the batch of a step.
+        tokens: returns the number of tokens in a step's batch.
         every: steps between lines.
-        log: gets them.
-        steps: their numbers.
-        done: how many were taken before.
+        log: gets the lines.
+        steps: the numbers of the steps.
+        done: number of steps taken before.
     """
     began, total, iters = time.perf_counter(), 0, trainer.schedule.iters
     for step in bar("training", "steps", iters, done, steps):
         yield step
         total, seconds = total + tokens(step), time.perf_counter() - began
         if (step + 1) % every == 0:
-            left = seconds / (step + 1 - done) * (iters - step - 1)
+            remaining = seconds / (step + 1 - done) * (iters - step - 1)
             log(
                 f"step {step + 1} of {iters}: loss {trainer.loss:.4f}, "
-                f"{total / seconds:,.0f} tokens/s, {left / 60:.1f} min left"
+                f"{total / seconds:,.0f} tokens/s, {remaining / 60:.1f} min left"
             )

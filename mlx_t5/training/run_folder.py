@@ -1,7 +1,7 @@
-"""What a run keeps on disk so that another can resume it: settings, answers, state, best weights.
+"""The files by which a run can be resumed: settings, answers, state, best weights.
 
-Whatever stops a run leaves the old file or the new one. `best` is written before the `state` that
-speaks of it; a run that resumes an older state comes to the same one again.
+An interruption leaves either the old version of a file or the new one. `best` is written before the
+`state` that refers to it; a run that resumes an older state reaches the same state again.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ VOCABULARY = "d2t.npy"
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """How a run has fared.
+    """The progress of a run.
 
     Attributes:
         best: value of the best evaluation so far; None before the first evaluation.
-        best_step: after how many steps it was that.
-        evaluated: after how many steps the last evaluation was; -1 before the first.
-        behind: evaluations since the best.
-        seconds: of training, by all runs.
+        best_step: number of steps before the best evaluation.
+        evaluated: number of steps before the last evaluation; -1 if there was none.
+        behind: number of evaluations since the best.
+        seconds: training time of all runs.
     """
 
     best: float | None = None
@@ -53,15 +53,15 @@ class RunFolder:
 
     @property
     def answers(self) -> Path:
-        """Where the target's answers are."""
+        """The folder of the target's answers."""
         return self.path / ANSWERS
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """Makes the folder and keeps other runs out of it, where the file system can do that.
+        """Makes the folder and locks it against other runs, if the file system supports that.
 
         Raises:
-            UserError: another run is at work in there, or it cannot be made.
+            UserError: another run uses the folder, or it cannot be made.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -80,19 +80,19 @@ class RunFolder:
             os.close(descriptor)
 
     def open(self, answers: Mapping[str, Any], training: Mapping[str, Any], resume: bool) -> bool:
-        """Writes the settings, or checks that what is there belongs to them.
+        """Writes the settings, or checks that an earlier run had the same.
 
         Args:
-            answers: what the target's answers depend on, by the name that the user knows.
-            training: what the training depends on besides.
-            resume: whether to resume what is there.
+            answers: settings that the target's answers depend on, by their option's name.
+            training: further settings that the training depends on.
+            resume: whether to resume an earlier run.
 
         Returns:
-            Whether a state was left out because the training has other settings now.
+            Whether an earlier state was discarded because the training has other settings.
 
         Raises:
-            UserError: there is an earlier run and it is not to be resumed, or its answers were
-                made with other settings.
+            UserError: there is an earlier run that is not to be resumed, or its answers were made
+                with other settings.
         """
         settings = json.loads(json.dumps({"answers": dict(answers), "training": dict(training)}))
         before = self._settings()
@@ -120,7 +120,7 @@ class RunFolder:
         replace_file(self.path / STATE, lambda path: mx.save_safetensors(str(path), arrays, facts))
 
     def state(self, like: State) -> tuple[State, TrainingProgress] | None:
-        """The state that was written last; None if there is none.
+        """Reads the last state; None if there is none.
 
         Args:
             like: the state before the first step, whose arrays have the same names and shapes.
@@ -136,7 +136,7 @@ class RunFolder:
         weights = {name: arrays[f"weights.{name}"] for name in like.weights}
         moments = {name: arrays[f"moments.{name}"] for name in like.moments}
         if progress.best is not None:
-            self.best(weights)  # better now than after hours
+            self.best(weights)  # fails now, not after hours
         return State(weights, moments, step), progress
 
     def save_best(self, weights: Arrays) -> None:
@@ -144,10 +144,10 @@ class RunFolder:
         replace_file(self.path / BEST, lambda path: mx.save_safetensors(str(path), weights))
 
     def best(self, like: Arrays) -> Arrays:
-        """The best weights.
+        """Reads the best weights.
 
         Args:
-            like: has the same names and shapes.
+            like: arrays of the same names and shapes.
 
         Raises:
             UserError: they cannot be read, or are another model's.
@@ -156,7 +156,7 @@ class RunFolder:
             return self._load(BEST, like)[0]
 
     def vocabulary(self, count: Callable[[], np.ndarray]) -> np.ndarray:
-        """The draft's tokens, as an earlier run has counted them; else `count` does.
+        """Returns the draft's tokens: those that an earlier run chose, or else `count()`.
 
         Raises:
             UserError: the file is damaged.
@@ -169,7 +169,7 @@ class RunFolder:
             return np.load(file)
 
     def finish(self) -> int:
-        """Removes the state, which is needed no longer; returns the bytes of what remains."""
+        """Removes the state, which is no longer needed; returns the bytes of what remains."""
         self._remove_state()
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
@@ -178,10 +178,10 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
 
     def _settings(self) -> dict[str, dict] | None:
-        """The settings of the run before; None if there was none."""
+        """Reads the settings of an earlier run; None if there was none."""
         file = self.path / SETTINGS
         if not file.exists():
-            # What is hidden is macOS's, or of a run that was killed at once.
+            # Hidden files are macOS's, or those of a run that was killed at its beginning.
             if any(self.path.glob("[!.]*")):
                 raise UserError(
                     f"{self.path} is no folder of an earlier run; choose another --output"
@@ -192,7 +192,7 @@ class RunFolder:
             return {name: dict(settings[name]) for name in ("answers", "training")}
 
     def _load(self, name: str, like: Arrays) -> tuple[Arrays, dict[str, str]]:
-        """Arrays and metadata of a file; ValueError unless they are named and shaped as `like`."""
+        """Reads a file's arrays and metadata; ValueError unless names and shapes match `like`."""
         arrays, facts = mx.load(str(self.path / name), return_metadata=True)
         if {n: a.shape for n, a in arrays.items()} != {n: a.shape for n, a in like.items()}:
             raise ValueError("it is another model's")
@@ -203,7 +203,7 @@ class RunFolder:
     def _reading(
         self, name: str, damaged: str = f"{STATE} and {BEST} to train anew"
     ) -> Iterator[None]:
-        """What goes wrong while a file is read is a `UserError` that says what to remove."""
+        """Turns errors in reading a file into a `UserError` that says what to remove."""
         try:
             yield
         except (RuntimeError, ValueError, KeyError, TypeError, RecursionError, EOFError) as error:
@@ -212,7 +212,7 @@ class RunFolder:
 
 
 def _by_name(state: State) -> Arrays:
-    """All arrays of a state, as a file names them."""
+    """Returns all arrays of a state by their names in a file."""
     return {f"weights.{name}": array for name, array in state.weights.items()} | {
         f"moments.{name}": array for name, array in state.moments.items()
     }

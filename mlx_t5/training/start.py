@@ -1,4 +1,4 @@
-"""Whether a model can be trained for texts, or be the draft that a training starts from."""
+"""Checks whether a model can be trained, or be the draft that a training starts from."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ ORIGINAL = "start from the model that it was made of"
 
 
 def start_from(draft: T5, target: T5, name: str, trained: bool) -> Any:
-    """A draft that was there before, with all of its target's tokens if it had some of them only.
+    """Returns the draft to start from, with all of its target's tokens even if it had only some.
 
     Args:
         draft: a `model.T5`.
-        target: likewise.
-        name: what the user calls the draft.
-        trained: whether it is going to be trained, and not to get a smaller vocabulary alone.
+        target: a `model.T5`.
+        name: the user's name for the draft.
+        trained: whether it will be trained; otherwise it only gets a smaller vocabulary.
 
     Raises:
-        UserError: it does not go with the target, cannot be trained, or cannot get them.
+        UserError: it does not fit the target, cannot be trained, or cannot get all tokens.
     """
     if trained:
         require_plain(draft, name)
-    DraftModel(draft, target)  # refuses what does not go together
+    DraftModel(draft, target)  # refuses a draft that does not fit
     size, needed = draft.config.vocab_size, target.config.vocab_size
     if trained and size < needed:
         raise UserError(
@@ -53,6 +53,6 @@ def require_texts(model: T5, tokenizer: Any, name: str) -> None:
 
 
 def require_plain(model: T5, name: str) -> None:
-    """Raises `UserError` if weights are quantised of a model that is to be trained itself."""
+    """Raises `UserError` if a model that is to be trained has quantised weights."""
     if any("scales" in layer for _, layer in model.named_modules()):
         raise UserError(f"{name} is quantised, and such weights cannot be trained; {ORIGINAL}")

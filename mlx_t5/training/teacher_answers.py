@@ -1,12 +1,12 @@
-"""The target's answers and what it thought of them, kept on disk while a draft is trained.
+"""The target's answers and their probabilities, kept on disk while a draft is trained.
 
-A draft is to guess what the target writes, so it learns from the target's own answers (Kim and
-Rush, https://arxiv.org/abs/1606.07947), which are made before the training begins. With each token
-go the `TOP_K` likeliest tokens in its place and their probabilities. A draft that reads the
-target's encoder output gets that from here too: making it anew in every step would take longer than
-the step where the target is large.
+A draft has to guess what the target writes, so it learns from the target's own answers (Kim and
+Rush, https://arxiv.org/abs/1606.07947), which are generated before the training begins. Each token
+is stored with the `TOP_K` likeliest tokens at its position and their probabilities. The target's
+encoder output is stored as well for a draft that reads it: with a large target, computing it in
+every step would take longer than the step.
 
-Answers lie in files of `SHARD` examples. So a run that is stopped loses a part of one file at most.
+A file has the answers to `SHARD` examples, so an interrupted run loses at most a part of one file.
 
 Symbols: S source positions, T answer positions, K = TOP_K.
 """
@@ -34,10 +34,10 @@ from mlx_t5.training.loss import LOGITS_AT_ONCE
 if TYPE_CHECKING:
     from model import T5
 
-TOP_K = 8  # they hold 0.999 of the bundled target's mass
+TOP_K = 8  # tokens, which have 0.999 of the bundled target's mass
 SHARD = 64  # examples in a file
 Tokens = tuple[int, ...]
-# Generates the answers to examples, in order, given the index of each among all; None for one that
+# Generates the answers to examples, in order, given the index of each among all; None if one
 # failed.
 Answer = Callable[[Sequence[Example], Sequence[int]], Iterator[Tokens | None]]
 
@@ -49,10 +49,10 @@ class LabelledExample:
     Attributes:
         source: (S,) tokens of the prompt, EOS included.
         answer: (T,) tokens of the answer.
-        top_ids: (T, K) the target's likeliest tokens in the place of each.
+        top_ids: (T, K) the target's likeliest tokens at each position.
         top_p: (T, K) float32, their probabilities.
-        states: returns the target's encoder output (S, d_model), which an example that lies on the
-            disk reads from there each time, in 16 bits; None if it is not kept.
+        states: returns the target's encoder output (S, d_model), read from disk at each call, in
+            16 bits; None if it is not kept.
     """
 
     source: np.ndarray
@@ -63,7 +63,7 @@ class LabelledExample:
 
 
 def given(source: Sequence[int], answer: Sequence[int]) -> LabelledExample:
-    """A prompt whose answer is given: it alone has a probability, of 1."""
+    """Returns an example with a given answer, whose tokens have probability 1."""
     ids = np.array(answer, np.int32)
     return LabelledExample(np.array(source), ids, ids[:, None], np.ones((len(ids), 1), np.float32))
 
@@ -72,13 +72,13 @@ class Answers:
     """The files of one run."""
 
     def __init__(self, folder: Path, examples: Sequence[Example]) -> None:
-        """Finds what earlier runs have left in `folder`; `examples` are the same in all of them."""
+        """Finds the answers of earlier runs in `folder`, which had the same `examples`."""
         self.folder, self.examples = folder, examples
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def done(self) -> int:
-        """How many examples have been answered: those of all files before one that is missing."""
+        """The number of answered examples: those in the files before the first missing one."""
         shards = -(-len(self.examples) // SHARD)
         written = next((i for i in range(shards) if not self._file(i).exists()), shards)
         return min(written * SHARD, len(self.examples))
@@ -91,14 +91,14 @@ class Answers:
         keep_states: bool,
         answered: Callable[[], object],
     ) -> None:
-        """Has the target answer the remaining examples.
+        """Generates the target's answers to the remaining examples.
 
         Args:
             target: the model.
             answer: generates the answers.
             temp: temperature of the probabilities.
             keep_states: whether to keep the encoder's output.
-            answered: is called after every answer.
+            answered: called after every answer.
 
         Raises:
             UserError: the disk is full.
@@ -106,17 +106,17 @@ class Answers:
         first = self.done
         remaining = self.examples[first:]
         unanswered = [i for i, example in enumerate(remaining, first) if example.answer is None]
-        made = answer([self.examples[i] for i in unanswered], unanswered)
+        answers = answer([self.examples[i] for i in unanswered], unanswered)
         for start in range(0, len(remaining), SHARD):
             pairs = []
             for example in remaining[start : start + SHARD]:
-                tokens = next(made) if example.answer is None else example.answer
+                tokens = next(answers) if example.answer is None else example.answer
                 pairs += [(example.source, tokens)] if tokens else []
                 answered()
             self._write((first + start) // SHARD, label(target, pairs, temp), keep_states)
 
     def labelled(self) -> list[LabelledExample]:
-        """All of them, without the examples whose answers failed.
+        """Returns all labelled examples, without those whose answers failed.
 
         Raises:
             UserError: a file is damaged.
@@ -154,7 +154,7 @@ class Answers:
         return self.folder / f"states-{shard:05}.npy"
 
     def _write(self, shard: int, labelled: Sequence[LabelledExample], keep_states: bool) -> None:
-        """Writes a file of answers and, before it, that of the encoder's output."""
+        """Writes the file of the encoder's output, then the file of the answers."""
         if keep_states:
             states = joined([e.states() for e in labelled if e.states], np.float16)
             replace_file(self._states(shard), lambda file: np.save(file, states))
@@ -173,13 +173,13 @@ class Answers:
 def answer_notes(
     labelled: Sequence[LabelledExample], asked: int, end: int, max_tokens: int
 ) -> Iterator[str]:
-    """Lines that say which answers failed or have no end.
+    """Returns lines about answers that failed or were cut off.
 
     Args:
-        labelled: those that did not fail.
-        asked: how many there should be.
+        labelled: the examples whose answers did not fail.
+        asked: number of all examples.
         end: the end token.
-        max_tokens: of an answer.
+        max_tokens: maximum of tokens in an answer.
     """
     if failed := asked - len(labelled):
         yield f"{failed} prompts had no answer and are left out; try some with main.py"
@@ -196,12 +196,12 @@ def answer_notes(
 def label(
     target: T5, pairs: Sequence[tuple[Tokens, Tokens]], temp: float = 0.0
 ) -> list[LabelledExample]:
-    """The target's probabilities at every token of some answers, in one pass for several of them.
+    """Labels answers with the target's probabilities at every token, several answers a pass.
 
     Args:
         target: the model.
         pairs: sources and answers.
-        temp: temperature of the probabilities; 0 takes them as they are.
+        temp: temperature of the probabilities; 0 means 1.
     """
     labelled: dict[int, LabelledExample] = {}
     order = sorted(range(len(pairs)), key=lambda i: (len(pairs[i][1]), len(pairs[i][0])))
@@ -223,7 +223,7 @@ def label(
 def _likeliest(
     target: T5, cache: Cache, answers: Sequence[Tokens], temp: float
 ) -> tuple[mx.array, mx.array]:
-    """The K likeliest tokens (B, T, K) in the place of each of some answers, and what they have."""
+    """Returns the K likeliest tokens (B, T, K) at each position, and their probabilities."""
     longest = max(map(len, answers))
     start = target.config.decoder_start_token_id
     rows = [[start, *a[:-1]] + [start] * (longest - len(a)) for a in answers]
@@ -236,7 +236,7 @@ def _likeliest(
 def _groups(
     order: Sequence[int], pairs: Sequence[tuple[Tokens, Tokens]], vocab_size: int
 ) -> Iterator[list[int]]:
-    """Cuts answers, the shortest first, into groups whose logits are few enough."""
+    """Groups answers, the shortest first, so that a group's logits fit into memory."""
     group: list[int] = []
     for i in order:
         if group and (len(group) + 1) * len(pairs[i][1]) * vocab_size > LOGITS_AT_ONCE:
@@ -248,17 +248,17 @@ def _groups(
 
 
 def _rows(file: Path, start: int, end: int) -> np.ndarray:
-    """Some rows of a file, which is not kept open: there may be thousands of them."""
+    """Reads rows of a file, and closes it again, as there may be thousands of files."""
     return np.array(np.load(file, mmap_mode="r")[start:end])
 
 
 def joined(arrays: Sequence[Any], kind: type) -> np.ndarray:
-    """Arrays one below the other; one without rows if there are none."""
+    """Stacks arrays along their rows; returns an array without rows if there are none."""
     return np.concatenate(arrays).astype(kind) if arrays else np.empty(0, kind)
 
 
 def _cut(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """The opposite, for parts of these lengths.
+    """Cuts an array into parts of these lengths; the inverse of `joined`.
 
     Raises:
         ValueError: the array has another length.

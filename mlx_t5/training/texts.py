@@ -1,4 +1,4 @@
-"""How well a model writes what it should: exact match and chrF, and a few texts to look at."""
+"""Evaluates the texts of a model: exact match, chrF, and a few samples to look at."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SAMPLES, SAMPLE_CHARACTERS = 3, 100
 
 @dataclass(frozen=True)
 class Texts:
-    """What a model wrote.
+    """The texts that a model wrote.
 
     Attributes:
-        prompts: to which.
-        written: its texts.
-        right: what it should have written.
+        prompts: the prompts.
+        written: the model's texts.
+        right: the reference texts.
     """
 
     prompts: Sequence[str]
@@ -28,7 +28,7 @@ class Texts:
 
     @property
     def exact_match(self) -> float:
-        """The share of texts that are right, apart from white space around them."""
+        """The share of texts that equal the reference, apart from white space around them."""
         return sum(map(self._is_right, range(len(self.right)))) / len(self.right)
 
     @property
@@ -38,14 +38,14 @@ class Texts:
 
     @property
     def value(self) -> float:
-        """By which the best model is chosen: chrF, and exact match where that is equal."""
+        """The criterion for the best model: chrF, then exact match."""
         return self.chrf + 1e-6 * self.exact_match
 
     def __str__(self) -> str:
         return f"exact match {self.exact_match:.1%}, chrF {self.chrf:.1f}"
 
     def samples(self) -> str:
-        """A few of the texts, wrong ones first, and what they should be."""
+        """A few of the texts with their references, wrong ones first."""
         rows = []
         for i in sorted(range(len(self.right)), key=self._is_right)[:SAMPLES]:
             texts = self.prompts[i], self.written[i], self.right[i]
@@ -59,19 +59,19 @@ class Texts:
 
 
 def chrf(written: Sequence[str], right: Sequence[str]) -> float:
-    """chrF2 of all texts together, 0 to 100 (https://aclanthology.org/W15-3049).
+    """Returns chrF2 of all texts together, 0 to 100 (https://aclanthology.org/W15-3049).
 
-    The number is sacrebleu's: runs of characters without white space, counted over all texts.
+    It equals sacrebleu's: character n-grams without white space, counted over all texts.
     """
     precisions, recalls = [], []
     for n in range(1, ORDERS + 1):
         pairs = [(_runs(a, n), _runs(b, n)) for a, b in zip(written, right, strict=True)]
         same = sum((a & b).total() for a, b in pairs)
-        ours = sum(a.total() for a, b in pairs if b)
-        theirs = sum(b.total() for _, b in pairs)
-        if ours and theirs:
-            precisions.append(same / ours)
-            recalls.append(same / theirs)
+        in_written = sum(a.total() for a, b in pairs if b)
+        in_right = sum(b.total() for _, b in pairs)
+        if in_written and in_right:
+            precisions.append(same / in_written)
+            recalls.append(same / in_right)
     if not sum(precisions):
         return 0.0
     precision, recall = (sum(shares) / len(shares) for shares in (precisions, recalls))
@@ -79,6 +79,6 @@ def chrf(written: Sequence[str], right: Sequence[str]) -> float:
 
 
 def _runs(text: str, n: int) -> Counter[str]:
-    """The runs of n characters of a text, white space left out."""
+    """Counts the character n-grams of a text, without white space."""
     text = "".join(text.split())
     return Counter(text[i : i + n] for i in range(len(text) - n + 1))

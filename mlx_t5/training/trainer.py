@@ -1,4 +1,4 @@
-"""The training itself: steps, evaluations, the best weights so far, and resuming after a stop."""
+"""The training loop: steps, evaluations, the best weights so far, and resuming."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PATIENCE = 5  # evaluations without a better one, after which the training ends
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long, and how often what is done.
+    """The schedule of a run.
 
     Attributes:
         iters: steps of the whole run.
         steps_per_eval: steps between evaluations.
-        save_every: steps after which the state is written.
+        save_every: steps between writing the state.
     """
 
     iters: int
@@ -32,11 +32,11 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a draft fared in the engine, on held-out prompts.
+    """The evaluation of a draft in the engine, on held-out prompts.
 
     Attributes:
         acceptance: accepted / drafted tokens.
-        tokens_per_call: tokens decided a pass of the target: the more, the better.
+        tokens_per_call: tokens decided per pass of the target: the more, the better.
     """
 
     acceptance: float
@@ -44,7 +44,7 @@ class Evaluation:
 
     @property
     def value(self) -> float:
-        """By which the best draft is chosen."""
+        """The criterion for the best draft."""
         return self.tokens_per_call
 
     def __str__(self) -> str:
@@ -55,8 +55,8 @@ class Trainer:
     """One run of training, which may resume another.
 
     Attributes:
-        state: after the last complete step.
-        progress: up to there.
+        state: the state after the last complete step.
+        progress: the progress up to that step.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Trainer:
         evaluate: Callable[[], Evaluation | Texts],
         log: Callable[[str], object],
     ) -> None:
-        """Takes up what an earlier run has left.
+        """Resumes an earlier run, if there is one.
 
         Args:
-            learner: with the model.
-            batch: the micro-batches of a step, by its number.
-            schedule: how long.
-            folder: where the state is kept.
-            evaluate: evaluates the learner's model, whose weights are the state's by then.
+            learner: trains the model.
+            batch: returns the micro-batches of a step, given its number.
+            schedule: the schedule of the run.
+            folder: keeps the state.
+            evaluate: evaluates the learner's model; called when that has the state's weights.
             log: gets one line after every evaluation.
         """
         self.learner, self.batch, self.schedule, self.folder = learner, batch, schedule, folder
@@ -86,16 +86,16 @@ class Trainer:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to be gained."""
+        """Whether the training has ended."""
         return self.state.step >= self.schedule.iters or self.progress.behind >= PATIENCE
 
     def run(self, steps: Callable[[Iterable[int], int], Iterable[int]]) -> None:
         """Trains to the end, and gives the model the best weights.
 
-        Whatever interrupts it, the state of the last complete step is written before it ends.
+        If it is interrupted, it writes the state of the last complete step before it ends.
 
         Args:
-            steps: passes on the steps' numbers, given how many were taken before: a progress bar.
+            steps: wraps the steps' numbers in a progress bar, given the number already taken.
         """
         try:
             self._evaluate_if_due()
@@ -131,7 +131,7 @@ class Trainer:
         """Evaluates the model every so many steps and at the end, and writes state and best.
 
         Returns:
-            Whether it did.
+            Whether an evaluation was due.
         """
         step, schedule = self.state.step, self.schedule
         due = step == schedule.iters or step % schedule.steps_per_eval == 0

@@ -1,4 +1,4 @@
-"""How much memory training takes, and how many rows a step may work on at once.
+"""Estimates the memory of training, and the number of rows in a micro-batch.
 
 Symbols: B rows, S source positions, T answer positions, H heads, V vocabulary.
 """
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from model import T5
 
 FLOAT = 4  # bytes
-STEP_SHARE = 0.125  # of the memory, for the work of a step
+STEP_SHARE = 0.125  # share of the memory for the activations of a step
 # Copies of every trained number: itself, its gradient and an earlier micro-batch's, the update and
 # what it replaces, and the square that Adafactor takes.
 COPIES = 6
-ADAM_COPIES = 9  # AdamW takes three more: two moments and what replaces one of them
+ADAM_COPIES = 9  # AdamW has three more: two moments and what replaces one of them
 LOGIT_COPIES = 5  # of a chunk's logits: with their probabilities, the slope and its products
 
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """Bytes that training takes at most.
+    """The peak bytes of training.
 
     Attributes:
-        draft: numbers that are trained, with their gradients and the optimiser's work.
-        step: activations of a step.
-        rows: B that a step works on at once.
+        draft: bytes of trained numbers, their gradients and the optimiser's arrays.
+        step: bytes of a step's activations.
+        rows: B, the rows of a micro-batch.
     """
 
     draft: int
@@ -48,15 +48,15 @@ class TrainingMemory:
 def estimate(
     draft: T5, source: int, target: int, batch_size: int, copies: int = COPIES, adapted: int = 0
 ) -> TrainingMemory:
-    """What training a draft, or a model itself, takes beside the weights that are not trained.
+    """Estimates the memory of training a draft or a model, without weights that are not trained.
 
     Args:
         draft: a `model.T5`.
         source: tokens of the longest prompt.
         target: tokens of the longest answer.
-        batch_size: of a step.
-        copies: of every trained number.
-        adapted: copies of their inputs that adapters of all layers keep.
+        batch_size: rows of a step.
+        copies: copies of every trained number.
+        adapted: copies of their inputs that the adapters of a layer keep.
     """
     trained = sum(array.size for _, array in tree_flatten(draft.trainable_parameters()))
     config, with_encoder = draft.config, draft.shares_with is None
@@ -74,13 +74,13 @@ def memory_notes(
     names: tuple[str, str] = ("target", "draft"),
     cure: str = "a lower --max-tokens, shorter prompts or fewer --decoder-layers",
 ) -> Iterator[str]:
-    """Lines that say how much memory training takes beside the target, and whether it is there.
+    """Returns lines about the memory that training takes beside the target, and if it suffices.
 
     Args:
         target: a `model.T5`.
         size: from `estimate`.
-        names: of the target, and of what is trained.
-        cure: what takes less.
+        names: names of the target, and of the trained model.
+        cure: advice that reduces the memory.
     """
     weights = sum(array.nbytes for _, array in tree_flatten(target.parameters()))
     sizes = weights, size.draft, size.step
@@ -99,14 +99,14 @@ def row_bytes(
     grad_checkpoint: bool = False,
     adapted: int = 0,
 ) -> int:
-    """Bytes of the activations of a row, forward and backward; measured without a GPU.
+    """Returns the bytes of a row's activations, forward and backward; measured without a GPU.
 
     Args:
-        config: of the draft.
+        config: the draft's config.
         source: S.
         target: T.
-        with_encoder: whether the encoder is trained too.
-        grad_checkpoint: whether layers keep no more than what goes in.
+        with_encoder: whether the encoder is trained, too.
+        grad_checkpoint: whether layers keep only their inputs.
         adapted: copies of their inputs that adapters keep.
     """
     inner, heads = config.num_heads * config.d_kv, config.num_heads
@@ -129,7 +129,7 @@ def row_bytes(
 def _layers(
     depth: int, length: int, width: int, scores: int, config: T5Config, grad_checkpoint: bool
 ) -> int:
-    """Numbers that layers keep, of so many positions with so many numbers, and their scores."""
+    """Returns the numbers that layers keep: so many a position, and the attention scores."""
     if not grad_checkpoint:
         return depth * (length * width + scores)
     return length * width + scores + depth * length * 3 * config.d_model

@@ -1,4 +1,4 @@
-"""Whether a draft pays: every proposer, measured beside regular decoding, interleaved."""
+"""Measures whether a draft is worth it: every proposer beside regular decoding, interleaved."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mlx_t5.timing import Ratio, interleave, speed_up
 
 Decode = Callable[[int], list[Result]]
 
-BUDGET_SECONDS = 60.0  # for measuring, about
+BUDGET_SECONDS = 60.0  # approximate time for measuring
 LEAST_TURNS, REPEATS = 4, 3
-REGULAR, LOOKUP = "", "lookup"  # names: of no proposer, and of copying
-NEAR = 0.02  # proposers whose speeds differ by less are taken for equally fast
+REGULAR, LOOKUP = "", "lookup"  # names of regular decoding and of copying
+NEAR = 0.02  # proposers whose speeds differ by less count as equally fast
 
 
 def typical(results: Sequence[Result]) -> Sequence[Result]:
-    """The texts that came to an end; all texts if these are fewer than half.
+    """Returns the texts that came to an end; all texts if these are fewer than half.
 
-    A text without end mostly repeats itself: it is the longest by far, and guessed either
-    altogether or not at all. A few of them would decide which draft is the best.
+    A text without end mostly repeats itself: it is by far the longest, and a draft guesses either
+    all of it or nothing. A few such texts would decide which draft is the best.
     """
     ended = [result for result in results if result.finish_reason == "stop"]
     return ended if 2 * len(ended) >= len(results) else results
@@ -31,12 +31,12 @@ def typical(results: Sequence[Result]) -> Sequence[Result]:
 
 @dataclass(frozen=True)
 class Proposer:
-    """What proposes, and how it fared.
+    """A proposer and its measurements.
 
     Attributes:
-        name: what to give as --draft-model.
+        name: its --draft-model.
         acceptance: accepted / drafted; None if nothing was drafted.
-        tokens_per_call: tokens decided a pass of the target.
+        tokens_per_call: tokens decided per pass of the target.
         measured: speed-up over regular decoding.
     """
 
@@ -52,12 +52,12 @@ def measure_proposers(
     """Measures every proposer beside regular decoding.
 
     Args:
-        decoding: what decodes the prompt of a turn with a proposer, or regularly.
-        names: of the proposers.
-        most: turns there are.
+        decoding: decodes the prompt of a turn, with a proposer or regularly.
+        names: names of the proposers.
+        most: number of turns available.
 
     Returns:
-        The proposers, and on how many prompts they were measured.
+        The proposers, and the number of prompts that they were measured on.
     """
     regular = decoding(REGULAR)
     regular(0)
@@ -76,13 +76,13 @@ def measure_proposers(
 
 
 def recommended(proposers: Sequence[Proposer], new: str) -> Proposer | None:
-    """The one to take; None if none is faster than regular decoding.
+    """Returns the proposer to use; None if none is faster than regular decoding.
 
     Args:
-        proposers: without regular decoding.
-        new: the name of the new draft, which has to be faster than the others to replace them.
+        proposers: the proposers, without regular decoding.
+        new: name of the new draft, which must be faster than the others to replace them.
     """
-    useful = [p for p in proposers if p.acceptance]  # else what is faster is chance
+    useful = [p for p in proposers if p.acceptance]  # without acceptance a speed-up is chance
     fastest = max((p.measured.value for p in useful), default=0.0)
     if fastest <= 1 + NEAR:
         return None
@@ -91,14 +91,14 @@ def recommended(proposers: Sequence[Proposer], new: str) -> Proposer | None:
 
 
 def report(proposers: Sequence[Proposer], new: str, prompts: int, public: str | None = None) -> str:
-    """What is printed at the end.
+    """Returns the report that is printed at the end.
 
     Args:
-        proposers: without regular decoding.
-        new: the name of the new draft.
-        prompts: how many were decoded.
-        public: the name that the new draft has for others, who have it and can copy, and have
-            nothing else of this machine's.
+        proposers: the proposers, without regular decoding.
+        new: name of the new draft.
+        prompts: number of prompts decoded.
+        public: public name of the new draft, for a report with only those proposers that other
+            people have: the new draft and copying.
     """
     if public:
         proposers = [p for p in proposers if p.name in (new, LOOKUP)]
@@ -119,7 +119,7 @@ def report(proposers: Sequence[Proposer], new: str, prompts: int, public: str | 
 
 
 def advice(proposers: Sequence[Proposer], new: str) -> str:
-    """The line that says what to use."""
+    """Returns the line that says which proposer to use."""
     best = recommended(proposers, new)
     if best is None:
         return "keep --draft-model none: no way of proposing is faster than regular decoding here"

@@ -148,13 +148,13 @@ def test_weights_are_wired_while_they_are_loaded(monkeypatch):
 
 @cpu_allocation
 def test_layers_that_are_joined_leave_few_buffers_behind(monkeypatch):
-    kept, join = [], modules.join
+    kept, join = [], modules.join_layers
 
     def joined(*parts):
         join(*parts)
         kept.append(mx.get_cache_memory())
 
-    monkeypatch.setattr(modules, "join", joined)
+    monkeypatch.setattr(modules, "join_layers", joined)
     loaded, _ = load(BUNDLED / "target", "float32")
     weights = held(array for _, array in tree_flatten(loaded.parameters()))
     assert max(kept[1:]) < weights / 10 and mx.get_cache_memory() < weights / 100
