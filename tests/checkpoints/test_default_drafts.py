@@ -8,13 +8,13 @@ import main
 from mlx_t5.checkpoints.default_drafts import DRAFTS, default_draft
 
 
-def test_the_readme_has_the_table():
+def test_the_page_has_the_table():
     rows = []
     for draft in dict.fromkeys(DRAFTS.values()):
         targets = [name.rpartition("/")[2] for name in DRAFTS if DRAFTS[name] == draft]
         rows.append(f"| {', '.join(targets)} | {draft} | ")
-    readme = (Path(main.__file__).parent / "README.md").read_text("utf-8")
-    assert [row for row in rows if row not in readme] == []
+    page = (Path(main.__file__).parent / "docs" / "converting.md").read_text("utf-8")
+    assert [row for row in rows if row not in page] == []
 
 
 def test_a_draft_is_the_small_model_of_its_targets_family():
