@@ -20,10 +20,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlx_t5.backend import mx
 from mlx_t5.engine import batching
+from mlx_t5.engine.beams import Beams
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.beam_search import texts_of
 from mlx_t5.sampling.draws import random_keys
@@ -32,6 +33,7 @@ from mlx_t5.serving.jobs import GenerationJob, JobQueue, TokenLogprob, Update
 from mlx_t5.serving.metrics import Metrics, row_counts
 
 if TYPE_CHECKING:
+    from decoder import SpeculativeDecoder
     from mlx_t5.engine.batch import Batch
 
 PIECE_TOKENS = 128  # of documents' pieces may join a step while there are other requests
@@ -59,7 +61,9 @@ class JobRow:
 class GenerationBatches:
     """All rows that are decoded or wait; used by the thread that owns MLX."""
 
-    def __init__(self, decoder: Any, max_batch: int, jobs: JobQueue, metrics: Metrics):
+    def __init__(
+        self, decoder: SpeculativeDecoder, max_batch: int, jobs: JobQueue, metrics: Metrics
+    ):
         """Decodes at most `max_batch` rows at the same time for each number of beams."""
         self._decoder, self._max_batch = decoder, max_batch
         self._jobs, self._metrics = jobs, metrics
@@ -192,6 +196,7 @@ class GenerationBatches:
         """Makes empty batches, and queues the waiting rows for them."""
         settings = replace(self._decoder.defaults, num_beams=1)
         engine = self._decoder.engine(settings, self._max_batch)
+        assert not isinstance(engine, Beams), "one beam is none"
         engine.on_verified = self._recorder = LogprobRecorder(self._alternatives)
         self._queues = {1: batching.Queue(engine, self._max_batch)}  # by width
         self._enqueue([self._job_rows[id(row)] for row in waiting])

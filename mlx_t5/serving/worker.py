@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import cpu_only, mx
 from mlx_t5.drafting.costs import most_proposals
@@ -31,6 +31,9 @@ from mlx_t5.serving.api_error import STOPPING_MESSAGE, ApiError, failure_of, rai
 from mlx_t5.serving.generation import GenerationBatches
 from mlx_t5.serving.jobs import GenerationJob, Job, JobQueue, ScoringJob
 from mlx_t5.serving.metrics import Metrics
+
+if TYPE_CHECKING:
+    from decoder import SpeculativeDecoder
 
 log = logging.getLogger(__name__)
 
@@ -210,7 +213,9 @@ class ScoringTurns:
     than a joining prompt does, and delays another such request by one pass for each of its passes.
     """
 
-    def __init__(self, decoder: Any, max_batch: int, jobs: JobQueue, metrics: Metrics):
+    def __init__(
+        self, decoder: SpeculativeDecoder, max_batch: int, jobs: JobQueue, metrics: Metrics
+    ):
         """Makes forward passes of at most `max_batch` items."""
         self._decoder, self._max_batch = decoder, max_batch
         self._jobs, self._metrics = jobs, metrics
@@ -275,7 +280,7 @@ class ScoringTurns:
         yield [values[i] for i in range(job.count)]
 
 
-def warm_up(decoder: Any, batch_size: int) -> None:
+def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
     """Warms up the models, so that the first requests do not wait: reads weights, compiles kernels.
 
     Decodes a dummy prompt, then makes a pass of the target with every number of positions that may
@@ -310,7 +315,9 @@ def warm_up(decoder: Any, batch_size: int) -> None:
         mx.eval(model.decode(mx.array([prompt[:1] * width], mx.int32), cache, [0]))
 
 
-def compile_kernels(decoder: Any, prompts: list[list[int]], common: dict[str, Any]) -> None:
+def compile_kernels(
+    decoder: SpeculativeDecoder, prompts: list[list[int]], common: dict[str, Any]
+) -> None:
     """Decodes every kind of request that the server's flags allow, with some common settings."""
     for settings in KINDS if decoder.exact else KINDS + INEXACT_KINDS:
         decoder.generate(prompts, **common, **settings)
