@@ -134,6 +134,7 @@ def to_compare(decoder: SpeculativeDecoder, options: Mapping[str, object]) -> di
         "set of options": hashlib.sha256(repr(asked).encode()).hexdigest(),
         "dtype (see --dtype)": str(decoder.model.dtype),
         "config of the target": str(decoder.model.config),
+        "kind of draft": type(decoder.drafter).__name__,
         "config of the draft": str(draft and draft.config),
     }
 

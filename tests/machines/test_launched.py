@@ -2,10 +2,13 @@
 
 import pytest
 
+from decoder import SpeculativeDecoder
+from fake_model import FakeModel, random_table
 from meeting import Meeting
+from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
 from mlx_t5.machines import launched
-from mlx_t5.machines.launched import Disagreement, agreeing
+from mlx_t5.machines.launched import Disagreement, agreeing, to_compare
 from mlx_t5.network.ranks import ALONE
 
 
@@ -67,3 +70,11 @@ def test_what_differs_is_named():
 def test_a_process_alone_raises_what_it_has_failed_with():
     with pytest.raises(OSError, match="disk"), agreeing(ALONE):
         raise OSError("disk")
+
+
+def test_a_rank_that_drafts_differently_is_found():
+    model = FakeModel(random_table(4), 1)
+    model.dtype = "float32"
+    decoders = [SpeculativeDecoder(model, drafter) for drafter in (None, SourceCopy())]
+    facts, others = (to_compare(decoder, {"seed": 0}) for decoder in decoders)
+    assert {name for name in facts if facts[name] != others[name]} == {"kind of draft"}
