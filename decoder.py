@@ -95,11 +95,9 @@ class Engine(Batch):
         self.early = EarlyPass.of(target)
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
-    def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
-        """As `Batch.insert`; into an empty batch, without what sampled rows saw before."""
-        if not self.rows:
-            self.adaptive = self.adaptive.fresh()
-        super().insert(rows, ahead)
+    def forget(self) -> None:
+        """Forgets what sampled rows have learned."""
+        self.adaptive = self.adaptive.fresh()
 
     def step(self) -> None:
         """Drafts, verifies, accepts and commits once; finished rows leave the batch."""
@@ -437,4 +435,4 @@ class SpeculativeDecoder:
             return Beams(target, settings.num_beams, self.clock)
         drafter = self.drafter.fresh() if self.drafter else None
         self.adaptive = self.adaptive or Adaptive.of(target, drafter)
-        return Engine(target, drafter, self.clock, self.adaptive)
+        return Engine(target, drafter, self.clock, self.adaptive.fresh())

@@ -10,9 +10,9 @@ Few proposals say little about alpha, so it has a beta distribution: after a acc
 proposals, E[alpha^i] = product over j < i of (a + j) / (a + b + j).
 
 With delta = 0 the proposals change a text only by rounding. Greedy rows, where that hardly matters,
-learn from each other and from the clock. Sampled rows learn from the rows of their batch, past ones
-too, and from the table of costs, so that a command gives the same text on every run. With delta > 0
-the draft influences the text, so a row's numbers depend on its own acceptances and the table alone.
+learn from each other and from the clock. Sampled rows learn from the rows of their call and from
+the table of costs, so that a command gives the same text on every run. With delta > 0 the draft
+influences the text, so a row's numbers depend on its own acceptances and the table alone.
 
 Symbols: B rows, gamma proposals, N numbers of proposals that are compared.
 """
@@ -61,7 +61,7 @@ class Adaptive:
         self.expected, self.costs = expected, StepCosts(expected.seconds)
         self.table = StepCosts(partial(expected.seconds, sampled=True))  # learns nothing
         self.most = most_proposals() if most is None else most
-        self.experience, self.of_batch = Experience(), Experience()
+        self.experience, self.of_call = Experience(), Experience()
         self._caught_up = False  # whether the draft is fed missed tokens in this step
         self._plan = Plan([], 0, self.experience)
 
@@ -72,10 +72,10 @@ class Adaptive:
         return cls(Expected(target, drafter.model if drafter else None), most)
 
     def fresh(self) -> Adaptive:
-        """For a new batch; what greedy rows have learned is shared."""
+        """Returns an `Adaptive` for another call; both share what greedy rows learn."""
         other = copy(self)
-        other.of_batch = Experience()
-        other._plan = Plan([], 0, other.of_batch)
+        other.of_call = Experience()
+        other._plan = Plan([], 0, other.of_call)
         return other
 
     def choose(self, rows: Sequence[Row], offers: Sequence[Sequence[Offer]]) -> list[Choice]:
@@ -196,10 +196,10 @@ class Adaptive:
                 learner.outcomes[kind].add(*counts)
 
     def _learner(self, row: Row) -> Experience:
-        """The experience that decides for a row: of all greedy rows, of its batch, or its own."""
+        """The experience that decides for a row: of all greedy rows, of its call, or its own."""
         if row.adapts:
             return self.experience
-        return row.experience if row.settings.delta else self.of_batch
+        return row.experience if row.settings.delta else self.of_call
 
     def shape(self, rows: Sequence[Row], choices: Sequence[Choice]) -> Shape | None:
         """Returns the step's shape if its duration is to be learned (all rows adapt), else None."""

@@ -104,6 +104,9 @@ class Batch:
         """Advances all rows; finished rows leave the batch."""
         raise NotImplementedError
 
+    def forget(self) -> None:
+        """Forgets what the rows of a call have learned, before those of the next."""
+
     def drop_finished(self) -> None:
         """Drops the finished rows, after checking that the last pass has not failed.
 

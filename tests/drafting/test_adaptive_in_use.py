@@ -96,21 +96,12 @@ def test_nothing_is_learned_where_a_number_is_given(temp):
         assert not decoder.adaptive.costs._seen
 
 
-def test_sampled_rows_learn_from_their_batch_until_it_is_empty():
-    decoder = auto("never right", COSTS["a CPU"])
-    alone, again = (decoder.generate(SOURCE, 9, temp=1.0).stats.drafted for _ in range(2))
+def test_sampled_rows_learn_from_those_of_their_call():
+    decoder, call = auto("never right", COSTS["a CPU"]), {"max_tokens": 9, "temp": 1.0}
+    alone, again = (decoder.generate(SOURCE, **call).stats.drafted for _ in range(2))
     assert alone == again > 0
-    engine = decoder.engine(Settings(num_draft="auto"))
-    before, after = (
-        Row(SOURCE, Settings(n, temp=1.0, num_draft="auto"), row_key(0, n)) for n in (90, 9)
-    )
-    engine.insert([before])
-    for _ in range(60):
-        engine.step()
-    engine.insert([after])
-    while engine.rows:
-        engine.step()
-    assert after.stats.drafted < alone
+    drafted = [r.stats.drafted for r in decoder.generate([SOURCE] * 9, batch_size=1, **call)]
+    assert drafted[0] == alone > drafted[-1]
 
 
 def test_a_draft_that_is_not_asked_does_not_read_the_source(monkeypatch):

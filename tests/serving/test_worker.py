@@ -68,6 +68,14 @@ def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_al
     assert copied(together[0]) > 0, "of its prediction"
 
 
+def test_a_sampled_request_that_is_alone_gets_the_same_proposals_every_time(serve):
+    served = serve()
+    request = {"max_tokens": 60, "temp": 1.0, "num_draft": AUTO}
+    alone = [served.submit([[4]], **request).results()[0].stats for _ in range(3)]
+    assert alone[0].speculation == alone[1].speculation == alone[2].speculation
+    assert alone[0].drafted
+
+
 def test_searches_have_a_batch_beside_the_others_and_give_their_best_texts(serve):
     model = Gated(random_table(V, eos_bias=-1.0), V)
     served = serve(model)
