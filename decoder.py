@@ -41,6 +41,7 @@ from mlx_t5.engine.batch import Batch
 from mlx_t5.engine.beams import Beams
 from mlx_t5.engine.codec import Codec
 from mlx_t5.engine.early_pass import EarlyPass
+from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Chunk, Result, Row
 from mlx_t5.errors import UserError, log
 from mlx_t5.loading import choose_pair, load_pair
@@ -331,41 +332,52 @@ class SpeculativeDecoder:
         """
         prompts, single = as_list(prompts)
         settings |= {"max_tokens": max_tokens, "temp": temp, "top_k": top_k, "top_p": top_p}
-        settings["prediction"] = checked_predictions(prediction, prompts, single)
-        results = list(self.results(prompts, seed, batch_size, num_samples, **settings))
+        predictions = checked_predictions(prediction, prompts, single)
+        job = self.job(seed, num_samples, **settings)
+        results = list(self.results(prompts, job, batch_size, prediction=predictions))
         if single and results[0].error:
             raise UserError(results[0].error)
         return results[0] if single and len(results) == 1 else results
 
+    def job(self, seed: int | Sequence[int] = 0, num_samples: int = 1, **settings: Any) -> Job:
+        """Returns a job for `results`; arguments and errors as in `generate`."""
+        return Job.of(self.defaults, seed, num_samples, settings)
+
     def results(
         self,
         prompts: Iterable[str | Sequence[int] | Exception],
-        seed: int | Sequence[int] = 0,
+        job: Job | None = None,
         batch_size: int = DEFAULT_BATCH_SIZE,
-        num_samples: int = 1,
         ready: Callable[[], bool] = lambda: True,
         indexes: Iterable[int] | None = None,
         prediction: Iterable[str | Sequence[int] | None] | None = None,
-        **settings: Any,
     ) -> Iterator[Result]:
-        """Does the same as `generate`, and yields each result once it and all before it are done.
+        """Decodes prompts by a job, and yields each result once it and all before it are done.
 
         Prompts are read lazily, so there may be any number. An exception in place of a prompt
-        becomes the error of its result. While rows are decoding, the next prompt is read only if
-        `ready()`, so that reading never holds them up. `indexes` gives the prompts' indexes in a
-        larger call, which select their random streams. `prediction` yields one prediction a
-        prompt, each read after its prompt; if it ends early, the other prompts have none.
+        becomes the error of its result.
+
+        Args:
+            prompts: as in `generate`.
+            job: how to decode them, from `job`; None for the defaults.
+            batch_size: as in `generate`.
+            ready: while rows are decoding, the next prompt is read only if this returns True, so
+                that reading never holds them up.
+            indexes: the prompts' indexes in a larger call, which select their random streams.
+            prediction: yields one prediction a prompt, each read after its prompt; if it ends
+                early, the other prompts have none.
         """
         require_decoder(self.model)
-        if cutting := document_batch.taken_from(settings):
-            call = {"num_samples": num_samples, "prediction": prediction, **settings}
-            call |= {"ready": ready, "indexes": indexes, "batch_size": batch_size}
-            return document_batch.results(self, cutting, prompts, seed, **call)
-        batch_size = checked("batch_size", batch_size)
-        chosen = self.codec.settings(self.defaults, **settings)
-        rows = self.codec.rows_of_all(prompts, chosen, seed, num_samples, indexes, prediction)
-        at_hand = lambda n: n % num_samples > 0 or ready()  # noqa: E731 (samples need no wait)
-        finished = batching.decode_rows(self.engine(chosen, batch_size), rows, batch_size, at_hand)
+        job = self.codec.fitted(job or self.job())
+        if job.cutting:
+            return document_batch.results(
+                self, prompts, job, batch_size, ready, indexes, prediction
+            )
+        batch_size, samples = checked("batch_size", batch_size), job.num_samples
+        rows = self.codec.rows_of_all(prompts, job, indexes, prediction)
+        at_hand = lambda n: n % samples > 0 or ready()  # noqa: E731 (samples need no wait)
+        engine = self.engine(job.settings, batch_size)
+        finished = batching.decode_rows(engine, rows, batch_size, at_hand)
         return chain.from_iterable(map(self.codec.results, finished))
 
     def stream(
@@ -385,16 +397,15 @@ class SpeculativeDecoder:
             A chunk a step. Their texts, joined, are the result's text.
         """
         require_decoder(self.model)
-        if cutting := document_batch.taken_from(settings):
-            call = settings | {"max_tokens": max_tokens, "prediction": [prediction]}
-            return document_batch.stream(
-                self, cutting, [prompt], seed, batch_size=batch_size, **call
-            )
-        chosen = self.codec.settings(self.defaults, max_tokens=max_tokens, **settings)
+        job = self.job(checked("seed", seed), max_tokens=max_tokens, **settings)
+        job = self.codec.fitted(job)
+        if job.cutting:
+            return document_batch.stream(self, prompt, job, batch_size, prediction)
+        chosen = job.settings
         if chosen.num_beams > 1:
             beams = f"num_beams is {chosen.num_beams}"
             raise UserError(f"{beams}: the text is known at the end only; stream without beams")
-        keys = next(random_keys(checked("seed", seed)))
+        keys = next(random_keys(job.seed))
         (row,) = self.codec.rows(prompt, chosen, keys, watched=True, prediction=prediction)
         if row.error:
             raise UserError(row.error)

@@ -301,8 +301,8 @@ class Distillation:
         """What the decoder makes of examples."""
         args = self.args
         seeds = [args.seed + i for i in indices or [0] * len(examples)]
-        settings: dict[str, Any] = {"temp": args.temp, "max_tokens": args.max_tokens}
-        yield from decoder.results([e.source for e in examples], seeds, batch_size, **settings)
+        job = decoder.job(seeds, temp=args.temp, max_tokens=args.max_tokens)
+        yield from decoder.results([e.source for e in examples], job, batch_size)
 
 
 if __name__ == "__main__":

@@ -238,7 +238,7 @@ class FineTuning:
 
         decoder = SpeculativeDecoder(self.model, self.draft, self.tokenizer)
         sources, longest = [pair.source for pair in pairs], self.args.max_seq_length[1]
-        results = list(decoder.results(sources, 0, EVALUATED_AT_ONCE, temp=0.0, max_tokens=longest))
+        results = list(decoder.results(sources, decoder.job(max_tokens=longest), EVALUATED_AT_ONCE))
         if failed := [result.error for result in results if result.error]:
             say(f"{len(failed)} prompts could not be decoded and count as wrong: {failed[0]}")
         written = [result.text or "" for result in results]

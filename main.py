@@ -27,7 +27,7 @@ from mlx_t5.checkpoints.generation_config import (
 )
 from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log, run
 from mlx_t5.cli.input import Lines, read_document, read_prompts
-from mlx_t5.cli.options import DEFAULT_PROMPT, MainOptions, check_ranks, read_options
+from mlx_t5.cli.options import DEFAULT_PROMPT, MainOptions, check_ranks, cutting_of, read_options
 from mlx_t5.cli.output import (
     ARRAY,
     LineFile,
@@ -115,7 +115,7 @@ def _is_streamed(prompts: Any, job: MainJob) -> TypeGuard[list[str]]:
         return False
     if options.json or not options.writes_text:
         return False
-    one = options.num_samples == job.settings.num_beams == 1
+    one = options.num_samples == job.spec.settings.num_beams == 1
     return (one and not options.output_file) or options.split != "none"
 
 
@@ -159,7 +159,10 @@ def _job(options: MainOptions, models: ModelPair, presets: list[Preset]) -> Main
     prefix = options.prefix
     if prefix is None:
         prefix = "".join(preset.prefix for preset in presets)
-    return MainJob(options, settings, prefix, models)
+    from mlx_t5.engine.job import Job
+
+    spec = Job(settings, options.seed, options.num_samples, cutting_of(options, prefix))
+    return MainJob(options, spec, prefix, models)
 
 
 def _load(job: MainJob, ranks: Ranks) -> SpeculativeDecoder:
@@ -175,11 +178,11 @@ def _load(job: MainJob, ranks: Ranks) -> SpeculativeDecoder:
         )
         if options.writes_text:
             require_decoder(target)
-        num_draft = job.settings.num_draft if options.exact else None  # it sets the width
+        num_draft = job.spec.settings.num_draft if options.exact else None  # it sets the width
         decoder = SpeculativeDecoder(
             target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=options.exact
         )
-        facts |= to_compare(decoder, {**vars(options), **vars(job.settings)})
+        facts |= to_compare(decoder, {**vars(options), **vars(job.spec.settings)})
     return decoder
 
 
@@ -193,7 +196,7 @@ def _begin(decoder: SpeculativeDecoder, job: MainJob, presets: list[Preset]) -> 
 
     options = job.options
     if options.exact:
-        decoder.engine(job.settings, options.batch_size)  # which may refuse
+        decoder.engine(job.spec.settings, options.batch_size)  # which may refuse
     texts, verbose = options.writes_text, options.verbose
     painter = Painter(decoder.tokenizer) if verbose and texts else None
     notes = [job.models.note, f"on {device_name()}" if verbose else ""]
@@ -207,27 +210,16 @@ def _begin(decoder: SpeculativeDecoder, job: MainJob, presets: list[Preset]) -> 
 
 def _computation(decoder: SpeculativeDecoder, job: MainJob) -> Compute:
     """What makes texts, scores or vectors of prompts."""
-    options, cutting = job.options, job.cutting
-    batch_size = options.batch_size
+    options, batch_size = job.options, job.options.batch_size
 
     def compute(prompts: Iterator[Any], indexes: Iterator[int], ready: Any) -> Iterator[Any]:
-        prompts = prompts if cutting else prefixed(prompts, job.prefix)
+        prompts = prompts if job.spec.cutting else prefixed(prompts, job.prefix)
         if options.score:
             return decoder.scoring.scores(prompts, batch_size, ready)
         if options.embed:
             return decoder.embeddings.vectors(prompts, options.normalize, batch_size, ready)
         prompts, predictions = unpaired(prompts)
-        return decoder.results(
-            prompts,
-            options.seed,
-            batch_size,
-            options.num_samples,
-            ready,
-            indexes,
-            predictions,
-            **vars(job.settings),
-            **cutting,
-        )
+        return decoder.results(prompts, job.spec, batch_size, ready, indexes, predictions)
 
     return compute
 

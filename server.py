@@ -64,7 +64,7 @@ class ServerOptions:
     draft_model: str | None
     dtype: str | None
     adapter_path: str | None
-    num_draft: int | str | None
+    num_draft: int | str
     delta: float
     ignore_generation_config: bool
     exact: bool

@@ -147,7 +147,8 @@ def predicted(
     if not args.predictions:
         return {}
     prompts = [prompt for turn in turns for prompt in turn]
-    results = subject.decoder(DRAFT).results(prompts, max_tokens=args.max_tokens)
+    decoder = subject.decoder(DRAFT)
+    results = decoder.results(prompts, decoder.job(max_tokens=args.max_tokens))
     texts = [str(result.text) for result in results]
     size = len(turns[0])
     return {n: workload.cut(workload.changed(texts, n), size) for n in args.predictions}

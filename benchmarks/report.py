@@ -288,7 +288,7 @@ def exactness(
     log("exact decoding")
 
     def tokens(decoder: SpeculativeDecoder, texts: Sequence[str]) -> list[list[int]]:
-        results = decoder.results(texts, batch_size=EXACT_ROWS, max_tokens=EXACT_TOKENS)
+        results = decoder.results(texts, decoder.job(max_tokens=EXACT_TOKENS), EXACT_ROWS)
         return [result.tokens for result in results]
 
     regular: list[list[int]] = []

@@ -140,9 +140,9 @@ def decoding(
         prompts = list(turns[turn])
         # Every prompt its own seed, the same in every repeat.
         seeds = [turn * len(turns[0]) + i for i in range(len(prompts))]
-        expected = predictions and predictions[turn]
-        common: dict[str, Any] = {"seed": seeds, "batch_size": batch_size, "prediction": expected}
-        results = list(decoder.results(prompts, **common, **options))
+        expected = predictions[turn] if predictions else None
+        job = decoder.job(seeds, **options)
+        results = list(decoder.results(prompts, job, batch_size, prediction=expected))
         failed = next((result.error for result in results if result.error), None)
         if failed:
             raise UserError(f"a prompt could not be decoded ({failed}); leave it out or shorten it")

@@ -49,7 +49,6 @@ class Setting:
         default: its default value.
         range: its valid values.
         help: one line of help.
-        default_help: the default in words, if its value does not say it.
         only_with: the mode in which it has an effect; None for all modes.
         config: its names in generation_config.json; a later name overrides an earlier one.
         request: its name in requests to the server; "" if they do not have it.
@@ -59,7 +58,6 @@ class Setting:
     default: Any
     range: Range
     help: str
-    default_help: str = ""
     only_with: Literal["sampling", "beams"] | None = None
     config: tuple[str, ...] = ()
     request: str = ""
@@ -133,11 +131,10 @@ class Settings:
         "leniency: 0 is lossless, 1 keeps all proposals",
         request="delta",
     )
-    num_draft: int | str | None = declared(
-        None,  # the decoder's number
+    num_draft: int | str = declared(
+        AUTO,
         counts(0, 'a whole number, 0 (regular decoding) or more, or "auto"', besides=(AUTO,)),
         "tokens proposed at a time; auto: as many as pay",
-        default_help=AUTO,
         request="num_draft",
     )
     repetition_penalty: float = declared(
@@ -193,7 +190,7 @@ class Settings:
         fitting = {
             name: checked(name, value, OF_A_PROMPT[name].range)
             for name, value in vars(self).items()
-            if name in OF_A_PROMPT and not (name == "num_draft" and value is None)
+            if name in OF_A_PROMPT
         }
         fitting["stop"] = _several(
             "stop",

@@ -20,6 +20,7 @@ from mlx_t5.cli.options import read_options
 from mlx_t5.cli.resume import ResumePoint
 from mlx_t5.cli.run_record import RunRecord
 from mlx_t5.cli.runs import MainJob, Run
+from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Result, Stats
 from mlx_t5.loading import ModelPair
 from mlx_t5.settings import Settings
@@ -80,10 +81,10 @@ def test_neither_prompts_nor_results_are_kept(tmp_path):
     class FakeDecoder:
         tokenizer = None
 
-        def results(self, prompts, seed, batch_size, num_samples, *_, **settings):
+        def results(self, prompts, job, *_):
             nonlocal most
             for _ in prompts:
-                for _ in range(num_samples):
+                for _ in range(job.num_samples):
                     result = Result("text", [], [], "stop", Stats())
                     stats.append(weakref.ref(result.stats))
                     yield result
@@ -105,7 +106,7 @@ def test_neither_prompts_nor_results_are_kept(tmp_path):
     out = tmp_path / "out.txt"
     argv = ["--output-file", str(out), "--num-samples", "2", "--temp", "1"]
     options = read_options(argv)
-    job = MainJob(options, Settings(), "", ModelPair(tmp_path, None, False, ""))
+    job = MainJob(options, Job(Settings(), num_samples=2), "", ModelPair(tmp_path, None, False, ""))
     run, compute = (
         Run(Many(), ResumePoint(), job, RunRecord()),
         main._computation(FakeDecoder(), job),

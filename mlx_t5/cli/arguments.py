@@ -223,7 +223,6 @@ def add_setting(
     help, allowed = help or setting.help, allowed or setting.range
     if default is None:
         default = setting.default
-        help += f" (default: {setting.default_help})" if setting.default_help else ""
     metavar = option[2].upper()
     if allowed.kind is bool:
         metavar, default = f"{{{','.join([*FLAGS, *allowed.besides])}}}", str(default).lower()

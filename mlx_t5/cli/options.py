@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5 import __version__
 from mlx_t5.cli.arguments import (
@@ -23,6 +23,9 @@ from mlx_t5.cli.arguments import (
 from mlx_t5.errors import UserError
 from mlx_t5.settings import SETTINGS, SPLITS, Settings
 from mlx_t5.text.markup import SUFFIXES
+
+if TYPE_CHECKING:
+    from mlx_t5.text.documents import Cutting
 
 DEFAULT_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
@@ -276,13 +279,15 @@ def check_ranks(options: MainOptions, size: int) -> None:
         raise UserError("mlx.launch never ends standard input, so - cannot be read; name a file")
 
 
-def cutting_of(options: MainOptions, prefix: str) -> dict[str, Any]:
-    """Returns the arguments of `text.documents.Cutting`; empty without a split.
+def cutting_of(options: MainOptions, prefix: str) -> Cutting | None:
+    """Returns how texts are cut; None without a split.
 
     Without a given prefix, each text may begin with one.
     """
+    from mlx_t5.text.documents import Cutting
+
     if options.split == "none":
-        return {}
+        return None
     given = prefix if prefix or options.prefix is not None else None
-    names = ("split", "source_language", "max_source_tokens", "file_type")
-    return {"prefix": given} | {name: getattr(options, name) for name in names}
+    limit, language = options.max_source_tokens, options.source_language
+    return Cutting(options.split, given, language, limit, options.file_type)

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli.arguments import log
 from mlx_t5.cli.input import Lines
-from mlx_t5.cli.options import cutting_of
 from mlx_t5.cli.resume import Form, ResumePoint, find_resume_point
 from mlx_t5.cli.run_record import RunRecord, record_of
 from mlx_t5.machines.launched import agreeing
-from mlx_t5.settings import Settings
 
 if TYPE_CHECKING:
     from mlx_t5.cli.options import MainOptions
+    from mlx_t5.engine.job import Job
     from mlx_t5.loading import ModelPair
     from mlx_t5.network.ranks import Ranks
 
@@ -32,13 +31,13 @@ class MainJob:
 
     Attributes:
         options: the command line.
-        settings: the settings of every prompt: those of the options, else the model's own.
+        spec: what the engine is asked; settings that are not given are the model's own.
         prefix: put before every prompt.
         models: the models to run.
     """
 
     options: MainOptions
-    settings: Settings
+    spec: Job
     prefix: str
     models: ModelPair
 
@@ -48,18 +47,14 @@ class MainJob:
         options = self.options
         if not options.writes_text:
             return Form(1, "logprob" if options.score else "embedding")
-        texts = options.num_samples * self.settings.num_return_sequences  # one of them is 1
+        spec = self.spec
+        texts = spec.num_samples * spec.settings.num_return_sequences  # one of them is 1
         return Form(texts, "text" if options.json else None)
 
     def record(self) -> RunRecord:
         """The record beside the output while it is incomplete."""
         values = {name: value for name, value in vars(self.options).items() if name != "settings"}
-        return record_of({**values, **vars(self.settings)}, self.models)
-
-    @property
-    def cutting(self) -> dict[str, Any]:
-        """The arguments of `text.documents.Cutting`; empty without a split."""
-        return cutting_of(self.options, self.prefix)
+        return record_of({**values, **vars(self.spec.settings)}, self.models)
 
 
 class Run:

@@ -81,15 +81,16 @@ def _stream(
 ) -> tuple[Generator[Chunk, None, None], int]:
     """Returns a text's chunks, and a document's number of pieces unless a sentence is too long."""
     from mlx_t5.engine.document_batch import chunks
-    from mlx_t5.text.documents import Cutting, Document
+    from mlx_t5.text.documents import Document
 
-    call = {"seed": job.options.seed, "batch_size": job.options.batch_size, **vars(job.settings)}
-    if split := job.cutting:
-        cutting = Cutting(**split)
+    spec, batch_size = job.spec, job.options.batch_size
+    if spec.cutting:
         prefixes = decoder.model.config.task_prefixes
-        pieces = Document(prompt, cutting, lambda text: 0, prefixes=prefixes).cut()
-        return chunks(decoder, cutting, [prompt], **call), sum(1 for _ in pieces)
-    return decoder.stream(job.prefix + prompt, **call), 0
+        pieces = Document(prompt, spec.cutting, lambda text: 0, prefixes=prefixes).cut()
+        return chunks(decoder, [prompt], spec, batch_size), sum(1 for _ in pieces)
+    settings = vars(spec.settings)
+    prompt = job.prefix + prompt
+    return decoder.stream(prompt, seed=job.options.seed, batch_size=batch_size, **settings), 0
 
 
 def progress_bar(total: int | None, done: int, unit: str, options: MainOptions) -> tqdm:

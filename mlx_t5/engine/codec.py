@@ -9,13 +9,14 @@ from typing import Any
 
 from mlx_t5.backend import mx
 from mlx_t5.drafting.source_copy import count_predicted
+from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Chunk, Result, Row
 from mlx_t5.errors import UserError
 from mlx_t5.sampling.beam_search import texts_of
 from mlx_t5.sampling.draws import random_keys
 from mlx_t5.settings import Settings
 from mlx_t5.text.detokenizer import decode
-from mlx_t5.text.prompts import checked_prompts, checked_samples, token_ids
+from mlx_t5.text.prompts import checked_prompts, token_ids
 from mlx_t5.text.stop_strings import TextWatch
 
 CHARACTERS = 64  # of a prediction are read at most, times max_tokens
@@ -33,45 +34,36 @@ class Codec:
         """
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
 
-    def settings(self, defaults: Settings, **given: Any) -> Settings:
-        """Returns the settings of a call.
-
-        Args:
-            defaults: the values of settings that are not given.
-            **given: any of `Settings`; num_draft=None counts as not given.
+    def fitted(self, job: Job) -> Job:
+        """Returns the job with settings that fit the model.
 
         Raises:
-            UserError: a value is out of range, or needs a tokenizer and there is none.
+            UserError: a setting needs a tokenizer and there is none.
         """
-        if given.get("num_draft") is None:
-            given["num_draft"] = defaults.num_draft
-        settings = replace(defaults, **given)
-        if settings.stop and self.tokenizer is None:
+        if job.settings.stop and self.tokenizer is None:
             raise UserError("stop strings need a tokenizer; this model folder has none")
-        if settings.top_k >= self.vocab_size:
-            return replace(settings, top_k=0)  # it would keep all tokens
-        return settings
+        if job.settings.top_k >= self.vocab_size:  # it would keep all tokens
+            return replace(job, settings=replace(job.settings, top_k=0))
+        return job
 
     def rows_of_all(
         self,
         prompts: Iterable[str | Sequence[int] | Exception],
-        settings: Settings,
-        seed: int | Sequence[int],
-        num_samples: int,
+        job: Job,
         indexes: Iterable[int] | None = None,
         predictions: Iterable[str | Sequence[int] | None] | None = None,
     ) -> Iterator[Row]:
         """Yields the rows of many prompts, read lazily; arguments as in `results`.
 
         Raises:
-            UserError: the prompts are no iterable, or `seed` or `num_samples` is out of range.
+            UserError: the prompts are no iterable, or a seed is out of range.
         """
-        samples = checked_samples(num_samples, settings.temp)
-        prompts, seed = checked_prompts(prompts, seed)
+        prompts, seed = checked_prompts(prompts, job.seed)
         given = chain(predictions or (), repeat(None))
-        requests = zip(prompts, given, random_keys(seed, samples, indexes), strict=False)
+        keys_of_prompts = random_keys(seed, job.num_samples, indexes)
+        requests = zip(prompts, given, keys_of_prompts, strict=False)
         return chain.from_iterable(
-            self.rows(prompt, settings, keys, prediction=predicted)
+            self.rows(prompt, job.settings, keys, prediction=predicted)
             for prompt, predicted, keys in requests
         )
 

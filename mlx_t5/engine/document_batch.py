@@ -9,13 +9,15 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from itertools import chain, count, pairwise, repeat, zip_longest
 from typing import TYPE_CHECKING, Any
 
+from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Chunk, PieceResult, Result, Speculation, Stats
 from mlx_t5.errors import UserError, shown
 from mlx_t5.ranges import is_listlike
+from mlx_t5.settings import DEFAULT_BATCH_SIZE
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 from mlx_t5.text.documents import Cutting, Document
 from mlx_t5.text.tokenizer import encode
@@ -123,45 +125,24 @@ class DocumentInFlight:
         return rest
 
 
-def taken_from(settings: dict[str, Any]) -> Cutting | None:
-    """Pops the options of `Cutting` from a call's settings; returns None without a split.
-
-    Raises:
-        UserError: an option is of the wrong type, out of range, or given without a split.
-    """
-    names = [field.name for field in fields(Cutting) if field.name in settings]
-    cutting = Cutting(**{name: settings.pop(name) for name in names})
-    if cutting != Cutting(split=cutting.split) and cutting.split == "none":
-        raise UserError(f'{names[-1]} goes with split; give split="sentences", or leave it out')
-    return None if cutting.split == "none" else cutting
-
-
 def chunks(
     decoder: SpeculativeDecoder,
-    cutting: Cutting,
     prompts: Iterable[Any],
-    seed: int = 0,
+    job: Job,
+    batch_size: int = DEFAULT_BATCH_SIZE,
     ready: Callable[[], bool] = lambda: True,
     indexes: Iterable[int] | None = None,
     prediction: Iterable[Any] | None = None,
-    **call: Any,
 ) -> Generator[Chunk, None, None]:
     """Decodes documents in order. Yields a chunk a piece; a document's last has its result.
 
-    Args:
-        decoder: the decoder of the pieces.
-        cutting: how texts are cut.
-        prompts: texts, read lazily; an exception in place of a text becomes its error.
-        seed: one seed for all documents.
-        ready: whether the next text can be read without waiting.
-        indexes: the documents' indexes, which select their random streams; None counts from 0.
-        prediction: one a document; anything but None is refused.
-        **call: further arguments of `SpeculativeDecoder.results`.
+    Arguments as in `SpeculativeDecoder.results`. `job` has one seed for all documents; an index and
+    a prediction belong to a document, and anything but None as its prediction is refused.
 
     Raises:
         UserError: an argument is not supported with documents.
     """
-    _check(decoder, seed, call)
+    _check(decoder, job)
     in_hand, doubtful = deque[DocumentInFlight](), ""
 
     def drawn() -> Iterator[str]:
@@ -169,7 +150,7 @@ def chunks(
         places = count() if indexes is None else indexes
         predictions = chain(prediction or (), repeat(None))
         for prompt, place, predicted in zip(prompts, places, predictions, strict=False):
-            document = _document(prompt, predicted, cutting, decoder)
+            document = _document(prompt, predicted, job, decoder)
             if not doubtful and (doubtful := getattr(document, "doubtful", "")):
                 print(DOUBTFUL.format(shown(doubtful)), file=sys.stderr, flush=True)
             in_hand.append(DocumentInFlight(document, place))
@@ -192,20 +173,23 @@ def chunks(
             if complete:
                 in_hand.popleft()
 
-    for answer in decoder.results(drawn(), seed, ready=at_hand, indexes=piece_places(), **call):
+    of_pieces = replace(job, cutting=None)
+    for answer in decoder.results(drawn(), of_pieces, batch_size, at_hand, piece_places()):
         yield from finished()
         yield from finished(in_hand[0].add(answer), answer)
     yield from finished()
 
 
-def results(*args: Any, **call: Any) -> Iterator[Result]:
+def results(*args: Any) -> Iterator[Result]:
     """Decodes documents as `chunks` does, but yields only their results."""
-    return (chunk.result for chunk in chunks(*args, **call) if chunk.result)
+    return (chunk.result for chunk in chunks(*args) if chunk.result)
 
 
-def stream(decoder: SpeculativeDecoder, *args: Any, **call: Any) -> Generator[Chunk, None, None]:
+def stream(
+    decoder: SpeculativeDecoder, prompt: Any, job: Job, batch_size: int, prediction: Any
+) -> Generator[Chunk, None, None]:
     """Decodes one document as `chunks` does, but raises `UserError` if all of it fails."""
-    for chunk in chunks(decoder, *args, **call):
+    for chunk in chunks(decoder, [prompt], job, batch_size, prediction=[prediction]):
         if chunk.result and chunk.result.error:
             raise UserError(chunk.result.error)
         yield spelled(chunk, decoder.tokenizer)
@@ -222,7 +206,7 @@ def spelled(chunk: Chunk, tokenizer: Any) -> Chunk:
 
 
 def _document(
-    prompt: Any, prediction: Any, cutting: Cutting, decoder: SpeculativeDecoder
+    prompt: Any, prediction: Any, job: Job, decoder: SpeculativeDecoder
 ) -> Document | Exception:
     """Returns a text as a document of pieces that the model takes, or the error if it cannot be."""
 
@@ -238,17 +222,19 @@ def _document(
         return UserError("a prediction is of a whole text; leave it out, or do not split")
     try:
         config = decoder.model.config
+        cutting = job.cutting or Cutting()
         return Document(prompt, cutting, tokens, config.n_positions, config.task_prefixes)
     except UserError as error:
         return error
 
 
-def _check(decoder: SpeculativeDecoder, seed: Any, call: dict[str, Any]) -> None:
-    """Refuses arguments that documents do not support."""
+def _check(decoder: SpeculativeDecoder, job: Job) -> None:
+    """Refuses jobs that documents do not support."""
     if decoder.tokenizer is None:
         raise UserError("a split needs a tokenizer; this model folder has none")
-    if is_listlike(seed):
+    if is_listlike(job.seed):
         raise UserError("a document takes one seed for all its pieces; give a number")
-    for name in ("num_samples", "num_return_sequences"):
-        if call.get(name, 1) != 1:
+    sequences = job.settings.num_return_sequences
+    for name, number in {"num_samples": job.num_samples, "num_return_sequences": sequences}.items():
+        if number != 1:
             raise UserError(f"a document that is split has one text; leave {name} out")

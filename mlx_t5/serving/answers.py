@@ -16,11 +16,11 @@ from pydantic import BaseModel
 from mlx_t5.engine.rows import Stats
 from mlx_t5.serving import schemas
 from mlx_t5.serving.api_error import ApiError
-from mlx_t5.serving.jobs import GenerationJob, Job, JobQueue, TokenLogprob, Update
+from mlx_t5.serving.jobs import GenerationJob, JobQueue, QueuedJob, TokenLogprob, Update
 from mlx_t5.serving.schemas import Usage
 
 Fields = dict[str, Any]
-J = TypeVar("J", bound=Job)
+J = TypeVar("J", bound=QueuedJob)
 
 if TYPE_CHECKING:
     from mlx_t5.serving.api import TextRequest

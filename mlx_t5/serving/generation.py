@@ -84,7 +84,9 @@ class GenerationBatches:
     def add(self, job: GenerationJob) -> None:
         """Turns a job into waiting rows; a document's rows are made when there is room."""
         places = count(step=1 << 32) if job.document else None  # as engine/document_batch.py
-        job.keys = random_keys(job.seed, job.samples // job.settings.num_return_sequences, places)
+        spec = job.spec
+        samples = spec.num_samples // spec.settings.num_return_sequences
+        job.keys = random_keys(spec.seed, samples, places)
         if job.document:
             self._documents.append(job)
         else:
@@ -107,9 +109,9 @@ class GenerationBatches:
     ) -> Iterator[JobRow]:
         rows = self._decoder.codec.rows
         for prompt, keys in zip(prompts, job.keys, strict=False):
-            for row in rows(prompt, job.settings, keys, job.watched, job.prediction):
+            for row in rows(prompt, job.spec.settings, keys, job.watched, job.prediction):
                 yield JobRow(row, job, job.texts)
-                job.texts += job.settings.num_return_sequences
+                job.texts += job.spec.settings.num_return_sequences
 
     def _leave(self, job: GenerationJob) -> None:
         """Ends a job that has no rows left, or whose rows are dropped."""
@@ -168,7 +170,7 @@ class GenerationBatches:
 
     def _has_room(self, job: GenerationJob, others: bool) -> bool:
         """Whether a piece may become a row; with other requests, one a document may wait."""
-        own, queue = self._rows_of(job), self._queues.get(job.settings.num_beams)
+        own, queue = self._rows_of(job), self._queues.get(job.spec.settings.num_beams)
         if queue and len(queue.engine.rows) + len(queue.waiting) >= self._max_batch:
             return others and own.isdisjoint(map(id, queue.waiting)) and len(own) < job.size
         return len(own) < job.size

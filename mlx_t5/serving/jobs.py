@@ -1,8 +1,8 @@
 """The queue of the thread that owns MLX: jobs go in, events come out.
 
-Every request becomes a `Job` in the `JobQueue`. If several ranks share the model, each has such a
-thread, and all take the same jobs in the same rounds. Only rank 0 knows the clients' requests and
-which clients have gone; the others get this as JSON before each round.
+Every request becomes a `QueuedJob` in the `JobQueue`. If several ranks share the model, each has
+such a thread, and all take the same jobs in the same rounds. Only rank 0 knows the requests of the
+clients and which clients have gone; the others get this as JSON before each round.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Chunk
 from mlx_t5.network.ranks import ALONE, Ranks
 from mlx_t5.scoring.pairs import Pair
@@ -59,7 +60,7 @@ class Update:
 
 
 @dataclass(eq=False)
-class Job:
+class QueuedJob:
     """The work of one request; its fields are sent to all ranks.
 
     Attributes:
@@ -82,15 +83,13 @@ class Job:
 
 
 @dataclass(eq=False)
-class GenerationJob(Job):
-    """Prompts to decode with the same settings, with beams or without.
+class GenerationJob(QueuedJob):
+    """Prompts to decode alike, with beams or without.
 
     Attributes:
         prompts: source tokens of each prompt; for a document, the pieces that are no rows yet.
-        settings: the settings of all prompts.
-        seed: as in `SpeculativeDecoder.generate`.
+        spec: what the engine is asked; its samples may be beams of one row.
         prediction: expected tokens of every text; None for none.
-        samples: texts a prompt, from several rows or from one row with beams.
         stream: whether updates are sent while rows grow; otherwise one a text, at its end.
         pieces: whether chunks have the text that each token completed.
         logprobs: alternatives a token; None for no log-probabilities.
@@ -101,10 +100,8 @@ class GenerationJob(Job):
     """
 
     prompts: list[list[int]]
-    settings: Settings
-    seed: int
+    spec: Job
     prediction: Sequence[int] | None = None
-    samples: int = 1
     stream: bool = False
     pieces: bool = False
     logprobs: int | None = None
@@ -122,7 +119,7 @@ class GenerationJob(Job):
 
 
 @dataclass(eq=False)
-class ScoringJob(Job):
+class ScoringJob(QueuedJob):
     """A job of single forward passes without decoding: pairs to score, or prompts to embed.
 
     Attributes:
@@ -172,8 +169,8 @@ class JobQueue:
         self.row_seconds = 0.0
         self._ranks, self._numbers = ranks, itertools.count()
         self._changed = threading.Condition()
-        self._jobs: dict[int, Job] = {}  # by number
-        self._new: list[Job] = []
+        self._jobs: dict[int, QueuedJob] = {}  # by number
+        self._new: list[QueuedJob] = []
         self._more: list[list[Any]] = []  # prompts of jobs: number, prompts, whether they are last
         self._withdrawn: list[int] = []  # numbers of jobs cancelled since the last round
         self._progressed = 0.0  # when a round last ended, or work came after a rest
@@ -196,7 +193,7 @@ class JobQueue:
         with self._changed:
             return self.clock() - self._progressed if self._jobs else 0.0
 
-    def add(self, job: Job) -> None:
+    def add(self, job: QueuedJob) -> None:
         """Adds a job.
 
         Raises:
@@ -224,7 +221,7 @@ class JobQueue:
             self._more.append([job.number, prompts, whole])
             self._changed.notify()
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: QueuedJob) -> None:
         """Cancels a job at the thread's next round; has no effect on a finished job."""
         with self._changed:
             if job.number in self._jobs:
@@ -237,14 +234,14 @@ class JobQueue:
             self._closed = self._closed or reason
             self._changed.notify()
 
-    def unfinished(self) -> list[Job]:
+    def unfinished(self) -> list[QueuedJob]:
         """The jobs that are not done."""
         with self._changed:
             return list(self._jobs.values())
 
     # ---- of the thread that owns MLX -------------------------------------------------------------
 
-    def next_round(self, busy: bool) -> list[Job] | None:
+    def next_round(self, busy: bool) -> list[QueuedJob] | None:
         """Waits for jobs, unless the thread is busy, and marks cancelled jobs.
 
         It waits at most `REST_SECONDS`, so the list may be empty.
@@ -270,7 +267,7 @@ class JobQueue:
                 self._jobs[number].cancelled = True
         return None if last else new
 
-    def _shared(self, new: list[Job], news: Any) -> tuple[list[Job], Any]:
+    def _shared(self, new: list[QueuedJob], news: Any) -> tuple[list[QueuedJob], Any]:
         """Sends rank 0's new jobs and news to every rank."""
         jobs = [[job.number, type(job).__name__, asdict(job)] for job in new]
         jobs, news = self._ranks.shared([jobs, news])
@@ -284,14 +281,14 @@ class JobQueue:
         """Notes that a round has ended."""
         self._progressed = self.clock()
 
-    def put(self, job: Job, event: Update | list[Any] | ApiError) -> None:
+    def put(self, job: QueuedJob, event: Update | list[Any] | ApiError) -> None:
         """Sends an event to a job."""
         try:
             job.put(event)
         except RuntimeError:  # the client's event loop has ended
             self.cancel(job)
 
-    def release(self, job: Job, texts: int) -> None:
+    def release(self, job: QueuedJob, texts: int) -> None:
         """Notes that so many texts of a job are done."""
         with self._changed:
             job.unfinished -= texts
@@ -299,11 +296,13 @@ class JobQueue:
                 self._jobs.pop(job.number, None)
 
 
-def _job_of(number: int, kind: str, fields: dict[str, Any]) -> Job:
+def _job_of(number: int, kind: str, fields: dict[str, Any]) -> QueuedJob:
     """Returns a job made from the number, kind and fields of a rank's JSON."""
-    job: Job
+    job: QueuedJob
     if kind == "GenerationJob":
-        job = GenerationJob(**{**fields, "settings": Settings(**fields["settings"])})
+        spec = fields["spec"]
+        spec = Job(Settings(**spec.pop("settings")), **spec)
+        job = GenerationJob(**{**fields, "spec": spec})
     else:
         pairs = [Pair(tuple(p["source"]), tuple(p["target"])) for p in fields["pairs"]]
         job = ScoringJob(**{**fields, "pairs": pairs})

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
 from mlx_t5.checkpoints.pooling import Pooling
 from mlx_t5.engine.codec import CHARACTERS
+from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
 from mlx_t5.scoring.pairs import ranks_by
@@ -162,16 +163,16 @@ class Service:
         """
         self._require_decoder()
         options: dict[str, Any] = {}
-        pieces, prompts = None, body.prompts
+        samples, pieces, prompts = 1, None, body.prompts
         if not isinstance(body, api.PredictRequest):
-            options = {"samples": body.n or 1, "pieces": bool(body.speculation)}
+            samples, options["pieces"] = body.n or 1, bool(body.speculation)
             if body.split in (None, "none"):
                 options |= {"stream": bool(body.stream), "logprobs": body.alternatives}
             else:
                 pieces, options["document"] = await self.cut(body), True
         task = self.task(body.task, prompts)
-        settings = several(self._settings(body, task), body, **options)
-        size = len(prompts) * options.get("samples", 1)
+        settings = several(self._settings(body, task), body, samples, **options)
+        size = len(prompts) * samples
         if pieces:  # at most as many at a time as the batch has places
             size = min(pieces.count, self.worker.max_batch, self.limits.rows)
         if size > self.limits.rows:
@@ -184,7 +185,8 @@ class Service:
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
         if self.log_prompts:
             log.info("prompts: %r", list(prompts))
-        job = GenerationJob(ids, settings, seed, prediction, size=size, **options)
+        spec = Job(settings, seed, samples)
+        job = GenerationJob(ids, spec, prediction, size=size, **options)
         if pieces:
             first = await self.documents.run(lambda _: pieces.draw(HANDED_IN * size))
             return DocumentStream(pieces, first, self.documents, job, self.worker.jobs, receive)
@@ -275,7 +277,7 @@ class Service:
 def several(
     settings: Settings,
     body: api.Decoding,
-    samples: int = 1,
+    samples: int,
     stream: bool = False,
     logprobs: int | None = None,
     **_: Any,

@@ -29,7 +29,7 @@ from mlx_t5.scoring.passes import NotFinite, Part
 from mlx_t5.serving.api import MAX_BEAMS, MAX_NUM_DRAFT
 from mlx_t5.serving.api_error import STOPPING_MESSAGE, ApiError, failure_of, raised_at
 from mlx_t5.serving.generation import GenerationBatches
-from mlx_t5.serving.jobs import GenerationJob, Job, JobQueue, ScoringJob
+from mlx_t5.serving.jobs import GenerationJob, JobQueue, QueuedJob, ScoringJob
 from mlx_t5.serving.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Worker:
         self._loaded.set_result(decoder)
         return True
 
-    def _next_round(self) -> list[Job] | None:
+    def _next_round(self) -> list[QueuedJob] | None:
         """Waits for work; returns the new jobs, or None if no more will come."""
         busy = bool(self._generation or self._scoring)
         new = self.jobs.next_round(busy)
@@ -188,7 +188,7 @@ class Worker:
             mx.clear_cache()  # no request has come for a while, so kept buffers are freed
         return new
 
-    def _round(self, new: list[Job]) -> None:
+    def _round(self, new: list[QueuedJob]) -> None:
         try:
             for job in new:
                 if isinstance(job, GenerationJob):

@@ -68,7 +68,10 @@ class Exact:
         self.draft = draft
         self.made.append((draft, num_draft, exact))
 
-    def results(self, prompts, batch_size, max_tokens):
+    def job(self, max_tokens):
+        return max_tokens
+
+    def results(self, prompts, max_tokens, batch_size):
         if self.refused:
             raise UserError("exact: this device does not keep it")
         changed = self.draft is not None and self.broken

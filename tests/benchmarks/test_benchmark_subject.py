@@ -21,8 +21,11 @@ class Decoder:
     def __init__(self, error=None):
         self.calls, self.error = [], error
 
-    def results(self, prompts, **options):
-        self.calls.append((prompts, options))
+    def job(self, seed, **settings):
+        return {"seed": seed, **settings}
+
+    def results(self, prompts, *how, **options):
+        self.calls.append((prompts, *how, options))
         return [SimpleNamespace(error=self.error) for _ in prompts]
 
 
@@ -31,10 +34,9 @@ def test_every_prompt_has_a_seed_of_its_own_whatever_the_batch():
     decoder = Decoder()
     run = decoding(decoder, turns, 2, temp=0.7)
     assert len(run(0)) == 2 and len(run(1)) == 1
-    common = {"batch_size": 2, "prediction": None, "temp": 0.7}
     assert decoder.calls == [
-        (["a", "b"], {"seed": [0, 1], **common}),
-        (["c"], {"seed": [2], **common}),
+        (["a", "b"], {"seed": [0, 1], "temp": 0.7}, 2, {"prediction": None}),
+        (["c"], {"seed": [2], "temp": 0.7}, 2, {"prediction": None}),
     ]
 
 

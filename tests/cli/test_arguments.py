@@ -63,7 +63,7 @@ def test_every_setting_is_an_option_with_its_words_and_its_range(capsys):
     for name, setting in SETTINGS.items():
         option = option_of(name)
         assert " ".join(setting.help.split()) in printed, name
-        default = setting.default_help or str(setting.default)
+        default = str(setting.default)
         assert f"(default: {default}".lower() in printed.lower()
         with pytest.raises(SystemExit) as end:
             parser.parse_args([option, "x"])
@@ -82,7 +82,7 @@ def test_another_command_line_has_other_defaults_and_words(capsys):
     add_setting(parser, "--temp", default=[0.0])
     add_decoding(parser, without="--none")
     args = parser.parse_args(["--temp", "0", "1"])
-    assert (args.max_tokens, args.temp, args.num_draft, args.delta) == (200, [0, 1], None, 0)
+    assert (args.max_tokens, args.temp, args.num_draft, args.delta) == (200, [0, 1], "auto", 0)
     assert "longest text (default: 200)" in parser.format_help()
     with pytest.raises(SystemExit):
         parser.parse_args(["--num-draft", "0"])

@@ -45,7 +45,7 @@ def auto(draft, prices, **options):
 def test_it_is_the_default():
     assert SpeculativeDecoder(ENDLESS, SourceCopy()).defaults.num_draft == "auto"
     given = SpeculativeDecoder(ENDLESS, SourceCopy(), num_draft=3)
-    assert given.codec.settings(given.defaults, num_draft=None).num_draft == 3
+    assert given.job(num_draft=None).settings.num_draft == 3
 
 
 @pytest.mark.parametrize("settings", [{"temp": 1.0}, {"delta": 0.5}])

@@ -100,9 +100,8 @@ def test_a_row_is_waited_for_only_when_none_is_in_hand():
 
 def test_the_samples_of_a_prompt_need_not_be_waited_for():
     decoder = SpeculativeDecoder(ENDING)
-    results = decoder.results(
-        iter([[3], [4]]), max_tokens=4, temp=1.0, num_samples=3, ready=lambda: False
-    )
+    job = decoder.job(max_tokens=4, temp=1.0, num_samples=3)
+    results = decoder.results(iter([[3], [4]]), job, ready=lambda: False)
     ENDING.calls.clear()
     assert len(list(results)) == 6
     assert max(len(offsets) for offsets, _ in ENDING.calls) == 3

@@ -10,8 +10,10 @@ import pytest
 
 from command_line import ROOT
 from mlx_t5.engine import document_batch
+from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Result, Speculation, Stats
 from mlx_t5.errors import UserError
+from mlx_t5.settings import Settings
 from mlx_t5.text.documents import Cutting
 
 TASK = "translate English to French: "
@@ -38,7 +40,7 @@ class Echo:
         self.model = SimpleNamespace(config=config)
         self.ahead, self.fails, self.drawn, self.places = ahead, fails, 0, []
 
-    def results(self, prompts, seed, ready, indexes, **call):
+    def results(self, prompts, job, batch_size, ready, indexes):
         waiting, prompts = deque(), iter(prompts)
         while True:
             while len(waiting) < self.ahead and (not waiting or ready()):
@@ -61,8 +63,12 @@ class Echo:
         return Result(prompt.upper(), [1, 2], ["draft", "target"], reason, stats)
 
 
+def job(split="sentences", prefix="", seed=0):
+    return Job(Settings(), seed, cutting=Cutting(split, prefix))
+
+
 def run(decoder, prompts, split="sentences", prefix="", **how):
-    return list(document_batch.results(decoder, Cutting(split, prefix), prompts, **how))
+    return list(document_batch.results(decoder, prompts, job(split, prefix, **how)))
 
 
 # ---- the bundled pair ----------------------------------------------------------------------------
@@ -129,7 +135,7 @@ def test_sampled_pieces_have_streams_of_their_own(decoder):
     first, second = decoder.generate([text, text], **how)
     assert len({piece.text for piece in first.pieces}) > 2 and first.text != second.text
     assert decoder.generate([text], batch_size=1, **how)[0].tokens == first.tokens
-    (alone,) = decoder.results([text], 3, indexes=[1], **{k: how[k] for k in how if k != "seed"})
+    (alone,) = decoder.results([text], decoder.job(**how), indexes=[1])
     assert alone.tokens == second.tokens, "by its place in the whole"
     assert (
         decoder.generate(TASK + SENTENCES[0], **{**how, "split": "none"}).text
@@ -201,7 +207,7 @@ def test_a_large_text_takes_memory_for_its_pieces_only():
     text = "The quick brown fox jumps over the lazy dog near the river. " * 4_000
     decoder = Echo()
     tracemalloc.start()
-    chunks = document_batch.chunks(decoder, Cutting("sentences", ""), [text])
+    chunks = document_batch.chunks(decoder, [text], job())
     sizes = []
     for i, _ in enumerate(chunks):
         if i % 500 == 0:
@@ -223,9 +229,7 @@ def test_a_document_is_complete_before_the_next_one_is_there():
         yield "Three."
 
     decoder = Echo()
-    found = document_batch.results(
-        decoder, Cutting("sentences", ""), prompts(), ready=lambda: there[0]
-    )
+    found = document_batch.results(decoder, prompts(), job(), 1, lambda: there[0])
     there[0] = False
     assert next(found).text == "ONE. TWO." and decoder.drawn == 2
     assert next(found).text == "THREE."

@@ -4,6 +4,7 @@ import time
 from dataclasses import asdict
 
 from meeting import Meeting
+from mlx_t5.engine.job import Job
 from mlx_t5.scoring.pairs import Pair
 from mlx_t5.serving.jobs import GenerationJob, JobQueue, ScoringJob
 from mlx_t5.settings import Settings
@@ -13,7 +14,7 @@ def jobs():
     """One of each kind."""
     settings = Settings(temp=0.5, stop=("a",))
     return [
-        GenerationJob([[5, 1], [6, 1]], settings, 3, samples=2, logprobs=1, size=4),
+        GenerationJob([[5, 1], [6, 1]], Job(settings, 3, 2), logprobs=1, size=4),
         ScoringJob("score", 2, [Pair((5, 1), (6, 7, 1))]),
         ScoringJob("embed", 2, ids=[[5, 1]], normalize=True),
     ]
@@ -47,7 +48,7 @@ def test_ranks_get_the_same_pieces_of_a_document_and_stop_when_it_is_whole():
     def work(ranks):
         queue, rounds = JobQueue(4, 8, time.monotonic, ranks), []
         if ranks.rank == 0:
-            asked = GenerationJob([], Settings(), 0, document=True, size=2)
+            asked = GenerationJob([], Job(Settings()), document=True, size=2)
             queue.add(asked)
             queue.extend(asked, [[5, 1], [6, 1]], False)
             queue.close("stopping")

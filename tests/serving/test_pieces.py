@@ -9,6 +9,7 @@ import pytest
 
 from mlx_t5.checkpoints.generation_config import Preset
 from mlx_t5.engine.document_batch import DocumentInFlight
+from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Chunk, Result, Stats
 from mlx_t5.names import BUNDLED
 from mlx_t5.serving import pieces
@@ -174,7 +175,7 @@ def run(some, thread, answer, size=2, kind=CompletionBuilder, streamed=False):
 
     async def client():
         queue = JobQueue(4, 4, lambda: 0.0)
-        job = GenerationJob([], Settings(), 0, document=True, size=size)
+        job = GenerationJob([], Job(Settings()), document=True, size=size)
         first = some.draw(HANDED_IN * size)
         stream = DocumentStream(some, first, thread, job, queue, asyncio.Event().wait)
         answered = asyncio.create_task(worker(queue, stream.job))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from starlette.testclient import TestClient
 
 from fake_model import FakeModel, random_table, without
+from mlx_t5.engine.job import Job
 from mlx_t5.serving.app import create_app
 from mlx_t5.serving.jobs import GenerationJob, Update
 from mlx_t5.serving.metrics import Metrics
@@ -42,12 +43,14 @@ class Client:
         self.worker, self.decoder, self.events = worker, decoder, queue.Queue()
 
     def submit(self, prompts, seed=0, put=None, size=None, whole=True, **settings):
-        names = ("samples", "stream", "logprobs", "prediction", "document")
+        names = ("stream", "logprobs", "prediction", "document")
         options = {name: settings.pop(name) for name in names if name in settings}
+        samples = settings.pop("samples", 1)
         settings = replace(self.decoder.defaults, **settings)
         given = [] if options.get("document") else prompts
-        self.count = len(prompts) * options.get("samples", 1)
-        self.job = GenerationJob(given, settings, seed, size=size or self.count, **options)
+        self.count = len(prompts) * samples
+        spec = Job(settings, seed, samples)
+        self.job = GenerationJob(given, spec, size=size or self.count, **options)
         self.job.put = put or self.events.put
         self.worker.jobs.add(self.job)
         if self.job.document:

@@ -126,10 +126,11 @@ def test_a_seed_may_be_given_for_each_prompt_in_any_form():
 def test_any_number_of_samples_begins_at_once(monkeypatch):
     made, row_key = [], draws.row_key
     monkeypatch.setattr(draws, "row_key", lambda *words: made.append(words) or row_key(*words))
-    decoder, options = SpeculativeDecoder(target()), {"max_tokens": 4, "temp": 1.0, "batch_size": 2}
+    decoder, options = SpeculativeDecoder(target()), {"max_tokens": 4, "temp": 1.0}
     for samples in (5_000, 10**9, 10**30):
         made.clear()
-        results = decoder.results([SOURCE, SOURCE], num_samples=samples, **options)
+        job = decoder.job(num_samples=samples, **options)
+        results = decoder.results([SOURCE, SOURCE], job, 2)
         assert next(results).finish_reason and next(results).finish_reason
         assert len(made) < 40
 
@@ -142,7 +143,8 @@ def test_prompts_are_drawn_as_they_are_needed():
             drawn.append(len(drawn))
             yield SOURCE
 
-    results = SpeculativeDecoder(target()).results(endless(), max_tokens=2, batch_size=2)
+    decoder = SpeculativeDecoder(target())
+    results = decoder.results(endless(), decoder.job(max_tokens=2), 2)
     for _ in range(50):
         next(results)
     assert 50 <= len(drawn) < 80
