@@ -1,11 +1,11 @@
-"""Command line: prompts in, text and statistics out.
+"""Command line: reads prompts, and writes texts and statistics.
 
     python main.py                                         # the default prompt, the bundled pair
     python main.py --prompt "fix grammar: She have two cat."
     python main.py --model t5-11b --draft-model t5-small --input-file prompts.txt
 
-Generated text goes to standard output and everything else to standard error. Exit status: 0 done,
-2 bad input (one line `error: …`), 130 interrupted.
+Generated text goes to standard output and everything else to standard error. The exit status is 0
+if all is done, 2 for bad input (one line `error: …`), and 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line.
+    """Runs the command line.
 
     Args:
-        argv: the arguments after the program's name; None takes the process's own.
+        argv: the arguments after the program's name; None: the process's own arguments.
 
     Returns:
         The exit status.
@@ -77,7 +77,7 @@ def _main(options: MainOptions) -> int:
     check_ranks(options, ranks.size)
     leave_interrupts_to_rank_0(ranks)
     status = _run(options, ranks)
-    # The launcher ends all ranks once one has failed; rank 0 may not have told everything by then.
+    # The launcher ends all ranks as soon as one fails, and rank 0 may still have lines to print.
     return 0 if ranks.rank and status == BAD_INPUT else status
 
 
@@ -109,7 +109,7 @@ def _run(options: MainOptions, ranks: Ranks) -> int:
 
 
 def _is_streamed(prompts: Any, job: MainJob) -> TypeGuard[list[str]]:
-    """Whether a single text is to be written while it is generated, piece by piece if split."""
+    """Whether to write a single text while it is generated; a document grows piece by piece."""
     options = job.options
     if not isinstance(prompts, list) or len(prompts) > 1:
         return False
@@ -120,7 +120,7 @@ def _is_streamed(prompts: Any, job: MainJob) -> TypeGuard[list[str]]:
 
 
 def _prompts(options: MainOptions, ranks: Ranks) -> list[str] | Lines | None:
-    """The prompts; None where rank 0 reads them for all."""
+    """Returns the prompts; None on other ranks than 0 if rank 0 reads them for all."""
     if options.input_file:
         if ranks.rank:
             return None
@@ -131,27 +131,27 @@ def _prompts(options: MainOptions, ranks: Ranks) -> list[str] | Lines | None:
 
 
 def _choose(options: MainOptions) -> ModelPair:
-    # Not before: `--help` and a mistake in an option need not wait for MLX.
+    # Imported late, so that `--help` and errors about options do not wait for MLX.
     from convert import convert
     from mlx_t5 import loading
 
     why = "regular decoding" if options.writes_text else "no draft takes part"
     regular = options.regular_decode or not options.writes_text
     names = options.model, options.draft_model
-    # Beams do without a draft: it is not worth a download.
+    # A beam search uses no draft, so none is downloaded for it.
     fetch = options.settings.get("num_beams", 1) == 1
     return loading.choose_pair(*names, convert, regular, options.adapter_path, why, fetch)
 
 
 def _presets(options: MainOptions, folder: Path) -> list[Preset]:
-    """What the model's own files set; a later one overrides an earlier."""
+    """Returns the presets of the model's own files; a later preset overrides an earlier one."""
     presets = [] if options.ignore_generation_config else [read_generation_config(folder)]
     task = options.task
     return presets if task is None else [*presets, find_task(read_tasks(folder), task)]
 
 
 def _job(options: MainOptions, models: ModelPair, presets: list[Preset]) -> MainJob:
-    """What the options ask for, and where they are silent the model's own files."""
+    """Returns the job; settings that no option gives come from the model's own files."""
     sources = [preset.settings for preset in presets]
     settings = Settings(**combined(*sources, options.settings))
     if options.num_samples > 1 and settings.temp == 0:
@@ -166,7 +166,7 @@ def _job(options: MainOptions, models: ModelPair, presets: list[Preset]) -> Main
 
 
 def _load(job: MainJob, ranks: Ranks) -> SpeculativeDecoder:
-    """The models, which are the same on all ranks."""
+    """Returns the decoder with its models loaded; checks that all ranks have the same models."""
     from decoder import SpeculativeDecoder
     from mlx_t5 import loading
     from mlx_t5.network.interface import require_decoder
@@ -178,7 +178,7 @@ def _load(job: MainJob, ranks: Ranks) -> SpeculativeDecoder:
         )
         if options.writes_text:
             require_decoder(target)
-        num_draft = job.spec.settings.num_draft if options.exact else None  # it sets the width
+        num_draft = job.spec.settings.num_draft if options.exact else None  # sets the passes' width
         decoder = SpeculativeDecoder(
             target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=options.exact
         )
@@ -187,16 +187,16 @@ def _load(job: MainJob, ranks: Ranks) -> SpeculativeDecoder:
 
 
 def _begin(decoder: SpeculativeDecoder, job: MainJob, presets: list[Preset]) -> Painter | None:
-    """Tells what is run. An error before is the only line on standard error.
+    """Logs the models and settings, after everything that may refuse to run.
 
     Returns:
-        What colours the texts of --verbose.
+        The painter that colours the texts of --verbose; None if there is nothing to colour.
     """
     from mlx_t5.backend import device_name
 
     options = job.options
     if options.exact:
-        decoder.engine(job.spec.settings, options.batch_size)  # which may refuse
+        decoder.engine(job.spec.settings, options.batch_size)  # may raise UserError
     texts, verbose = options.writes_text, options.verbose
     painter = Painter(decoder.tokenizer) if verbose and texts else None
     notes = [job.models.note, f"on {device_name()}" if verbose else ""]
@@ -209,7 +209,7 @@ def _begin(decoder: SpeculativeDecoder, job: MainJob, presets: list[Preset]) -> 
 
 
 def _computation(decoder: SpeculativeDecoder, job: MainJob) -> Compute:
-    """What makes texts, scores or vectors of prompts."""
+    """Returns the function that computes the prompts' texts, scores or vectors."""
     options, batch_size = job.options, job.options.batch_size
 
     def compute(prompts: Iterator[Any], indexes: Iterator[int], ready: Any) -> Iterator[Any]:
@@ -225,7 +225,7 @@ def _computation(decoder: SpeculativeDecoder, job: MainJob) -> Compute:
 
 
 def _output(run: Run, painter: Painter | None, options: MainOptions) -> LineFile | ArrayFile:
-    """Where results go, and what a line of them looks like."""
+    """Returns the output that formats and writes the results."""
     if options.embed and (run.output_file or "").endswith(ARRAY):
         from mlx_t5.cli.array_file import ArrayFile
 
@@ -242,7 +242,7 @@ def _output(run: Run, painter: Painter | None, options: MainOptions) -> LineFile
 def _write_all(
     run: Run, compute: Compute, output: LineFile | ArrayFile, options: MainOptions
 ) -> int:
-    """Write what becomes of every prompt, in order, as soon as it and all before it are done."""
+    """Writes each prompt's outcome, in order, as soon as it and all earlier ones are done."""
     from mlx_t5.backend import mx
     from mlx_t5.cli.totals import Totals
 

@@ -1,11 +1,11 @@
-"""Command line: the engine behind an HTTP API and a page.
+"""Command line: serves a model as an HTTP API and as a web page.
 
     python server.py                                       # the bundled pair, on 127.0.0.1:8080
     python server.py --model t5-11b --draft-model t5-small
     python server.py --host 0.0.0.0 --api-key SECRET
 
-Exit status: 0 after SIGTERM, once what was running is finished; 130 after Ctrl-C, likewise; 2 for
-bad input (one line `error: …`). A second Ctrl-C does not wait.
+After SIGTERM or Ctrl-C the server finishes the running requests; a second Ctrl-C ends it at once.
+The exit status is 0 after SIGTERM, 130 after Ctrl-C, and 2 for bad input (one line `error: …`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ServerOptions:
 
 
 def build_parser() -> Parser:
-    """All options of the command line."""
+    """Returns the parser with all options."""
     parser = Parser(
         "server.py --model google/flan-t5-xl",
         "server.py --model my-t5 --draft-model my-draft --port 8000",
@@ -100,20 +100,21 @@ def _network_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address to listen on; one that others reach needs --api-key (default: %(default)s)",
+        help="address to listen on; if other machines can reach it, --api-key is needed "
+        "(default: %(default)s)",
     )
-    add_number(group, "--port", type=within(PORTS), default=8080, help="0 takes a free one")
+    add_number(group, "--port", type=within(PORTS), default=8080, help="port; 0: any free one")
     group.add_argument(
         "--api-key",
         metavar="KEY",
         default=os.environ.get(KEY_VARIABLE) or None,
-        help="that clients have to send as a bearer token (default: the variable "
-        f"{KEY_VARIABLE}, which other users of this machine cannot read, or no key)",
+        help="key that clients have to send as a bearer token (default: the environment variable "
+        f"{KEY_VARIABLE}, which other users of this machine cannot read; else no key)",
     )
     group.add_argument(
         "--no-auth",
         action="store_true",
-        help="let others in without a key, and under any name of this machine; they can all use it",
+        help="accept everybody who can reach the address, without a key and under any host name",
     )
     group.add_argument(
         "--log-prompts", action="store_true", help="log prompts and texts; otherwise never"
@@ -125,17 +126,17 @@ def _limit_options(group: argparse._ArgumentGroup) -> None:
         add_number(group, name, type=at_least(least), default=default, help=help)
 
     add("--max-batch", 8, "texts decoded at the same time")
-    add("--max-queue", 128, "texts that wait at most; then clients are told to come back", least=0)
-    add("--max-prompt-tokens", 1024, "longest prompt")
-    add("--max-tokens", 1024, "longest text")
-    add("--shutdown-seconds", 60, "time to finish what runs when the server is stopped")
+    add("--max-queue", 128, "maximum of waiting texts; further requests are refused", least=0)
+    add("--max-prompt-tokens", 1024, "maximum of tokens in a prompt")
+    add("--max-tokens", 1024, "maximum of tokens in a text")
+    add("--shutdown-seconds", 60, "seconds to finish running requests when the server is stopped")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line.
+    """Runs the command line.
 
     Args:
-        argv: the arguments after the program's name; None takes the process's own.
+        argv: the arguments after the program's name; None: the process's own arguments.
 
     Returns:
         The exit status.
@@ -156,7 +157,7 @@ def _main(options: ServerOptions) -> int:
 
 
 def _follow(options: ServerOptions, ranks: Ranks) -> int:
-    """What another rank than 0 does: it decodes what rank 0 is asked."""
+    """Does the work of a rank other than 0: decodes the requests that rank 0 receives."""
     from mlx_t5.serving.metrics import Metrics
 
     with agreeing(ranks):
@@ -175,7 +176,7 @@ def _choose(options: ServerOptions) -> ModelPair:
 
 def _serve(options: ServerOptions, ranks: Ranks) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    import mlx_t5.serving.app  # noqa: F401  (what is missing is to show before models are loaded)
+    import mlx_t5.serving.app  # noqa: F401  (so that a missing package shows before models are loaded)
     from mlx_t5.serving.http_server import Server, listener
 
     with listener(options.host, options.port) as bound:
@@ -185,12 +186,12 @@ def _serve(options: ServerOptions, ranks: Ranks) -> int:
         application, service = _application(options, chosen, presets, ranks)
         print(chosen.note, *presets.notes, sep="\n", file=sys.stderr)
         bound.listen()
-        host, port, *_ = bound.getsockname()  # of a name's addresses, the one that it got
+        host, port, *_ = bound.getsockname()  # the bound address; a host name may have several
         where = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         print(
             f"serving {model_name(chosen)} at {where} · API {where}/v1", file=sys.stderr, flush=True
         )
-        # uvicorn finishes what runs and then raises the signal again, which would end the process.
+        # uvicorn finishes running requests, and then raises the signal again: ignore that one.
         signal.signal(signal.SIGTERM, lambda *_: None)
         server = Server(application, options.shutdown_seconds, service.worker.give_up)
         server.run(sockets=[bound])
@@ -198,21 +199,21 @@ def _serve(options: ServerOptions, ranks: Ranks) -> int:
 
 
 def _check_access(options: ServerOptions) -> None:
-    """Refuses an address that others reach without a key, and a key that cannot be sent."""
+    """Refuses a missing key if other machines can reach the address, and an invalid key."""
     if not (is_loopback(options.host) or options.api_key or options.no_auth):
         raise UserError(
-            f"others can reach {options.host}: set --api-key, or say --no-auth if all may in"
+            f"others can reach {options.host}: set --api-key, or say --no-auth if all may use it"
         )
     if options.api_key == "":
         raise UserError("--api-key is empty; give a key, or leave it out if none is needed")
     if options.api_key and not re.fullmatch(r"[!-~]([ -~]*[!-~])?", options.api_key):
         raise UserError(
-            "--api-key: use ASCII characters, no space at its ends: it travels in a header"
+            "--api-key: use ASCII characters, no space at its ends, as it is sent in a header"
         )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on can be reached from this machine only."""
+    """Whether only this machine can reach an address to listen on."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -244,7 +245,7 @@ def _application(
     worker = _worker(options, chosen, metrics, ranks)
     name = model_name(chosen)
     service = Service(worker, limits, name, options.delta, options.log_prompts, presets)
-    # Without a key, a browser must not be led here by a name that a page has made up.
+    # Without a key, a web page must not reach this server under a host name of its own.
     names = None if options.api_key or options.no_auth else is_loopback
     return create_app(service, metrics, options.api_key, names), service
 
@@ -278,7 +279,7 @@ def _load(options: ServerOptions, chosen: ModelPair, ranks: Ranks) -> Speculativ
 
 
 def model_name(chosen: ModelPair) -> str:
-    """What clients call the target: its folder's name, and "demo" for the bundled one."""
+    """Returns the target's name for clients: its folder's name, or "demo" for the bundled one."""
     from mlx_t5.names import BUNDLED
 
     folder = Path(chosen.target).resolve()
@@ -286,5 +287,5 @@ def model_name(chosen: ModelPair) -> str:
 
 
 if __name__ == "__main__":
-    # Not sys.exit: a thread that still loads models would end in an abort of MLX, or never.
+    # Not sys.exit: if a thread still loads models, it would abort in MLX or never return.
     os._exit(main())

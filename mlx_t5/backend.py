@@ -1,11 +1,11 @@
-"""Imports MLX, after the settings that must be made before.
+"""Makes the settings that MLX reads when it is imported, and then imports it.
 
-Every module imports MLX from here, so that nothing imports it too early:
+Every module imports MLX from this one, so that the settings always come first:
 
     from mlx_t5.backend import mx, nn
 
-On a Linux CPU a fast BLAS must be loaded before MLX; see `blas`. MLX also reads some settings from
-the environment, once.
+On a Linux CPU a fast BLAS must be loaded before MLX; see `blas`. MLX also reads some environment
+variables, only once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mlx_t5 import blas, cuda
 from mlx_t5.errors import UserError
 
 DEVICE = "T5_DEVICE"  # set by the user: cpu or gpu
-REHEARSE = "T5_REHEARSE"  # if set, a CPU runs the code paths of GPUs; see `cpu_only`
+REHEARSE = "T5_REHEARSE"  # if set, a CPU uses the code paths of GPUs; see `cpu_only`
 SETTINGS = MappingProxyType(
     {
         # No TF32 in float32 products (CUDA, M5 and later): it has 10 bits of mantissa.
@@ -30,7 +30,7 @@ SETTINGS = MappingProxyType(
         "MLX_CUDA_USE_CUDNN_SDPA": "0",
         # MLX keeps a CUDA graph for each shape of a pass; ragged batches need more than its 400.
         "MLX_CUDA_GRAPH_CACHE_SIZE": "4096",
-        # Evicting graphs costs time, but is no error.
+        # MLX would raise an error when it evicts graphs often; that only costs time.
         "MLX_ENABLE_CACHE_THRASHING_CHECK": "0",
     }
 )
@@ -57,7 +57,7 @@ from mlx.utils import tree_unflatten as tree_unflatten  # noqa: E402
 
 
 def choose_device(wish: str, choose: Callable[[Any], None] = mx.set_default_device) -> None:
-    """Sets MLX's default device to the user's choice; "" keeps MLX's own.
+    """Sets MLX's default device to the user's choice; "" keeps MLX's default.
 
     Args:
         wish: "cpu", "gpu" or "".
@@ -85,14 +85,14 @@ def on_cpu() -> bool:
 
 def on_cuda() -> bool:
     """Whether MLX computes on an NVIDIA GPU."""
-    return mx.cuda.is_available() and not on_cpu()  # the first only tells how MLX was built
+    return mx.cuda.is_available() and not on_cpu()  # is_available only says how MLX was built
 
 
 def cpu_only() -> bool:
-    """Whether to take the CPU's code paths: `on_cpu`, unless `T5_REHEARSE` is set.
+    """Whether to use the CPU's code paths: `on_cpu`, unless `T5_REHEARSE` is set.
 
-    A rehearsal takes the code paths of GPUs on a CPU: compiled layers, padded sources, early
-    passes, checks of memory. Types stay those of the CPU, which is slow with others.
+    A rehearsal uses the code paths of GPUs on a CPU: compiled layers, padded sources, early
+    passes, checks of memory. It keeps the CPU's types, as a CPU is slow with other types.
     """
     return on_cpu() and not os.environ.get(REHEARSE)
 
@@ -113,7 +113,7 @@ def blas_name() -> str:
 
 
 def device_name() -> str:
-    """Returns a description of the device for measurements: the GPU, or CPU, cores and BLAS."""
+    """Returns the device's name for measurements; for a CPU with its cores and its BLAS."""
     name = str(mx.device_info().get("device_name", "unknown"))
     if not on_cpu():
         return name
@@ -125,7 +125,7 @@ def hint(blas_in_use: str, wish: str, cpu: bool) -> str:
 
     Args:
         blas_in_use: the result of `blas_name`.
-        wish: the user's choice of a BLAS, from the environment; a choice gets no advice.
+        wish: the user's choice of a BLAS, from the environment; if there is one, no advice.
         cpu: the result of `on_cpu`.
     """
     if blas_in_use != blas.REFERENCE or wish or not cpu:
@@ -137,7 +137,7 @@ def hint(blas_in_use: str, wish: str, cpu: bool) -> str:
 
 
 def prepare_cuda(environment: MutableMapping[str, str]) -> None:
-    """Prepares computing on an NVIDIA GPU, see cuda.py; does nothing on other devices.
+    """Prepares an NVIDIA GPU for computing, see cuda.py; does nothing on other devices.
 
     Raises:
         UserError: MLX chose a GPU, but there is none.
@@ -157,10 +157,10 @@ ON_CUDA = on_cuda()  # the device does not change
 
 @cache
 def announce_kernels() -> None:
-    """Prints once on standard error if kernels are going to be compiled."""
+    """Prints a line on standard error, only once, if kernels are going to be compiled."""
     if on_cuda() and cuda.kernels_to_come(os.environ, mx.__version__):
         print(cuda.COMPILING, file=sys.stderr, flush=True)
 
 
-if sys.stderr:  # None if it is closed
+if sys.stderr:  # None if standard error is closed
     sys.stderr.write(hint(blas_name(), os.environ.get(blas.VARIABLE, ""), on_cpu()))

@@ -1,14 +1,14 @@
 """The BLAS that multiplies MLX's matrices on a Linux CPU; `backend` loads it before MLX.
 
-MLX's CPU wheel for Linux has a reference BLAS: it runs on one core, and six rows take six times as
-long as one, so that speculative decoding cannot pay. A library that is loaded before MLX with
-global symbols replaces it:
+MLX's CPU wheel for Linux has a reference BLAS. It runs on one core, and six rows take six times as
+long as one row, so speculative decoding would not be faster. A library that is loaded before MLX
+with global symbols replaces the reference BLAS:
 
-1. Intel's MKL, which `requirements.txt` installs on x86-64. For few rows it reads a weight at the
-   memory's speed, on AMD processors too. It uses TBB's threads, which sleep when idle: those of its
-   OpenMP layers spin, and take a core from MLX between products (docs/performance.md).
-2. OpenBLAS, if the system has it. It does not recognise processors younger than itself, so the
-   kernels are chosen here.
+1. Intel's MKL, which `requirements.txt` installs on x86-64. For few rows it reads weights at the
+   memory's speed, on AMD processors too. It uses TBB's threads, which sleep when idle. The threads
+   of its OpenMP layers spin, and take a core from MLX between products (docs/performance.md).
+2. OpenBLAS, if the system has it. It does not recognise processors that are newer than its
+   release, so this module chooses its kernels.
 
 Nothing here imports MLX or another module of this project.
 """
@@ -54,8 +54,8 @@ def load(
         cpu_flags: returns the processor's flags; None reads them from Linux.
 
     Returns:
-        Its name, version and kernels, as in "OpenBLAS 0.3.21, SkylakeX kernels". None if there is
-        nothing to load and MLX's own stays in use.
+        The library's name, version and kernels, as in "OpenBLAS 0.3.21, SkylakeX kernels". None if
+        no library was loaded and MLX's own BLAS stays in use.
 
     Raises:
         ValueError: the user's choice is not among `CHOICES`, or that library is not installed.
@@ -83,7 +83,7 @@ def find_mkl() -> Path:
     """Returns the path of pip's MKL library, which loads its other parts.
 
     Raises:
-        OSError: MKL is not installed, or not as a whole.
+        OSError: MKL is not installed, or its main library is missing.
     """
     try:
         files = metadata.files("mkl") or []
@@ -93,10 +93,10 @@ def find_mkl() -> Path:
 
 
 def load_mkl(path: Path, loader: Loader, environment: MutableMapping[str, str]) -> str:
-    """Loads MKL with TBB's threads, unless `MKL_THREADING_LAYER` names others.
+    """Loads MKL with TBB's threads, unless `MKL_THREADING_LAYER` names other threads.
 
-    MKL ends the process if it cannot open its parts at the first product, so this checks that they
-    are there. MKL finds them beside `path`; TBB must be loaded before.
+    MKL opens its other parts at the first product, and ends the process if one is missing. So this
+    function checks that they exist. MKL finds them beside `path`; TBB must be loaded before MKL.
 
     Args:
         path: from `find_mkl`.
@@ -104,7 +104,7 @@ def load_mkl(path: Path, loader: Loader, environment: MutableMapping[str, str]) 
         environment: as in `load`.
 
     Raises:
-        OSError: a part of it is missing.
+        OSError: a part of MKL is missing.
     """
     beside = sorted(path.parent.iterdir())
     _first(beside, "libmkl_tbb_thread.so")
@@ -115,7 +115,7 @@ def load_mkl(path: Path, loader: Loader, environment: MutableMapping[str, str]) 
         library.MKL_Set_Threading_Layer(TBB_THREADS)
     version = _MklVersion()
     library.MKL_Get_Version(ctypes.byref(version))
-    # "… (Intel(R) AVX-512) enabled processors"; of other makers' only "Intel(R) Architecture …".
+    # Intel's processors: "… (Intel(R) AVX-512) enabled processors"; others: no name of kernels.
     kernels = re.search(rb"AVX[\w.-]*", version.processor or b"")
     name = kernels.group().decode() if kernels else "general"
     return f"MKL {version.major}.{version.update}, {name} kernels"
@@ -136,7 +136,7 @@ def load_openblas(
     """Loads the system's OpenBLAS with the best kernels that the processor can run.
 
     Raises:
-        OSError: it is not installed.
+        OSError: OpenBLAS is not installed.
     """
     best = next((name for name, needed in KERNELS.items() if needed <= cpu_flags), None)
     told = CORETYPE not in environment
@@ -147,7 +147,7 @@ def load_openblas(
     except OSError:
         library = loader("libopenblas.so", mode=ctypes.RTLD_GLOBAL)
     finally:
-        if best and told:  # so that another OpenBLAS, or a child process, chooses itself
+        if best and told:  # so that other copies, as in a child process, choose their own
             del environment[CORETYPE]
     # "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH …"
     config, kernels = _answer(library, "get_config"), _answer(library, "get_corename")
@@ -155,7 +155,7 @@ def load_openblas(
 
 
 def read_cpu_flags(path: str = "/proc/cpuinfo") -> set[str]:
-    """Returns the processor's flags as Linux lists them; empty if it lists none (not x86)."""
+    """Returns the processor's flags as Linux lists them; empty if it lists none, as on ARM."""
     try:
         with open(path, encoding="utf-8", errors="replace") as lines:
             flags = next((line for line in lines if line.startswith("flags")), "")

@@ -1,9 +1,9 @@
-"""Prepares computing on an NVIDIA GPU: checks that there is one, and keeps compiled kernels.
+"""Prepares an NVIDIA GPU for computing: checks that it exists, and keeps compiled kernels.
 
-MLX compiles some kernels at their first use, 3 to 4 s each, and keeps them in a folder. It reads
-the folder's name from the environment when it compiles the first one; by default it is in the
-system's temporary folder, which is shared by all users and emptied (mlx/backend/cuda/
-jit_module.cpp). File names depend on the kernels but not on the GPU, so the folder's name must.
+MLX compiles some kernels at their first use, in 3 to 4 s each, and keeps them in a folder. When it
+compiles the first kernel, it reads the folder's name from the environment. The default folder is in
+the system's temporary folder, which all users share and the system empties (mlx/backend/cuda/
+jit_module.cpp). File names do not tell the GPU's architecture, so the folder's name has to.
 
 Nothing here imports MLX.
 """
@@ -18,7 +18,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-KERNELS = "MLX_PTX_CACHE_DIR"  # MLX's name
+KERNELS = "MLX_PTX_CACHE_DIR"  # an environment variable of MLX
 COMPILING = "compiling kernels for this GPU, once: up to a minute"
 ELF = struct.Struct("<16s2HI3QI6H")  # the header of a compiled kernel's file
 
@@ -30,12 +30,12 @@ def require_gpu(facts: Mapping[str, Any]) -> None:
         facts: the result of `mx.device_info`, empty without a GPU.
 
     Raises:
-        ValueError: there is none; `mlx.launch` gives each rank a GPU of its own.
+        ValueError: there is no GPU, or `mlx.launch` has given this rank none.
     """
     if not facts:
         raise ValueError(
             "MLX finds no NVIDIA GPU for this process (is the driver installed?); T5_DEVICE=cpu "
-            "computes without, and mlx.launch --backend ring has ranks share one"
+            "computes without one, and mlx.launch --backend ring lets ranks share one"
         )
 
 
@@ -45,7 +45,8 @@ def keep_kernels(
     """Makes MLX keep compiled kernels in the user's cache folder, unless the user chose another.
 
     Args:
-        environment: variables; `KERNELS` is set unless it is set already or there is no folder.
+        environment: environment variables. `KERNELS` is set, unless the user has set it or the
+            folder cannot be made.
         version: MLX's version.
         facts: the result of `mx.device_info`, with the GPU's architecture (such as "sm_90").
     """
@@ -64,14 +65,14 @@ def keep_kernels(
 
 
 def kernels_to_come(environment: Mapping[str, str], version: str) -> bool:
-    """Whether MLX is going to compile kernels, as there are none yet."""
+    """Whether MLX is going to compile kernels, because no compiled kernel exists yet."""
     default = Path(tempfile.gettempdir()) / "mlx" / version / "ptx"
     folder = Path(environment.get(KERNELS) or default)
     return next(folder.rglob("*.ptx"), None) is None
 
 
 def _drop_damaged(folder: Path) -> None:
-    """Removes truncated kernels, as a full disk leaves them: MLX would fail at every start."""
+    """Removes kernels that a full disk has truncated; MLX would fail at every start."""
     for path in folder.rglob("*.ptx"):
         with open(path, "rb") as file:
             head = file.read(ELF.size)

@@ -16,12 +16,12 @@ PARTIAL = ".partial-"  # prefix of a file that is being written
 
 
 def is_macos_file(name: str) -> bool:
-    """Whether a file is one that macOS leaves in folders (`.DS_Store`, AppleDouble's `._*`)."""
+    """Whether macOS wrote this file into a folder by itself (`.DS_Store`, AppleDouble's `._*`)."""
     return name == ".DS_Store" or name.startswith("._")
 
 
 def flush(descriptor: int) -> None:
-    """Flushes an open file to the disk; on macOS `fsync` only reaches the disk's own cache."""
+    """Flushes an open file to the disk; on macOS `fsync` alone only reaches the disk's cache."""
     if sys.platform == "darwin":
         with contextlib.suppress(OSError):  # not every disk supports it
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
@@ -42,14 +42,14 @@ def sync(path: Path) -> None:
 
 
 def lock(descriptor: int) -> bool:
-    """Locks an open file or folder for this process, until it is closed.
+    """Locks an open file or folder for this process, until the file is closed.
 
     Returns:
-        False if another process has locked it. If the system has no locks, nothing is locked.
+        Whether no other process has locked it. Without support for locks the result is True.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # other errors if a file system has no locks
+    except OSError as error:  # any other error: the file system has no locks
         return not isinstance(error, BlockingIOError)
     return True
 
@@ -62,10 +62,10 @@ def replace_file(
     Args:
         path: the file.
         write: writes a file, given its temporary name, which has the suffix of `path`.
-        cure: what to do once there is room on the disk.
+        cure: end of the error message, after "make room there and".
 
     Raises:
-        UserError: it cannot be written; an existing file at `path` stays.
+        UserError: the file cannot be written; an existing file at `path` stays.
     """
     partial = path.with_name(f"{PARTIAL}{path.name}")
     try:

@@ -1,6 +1,6 @@
 """Errors and notes for users.
 
-Nothing here imports MLX, so that a command line can refuse its options before that is loaded.
+Nothing here imports MLX, so that a command line can refuse its options before MLX is loaded.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import reprlib
 import sys
 
 LONGEST_MESSAGE = 2_000  # characters of an error; nobody reads more
-# Words in MLX's RuntimeErrors without memory: its allocators' ("[malloc] Unable to allocate …",
-# "… failed: out of memory" with CUDA) and Metal's ("Insufficient Memory (00000008:kIOGPU…").
+# Words in MLX's RuntimeErrors when memory runs out, from its allocators ("[malloc] Unable to
+# allocate …", with CUDA "… failed: out of memory") and Metal ("Insufficient Memory (0000…").
 OUT_OF_MEMORY = ("alloc", "out of memory", "outofmemory", "insufficient memory")
 
 
-# Prefixes of errors of the backends of `mx.distributed`.
+# Prefixes of error messages from the backends of `mx.distributed`.
 BACKENDS = ("[ring]", "[jaccl]", "[nccl]", "[mpi]")
 
 
 class UserError(ValueError):
     """Bad input or a bad environment; the message is the one line that the user reads.
 
-    Whatever it quotes, it is one printable line. If it is too long, its middle is cut, as the cure
-    is at the end.
+    Characters that are not printable are escaped. If the message is too long, its middle is cut,
+    because the cure is at the end.
     """
 
     def __init__(self, message: str):
@@ -42,7 +42,7 @@ def shown(value: object, longest: int = 100) -> str:
     """Returns a value for an error message: short, and without terminal control characters.
 
     Args:
-        value: a text, or another value, of which `repr` is shown.
+        value: a text, or another value, whose `repr` is shown.
         longest: maximum of characters.
     """
     text = value if isinstance(value, str) else reprlib.repr(value)
@@ -68,10 +68,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class RanksApart(Exception):
-    """One of several ranks has failed while all compute together: none of them can continue.
+    """One of several ranks has failed while all compute together, so no rank can continue.
 
     Attributes:
-        lost: whether the cause is another rank that can no longer be reached.
+        lost: whether the cause is that another rank can no longer be reached.
     """
 
     def __init__(self, cause: BaseException):

@@ -1,4 +1,4 @@
-"""Groups the items of a forward pass by length, and halves a group if memory is short."""
+"""Groups the items of forward passes by length, and halves a group if memory is short."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 # Maximum of source positions, padding included, in an encoder pass of several prompts. Larger
-# passes were no faster, and had more padding.
+# passes were not faster, and had more padding.
 PASS_POSITIONS = 256
 
 Item = TypeVar("Item")
@@ -39,13 +39,14 @@ def in_halves(
     items: Sequence[Item],
     refuse: Callable[[Item, str], Value],
 ) -> Iterator[Value]:
-    """Computes the values of items together, or of halves of them if memory does not suffice.
+    """Computes the values of all items together, or half by half if memory runs out.
 
     Args:
-        work: computes the value of each item; raises RuntimeError or MemoryError without memory, as
-            MLX does.
-        items: at least one.
-        refuse: returns the value of an item that does not fit even alone, given the error's text.
+        work: computes the value of each item; like MLX, it raises RuntimeError or MemoryError if
+            memory runs out.
+        items: the items, at least one.
+        refuse: returns the value of an item that does not fit into memory even alone, given the
+            item and the error's text.
 
     Yields:
         The value of each item, lazily.
@@ -55,7 +56,7 @@ def in_halves(
         return
     except (RuntimeError, MemoryError) as error:
         reason = str(error)
-    # Outside the handler, so that the failed attempt's memory has been freed.
+    # Outside the handler, where the memory of the failed attempt has been freed.
     if len(items) == 1:
         yield refuse(items[0], reason)
         return

@@ -1,4 +1,4 @@
-"""Chooses a target and its draft by the user's names (mlx_t5/names.py), and loads them."""
+"""Finds a target and its draft by the names that the user gives (names.py), and loads them."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class ModelPair:
     """The folders of a target and its draft.
 
     Attributes:
-        target: folder of the model whose output is decoded.
-        draft: folder of the model that proposes, or None.
+        target: folder of the model that writes the text.
+        draft: folder of the model that proposes tokens, or None.
         lookup: whether proposals are also copied from the source.
-        note: one line about the choice, with the reason if the user did not make it.
+        note: one line about the choice, with its reason if the user did not choose.
         adapter: folder of a LoRA adapter to merge into the target, or None.
     """
 
@@ -68,24 +68,24 @@ def choose_pair(
     fetch: bool = False,
     revision: str | None = None,
 ) -> ModelPair:
-    """Finds the models to run, and converts them if need be.
+    """Finds the models to run, and converts them if necessary.
 
     Args:
-        model: name of the target; None takes t5-11b if it and t5-small are converted, and the
-            bundled pair otherwise.
+        model: name of the target. None: t5-11b if it and t5-small have been converted, otherwise
+            the bundled pair.
         draft_model: name of the draft; "lookup" to copy from the source instead, "NAME+lookup" to
-            do both, "none" for no draft. None and "auto" take the target's default draft, if it
-            has one that is available.
+            do both, "none" for no draft. None and "auto": the target's default draft, if it has one
+            and that one is available.
         convert: see `locate`.
-        regular: use no draft, whatever `draft_model` is.
+        regular: whether to use no draft, whatever `draft_model` is.
         adapter: folder of a LoRA adapter to merge into the target.
         regular_because: the reason for `regular`, for the user.
-        fetch: whether a default draft may be taken from Hugging Face's cache, or from the Hub if
-            the target is new here as well or nothing is converted.
+        fetch: whether a default draft may be read from Hugging Face's cache. It may be downloaded
+            as well if the target itself has no folder yet, or if `convert` is None.
         revision: revision of the target, see `locate`.
 
     Raises:
-        UserError: there is no such model, or it cannot be converted.
+        UserError: a model does not exist or cannot be converted.
     """
     draft: Path | None = None
     merged = None if adapter is None else adapter_folder(adapter)  # before anything is converted
@@ -102,7 +102,7 @@ def choose_pair(
     elif draft_model not in (None, AUTO):
         draft = locate(draft_model.removesuffix(f"+{LOOKUP}"), convert)
     elif model is not None:
-        may = fetch and "MLX_RANK" not in os.environ  # otherwise several ranks would convert it
+        may = fetch and "MLX_RANK" not in os.environ  # as several ranks would convert it
         draft, why = _default_draft(target, convert, may, is_new)
     names = f"target {_shown(target)}" + (f" with {_shown(merged)}" if merged else "")
     names += f", draft {_shown(draft)}" if draft else ""
@@ -115,8 +115,8 @@ class LoadedPair(NamedTuple):
     """A target and its drafter.
 
     Attributes:
-        target: the model whose output is decoded.
-        drafter: makes the proposals; None for regular decoding.
+        target: the model that writes the text.
+        drafter: proposes tokens; None for regular decoding.
         tokenizer: the target's tokenizer, None if its folder has none.
         draft_tokenizer: the draft's tokenizer, None if it has none or there is no draft.
     """
@@ -128,13 +128,13 @@ class LoadedPair(NamedTuple):
 
 
 def load_pair(chosen: ModelPair, dtype: str | None, group: Any = None) -> LoadedPair:
-    """Loads the models of a pair; warns on standard error if they hardly fit into memory.
+    """Loads a pair's models; warns on standard error if memory is hardly large enough for them.
 
     Args:
-        chosen: the models.
+        chosen: the folders of the models.
         dtype: type to compute in; None keeps the folder's type.
         group: a group of `mx.distributed` whose processes share the target; None if this process
-            has all of it.
+            holds the whole target.
 
     Raises:
         UserError: a model cannot be read, or the draft does not fit the target.
@@ -153,9 +153,9 @@ def load_pair(chosen: ModelPair, dtype: str | None, group: Any = None) -> Loaded
 
 
 def _advise(chosen: ModelPair, dtype: str | None, ranks: int) -> None:
-    """Warns on standard error if a pair hardly fits, or runs in float32 by default."""
+    """Warns on standard error if memory is hardly large enough, or float32 is used by default."""
     folders = [folder for folder in (chosen.target, chosen.draft) if folder]
-    with contextlib.suppress(UserError):  # loading reports what is wrong with a folder
+    with contextlib.suppress(UserError):  # if a folder is damaged, loading it reports that
         for folder in folders:
             if hint := dtype_hint(folder, dtype):
                 log(f"hint: {hint}")
@@ -177,14 +177,14 @@ def _default_pair() -> tuple[Path, Path, str]:
 def _default_draft(
     target: Path, convert: Convert | None, fetch: bool, is_new: bool
 ) -> tuple[Path | None, str]:
-    """Returns a target's default draft, and the reason why it is that one or none.
+    """Returns the folder of a target's default draft, or None, and the reason for the user.
 
     Args:
         target: the target's folder.
         convert: see `locate`.
-        fetch: whether a draft may be downloaded.
-        is_new: whether the target is new; otherwise a draft is converted only from the cache.
-            Without `convert` it may always be downloaded, as default drafts are small.
+        fetch: whether a draft may be read from Hugging Face's cache or downloaded.
+        is_new: whether the target had no folder yet. If it had one, a draft is converted only from
+            the cache. Without `convert` it may be downloaded anyway, as default drafts are small.
     """
     if target.resolve() == (BUNDLED / "target").resolve():
         return BUNDLED / "draft", ""
@@ -212,7 +212,7 @@ def _fit(target: Path, draft: Path) -> bool:
     try:
         configs = [T5Config.from_dict(read_config(folder)) for folder in (target, draft)]
     except UserError:
-        return True  # loading them reports what is wrong
+        return True  # loading reports a damaged config
     names = ("vocab_size", "eos_token_ids", "decoder_start_token_id")
     return len({tuple(getattr(config, name) for name in names) for config in configs}) == 1
 

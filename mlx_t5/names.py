@@ -1,8 +1,9 @@
 """Finds the folder of a model by its name.
 
-A name is a folder (converted, or as Hugging Face saved it), the name of a folder in `models/`, or
-a Hub id. Command lines convert a Hub id into `models/` at its first use; `model.load` reads its
-snapshot as it is. A model in MLX's format on the Hub is never converted.
+A name is the path of a folder (converted, or in Hugging Face's format), the name of a folder in
+`models/`, or a Hub id. Command lines convert the model of a Hub id into `models/` at its first use;
+`model.load` reads the downloaded snapshot as it is. A model that the Hub has in MLX's format is
+never converted.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ from pathlib import Path
 
 from mlx_t5.errors import UserError, log, shown
 
-CONVERTED = Path("models")  # in the working directory, where convert.py writes
+CONVERTED = Path("models")  # folder in the working directory into which convert.py writes
 BUNDLED = Path(__file__).parents[1] / "demo"  # the bundled pair
 Convert = Callable[[str, Path], object]
 ADAPTED = " with adapter "
-AUTO, NONE, LOOKUP = "auto", "none", "lookup"  # in place of a draft's name
+AUTO, NONE, LOOKUP = "auto", "none", "lookup"  # special values of --draft-model
 
 
 def locate(name: str, convert: Convert | None = None, revision: str | None = None) -> Path:
-    """Returns the folder of a model's name; downloads a Hub id that is new here.
+    """Returns the folder of the model with this name; downloads a Hub id at its first use.
 
-    A folder in `models/` is named after the last part of a Hub id, which other ids may share. So
-    the id that it was converted from, which its config.json records, must be the requested one.
+    A folder in `models/` has the last part of its Hub id as a name, which several ids may share.
+    So its config.json records the id that it was converted from, which must be the requested id.
 
     Args:
         name: the user's name for the model.
-        convert: converts a Hub id that is no MLX folder, such as `convert.convert`; None reads
-            every snapshot as it is.
-        revision: a branch, tag or commit of a Hub id, which is then not looked for in `models/`.
+        convert: converts the model of a Hub id into a folder, such as `convert.convert`; not used
+            if the model is in MLX's format. None reads every snapshot as it is.
+        revision: a branch, tag or commit of a Hub id; with a revision `models/` is not searched.
 
     Raises:
         UserError: the path does not exist, the Hub id cannot be downloaded or converted, the folder
@@ -48,7 +49,7 @@ def locate(name: str, convert: Convert | None = None, revision: str | None = Non
     if convert is None or _is_mlx(snapshot):
         return snapshot
     convert(name, folder)
-    log(f"converted {name} to {folder}; it is there from now on")
+    log(f"converted {name} to {folder}, which is used from now on")
     return folder
 
 
@@ -61,14 +62,14 @@ def _is_mlx(folder: Path) -> bool:
 
 
 def folder_of(name: str) -> Path:
-    """Returns the folder of a model's name; for a Hub id it may not exist yet.
+    """Returns the folder of the model with this name; for a Hub id it may not exist yet.
 
     Raises:
-        UserError: the path does not exist.
+        UserError: the name is a path that does not exist, or no valid name.
     """
     from mlx_t5.checkpoints.small_files import place
 
-    place(name)  # refuses what leads nowhere
+    place(name)  # refuses paths that cannot exist
     path = Path(name).expanduser()
     if not name:
         raise UserError("a model's name is empty; give a folder or a Hub id")
@@ -90,7 +91,7 @@ def require_same(name: str, folder: Path) -> None:
     from mlx_t5.checkpoints.hub import full_id
 
     hub_id, source = full_id(name), source_of(folder)
-    if "/" not in hub_id or source == hub_id:  # without an owner it is the folder's own name
+    if "/" not in hub_id or source == hub_id:  # without an owner, the name is the folder's
         return
     if source:
         raise UserError(
@@ -101,14 +102,14 @@ def require_same(name: str, folder: Path) -> None:
     if "/" in name:
         log(
             f"warning: {folder} does not say which model it was converted from; it is taken for "
-            f"{name} (python convert.py --model {name} --overwrite makes it anew)"
+            f"{name} (python convert.py --model {name} --overwrite converts it again)"
         )
 
 
 def source_of(folder: Path) -> str | None:
     """Returns the Hub id, with its owner, that a folder was converted from; None if not recorded.
 
-    If an adapter was merged it is another model, and the result names the adapter, too.
+    If an adapter was merged into the model, the result names the adapter as well.
     """
     from mlx_t5.checkpoints.hub import full_id
     from mlx_t5.checkpoints.small_files import snapshot_id
@@ -117,7 +118,7 @@ def source_of(folder: Path) -> str | None:
     try:
         record = read_config(folder).get("converted_from")
     except UserError:
-        return None  # loading it reports what is wrong
+        return None  # loading reports a damaged folder
     if not isinstance(record, dict):
         record = {"model": snapshot_id(folder)}
     model, adapter = record.get("model"), record.get("adapter")
@@ -126,7 +127,7 @@ def source_of(folder: Path) -> str | None:
 
 
 def _may_be_hub_id(name: str) -> bool:
-    """Whether `name` reads as `model` or `owner/model`, and not as a path."""
+    """Whether `name` has the form `model` or `owner/model`, and is not a path."""
     parts = name.split("/")
     plain = all(part and part[0].isalnum() and part.isascii() for part in parts)
     return plain and len(parts) <= 2 and parts[0] != str(CONVERTED) and "\\" not in name

@@ -1,6 +1,6 @@
-"""Ranges of values, checked for the API, the command lines and the server.
+"""Checks values of settings for the Python API, the command lines and the server.
 
-Nothing here imports MLX, so that a command line can check its options before that is loaded.
+Nothing here imports MLX, so that a command line can check its options before MLX is loaded.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 from mlx_t5.errors import UserError, shown
 
-# The normal numbers of float32. Smaller ones lose digits, and GPUs replace them by 0.
+# The normal numbers of float32. Smaller numbers lose digits, and GPUs replace them by 0.
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-# No factor from 1 / LARGEST_FACTOR to this makes a logit infinite.
+# Factors from 1 / LARGEST_FACTOR to LARGEST_FACTOR never make a logit infinite.
 LARGEST_FACTOR = 1e30
-LARGEST_COUNT = 2**31 - 1  # an int32; no text has more tokens and no vocabulary more ids
-MAX_ROWS = 1024  # in flight; with more, each step takes longer and rows start later
+LARGEST_COUNT = 2**31 - 1  # the largest int32, more than any number of tokens or ids
+MAX_ROWS = 1024  # decoded at the same time; with more, steps are slower and rows start later
 VALUE_CHARACTERS = 60  # characters of a value in an error
 
 
@@ -28,12 +28,12 @@ class Range:
     """The valid values of a setting.
 
     Attributes:
-        kind: int, float or bool. An int is valid as a float, a float is not valid as an int, and a
-            bool is no number.
+        kind: int, float or bool. For float, ints are valid too; for int, floats are not. A bool is
+            not a number.
         least: the smallest value.
         most: the largest value.
         expected: the end of the error message, after "it must be".
-        besides: values that are valid outside this range.
+        besides: further valid values, outside this range.
         floor: smaller values are raised to this one.
         ceiling: larger values are lowered to this one.
     """
@@ -47,8 +47,8 @@ class Range:
     ceiling: float = math.inf
 
     def fit(self, value: Any) -> Any:
-        """Returns the value as a plain number of this kind; None if it is not valid."""
-        if getattr(value, "ndim", None) == 0:  # a scalar of NumPy or MLX
+        """Returns a valid value as a plain Python value of its kind, clamped; otherwise None."""
+        if getattr(value, "ndim", None) == 0:  # a NumPy or MLX scalar
             value = value.item()
         if isinstance(value, str):
             return value if value in self.besides else None
@@ -81,7 +81,7 @@ _OF_A_CALL = MappingProxyType({"batch_size": BATCH_SIZE, "num_samples": NUM_SAMP
 
 
 def checked(name: str, value: Any, allowed: Range | None = None) -> Any:
-    """Returns a setting's value as a plain number.
+    """Returns a setting's value, checked and as a plain Python value.
 
     Args:
         name: the setting's name.
@@ -99,7 +99,7 @@ def checked(name: str, value: Any, allowed: Range | None = None) -> Any:
 
 
 def refusal(name: str, value: Any, expected: str) -> UserError:
-    """Returns the error that a value is not valid, in one line."""
+    """Returns the error for a value that is not valid."""
     return UserError(f"{name} is {written(value)}; it must be {expected}")
 
 
@@ -107,19 +107,19 @@ def written(value: Any) -> str:
     """Returns a value's repr for an error message, shortened."""
     try:
         text = repr(value)
-    except Exception:  # such as an integer of thousands of digits, which Python does not write out
+    except Exception:  # such as an integer with too many digits for Python to print
         text = f"too large an {type(value).__name__} to be shown"
     return shown(text, VALUE_CHARACTERS)
 
 
 def is_listlike(value: Any) -> bool:
-    """Whether a value stands for several: any iterable but a string, bytes or a dict."""
+    """Whether a value is a collection: any iterable except a string, bytes or a dict."""
     single = isinstance(value, (str, bytes, bytearray, Mapping))
     return isinstance(value, Iterable) and not single and getattr(value, "ndim", 1) > 0
 
 
 def listed(value: Any) -> list | None:
-    """Returns the items of an iterable, read once; None unless it `is_listlike`."""
+    """Returns an iterable's items as a list; None if the value is not list-like."""
     if not is_listlike(value):
         return None
     return value.tolist() if hasattr(value, "tolist") else list(value)

@@ -1,10 +1,10 @@
-"""The generation settings, each declared once: type, range, default and help.
+"""Declares each generation setting once: its type, range, default and help.
 
 `Settings` checks its values by these declarations. The options of the command lines, the fields of
 the server's requests, and the settings of a model's own files (checkpoints/generation_config.py)
 are derived from `SETTINGS`.
 
-Nothing here imports MLX, so that a command line can check its options before that is loaded.
+Nothing here imports MLX, so that a command line can check its options before MLX is loaded.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from mlx_t5.ranges import (
 if TYPE_CHECKING:
     from mlx_t5.sampling.processors import LogitsProcessor
 
-SPLITS = ("none", "lines", "sentences")  # how a document is cut
-AUTO = "auto"  # in place of a number of proposals
-DEFAULT_BATCH_SIZE = 8  # default number of rows decoded, or of items in a pass, at once
+SPLITS = ("none", "lines", "sentences")  # ways to cut a document
+AUTO = "auto"  # value of num_draft: the engine chooses the number
+DEFAULT_BATCH_SIZE = 8  # rows decoded at the same time, or items in one pass
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Setting:
         default: its default value.
         range: its valid values.
         help: one line of help.
-        only_with: the mode in which it has an effect; None for all modes.
+        only_with: the only mode in which it has an effect; None: all modes.
         config: its names in generation_config.json; a later name overrides an earlier one.
-        request: its name in requests to the server; "" if they do not have it.
+        request: its name in requests to the server; "" if requests do not have it.
         flag: the short form of its command line option.
     """
 
@@ -65,20 +65,20 @@ class Setting:
 
 
 def declared(default: Any, range: Range, help: str, **others: Any) -> Any:
-    """Returns a field of `Settings`; arguments as of `Setting`."""
+    """Returns a field of `Settings` with a declaration; for the arguments see `Setting`."""
     return field(default=default, metadata={"setting": Setting(default, range, help, **others)})
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How one prompt is decoded.
+    """The settings with which one prompt is decoded.
 
-    Numbers may be NumPy's. Counts above 2**31 - 1 are clamped to it.
+    NumPy's numbers are accepted. Counts above 2**31 - 1 are clamped.
 
     Attributes:
         logits_processors: callables that change the target's logits, in order, after the penalties
             and `min_tokens` and before the temperature; see `processors.LogitsProcessor`.
-        stop: a string or several; the text ends before the first of them.
+        stop: one or more strings; the text ends before the first occurrence of any of them.
 
     The other attributes are described where they are declared.
 
@@ -89,7 +89,7 @@ class Settings:
     max_tokens: int = declared(
         256,
         POSITIVE,
-        "most tokens of a text, its end token included",
+        "maximum of tokens in a text, its end token included",
         config=("max_length", "max_new_tokens"),
         request="max_tokens",
         flag="-m",
@@ -110,9 +110,9 @@ class Settings:
     )
     top_p: float = declared(
         1.0,
-        # However small it is, the likeliest token stays.
+        # Even the smallest value keeps the likeliest token.
         Range(float, math.ulp(0.0), 1, "a number above 0 and at most 1 (off)", floor=SMALLEST),
-        "sample from the likeliest tokens of this mass",
+        "sample from the likeliest tokens that have this total probability",
         only_with="sampling",
         config=("top_p",),
         request="top_p",
@@ -134,12 +134,12 @@ class Settings:
     num_draft: int | str = declared(
         AUTO,
         counts(0, 'a whole number, 0 (regular decoding) or more, or "auto"', besides=(AUTO,)),
-        "tokens proposed at a time; auto: as many as pay",
+        "tokens proposed at a time; auto: chosen for speed",
         request="num_draft",
     )
     repetition_penalty: float = declared(
         1.0,
-        # Outside this range logits would become infinite.
+        # Factors outside this range could make logits infinite.
         Range(float, 1 / LARGEST_FACTOR, LARGEST_FACTOR, "a number from 1e-30 to 1e30 (1 is off)"),
         "above 1 makes repeated tokens less likely; 1: off",
         config=("repetition_penalty",),
@@ -147,13 +147,13 @@ class Settings:
     no_repeat_ngram_size: int = declared(
         0,
         OFF_OR_MORE,
-        "write no run of so many tokens twice; 0: off",
+        "write no run of this many tokens twice; 0: off",
         config=("no_repeat_ngram_size",),
     )
     min_tokens: int = declared(
         0,
         OFF_OR_MORE,
-        "no end before so many tokens; 0: off",
+        "do not end a text before this many tokens; 0: off",
         config=("min_length", "min_new_tokens"),
     )
     logits_processors: Iterable[LogitsProcessor] = ()
@@ -161,14 +161,14 @@ class Settings:
     num_beams: int = declared(
         1,
         Range(int, 1, MAX_ROWS, f"a whole number from 1 (no search) to {MAX_ROWS}"),
-        "beams, searched without a draft; 1: no search",
+        "number of beams, searched without a draft; 1: no search",
         config=("num_beams",),
         request="num_beams",
     )
     length_penalty: float = declared(
         1.0,
         Range(float, -10, 10, "a number from -10 to 10"),
-        "of beams: above 0 favours long texts, below 0 short ones",
+        "with beams: above 0 favours long texts, below 0 short ones",
         only_with="beams",
         config=("length_penalty",),
         request="length_penalty",
@@ -176,14 +176,14 @@ class Settings:
     early_stopping: bool | str = declared(
         False,
         Range(bool, 0, 1, 'True, False or "never"', besides=("never",)),
-        "of beams: end with as many texts as beams (true), or once none is likely (false) or "
-        "able (never) to improve",
+        "with beams: end when num_beams texts are complete (true), when a better one is unlikely "
+        "(false), or when it is impossible (never)",
         only_with="beams",
         config=("early_stopping",),
         request="early_stopping",
     )
     num_return_sequences: int = declared(
-        1, POSITIVE, "texts a prompt, the best of its beams", only_with="beams"
+        1, POSITIVE, "texts per prompt, from its best beams", only_with="beams"
     )
 
     def __post_init__(self) -> None:
@@ -219,19 +219,25 @@ class Settings:
 OF_A_PROMPT: Mapping[str, Setting] = MappingProxyType(
     {f.name: f.metadata["setting"] for f in fields(Settings) if "setting" in f.metadata}
 )
-# Also those of a whole call: arguments of `generate` that `Settings` does not have.
+# The settings of a prompt, and the arguments of `generate` that concern a whole call.
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
         **OF_A_PROMPT,
         "batch_size": Setting(DEFAULT_BATCH_SIZE, BATCH_SIZE, "prompts decoded at the same time"),
-        "num_samples": Setting(1, NUM_SAMPLES, "texts a prompt; needs --temp above 0"),
-        "seed": Setting(0, SEED, "of sampling; the same seed, the same text", only_with="sampling"),
+        "num_samples": Setting(1, NUM_SAMPLES, "texts per prompt; needs --temp above 0"),
+        "seed": Setting(
+            0, SEED, "seed of sampling; the same seed gives the same text", only_with="sampling"
+        ),
     }
 )
 
 
 def check_exact(settings: Settings, width: int) -> None:
-    """Refuses settings that exact decoding does not support in passes of this width.
+    """Refuses settings that exact decoding does not support.
+
+    Args:
+        settings: the settings of a prompt.
+        width: positions of every pass, at least num_draft + 1.
 
     Raises:
         UserError: num_draft does not fit into the width, or delta or beams are used.
@@ -247,7 +253,7 @@ def check_exact(settings: Settings, width: int) -> None:
 
 
 def _several(name: str, values: Any, fits: Callable[[Any], bool], expected: str) -> tuple:
-    """Returns the items of an iterable as a tuple; refuses it unless every item fits."""
+    """Returns an iterable's items as a tuple; raises `UserError` unless `fits` accepts each."""
     items = listed(values)
     if items is None or not all(map(fits, items)):
         raise refusal(name, values if items is None else items, expected)

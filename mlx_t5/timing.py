@@ -1,11 +1,11 @@
 """Times several variants of the same work, interleaved, and compares the times.
 
-On a shared machine speed changes from second to second, so only times taken next to each other are
-compared. The work is cut into turns, usually one prompt each: all variants do the first turn, then
-all do the second, and so on, in an order that changes every time. All of it is repeated R times.
-Two variants are compared repeat by repeat: their speed-up is the median of the ratios, reported
-with the smallest and the largest. The time of a single variant is the sum over turns of the median
-time of each turn.
+On a shared machine the speed changes from second to second, so only times measured shortly after
+each other are compared. The work is cut into turns, usually of one prompt: all variants do the
+first turn, then all do the second, and so on, in an order that changes every time. The whole work
+is repeated R times. Each repeat gives a ratio of two variants' times. The speed-up is the median of
+these ratios, reported with the smallest and the largest. The time of a single variant is the sum of
+the turns' median times.
 
 Sampled texts may differ between variants, so times are compared per token.
 
@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-WARM_UP = -1  # the repeat that is not counted
-Tokens = list[list[int]]  # of the prompts of a turn
+WARM_UP = -1  # number of the repeat that is not counted
+Tokens = list[list[int]]  # the tokens of each prompt of a turn
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A figure of several repeats: the median, the smallest and the largest."""
+    """The median of several repeats, with the smallest and the largest value."""
 
     value: float
     low: float
@@ -44,7 +44,7 @@ class Timed:
     Attributes:
         seconds: [R][N] wall-clock time of every turn.
         tokens: [R][N] tokens decided in every turn, EOS included.
-        outcomes: [R][N] results of the variant.
+        outcomes: [R][N] results of every turn.
     """
 
     seconds: list[list[float]] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Timed:
     outcomes: list[list[Any]] = field(default_factory=list)
 
     def add(self, repeat: Sequence[tuple[float, int, Any]]) -> None:
-        """Adds a repeat: seconds, tokens and outcome of every turn, from `timed_turn`."""
+        """Adds one repeat, as the seconds, tokens and outcome of every turn (`timed_turn`)."""
         self.seconds.append([seconds for seconds, _, _ in repeat])
         self.tokens.append([tokens for _, tokens, _ in repeat])
         self.outcomes.append([outcome for _, _, outcome in repeat])
@@ -66,11 +66,11 @@ class Timed:
         return Timed(chosen(self.seconds), chosen(self.tokens), chosen(self.outcomes))
 
     def seconds_a_token(self) -> float:
-        """The sum of the turns' median seconds, divided by their tokens."""
+        """Returns the turns' median seconds, summed, divided by their median tokens, summed."""
         return median_total(self.seconds) / median_total(self.tokens)
 
     def repeats_a_token(self) -> list[float]:
-        """[R] seconds a token of each repeat."""
+        """Returns [R] the seconds per token in each repeat."""
         return [sum(s) / sum(t) for s, t in zip(self.seconds, self.tokens, strict=True)]
 
 
@@ -80,28 +80,28 @@ def median_total(rows: Sequence[Sequence[float]]) -> float:
 
 
 def speed_up(base: Timed, other: Timed) -> Ratio:
-    """Returns the speed of `other` in tokens a second relative to `base`, repeat by repeat."""
+    """Returns the ratio of tokens per second, `other` to `base`, over the repeats."""
     pairs = zip(base.repeats_a_token(), other.repeats_a_token(), strict=True)
     return spread([slow / fast for slow, fast in pairs])
 
 
 def spread(repeats: Sequence[float]) -> Ratio:
-    """Returns the median, smallest and largest of the repeats."""
+    """Returns the median, the smallest and the largest of some figures."""
     return Ratio(statistics.median(repeats), min(repeats), max(repeats))
 
 
 def differing(outcomes: Sequence[Sequence[Tokens]], others: Sequence[Sequence[Tokens]]) -> int:
-    """Counts the prompts whose tokens differ in any repeat; both are [R][N] lists of tokens."""
+    """Returns the number of prompts whose tokens differ in any repeat; both are [R][N]."""
     flat = ([[tokens for turn in row for tokens in turn] for row in o] for o in (outcomes, others))
     prompts = zip(*(zip(*rows, strict=True) for rows in flat), strict=True)
     return sum(texts != other_texts for texts, other_texts in prompts)
 
 
 def order(names: Iterable[str], repeat: int, turn: int) -> list[str]:
-    """Returns the order of variants: shuffled for every turn of every repeat, equal in every run.
+    """Returns an order of variants: different for every turn and repeat, the same in every run.
 
-    In a fixed order, rotated or not, neighbours would stay neighbours: the same variants would
-    share the machine's slow moments, and find the caches as the same predecessor left them.
+    In a fixed order, even a rotated one, each variant would always follow the same variant. These
+    two would share the machine's slow moments, and the second would find the first one's caches.
     """
     names = list(names)
     return random.Random(f"{repeat} {turn}").sample(names, len(names))
@@ -119,13 +119,13 @@ def interleave(
     """Runs every variant on every turn, `repeats` times, after a warm-up that is not counted.
 
     Args:
-        variants: functions by name; each does a turn, given its number, and returns when the
-            result can be read on the host.
+        variants: functions by name; each does one turn, given the turn's number, and returns its
+            outcome once it can be read in Python.
         turns: N.
         repeats: R, at least 1.
         tokens: returns the number of tokens of an outcome.
         clock: returns seconds.
-        before: called before every turn of every variant, outside its time.
+        before: called before every turn of every variant, and not timed.
         warm_up: whether to warm up; False if all variants have run before.
     """
     timed = {name: Timed() for name in variants}

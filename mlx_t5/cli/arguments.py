@@ -1,6 +1,6 @@
-"""What the command lines share: parser, exit status, error messages and common options.
+"""Common parts of the command lines: parser, exit status, error messages and options.
 
-Nothing here imports MLX, so `--help` and error messages do not wait for it.
+Nothing here imports MLX, so `--help` and error messages do not wait for its import.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 NO_MEMORY = (
     "out of memory; take a smaller or a quantised model, shorter prompts, or fewer at a time"
 )
-# The command lines have another option for regular decoding than 0 proposals.
+# For regular decoding the command lines have an option of its own, in place of 0 proposals.
 NUM_DRAFT = replace(
     SETTINGS["num_draft"].range, least=1, expected="a whole number, at least 1, or auto"
 )
@@ -37,10 +37,10 @@ FLAGS = {"true": True, "false": False}
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Names the value of an option once, and leaves examples as they are written."""
+    """Formats help: shows an option's value once, and keeps the line breaks of examples."""
 
     def __init__(self, prog: str) -> None:
-        """For 80 columns."""
+        """Formats help for 80 columns."""
         super().__init__(prog, max_help_position=28, width=79)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
@@ -54,18 +54,18 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports every mistake as one line that starts with `error:`."""
+    """A parser that reports every mistake as one line that starts with `error:`."""
 
     def __init__(self, *examples: str, needs: str = "", **options: Any) -> None:
-        """Shows these examples behind the options, and what a command `needs` before them."""
+        """Shows required options (`needs`) in the usage line, and examples after all options."""
         text = "\n  ".join(["examples:", *examples]) if examples else None
         usage = f"%(prog)s {needs} [options]".replace("  ", " ")
         options = {"usage": usage, "epilog": text, **options}
-        # No abbreviations, so that a script's options mean tomorrow what they mean today.
+        # No abbreviations, so that new options never change the meaning of a script.
         super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Prints the line and exits with status 2."""
+        """Prints the message on one line, and exits with status 2."""
         message = " ".join(message.removeprefix("argument ").split())
         if message.startswith("unrecognized"):
             message += "; see --help"
@@ -81,8 +81,8 @@ def run(
 
     Args:
         command: parses the arguments, does the work and returns the exit status.
-        requirements: the file with its requirements besides requirements.txt.
-        interrupted: message after Ctrl-C.
+        requirements: the file that lists its packages, besides requirements.txt.
+        interrupted: message after Ctrl-C; "" prints none.
 
     Returns:
         The exit status.
@@ -125,17 +125,17 @@ def not_installed(error: ImportError, requirements: str = "requirements.txt") ->
 
 
 def open_streams() -> None:
-    """Makes the standard streams safe: any file name can be printed, and closed streams are empty.
+    """Makes the standard streams safe: replaces closed ones, and lets any file name be printed.
 
-    A closed stream must not stay closed: the next file opened would take its place, and would get
-    what C libraries write there.
+    If a stream stayed closed, the next opened file would get its descriptor, and C libraries would
+    write their messages into that file.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # File names need not be Unicode; JSON writes such a byte as "\\udce9", too.
+            # File names may have bytes that are not Unicode; they are printed like "\\udce9".
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
@@ -149,7 +149,7 @@ def within(allowed: Range) -> Callable[[str], Any]:
         fitting = allowed.fit(value)
         if fitting is None:
             expected = allowed.expected
-            if allowed.kind is bool:  # not written as in Python
+            if allowed.kind is bool:  # written in lower case, unlike in Python
                 expected = " or ".join([*FLAGS, *allowed.besides])
             raise argparse.ArgumentTypeError(f"give {expected}, not {written(text)}")
         return fitting
@@ -182,7 +182,7 @@ def add_number(
         names: the option's names, separated by spaces.
         type: its argparse type.
         default: its default.
-        help: its help; the default is added unless it is None.
+        help: its help; the default is appended, unless it is None.
         metavar: the number's name in the help.
     """
     several = isinstance(default, list)
@@ -215,9 +215,9 @@ def add_setting(
     Args:
         group: the group to add it to.
         option: its name.
-        help: its help, if it differs from the setting's; the default is added.
-        default: its default, if it differs from the setting's.
-        allowed: its range, if it differs from the setting's.
+        help: its help, if it differs from the setting's help; the default is appended.
+        default: its default, if it differs from the setting's default.
+        allowed: its range, if it differs from the setting's range.
     """
     setting = SETTINGS[option.removeprefix("--").replace("-", "_")]
     help, allowed = help or setting.help, allowed or setting.range
@@ -244,8 +244,8 @@ def add_models(group: argparse._ActionsContainer) -> None:
         "--draft-model",
         "--draft-model-name",
         metavar="NAME",
-        help="the draft, named likewise; lookup: copy from the source instead; NAME+lookup: both; "
-        "none: regular decoding (default: the target's default draft)",
+        help="the draft, named in the same way; lookup: copy from the source instead; NAME+lookup: "
+        "both; none: regular decoding (default: the target's default draft)",
     )
     group.add_argument(
         "--dtype",
@@ -261,7 +261,7 @@ def add_models(group: argparse._ActionsContainer) -> None:
 
 
 def add_decoding(group: argparse._ActionsContainer, without: str) -> None:
-    """Adds the options for speculation, and for the defaults of the model's files.
+    """Adds the options for speculation, exact decoding, and the defaults of the model's files.
 
     Args:
         group: the group to add them to.
@@ -273,21 +273,21 @@ def add_decoding(group: argparse._ActionsContainer, without: str) -> None:
     group.add_argument(
         "--ignore-generation-config",
         action="store_true",
-        help="take no defaults from the model's own files",
+        help="ignore the defaults in the model's own files",
     )
     group.add_argument(
         "--exact",
         action="store_true",
-        help="the same bits with any draft and in any batch; slower",
+        help="compute the same bits with any draft and in any batch; slower",
     )
 
 
 def parsed(kind: type[Options], values: Mapping[str, Any]) -> Options:
-    """Returns a dataclass of options with argparse's values for its fields."""
+    """Returns an options dataclass whose fields have argparse's values."""
     return kind(**{field.name: values[field.name] for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a prompt's settings from a command line's options, without those that are None."""
+    """Returns the settings of `Settings` among a command line's options; leaves out None."""
     names = [field.name for field in fields(Settings) if options.get(field.name) is not None]
     return {name: options[name] for name in names}

@@ -11,10 +11,10 @@ from mlx_t5.disk import replace_file
 
 
 class ArrayFile:
-    """A float32 array in a file for numpy.load, written row by row; a context manager.
+    """Collects vectors, and writes them to a file as a float32 array for numpy.load.
 
-    A prompt that cannot be embedded gets a row of NaN, so that rows match the lines of the input.
-    Without any vector no file is written.
+    A context manager; the file is written at its end, unless there is no vector. A prompt that
+    cannot be embedded gets a row of NaN, so that rows match the lines of the input.
     """
 
     def __init__(self, path: str):
@@ -33,6 +33,6 @@ class ArrayFile:
         replace_file(Path(self._path), lambda path: np.save(path, array), "start again")
 
     def write(self, item: Any, outcome: Any) -> None:
-        """Takes one vector, or an error."""
+        """Adds the outcome of a prompt: its vector, or an error."""
         failed = isinstance(outcome, Exception)
         self._rows.append(None if failed else np.asarray(outcome, np.float32))

@@ -15,7 +15,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.names import AUTO, LOOKUP, NONE
 from mlx_t5.ranges import Range
 
-ALL = "all"  # as --draft-vocab-size
+ALL = "all"  # value of --draft-vocab-size
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class DistillOptions:
 
 
 def distill_parser() -> Parser:
-    """The parser."""
+    """Returns the parser."""
     parser = Parser(
         "distill.py --model my-t5 --data prompts.txt --output my-draft",
         "distill.py --model my-t5 --data prompts.txt --output my-draft --resume",
         needs="--model NAME --data FILE --output FOLDER",
-        description="Make a draft for a T5 from prompts, and say whether it pays.",
+        description="Make a draft for a T5 from prompts, and measure whether it is faster.",
     )
     add = parser.add_argument
     add("--model", required=True, help="the target: a folder, the name of one in models/, a Hub id")
@@ -57,13 +57,13 @@ def distill_parser() -> Parser:
         required=True,
         metavar="FILE",
         help='prompts, one a line, or objects {"prompt": …, "completion": …} where the name ends '
-        "in .jsonl; a completion is the target's own, if it is known already",
+        "in .jsonl; a completion is the target's own answer, if you have it already",
     )
     add("--output", required=True, metavar="FOLDER", help="the model folder to write")
     add(
         "--adapter-path",
         metavar="FOLDER",
-        help="a PEFT LoRA adapter: the draft is for the target with this merged into it",
+        help="a PEFT LoRA adapter to merge into the target before the draft is made",
     )
     _add_draft(parser)
     _add_training(parser)
@@ -81,7 +81,7 @@ def _add_draft(parser: Parser) -> None:
         "--decoder-layers",
         type=at_least(1),
         default=None,
-        help="decoder layers of the draft, copied from the target's (default: 1)",
+        help="number of the target's decoder layers that the draft copies (default: 1)",
     )
     add(
         "--share-encoder",
@@ -96,21 +96,22 @@ def _add_draft(parser: Parser) -> None:
         "--draft-vocab-size",
         type=within(sizes),
         default=None,
-        help="tokens that the draft proposes, those that the target writes most; its output head "
-        f"has their rows only, and {ALL} keeps them all (default: the smallest multiple of 1,024 "
-        f"that covers 99.5 %% of the held-out answers; with --no-share-encoder {ALL})",
+        help="number of tokens that the draft may propose: the ones that the target writes most "
+        "often. Its output head has only their rows. "
+        f"{ALL}: the whole vocabulary (default: the smallest multiple of 1,024 that covers 99.5 %% "
+        f"of the held-out answers; with --no-share-encoder {ALL})",
     )
 
 
 def _add_training(parser: Parser) -> None:
     number = partial(add_number, parser)
-    number("--iters", at_least(0), 1000, "training steps at most; 0 trains nothing")
-    number("--batch-size", at_least(1), 32, "prompts a step")
+    number("--iters", at_least(0), 1000, "maximum of training steps; 0 trains nothing")
+    number("--batch-size", at_least(1), 32, "prompts per step")
     rate = Range(float, 1e-6, 1.0, "a number from 1e-6 to 1")
-    number("--learning-rate", within(rate), 0.03, "largest change a step, of a tensor's scale")
-    add_setting(parser, "--temp", help="temperature that the target is going to be sampled at")
-    add_setting(parser, "--max-tokens", help="tokens of an answer at most")
-    add_course(parser, "of the held-out part, the order and sampled answers")
+    number("--learning-rate", within(rate), 0.03, "largest change per step, of a tensor's scale")
+    add_setting(parser, "--temp", help="temperature at which the target will be sampled")
+    add_setting(parser, "--max-tokens", help="maximum of tokens in an answer")
+    add_course(parser, "seed of the held-out part, the order and sampled answers")
 
 
 def read_distill_options(argv: Sequence[str]) -> DistillOptions:
@@ -131,7 +132,7 @@ def read_distill_options(argv: Sequence[str]) -> DistillOptions:
             "--iters 0 trains nothing and gives a draft that is there a smaller vocabulary; name "
             f"the draft with --draft-model, and leave --draft-vocab-size {ALL} out"
         )
-    for name in (args.output, args.draft_model):  # as main.py reads it
+    for name in (args.output, args.draft_model):  # main.py would not read these as folders
         if name in (NONE, AUTO, LOOKUP) or (name or "").endswith(f"+{LOOKUP}"):
             raise UserError(f"{name} as a --draft-model is no folder; give another name")
     if args.upload_repo is not None and args.adapter_path is not None:

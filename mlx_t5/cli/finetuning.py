@@ -1,4 +1,4 @@
-"""The options of finetune.py, by mlx-lm's and PEFT's names, and its files."""
+"""The options of finetune.py, named as in mlx-lm and PEFT, and the files that it reads."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ RELATIVE = "relative"  # --lr-scheduler-type: Adafactor's own rate, as in T5's p
 RATES = {FULL: {ADAFACTOR: 1e-3, ADAMW: 1e-4}, "": {ADAFACTOR: 0.03, ADAMW: 1e-3}}
 WARM_UP_SHARE = 0.05
 LENGTHS = [512, 256]
-PARTS = {"train": "train", "validation": "valid", "valid": "valid", "test": "test"}  # by name
-SUFFIXES = (".tsv", ".jsonl")  # if a folder has both, the latter
+PARTS = {"train": "train", "validation": "valid", "valid": "valid", "test": "test"}  # by file
+SUFFIXES = (".tsv", ".jsonl")  # if a folder has both, .jsonl is read
 
 
 @dataclass(frozen=True)
 class FinetuneOptions:
-    """The command line of finetune.py, as `--help` explains it, defaults filled in."""
+    """The command line of finetune.py, as `--help` explains it, with defaults filled in."""
 
     model: str
     data: str
@@ -58,7 +58,7 @@ class FinetuneOptions:
 
 
 def finetune_parser() -> Parser:
-    """The parser."""
+    """Returns the parser."""
     parser = Parser(
         "finetune.py --model google/flan-t5-base --data pairs.jsonl --output my-lora",
         "finetune.py --model my-t5 --data pairs/ --output my-t5-2 --fine-tune-type full",
@@ -71,19 +71,19 @@ def finetune_parser() -> Parser:
         "--data",
         required=True,
         metavar="FILE",
-        help='a .jsonl file of objects {"prompt": …, "completion": …}, a .tsv file of both with a '
-        "tab between them, or a folder with train, valid and test files",
+        help='a .jsonl file of objects {"prompt": …, "completion": …}, a .tsv file of the '
+        "two texts with a tab between them, or a folder with train, valid and test files",
     )
     add(
         "--valid",
         metavar="FILE",
-        help="a file of pairs to evaluate by (default: the folder's, or a tenth of --data)",
+        help="a file of pairs for evaluation (default: the folder's, or a tenth of --data)",
     )
     add(
         "--output",
         required=True,
         metavar="FOLDER",
-        help=f"the PEFT adapter to write, with --fine-tune-type {FULL} the model",
+        help=f"the PEFT adapter to write; with --fine-tune-type {FULL} the model folder",
     )
     _add_adapter(parser)
     _add_training(parser)
@@ -108,32 +108,30 @@ def _add_adapter(parser: Parser) -> None:
 
     number = partial(add_number, parser)
     number("--r", at_least(1), 16, "rank of an adapter")
-    number("--lora-alpha", between(0, 1e6), 32.0, "its strength, which is divided by the rank")
-    number("--lora-dropout", between(0, 0.9), 0.0, "the share of its input that it does not see")
-    add(
-        "--use-rslora", action="store_true", help="divide the strength by the root of the rank only"
-    )
-    number("--num-layers", at_least(-1), -1, "train the last layers of each stack alone; -1: all")
+    number("--lora-alpha", between(0, 1e6), 32.0, "an adapter's strength, divided by the rank")
+    number("--lora-dropout", between(0, 0.9), 0.0, "share of an adapter's input that is dropped")
+    add("--use-rslora", action="store_true", help="divide by the square root of the rank instead")
+    number("--num-layers", at_least(-1), -1, "train the last N layers of each stack; -1: all")
 
 
 def _add_training(parser: Parser) -> None:
     number = partial(add_number, parser)
-    number("--iters", at_least(1), 1000, "training steps at most")
-    number("--batch-size", at_least(1), 16, "pairs a step")
+    number("--iters", at_least(1), 1000, "maximum of training steps")
+    number("--batch-size", at_least(1), 16, "pairs per step")
     _add_rates(parser)
     number(
         "--max-seq-length",
         at_least(1),
         LENGTHS,
-        "tokens of a prompt and of a completion at most; longer pairs are left out",
+        "maximum of tokens in a prompt and in a completion; longer pairs are left out",
     )
     parser.add_argument(
         "--grad-checkpoint",
         action="store_true",
-        help="compute each layer twice instead of keeping what it computed: less memory",
+        help="save memory: compute each layer twice instead of storing its values",
     )
     number("--steps-per-report", at_least(1), 10, "steps between lines about loss and speed")
-    add_course(parser, "of the held-out part, the order, adapters and dropout")
+    add_course(parser, "seed of the held-out part, the order, adapters and dropout")
 
 
 def _add_rates(parser: Parser) -> None:
@@ -149,14 +147,14 @@ def _add_rates(parser: Parser) -> None:
         "--learning-rate",
         within(Range(float, 1e-8, 1.0, "a number from 1e-8 to 1")),
         None,
-        f"the largest, of {ADAFACTOR} relative to a tensor's scale (default: for adapters "
+        f"largest rate; with {ADAFACTOR} relative to a tensor's scale (default: for adapters "
         f"{adapters[ADAMW]:g} with {ADAMW} and {adapters[ADAFACTOR]:g} with {ADAFACTOR}, for whole "
         f"models {whole[ADAMW]:g} and {whole[ADAFACTOR]:g})",
     )
-    schedules = f"how the rate goes on behind the warm-up; {RELATIVE} is {ADAFACTOR}'s own rate"
-    help = f"{schedules} (default: linear, to nothing)"
+    schedules = f"learning rate after the warm-up; {RELATIVE} is {ADAFACTOR}'s own rate"
+    help = f"{schedules} (default: linear, down to 0)"
     choice("--lr-scheduler-type", ("linear", "constant", RELATIVE), "linear", help)
-    number("--warmup-steps", at_least(0), None, "steps until then (default: a twentieth of all)")
+    number("--warmup-steps", at_least(0), None, "warm-up (default: a twentieth of all steps)")
 
 
 def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
@@ -194,7 +192,7 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
 
 
 def lora_config(args: FinetuneOptions) -> LoraConfig:
-    """Returns the requested adapters."""
+    """Returns the configuration of the requested adapters."""
     from mlx_t5.checkpoints.adapter_config import ALL_LINEAR, LoraConfig
 
     names = tuple(args.target_modules)
@@ -208,11 +206,11 @@ def lora_config(args: FinetuneOptions) -> LoraConfig:
 
 
 def pair_files(data: str, valid: str | None) -> dict[str, str]:
-    """Returns the files for training, validation and test, as far as there are any.
+    """Returns the files for training, validation and test that exist, by the part's name.
 
     Args:
         data: a file, or a folder with files named train, valid (or validation) and test.
-        valid: a file for validation.
+        valid: a file for validation; None if the user gives none.
 
     Raises:
         UserError: the folder has no training file, or two validation files are given.

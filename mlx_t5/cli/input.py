@@ -1,6 +1,6 @@
 """Reads prompts one by one, from the command line, a file or a pipe.
 
-Prompts are UTF-8. Nothing here imports MLX, so that bad input is refused before any model is
+Prompts are UTF-8. Nothing here imports MLX, so that bad input can be refused before a model is
 loaded.
 """
 
@@ -26,10 +26,10 @@ Line = Any  # a prompt, or a prompt and its target, or a UserError
 
 
 def read_prompts(prompts: Sequence[str]) -> list[str]:
-    """Returns the prompts; "-" is replaced by the whole standard input.
+    """Returns the prompts, checked; "-" is replaced by the whole standard input.
 
     Raises:
-        UserError: a prompt is empty or is no text.
+        UserError: a prompt is empty, or is not valid UTF-8.
     """
     return [_read_prompt(prompt) for prompt in prompts]
 
@@ -42,10 +42,10 @@ def _read_prompt(given: str) -> str:
 
 
 def read_document(name: str, file_type: str = "") -> str:
-    """Returns a whole file ("-": standard input), with its byte order mark and line ends.
+    """Returns the text of a file ("-": standard input), with its byte order mark and line ends.
 
     Raises:
-        UserError: it cannot be read, is empty, is no UTF-8 or lacks the markup of its type.
+        UserError: the file cannot be read, is empty or not UTF-8, or lacks its type's markup.
     """
     where = "standard input" if name == "-" else name
     with _opened(name, newline="") as file:
@@ -62,14 +62,14 @@ def read_document(name: str, file_type: str = "") -> str:
 class Lines:
     """A file's prompts, read lazily line by line, so that any file fits into memory.
 
-    An item is a text; with `targets` a pair of a prompt and its target; with an `optional` text a
-    pair whose second text may be None.
+    An item is a text. With `targets` it is a pair of a prompt and its target. With `optional` it is
+    a pair of a prompt and a text or None.
 
-    A line that cannot be used yields the error instead. Lines end with LF, CRLF or CR; blank lines
-    at the end are ignored. A source that can be read only once, such as a pipe, is read ahead.
+    If a line cannot be used, the item is its error. Lines end with LF, CRLF or CR; blank lines at
+    the end are ignored. A pipe is read ahead in a thread.
 
     Attributes:
-        count: number of prompts; None if it is known only at the end.
+        count: number of prompts; None for a pipe, whose end is not known.
     """
 
     def __init__(self, name: str, targets: bool = False, optional: str = "") -> None:
@@ -79,11 +79,11 @@ class Lines:
             name: a file with one prompt a line, or with objects that have a "prompt" if its name
                 ends in .jsonl; "-" is standard input, one prompt a line.
             targets: whether each line is an object with a "prompt" and a "target".
-            optional: the name of a second text that objects may have.
+            optional: the name of a second text that each object may have; "" for none.
 
         Raises:
-            UserError: the file cannot be read, or has no line; if lines cannot be counted, the
-                first `next` raises the latter.
+            UserError: the file cannot be read, or is empty; for an empty pipe, the first `next`
+                raises the error.
         """
         self._shown = "standard input" if name == "-" else name
         self._as_json, self._targets = targets or name.endswith(".jsonl"), targets
@@ -134,7 +134,7 @@ class Lines:
         return (prompt, _checked(record["target"], where)) if self._targets else prompt
 
     def _numbered(self) -> Iterator[tuple[int, bytes]]:
-        """Yields numbered lines, without blank ones at the end; a blank line is b""."""
+        """Yields numbered lines; a blank line is b"", and blank lines at the end are left out."""
         blank = n = 0
         try:
             for n, line in enumerate(self._file, 1):
@@ -151,10 +151,10 @@ class Lines:
 
 
 class PairLines(Lines):
-    """The pairs of prompt and completion of a file, read like `Lines`.
+    """A file's pairs of a prompt and a completion, read like `Lines`.
 
-    A line is an object with a "prompt" and a "completion"; in a .tsv file it is these two texts,
-    separated by a tab.
+    A line is an object with a "prompt" and a "completion". In a .tsv file, a line has these two
+    texts with a tab between them.
     """
 
     def __init__(self, name: str) -> None:
@@ -180,7 +180,7 @@ class PairLines(Lines):
 
 
 def _opened(name: str, newline: str | None = None) -> TextIO:
-    """Opens a file as text with one character a byte, so that only line ends are interpreted."""
+    """Opens a file as text of one character per byte, so that only line ends are interpreted."""
     try:
         if name != "-":
             return open(name, encoding=BYTES, newline=newline)
@@ -207,7 +207,7 @@ def _record(line: str, where: str, fields: Sequence[str]) -> dict[str, str]:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise UserError(f"{where} is not JSON ({error.msg}, column {error.colno})") from None
-    except (ValueError, RecursionError):  # no JSON, or beyond Python's limits
+    except (ValueError, RecursionError):  # JSON beyond Python's limits
         limits = "a number is too long or the nesting too deep"
         raise UserError(f"{where} is JSON that cannot be read ({limits})") from None
     for name in fields:
@@ -230,12 +230,12 @@ def _checked(text: str, where: str) -> str:
 class ReadAhead(Generic[Item]):
     """An iterator that reads a bounded number of items ahead, in a thread.
 
-    An exception of the source is raised in place of the item. The thread is a daemon, so a source
-    that never ends does not keep the process alive.
+    If the source raises an exception, `next` raises it in place of the item. The thread is a
+    daemon, so a source that never ends does not keep the process alive.
     """
 
     def __init__(self, items: Iterable[Item], ahead: int = 64) -> None:
-        """Starts to read; at most `ahead` items are held."""
+        """Starts to read, at most `ahead` items ahead."""
         self._drawn: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(ahead)
         threading.Thread(target=self._draw, args=(items,), daemon=True).start()
 
@@ -249,7 +249,7 @@ class ReadAhead(Generic[Item]):
         self._drawn.put((None, end))
 
     def ready(self) -> bool:
-        """Whether the next item, or the end, can be taken without waiting."""
+        """Whether the next item, or the end, can be returned without waiting."""
         return not self._drawn.empty()
 
     def __iter__(self) -> Iterator[Item]:
@@ -258,11 +258,11 @@ class ReadAhead(Generic[Item]):
     def __next__(self) -> Item:
         item, end = self._next()
         if end is not None:
-            self._drawn.put((None, end))  # it stays the end
+            self._drawn.put((None, end))  # for further calls
             raise end
         return cast(Item, item)
 
     def _next(self) -> tuple[Item | None, BaseException | None]:
-        while True:  # short waits, as a Ctrl-C just before a wait does not interrupt it
+        while True:  # the waits are short, as a Ctrl-C just before one does not end it
             with contextlib.suppress(queue.Empty):
                 return self._drawn.get(timeout=0.5)

@@ -31,7 +31,7 @@ DEFAULT_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
     "avocadoes, and bread."
 )
-MARKUP = {*SUFFIXES} - {".txt"}  # plain text may begin with a prefix
+MARKUP = {*SUFFIXES} - {".txt"}  # in plain text, a prefix at the beginning is looked for
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class MainOptions:
     """The command line of main.py; `--help` explains the other fields.
 
     Attributes:
-        settings: the settings of a prompt that are given.
+        settings: the settings of a prompt that the user gives, by name.
     """
 
     model: str | None
@@ -70,12 +70,12 @@ class MainOptions:
 
     @property
     def writes_text(self) -> bool:
-        """Whether the output is texts, not scores or vectors."""
+        """Whether the output consists of texts, not of scores or vectors."""
         return not (self.score or self.embed)
 
     @property
     def is_document(self) -> bool:
-        """Whether the input file as a whole is one document."""
+        """Whether the whole input file is one document."""
         return self.split != "none" and not (self.input_file or ".jsonl").endswith(".jsonl")
 
     @property
@@ -100,7 +100,7 @@ def build_parser() -> Parser:
     _document_options(parser.add_argument_group("documents"))
     _decoding_options(parser.add_argument_group("decoding"))
     _scoring_options(parser.add_argument_group("without generating"))
-    # None is absent: only then a model's own files, or `Settings`, decide.
+    # None means that the option is absent; then the model's files or `Settings` have the value.
     parser.set_defaults(**dict.fromkeys(field.name for field in fields(Settings)))
     return parser
 
@@ -137,7 +137,7 @@ def _prompt_options(group: argparse._ArgumentGroup) -> None:
         "-v",
         "--verbose",
         action="store_true",
-        help="colour each token by who wrote it",
+        help="colour each token by its origin",
     )
 
 
@@ -147,20 +147,20 @@ def _document_options(group: argparse._ArgumentGroup) -> None:
         choices=SPLITS,
         default="none",
         metavar="HOW",
-        help="cut texts into sentences or lines and join the answers as the text was; a file that "
-        "is no .jsonl is one document then (default: none)",
+        help="sentences or lines: decode texts in such pieces and join the answers; an input file "
+        "is then one document, unless it is .jsonl (default: none)",
     )
     group.add_argument(
         "--prefix",
         metavar="TEXT",
-        help="put this before every prompt or piece of a document (default: the task's, or what a "
-        "document begins with if it is one of the model's)",
+        help="put this before every prompt or piece of a document (default: the task's prefix, or "
+        "one of the model's prefixes at the beginning of a document)",
     )
     group.add_argument(
         "--source-language",
         metavar="CODE",
         default="",
-        help="whose rules end a sentence (default: that of the prefix, or en)",
+        help="language whose rules end a sentence (default: the prefix's, or en)",
     )
     group.add_argument(
         "--max-source-tokens",
@@ -175,14 +175,14 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--task",
         metavar="NAME",
-        help="take prefix and settings of this task of the model: summarization, "
+        help="use the prefix and settings of this task of the model: summarization, "
         "translation_en_to_fr, …",
     )
     add_decoding(group, without="--regular-decode")
     group.add_argument(
         "--regular-decode",
         action="store_true",
-        help="the target alone, one token at a time",
+        help="decode with the target alone, one token at a time",
     )
     for name in SETTINGS:
         if name not in ("num_draft", "delta"):
@@ -200,14 +200,14 @@ def _scoring_options(group: argparse._ArgumentGroup) -> None:
     either.add_argument(
         "--score",
         action="store_true",
-        help='log-probabilities of objects {"prompt": …, "target": …}',
+        help='write log-probabilities for objects {"prompt": …, "target": …}',
     )
     either.add_argument(
         "--embed",
         action="store_true",
-        help="a vector a prompt, as JSON lines or into a .npy file",
+        help="write a vector for each prompt, as JSON lines or into a .npy file",
     )
-    group.add_argument("--normalize", action="store_true", help="with --embed: of length 1")
+    group.add_argument("--normalize", action="store_true", help="with --embed: length 1")
 
 
 def read_options(argv: list[str] | None) -> MainOptions:
@@ -233,7 +233,9 @@ def _check(options: MainOptions) -> None:
     if sys.__stdout__ is None and not output_file:
         raise UserError("standard output is closed; name an --output-file")
     if options.score and not options.input_file:
-        raise UserError('--score: give --input-file, with {"prompt": "…", "target": "…"} a line')
+        raise UserError(
+            '--score: give --input-file, with {"prompt": "…", "target": "…"} on each line'
+        )
     if options.exact and not options.writes_text:
         raise UserError("--exact is for texts that are written; leave it out")
     if options.normalize and not options.embed:
@@ -242,11 +244,11 @@ def _check(options: MainOptions) -> None:
         raise UserError("--output-file: an array (.npy) is for the vectors of --embed")
     _check_documents(options)
     if options.resume and not (options.input_file and output_file):
-        raise UserError("--resume goes on with an output; give --input-file and --output-file")
+        raise UserError("--resume goes on with an output file; give --input-file and --output-file")
     if options.resume and output_file.endswith(".npy"):
         raise UserError("--resume goes on with lines; name an --output-file that ends in .jsonl")
     pipe = options.input_file == "-" or Path(options.input_file or "").is_fifo()
-    if options.resume and pipe and not options.json:  # its prompts may be others now
+    if options.resume and pipe and not options.json:  # a pipe's prompts may have changed
         raise UserError(
             "--resume of a pipe needs an --output-file that ends in .jsonl; or name a file"
         )
@@ -263,10 +265,10 @@ def _check_documents(options: MainOptions) -> None:
         raise UserError("--split is for texts that are written; leave it out")
     if options.num_samples > 1 or options.settings.get("num_return_sequences", 1) > 1:
         name = "--num-samples" if options.num_samples > 1 else "--num-return-sequences"
-        raise UserError(f"--split joins one text a document; leave {name} out")
+        raise UserError(f"--split joins one text per document; leave {name} out")
     if options.is_document and options.resume:
         cure = "leave --resume out, or give documents as JSON lines"
-        raise UserError(f"--resume is for lines, and with --split a file is one; {cure}")
+        raise UserError(f"--resume is for lines, and with --split a file is one document; {cure}")
 
 
 def check_ranks(options: MainOptions, size: int) -> None:
@@ -282,7 +284,7 @@ def check_ranks(options: MainOptions, size: int) -> None:
 def cutting_of(options: MainOptions, prefix: str) -> Cutting | None:
     """Returns how texts are cut; None without a split.
 
-    Without a given prefix, each text may begin with one.
+    If no prefix is given, each text may begin with a prefix.
     """
     from mlx_t5.text.documents import Cutting
 

@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from mlx_t5.scoring.pairs import Score
 
 ARRAY = ".npy"  # suffix of a NumPy array's file
-LineOf = Callable[[Any, Any], str]  # the line of a prompt and its outcome
+LineOf = Callable[[Any, Any], str]  # makes a line from a prompt and its outcome
 File = TypeVar("File", bound=IO[Any])
 
 
 class Painter:
-    """Shows who wrote each token: green the draft, cyan copied from the source, magenta the target.
+    """Colours each token by its origin: green by the draft, cyan copied, magenta by the target.
 
-    With `NO_COLOR` set (https://no-color.org) brackets and braces stand for the first two. A token
-    that ends inside a character is shown with the token that completes it.
+    If `NO_COLOR` is set (https://no-color.org), tokens by the draft are in brackets, copied tokens
+    in braces. A token that ends inside a character is shown with the token that completes it.
     """
 
     def __init__(self, tokenizer: Any = None):
-        """Takes the tokenizer, which only `line` needs."""
+        """Uses this tokenizer for `line`; the other methods need none."""
         self._tokenizer = tokenizer
         colours = {"draft": 32, "copy": 36, "target": 35}
         self._forms = {writer: f"\033[{c}m{{}}\033[0m" for writer, c in colours.items()}
@@ -54,14 +54,14 @@ class Painter:
 
         Args:
             pieces: the text that each token completed.
-            writers: the writer of each token: "draft", "copy" or "target".
+            writers: the origin of each token: "draft", "copy" or "target".
             rest: text after the last token; it gets the target's colour.
         """
         authors = [*zip(pieces, writers, strict=True), (rest, "target")]
         return "".join(self._forms[writer].format(text) for text, writer in authors if text)
 
     def line(self, result: Result) -> str:
-        """Returns a whole result, coloured, on one line."""
+        """Returns the coloured text of a whole result, on one line."""
         detokenizer = StreamingDetokenizer(self._tokenizer)
         pieces = [*map(detokenizer.add, result.tokens), detokenizer.finish()]
         room = len(result.text or "")  # the tokens of a stop string are not shown
@@ -72,12 +72,14 @@ class Painter:
 
 
 def text_lines(as_json: bool, aside: bool, painter: Painter | None = None) -> LineOf:
-    """Returns a function that makes a text's line; a failed prompt's is empty or has its error.
+    """Returns a function that makes the line of a result.
+
+    If the prompt has failed, the line is empty, or a JSON object with the error.
 
     Args:
         as_json: whether a line is a JSON object; otherwise it is a text.
-        aside: whether to print coloured lines on standard error as well.
-        painter: makes coloured lines; None makes none.
+        aside: whether coloured lines are also printed on standard error, beside the plain ones.
+        painter: colours the lines; None: no colours.
     """
 
     def line(prompt: Any, result: Result) -> str:
@@ -97,7 +99,7 @@ def one_line(text: str) -> str:
 
 
 def text_object(prompt: Any, result: Result) -> str:
-    """Returns the JSON object of a text, as documented for `--json`."""
+    """Returns the JSON object of a result, as documented for `--json`."""
     record: dict[str, Any] = {
         "prompt": _text(prompt),
         "text": result.text,
@@ -109,7 +111,7 @@ def text_object(prompt: Any, result: Result) -> str:
         record["score"] = result.score
     if result.error:
         record["error"] = result.error
-    if hasattr(result.stats, "pieces"):  # of a document that was split
+    if hasattr(result.stats, "pieces"):  # the prompt was a document that was split
         record["pieces"] = [
             {name: value for name, value in vars(piece).items() if value is not None}
             for piece in result.pieces
@@ -140,7 +142,7 @@ def embedding_object(prompt: Any, vector: np.ndarray | Exception) -> str:
 
 
 def error_of(outcome: Any) -> str | None:
-    """Returns the error of a prompt, or of a document's pieces; None if there is none."""
+    """Returns an outcome's error, which may concern pieces of a document; None without an error."""
     pieces = getattr(outcome, "pieces", [])
     if failed := [piece for piece in pieces if piece.error]:
         where = f"the first, at character {failed[0].start + 1}: {failed[0].error}"
@@ -149,7 +151,7 @@ def error_of(outcome: Any) -> str | None:
 
 
 def _text(prompt: Any) -> str:
-    """Returns a prompt without its prediction; "" for a prompt that could not be read."""
+    """Returns a prompt's text without its prediction; "" if the prompt could not be read."""
     prompt = prompt[0] if isinstance(prompt, tuple) else prompt
     return prompt if isinstance(prompt, str) else ""
 
@@ -158,11 +160,11 @@ def _text(prompt: Any) -> str:
 
 
 def check_output_file(output_file: str, input_file: str | None) -> None:
-    """Checks, before the work begins, that its results can be written.
+    """Checks, before the work begins, that results can be written to this file.
 
     Raises:
-        UserError: the folder is missing or closed, the file is the input itself, or an array is to
-            be written where nothing can be rewritten.
+        UserError: the folder is missing or not writable, the file is the input itself, or an array
+            would be written to a pipe or a device.
     """
     path = Path(output_file)
     if path.is_dir():
@@ -179,10 +181,10 @@ def check_output_file(output_file: str, input_file: str | None) -> None:
 
 
 def claimed(file: File, path: str, keep: int = 0) -> File:
-    """Makes an open file this process's alone, and cuts off what is not kept of it.
+    """Locks an open file for this process, and truncates it to `keep` bytes; returns the file.
 
     Raises:
-        UserError: another process writes it, or has changed it meanwhile; the file is closed then.
+        UserError: another process writes the file, or has made it shorter; the file is closed.
     """
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         if not lock(file.fileno()):
@@ -196,21 +198,21 @@ def claimed(file: File, path: str, keep: int = 0) -> File:
 
 
 def require_there(file: IO[Any], path: str) -> None:
-    """Raises `UserError` if a file was removed while it is written."""
+    """Raises `UserError` if a file has been removed since it was opened."""
     if not os.fstat(file.fileno()).st_nlink:
         raise UserError(f"{path} was removed while it was written; start again")
 
 
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[None]:
-    """Names the file that cannot be written on.
+    """Turns an OSError of the block into an error message about the file at `path`.
 
     Raises:
-        UserError: in place of an OSError.
+        UserError: the file cannot be written.
     """
     try:
         yield
-    except BrokenPipeError:  # whoever reads has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe
         raise
     except OSError as error:
         cure = "make room, or name another --output-file"
@@ -218,16 +220,16 @@ def writing(path: str) -> Iterator[None]:
 
 
 class LineFile:
-    """Lines of results, each written at once, so that an interruption loses none.
+    """Writes lines of results, each without delay, so that an interruption loses none.
 
     A context manager.
 
     Args:
-        path: file to write, left as it is until there is a result; None is standard output.
-        keep: bytes at the beginning of the file that are kept.
-        record: what lies beside it while it is written.
-        line_of: makes the line of a prompt and what became of it.
-        end: of each line; "" where it has its own.
+        path: file to write, which does not change before the first result; None: standard output.
+        keep: number of bytes at the beginning of the file that are kept.
+        record: the record to write beside the file when the first result comes; None for none.
+        line_of: makes a line from a prompt and its outcome.
+        end: the end of each line; "" if lines contain their ends.
     """
 
     def __init__(
@@ -251,14 +253,14 @@ class LineFile:
                 self._file.close()
 
     def write(self, item: Any, outcome: Any) -> None:
-        """Writes what became of a prompt."""
+        """Writes the line of a prompt and its outcome."""
         self.write_line(self._line_of(item, outcome))
 
     def write_line(self, line: str) -> None:
         """Writes one line, given without its end.
 
         Raises:
-            UserError: the file cannot be written, or is no longer there.
+            UserError: the file cannot be written, or has been removed.
         """
         if not self._path:
             print(line, end=self._end, file=self._file, flush=True)

@@ -1,7 +1,7 @@
-"""Finds the lines of an output that `--resume` keeps: those of the finished prompts.
+"""Finds the lines of an output that `--resume` keeps: the lines of the finished prompts.
 
-An interrupted run leaves the results of the first prompts, and perhaps a part of a line. The lines
-are compared with their prompts, so that an output is not resumed with another input.
+An interrupted run leaves the results of the first prompts, and perhaps an incomplete line. The
+lines are compared with their prompts, so that an output is not resumed with a different input.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from mlx_t5.errors import UserError
 
-OTHERWISE = "name another --output-file, or leave --resume out to write it anew"
+OTHERWISE = "name another --output-file, or leave --resume out to start again"
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class ResumePoint:
 
     Attributes:
         prompts: number of finished prompts.
-        size: bytes of their lines, from the beginning of the file.
-        all: whether these are all prompts.
+        size: number of bytes of their lines, from the beginning of the file.
+        all: whether every prompt is finished.
     """
 
     prompts: int = 0
@@ -38,8 +38,8 @@ class Form:
     """The format of an output's lines.
 
     Attributes:
-        texts: lines a prompt.
-        result: a field that every JSON object has; None if lines are texts.
+        texts: number of lines per prompt.
+        result: a field that every line's JSON object has; None if the lines are texts.
     """
 
     texts: int = 1
@@ -49,11 +49,11 @@ class Form:
 def find_resume_point(
     output_file: str, items: Iterator[Any], form: Form, count: int | None = None
 ) -> ResumePoint:
-    """Finds the finished prompts, and reads as many of `items`.
+    """Finds the finished prompts, and reads them from `items`.
 
     Args:
         output_file: the output of an earlier run; it may not exist.
-        items: the input's items: texts, pairs, or the UserErrors of unusable lines.
+        items: the input's items: texts, pairs, or the `UserError` of a line that cannot be used.
         form: the format of the output's lines.
         count: number of items, if it is known.
 
@@ -88,13 +88,13 @@ def _too_many(output_file: str, prompts: int) -> UserError:
 
 
 def _whole_lines(file: IO[bytes], count: int) -> list[bytes]:
-    """Returns the next prompt's lines; none if one is missing or incomplete."""
+    """Returns the next prompt's lines; an empty list if a line is missing or incomplete."""
     lines = [file.readline() for _ in range(count)]
     return lines if all(line.endswith(b"\n") for line in lines) else []
 
 
 def _check(line: bytes, item: Any, form: Form, where: str) -> None:
-    """Refuses an object that belongs to another item."""
+    """Refuses a line whose JSON object belongs to a different item."""
     if form.result is None:
         return
     try:

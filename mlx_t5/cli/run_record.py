@@ -1,7 +1,7 @@
 """Records the options of an incomplete output, so that `--resume` does not mix two jobs.
 
-OUTPUT.resume, beside the output, is one JSON object with every option that may change a text. For
-models, an adapter and lines of text it has digests of their content, not only paths.
+OUTPUT.resume, beside the output, is a JSON object with every option that may change a text. For the
+models, the adapter and an input file of plain text it has digests of the contents, not paths.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class RunRecord:
     """The record of one output.
 
     Attributes:
-        output_file: the output; "" has no record.
-        options: see `record_of`.
+        output_file: the output; "" if no record is kept.
+        options: the recorded options by name, see `record_of`.
     """
 
     output_file: str = ""
@@ -41,11 +41,11 @@ class RunRecord:
 
     @property
     def path(self) -> Path:
-        """The record's file."""
+        """The path of the record."""
         return Path(f"{self.output_file}.resume")
 
     def check(self) -> None:
-        """Checks that the output was written with the same options, if it has a record.
+        """Checks that an output with a record was written with the same options.
 
         Raises:
             UserError: the options differ, or the record is damaged.
@@ -70,13 +70,13 @@ class RunRecord:
         Raises:
             UserError: the disk is full.
         """
-        # There is no record beside a device, or in a folder that is not writable.
+        # A device gets no record, and neither does an output in a folder that is not writable.
         if os.path.isfile(self.output_file) and os.access(self.path.parent, os.W_OK):
             text = json.dumps(self.options, indent=1)
             replace_file(self.path, lambda path: path.write_text(text, "utf-8"))
 
     def finish(self, status: int) -> int:
-        """Removes the record if the exit status is 0, and returns the status."""
+        """Removes the record if the exit status is 0; returns the status."""
         if self.output_file and not status:
             with contextlib.suppress(OSError):
                 self.path.unlink()
@@ -84,10 +84,10 @@ class RunRecord:
 
 
 def record_of(options: Mapping[str, Any], chosen: ModelPair) -> RunRecord:
-    """Returns the record of a command line's output; an array has none.
+    """Returns the record of a command line's output; a NumPy array gets no record.
 
     Args:
-        options: options by name, including the settings of the model's own files.
+        options: all options by name, including settings from the model's own files.
         chosen: the models.
 
     Raises:
@@ -104,7 +104,7 @@ def record_of(options: Mapping[str, Any], chosen: ModelPair) -> RunRecord:
         dtype = str(compute_dtype(options["dtype"], checkpoint))
     lenient = options["delta"] > 0  # the proposals influence the text
     facts = {
-        "json": None,  # before options that depend on it, as the first difference is reported
+        "json": None,  # first, as the first difference is reported and other options depend on it
         "delta": None,
         **{name: value for name, value in options.items() if name not in WITHOUT_EFFECT},
         "model": identity(chosen.target),
@@ -122,7 +122,7 @@ def record_of(options: Mapping[str, Any], chosen: ModelPair) -> RunRecord:
 
 
 def _digest(input_file: str | None) -> str | None:
-    """Returns a digest of a file and of the format that its name implies; None if it is no file."""
+    """Returns a digest of a file's content and suffix; None if it is not a regular file."""
     if not input_file or not os.path.isfile(input_file):
         return None
     digest = hashlib.sha256(Path(input_file).suffix.encode())

@@ -1,4 +1,4 @@
-"""The run of main.py: its options, the settings of the model's files, and the prompts."""
+"""The job and the run of main.py: the settings, the prompts, and the part already done."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mlx_t5.loading import ModelPair
     from mlx_t5.network.ranks import Ranks
 
-# Makes outcomes of prompts, their indexes, and whether the next one is at hand.
+# Computes outcomes, given the prompts, their indexes, and whether the next prompt can be read.
 Compute = Callable[[Iterator[Any], Iterator[int], Callable[[], bool]], Iterator[Any]]
 
 
@@ -31,8 +31,8 @@ class MainJob:
 
     Attributes:
         options: the command line.
-        spec: what the engine is asked; settings that are not given are the model's own.
-        prefix: put before every prompt.
+        spec: the job for the engine; settings that the user does not give come from the model.
+        prefix: the text put before every prompt.
         models: the models to run.
     """
 
@@ -48,26 +48,26 @@ class MainJob:
         if not options.writes_text:
             return Form(1, "logprob" if options.score else "embedding")
         spec = self.spec
-        texts = spec.num_samples * spec.settings.num_return_sequences  # one of them is 1
+        texts = spec.num_samples * spec.settings.num_return_sequences  # one of the factors is 1
         return Form(texts, "text" if options.json else None)
 
     def record(self) -> RunRecord:
-        """The record beside the output while it is incomplete."""
+        """Returns the record that lies beside the output until it is complete."""
         values = {name: value for name, value in vars(self.options).items() if name != "settings"}
         return record_of({**values, **vars(self.spec.settings)}, self.models)
 
 
 class Run:
-    """The prompts still to do, and the output of those done by an earlier run.
+    """The remaining prompts, and the output of the prompts that an earlier run has done.
 
     Attributes:
-        prompts: the prompts still to do; a list if they are all.
-        count: number of all prompts, done ones included; None if it is not known.
+        prompts: the remaining prompts; a list if none has been done and all are known.
+        count: number of all prompts, including the done ones; None if it is not known.
         first: number of prompts already done.
-        outcomes_a_prompt: lines a prompt.
-        output_file: the file for results; None is standard output.
-        keep: bytes of earlier results in it.
-        record: the record beside the output file, for the next run.
+        outcomes_a_prompt: number of outcomes, and so of lines, per prompt.
+        output_file: the file for results; None: standard output.
+        keep: number of bytes of earlier results in that file.
+        record: the record beside the output file, for a later `--resume`.
         done: the part of the output that is kept.
     """
 
@@ -78,7 +78,7 @@ class Run:
         job: MainJob,
         record: RunRecord,
     ) -> None:
-        """Takes the prompts still to do."""
+        """Makes the run of the remaining prompts; `of` finds the done part."""
         self.prompts, self.first, self.keep = prompts, done.prompts, done.size
         self.done, self.record = done, record
         self.count = len(prompts) if isinstance(prompts, list) else getattr(prompts, "count", None)
@@ -91,9 +91,9 @@ class Run:
         """Returns the run for a job; with `--resume` it skips the finished prompts.
 
         Args:
-            prompts: the prompts, on rank 0 or in a process alone; finished ones are read.
-            job: what to do with them.
-            ranks: the ranks; all of them call this.
+            prompts: the prompts on rank 0, anything on other ranks; finished prompts are skipped.
+            job: the job for every prompt.
+            ranks: the ranks, which must all call this.
 
         Raises:
             UserError: the output cannot be resumed.
@@ -116,7 +116,7 @@ class Run:
         return run
 
     def log_resumed(self) -> None:
-        """Logs what is resumed, and what could not be checked."""
+        """Logs how many prompts are done, and warns if there is no record to check."""
         if not self.first:
             return
         log(f"resuming: {self.first}{f' of {self.count}' * bool(self.count)} prompts are done")
@@ -124,10 +124,10 @@ class Run:
             log(f"warning: there is no {self.record.path}, so nothing says what made the output")
 
     def outcomes(self, compute: Compute) -> Iterator[tuple[int, Any, Any]]:
-        """Yields the prompts with their numbers, from 1, and their outcomes, in order.
+        """Yields the number (from 1), the prompt and the outcome of each result, in order.
 
         Args:
-            compute: computes the outcomes; it reads a prompt first, and then its index.
+            compute: computes the outcomes; it reads a prompt before the prompt's index.
         """
         in_hand: deque[tuple[int, Any]] = deque()
 
@@ -147,7 +147,7 @@ class Run:
 
 
 def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
-    """Puts a prefix before prompts; targets and errors stay as they are."""
+    """Yields the prompts with a prefix before each; targets and errors stay as they are."""
     for prompt in prompts:
         if isinstance(prompt, tuple):
             yield prefix + prompt[0], prompt[1]
@@ -162,6 +162,6 @@ def lines_of(input_file: str, options: MainOptions) -> Lines:
 
 
 def unpaired(items: Iterable[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
-    """Splits items into the prompts and their predictions, None where there is none."""
+    """Splits items into prompts and predictions; a missing prediction is None."""
     prompts, predictions = tee(i if isinstance(i, tuple) else (i, None) for i in items)
     return (prompt for prompt, _ in prompts), (prediction for _, prediction in predictions)

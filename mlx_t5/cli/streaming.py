@@ -1,4 +1,4 @@
-"""Writes one text while it is generated: a prompt's step by step, a document's piece by piece."""
+"""Writes one text while it is generated: step by step, or piece by piece for a document."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_text(
 ) -> int:
     """Writes one text to standard output, or a document to the output file, byte for byte.
 
-    The record lies beside the output file until the document is complete.
+    The record stays beside the output file until the document is complete.
 
     Returns:
         The exit status.
@@ -64,7 +64,7 @@ def write_text(
     if chunk:
         if chunk.result and (error := error_of(chunk.result)):
             if not chunk.result.pieces:
-                raise UserError(error)  # it could not be cut
+                raise UserError(error)  # the document could not be cut
             status = status or BAD_INPUT
             log(f"error: {error}")
         totals = Totals()
@@ -72,14 +72,14 @@ def write_text(
         seconds = time.perf_counter() - began if split else chunk.stats.decode_seconds
         line = totals.summary(seconds, verbose=options.verbose)
         log(("interrupted: " if status == INTERRUPTED else "") + line)
-    record.finish(status == INTERRUPTED)  # a document with pieces that failed is complete
+    record.finish(status == INTERRUPTED)  # even if pieces failed, a document is complete
     return status
 
 
 def _stream(
     decoder: SpeculativeDecoder, prompt: str, job: MainJob
 ) -> tuple[Generator[Chunk, None, None], int]:
-    """Returns a text's chunks, and a document's number of pieces unless a sentence is too long."""
+    """Returns a text's chunks, and the number of pieces, which grows if a sentence is too long."""
     from mlx_t5.engine.document_batch import chunks
     from mlx_t5.text.documents import Document
 

@@ -11,18 +11,18 @@ from mlx_t5.sizes import readable
 
 @dataclass
 class Totals:
-    """Sums over results; memory does not grow with their number.
+    """Sums over results, which use the same memory for any number of results.
 
     Attributes:
         results: number of results.
-        stats: the sums of their statistics; scores and vectors have none.
+        stats: the sums of their statistics; results without statistics (scores, vectors) add 0.
     """
 
     results: int = 0
     stats: DocumentStats = field(default_factory=DocumentStats)
 
     def add(self, outcome: Any) -> None:
-        """Adds a result."""
+        """Adds one result to the sums."""
         self.results += 1
         if stats := getattr(outcome, "stats", None):
             self.stats.add(stats)
@@ -30,12 +30,12 @@ class Totals:
     def summary(
         self, seconds: float, unit: str = "prompts", texts: bool = True, verbose: bool = False
     ) -> str:
-        """Returns the summary.
+        """Returns the summary line.
 
         Args:
-            seconds: time that all results took together.
+            seconds: time for all results.
             unit: plural name of the results.
-            texts: whether they are texts, not scores or vectors.
+            texts: whether the results are texts, not scores or vectors.
             verbose: whether to add how many steps proposed 0, 1, … tokens.
         """
         parts = self._of_texts(seconds, unit) if texts else self._of_prompts(seconds)

@@ -14,7 +14,7 @@ from mlx_t5.cli.arguments import INTERRUPTED, Options, Parser, add_number, at_le
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import Range
 
-LARGEST_SEED = 2**53 - 1  # every prompt has its own, a larger one
+LARGEST_SEED = 2**53 - 1  # each prompt gets a larger seed of its own
 
 
 def resumable(
@@ -24,14 +24,14 @@ def resumable(
     prepare: Callable[[Options], Any],
     rest: str,
 ) -> int:
-    """Runs a command line that trains; after Ctrl-C says how to resume.
+    """Runs a command line that trains; after Ctrl-C it prints how to resume.
 
     Args:
-        program: its file.
-        argv: the arguments; None for the process's own.
-        read: parses and checks them, including --output and --resume.
+        program: the file name of the program.
+        argv: the arguments; None: the process's own arguments.
+        read: parses and checks the arguments, among them --output and --resume.
         prepare: returns an object whose `run` does the work and returns the exit status.
-        rest: called once the output is complete.
+        rest: name of the work that remains after the output is complete, for the message.
 
     Returns:
         The exit status.
@@ -64,10 +64,10 @@ def say(line: str) -> None:
 
 
 def add_course(parser: Parser, seeded: str) -> None:
-    """Adds the options for a training's schedule; `seeded` says what the seed decides."""
+    """Adds the options for evaluating, saving, seed and resuming; `seeded`: the seed's help."""
     number = partial(add_number, parser)
     number("--steps-per-eval", at_least(1), 100, "steps between evaluations on held-out prompts")
-    number("--save-every", at_least(1), 100, "steps after which the state is written")
+    number("--save-every", at_least(1), 100, "steps between saved states")
     seeds = Range(int, 0, LARGEST_SEED, f"a whole number from 0 to {LARGEST_SEED}")
     number("--seed", within(seeds), 0, seeded)
     parser.add_argument("--resume", action="store_true", help="resume where an earlier run stopped")
@@ -79,14 +79,14 @@ def check_output(
     """Refuses an output folder that exists, or that cannot be made.
 
     Args:
-        output: the folder, as given.
+        output: the path that the user gives.
         resume: whether an earlier run is to be resumed.
-        ours: whether a file of this name can be in such a folder.
-        config: a file that a complete folder has.
-        what: what the folder holds, for messages.
+        ours: returns whether a file with this name can belong to such a folder.
+        config: name of a file that every complete folder has.
+        what: name of the folder's content, for messages.
 
     Raises:
-        UserError: it exists, or cannot be made.
+        UserError: the folder exists, or cannot be made.
     """
     from mlx_t5.checkpoints.output_folder import check_output_folder
     from mlx_t5.checkpoints.small_files import place
@@ -112,6 +112,6 @@ def check_output(
 
 
 def work_folder(output: str) -> Path:
-    """Returns the folder, beside the output, with the state that another run can resume."""
+    """Returns the path of the folder with the state for --resume, which lies beside the output."""
     path = Path(output).expanduser()
     return path.with_name(f"{path.name}-work")

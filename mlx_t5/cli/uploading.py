@@ -1,7 +1,7 @@
-"""--upload-repo: a model card, and the files of a model folder to the Hugging Face Hub.
+"""--upload-repo: sends a model folder, with a model card, to the Hugging Face Hub.
 
-Uses `huggingface_hub`, which alone knows the token (`HF_TOKEN` or `hf auth login`). The card takes
-licence, language and task from the source's own card, if it has one.
+Only `huggingface_hub` reads the user's token (from `HF_TOKEN` or `hf auth login`).
+The card copies licence, language and task from the card of the source model, if there is one.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ def add_upload_option(parser: Parser) -> None:
 
 
 def check_repository(name: str | None) -> None:
-    """Refuses what could not be sent in the end, before the work begins; None is not to be sent.
+    """Checks, before the work begins, that a folder can be sent to this repository.
+
+    None passes, as then nothing is sent.
 
     Raises:
-        UserError: the name is none, there is no token that may write, or no connection.
+        UserError: the name is not valid, no token permits writing, or the Hub cannot be reached.
     """
     if name is None:
         return
@@ -41,13 +43,13 @@ def check_repository(name: str | None) -> None:
             raise ValueError(f"{name!r} has no owner")
         if HfApi().whoami().get("auth", {}).get("accessToken", {}).get("role") == "read":
             raise ValueError("the token may only read")
-    except Exception as error:  # which type it is depends on the library's version and transport
+    except Exception as error:  # its type depends on the library's version and transport
         cure = "give OWNER/NAME, and a token that may write with `hf auth login`"
         raise UserError(f"--upload-repo: {reason(error).partition('. ')[0]}; {cure}") from None
 
 
 def model_files(folder: Path) -> list[str]:
-    """Returns the names of the files in a model folder that this project wrote; no links."""
+    """Returns the names of the model files in a folder, and its card; links are left out."""
     from mlx_t5.checkpoints.checkpoint import SAFETENSORS
     from mlx_t5.checkpoints.hub import choose_files
 
@@ -57,13 +59,13 @@ def model_files(folder: Path) -> list[str]:
 
 
 def upload(folder: Path, repository: str | None, card: Callable[[str], str]) -> int:
-    """Writes a folder's card, lists the files that are sent, and sends them in one commit.
+    """Writes a folder's card, logs the files that are sent, and sends them in one commit.
 
     Args:
-        folder: the folder that was written; it stays whatever happens.
-        repository: a name that `check_repository` has accepted; it is created if necessary. None
-            sends nothing.
-        card: makes the model card for a name.
+        folder: the model folder; it stays, even after an error.
+        repository: a name that `check_repository` has accepted; the repository is created if it
+            does not exist. None: nothing is sent.
+        card: returns the text of the model card, given the repository's name.
 
     Returns:
         The exit status.
@@ -98,7 +100,7 @@ def upload(folder: Path, repository: str | None, card: Callable[[str], str]) -> 
 
 
 def conversion_card(name: str, folder: Path, source: str) -> str:
-    """Returns the card of a folder that `convert.py` wrote from this source."""
+    """Returns the model card of a folder that `convert.py` wrote from this source."""
     from mlx_t5.checkpoints.small_files import place
     from mlx_t5.network.weights import read_config
 
@@ -114,11 +116,11 @@ def conversion_card(name: str, folder: Path, source: str) -> str:
 
 
 def draft_card(name: str, target: Path, source: Path, dtype: Any, verdict: str) -> str:
-    """Returns the card of a draft that `distill.py` wrote.
+    """Returns the model card of a draft that `distill.py` wrote.
 
     Args:
-        name: name of its repository.
-        target: folder of its target.
+        name: name of the draft's repository.
+        target: folder of the draft's target.
         source: folder of the model that training started from; it may be the target.
         dtype: type that the target computes in.
         verdict: the measurements on this machine, in Markdown.
@@ -142,9 +144,9 @@ def _card(folder: Path, local: Path, tags: list[str], **parts: str) -> str:
     """Returns a model card.
 
     Args:
-        folder: the folder; its config.json names its source.
-        local: a folder that may have the source's card; otherwise the Hub is asked.
-        tags: tags besides those of the source.
+        folder: a folder whose config.json names the source model.
+        local: a folder that may contain the source's card; if not, the Hub is asked.
+        tags: tags to add to the tags of the source.
         parts: parts of the text, by their names in card.md.
     """
     from huggingface_hub import ModelCard, ModelCardData, hf_hub_download
@@ -152,13 +154,13 @@ def _card(folder: Path, local: Path, tags: list[str], **parts: str) -> str:
     from mlx_t5.checkpoints.small_files import read_small
 
     base = (source_of(folder) or "").partition(ADAPTED)[0]
-    public = "/" in base  # otherwise it is the name of a folder
+    public = "/" in base  # without an owner it is the name of a folder
     try:
         path = local / CARD
         if public and not path.is_file():
             path = Path(hf_hub_download(base, CARD))
         known = ModelCard(read_small(path).decode(), ignore_metadata_errors=True).data
-    except Exception:  # no connection, no card, or one that somebody wrote by hand
+    except Exception:  # no connection, no card, or a card that is not valid
         known = ModelCardData()
     if not known.get("license"):
         log("no licence is known from the source's card, so the new one names none")
