@@ -1,7 +1,7 @@
-"""Decodes tokens to text, at once or as they come in; compares two vocabularies.
+"""Decodes tokens to text, all together or one by one; compares two vocabularies.
 
-T5's tokenizers are sentencepiece unigrams. Those of mT5, umT5 and MADLAD spell unknown characters
-in byte tokens such as "<0xE4>", and ByT5 spells everything in bytes.
+T5's tokenizers are sentencepiece unigrams. The tokenizers of mT5, umT5 and MADLAD spell unknown
+characters in byte tokens such as "<0xE4>", and ByT5 spells everything in bytes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
 
 
 def same_vocabulary(a: Any, b: Any) -> None:
-    """Checks that two tokenizers agree on all ids that both have.
+    """Checks that two tokenizers have the same token for each id that both have.
 
     Raises:
-        UserError: they differ; the message shows the first difference.
+        UserError: the tokens differ; the message shows the first difference.
     """
     first, second = ({i: token for token, i in t.get_vocab().items()} for t in (a, b))
     for i in sorted(first.keys() & second.keys()):
@@ -40,22 +40,22 @@ def same_vocabulary(a: Any, b: Any) -> None:
 
 
 class StreamingDetokenizer:
-    """Decodes a growing list of tokens to pieces of text that do not change any more.
+    """Decodes a growing list of tokens to pieces of text that later tokens do not change.
 
-    The pieces, joined, equal `decode` of all tokens. A piece ends before a byte token if the next
-    token may still change its character or its validity.
+    The pieces, joined, equal `decode` of all tokens. The text of byte tokens is held back while the
+    next token may still change its characters.
     """
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
-        # The last visible token: decoded before the next ones, it keeps their leading space.
+        # The last visible token, decoded before the next tokens so that their space is kept.
         self._context: list[int] = []
         self._pending: list[int] = []
         spelled = type(tokenizer).__name__ == "ByT5Tokenizer"
         self._utf8 = codecs.getincrementaldecoder("utf-8")("ignore") if spelled else None
 
     def fork(self) -> StreamingDetokenizer:
-        """Returns a copy that has taken the same tokens."""
+        """Returns an independent copy that has decoded the same tokens."""
         other = copy.copy(self)
         other._context, other._pending = list(self._context), list(self._pending)
         if self._utf8:
@@ -64,10 +64,10 @@ class StreamingDetokenizer:
         return other
 
     def add(self, token: int) -> str:
-        """Takes one more token; returns the text that it makes final."""
+        """Adds a token; returns the text that no later token can change."""
         if self._utf8:
             return self._utf8.decode(self._spelling(token))
-        # A single space shows only behind another token, a special or unknown token never.
+        # Decoded twice, so that a single space shows; a special or unknown token has no text.
         if not decode(self._tokenizer, [token, token]):
             return ""
         self._pending.append(token)
@@ -76,11 +76,11 @@ class StreamingDetokenizer:
         return self._flush()
 
     def peek(self) -> str:
-        """Returns what `finish` would return now; more tokens may still be added."""
+        """Returns the text that `finish` would return now, but does not end the text."""
         return "" if self._utf8 or not self._pending else self._rest()
 
     def finish(self) -> str:
-        """Ends the text; returns what was held back."""
+        """Ends the text; returns the rest that was held back."""
         return self._utf8.decode(b"", final=True) if self._utf8 else self._flush()
 
     def _rest(self) -> str:

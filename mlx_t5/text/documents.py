@@ -1,16 +1,16 @@
-"""Cuts a text into pieces that a T5 decodes well, and joins their answers to a text again.
+"""Cuts a text into pieces that a T5 decodes well, and joins their answers into one text.
 
     text    between  piece   between  piece   …  between
     joined  between  answer  between  answer  …  between
 
 The text between the pieces is kept byte for byte: white space, line breaks, empty lines, the marks
-of list items, and stretches without a letter or digit. Only pieces are decoded, each with the
-task's prefix before it.
+of list items, and parts without a letter or digit. Only the pieces are decoded, each after the
+task's prefix.
 
 sentencex (https://github.com/wikimedia/sentencex) finds the sentences of each paragraph. A
 paragraph is one line, or several lines of hard-wrapped text: see `_is_hard_wrapped`.
 
-Nothing here depends on models: the caller gives a function that counts tokens.
+Nothing here depends on a model: the caller passes a function that counts tokens.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from mlx_t5.text.markup import PLAIN, SUFFIXES, Span, flattened, rewrapped, span
 from mlx_t5.text.prompts import guessed_prefix_end
 
 DEFAULT_LANGUAGE = "en"
-# No T5 was trained on longer sentences, in characters. It also bounds the cost of a hostile text.
-MOST_ACCENTS = 32  # combining accents that stay with their letter where a word is cut
+MOST_ACCENTS = 32  # combining accents that stay with their letter if a word is cut
+# In characters. No T5 was trained on longer sentences. This also bounds the cost of a hostile text.
 LONGEST_SENTENCE = 5_000
 WRAPPED_WIDTHS = range(40, 121)  # characters of the longest line of hard-wrapped prose
 
 _LINE = re.compile(r"[^\r\n]+")
-# sentencex cannot read white space of several UTF-8 bytes, or unpaired surrogates.
+# sentencex fails on white space of several UTF-8 bytes, and on unpaired surrogates.
 _NO_TEXT = re.compile(r"[\s\ud800-\udfff]")
 _ITEM = re.compile(r"\s*(?:[-*+•‣–—]|\d{1,3}[.)])[ \t]+(?=\S)")
-_WORD = re.compile(r"\s*([\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]|\S+)")  # Chinese: a character
-# A comma between digits is no place to cut; those of languages without spaces are.
+_WORD = re.compile(r"\s*([\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]|\S+)")  # one Chinese character
+# A sentence is not cut at a comma between digits, but at any comma of languages without spaces.
 _CLAUSE = re.compile(r"[,;:](?=\s)|[、，；：،؛]")
 _SPACE = re.compile(r"\s+")
 _MADLAD = r"<2[\w-]+>"
@@ -55,11 +55,11 @@ _LANGUAGES = dict(name.split("=") for name in _NAMES.split())
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Characters [start, end) of a text that are decoded as one prompt.
+    """The characters [start, end) of a text, which are decoded as one prompt.
 
     Attributes:
-        cut: whether it is a part of a sentence or line that was too long.
-        span: the span that it belongs to.
+        cut: whether the piece is a part of a sentence or line that was too long.
+        span: the span of words that the piece belongs to.
     """
 
     start: int
@@ -70,17 +70,18 @@ class Piece:
 
 @dataclass(frozen=True)
 class Cutting:
-    """How texts are cut.
+    """The settings for cutting texts.
 
     Attributes:
         split: one of `SPLITS`.
-        prefix: the task's prefix, for every piece; None looks for one of the model's own, or
-            MADLAD's, at the beginning of each text.
-        source_language: language whose rules end a sentence, as a code such as "de"; "" takes the
+        prefix: the task's prefix, for every piece. None: each text may begin with one of the
+            model's own prefixes, or with MADLAD's.
+        source_language: code of the language whose rules end a sentence, such as "de"; "": the
             language that the prefix names, or English.
-        max_source_tokens: maximum of a prompt, prefix and end token included; None: the model's.
-        file_type: one of `SUFFIXES`, for a file with markup: only its words are decoded, and no
-            prefix is looked for; "" for any other text.
+        max_source_tokens: maximum of tokens in a prompt, with prefix and end token; None: the
+            model's own maximum.
+        file_type: one of `SUFFIXES`, if the text is a file of this type: only its words are
+            decoded, and it has no prefix; "" for any other text.
 
     Raises:
         UserError: a value is of the wrong type or out of range.
@@ -107,10 +108,10 @@ class Document:
 
     Attributes:
         text: the whole text.
-        prefix: the task's prefix: given, or found at the beginning of the text; then it is no part
-            of the document.
-        start: where the document begins in the text, behind a prefix found there.
-        doubtful: a possible prefix at its beginning that is decoded as text; "" if there is none.
+        prefix: the task's prefix, given or found at the beginning of the text. A prefix found there
+            is not a part of the document.
+        start: position in the text where the document begins, after a prefix that was found.
+        doubtful: a possible prefix at the beginning that is decoded as text; "" if there is none.
         pieces: the pieces cut so far, in order.
     """
 
@@ -122,17 +123,18 @@ class Document:
         n_positions: int | None = None,
         prefixes: Sequence[str] = (),
     ) -> None:
-        """Takes a text.
+        """Prepares a text for cutting.
 
         Args:
-            text: the text, with its prefix unless one is given.
+            text: the text; it begins with its prefix unless `cutting` has one.
             cutting: how to cut it.
             tokens: counts the tokens of a prompt, the end token included.
-            n_positions: the model's limit, if `max_source_tokens` is None.
+            n_positions: the maximum of tokens in a prompt if `max_source_tokens` is None.
             prefixes: prefixes of the model's own tasks.
 
         Raises:
-            UserError: it is no text, or no file of its type, or the prefix leaves no room for it.
+            UserError: the text is token ids or not valid for its file type, or the prefix leaves
+                no room for a piece.
         """
         if not isinstance(text, str):
             raise UserError(f"split is {cutting.split!r}, which needs a text, not token ids")
@@ -155,7 +157,7 @@ class Document:
             raise UserError(f"max_source_tokens is {self._limit}, but {needs}; raise it")
 
     def cut(self) -> Iterator[Piece]:
-        """Yields the pieces lazily."""
+        """Yields the pieces in order; each is cut when it is needed."""
         for span in self._spans:
             for start, end in self._units(span):
                 for piece in self._fitting(start, end, span):
@@ -171,19 +173,23 @@ class Document:
         return self.prefix + self.source(piece)
 
     def answered(self, piece: Piece, answer: str | None) -> str:
-        """Returns the text in place of a piece: its answer, or the piece itself without one."""
+        """Returns the text that replaces a piece: its answer, or the piece if `answer` is None."""
         source = self.text[piece.start : piece.end]
         return source if answer is None else rewrapped(source, answer)
 
     def before(self, i: int) -> str:
-        """Returns the text between pieces i - 1 and i; if i is their number, behind the last."""
+        """Returns the text between pieces i - 1 and i; the rest, if i is the number of pieces."""
         start = self.pieces[i - 1].end if i else self.start
         return self.text[start : self.pieces[i].start if i < len(self.pieces) else None]
 
     def part(self, i: int, texts: Sequence[str]) -> str:
-        """Returns the part of the document that the text of piece i completes.
+        """Returns the part of the joined document that the text of piece i completes.
 
-        Pieces of a wrapped span are broken into lines together, with the last of them.
+        The pieces of a wrapped span are broken into lines together, when the last one is given.
+
+        Args:
+            i: the piece's index.
+            texts: the texts of the pieces 0 to i.
         """
         span, first = self.pieces[i].span, i
         if not span or not span.wrapped:
@@ -197,7 +203,7 @@ class Document:
         return self.before(first) + rewrapped(source, unwrapped("".join([texts[first], *rest])))
 
     def _units(self, span: Span) -> Iterable[tuple[int, int]]:
-        """Yields beginning and end of each unit to decode: a sentence, a line or a whole span."""
+        """Yields start and end of each unit to decode: a sentence, a line or the whole span."""
         whole = max(span.start, self.start), span.end
         units: Iterable[tuple[int, int]] = [whole]
         if self._split != "none" and not span.wrapped:
@@ -207,7 +213,7 @@ class Document:
         return chain.from_iterable(_sentences(self._flat, *unit, self._language) for unit in units)
 
     def _fitting(self, start: int, end: int, span: Span, cut: bool = False) -> Iterator[Piece]:
-        """Yields a unit as one piece, or as several if it is too long; none without letters."""
+        """Yields a unit as one piece, or as several if it is too long; skips one without words."""
         unit = self._flat[start:end]
         start, end = end - len(unit.lstrip()), start + len(unit.rstrip())
         if not any(char.isalnum() for char in unit):
@@ -224,7 +230,7 @@ class Document:
 
 
 def _prefix_end(text: str, prefixes: Sequence[str]) -> int:
-    """Returns the end of a known prefix (or MADLAD's) and the white space after it; 0: none."""
+    """Returns the end of a known prefix, or MADLAD's, and the space after it; 0 without one."""
     known = [_MADLAD]
     for prefix in sorted(prefixes, key=len, reverse=True):
         known.append(re.escape(prefix.strip()) + r"(?=\s)" * prefix[-1].isspace())
@@ -242,9 +248,9 @@ def _lines(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _paragraphs(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yields paragraphs: hard-wrapped lines together, and any other line by itself.
+    """Yields paragraphs: several hard-wrapped lines, or one other line.
 
-    An empty line ends a paragraph, and so does a list item; its mark belongs to no paragraph.
+    A paragraph ends at an empty line and before a list item. The item's mark is left out.
     """
     lines: list[tuple[int, int]] = []
     for first, last in _lines(text, start, end):
@@ -258,7 +264,7 @@ def _paragraphs(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _joined_lines(text: str, lines: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yields consecutive lines, hard-wrapped ones joined, without the mark of a list item."""
+    """Yields the lines, joined if they are hard-wrapped, without the mark of a list item."""
     wrapped = _is_hard_wrapped([text[start:end] for start, end in lines])
     for start, end in [(lines[0][0], lines[-1][1])] if wrapped else lines:
         item = _ITEM.match(text, start, end)
@@ -266,10 +272,11 @@ def _joined_lines(text: str, lines: list[tuple[int, int]]) -> Iterator[tuple[int
 
 
 def _is_hard_wrapped(lines: Sequence[str]) -> bool:
-    """Whether lines break because a width was reached.
+    """Whether the lines are hard-wrapped: they break because they reached a width.
 
-    Then the first word of the next line would have made any line longer than the longest; the
-    longest has a usual width; and not all lines begin with a capital, like headings or sentences.
+    Three conditions must hold. With the first word of the next line, any line would be longer than
+    the longest line. The longest line has a usual width. Some line after the first does not begin
+    with a capital letter, as headings and sentences do.
     """
     if len(lines) < 2:
         return False
@@ -281,7 +288,7 @@ def _is_hard_wrapped(lines: Sequence[str]) -> bool:
 
 
 def _sentences(text: str, start: int, end: int, language: str) -> Iterator[tuple[int, int]]:
-    """Yields the sentences of a paragraph, found in windows; a window's last one may continue."""
+    """Yields a paragraph's sentences, found window by window; one may cross a window's end."""
     while start < end:
         window = _NO_TEXT.sub(" ", text[start : min(end, start + 2 * LONGEST_SENTENCE)])
         if start + len(window) < end:
@@ -310,7 +317,7 @@ def _sentence_ends(text: str, language: str) -> list[int]:
 
 
 def _cut_point(text: str, start: int, end: int) -> int:
-    """Returns where to cut a unit: nearest to its middle, behind a comma, a word, or anywhere."""
+    """Returns where to cut a unit near its middle: after a comma, else a space, else anywhere."""
     for pattern in (_CLAUSE, _SPACE):
         breaks = [match for match in pattern.finditer(text, start, end) if match.end() < end]
         if breaks:

@@ -1,18 +1,19 @@
 """Finds the words of a file with markup, and breaks the lines of answers as in the file.
 
 A file is Markdown, SubRip (.srt) or WebVTT (.vtt) subtitles, or plain text. `spans` lists the
-stretches of words in it. Everything else stays as it is, so a file whose every span is answered
-with itself is reproduced byte for byte. Only spans with a letter count.
+stretches of words in it, each with at least one letter. Everything else stays as it is. So if the
+answer to every span is the span itself, the file is reproduced byte for byte.
 
-Markdown is read as CommonMark with GitHub's tables. Headings, code, HTML, front matter, reference
-definitions, links, images, addresses, escapes and the marks of lists, quotes and tables stay. The
-text is cut at these, as a model would garble placeholders. Emphasis is part of the text.
+Markdown is parsed as CommonMark with GitHub's tables. These parts stay: headings, code, HTML, front
+matter, reference definitions, links, images, addresses, escapes, and the marks of lists, quotes and
+tables. The text is cut at these parts, because a model would garble placeholders for them. Emphasis
+is part of the text.
 
-Subtitles keep everything but the words of their cues: numbers, times, tags, music notes, and the
-marks of a change of speaker, which starts a new span.
+In subtitles everything except the words of the cues stays: numbers, times, tags, music notes, and
+the marks of a change of speaker, which starts a new span.
 
-Time and memory are linear in the file's size: no regular expression here rescans a stretch for each
-place in it.
+Time and memory are linear in the file's size: no regular expression here scans the same text again
+from each position in it.
 """
 
 from __future__ import annotations
@@ -28,43 +29,43 @@ from mlx_t5.errors import UserError
 
 SUFFIXES = (".txt", ".md", ".srt", ".vtt")
 PLAIN = ("", ".txt")
-# Length in characters that a subtitle's line may have even if the source's lines are shorter.
+# Length in characters that a line of subtitles may have, even if the source's lines are shorter.
 LINE_CHARACTERS = 42
-DEEPEST = 50  # levels of Markdown: a list has two, a quote one, and their text needs three
+DEEPEST = 50  # levels in Markdown: a list has two levels, a quote one, and text inside needs three
 
 # A line break with the white space and the quote marks around it.
 _BREAK = re.compile(r"(?<![ \t])[ \t]*(?:\r\n?|\n)[ \t>]*")
 _HAN = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _OPENING = "「『（〈《【〔［"
-# A unit that no line break divides: a word, or a character of a script without spaces. Marks that
-# would begin a list, a heading or a quote stay behind the word before them. No-break spaces and
-# other characters that the format does not treat as spaces are parts of words.
+# A unit that no line break divides: a word, or a character of a script without spaces. A mark that
+# would begin a list, a heading or a quote stays in the unit of the word before it. No-break spaces
+# and other characters that the format does not treat as spaces are parts of words.
 _UNIT = re.compile(
     rf"[ \t]*(?:[{_OPENING}]*[{_HAN}](?:[^\w\s{_OPENING}]|ー)*|[^ \t{_HAN}{_OPENING}]+"
     rf"|[{_OPENING}]+)(?: (?:[-–—+*=#~|]+|\d{{1,9}}[.)]|>\S*)(?= |\Z))*"
 )
 
-# In a copy of the text, whatever stays is overwritten by one of these. Letters that touch such a
-# stump, as in "`list`s", stay as well.
+# In a copy of the text, these two characters overwrite the parts that stay. Letters that touch a
+# stump, such as the s in "`list`s", stay as well.
 _CUT, _STUMP = "\1", "\0"
 _STUMPS = re.compile(r"`|!?\[(?!\^)")
-_LETTERS = r"0-9A-Za-z_\u00aa-\u058f"  # of scripts that put spaces between words
+_LETTERS = r"0-9A-Za-z_\u00aa-\u058f"  # letters of scripts with spaces between words
 _STUMPED = re.compile(rf"(?<![{_LETTERS}{_STUMP}])[{_LETTERS}]*{_STUMP}[{_LETTERS}{_STUMP}]*")
 _LEFT = re.compile(rf"[^\s{_CUT}](?:[^{_CUT}]*[^\s{_CUT}])?")
-# Punctuation beside what stays, up to white space, stays too: the comma after `x` in "`x`, and".
+# Punctuation beside a part that stays, up to white space, stays too: the comma in "`x`, and".
 _LOOSE = re.compile(r"\W*\s")
 
 _FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\n(?=\S)(?:.*\n)*?\1[ \t]*(?:\n|\Z)")
-# Not text either, besides CommonMark's inline code, links and tags: hard line breaks, footnotes,
-# the lines of tables, task boxes, GitHub's alerts, addresses.
+# Further parts that are not text, besides CommonMark's inline code, links and tags: hard line
+# breaks, footnotes, the lines of tables, task boxes, GitHub's alerts, addresses.
 _ASIDE = re.compile(
     r"(?m)(?:  |\\)\t?\n|\||\[\^[^\]\s]{1,99}\]:?|^\[[ xX]\](?=\s)|^\[!\w{1,20}\]"
     r"|(?:https?://|ftp://|www\.)[^\s<>]*[^\s<>.,;:!?'\")\]*_~]"
     r"|(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}\.[\w.-]{0,253}\w"
 )
 
-# A line of times, with the number before it: as the formats define it, or as programs and people
-# write it, with direction marks, a minus, another arrow. Any other line with "->" is text.
+# A line of times, with the number before it. It may differ from the formats' definition as programs
+# and people write it: with direction marks, a minus or another arrow. Any other line is text.
 _GAP = r"(?:[^\S\n]|[\ufeff\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069])*"
 _TIME = rf"(?:[-−]{_GAP})?\d+{_GAP}[:：]{_GAP}\d+(?:{_GAP}[:：.,，]{_GAP}\d+)"  # three numbers
 _ARROW = rf"{_GAP}[-‐-―−](?:{_GAP}[-‐-―−])*{_GAP}(?:>|&gt;){_GAP}"
@@ -74,7 +75,7 @@ _TIMES = re.compile(
 )
 _BLOCK = re.compile(r"(?m)(?:^[^\S\n]*\S[^\n]*(?:\n|\Z))+")
 _TAG = r"<[/\w][^<>]*>|\{\\[^{}]*\}"
-# Marks of a change of speaker, tags, music, character references, and misplaced times.
+# Marks of a change of speaker, tags, music notes, character references, and misplaced times.
 _CUE_MARK = re.compile(
     rf"(?m)^(?:[ \t]|{_TAG})*(?:[-‐–—]|>|&gt;)+|{_TAG}|[♪♫♬]+|&(?:\w{{1,31}}|#\w{{1,7}});"
     r"|(?:\d{1,3}:\d\d:\d\d[.,]|\d\d:\d\d[.,]\d\d)\d+"
@@ -82,13 +83,13 @@ _CUE_MARK = re.compile(
 
 
 class Span(NamedTuple):
-    """Characters [start, end) of a file's text, which may be decoded.
+    """The characters [start, end) of a file's text, which are words to decode.
 
     Attributes:
         start: position of the first character.
-        end: position after the last.
-        wrapped: whether its line breaks are only typesetting: then `unwrapped` is decoded, and
-            `rewrapped` breaks the answer into lines.
+        end: position after the last character.
+        wrapped: whether line breaks in the span are only typesetting. If so, the text of
+            `unwrapped` is decoded, and `rewrapped` breaks the answer into lines.
     """
 
     start: int
@@ -101,47 +102,48 @@ def spans(text: str, suffix: str) -> list[Span]:
 
     Args:
         text: the file's text, with its own line ends.
-        suffix: the file name's suffix, one of `SUFFIXES`; "" is plain text as well.
+        suffix: the file name's suffix, one of `SUFFIXES`; "" also means plain text.
 
     Returns:
-        The spans in order. They do not overlap, and do not begin or end with white space, except
-        that plain text is one span.
+        The spans in order. They do not overlap, and do not begin or end with white space. A plain
+        text is one span, with its white space.
 
     Raises:
-        UserError: it has the suffix of a subtitle file but no cues.
+        UserError: the file has the suffix of subtitles but not their form, or Markdown is nested
+            too deeply.
     """
     begin = int(text.startswith("\ufeff"))  # a byte order mark
     if suffix in PLAIN:
         return [Span(begin, len(text), False)] if text[begin:] else []
-    # All line ends become alike, without changing any position.
+    # All line ends become "\n", and no position changes.
     even = text[begin:].replace("\r\n", "\t\n").replace("\r", "\n").replace("\0", "\ufffd")
     stretches = _markdown(even) if suffix == ".md" else _subtitles(even, suffix)
     return [Span(begin + start, begin + end, wrapped) for start, end, wrapped in stretches]
 
 
 def unwrapped(source: str) -> str:
-    """Returns the text of a wrapped span for decoding: line breaks become single spaces."""
+    """Returns a wrapped span's text on one line: each line break becomes a single space."""
     return _BREAK.sub(" ", source)
 
 
 def flattened(text: str) -> str:
-    """Returns a file's text with line breaks replaced by as many spaces."""
+    """Returns a file's text with line breaks replaced by spaces, without changing positions."""
     return _BREAK.sub(lambda gap: " " * len(gap[0]), text)
 
 
 def rewrapped(source: str, answer: str) -> str:
-    """Breaks an answer into lines as its source was.
+    """Breaks an answer into lines like its source.
 
-    It has as many lines as the source, of about equal length, if it has enough words. If a line
-    would then be longer than both the source's longest line and `LINE_CHARACTERS`, it has more
-    lines. The answer to one line is one line.
+    If the answer has enough words, it gets the source's number of lines, of about equal length. It
+    gets more lines if a line would be longer than both the source's longest line and
+    `LINE_CHARACTERS`. If the source is one line, the answer is one line.
 
     Args:
         source: the text of a wrapped span.
         answer: the answer to `unwrapped(source)`.
 
     Returns:
-        The answer with line breaks of the source; the source itself if the answer equals it.
+        The answer with the source's kind of line breaks; the source itself if both are equal.
     """
     breaks = _BREAK.findall(source)
     if not breaks or answer == unwrapped(source):
@@ -158,7 +160,7 @@ def rewrapped(source: str, answer: str) -> str:
 
 
 def _line_starts(units: list[str], count: int, limit: int) -> list[int]:
-    """Returns which units begin lines of at most `limit` characters, at least `count` lines."""
+    """Returns the indices of units that begin lines, at least `count`, of at most `limit` chars."""
     starts, length = [0], 0
     for n, unit in enumerate(units):
         length += len(unit)
@@ -192,7 +194,7 @@ def _markdown(text: str) -> Iterator[Span]:
     from markdown_it.rules_inline import StateInline
 
     text = _FRONT_MATTER.sub(lambda front: "\n" * len(front[0]), text)
-    passages: list[list[tuple[int, int]]] = []  # the lines' positions of each
+    passages: list[list[tuple[int, int]]] = []  # of each, the positions of its lines
 
     def recording(rule: Callable, state: Any, first: int, last: int, silent: bool) -> bool:
         found = rule(state, first, last, silent)
@@ -237,6 +239,6 @@ def _subtitles(text: str, suffix: str) -> Iterator[Span]:
     for time, end in zip(times, ends, strict=True):
         for block in _BLOCK.finditer(text, time.end(), end):
             if suffix == ".vtt" and block.start() > time.end():
-                break  # an empty line ends the text; sloppy .srt files have some within
+                break  # an empty line ends a cue; but sloppy .srt files have empty lines in cues
             for first, last in _words(block[0], map(re.Match.span, _CUE_MARK.finditer(block[0]))):
                 yield Span(block.start() + first, block.start() + last, True)

@@ -1,4 +1,4 @@
-"""Checks callers' prompts, seeds and predictions, and turns them into the engine's inputs."""
+"""Checks the prompts, seeds and predictions of a call, and prepares them for the engine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mlx_t5.ranges import checked, is_listlike, listed, refusal, written
 from mlx_t5.text.tokenizer import encode
 
 PROMPT = "a text or a list of token ids"
-# Maximum of characters in a task prefix, and so of tokens;
-# "Remove all grammatical errors from this text:" has 45.
+# Maximum of characters, and so of tokens, in a task prefix;
+# "Remove all grammatical errors from this text:" has 45 characters.
 PREFIX_CHARACTERS = 64
 _PREFIX = re.compile(r"\s*(?P<words>[^\s.:!?][^\n.:!?]{0,62}):\s")
-# A prefix in upper case must begin with one of these, as instructions like CoEdIT's do.
+# A prefix with a capital letter must begin with one of these verbs, like CoEdIT's instructions.
 REWRITING_VERBS = frozenset(
     "Change Clarify Correct Edit Fix Formalize Improve Make Neutralize Paraphrase Polish Proofread "
     "Remove Rephrase Reword Rewrite Shorten Simplify Summarize Translate Write".split()
@@ -26,17 +26,17 @@ REWRITING_VERBS = frozenset(
 
 
 def as_list(prompts: Any, name: str = "prompts") -> tuple[list, bool]:
-    """Puts prompts in a list.
+    """Returns prompts as a list.
 
     Args:
-        prompts: one prompt (a text or token ids), or several.
-        name: their name in an error.
+        prompts: one prompt (a text or token ids), or several prompts.
+        name: the argument's name in an error.
 
     Returns:
-        The list, and whether it was a single prompt.
+        The list, and whether the argument was a single prompt.
 
     Raises:
-        UserError: it is neither.
+        UserError: the argument is neither one prompt nor several.
     """
     if isinstance(prompts, str):
         return [prompts], True
@@ -50,17 +50,17 @@ def as_list(prompts: Any, name: str = "prompts") -> tuple[list, bool]:
 def token_ids(
     prompt: str | Sequence[int], tokenizer: Any, vocab_size: int, what: str = "prompt"
 ) -> list[int]:
-    """Returns the tokens of one prompt; a text's end with the end token.
+    """Returns the tokens of one prompt; the end token is added to a text.
 
     Args:
         prompt: a text or token ids.
         tokenizer: the model's tokenizer; None if there is none.
         vocab_size: V.
-        what: its name in an error.
+        what: the prompt's name in an error.
 
     Raises:
         UserError: the prompt is empty, has an id outside the vocabulary, is neither a text nor a
-            list of whole numbers, or is a text that cannot be tokenized, or without a tokenizer.
+            list of whole numbers, or is a text that cannot be tokenized.
     """
     if isinstance(prompt, str):
         if not prompt.strip():
@@ -86,7 +86,7 @@ def token_ids(
 
 
 def _whole_numbers(ids: list) -> list[int]:
-    """Returns token ids as plain integers; checks types only, as there may be 100,000 ids."""
+    """Returns ids as Python integers; checks only their types, to be fast with 100,000 ids."""
     kinds = set(map(type, ids))
     wrong = {kind for kind in kinds if kind is bool or not issubclass(kind, Integral)}
     if wrong:
@@ -98,18 +98,18 @@ def _whole_numbers(ids: list) -> list[int]:
 def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
     """Finds the prefix that tells T5 what to do, such as "fix grammar:".
 
-    This is a guess, and only speed depends on it. A prefix is the beginning of the prompt up to a
-    colon and a space, within one sentence and `PREFIX_CHARACTERS`. It starts in lower case, unlike
-    a sentence ("translate English to German:", "stsb sentence1:"), or with one of `REWRITING_VERBS`
-    ("Fix grammatical errors in this sentence:"), and does not end in a number.
-    So "She said:", "Call me at 10:" and "Question:" are not prefixes; "she said:" is one.
+    The result is a guess, and only speed depends on it. A prefix is the beginning of a prompt up to
+    a colon and a space, within one sentence and `PREFIX_CHARACTERS`. Unlike a sentence, it starts in
+    lower case ("translate English to German:", "stsb sentence1:") or with one of `REWRITING_VERBS`
+    ("Fix grammatical errors in this sentence:"). It does not end in a number.
+    So "She said:", "Call me at 10:" and "Question:" are not prefixes; "she said:" is a prefix.
 
     Args:
         ids: source tokens.
-        tokenizer: the model's tokenizer; without one (None) no prefix is found.
+        tokenizer: the model's tokenizer; if it is None, no prefix is found.
 
     Returns:
-        The tokens of the prefix, its colon included; () if there is none.
+        The tokens of the prefix, with its colon; () if there is no prefix.
     """
     if tokenizer is None:
         return ()
@@ -122,7 +122,7 @@ def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
 
 
 def guessed_prefix_end(text: str) -> int:
-    """Returns the end of a text's `task_prefix`, behind its colon; 0 if there is none."""
+    """Returns the position after the colon of a text's `task_prefix`; 0 without a prefix."""
     prefix = _PREFIX.match(text)
     if not prefix:
         return 0
@@ -139,7 +139,7 @@ def checked_prompts(prompts: Any, seed: Any = 0) -> tuple[Iterable, int | list[i
         The prompts, and the seed or the list of seeds as plain integers.
 
     Raises:
-        UserError: `prompts` is no iterable, or there is neither one seed nor one a prompt.
+        UserError: `prompts` is not a list, or there is neither one seed nor one seed per prompt.
     """
     if not is_listlike(prompts):
         raise UserError(f"prompts is {written(prompts)}; it must be a list, each {PROMPT}")
@@ -153,10 +153,11 @@ def checked_prompts(prompts: Any, seed: Any = 0) -> tuple[Iterable, int | list[i
 
 
 def checked_predictions(prediction: Any, prompts: Sequence[Any], single: bool) -> list | None:
-    """Returns the predictions, one a prompt; None if there are none.
+    """Returns the predictions, one per prompt; None if there are none.
 
     Args:
-        prediction: that of a single prompt, or a list with one a prompt, None for no prediction.
+        prediction: the prediction of a single prompt, or a list with one entry per prompt. None
+            stands for no prediction.
         prompts: from `as_list`.
         single: from `as_list`.
 
@@ -173,10 +174,10 @@ def checked_predictions(prediction: Any, prompts: Sequence[Any], single: bool) -
 
 
 def checked_samples(num_samples: Any, temp: float) -> int:
-    """Checks and returns the number of samples a prompt.
+    """Returns the number of samples per prompt, checked.
 
     Raises:
-        UserError: it is out of range, or all samples would be equal.
+        UserError: the number is out of range, or all samples would be equal.
     """
     samples = checked("num_samples", num_samples)
     if samples > 1 and temp == 0:

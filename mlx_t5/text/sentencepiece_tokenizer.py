@@ -1,11 +1,11 @@
-"""A transformers tokenizer in which sentencepiece itself cuts the text into pieces.
+"""A transformers tokenizer that uses sentencepiece itself to cut text into pieces.
 
 T5 models were trained on sentencepiece's pieces, so a folder's spiece.model is authoritative. The
 tokenizers library, which transformers 5 uses instead, is slightly different: it normalises by
-grapheme instead of by the longest match, takes the spelling of a byte token in a text for that
-byte, and breaks ties in another precision.
+grapheme instead of by the longest match, reads the spelling of a byte token ("<0xE4>") in a text as
+that byte, and breaks ties in a different precision.
 
-This module imports transformers, which is slow: import it where a tokenizer is loaded.
+This module imports transformers, which is slow. So import this module only to load a tokenizer.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from transformers import PreTrainedTokenizerFast
 class SentencePieceTokenizer(PreTrainedTokenizerFast):
     """The tokenizer of a folder with spiece.model.
 
-    Ids, pieces and text are spiece.model's. The rest is as in transformers' T5 tokenizer: special
-    tokens and sentinels ("<extra_id_0>") in a text become their ids, each text between them is
-    encoded on its own, and the end token comes last. Added tokens come from the configuration
-    (tokenizer_config.json, special_tokens_map.json, added_tokens.json), or else from the list in
-    tokenizer.json; nothing else is read from that file.
+    Ids, pieces and decoded text follow spiece.model. The rest is as in transformers' T5 tokenizer:
+    special tokens and sentinels ("<extra_id_0>") in a text become their ids, the text between two
+    of them is encoded by itself, and the end token comes last. Added tokens come from the
+    configuration (tokenizer_config.json, special_tokens_map.json, added_tokens.json), or else from
+    the list in tokenizer.json. Nothing else is read from tokenizer.json.
     """
 
     vocab_files_names = {"vocab_file": "spiece.model", "tokenizer_file": "tokenizer.json"}
@@ -55,10 +55,10 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
 
         Args:
             vocab_file: path of spiece.model.
-            extra_ids: number of sentinels behind the pieces, the last one first.
-            eos_token: ends every encoded text.
-            unk_token: in place of characters that the vocabulary cannot spell.
-            pad_token: pads shorter rows.
+            extra_ids: number of sentinels, which follow the pieces in reverse order.
+            eos_token: the token that ends every encoded text.
+            unk_token: the token for characters that the vocabulary cannot spell.
+            pad_token: the token that pads shorter rows.
             kwargs: other entries of the configuration.
         """
         kwargs.pop("tokenizer_file", None)
@@ -86,11 +86,11 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
 
     @classmethod
     def convert_to_native_format(cls, **kwargs: Any) -> dict[str, Any]:
-        """Keeps transformers from rebuilding the model from either file."""
+        """Returns the arguments unchanged, so that transformers does not rebuild the model."""
         return kwargs
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves out the pre-tokenizer: the tokenizers library cannot copy parts made in Python."""
+        """Returns the state without the pre-tokenizer: tokenizers cannot copy parts in Python."""
         plain, own = Tokenizer(self._tokenizer.model), self._tokenizer
         plain.decoder, plain.post_processor = own.decoder, own.post_processor
         plain.encode_special_tokens = own.encode_special_tokens
@@ -121,13 +121,13 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
 
 
 class _Cutter:
-    """Cuts text into pieces; `PreTokenizer.custom` calls `pre_tokenize`."""
+    """Cuts text into pieces for `PreTokenizer.custom`, which calls `pre_tokenize`."""
 
     def __init__(self, file: str):
         self._processor = SentencePieceProcessor(model_file=str(file))
 
     def tokenizer(self, sentinels: list[str]) -> Tokenizer:
-        """Returns a tokenizer that looks up pieces and joins them, without this cutter."""
+        """Returns a tokenizer that looks up the ids of pieces and joins pieces, without cutting."""
         size = self._processor.get_piece_size()
         pieces = self._processor.id_to_piece(list(range(size)))
         vocabulary = {piece: i for i, piece in enumerate(pieces)}
@@ -147,13 +147,13 @@ class _Cutter:
         return self._processor.id_to_piece(self._processor.piece_to_id(str(token))) == str(token)
 
     def control(self) -> list[str]:
-        """The control pieces, which no text contains, such as "</s>"."""
+        """Returns the control pieces, which no text contains, such as "</s>"."""
         processor = self._processor
         ids = [i for i in range(processor.get_piece_size()) if processor.is_control(i)]
         return processor.id_to_piece(ids)
 
     def pre_tokenize(self, text: PreTokenizedString) -> None:
-        """Cuts each part of the text that is no added token into its pieces."""
+        """Cuts the text into pieces, except its added tokens."""
         text.split(self._cut)
 
     def _cut(self, _: int, part: NormalizedString) -> list[NormalizedString]:

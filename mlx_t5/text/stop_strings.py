@@ -1,12 +1,12 @@
 """Reads a text while it is written, and ends it where a stop string begins.
 
 Decoding ends with the first token that completes a stop string. The text is cut before the stop
-string; its tokens are kept, as the first and the last of them may contain more than a part of it.
-All of it happens on the host, after a step's tokens have arrived.
+string. The stop string's tokens are kept, because the first and the last of these tokens may also
+contain other text. All of this happens in Python, after a step's tokens have arrived.
 
 Text that may be the beginning of a stop string is held back, so that a stream never shows a part of
-one. Only this text is searched: released text cannot begin a stop string. So the work does not grow
-with the text.
+a stop string. Only the held-back text is searched, because a stop string cannot begin in text that
+was released. So the work for a token does not grow with the text.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from mlx_t5.text.detokenizer import StreamingDetokenizer
 
 
 class TextWatch:
-    """The text of one row, as far as it is final, up to a stop string.
+    """Reads the text of one row while it grows, up to a stop string.
 
     Attributes:
-        pieces: the text that each token so far has made final.
-        rest: the text after the last piece, once the text has ended.
+        pieces: for each token read, the text that it released; later tokens cannot change it.
+        rest: the text after the last piece, set when the text ends.
         stopped: whether a stop string was found.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = ()):
-        """Looks for these stop strings, of at least one character each."""
+        """Searches for these stop strings, each of at least one character."""
         self._detokenizer = StreamingDetokenizer(tokenizer)
         self._stop = tuple(stop)
         self._held = ""
@@ -38,7 +38,7 @@ class TextWatch:
 
     @property
     def text(self) -> str:
-        """The final part of the text so far."""
+        """The text released so far."""
         return "".join(self.pieces) + self.rest
 
     def fork(self) -> TextWatch:
@@ -48,10 +48,10 @@ class TextWatch:
         return other
 
     def take(self, tokens: Sequence[int]) -> int:
-        """Reads tokens up to the one that completes a stop string; returns how many it read."""
+        """Reads tokens until one completes a stop string; returns the number of tokens read."""
         for count, token in enumerate(tokens, 1):
             self._held += self._detokenizer.add(token)
-            # The text if this were the last token.
+            # The held-back text if this token were the last.
             ending = self._held + self._detokenizer.peek()
             stops = [index for index in map(ending.find, self._stop) if index >= 0]
             if stops:
@@ -64,7 +64,7 @@ class TextWatch:
         return len(tokens)
 
     def finish(self) -> None:
-        """Ends the text, and releases what was held back."""
+        """Ends the text, and releases the text that was held back."""
         if not self.stopped:
             self.rest = self._held + self._detokenizer.finish()
 

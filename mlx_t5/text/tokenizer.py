@@ -1,13 +1,13 @@
 """Loads the tokenizer of a model folder, and encodes texts.
 
-The folder's files decide:
+The files of the folder decide which tokenizer is used:
 
-    spiece.model     sentencepiece encodes, as it did in training; see sentencepiece_tokenizer.py
-    tokenizer.json   alone: encodes as transformers 5 loads it. That rebuilds T5's unigrams from
-                     the vocabulary and loses the byte tokens and the id of the unknown token, so
-                     that MADLAD would read "end of text" for an unknown character; both are put
-                     back. What is no T5 unigram (some published models have a BPE) stays as it is.
-    neither          ByT5, if tokenizer_config.json or config.json names its tokenizer
+    spiece.model     sentencepiece, as in training; see sentencepiece_tokenizer.py
+    tokenizer.json   if it is alone: the tokenizer that transformers 5 loads. transformers rebuilds
+                     T5's unigrams from the vocabulary, and loses the byte tokens and the id of the
+                     unknown token: MADLAD would read "end of text" for an unknown character. This
+                     module restores both. Other kinds, such as BPE, are not changed.
+    neither          ByT5's, if tokenizer_config.json or config.json names it
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from mlx_t5.errors import UserError
 
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-_MOST_SENTINELS = 10_000  # published: 300; a file that asks for more is broken or hostile
+_MOST_SENTINELS = 10_000  # published models have up to 300; a file with more is broken or hostile
 _FILES = ("tokenizer.json", "spiece.model", "tokenizer_config.json")
-# Settings that would make transformers read further files, anywhere on the disk.
+# Settings that would make transformers read further files, from anywhere on the disk.
 _PATHS = ("fast_tokenizer_files", "gguf_file")
 
 
@@ -60,9 +60,9 @@ def load_tokenizer(folder: str | Path) -> Any:
         sentinels = own.get("extra_ids", 100 if named in ("T5Tokenizer", "MT5Tokenizer") else 0)
         if type(sentinels) is not int or not 0 <= sentinels <= _MOST_SENTINELS:
             raise ValueError(f"extra_ids is {sentinels!r:.40}")
-        # transformers takes umT5's tokenizer.json, or one of another class, as it is.
+        # transformers does not rebuild umT5's tokenizer.json, or one of a different class.
         rebuilds = named == "T5Tokenizer" and model.get("model_type", "t5") in ("t5", "mt5")
-        # Without this, transformers would advise everyone to install torch.
+        # Without this variable, transformers would advise the user to install torch.
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         if (folder / "spiece.model").is_file():
             tokenizer = _from_sentencepiece(folder, sentinels)
@@ -75,12 +75,12 @@ def load_tokenizer(folder: str | Path) -> Any:
             tokenizer = ByT5Tokenizer.from_pretrained(folder, **_LOCAL)
         else:
             raise FileNotFoundError("neither tokenizer.json nor spiece.model is there")
-    tokenizer.model_max_length = int(1e30)  # no warnings: relative positions have no limit
+    tokenizer.model_max_length = int(1e30)  # relative positions have no limit, so no warnings
     return tokenizer
 
 
 def _require_own_files(folder: Path) -> None:
-    """Refuses files that transformers would read if they are links out of the folder, or large."""
+    """Refuses files for transformers that are links out of the folder, or too large."""
     more = folder / MORE_CHAT_TEMPLATES
     templates = list(more.glob("*.jinja")) if more.is_dir() else []
     for file in (*(folder / name for name in (*TOKENIZER_FILES, *CHAT_TEMPLATES)), *templates):
@@ -92,7 +92,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
     """Returns the token ids of a text, the end token included.
 
     Raises:
-        UserError: the tokenizer cannot read it.
+        UserError: the tokenizer cannot read the text.
     """
     with _refusing("the tokenizer cannot read this prompt"):
         return tokenizer.encode(text)
@@ -100,14 +100,14 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 @contextmanager
 def _refusing(what: str, cure: str = "") -> Iterator[None]:
-    """Turns whatever the libraries raise into a UserError.
+    """Turns any exception of the libraries into a `UserError`.
 
-    Some of it is bare Exception, and a panic in their Rust is a BaseException of a class that
-    cannot be imported.
+    Some exceptions are of the class `Exception` itself. A panic in Rust is a `BaseException` of a
+    class that cannot be imported.
     """
     try:
         yield
-    except (UserError, ImportError):  # without what transformers needs no other folder would help
+    except (UserError, ImportError):  # a missing package is not the folder's fault
         raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
@@ -117,7 +117,7 @@ def _refusing(what: str, cure: str = "") -> Iterator[None]:
 
 
 def _settings(file: Path) -> dict:
-    """Reads a JSON file; {} if there is none."""
+    """Returns the object of a JSON file; {} if the file does not exist."""
     settings = json.loads(read_small(file, TOKENIZER_BYTES)) if os.path.lexists(file) else {}
     if not isinstance(settings, dict):
         raise ValueError(f"{file.name} holds no object")
@@ -127,7 +127,7 @@ def _settings(file: Path) -> dict:
 def _from_sentencepiece(folder: Path, sentinels: int) -> Any:
     from mlx_t5.text.sentencepiece_tokenizer import SentencePieceTokenizer  # slow to import
 
-    # By default transformers prefers a tokenizer.model, and paths in special_tokens_map.json.
+    # Given, as transformers would prefer a tokenizer.model, or paths in special_tokens_map.json.
     file = str(folder / "spiece.model")
     return SentencePieceTokenizer.from_pretrained(
         folder, **_LOCAL, vocab_file=file, extra_ids=sentinels
@@ -156,7 +156,7 @@ def _from_json(folder: Path, given: Set[str], sentinels: int | None) -> Any:
 
 
 def _rebuild(tokenizer: Any, charsmaps: list[bytes], sentinels: int) -> None:
-    """Rebuilds a tokenizer.json as transformers' T5Tokenizer does, but much faster."""
+    """Rebuilds a tokenizer like transformers' T5Tokenizer, but much faster."""
     from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
     backend, spaces = tokenizer.backend_tokenizer, {"replacement": "▁", "prepend_scheme": "always"}
@@ -176,7 +176,7 @@ def _rebuild(tokenizer: Any, charsmaps: list[bytes], sentinels: int) -> None:
 def _restore_fallback(tokenizer: Any, model: dict) -> None:
     """Restores the byte tokens and the unknown token that a unigram tokenizer may have lost.
 
-    The unknown token is looked up by name, as some files were saved with transformers' id 2.
+    The unknown token is looked up by its name, as transformers has saved some files with id 2.
     """
     from tokenizers import decoders, models
 
@@ -191,10 +191,10 @@ def _restore_fallback(tokenizer: Any, model: dict) -> None:
 
 
 def _charsmaps(normalizer: dict | None) -> list[bytes]:
-    """Returns the checked character maps of a normalizer; tokenizers panics on a damaged one.
+    """Returns the character maps of a normalizer, checked, as a damaged map makes tokenizers panic.
 
     Raises:
-        ValueError: one is damaged.
+        ValueError: a map is damaged.
     """
     normalizer = normalizer or {}
     maps = [m for inner in normalizer.get("normalizers", ()) for m in _charsmaps(inner)]
@@ -208,8 +208,8 @@ def _charsmaps(normalizer: dict | None) -> list[bytes]:
 def _sound(charsmap: bytes) -> bool:
     """Whether every walk through a sentencepiece character map stays inside it and ends at a text.
 
-    A map has a size in bytes (uint32), a double-array trie of that size (units of uint32, see
-    https://github.com/s-yata/darts-clone), and the texts that the trie's values point to, each
+    A map consists of a size in bytes (uint32), a double-array trie of that size (units of uint32,
+    see https://github.com/s-yata/darts-clone), and the texts that the trie's values point to, each
     terminated by NUL.
     """
     size = int.from_bytes(charsmap[:4], "little")
@@ -222,7 +222,7 @@ def _sound(charsmap: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     steps = np.flatnonzero(units >> 31 == 0)  # the other units are values
-    # A step leads to its base, where its value is, and to the base with a byte of text in it.
+    # A step leads to its base, which holds its value, and to that base combined with a text byte.
     bases = steps ^ (units[steps] >> 10 << ((units[steps] & 1 << 9) >> 6))
     if (bases | 255).max(initial=0) >= len(units):
         return False
