@@ -1,4 +1,4 @@
-"""Receives the events of a job, and makes answers of them, whole or in chunks (schemas.py)."""
+"""Receives the events of a job, and builds an answer or its chunks from them (schemas.py)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is ve
 
 
 class EventStream(Generic[J]):
-    """The events of one job, in the event loop.
+    """Receives the events of one job in the event loop.
 
     Attributes:
         job: the job.
@@ -62,7 +62,7 @@ class EventStream(Generic[J]):
         self.close()
 
     def close(self) -> None:
-        """Cancels the job, if it is not done."""
+        """Cancels the job if it is not done, and ends waiting for its events."""
         self._jobs.cancel(self.job)
         self._events.put_nowait(ApiError(499, "the client went away"))
 
@@ -70,7 +70,7 @@ class EventStream(Generic[J]):
         """Waits for the next event.
 
         Raises:
-            ApiError: the job has failed, or its client is gone.
+            ApiError: the job has failed, or its client has disconnected.
         """
         event = await self._events.get()
         if isinstance(event, ApiError):
@@ -78,7 +78,7 @@ class EventStream(Generic[J]):
         return event
 
     async def updates(self, first: Update) -> AsyncIterator[Update]:
-        """Yields all updates from `first` on, until every text is done."""
+        """Yields `first` and all later updates, until every text is done."""
         update, unfinished = first, self.job.size
         while True:
             unfinished -= update.chunk.result is not None
@@ -93,15 +93,16 @@ class EventStream(Generic[J]):
         return sorted(last, key=lambda update: update.index)
 
     def complete(self, body: str) -> str:
-        """Completes the answer's body; here it stays as it is."""
+        """Returns the final body of the answer; only documents change the body."""
         return body
 
 
 class Spelling(NamedTuple):
-    r"""A token by itself, for log-probabilities.
+    r"""The spelling of a token by itself, for log-probabilities.
 
-    A single byte is no text unless it is ASCII, so its token is shown as in OpenAI's API, `\xe4`,
-    and `bytes` has the byte. The bytes of all tokens of a text, joined, are the text in UTF-8.
+    A byte token that is not ASCII is no text. Its `text` is written as in OpenAI's API (`\xe4`),
+    and `bytes` has the byte. The bytes of a text's tokens, joined, are the text in UTF-8, except
+    that a space may come first.
 
     Attributes:
         text: the token in readable form, with a leading space; "" for an id without one.
@@ -116,14 +117,14 @@ class TokenSpelling:
     """Spells a tokenizer's tokens."""
 
     def __init__(self, tokenizer: Any):
-        """Spells the tokens of this tokenizer of transformers."""
+        """Uses this tokenizer of transformers."""
         self._tokenizer = tokenizer
         self._special = frozenset(tokenizer.all_special_ids)
         self._all_bytes = type(tokenizer).__name__ == "ByT5Tokenizer"
 
     def __call__(self, token: int) -> Spelling:
         """Returns the spelling of a token id."""
-        # Models have more ids than tokenizers, and any id may be among the likeliest.
+        # A model has more ids than its tokenizer, and any id may be among the likeliest.
         name = self._tokenizer.convert_ids_to_tokens(token) or ""
         if token in self._special or not name:
             return Spelling(name, None)
@@ -158,10 +159,10 @@ def usage(job: GenerationJob, results: Sequence[Stats]) -> Usage:
 
 
 def speculation(update: Update) -> Fields:
-    """Lists the tokens of a chunk with their writers; text after the last one is the target's."""
+    """Returns a chunk's tokens with their origins; text after the last token is the target's."""
     chunk = update.chunk
     rest = chunk.text[sum(map(len, chunk.pieces)) :]
-    # The last tokens of a stop string of several tokens have no piece.
+    # The last tokens of a stop string may have no piece.
     written = [*zip(chunk.pieces, chunk.writers, strict=False)]
     if rest:
         written.append((rest, "target"))
@@ -170,16 +171,22 @@ def speculation(update: Update) -> Fields:
 
 
 class CompletionBuilder:
-    """Makes the parts of one completion, as fields of the shapes in schemas.py.
+    """Builds the answer of one completion, or its chunks, in the shapes of schemas.py.
 
     Attributes:
-        stream: whether chunks are made.
+        stream: whether to build chunks.
         logprobs: whether to include log-probabilities.
-        detailed: whether to say who wrote each token.
+        detailed: whether to report the origin of each token (draft, copy or target).
     """
 
     def __init__(self, body: TextRequest, model: str, spell: Callable[[int], Spelling]):
-        """Starts the answer to a request to the model of this name; `spell` spells tokens."""
+        """Starts the answer to a request.
+
+        Args:
+            body: the request.
+            model: the model's name.
+            spell: returns the spelling of a token id.
+        """
         self._model, self._spell = model, spell
         self.stream, self.detailed = bool(body.stream), bool(body.speculation)
         self.logprobs = body.alternatives is not None
@@ -187,7 +194,7 @@ class CompletionBuilder:
         self._lengths: dict[int, int] = {}  # characters of each choice so far
 
     def answer(self, choices: Sequence[Fields], counts: Usage | None) -> BaseModel:
-        """Returns the answer, or a chunk of it; without `counts` if that is None."""
+        """Returns the answer or a chunk with these choices, and with token counts unless None."""
         return schemas.Completion(object="text_completion", **self._fields("cmpl", choices, counts))
 
     def _fields(self, kind: str, choices: Sequence[Fields], counts: Usage | None) -> Fields:
@@ -195,7 +202,7 @@ class CompletionBuilder:
         return fields | {"choices": choices} | ({} if counts is None else {"usage": counts})
 
     def choice(self, update: Update) -> Fields:
-        """Returns one choice of a chunk, or of the whole answer."""
+        """Returns the fields of one choice, of a chunk or of the whole answer."""
         result = update.chunk.result
         text = update.chunk.text if self.stream or not result else result.text or ""
         choice = {
@@ -226,9 +233,14 @@ class CompletionBuilder:
         }
 
     def _by_text(self, entry: TokenLogprob, text: str) -> dict[str, float]:
-        """Returns log-probabilities of the likely tokens by their text; the written one is `text`.
+        """Returns the log-probabilities of the likeliest tokens, by their texts.
 
-        Of tokens that look the same, the likelier counts; the written one overrides others.
+        If several tokens have the same text, the dictionary has the likeliest of them, or the
+        written token if that is one of them.
+
+        Args:
+            entry: the written token, and the likeliest tokens at its position.
+            text: the text of the written token.
         """
         named: dict[str, float] = {}
         for token, value in entry.top:
@@ -240,10 +252,10 @@ class CompletionBuilder:
 
 
 class ChatBuilder(CompletionBuilder):
-    """Makes the parts of one chat completion."""
+    """Builds the answer of one chat completion, or its chunks."""
 
     def answer(self, choices: Sequence[Fields], counts: Usage | None) -> BaseModel:
-        """As in `CompletionBuilder`."""
+        """Returns the answer or a chunk, see `CompletionBuilder.answer`."""
         kind: Any = "chat.completion.chunk" if self.stream else "chat.completion"
         return schemas.ChatCompletion(object=kind, **self._fields("chatcmpl", choices, counts))
 
@@ -269,9 +281,9 @@ class ChatBuilder(CompletionBuilder):
 def completed(update: Update) -> list[str]:
     """Returns the text that each token with log-probabilities completed.
 
-    Joined, they are the chunk's text, whatever tokens look like by themselves: the last byte of a
-    character completes it, a special token completes nothing, and a possible beginning of a stop
-    string is held back until a later token decides.
+    Joined, these texts are the chunk's text. So a text may differ from its token's own spelling:
+    the last byte of a character completes the character, a special token completes nothing, and a
+    possible beginning of a stop string is held back until a later token decides.
     """
     chunk, count = update.chunk, len(update.logprobs)
     texts = [*chunk.pieces, *[""] * count][:count]
@@ -281,5 +293,5 @@ def completed(update: Update) -> list[str]:
 
 
 def json_number(logprob: float) -> float:
-    """Returns a log-probability as in OpenAI's API: at least -9999, as JSON has no -inf."""
+    """Returns a log-probability for JSON, which has no -inf: at least -9999, as in OpenAI's API."""
     return max(logprob, LEAST_LOGPROB) if math.isfinite(logprob) else LEAST_LOGPROB

@@ -1,9 +1,9 @@
-"""Schemas of requests: those of OpenAI's API that make sense for T5, and of `/predict`.
+"""Schemas of requests, for `/predict` and the endpoints of OpenAI's API that make sense for T5.
 
 Unsupported input is refused, never ignored: an unknown field is an error, and fields that clients
 often send (`presence_penalty`, `logit_bias`, …) may only have their neutral value. Types are
 strict: "5" is no number and 1 is no boolean. In a long list, and among unknown fields, only the
-first error is reported: a body may have 300,000 of them.
+first error is reported, because a body may have 300,000 errors.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from mlx_t5.text.markup import SUFFIXES
 from mlx_t5.text.prompts import as_list as listed_prompts
 
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 8, 200
-MAX_SAMPLES = 16  # results a prompt
-MAX_PROMPTS = 64  # prompts a request
-MAX_BEAMS = 16  # hypotheses a prompt, each as much work as a text
-MAX_NUM_DRAFT = 16  # rows are verified together, so one row's proposals cost time for all
+MAX_SAMPLES = 16  # texts per prompt
+MAX_PROMPTS = 64  # prompts per request
+MAX_BEAMS = 16  # hypotheses per prompt, each as much work as a text
+MAX_NUM_DRAFT = 16  # rows are verified together, so one row's proposals cost all rows time
 MAX_TEMPERATURE = 2  # as in OpenAI's API
-MAX_SEED = 2**53 - 1  # what every JSON library reads exactly
+MAX_SEED = 2**53 - 1  # the largest integer that every JSON library reads exactly
 MOST = {
     "max_tokens": LARGEST_COUNT,
     "temp": MAX_TEMPERATURE,
     "num_draft": MAX_NUM_DRAFT,
     "num_beams": MAX_BEAMS,
 }
-MAX_ALTERNATIVES = 20  # log-probabilities a token
+MAX_ALTERNATIVES = 20  # log-probabilities per token
 MAX_PARTS = 64  # of a chat message
 MAX_LANGUAGE = 16  # characters of a code
 
@@ -63,7 +63,7 @@ class Request(BaseModel):
 
 
 def _field(name: str, setting: Setting) -> Any:
-    """Returns type and default of a setting's field, with the bounds for the API's description."""
+    """Returns the type and default of a setting's field, with bounds for the API's description."""
     allowed = setting.range
     bounds: dict[str, Any] = {}
     if allowed.kind is not bool:
@@ -98,7 +98,7 @@ else:
 
 
 class TextPart(Request):
-    """A part of a text."""
+    """One part of a text."""
 
     type: Literal["text"]
     text: str
@@ -111,38 +111,38 @@ class Content(Request):
 
     @property
     def text(self) -> str:
-        """Its parts, joined."""
+        """The whole text, its parts joined."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content)
 
 
 class PredictedContent(Content):
-    """The expected text."""
+    """The expected text of an answer."""
 
     type: Literal["content"]
 
 
 class Decoding(_WithSettings):
-    """How to decode. Absent and null fields have the server's defaults.
+    """The settings of a request. Absent and null fields get the server's defaults.
 
-    Settings with a name for requests (settings.py) are fields here.
+    The settings that have a name for requests (settings.py) are fields of this class.
     """
 
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = Field(
-        None, description="the same seed gives the same text; absent: another one each time"
+        None, description="the same seed gives the same text; absent: a new seed each time"
     )
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
     draft: bool | None = Field(None, description="false decodes regularly, without proposals")
     prediction: PredictedContent | None = Field(
         None,
-        description="what the text is expected to be: proposals are copied from it, which makes "
-        "it faster where it is right and changes nothing else",
+        description="the expected text: proposals are copied from it, which makes decoding faster "
+        "where it is right; with delta 0 the answer does not change",
     )
     task: Text | None = Field(
         None,
         description="a task of the model: its prefix is put before the prompt, and its settings "
-        "take the place of the server's defaults",
+        "replace the server's defaults",
     )
 
     @property
@@ -166,7 +166,7 @@ class Decoding(_WithSettings):
 
 
 class PredictRequest(Decoding):
-    """The simplest request."""
+    """POST /predict, the simplest request."""
 
     prompt: Text
 
@@ -177,7 +177,7 @@ class PredictRequest(Decoding):
 
 
 class StreamOptions(Request):
-    """Further content of a stream."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = Field(None, description="accepted; nothing is added")
@@ -191,20 +191,20 @@ class OpenAIRequest(Decoding):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: bool | None = Field(
-        None, description="also tell who wrote each token, and the counts so far"
+        None, description="also report each token's origin (draft, copy or target), and counts"
     )
     split: Split | None = Field(
         None,
-        description="decodes the text piece by piece, each with the task's prefix before it, and "
-        "joins the answers with what stood between them; the choice has the pieces",
+        description="decode the text piece by piece, each after the task's prefix, and join the "
+        "answers with the text between the pieces; the choice lists the pieces",
     )
     file_type: FileType | None = Field(
-        None, description="of a text to split: what a file of such a name has besides words stays"
+        None, description="of a text to split: the type of its file, whose markup is kept"
     )
     source_language: Annotated[str, Field(min_length=1, max_length=MAX_LANGUAGE)] | None = Field(
         None,
-        description="of a text to split: whose rules end a sentence, as a code such as de; absent: "
-        "the language that the prefix names, or English",
+        description="of a text to split: the language whose rules end a sentence, as a code such "
+        "as de; absent: the language that the prefix names, or English",
     )
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
@@ -235,24 +235,24 @@ class CompletionRequest(OpenAIRequest):
     @model_validator(mode="after")
     def _consistent_prompt(self) -> CompletionRequest:
         if self.echo:
-            raise ValueError("echo: the prompt is another text here than the answer; leave it out")
+            raise ValueError("echo: the prompt is not a part of the answer here; leave it out")
         if self.prediction and len(self.prompts) > 1:
             raise ValueError("prediction: it belongs to one prompt; send a request for each")
         return self
 
     @property
     def prompts(self) -> Sequence[str] | Sequence[list[int]]:
-        """The prompts as a list, of texts or of token ids."""
+        """The prompts, as a list of texts or of token ids."""
         return listed_prompts(self.prompt)[0]
 
     @property
     def parts(self) -> list[Any]:
-        """The prompt as a list, to be split; it must be one text."""
+        """The prompt as a list of one; to be split, it must be one text."""
         return [self.prompt]
 
     @property
     def alternatives(self) -> int | None:
-        """Log-probabilities a token, None for none."""
+        """The number of alternatives per token; None if no log-probabilities are requested."""
         return self.logprobs
 
 
@@ -264,7 +264,7 @@ class Message(Content):
 
 
 class TextFormat(Request):
-    """The only response format there is."""
+    """The only response format."""
 
     type: Literal["text"]
 
@@ -272,8 +272,8 @@ class TextFormat(Request):
 class ChatRequest(OpenAIRequest):
     """POST /v1/chat/completions, for one turn.
 
-    T5 has no chat format. The prompt is the user's message; a system message before it, such as
-    "translate English to German:", is put in front of it with a space between.
+    T5 has no chat format. The prompt is the user's message. If there is a system message, such as
+    "translate English to German:", it is put before the user's message, with a space between them.
     """
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=2)]
@@ -298,7 +298,7 @@ class ChatRequest(OpenAIRequest):
 
     @property
     def given(self) -> dict[str, Any]:
-        """As in `Decoding`; the smaller of the two token limits counts."""
+        """The settings in the request, see `Decoding`; the smaller of two token limits counts."""
         given = super().given
         limits = [n for n in (given.get("max_tokens"), self.max_completion_tokens) if n is not None]
         return given | ({"max_tokens": min(limits)} if limits else {})
@@ -310,12 +310,12 @@ class ChatRequest(OpenAIRequest):
 
     @property
     def parts(self) -> list[str]:
-        """The system message, if there is one, and the user's."""
+        """The texts of the system message, if there is one, and of the user's message."""
         return [message.text for message in self.messages]
 
     @property
     def alternatives(self) -> int | None:
-        """Log-probabilities a token, None for none."""
+        """The number of alternatives per token; None if no log-probabilities are requested."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 

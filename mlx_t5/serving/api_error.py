@@ -1,7 +1,7 @@
-"""Errors as OpenAI's API shapes them: {"error": {"message", "type", "param", "code"}}.
+"""Errors in the shape of OpenAI's API: {"error": {"message", "type", "param", "code"}}.
 
-Messages contain nothing that a client sent except names of fields, shortened: a prompt must not get
-into a log through an error.
+Of the data that a client sends, a message contains only names of fields, shortened. So a prompt
+does not get into a log through an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMPLAINTS = {
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """A description of an error."""
 
     message: str
     type: str
@@ -69,7 +69,7 @@ class ApiError(Exception):
 
 
 def internal_error() -> ApiError:
-    """Returns the error for an unexpected failure; only the log has its cause."""
+    """Returns the error for an unexpected failure, whose cause is only in the log."""
     return ApiError(500, "internal error; the server's log says where")
 
 
@@ -85,7 +85,7 @@ def error_of_status(status: int, detail: str, headers: Mapping[str, str] | None 
 def error_of_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
     """Returns the error for pydantic's first complaint about a body.
 
-    A union complains once for each of its types; complaints about the same field are joined.
+    For a union, pydantic complains about each of its types. Complaints about one field are joined.
     """
     if errors[0]["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {errors[0]['ctx']['error']}")
@@ -109,7 +109,7 @@ def _complaint(error: dict[str, Any]) -> str:
 def raised_at(error: BaseException) -> str:
     """Returns an exception's type and where it was raised, for the log.
 
-    The message and the lines of a traceback may show what was being decoded.
+    The exception's message and lines of code are left out, as they may show a client's text.
     """
     trace, where = error.__traceback__, "?"
     while trace:

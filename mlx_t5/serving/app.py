@@ -1,4 +1,4 @@
-"""The HTTP endpoints: completions and chats of OpenAI's API, the page, /docs."""
+"""The HTTP endpoints: completions and chats of OpenAI's API, the page, and /docs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mlx_t5.serving.service import Service
 
 PAGE = Path(__file__).parent / "page"
-LAST_STEPS = 10  # seconds that the worker has to stop
+LAST_STEPS = 10  # seconds within which the worker has to stop
 STATIC = (".css", ".js", ".svg")
 # The page loads nothing from elsewhere and runs only its own script.
 POLICY = (
@@ -44,7 +44,7 @@ POLICY = (
 REFUSALS = {
     400: "not a valid request",
     401: "wrong or missing key",
-    403: "asked for under a name that is not this machine's",
+    403: "the request's host name is not a name of this machine",
     404: "no such model",
     408: "the body came too slowly",
     413: "the body is too large",
@@ -72,15 +72,15 @@ def create_app(
 
     Args:
         service: decodes the requests; stopped with the application.
-        metrics: shown at /metrics.
+        metrics: the counters that are shown at /metrics.
         api_key: the key that clients must send, or None.
-        is_own_name: whether a host name is this server's, see `Middleware`.
+        is_own_name: returns whether a host name is this server's, see `Middleware`.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        # All clients have been served or cut off; the rows still in flight leave within a step.
+        # All clients have been served or cut off; remaining rows leave within a step.
         await asyncio.to_thread(service.worker.stop, LAST_STEPS)
 
     app = FastAPIOffline(
@@ -135,7 +135,7 @@ def _add_generation(app: FastAPI) -> None:
         tags=["OpenAI"],
     )
     async def completions(body: api.CompletionRequest, request: Request) -> Response:
-        """Completes prompts: the text that T5 makes of each, whole or as a stream of events."""
+        """Returns the text that T5 generates for each prompt, whole or as a stream of events."""
         return await _openai(service, body, request, answers.CompletionBuilder)
 
     @app.post(
@@ -145,12 +145,12 @@ def _add_generation(app: FastAPI) -> None:
         tags=["OpenAI"],
     )
     async def chat(body: api.ChatRequest, request: Request) -> Response:
-        """Answers a single turn; a system message is put in front of the user's."""
+        """Answers a single turn; a system message is put before the user's message."""
         return await _openai(service, body, request, answers.ChatBuilder)
 
     @app.post("/predict", responses=ERRORS, tags=["simple"])
     async def predict(body: api.PredictRequest, request: Request) -> schemas.Prediction:
-        """A prompt in, its text out."""
+        """Returns the text that T5 generates for a prompt."""
         stream = await service.submit(body, request.receive)
         (update,) = await stream.finished()
         result: Any = update.chunk.result
@@ -178,7 +178,7 @@ async def _openai(
         answer = builder.answer(list(map(builder.choice, updates)), counts)
         content = stream.complete(answer.model_dump_json(exclude_unset=True))
         return Response(content, media_type="application/json")
-    first = await stream.next()  # before the status is sent, as it may be an error
+    first = await stream.next()  # before the status is sent, as the event may be an error
     usage = bool(body.stream_options and body.stream_options.include_usage)
     return StreamingResponse(
         _events(service, stream, builder, first, usage),
@@ -194,7 +194,7 @@ async def _events(
     first: Update,
     usage: bool,
 ) -> AsyncIterator[str]:
-    """Yields the server-sent events; the counts come last, if `usage`."""
+    """Yields the server-sent events; if `usage`, token counts come before the end."""
     last: list[Any] = []
     try:
         async for update in stream.updates(first):
@@ -223,18 +223,18 @@ def _add_information(app: FastAPI) -> None:
 
     @app.get("/v1/models", responses={401: ERRORS[401]}, tags=["OpenAI"])
     async def models() -> schemas.ModelList:
-        """The model that is served, with its limits and defaults."""
+        """Returns a list of the model that is served, with its limits and defaults."""
         return schemas.ModelList(object="list", data=[service.describe()])
 
     @app.get("/v1/models/{model}", responses={s: ERRORS[s] for s in (401, 404)}, tags=["OpenAI"])
     async def model(model: str) -> schemas.ServedModel:
-        """One model."""
+        """Returns the model of this name, with its limits and defaults."""
         service.require_model(model)
         return service.describe()
 
     @app.get("/health", responses={503: {"description": "takes no requests"}}, tags=["operation"])
     async def health(request: Request) -> Response:
-        """Whether requests are decoded; to those who may, also how many rows are and wait."""
+        """Returns whether requests are decoded; with the key, also the running and waiting rows."""
         status, reason = service.worker.health()
         body: dict[str, Any] = {"status": status} | ({"reason": reason} if reason else {})
         if request.scope[HAS_KEY]:
@@ -249,7 +249,7 @@ def _add_information(app: FastAPI) -> None:
         tags=["operation"],
     )
     async def prometheus() -> Response:
-        """Counters in Prometheus' text format."""
+        """Returns the counters in Prometheus' text format."""
         return Response(metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
@@ -270,7 +270,7 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _add_description(app: FastAPI, with_key: bool) -> None:
-    """Corrects FastAPI's description: removes its validation error, adds the API key."""
+    """Corrects FastAPI's description: its validation error, the API key, the messages of a chat."""
     schema = app.openapi()  # FastAPI caches and serves this object
     for path, operations in schema["paths"].items():
         for operation in operations.values():

@@ -1,14 +1,14 @@
-"""The rows of generation jobs: they wait for a place, share batches, and report to their jobs.
+"""Decodes the rows of generation jobs, which wait for a place, share batches, and report updates.
 
 Rows join and leave a running batch between two steps. There is one batch for each number of beams.
-A piece of a document becomes a row when it can join. A document has at most as many rows as its
-job's size; while there are other requests, pieces of at most `PIECE_TOKENS` join a step, so these
-requests neither wait behind a document nor stand still while many pieces are encoded.
-The decoder that `generate` uses makes the rows, chunks and results.
+A piece of a document becomes a row when it can join a batch. The rows of a document are limited to
+its job's size. While there are other requests, pieces of `PIECE_TOKENS` tokens on average join per
+step, so other requests do not wait for a document or for the encoding of many pieces. The decoder
+that `generate` uses makes the rows, chunks and results.
 
 Log-probabilities, for rows that request them, are the target's own: log softmax of its logits,
-before temperature, top-p and `delta`, whoever proposed the token. They come from the pass that
-verifies, so they need no other pass, and other rows cost nothing.
+before temperature, top-p and `delta`, whatever the origin of the token. They come from the pass
+that verifies, so they need no additional pass, and rows without log-probabilities cost nothing.
 
 Symbols: B rows, T positions, V vocabulary, K alternatives, R rows with log-probabilities.
 """
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from mlx_t5.engine.batch import Batch
 
-PIECE_TOKENS = 128  # of documents' pieces may join a step while there are other requests
+PIECE_TOKENS = 128  # of pieces that may join per step while there are other requests
 
 
 @dataclass(eq=False)
 class JobRow:
-    """A row and its job.
+    """A row of the engine with its job.
 
     Attributes:
         row: the engine's row.
-        job: its job.
-        index: index of its first text in the job.
+        job: the job that the row belongs to.
+        index: index in the job of the row's first text.
         reported: number of tokens reported to the job.
         logprobs: log-probabilities of the tokens not yet reported.
     """
@@ -59,7 +59,7 @@ class JobRow:
 
 
 class GenerationBatches:
-    """All rows that are decoded or wait; used by the thread that owns MLX."""
+    """All rows that are decoded or wait; only the thread that owns MLX uses it."""
 
     def __init__(
         self, decoder: SpeculativeDecoder, max_batch: int, jobs: JobQueue, metrics: Metrics
@@ -67,13 +67,13 @@ class GenerationBatches:
         """Decodes at most `max_batch` rows at the same time for each number of beams."""
         self._decoder, self._max_batch = decoder, max_batch
         self._jobs, self._metrics = jobs, metrics
-        self._job_rows: dict[int, JobRow] = {}  # by id(row); holding the row keeps the id
-        self._documents: deque[GenerationJob] = deque()  # in the order of their turns
+        self._job_rows: dict[int, JobRow] = {}  # by id(row), which stays unique as the row is kept
+        self._documents: deque[GenerationJob] = deque()  # in the order in which pieces are read
         self._allowed = 0  # unused allowance of pieces' tokens, see `PIECE_TOKENS`
         self._new_batches([])
 
     def __bool__(self) -> bool:
-        """Whether there are rows, or prompts to become rows."""
+        """Whether there are rows, or pieces that will become rows."""
         return bool(self._job_rows) or any(job.prompts for job in self._documents)
 
     @property
@@ -82,8 +82,8 @@ class GenerationBatches:
         return [row for queue in list(self._queues.values()) for row in queue.engine.rows]
 
     def add(self, job: GenerationJob) -> None:
-        """Turns a job into waiting rows; a document's rows are made when there is room."""
-        places = count(step=1 << 32) if job.document else None  # as engine/document_batch.py
+        """Adds a job and queues its rows; a document's rows are made when there is room."""
+        places = count(step=1 << 32) if job.document else None  # as in engine/document_batch.py
         spec = job.spec
         samples = spec.num_samples // spec.settings.num_return_sequences
         job.keys = random_keys(spec.seed, samples, places)
@@ -114,14 +114,14 @@ class GenerationBatches:
                 job.texts += job.spec.settings.num_return_sequences
 
     def _leave(self, job: GenerationJob) -> None:
-        """Ends a job that has no rows left, or whose rows are dropped."""
+        """Releases a job's places in the queue, and forgets the pieces of a document."""
         self._jobs.release(job, job.unfinished)
         if job.document:
             self._documents.remove(job)
             job.prompts.clear()
 
     def drop_cancelled(self) -> None:
-        """Removes the rows of cancelled jobs."""
+        """Removes cancelled jobs and their rows."""
         for job in [job for job in self._documents if job.cancelled]:
             self._leave(job)
         gone = [job_row for job_row in self._job_rows.values() if job_row.job.cancelled]
@@ -136,13 +136,13 @@ class GenerationBatches:
             queue.remove([job_row.row for job_row in gone])
 
     def admit(self) -> None:
-        """Inserts as many waiting rows into the batches as there is room for."""
+        """Moves waiting rows into the batches while there is room."""
         self._draw()
         for queue in self._queues.values():
             running = len(queue.engine.rows)
-            if not running:  # so that a request that is alone is answered alike every time
+            if not running:  # a request that is alone gets the same answer every time
                 queue.engine.forget()
-            for row in queue.admit():  # rows that do not fit even into an empty batch
+            for row in queue.admit():  # these rows do not fit even into an empty batch
                 self._fail(self._job_rows[id(row)], ApiError(400, str(row.error)))
             now = self._jobs.clock()
             for row in queue.engine.rows[running:]:
@@ -153,7 +153,7 @@ class GenerationBatches:
         return {number for number, one in self._job_rows.items() if one.job is job}
 
     def _draw(self) -> None:
-        """Makes rows of documents' pieces, document by document in turns, while they can join."""
+        """Makes rows of documents' pieces while they can join; documents take turns."""
         others = any(not one.job.document for one in self._job_rows.values())
         most = batching.MAX_JOINING_TOKENS
         allowed = min(self._allowed + PIECE_TOKENS, most) if others else most
@@ -169,14 +169,17 @@ class GenerationBatches:
         self._allowed = allowed if others else 0
 
     def _has_room(self, job: GenerationJob, others: bool) -> bool:
-        """Whether a piece may become a row; with other requests, one a document may wait."""
+        """Whether a document's next piece may become a row, which waits if the batch is full.
+
+        Only with other requests may it wait, and only one row per document.
+        """
         own, queue = self._rows_of(job), self._queues.get(job.spec.settings.num_beams)
         if queue and len(queue.engine.rows) + len(queue.waiting) >= self._max_batch:
             return others and own.isdisjoint(map(id, queue.waiting)) and len(own) < job.size
         return len(own) < job.size
 
     def step(self) -> None:
-        """Makes a step of every batch, and reports the new tokens."""
+        """Makes a step of every batch, and reports the new tokens to the jobs."""
         rows = self.running
         before = row_counts(rows)
         for queue in self._queues.values():
@@ -187,7 +190,7 @@ class GenerationBatches:
             self._report(self._job_rows[id(row)])
 
     def recover(self, error: Exception) -> None:
-        """Recovers from an error in an engine: rows in flight fail, waiting rows keep waiting."""
+        """Recovers from an error in an engine: running rows fail, waiting rows keep waiting."""
         failure = failure_of(error)
         waiting = {id(row) for queue in self._queues.values() for row in queue.waiting}
         for job_row in list(self._job_rows.values()):
@@ -200,9 +203,9 @@ class GenerationBatches:
         """Makes empty batches, and queues the waiting rows for them."""
         settings = replace(self._decoder.defaults, num_beams=1)
         engine = self._decoder.engine(settings, self._max_batch)
-        assert not isinstance(engine, Beams), "one beam is none"
+        assert not isinstance(engine, Beams), "one beam is no search"
         engine.on_verified = self._recorder = LogprobRecorder(self._alternatives)
-        self._queues = {1: batching.Queue(engine, self._max_batch)}  # by width
+        self._queues = {1: batching.Queue(engine, self._max_batch)}  # by number of beams
         self._enqueue([self._job_rows[id(row)] for row in waiting])
 
     def _enqueue(self, job_rows: Iterable[JobRow]) -> None:
@@ -226,7 +229,7 @@ class GenerationBatches:
         self._metrics.stepped(rows, proposals, self._jobs.clock() - began)
 
     def _report(self, job_row: JobRow) -> None:
-        """Reports to a job what the last step added to one of its rows."""
+        """Reports to a job the text that the last step added to one of its rows."""
         row, job = job_row.row, job_row.job
         texts = texts_of(row) if row.finish_reason else [row]
         if error := next((text.error for text in texts if text.error), None):
@@ -243,22 +246,22 @@ class GenerationBatches:
             seconds = row.stats.encode_seconds + row.stats.decode_seconds
             self._jobs.row_seconds += (seconds - self._jobs.row_seconds) / 8
             self._end(job_row)
-        for update in updates:  # last, so that a client that looks at the metrics finds its text
+        for update in updates:  # last, so that the metrics have counted the text
             self._jobs.put(job, update)
 
     def _update(self, job_row: JobRow, text: Row, i: int) -> Update:
-        """Returns what one of a row's texts has gained."""
+        """Returns the update of one of a row's texts: the part added since the last report."""
         chunk = self._decoder.codec.chunk(text, job_row.reported)
-        # The end token has an entry if it alone released text that was held back.
+        # If the end token alone released held-back text, its log-probability is reported.
         count = len(chunk.tokens) or bool(chunk.text)
         logprobs, job_row.logprobs = job_row.logprobs[:count], []
-        chunk = replace(chunk, stats=copy.copy(text.stats))  # this thread goes on counting
+        chunk = replace(chunk, stats=copy.copy(text.stats))  # the row's own keep changing
         return Update(job_row.index + i, chunk, logprobs)
 
     def _fail(self, job_row: JobRow, failure: ApiError) -> None:
-        """Fails a row, and its job with it: the job's other rows leave before the next step.
+        """Fails a row and its job; the job's other rows leave before the next step.
 
-        A piece of a document fails alone.
+        If the row is a piece of a document, only the piece fails.
         """
         row, job = job_row.row, job_row.job
         self._end(job_row)
@@ -272,7 +275,7 @@ class GenerationBatches:
         self._jobs.put(job, failure)
 
     def _end(self, job_row: JobRow) -> None:
-        """Removes a row, and ends its job if that was the last one."""
+        """Removes a row, and releases its place; a document ends with its last row."""
         job = job_row.job
         del self._job_rows[id(job_row.row)]
         if not job.document:
@@ -282,12 +285,12 @@ class GenerationBatches:
 
 
 class LogprobRecorder:
-    """Records log-probabilities: set `engine.on_verified = recorder`, `collect` after a step."""
+    """Records log-probabilities: an engine calls it when it verifies; `collect` after each step."""
 
     def __init__(self, alternatives: Callable[[Row], int | None]) -> None:
-        """Takes a function of a row: its alternatives a token, or None to skip the row."""
+        """Uses a function that returns a row's alternatives per token, or None to skip the row."""
         self._alternatives = alternatives
-        self._rows: list[tuple[Row, int, int]] = []  # with alternatives, and tokens decided before
+        self._rows: list[tuple[Row, int, int]] = []  # row, alternatives, tokens decided before
         self._arrays: tuple[mx.array, ...] = ()
 
     def __call__(self, rows: Sequence[Row], logits: mx.array, tokens: mx.array) -> None:
@@ -319,16 +322,16 @@ class LogprobRecorder:
 def likeliest_logprobs(
     logits: mx.array, tokens: mx.array, count: int
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Returns the log-probabilities of tokens, and of the likeliest tokens.
+    """Returns the log-probabilities of given tokens, and of the likeliest tokens.
 
     Args:
-        logits: (R, T, V) float32.
-        tokens: (R, T) int32.
+        logits: (R, T, V) float32 logits.
+        tokens: (R, T) int32 ids.
         count: K, at most V.
 
     Returns:
-        (R, T) float32 of the tokens, (R, T, K) float32 of the likeliest, in descending order, and
-        the ids (R, T, K) of these.
+        The log-probabilities (R, T) of the tokens, those (R, T, K) of the K likeliest tokens in
+        descending order, both float32, and the ids (R, T, K) of the latter.
     """
     total = mx.logsumexp(logits, axis=-1, keepdims=True)
     values = mx.take_along_axis(logits, tokens[..., None], axis=-1) - total

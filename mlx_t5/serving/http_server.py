@@ -1,8 +1,8 @@
-"""The HTTP server: its socket, limits on connections and bodies, the middleware, strict JSON.
+"""The HTTP server: socket, limits on connections and bodies, middleware, strict JSON.
 
-The application refuses requests that the queue has no room for (429). But every connection takes a
-file descriptor before it sends a request, and without descriptors the server could not even accept
-the connections that it could serve. So connections are limited as well.
+The application refuses requests for which the queue has no room (429). But each connection uses a
+file descriptor before it sends a request, and without free descriptors the server could not accept
+any connection. So the number of connections is limited as well.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from mlx_t5.serving.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-# These need no key: without one they tell nothing that is not in the source code.
+# These need no key: without a key they tell clients nothing that is not in the source code.
 PUBLIC_PATHS = ("/", "/health", "/docs", "/openapi.json", "/favicon.ico")
 PUBLIC_FOLDERS = ("/page/", "/docs-assets/")
-HAS_KEY = "has_key"  # in a request's scope: whether it has the key, or none is needed
+HAS_KEY = "has_key"  # in a request's scope: whether it has the key, or no key is needed
 MAX_BODY = 1 << 20  # bytes; while a body is parsed, no other client is served
-BODY_SECONDS = 30  # in which a body has to arrive
-SEND_SECONDS = 60  # in which a client has to read what it was sent
+BODY_SECONDS = 30  # time limit for receiving a body
+SEND_SECONDS = 60  # time limit for a client to read a sent part of a response
 HEADERS = [("x-content-type-options", "nosniff"), ("referrer-policy", "no-referrer")]
-# Far more than --max-batch and --max-queue admit, so that it needs no option. It is lowered to the
-# descriptors that a process gets (1024 on Linux, 256 on macOS), less those for everything else.
+# More connections than --max-batch and --max-queue admit, so that no option is needed. The limit is
+# lower if the process may open fewer files (1024 on Linux, 256 on macOS) besides the other files.
 MAX_CONNECTIONS = 512
-OTHER_DESCRIPTORS = 64  # files and sockets besides connections
-HEAD_SECONDS = 30  # in which a head has to arrive, up to twice as many for a later head
-LAST_SECONDS = 5  # in which clients can read that their requests were given up
+OTHER_DESCRIPTORS = 64  # reserved for files and sockets that are not connections
+HEAD_SECONDS = 30  # time limit for request headers; up to 60 s for later requests of a connection
+LAST_SECONDS = 5  # for clients to read that their requests were given up
 
 
 class Middleware:
-    """The outermost application: checks names, keys and sizes, sets time limits, counts requests.
+    """The outermost application: checks host names, keys and sizes, limits times, counts requests.
 
     It is plain ASGI, so that nothing comes between a streaming response and its client.
     """
@@ -72,10 +72,10 @@ class Middleware:
 
         Args:
             app: the application to wrap.
-            api_key: the key that clients must send; None for none.
-            metrics: counts every request.
-            paths: addresses that are counted by name; all others count as "other".
-            is_own_name: whether the host name in a request is this server's; None accepts all.
+            api_key: the key that clients must send; None if no key is needed.
+            metrics: the counters of requests.
+            paths: paths that are counted by name; any other path counts as "other".
+            is_own_name: returns whether a request's host name is this server's; None accepts all.
         """
         self._app, self._key = app, api_key
         self._metrics, self._paths, self._is_own_name = metrics, paths, is_own_name
@@ -88,13 +88,13 @@ class Middleware:
         status, refusal, headers = 0, None, dict(scope["headers"])
         path = scope["path"] if scope["path"] in self._paths else "other"
         if scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}  # the server sends no body then, but its length
+            scope = {**scope, "method": "GET"}  # the HTTP server sends headers without the body
         began = time.monotonic()
 
         async def respond(message: MutableMapping[str, Any]) -> None:
             nonlocal status
             status = message.get("status", status)
-            # Otherwise unread data would be kept for as long as the client stays connected.
+            # Without a limit, unread data would be kept as long as the client stays connected.
             with anyio.fail_after(SEND_SECONDS):
                 await send(message)
 
@@ -111,16 +111,17 @@ class Middleware:
             log.error("%s %s failed: %s", scope["method"], path, raised_at(error))
             refusal = internal_error()
         try:
-            if refusal and not status:  # otherwise a response has already begun
+            if refusal and not status:  # with a status, a response has begun
                 await refusal.response(scope, receive, respond)
         finally:
             self._metrics.requests.labels(path, str(status)).inc()
             self._metrics.request_seconds.labels(path).observe(time.monotonic() - began)
 
     def _check_name(self, headers: dict[bytes, bytes]) -> None:
-        """Refuses requests under a foreign host name.
+        """Refuses requests with a foreign host name.
 
-        A web page whose name resolves to this server (DNS rebinding) could otherwise read answers.
+        Otherwise a web page whose host name resolves to this server could read answers (DNS
+        rebinding).
         """
         if self._is_own_name is None or b"host" not in headers:
             return
@@ -133,7 +134,7 @@ class Middleware:
             raise ApiError(403, message, code="unknown_host")
 
     def _check_key(self, path: str, headers: dict[bytes, bytes]) -> bool:
-        """Refuses a client without the key it needs; returns whether it has it or needs none."""
+        """Refuses clients without a needed key; returns whether the key was sent, or none is set."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         known = self._key is None or (
             scheme.lower() == b"bearer" and hmac.compare_digest(key, self._key.encode())
@@ -145,14 +146,14 @@ class Middleware:
         return known
 
     async def _body(self, receive: Callable) -> bytes:
-        """Reads the whole body, which is small, before it is parsed."""
+        """Returns the whole body of a request, which is small."""
         body, close, more = bytearray(), {"Connection": "close"}, True
         try:
             with anyio.fail_after(BODY_SECONDS):
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise ApiError(499, "the client went away")  # nobody reads it
+                        raise ApiError(499, "the client went away")  # this error is never read
                     body += message.get("body", b"")
                     if len(body) > MAX_BODY:
                         reason = f"the body is larger than {MAX_BODY} bytes; send less at a time"
@@ -165,7 +166,7 @@ class Middleware:
 
 
 def _replay(body: bytes, receive: Callable) -> Callable:
-    """Returns a `receive` that gives the body once, and then the connection's messages."""
+    """Returns a `receive` that first returns the body, and then the connection's messages."""
     left = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> dict[str, Any]:
@@ -177,15 +178,15 @@ def _replay(body: bytes, receive: Callable) -> Callable:
 class StrictRequest(fastapi.Request):
     """A request that reads its JSON strictly.
 
-    Python's own parser also accepts NaN, other encodings, and unpaired surrogates, which are no
-    characters and break whatever handles the text.
+    Python's own parser also accepts NaN, other encodings, and unpaired surrogates. Surrogates are
+    not characters, and code that handles the text would fail.
     """
 
     async def json(self) -> Any:
         """Returns the body's value; raises `JSONDecodeError` if it is not valid."""
         body = (await self.body()).removeprefix(codecs.BOM_UTF8)
-        # Garbage collection would scan a body's 300,000 lists again and again, in vain, and the
-        # event loop would wait ten times as long.
+        # Garbage collection would scan the 300,000 lists that a body may have again and again, and
+        # the event loop would wait ten times as long.
         gc.disable()
         try:
             return from_json(body, allow_inf_nan=False)
@@ -196,10 +197,10 @@ class StrictRequest(fastapi.Request):
 
 
 class StrictRoute(APIRoute):
-    """Gives its handler a `StrictRequest`."""
+    """A route whose handler gets a `StrictRequest`."""
 
     def get_route_handler(self) -> Callable:
-        """As in FastAPI."""
+        """Returns the route's handler (FastAPI)."""
         handle = super().get_route_handler()
 
         async def handle_strictly(request: fastapi.Request) -> fastapi.Response:
@@ -209,17 +210,17 @@ class StrictRoute(APIRoute):
 
 
 async def too_many(scope: dict, receive: Callable, send: Callable) -> None:
-    """Answers 503; the application of connections above the limit."""
+    """Answers 503 (ASGI): the application for connections above the limit."""
     message = "too many connections; try again later"
     error = ApiError(503, message, headers={"Connection": "close"})
     await error.response(scope, receive, send)
 
 
 class LimitedConnection(H11Protocol):
-    """uvicorn's protocol with a time limit on heads, and with refusals as JSON.
+    """uvicorn's protocol with a time limit on request headers, and a limit on connections.
 
     Attributes:
-        limit: maximum of connections at a time.
+        limit: maximum of open connections.
     """
 
     limit = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_DESCRIPTORS)
@@ -237,7 +238,7 @@ class LimitedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def _close_if_late(self, last: object) -> None:
-        """Closes a connection that still waits for the same head as at the last check."""
+        """Closes a connection that has waited for the same request headers since the last check."""
         waits = self.conn.their_state is h11.IDLE and not self.timeout_keep_alive_task
         if waits and self.cycle is last:
             self.transport.close()
@@ -246,13 +247,13 @@ class LimitedConnection(H11Protocol):
 
 
 def listener(host: str, port: int) -> socket.socket:
-    """Returns a socket bound to an address; called before models are loaded, to fail early.
+    """Returns a socket bound to an address; called before loading models, so that it fails early.
 
     Raises:
-        UserError: there is no such address, or it cannot be bound.
+        UserError: the address does not exist, or cannot be bound.
     """
     try:
-        # Without the protocol, asyncio does not set TCP_NODELAY, and answers take 40 ms more.
+        # With the protocol, asyncio sets TCP_NODELAY; without it, answers take 40 ms more.
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
         )[0]
@@ -272,15 +273,15 @@ class Server(uvicorn.Server):
         """Prepares the server.
 
         Args:
-            application: answers the requests.
-            shutdown_seconds: time that running requests have to finish at the end.
-            give_up: refuses the requests that are left then.
+            application: the ASGI application that answers the requests.
+            shutdown_seconds: time for running requests to finish after a signal.
+            give_up: called after that time; refuses the requests that are left.
         """
         config = uvicorn.Config(
             application,
             log_config=None,
-            log_level="error",  # anybody can cause warnings by a request
-            access_log=False,  # it would show the query strings of addresses
+            log_level="error",  # any request can cause warnings
+            access_log=False,  # it would show query strings
             server_header=False,
             headers=HEADERS,
             http=LimitedConnection,
@@ -291,13 +292,13 @@ class Server(uvicorn.Server):
         self._seconds, self._give_up = shutdown_seconds, give_up
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shuts down as uvicorn does, but also tells clients that their streams end early."""
+        """Shuts down like uvicorn, but gives up late requests, so that clients get an error."""
         late = asyncio.get_running_loop().call_later(self._seconds, self._give_up)
         await super().shutdown(sockets)
         late.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stops as uvicorn does, but a second Ctrl-C ends the process at once."""
+        """Handles a signal like uvicorn, but a second Ctrl-C ends the process at once."""
         if self.should_exit and sig == signal.SIGINT:
             os._exit(INTERRUPTED)
         super().handle_exit(sig, frame)

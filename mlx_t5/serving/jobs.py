@@ -1,8 +1,8 @@
-"""The queue of the thread that owns MLX: jobs go in, events come out.
+"""The queue of jobs for the thread that owns MLX, and the events that answer them.
 
-Every request becomes a `QueuedJob` in the `JobQueue`. If several ranks share the model, each has
-such a thread, and all take the same jobs in the same rounds. Only rank 0 knows the requests of the
-clients and which clients have gone; the others get this as JSON before each round.
+Every request becomes a `QueuedJob` in the `JobQueue`. If several ranks share the model, each rank
+has such a thread, and all ranks get the same jobs in the same rounds. Only rank 0 knows the
+requests and which clients have disconnected; the other ranks get both as JSON before each round.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from mlx_t5.serving.api_error import ApiError
 from mlx_t5.settings import Settings
 
 LONGEST_RETRY = 60  # maximum of Retry-After in seconds
-REST_SECONDS = 10  # between two rounds without work
-IDLE_SECONDS = 0.05  # the same with several ranks, as waiting in a collective takes CPU time
+REST_SECONDS = 10  # maximum of waiting for work before a round
+IDLE_SECONDS = 0.05  # the same for several ranks, as waiting in a collective takes CPU time
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """One written token.
+    """A written token with its log-probability.
 
     Attributes:
-        token: its id.
-        logprob: natural logarithm of its probability.
-        top: the likeliest tokens at its position with their log-probabilities, likeliest first.
+        token: the token's id.
+        logprob: natural logarithm of the token's probability.
+        top: the likeliest tokens at this position and their log-probabilities, likeliest first.
     """
 
     token: int
@@ -43,14 +43,14 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Update:
-    """The part of one text that was added since the last update.
+    """The part that was added to one text since the last update.
 
     Attributes:
         index: the text's index in its job: prompt · samples + sample.
-        chunk: the added part, with a copy of the statistics; the last one has the result.
-        logprobs: those of the chunk's tokens, if requested; the end token's if the chunk has no
-            tokens but text that was held back.
-        fields: further fields of the choice in the answer.
+        chunk: the added part, with a copy of the statistics; the last chunk has the result.
+        logprobs: log-probabilities of the chunk's tokens, if requested. If the end token releases
+            held-back text, and the chunk has no token, it is the entry of the end token.
+        fields: further fields for the choice in the answer.
     """
 
     index: int
@@ -64,13 +64,14 @@ class QueuedJob:
     """The work of one request; its fields are sent to all ranks.
 
     Attributes:
-        size: number of texts that it counts for in the queue, and has there at a time.
-        put: called with every event, from the thread that owns MLX; it must not wait. An event is
-            an `Update` of a text, the list of all values (scores, vectors), or the `ApiError` that
-            ends the job. On ranks without the client it does nothing.
-        number: its number in the queue, the same on every rank.
-        unfinished: how many of `size` are not done.
-        cancelled: whether its client has gone; set by the thread at the beginning of a round.
+        size: number of texts as which the job counts in the queue; for a document, the maximum of
+            its rows at a time.
+        put: called with every event by the thread that owns MLX; it must not wait. An event is an
+            `Update` of a text, the list of all values (scores, vectors), or the `ApiError` that
+            ends the job. On ranks other than 0, which have no clients, it does nothing.
+        number: the job's number in the queue, the same on every rank.
+        unfinished: the part of `size` that is not done.
+        cancelled: whether the job is cancelled; set by the thread at the beginning of a round.
         submitted: time of submission, by the queue's clock.
     """
 
@@ -84,18 +85,18 @@ class QueuedJob:
 
 @dataclass(eq=False)
 class GenerationJob(QueuedJob):
-    """Prompts to decode alike, with beams or without.
+    """Prompts to decode with the same settings.
 
     Attributes:
-        prompts: source tokens of each prompt; for a document, the pieces that are no rows yet.
-        spec: what the engine is asked; its samples may be beams of one row.
-        prediction: expected tokens of every text; None for none.
-        stream: whether updates are sent while rows grow; otherwise one a text, at its end.
+        prompts: source tokens of each prompt; for a document, of each piece that has no row yet.
+        spec: the engine's job; its samples may be the beams of one row.
+        prediction: expected tokens of every text; None if there is no prediction.
+        stream: whether updates are sent while rows grow; otherwise each text has one, at its end.
         pieces: whether chunks have the text that each token completed.
-        logprobs: alternatives a token; None for no log-probabilities.
-        document: whether the prompts are pieces of one document; a failed piece ends no other.
+        logprobs: number of alternatives per token; None for no log-probabilities.
+        document: whether the prompts are pieces of one document; a failed piece does not end it.
         whole: for a document, whether all its pieces have been submitted.
-        keys: random keys of the rows still to be made.
+        keys: random keys of the rows that have not been made yet.
         texts: number of texts of the rows made so far.
     """
 
@@ -114,17 +115,17 @@ class GenerationJob(QueuedJob):
 
     @property
     def watched(self) -> bool:
-        """Whether its texts have to be read while they grow."""
+        """Whether the rows' text has to be read while it grows."""
         return self.stream or self.pieces or self.logprobs is not None
 
 
 @dataclass(eq=False)
 class ScoringJob(QueuedJob):
-    """A job of single forward passes without decoding: pairs to score, or prompts to embed.
+    """A job without decoding: pairs to score, or prompts to embed, in single forward passes.
 
     Attributes:
         kind: "score", "rerank" or "embed".
-        prompt_tokens: number of tokens of its prompts.
+        prompt_tokens: number of tokens of its prompts, for the metrics.
         pairs: the pairs to score.
         ids: token ids of each prompt to embed.
         normalize: whether to scale vectors to length 1.
@@ -138,16 +139,16 @@ class ScoringJob(QueuedJob):
 
     @property
     def count(self) -> int:
-        """The number of its values."""
+        """The number of its scores or vectors."""
         return len(self.pairs) + len(self.ids)
 
 
 class JobQueue:
-    """The jobs that are not done; its methods may be called from any thread.
+    """The jobs that are not done; methods may be called from any thread.
 
     Attributes:
         clock: returns seconds.
-        row_seconds: time that a text takes in a batch, a moving average.
+        row_seconds: moving average of the time to encode and decode a row.
     """
 
     def __init__(
@@ -157,13 +158,13 @@ class JobQueue:
         clock: Callable[[], float],
         ranks: Ranks = ALONE,
     ):
-        """Accepts jobs until `close`.
+        """Makes an empty queue, which accepts jobs until `close`.
 
         Args:
             max_batch: texts decoded at the same time.
             max_queue: maximum of waiting texts.
             clock: returns seconds.
-            ranks: the ranks that share the model; the others get the jobs of rank 0.
+            ranks: the ranks that share the model; the other ranks get rank 0's jobs.
         """
         self._max_batch, self._max_queue, self.clock = max_batch, max_queue, clock
         self.row_seconds = 0.0
@@ -171,9 +172,9 @@ class JobQueue:
         self._changed = threading.Condition()
         self._jobs: dict[int, QueuedJob] = {}  # by number
         self._new: list[QueuedJob] = []
-        self._more: list[list[Any]] = []  # prompts of jobs: number, prompts, whether they are last
+        self._more: list[list[Any]] = []  # pieces: job number, prompts, whether they are the last
         self._withdrawn: list[int] = []  # numbers of jobs cancelled since the last round
-        self._progressed = 0.0  # when a round last ended, or work came after a rest
+        self._progressed = 0.0  # end of the last round, or arrival of work after a time without
         self._closed: str | None = None  # the reason
 
     @property
@@ -197,7 +198,7 @@ class JobQueue:
         """Adds a job.
 
         Raises:
-            ApiError: there is no room for it, or the queue is closed.
+            ApiError: the queue has no room for the job, or is closed.
         """
         with self._changed:
             if self._closed is not None:
@@ -216,35 +217,35 @@ class JobQueue:
             self._changed.notify()
 
     def extend(self, job: GenerationJob, prompts: Sequence[Sequence[int]], whole: bool) -> None:
-        """Adds further pieces of a document; `whole` if they are the last."""
+        """Adds further pieces of a document; `whole`: whether these are the last pieces."""
         with self._changed:
             self._more.append([job.number, prompts, whole])
             self._changed.notify()
 
     def cancel(self, job: QueuedJob) -> None:
-        """Cancels a job at the thread's next round; has no effect on a finished job."""
+        """Cancels a job, from the thread's next round on; does nothing if the job is finished."""
         with self._changed:
             if job.number in self._jobs:
                 self._withdrawn.append(job.number)
                 self._changed.notify()
 
     def close(self, reason: str) -> None:
-        """Accepts no more jobs; clients are told the first reason given."""
+        """Accepts no more jobs from now on; new clients are told the first call's reason."""
         with self._changed:
             self._closed = self._closed or reason
             self._changed.notify()
 
     def unfinished(self) -> list[QueuedJob]:
-        """The jobs that are not done."""
+        """Returns the jobs that are not done."""
         with self._changed:
             return list(self._jobs.values())
 
     # ---- of the thread that owns MLX -------------------------------------------------------------
 
     def next_round(self, busy: bool) -> list[QueuedJob] | None:
-        """Waits for jobs, unless the thread is busy, and marks cancelled jobs.
+        """Waits for jobs, unless the thread is busy; adds pieces, and marks cancelled jobs.
 
-        It waits at most `REST_SECONDS`, so the list may be empty.
+        The waiting time is at most `REST_SECONDS`, so the list may be empty.
 
         Returns:
             The new jobs, the same on all ranks; None if the queue is closed and no job is left.
@@ -268,7 +269,7 @@ class JobQueue:
         return None if last else new
 
     def _shared(self, new: list[QueuedJob], news: Any) -> tuple[list[QueuedJob], Any]:
-        """Sends rank 0's new jobs and news to every rank."""
+        """Returns rank 0's new jobs and news on every rank."""
         jobs = [[job.number, type(job).__name__, asdict(job)] for job in new]
         jobs, news = self._ranks.shared([jobs, news])
         if self._ranks.rank:
@@ -289,7 +290,7 @@ class JobQueue:
             self.cancel(job)
 
     def release(self, job: QueuedJob, texts: int) -> None:
-        """Notes that so many texts of a job are done."""
+        """Notes that this number of a job's texts is done; removes a job that is done."""
         with self._changed:
             job.unfinished -= texts
             if not job.unfinished:
@@ -297,7 +298,7 @@ class JobQueue:
 
 
 def _job_of(number: int, kind: str, fields: dict[str, Any]) -> QueuedJob:
-    """Returns a job made from the number, kind and fields of a rank's JSON."""
+    """Returns a job made from the number, kind and fields that rank 0 sends as JSON."""
     job: QueuedJob
     if kind == "GenerationJob":
         spec = fields["spec"]

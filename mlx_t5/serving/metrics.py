@@ -1,8 +1,8 @@
 """The server's metrics for Prometheus (https://prometheus.io/docs/practices/naming/).
 
-Every server has a registry of its own, so that several can live in one process. Rates come from
-the counters: `rate(t5_generated_tokens_total[1m])` is tokens a second, and accepted over drafted
-tokens the acceptance rate.
+Every server has its own registry, so that several servers can live in one process. Rates are
+computed from the counters: `rate(t5_generated_tokens_total[1m])` is the number of tokens a second,
+and accepted tokens divided by drafted tokens is the acceptance rate.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ BUCKET_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 6
 
 
 class Metrics:
-    """Counters of one server. Methods may be called from any thread."""
+    """The counters of one server. Methods may be called from any thread."""
 
     def __init__(self) -> None:
-        """Starts at zero."""
+        """Makes all counters, at zero."""
         self.registry = CollectorRegistry()
         counter, seconds = self._counter, self._seconds
         self.requests = counter("t5_requests", "HTTP requests", "path", "status")
@@ -65,17 +65,17 @@ class Metrics:
         return Histogram(name, help, labels, buckets=BUCKET_SECONDS, registry=self.registry)
 
     def observe(self, name: str, help: str, read: Callable[[], float]) -> None:
-        """Adds a gauge that is read whenever metrics are requested."""
+        """Adds a gauge; `read` returns its value whenever metrics are requested."""
         Gauge(name, help, registry=self.registry).set_function(read)
 
     def stepped(self, rows: int, proposals: int, seconds: float) -> None:
-        """Counts a step of the engine; `proposals` is the largest number of any row."""
+        """Counts a step of the engine; `proposals` is the number of the row that has most."""
         self._occupancy.observe(rows)
         self._proposals.observe(proposals)
         self._step_seconds.observe(seconds)
 
     def wrote(self, tokens: int, calls: int, drafted: int, accepted: int) -> None:
-        """Counts the tokens, target calls and proposals of a step, over all its rows."""
+        """Counts the tokens, target calls and proposals of a step, summed over its rows."""
         self._tokens.inc(tokens)
         self._calls.inc(calls)
         self._drafted.inc(drafted)
@@ -87,7 +87,7 @@ class Metrics:
         self._finished.labels(reason).inc()
 
     def scored(self, kind: str, items: int, prompt_tokens: int) -> None:
-        """Counts a finished request without decoding: "embed", "score" or "rerank"."""
+        """Counts a finished request without decoding, of the kind "embed", "score" or "rerank"."""
         self._prompt_tokens.inc(prompt_tokens)
         self._scored.labels(kind).inc(items)
 
@@ -97,9 +97,9 @@ class Metrics:
 
 
 def row_counts(rows: Sequence[Row]) -> tuple[int, int, int, int]:
-    """Returns the rows' sums: tokens decided, target calls, tokens drafted, tokens accepted.
+    """Returns sums over rows: tokens decided, target calls, tokens drafted, tokens accepted.
 
-    Rows with beams count one token a call, because their best beam may become shorter.
+    A row with beams counts one token per call, because its best beam may become shorter.
     """
     stats = [row.stats for row in rows]
     return (

@@ -1,7 +1,7 @@
-"""Documents in the server: cut into pieces lazily, and joined as the pieces are done.
+"""Cuts documents into pieces lazily, and joins the answers of the pieces in the server.
 
-Both take time, so a thread of their own does them. Few pieces are held at a time, however many a
-text has.
+Cutting and joining take time, so a separate thread does both. Only a few pieces are held at a time,
+even if a text has many pieces.
 """
 
 from __future__ import annotations
@@ -25,31 +25,38 @@ from mlx_t5.text.prompts import token_ids
 
 log = logging.getLogger(__name__)
 
-MAX_TOKENS = 2_000_000  # of all prompts of a document; a body of 1 MiB has 1,000,000 with ByT5
-LEAST_TOKENS = 40  # a prompt counts as at least so many tokens, so there are at most 50,000
-PIECES_AT_ONCE = 64  # counted at a time; in between, the thread serves other documents
-HANDED_IN = 3  # pieces submitted for each place in the batch
+MAX_TOKENS = 2_000_000  # in all prompts of a document; a body of 1 MiB has 1,000,000 with ByT5
+LEAST_TOKENS = 40  # a shorter prompt counts as this many, so there are at most 50,000 prompts
+PIECES_AT_ONCE = 64  # counted in one call; between calls, the thread serves other documents
+HANDED_IN = 3  # number of submitted pieces per row of the document
 
 
 class Pieces:
-    """A document's pieces while they are decoded; its methods run in the documents' thread.
+    """The pieces of a document that is decoded; methods run in the thread for documents.
 
     Attributes:
-        answers: their results so far.
+        answers: the results of the pieces so far.
         count: number of pieces, if no sentence is too long.
     """
 
     def __init__(
         self, document: Document, read: Callable[[str], list[int]], count: int, detailed: bool
     ):
-        """Takes a document, a tokenizer of prompts, and whether to list the tokens' writers."""
+        """Starts without results.
+
+        Args:
+            document: the document.
+            read: returns the tokens of a prompt.
+            count: number of its pieces, if no sentence is too long.
+            detailed: whether to report the origin of each token (draft, copy or target).
+        """
         self.answers, self.count = DocumentInFlight(document), count
         self._read, self._detailed = read, detailed
         self._prompts, self._tokens = self.answers.prompts(), 0
         self._early, self._done = dict[int, Update](), 0
 
     def draw(self, most: int) -> list[list[int]]:
-        """Returns the tokens of the next prompts, at most `most` of them.
+        """Returns the tokens of the next prompts, of at most `most` prompts.
 
         Raises:
             ApiError: the document has too many tokens.
@@ -62,17 +69,17 @@ class Pieces:
     def advance(
         self, updates: Sequence[Update], most: int, _: Any = None
     ) -> tuple[list[Update], list[list[int]]]:
-        """Joins the answers of finished pieces, and draws as many further prompts.
+        """Joins the answers of finished pieces, and reads further prompts in their place.
 
         Args:
             updates: the updates of finished pieces, in any order.
-            most: maximum of pieces submitted at a time.
+            most: maximum of submitted pieces that are not finished.
 
         Returns:
-            The updates of the document's text, in order, and the prompts.
+            The updates of the document's text, in order, and the tokens of the further prompts.
 
         Raises:
-            ApiError: as in `draw`, or no piece could be decoded.
+            ApiError: the document has too many tokens, or no piece could be decoded.
         """
         self._done += len(updates)
         self._early |= {update.index: update for update in updates}
@@ -82,7 +89,7 @@ class Pieces:
         return gained, self.draw(most - self.answers.drawn + self._done)
 
     def _joined(self, update: Update) -> Update:
-        """Returns the update of the document's text by a piece."""
+        """Returns the update of the document's text that a piece's update causes."""
         answers, result = self.answers, None
         text = answers.add(cast(Result, update.chunk.result))
         if answers.complete:
@@ -105,21 +112,21 @@ async def cut(
     prefixes: Sequence[str],
     detailed: bool = False,
 ) -> Pieces:
-    """Begins to cut a text.
+    """Returns the pieces of a text, which have been counted and are cut later.
 
     Args:
-        thread: the documents' thread.
-        text: a single prompt.
-        cutting: how to cut it.
-        limit: maximum of tokens in a piece.
+        thread: the thread for documents.
+        text: the text, a single prompt.
+        cutting: how to cut the text.
+        limit: maximum of tokens in a piece's prompt.
         prefixes: prefixes of the model's own tasks.
-        detailed: whether to list the writer of each token.
+        detailed: whether to report the origin of each token (draft, copy or target).
 
     Raises:
-        ApiError: the text cannot be cut, or has no piece or too many.
+        ApiError: the text cannot be cut, or has no piece or too many pieces.
     """
 
-    @lru_cache(maxsize=4)  # cutting has counted a piece's tokens, and the next one's, to yield it
+    @lru_cache(maxsize=4)  # before a piece is yielded, it and the next piece have been read
     def read(prompt: str) -> list[int]:
         return token_ids(prompt, thread.tokenizer, thread.vocab_size)
 
@@ -133,7 +140,7 @@ async def cut(
 
     document, least, counted = await thread.run(begin)
     if document.doubtful:
-        log.info("what may be a prefix is decoded as text; task or a system message gives one")
+        log.info("what may be a prefix is decoded as text; task or a system message gives a prefix")
     pieces, count = counted.cut(), 0
     while more := await thread.run(some):
         count += more
@@ -144,9 +151,9 @@ async def cut(
 
 
 def require_few(tokens: int) -> None:
-    """Raises `ApiError` if the prompts of a document have too many tokens."""
+    """Raises `ApiError` if this is too many tokens for the prompts of a document."""
     if tokens > MAX_TOKENS:
-        most = f"more than {MAX_TOKENS} tokens (one counts as {LEAST_TOKENS} at least)"
+        most = f"more than {MAX_TOKENS} tokens (each piece counts as {LEAST_TOKENS} at least)"
         message = f"the pieces of the text, each with its prefix, have {most}; send it in parts"
         raise ApiError(400, message, "prompt", "context_length_exceeded")
 
@@ -158,10 +165,10 @@ class DocumentStream(EventStream[GenerationJob]):
         """Submits a document.
 
         Args:
-            pieces: its pieces.
-            first: tokens of the first pieces.
-            thread: draws the other pieces.
-            *job: arguments of `EventStream`.
+            pieces: the document's pieces.
+            first: tokens of the first prompts.
+            thread: the thread that reads the remaining pieces.
+            *job: the arguments of `EventStream`.
         """
         super().__init__(*job)
         self._pieces, self._thread, self._json = pieces, thread, list[str]()
@@ -184,12 +191,12 @@ class DocumentStream(EventStream[GenerationJob]):
                 events.append(await self.next())
 
     async def finished(self) -> list[Update]:
-        """Returns the last update; `complete` adds the pieces."""
+        """Returns the last update, without the pieces, which `complete` adds."""
         async for update in self.updates(await self.next()):
             (piece,) = update.fields["pieces"]
             self._json.append(AnsweredPiece(**piece).model_dump_json(exclude_unset=True))
         return [replace(update, fields={**update.fields, "pieces": []})]
 
     def complete(self, body: str) -> str:
-        """Puts the pieces into an answer without them; quotes within texts are escaped there."""
+        """Returns the body with the pieces; texts cannot match, as their quotes are escaped."""
         return body.replace('"pieces":[]', f'"pieces":[{",".join(self._json)}]', 1)

@@ -1,9 +1,9 @@
-"""Schemas of answers: those of OpenAI's API, and more. The API's description is made of them.
+"""Schemas of answers, for OpenAI's API and more; the API's description is generated from them.
 
-OpenAI's fields are as the official client expects. Some have more information: in `usage`, the
-accepted prediction tokens are those in the text, and without a prediction the two counts are those
-of proposals. `speculation`, on request, has the writer of each token; `score` is a beam search's;
-`pieces` are those of a text that was split.
+OpenAI's fields have the form that the official client expects. In `usage`, the counts of accepted
+and rejected prediction tokens are about the prediction, or about all proposals if the request has
+no prediction. Further fields: `speculation`, on request, lists the origin of each token; `score` is
+the score of a beam search; `pieces` are the pieces of a text that was split.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Capability = Literal["completions", "score", "rerank", "embeddings"]
 
 
 class TokenDetails(BaseModel):
-    """Counts of the prediction's tokens; of all proposals if the request has no prediction."""
+    """Counts of predicted tokens; if the request has no prediction, of all proposals."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
 
 class Usage(BaseModel):
-    """Token counts of a request; each prompt counts once, end tokens of texts do not."""
+    """Token counts of a request; each prompt counts once, and a text's end token does not count."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -34,7 +34,7 @@ class Usage(BaseModel):
 
 
 class TextStats(BaseModel):
-    """Counts and times of one text so far; see `rows.Stats`."""
+    """Counts and times of one text so far, see `rows.Stats`."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -51,23 +51,23 @@ class TextStats(BaseModel):
 
 
 class WrittenToken(BaseModel):
-    """A token's text, and who wrote it."""
+    """A token's text and its origin: the draft, a copy or the target."""
 
     text: str
     writer: Writer
 
 
 class SpeculationDetails(BaseModel):
-    """Who wrote the tokens of a choice; their texts joined are the choice's text."""
+    """The origins of a choice's tokens, whose texts, joined, are the choice's text."""
 
     tokens: list[WrittenToken]
     stats: TextStats
 
 
 class AnsweredPiece(BaseModel):
-    """The answer to the characters from `start` to `end` of the text that was split.
+    """The answer to one piece: the characters from `start` to `end` of the text that was split.
 
-    A failed piece has these characters as its text.
+    If the piece failed, its text is these characters.
     """
 
     start: int
@@ -79,7 +79,7 @@ class AnsweredPiece(BaseModel):
 
 
 class PieceCounts(BaseModel):
-    """Numbers of pieces so far: all, parts of sentences that were too long, and failed ones."""
+    """Counts of pieces so far: all, those cut from sentences that were too long, failed ones."""
 
     pieces: int
     cut: int
@@ -87,7 +87,7 @@ class PieceCounts(BaseModel):
 
 
 class Logprobs(BaseModel):
-    """Log-probabilities of a completion, entry by entry a token."""
+    """Log-probabilities of a completion; each list has one entry per token."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -96,7 +96,7 @@ class Logprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """One text of a completion."""
+    """One text of a completion, or a chunk of it."""
 
     index: int
     text: str
@@ -120,7 +120,7 @@ class Completion(BaseModel):
 
 
 class ChatToken(BaseModel):
-    """A likely token."""
+    """A token with its log-probability."""
 
     token: str
     logprob: float
@@ -128,7 +128,7 @@ class ChatToken(BaseModel):
 
 
 class ChatTokenLogprob(ChatToken):
-    """A token of the answer."""
+    """A token of the answer, with the likeliest tokens at its position."""
 
     top_logprobs: list[ChatToken]
 
@@ -141,7 +141,7 @@ class ChatLogprobs(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """The answer, or in a chunk what is added to it."""
+    """The answer; in a chunk, the part that is added to it."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -184,7 +184,8 @@ class Prediction(BaseModel):
 class ServedModel(BaseModel):
     """The model that is served, with its limits and the defaults of requests.
 
-    `capabilities` are the last parts of addresses; `tasks` have a prefix and settings, each.
+    `capabilities` are the last parts of the addresses that it serves. Each of the `tasks` has a
+    prefix and settings.
     """
 
     model_config = ConfigDict(extra="forbid")

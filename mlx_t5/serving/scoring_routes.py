@@ -1,6 +1,6 @@
 """The endpoints without decoding: /v1/embeddings, /v1/score and /v1/rerank.
 
-Embeddings have the format of OpenAI's API, ranks that of Cohere's and Jina's.
+Embeddings have the format of OpenAI's API. Ranks have the format of Cohere's and Jina's APIs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mlx_t5.text.prompts import as_list as listed_prompts
 if TYPE_CHECKING:
     from mlx_t5.serving.service import Service
 
-MAX_INPUTS = 2048  # of a request, as in OpenAI's API
+MAX_INPUTS = 2048  # per request, as in OpenAI's API
 MAX_TARGETS = MAX_DOCUMENTS = 1024
 Many = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
 Model = Annotated[str | None, Field(description="absent: the model that is served")]
@@ -46,9 +46,9 @@ class EmbeddingRequest(Body):
     )
     model: Model = None
     encoding_format: Literal["float", "base64"] | None = Field(
-        None, description="base64: of float32 numbers, little-endian"
+        None, description="base64: the bytes of float32 numbers, little-endian"
     )
-    normalize: bool | None = Field(None, description="true: vectors of length 1")
+    normalize: bool | None = Field(None, description="true: scale vectors to length 1")
     task: Task = None
     dimensions: None = Field(None, description="not supported: absent")
     user: User = None
@@ -65,7 +65,7 @@ class ScoreRequest(Body):
     prompt: Text | TokenIds
     targets: Annotated[
         list[Text | TokenIds], Field(min_length=1, max_length=MAX_TARGETS, fail_fast=True)
-    ] = Field(description="a text ends with the end token; token ids are scored as they are")
+    ] = Field(description="the end token is added to a text; token ids are scored as they are")
     task: Task = None
     model: Model = None
 
@@ -105,7 +105,7 @@ class EmbeddingList(BaseModel):
 
 
 class ScoreEntry(BaseModel):
-    """The log-probabilities of one target; `tokens` are spelled one by one."""
+    """The log-probabilities of one target; `tokens` has the spelling of each token."""
 
     index: int
     logprob: float
@@ -129,7 +129,7 @@ class RankedDocument(BaseModel):
 
 
 class RankEntry(BaseModel):
-    """One document; `relevance_score` is the probability that it is relevant."""
+    """A ranked document; `relevance_score` is the probability that it is relevant."""
 
     index: int
     relevance_score: float
@@ -160,7 +160,7 @@ def _service(request: Request, model: str | None) -> Service:
     tags=["OpenAI"],
 )
 async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
-    """Turns each input into a vector: the mean of the encoder's states over its tokens."""
+    """Returns a vector for each input, usually the mean of the encoder's states of its tokens."""
     service = _service(request, body.model)
     prefix = service.task(body.task, body.inputs).prefix
     ids = await service.tokenizer.token_ids(body.inputs, "input", prefix, service.pooling)
@@ -183,7 +183,7 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
 
 @router.post("/v1/score", tags=["scores"])
 async def score(body: ScoreRequest, request: Request) -> ScoreList:
-    """Says how likely the model is to answer a prompt with each target, token by token."""
+    """Returns how likely the model is to answer a prompt with each target, token by token."""
     service = _service(request, body.model)
     prefix = service.task(body.task, [body.prompt]).prefix
     (source,) = await service.tokenizer.token_ids([body.prompt], prefix=prefix)
@@ -206,7 +206,7 @@ async def score(body: ScoreRequest, request: Request) -> ScoreList:
 
 @router.post("/v1/rerank", response_model_exclude_none=True, tags=["scores"])
 async def rerank(body: RerankRequest, request: Request) -> RankList:
-    """Ranks documents by their relevance to a query, with a monoT5."""
+    """Ranks documents by their relevance to a query; needs a monoT5."""
     service = _service(request, body.model)
     pairs = await _relevance(service, body.query, body.documents)
     usage = _usage([pair.source for pair in pairs[::2]])
@@ -222,7 +222,7 @@ async def rerank(body: RerankRequest, request: Request) -> RankList:
 
 
 async def _relevance(service: Service, query: str, documents: Sequence[str]) -> list[Pair]:
-    """Returns the pairs to score for ranking documents, which are cut to fit into a prompt.
+    """Returns the pairs whose scores rank the documents, which are cut to fit into a prompt.
 
     Raises:
         ApiError: a text is empty, the query is too long, or the model cannot rank.
@@ -239,7 +239,7 @@ async def _relevance(service: Service, query: str, documents: Sequence[str]) -> 
         max_prompt_tokens=min(service.limits.prompt_tokens, RERANK_TOKENS),
     )
     pairs: list[Pair] = []
-    # Document by document, so that other clients' texts are tokenized in between.
+    # One document (two pairs) at a time, so that other clients' texts are tokenized in between.
     while two := await tokenizer.run(lambda _: list(islice(of_documents, 2)), "documents"):
         pairs += two
     return pairs

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PASSES_A_TEXT = 16  # full batches of scores or embeddings that count as one text in the queue
+PASSES_A_TEXT = 16  # full batches to score or embed that count as one text in the queue
 OF_BEAMS = [name for name, s in SETTINGS.items() if s.only_with == "beams" and s.request]
 NO_TASK = Preset("no task")
 
@@ -45,8 +45,8 @@ class Presets:
     """The presets of the model's own files.
 
     Attributes:
-        general: preset of every request.
-        tasks: presets of requests that name a task.
+        general: the preset of every request.
+        tasks: the presets of tasks that a request may name.
     """
 
     general: Preset = Preset(FILE)
@@ -54,14 +54,14 @@ class Presets:
 
     @property
     def notes(self) -> list[str]:
-        """Lines about the entries left out of every request, and of tasks."""
+        """Lines about entries of the model's files that are not supported."""
         names = dict.fromkeys(name for task in self.tasks.values() for name in task.left_out)
         tasks = Preset("tasks", left_out=tuple(names))
         return [preset.note for preset in (self.general, tasks) if preset.left_out]
 
 
 class Service:
-    """Serves requests with the models and their thread."""
+    """Checks requests, and submits them to the worker's thread."""
 
     def __init__(
         self,
@@ -72,15 +72,15 @@ class Service:
         log_prompts: bool = False,
         presets: Presets | None = None,
     ):
-        """Serves what a started worker has loaded.
+        """Starts the worker, which loads the models.
 
         Args:
-            worker: the thread, not started yet.
+            worker: the worker, not started yet.
             limits: limits on requests.
             model: the target's name for clients.
-            delta: default of requests.
+            delta: the default of requests without a `delta`.
             log_prompts: whether prompts and texts are logged.
-            presets: defaults and tasks of the model's own files.
+            presets: defaults and tasks from the model's own files.
 
         Raises:
             UserError: the models cannot be loaded, or there is no tokenizer.
@@ -114,22 +114,22 @@ class Service:
 
     @property
     def capabilities(self) -> list[Capability]:
-        """The model's capabilities: the last parts of the addresses that it serves."""
+        """The model's capabilities, as the last parts of the addresses that it serves."""
         if not self._can_decode:
             return ["embeddings"]
         ranks: list[Capability] = ["rerank"] if ranks_by(self.tokenizer.tokenizer) else []
         return ["completions", "score", *ranks, "embeddings"]
 
     def log_texts(self, results: Sequence[Result]) -> None:
-        """Logs the texts, if the server is to log prompts."""
+        """Logs the texts, if prompts and texts are logged."""
         if self.log_prompts:
             log.info("texts: %r", [result.text for result in results])
 
     async def cut(self, body: api.TextRequest) -> Pieces:
-        """Cuts a request's text; its prefix is the task's, then a chat's system message.
+        """Returns a request's pieces; their prefix is the task's, then the system message.
 
         Raises:
-            ApiError: the prompt cannot be cut, or is not one text.
+            ApiError: the prompt is not one text or cannot be cut, or a field is not supported.
         """
         *system, text = body.parts
         asked = {"n": (body.n or 1) > 1, "logprobs": body.alternatives is not None}
@@ -152,7 +152,7 @@ class Service:
     async def submit(
         self, body: api.PredictRequest | api.TextRequest, receive: Callable[[], Any]
     ) -> EventStream[GenerationJob]:
-        """Checks a request and submits it to the thread.
+        """Checks a request and submits it to the thread; returns the stream of its events.
 
         Args:
             body: the request.
@@ -173,7 +173,7 @@ class Service:
         task = self.task(body.task, prompts)
         settings = several(self._settings(body, task), body, samples, **options)
         size = len(prompts) * samples
-        if pieces:  # at most as many at a time as the batch has places
+        if pieces:  # rows of the document at a time
             size = min(pieces.count, self.worker.max_batch, self.limits.rows)
         if size > self.limits.rows:
             most = f"more than one request may ask for here ({self.limits.rows})"
@@ -193,16 +193,24 @@ class Service:
         return EventStream(job, self.worker.jobs, receive)
 
     async def score_or_embed(self, job: ScoringJob, receive: Callable[[], Any]) -> list[Any]:
-        """Returns the scores of pairs or vectors of prompts; `receive`, errors: see `submit`."""
+        """Submits a job without decoding; returns the scores of its pairs, or its vectors.
+
+        Args:
+            job: the job; its size is set here.
+            receive: see `submit`.
+
+        Raises:
+            ApiError: the model cannot do this, the queue is full or closed, or the job fails.
+        """
         if job.kind != "embed":
             self._require_decoder()
-        # However small the queue is, the largest request fits into an empty one.
+        # Limited, so that even the largest request fits into a small, empty queue.
         batches = math.ceil(job.count / self.worker.max_batch / PASSES_A_TEXT)
         job.size = min(batches, self.limits.rows)
         return await EventStream(job, self.worker.jobs, receive).next()
 
     def require_model(self, name: str | None) -> None:
-        """Raises `ApiError` if a request names another model than the one that is served."""
+        """Raises `ApiError` if a request names a model that is not the served one."""
         if name not in (None, self.model):
             message = f"there is no such model here; the one that is served is {self.model}"
             raise ApiError(404, message, "model", "model_not_found")
@@ -213,10 +221,10 @@ class Service:
             raise ApiError(400, message, "model")
 
     def task(self, name: str | None, prompts: Sequence[str | Sequence[int]]) -> Preset:
-        """Returns the preset of the task that a request names; an empty one if it names none.
+        """Returns the preset of the task that a request names; an empty preset without a task.
 
         Raises:
-            ApiError: there is no such task, or it has a prefix and a prompt is token ids.
+            ApiError: the task does not exist, or it has a prefix and a prompt is token ids.
         """
         if name is None:
             return NO_TASK
@@ -251,7 +259,7 @@ class Service:
             check_exact(settings, self.max_num_draft + 1)
 
     def describe(self) -> ServedModel:
-        """Describes the model, with its limits and defaults."""
+        """Returns a description of the model, with its limits and defaults."""
         tasks = self.presets.tasks.items()
         return ServedModel(
             id=self.model,
@@ -282,14 +290,14 @@ def several(
     logprobs: int | None = None,
     **_: Any,
 ) -> Settings:
-    """Returns settings for so many texts a prompt, from a beam search or from sampling.
+    """Returns the settings that produce `samples` texts per prompt, by beam search or sampling.
 
     Args:
-        settings: the settings of the request, its task and the server.
+        settings: the settings, combined from the request, its task and the server.
         body: the request.
-        samples: texts a prompt.
-        stream: as in `GenerationJob`.
-        logprobs: as in `GenerationJob`.
+        samples: number of texts per prompt.
+        stream: see `GenerationJob`.
+        logprobs: see `GenerationJob`.
 
     Raises:
         ApiError: the settings do not allow several texts, streaming or log-probabilities.

@@ -1,7 +1,7 @@
-"""The tokenizer's thread, which turns the texts of requests into tokens.
+"""The thread that turns the texts of requests into tokens.
 
-A long text must delay neither other clients nor the batch. A text that is too long is refused
-before it is tokenized, if its length shows that.
+In a thread of its own, tokenizing a long text delays neither the event loop nor decoding. If the
+length of a text shows that it has too many tokens, the text is refused before it is tokenized.
 """
 
 from __future__ import annotations
@@ -46,10 +46,16 @@ class RequestLimits:
 
 
 class TokenizerThread:
-    """A copy of the tokenizer, and the thread that uses it."""
+    """A copy of the tokenizer, with the thread that uses this copy."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, limits: RequestLimits):
-        """Takes a tokenizer, the model's number of ids, and the limits of requests."""
+        """Copies a tokenizer.
+
+        Args:
+            tokenizer: the model's tokenizer.
+            vocab_size: number of the model's ids.
+            limits: the limits of requests.
+        """
         self.vocab_size, self._limits = vocab_size, limits
         self.tokenizer = copy.deepcopy(tokenizer)
         self._longest = max(map(len, self.tokenizer.get_vocab()))  # characters of a token
@@ -62,16 +68,16 @@ class TokenizerThread:
         prefix: str = "",
         pooling: Pooling | None = None,
     ) -> list[list[int]]:
-        """Returns the tokens of each text; none is tokenized if one is clearly too long.
+        """Returns the tokens of each text; if a text is clearly too long, none is tokenized.
 
         Args:
-            texts: texts, or token ids, which are checked.
-            param: the request's field; "targets" are texts that the model would write.
+            texts: texts, or lists of token ids, which are checked.
+            param: the request's field; "targets" have the limit of texts that the model writes.
             prefix: a task's prefix, put before every text.
-            pooling: prepares and cuts a text, if given.
+            pooling: if given, its prompt is put before each text, and its limit cuts the tokens.
 
         Raises:
-            ApiError: one is empty, too long or no valid text, or an id is not in the vocabulary.
+            ApiError: a text is empty, too long or not valid, or an id is not in the vocabulary.
         """
         given: list[Any] = [prefix + text if isinstance(text, str) else text for text in texts]
         for text in given:
@@ -87,14 +93,14 @@ class TokenizerThread:
         return found
 
     def beginning(self, text: str) -> str:
-        """Returns the beginning of a text that the longest prompt can hold."""
+        """Returns the beginning of a text, as much as the longest prompt can contain."""
         return text[: self._limits.prompt_tokens * self._longest]
 
     async def run(self, work: Callable[[Any], T], param: str = "prompt") -> T:
-        """Calls a function with the tokenizer in the thread, and returns its result.
+        """Calls `work` with the tokenizer, in the thread, and returns the result.
 
         Raises:
-            ApiError: the function raises `UserError`.
+            ApiError: `work` raises `UserError`.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -103,11 +109,11 @@ class TokenizerThread:
             raise ApiError(400, str(error), param) from None
 
     def require_short(self, text: str | Sequence[int], param: str) -> None:
-        """Raises `ApiError` if a text has too many tokens, as far as that shows at once."""
+        """Raises `ApiError` if a text's length alone shows that it has too many tokens."""
         if not isinstance(text, str):
-            self._require_few(text, param)  # before every id is looked at
+            self._require_few(text, param)  # checked before the ids
         elif len(text) > self._most(param) * self._longest:
-            raise self._too_long("more", param)  # no need to count
+            raise self._too_long("more", param)  # without tokenizing
 
     def _require_few(self, ids: Sequence[int], param: str) -> None:
         if len(ids) > self._most(param):

@@ -1,9 +1,9 @@
 """The one thread that owns MLX: it loads the models and does the jobs of the queue.
 
-MLX's streams belong to the thread that made them, so everything that touches an array happens in
-here. Other threads submit and cancel jobs (`JobQueue`). Events go back through the job's `put`,
-which must not wait: a client that reads slowly delays nobody. In every round, jobs leave and join,
-scoring and embedding make one forward pass, and every batch of texts makes one step.
+MLX's streams belong to the thread that made them, so only this thread uses arrays. Other threads
+submit and cancel jobs (`JobQueue`). Events go back through a job's `put`, which must not wait, so
+that a client that reads slowly delays nobody. In every round, jobs leave and join, one job of
+scoring or embedding makes one forward pass, and every batch of texts makes one step.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STALL_SECONDS = 60  # without a step, although there is something to do
+STALL_SECONDS = 60  # after this time without a step for waiting jobs, the status is "stalled"
 FAILED = 2  # exit status
 BROKEN_MESSAGE = "decoding has ended because of an internal error; the server has to be restarted"
-DUMMY_TOKENS = 8  # of the dummy prompt, and of its text
+DUMMY_TOKENS = 8  # length of the dummy prompt, and of its text
 SAMPLED: dict[str, Any] = {"temp": 1.0}
-# Kinds of requests that use other kernels; exact decoding does not support all.
+# Kinds of requests that use different kernels; exact decoding does not support the INEXACT_KINDS.
 KINDS: tuple[dict[str, Any], ...] = ({}, SAMPLED, SAMPLED | {"top_k": 9, "top_p": 0.9})
 INEXACT_KINDS = ({"delta": 0.5}, SAMPLED | {"delta": 0.5}, {"num_beams": MAX_BEAMS})
 
 
 class Worker:
-    """The thread. Its public methods may be called from any other thread.
+    """The thread that owns MLX. Other threads may call the public methods.
 
     Attributes:
         max_batch: rows decoded at the same time.
@@ -67,12 +67,12 @@ class Worker:
         """Prepares the thread.
 
         Args:
-            load: loads the models; called in the thread.
+            load: returns the decoder with loaded models; called in the thread.
             max_batch: rows decoded at the same time.
             max_queue: maximum of waiting rows.
             metrics: the server's metrics.
             clock: returns seconds.
-            ranks: the ranks that share the model; each has such a thread.
+            ranks: the ranks that share the model; each rank has such a thread.
         """
         self.max_batch = max_batch
         self._load, self._metrics, self._ranks = load, metrics, ranks
@@ -90,11 +90,11 @@ class Worker:
             The decoder, for facts about the models; do not touch its arrays.
 
         Raises:
-            UserError: they cannot be loaded.
+            UserError: the models cannot be loaded.
         """
         self._thread.start()
         try:
-            # A Ctrl-C just before a wait does not interrupt it, so each wait is short.
+            # The waits are short, as a Ctrl-C just before a wait does not end it.
             while not self._loaded.done():
                 wait([self._loaded], timeout=0.5)
             return self._loaded.result()
@@ -103,13 +103,13 @@ class Worker:
             raise
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Accepts no more jobs and finishes the others; returns whether that was in time."""
+        """Accepts no more jobs; returns whether accepted jobs were finished in `timeout` seconds."""
         self.jobs.close(STOPPING_MESSAGE)
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def follow(self) -> int:
-        """Does the jobs of rank 0 until it stops; returns an exit status.
+        """Does the jobs of rank 0 until rank 0 stops; returns an exit status.
 
         Raises:
             UserError: the models cannot be loaded.
@@ -119,14 +119,14 @@ class Worker:
         return 0
 
     def give_up(self) -> None:
-        """Accepts no more jobs, cancels the others and tells their clients."""
+        """Accepts no more jobs, cancels the unfinished jobs and tells their clients."""
         self.jobs.close(STOPPING_MESSAGE)
         for job in self.jobs.unfinished():
             self.jobs.cancel(job)
             self.jobs.put(job, ApiError(503, STOPPING_MESSAGE))
 
     def health(self) -> tuple[str, str | None]:
-        """Returns a status ("ok", "stopping", "failed", "stalled") and a reason, None if ok."""
+        """Returns a status ("ok", "stopping", "failed", "stalled") and its reason; None for "ok"."""
         if self._broken:
             return "failed", BROKEN_MESSAGE
         if not (self._thread.is_alive() and self.jobs.open):
@@ -137,7 +137,7 @@ class Worker:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """The number of rows in the batch, and the number that wait for a place."""
+        """The number of rows in the batches, and the number of rows that wait for a place."""
         admitted, running = self.jobs.admitted, len(self._generation.running)
         return running, max(admitted - running, 0)
 
@@ -149,12 +149,12 @@ class Worker:
                 while (jobs := self._next_round()) is not None:
                     self._round(jobs)
                     self.jobs.progressed()
-        except BaseException as error:  # no traceback: it may show what was being decoded
+        except BaseException as error:  # no traceback, as it may show a client's text
             self._broken = True
             log.error("the thread that decodes has ended: %s", raised_at(error))
         finally:
             self.jobs.close(BROKEN_MESSAGE if self._broken else STOPPING_MESSAGE)
-            for job in self.jobs.unfinished():  # nobody is left waiting
+            for job in self.jobs.unfinished():  # so that no client keeps waiting
                 self.jobs.put(job, ApiError(500, BROKEN_MESSAGE))
                 self.jobs.release(job, job.unfinished)
             if self._broken and self._ranks.size > 1:
@@ -164,7 +164,7 @@ class Worker:
             mx.clear_streams()
 
     def _prepare(self) -> bool:
-        """Loads the models; returns whether it could."""
+        """Loads the models; returns whether that succeeded."""
         try:
             decoder = self._load()
             warm_up(decoder, self.max_batch)
@@ -181,11 +181,11 @@ class Worker:
         return True
 
     def _next_round(self) -> list[QueuedJob] | None:
-        """Waits for work; returns the new jobs, or None if no more will come."""
+        """Waits for work; returns the new jobs, or None if the queue is closed and empty."""
         busy = bool(self._generation or self._scoring)
         new = self.jobs.next_round(busy)
         if not (busy or new or self.jobs.admitted):
-            mx.clear_cache()  # no request has come for a while, so kept buffers are freed
+            mx.clear_cache()  # after a time without requests, kept buffers are freed
         return new
 
     def _round(self, new: list[QueuedJob]) -> None:
@@ -202,25 +202,26 @@ class Worker:
             self._generation.step()
         except Exception as error:
             if self._ranks.size > 1:
-                raise  # other ranks may be in another step
+                raise  # other ranks may be in a different step
             self._generation.recover(error)
 
 
 class ScoringTurns:
-    """Jobs of single forward passes without decoding: scores, ranks and embeddings.
+    """The jobs without decoding (scores, ranks and embeddings), in single forward passes.
 
-    They take turns, pass by pass. So a request of many inputs delays the texts in decoding no more
-    than a joining prompt does, and delays another such request by one pass for each of its passes.
+    The jobs take turns, and each turn is one pass. So a request with many inputs delays running
+    texts no more than a joining prompt does. Of two such requests, each waits for one pass of the
+    other request before each pass of its own.
     """
 
     def __init__(
         self, decoder: SpeculativeDecoder, max_batch: int, jobs: JobQueue, metrics: Metrics
     ):
-        """Makes forward passes of at most `max_batch` items."""
+        """Starts without jobs; passes will have at most `max_batch` items."""
         self._decoder, self._max_batch = decoder, max_batch
         self._jobs, self._metrics = jobs, metrics
         self._turns: deque[tuple[ScoringJob, Iterator[list[Any] | None]]] = deque()
-        self._last_encoded = LastEncoded()  # of all jobs, as they take turns
+        self._last_encoded = LastEncoded()  # shared by all jobs
 
     def __bool__(self) -> bool:
         """Whether there are jobs."""
@@ -231,14 +232,14 @@ class ScoringTurns:
         self._turns.append((job, self._passes(job)))
 
     def drop_cancelled(self) -> None:
-        """Forgets cancelled jobs."""
+        """Removes cancelled jobs."""
         for job in [job for job, _ in self._turns if job.cancelled]:
             self._jobs.release(job, job.size)
             self._metrics.cancelled_rows.inc(job.size)
         self._turns = deque(turn for turn in self._turns if not turn[0].cancelled)
 
     def advance(self) -> None:
-        """Makes one forward pass, for the job whose turn it is."""
+        """Makes one forward pass for the job whose turn it is."""
         if not self._turns:
             return
         job, passes = self._turns.popleft()
@@ -258,14 +259,14 @@ class ScoringTurns:
             self._jobs.put(job, outcome)
 
     def _parts(self, job: ScoringJob) -> Iterator[Part]:
-        """Computes a job's values batch by batch."""
+        """Returns an iterator that computes a job's values, batch by batch."""
         size, most = self._max_batch, MAX_JOINING_TOKENS
         if job.kind == "embed":
             return self._decoder.embeddings.parts(job.ids, size, job.normalize, most)
         return self._decoder.scoring.parts(job.pairs, size, most, self._last_encoded)
 
     def _passes(self, job: ScoringJob) -> Iterator[list[Any] | None]:
-        """Yields None after each forward pass, and all values after the last."""
+        """Yields None after each forward pass, and all values after the last pass."""
         self._metrics.queue_seconds.observe(self._jobs.clock() - job.submitted)
         values: dict[int, Any] = {}
         for part in self._parts(job):
@@ -283,12 +284,12 @@ class ScoringTurns:
 def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
     """Warms up the models, so that the first requests do not wait: reads weights, compiles kernels.
 
-    Decodes a dummy prompt, then makes a pass of the target with every number of positions that may
-    occur: 1 to num_draft + 1, or with "auto" 1 to `most_proposals()` + 1. Drafters may propose
-    fewer tokens for a dummy prompt, so these passes do not ask them; and the page also decodes its
-    first text regularly, for comparison. In exact decoding all passes have one width, and ran when
-    it was found. A GPU compiles kernels at first use, so there it also decodes the kinds of
-    requests that need other kernels, with the largest number of proposals.
+    Decodes a dummy prompt. Then makes a pass of the target with every number of positions that may
+    occur: 1 to num_draft + 1, or with "auto" 1 to `most_proposals()` + 1. These passes do not use
+    the drafter, which may propose fewer tokens for a dummy prompt. In exact decoding all passes
+    have one width, and such passes ran when the width was chosen. A GPU compiles kernels at first
+    use. So on a GPU it also decodes each kind of request that needs different kernels, and makes
+    passes for up to `MAX_NUM_DRAFT` proposals.
 
     Args:
         decoder: the decoder.
@@ -318,7 +319,13 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
 def compile_kernels(
     decoder: SpeculativeDecoder, prompts: list[list[int]], common: dict[str, Any]
 ) -> None:
-    """Decodes every kind of request that the server's flags allow, with some common settings."""
+    """Runs every kind of request that the server's flags allow, to compile the kernels.
+
+    Args:
+        decoder: the decoder.
+        prompts: dummy prompts.
+        common: settings of all these requests.
+    """
     for settings in KINDS if decoder.exact else KINDS + INEXACT_KINDS:
         decoder.generate(prompts, **common, **settings)
     list(decoder.scoring.parts([Pair(tuple(prompts[0]), (0,))], common["batch_size"]))

@@ -99,9 +99,9 @@ def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
     """Finds the prefix that tells T5 what to do, such as "fix grammar:".
 
     The result is a guess, and only speed depends on it. A prefix is the beginning of a prompt up to
-    a colon and a space, within one sentence and `PREFIX_CHARACTERS`. Unlike a sentence, it starts in
-    lower case ("translate English to German:", "stsb sentence1:") or with one of `REWRITING_VERBS`
-    ("Fix grammatical errors in this sentence:"). It does not end in a number.
+    a colon and a space, within one sentence and `PREFIX_CHARACTERS`. It starts in lower case, not
+    like a sentence ("translate English to German:", "stsb sentence1:"), or with a verb of
+    `REWRITING_VERBS` ("Fix grammatical errors in this sentence:"). It does not end in a number.
     So "She said:", "Call me at 10:" and "Question:" are not prefixes; "she said:" is a prefix.
 
     Args:

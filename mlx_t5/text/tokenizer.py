@@ -127,7 +127,7 @@ def _settings(file: Path) -> dict:
 def _from_sentencepiece(folder: Path, sentinels: int) -> Any:
     from mlx_t5.text.sentencepiece_tokenizer import SentencePieceTokenizer  # slow to import
 
-    # Given, as transformers would prefer a tokenizer.model, or paths in special_tokens_map.json.
+    # Named here, as transformers prefers a tokenizer.model, or paths in special_tokens_map.json.
     file = str(folder / "spiece.model")
     return SentencePieceTokenizer.from_pretrained(
         folder, **_LOCAL, vocab_file=file, extra_ids=sentinels
@@ -135,8 +135,8 @@ def _from_sentencepiece(folder: Path, sentinels: int) -> Any:
 
 
 def _from_json(folder: Path, given: Set[str], sentinels: int | None) -> Any:
-    # AutoTokenizer would import torch if that is installed, which takes longer than everything else
-    # before the first token, and would accept a folder without a vocabulary.
+    # AutoTokenizer would accept a folder without a vocabulary. It would also import an installed
+    # torch, which takes longer than everything else before the first token.
     from transformers import PreTrainedTokenizerFast  # slow to import
 
     state = _settings(folder / "tokenizer.json")
