@@ -65,7 +65,7 @@ def folder_of(name: str) -> Path:
     """Returns the folder of the model with this name; for a Hub id it may not exist yet.
 
     Raises:
-        UserError: the name is a path that does not exist, or no valid name.
+        UserError: the name is a path that does not exist, or is not a valid name.
     """
     from mlx_t5.checkpoints.small_files import place
 

@@ -76,6 +76,6 @@ def test_a_rank_without_a_gpu_says_how_ranks_share_one():
     """As `mlx.launch -n 2` starts it where there is one GPU: NCCL would end without a word."""
     require_gpu(FACTS)
     with pytest.raises(
-        ValueError, match="T5_DEVICE=cpu computes without, and mlx.launch --backend"
+        ValueError, match="T5_DEVICE=cpu computes without one, and mlx.launch --backend"
     ):
         require_gpu({})

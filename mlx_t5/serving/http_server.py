@@ -134,7 +134,7 @@ class Middleware:
             raise ApiError(403, message, code="unknown_host")
 
     def _check_key(self, path: str, headers: dict[bytes, bytes]) -> bool:
-        """Refuses clients without a needed key; returns whether the key was sent, or none is set."""
+        """Refuses clients without a needed key; returns whether the key was sent or none is set."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         known = self._key is None or (
             scheme.lower() == b"bearer" and hmac.compare_digest(key, self._key.encode())

@@ -140,7 +140,9 @@ async def cut(
 
     document, least, counted = await thread.run(begin)
     if document.doubtful:
-        log.info("what may be a prefix is decoded as text; task or a system message gives a prefix")
+        log.info(
+            "a text's beginning may be a prefix; to use a prefix, send task or a system message"
+        )
     pieces, count = counted.cut(), 0
     while more := await thread.run(some):
         count += more

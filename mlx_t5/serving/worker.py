@@ -103,7 +103,7 @@ class Worker:
             raise
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Accepts no more jobs; returns whether accepted jobs were finished in `timeout` seconds."""
+        """Accepts no more jobs; returns whether all were finished within `timeout` seconds."""
         self.jobs.close(STOPPING_MESSAGE)
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -126,7 +126,7 @@ class Worker:
             self.jobs.put(job, ApiError(503, STOPPING_MESSAGE))
 
     def health(self) -> tuple[str, str | None]:
-        """Returns a status ("ok", "stopping", "failed", "stalled") and its reason; None for "ok"."""
+        """Returns a status ("ok", "stopping", "failed", "stalled") and a reason, None for "ok"."""
         if self._broken:
             return "failed", BROKEN_MESSAGE
         if not (self._thread.is_alive() and self.jobs.open):

@@ -139,7 +139,8 @@ def checked_prompts(prompts: Any, seed: Any = 0) -> tuple[Iterable, int | list[i
         The prompts, and the seed or the list of seeds as plain integers.
 
     Raises:
-        UserError: `prompts` is not a list, or there is neither one seed nor one seed per prompt.
+        UserError: `prompts` is not an iterable of prompts, or there is neither one seed nor one
+            seed per prompt.
     """
     if not is_listlike(prompts):
         raise UserError(f"prompts is {written(prompts)}; it must be a list, each {PROMPT}")

@@ -91,7 +91,7 @@ def test_what_looks_like_a_prefix_is_decoded_and_logged_without_its_words(tokeni
         "fix spelling: She have a cat."
     ]
     (line,) = caplog.messages
-    assert "may be a prefix" in line and "spelling" not in line
+    assert "may begin with a prefix" in line and "spelling" not in line
 
 
 def test_the_language_of_the_source_says_where_a_sentence_ends(tokenizer):
@@ -155,7 +155,7 @@ def test_limits_count_pieces_times_prompt_tokens(tokenizer, monkeypatch):
     monkeypatch.setattr(pieces, "MAX_TOKENS", sum(sizes))
     assert len(cut(tokenizer, prefix=prefix).draw(9)) == 3
     monkeypatch.setattr(pieces, "MAX_TOKENS", 11)
-    with pytest.raises(ApiError, match="one counts as 4 at least"):
+    with pytest.raises(ApiError, match="each piece counts as 4 at least"):
         cut(tokenizer)
 
 

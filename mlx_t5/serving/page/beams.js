@@ -6,24 +6,24 @@ import { $, element, seconds, signed, tell } from "./dom.js";
 const SETTINGS = ["num-beams", "length-penalty", "texts"];
 const value = (id) => Number($(id).value);
 
-/** Whether a search is asked for. */
+/** Whether a search is requested. */
 export const searching = () => value("num-beams") > 1;
 
-/** What it wants of a request. */
+/** The fields of a request for a search. */
 export const wishes = () => ({
   num_beams: value("num-beams"),
   length_penalty: value("length-penalty"),
   n: value("texts"),
 });
 
-/** Shows a setting that the server or a task asks for. */
+/** Shows the settings of the server or a task. */
 export function propose({ num_beams, length_penalty }) {
   $("num-beams").value = num_beams;
   $("length-penalty").value = length_penalty;
   settle();
 }
 
-/** Shows what the settings say, after a change. */
+/** Updates the texts that describe the settings, after a change. */
 export function settle() {
   const beams = value("num-beams");
   $("texts").max = beams;
@@ -31,10 +31,10 @@ export function settle() {
   for (const id of ["length-penalty", "texts"]) $(id).disabled = beams === 1;
   $("search-summary").textContent = beams === 1 ? "off" : `${beams} beams`;
   $("num-beams-note").textContent =
-    beams === 1 ? "1: no search" : "beginnings followed side by side; a search drafts nothing";
+    beams === 1 ? "1: no search" : "partial texts kept side by side; a search uses no draft";
 }
 
-/** Tells `changed` about every change. */
+/** Calls `changed` after every change of a setting. */
 export function listen(changed) {
   for (const id of SETTINGS) $(id).addEventListener("input", () => changed(settle()));
 }

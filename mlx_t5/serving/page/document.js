@@ -1,4 +1,4 @@
-// Documents: a text or a file sentence by sentence, source and answer side by side.
+// Documents: decodes a text or a file sentence by sentence, and shows source and answer side by side.
 
 import { ApiError, stream } from "./api.js";
 import { $, element, tell } from "./dom.js";
@@ -11,8 +11,8 @@ const EXAMPLE = "I open a lot of white suitcases at noon. It is going to rain ne
 
 let controller = null; // of the run in progress
 let opened = null; // { name, text } of the file in the field; no text once it has been edited
-let answer = null; // { name, texts }: what has been written, and under which name to save it
-let units = ""; // what the text is cut into
+let answer = null; // { name, texts }: the answers so far, and the name to save them under
+let units = ""; // the name of the units that the text is cut into
 let waiting = []; // rows that are not shown yet
 const written = {}; // how many tokens each writer has written
 
@@ -49,14 +49,14 @@ function body(text) {
   return { messages, split: $("split").value, file_type: $("file-type").value };
 }
 
-/** Takes what one event brought: a piece, and the text up to its end. */
+/** Shows the content of one event: a piece, and the text up to its end. */
 function show({ delta, pieces, stats }, characters) {
   answer.texts.push(delta.content);
   for (const piece of pieces) {
     waiting.push(row(piece, characters.slice(piece.start, piece.end).join("")));
     for (const { writer } of piece.speculation?.tokens ?? []) written[writer] = (written[writer] ?? 0) + 1;
   }
-  // One change of the page for all that came since the last one.
+  // One change of the page for all pieces that have come since the last change.
   if (waiting.length === pieces.length) requestAnimationFrame(flush);
   answer.stats = stats;
 }
@@ -129,7 +129,7 @@ async function open(file) {
   }
 }
 
-/** Saves what has been written, under a name like the source's. */
+/** Saves the answers so far, under a name like the source's. */
 function download() {
   const [, base, end] = /^(.*?)(\.[^.]*)?$/s.exec(answer.name);
   const link = element("a");
@@ -174,7 +174,7 @@ $("download").addEventListener("click", download);
 $("open").addEventListener("click", () => $("file").click());
 $("file").addEventListener("change", () => {
   open($("file").files[0]);
-  $("file").value = ""; // so that the same one can be opened again
+  $("file").value = ""; // so that the same file can be opened again
 });
 for (const name of ["dragover", "drop"]) {
   document.addEventListener(name, (event) => {

@@ -1,4 +1,4 @@
-// What all parts of the page share.
+// Functions that all parts of the page share.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -10,13 +10,13 @@ export function element(name, text = "", className = "") {
   return made;
 }
 
-/** What a screen reader is told. */
+/** Tells a screen reader a message. */
 export const tell = (message) => ($("status").textContent = message);
 
 /** Seconds that the server took for a text. */
 export const seconds = (stats) => (stats.encode_seconds + stats.decode_seconds).toFixed(2);
 
-/** A number with a minus sign, never minus nothing. */
+/** A number with a minus sign if it is below 0 after rounding. */
 export function signed(number, digits = 2) {
   const text = Math.abs(number).toFixed(digits);
   return number < 0 && Number(text) ? `−${text}` : text;

@@ -1,4 +1,4 @@
-// What is said when something goes wrong; a server may ask for a key first.
+// Shows errors; if the server needs a key, asks for it first.
 
 import { ApiError, hasKey } from "./api.js";
 import { $, tell } from "./dom.js";

@@ -1,4 +1,4 @@
-// Scores, ranks and embeddings: a form each, and one answer.
+// Scores, ranks and embeddings: each has a form and one answer.
 
 import { ApiError, post } from "./api.js";
 import { $, element, signed, tell } from "./dom.js";

@@ -1,4 +1,4 @@
-// The page: what the model can do, each in a view of its own.
+// The page: one view for each capability of the model.
 
 import { model, rememberKey } from "./api.js";
 import * as documents from "./document.js";
@@ -8,7 +8,7 @@ import "./one_pass.js";
 import { offer, prefixes } from "./prompts.js";
 import { run, start as startWriting, stop } from "./write.js";
 
-const OUTPUT = { completions: "output" }; // others have their view's name in front
+const OUTPUT = { completions: "output" }; // the output of any other view is named after the view
 let capabilities = ["completions"];
 
 const links = () => [...$("views").querySelectorAll("a")];
@@ -29,7 +29,7 @@ function show() {
   $("skip").hash = OUTPUT[name] ?? `${name}-output`;
 }
 
-/** Offers what the model can do. */
+/** Offers the views for the model's capabilities. */
 function allow(names) {
   capabilities = names.flatMap((name) => (name === "completions" ? [name, "document"] : [name]));
   $("views").hidden = capabilities.length < 2;

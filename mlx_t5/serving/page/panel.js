@@ -1,4 +1,4 @@
-// One text as it is written: who wrote each token, pass by pass, and the counts so far.
+// One text while it is written: the origin of each token, pass by pass, and the counts so far.
 
 import { $, element, seconds } from "./dom.js";
 
@@ -16,7 +16,7 @@ export class Panel {
     this.show({ perCall: "–", calls: "–", tokens: "–", seconds: "–", accepted: "–" });
   }
 
-  /** Takes what one event brought: the tokens of one pass, or of several that came together. */
+  /** Shows one event: the tokens of one pass, or of several passes that came together. */
   take(choice) {
     const { tokens, stats } = choice.speculation;
     const pass = { tokens, stats };

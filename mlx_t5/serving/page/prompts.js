@@ -35,7 +35,7 @@ export function offer(name, served = {}, chosen = () => {}) {
   if (!$("prompt").value) $("presets").firstChild.click();
 }
 
-/** What the examples, or the model's own tasks, put before a sentence. */
+/** The prefixes of the model's own tasks, or else of the examples. */
 export function prefixes({ id, tasks = {} }) {
   const own = Object.values(tasks).map((each) => each.prefix?.trim()).filter(Boolean);
   const shown = (EXAMPLES[id] ?? EXAMPLES.other).map(([, prompt]) => prompt.slice(0, prompt.indexOf(": ") + 1));
@@ -45,7 +45,7 @@ export function prefixes({ id, tasks = {} }) {
 /** The task that a request names. */
 export const task = () => ($("task").value ? { task: $("task").value } : {});
 
-/** Says what a task puts before the prompt, and takes out what the prompt says of a task itself. */
+/** Shows the prefix of a task, and removes a task's prefix from the prompt itself. */
 function explain() {
   const prefix = tasks[$("task").value]?.prefix ?? "";
   $("task-note").textContent = prefix ? `puts “${prefix}” before the prompt` : "";
@@ -57,7 +57,7 @@ function explain() {
   }
 }
 
-/** An example says by itself what is to be done. */
+/** A button for an example, whose prompt includes its task's prefix. */
 function chip([label, prompt]) {
   const button = element("button", label, "chip");
   button.type = "button";

@@ -1,4 +1,4 @@
-// Writing: sends a prompt, shows who wrote each token, and compares with regular decoding.
+// Writing: sends a prompt, shows the origin of each token, and compares with regular decoding.
 
 import { stream } from "./api.js";
 import * as beams from "./beams.js";
@@ -47,7 +47,7 @@ async function write(body, mine) {
   }
 }
 
-/** The settings of the sliders; none where the server has no draft. */
+/** The settings of the sliders; none if the server has no draft. */
 function drafting() {
   if (!drafts) return {};
   const fixed = Number($("num-draft").value);
