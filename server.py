@@ -191,7 +191,7 @@ def _serve(options: ServerOptions, ranks: Ranks) -> int:
         print(
             f"serving {model_name(chosen)} at {where} · API {where}/v1", file=sys.stderr, flush=True
         )
-        # uvicorn finishes running requests, and then raises the signal again: ignore that one.
+        # uvicorn finishes running requests and then raises the signal again, which is ignored.
         signal.signal(signal.SIGTERM, lambda *_: None)
         server = Server(application, options.shutdown_seconds, service.worker.give_up)
         server.run(sockets=[bound])

@@ -125,7 +125,7 @@ def hint(blas_in_use: str, wish: str, cpu: bool) -> str:
 
     Args:
         blas_in_use: the result of `blas_name`.
-        wish: the user's choice of a BLAS, from the environment; if there is one, no advice.
+        wish: the user's choice of a BLAS, from the environment; with a choice, no advice.
         cpu: the result of `on_cpu`.
     """
     if blas_in_use != blas.REFERENCE or wish or not cpu:

@@ -30,7 +30,7 @@ def require_gpu(facts: Mapping[str, Any]) -> None:
         facts: the result of `mx.device_info`, empty without a GPU.
 
     Raises:
-        ValueError: there is no GPU, or `mlx.launch` has given this rank none.
+        ValueError: there is no GPU, or `mlx.launch` has no GPU for this rank.
     """
     if not facts:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Files and folders: written completely, flushed to the disk, and locked for one process."""
+"""Writes files completely, flushes them to the disk, and locks them for one process."""
 
 from __future__ import annotations
 

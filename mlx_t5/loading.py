@@ -74,8 +74,8 @@ def choose_pair(
         model: name of the target. None: t5-11b if it and t5-small have been converted, otherwise
             the bundled pair.
         draft_model: name of the draft; "lookup" to copy from the source instead, "NAME+lookup" to
-            do both, "none" for no draft. None and "auto": the target's default draft, if it has one
-            and that one is available.
+            do both, "none" for no draft. None and "auto": the target's default draft, if it is
+            available.
         convert: see `locate`.
         regular: whether to use no draft, whatever `draft_model` is.
         adapter: folder of a LoRA adapter to merge into the target.

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-Columns = Mapping[str, Callable[[dict], str]]  # of a table: title → how to write a row's figure
+Columns = Mapping[
+    str, Callable[[dict], str]
+]  # title → function that writes a row's figure
 
 
 def readable(size: float) -> str:
-    """Formats bytes in GB, or in MB below 0.1 GB."""
+    """Returns a size in bytes as text: in GB, or in MB below 0.1 GB."""
     return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
 def percent(share: float | None) -> str:
-    """Formats a share for a table; empty if it is None."""
+    """Returns a share as a percentage for a table; "" if the share is None."""
     return "" if share is None else f"{share:.1%}"
 
 

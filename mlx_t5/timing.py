@@ -66,7 +66,7 @@ class Timed:
         return Timed(chosen(self.seconds), chosen(self.tokens), chosen(self.outcomes))
 
     def seconds_a_token(self) -> float:
-        """Returns the turns' median seconds, summed, divided by their median tokens, summed."""
+        """Returns the seconds per token, computed from the medians over the repeats."""
         return median_total(self.seconds) / median_total(self.tokens)
 
     def repeats_a_token(self) -> list[float]:
@@ -91,7 +91,7 @@ def spread(repeats: Sequence[float]) -> Ratio:
 
 
 def differing(outcomes: Sequence[Sequence[Tokens]], others: Sequence[Sequence[Tokens]]) -> int:
-    """Returns the number of prompts whose tokens differ in any repeat; both are [R][N]."""
+    """Returns the number of prompts whose tokens differ in any repeat; arguments are [R][N]."""
     flat = ([[tokens for turn in row for tokens in turn] for row in o] for o in (outcomes, others))
     prompts = zip(*(zip(*rows, strict=True) for rows in flat), strict=True)
     return sum(texts != other_texts for texts, other_texts in prompts)

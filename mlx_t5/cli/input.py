@@ -63,7 +63,7 @@ class Lines:
     """A file's prompts, read lazily line by line, so that any file fits into memory.
 
     An item is a text. With `targets` it is a pair of a prompt and its target. With `optional` it is
-    a pair of a prompt and a text or None.
+    a pair: a prompt, and a text or None.
 
     If a line cannot be used, the item is its error. Lines end with LF, CRLF or CR; blank lines at
     the end are ignored. A pipe is read ahead in a thread.

@@ -27,7 +27,7 @@ Compute = Callable[[Iterator[Any], Iterator[int], Callable[[], bool]], Iterator[
 
 @dataclass(frozen=True)
 class MainJob:
-    """What main.py does with every prompt.
+    """The options, settings and models with which main.py handles every prompt.
 
     Attributes:
         options: the command line.

@@ -28,7 +28,7 @@ def add_upload_option(parser: Parser) -> None:
 def check_repository(name: str | None) -> None:
     """Checks, before the work begins, that a folder can be sent to this repository.
 
-    None passes, as then nothing is sent.
+    The name None is accepted: nothing will be sent.
 
     Raises:
         UserError: the name is not valid, no token permits writing, or the Hub cannot be reached.

@@ -194,7 +194,7 @@ class CompletionBuilder:
         self._lengths: dict[int, int] = {}  # characters of each choice so far
 
     def answer(self, choices: Sequence[Fields], counts: Usage | None) -> BaseModel:
-        """Returns the answer or a chunk with these choices, and with token counts unless None."""
+        """Returns the answer or a chunk with these choices; `counts` may be None."""
         return schemas.Completion(object="text_completion", **self._fields("cmpl", choices, counts))
 
     def _fields(self, kind: str, choices: Sequence[Fields], counts: Usage | None) -> Fields:

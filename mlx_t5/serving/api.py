@@ -23,7 +23,7 @@ MAX_STOP_STRINGS, MAX_STOP_LENGTH = 8, 200
 MAX_SAMPLES = 16  # texts per prompt
 MAX_PROMPTS = 64  # prompts per request
 MAX_BEAMS = 16  # hypotheses per prompt, each as much work as a text
-MAX_NUM_DRAFT = 16  # rows are verified together, so one row's proposals cost all rows time
+MAX_NUM_DRAFT = 16  # rows are verified together, so the proposals of one row slow all rows
 MAX_TEMPERATURE = 2  # as in OpenAI's API
 MAX_SEED = 2**53 - 1  # the largest integer that every JSON library reads exactly
 MOST = {
@@ -247,7 +247,7 @@ class CompletionRequest(OpenAIRequest):
 
     @property
     def parts(self) -> list[Any]:
-        """The prompt as a list of one; to be split, it must be one text."""
+        """The prompt, in a list; a prompt that is split must be one text."""
         return [self.prompt]
 
     @property

@@ -171,7 +171,7 @@ class GenerationBatches:
     def _has_room(self, job: GenerationJob, others: bool) -> bool:
         """Whether a document's next piece may become a row, which waits if the batch is full.
 
-        Only with other requests may it wait, and only one row per document.
+        It may wait only if there are other requests, and no other row of this document waits.
         """
         own, queue = self._rows_of(job), self._queues.get(job.spec.settings.num_beams)
         if queue and len(queue.engine.rows) + len(queue.waiting) >= self._max_batch:
@@ -330,8 +330,9 @@ def likeliest_logprobs(
         count: K, at most V.
 
     Returns:
-        The log-probabilities (R, T) of the tokens, those (R, T, K) of the K likeliest tokens in
-        descending order, both float32, and the ids (R, T, K) of the latter.
+        Three arrays: the log-probabilities of the tokens, (R, T) float32; the log-probabilities of
+        the K likeliest tokens in descending order, (R, T, K) float32; and the ids of the likeliest
+        tokens, (R, T, K).
     """
     total = mx.logsumexp(logits, axis=-1, keepdims=True)
     values = mx.take_along_axis(logits, tokens[..., None], axis=-1) - total

@@ -55,9 +55,10 @@ LAST_SECONDS = 5  # for clients to read that their requests were given up
 
 
 class Middleware:
-    """The outermost application: checks host names, keys and sizes, limits times, counts requests.
+    """The outermost application: checks requests, limits their times, and counts them.
 
-    It is plain ASGI, so that nothing comes between a streaming response and its client.
+    It checks host names, keys and sizes. It is plain ASGI, so that nothing comes between a
+    streaming response and its client.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class Middleware:
             raise ApiError(403, message, code="unknown_host")
 
     def _check_key(self, path: str, headers: dict[bytes, bytes]) -> bool:
-        """Refuses clients without a needed key; returns whether the key was sent or none is set."""
+        """Returns whether a client has the key or needs none; refuses private paths without it."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         known = self._key is None or (
             scheme.lower() == b"bearer" and hmac.compare_digest(key, self._key.encode())

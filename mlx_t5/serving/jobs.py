@@ -23,7 +23,7 @@ from mlx_t5.settings import Settings
 
 LONGEST_RETRY = 60  # maximum of Retry-After in seconds
 REST_SECONDS = 10  # maximum of waiting for work before a round
-IDLE_SECONDS = 0.05  # the same for several ranks, as waiting in a collective takes CPU time
+IDLE_SECONDS = 0.05  # with several ranks; a sleep, as waiting in a collective takes CPU time
 
 
 @dataclass(frozen=True)

@@ -140,9 +140,7 @@ async def cut(
 
     document, least, counted = await thread.run(begin)
     if document.doubtful:
-        log.info(
-            "a text's beginning may be a prefix; to use a prefix, send task or a system message"
-        )
+        log.info("a text may begin with a prefix; to use one, send task or a system message")
     pieces, count = counted.cut(), 0
     while more := await thread.run(some):
         count += more

@@ -79,7 +79,7 @@ class AnsweredPiece(BaseModel):
 
 
 class PieceCounts(BaseModel):
-    """Counts of pieces so far: all, those cut from sentences that were too long, failed ones."""
+    """Counts of pieces so far: all, parts of sentences that were too long, and failed pieces."""
 
     pieces: int
     cut: int

@@ -213,7 +213,7 @@ class Document:
         return chain.from_iterable(_sentences(self._flat, *unit, self._language) for unit in units)
 
     def _fitting(self, start: int, end: int, span: Span, cut: bool = False) -> Iterator[Piece]:
-        """Yields a unit as one piece, or as several if it is too long; skips one without words."""
+        """Yields a unit as one piece, or several if it is too long; skips it if it has no words."""
         unit = self._flat[start:end]
         start, end = end - len(unit.lstrip()), start + len(unit.rstrip())
         if not any(char.isalnum() for char in unit):
@@ -248,7 +248,7 @@ def _lines(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _paragraphs(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yields paragraphs: several hard-wrapped lines, or one other line.
+    """Yields paragraphs, each of several hard-wrapped lines or one other line.
 
     A paragraph ends at an empty line and before a list item. The item's mark is left out.
     """
@@ -288,7 +288,7 @@ def _is_hard_wrapped(lines: Sequence[str]) -> bool:
 
 
 def _sentences(text: str, start: int, end: int, language: str) -> Iterator[tuple[int, int]]:
-    """Yields a paragraph's sentences, found window by window; one may cross a window's end."""
+    """Yields a paragraph's sentences, found in windows; a sentence may cross a window's end."""
     while start < end:
         window = _NO_TEXT.sub(" ", text[start : min(end, start + 2 * LONGEST_SENTENCE)])
         if start + len(window) < end:

@@ -31,7 +31,7 @@ SUFFIXES = (".txt", ".md", ".srt", ".vtt")
 PLAIN = ("", ".txt")
 # Length in characters that a line of subtitles may have, even if the source's lines are shorter.
 LINE_CHARACTERS = 42
-DEEPEST = 50  # levels in Markdown: a list has two levels, a quote one, and text inside needs three
+DEEPEST = 50  # levels in Markdown: a list counts as two, a quote as one, text inside as three
 
 # A line break with the white space and the quote marks around it.
 _BREAK = re.compile(r"(?<![ \t])[ \t]*(?:\r\n?|\n)[ \t>]*")
