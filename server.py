@@ -100,7 +100,7 @@ def _network_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address to listen on; if other machines can reach it, --api-key is needed "
+        help="address to listen on; if other machines can reach it, give --api-key too "
         "(default: %(default)s)",
     )
     add_number(group, "--port", type=within(PORTS), default=8080, help="port; 0: any free one")
@@ -176,7 +176,7 @@ def _choose(options: ServerOptions) -> ModelPair:
 
 def _serve(options: ServerOptions, ranks: Ranks) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    import mlx_t5.serving.app  # noqa: F401  (so that a missing package shows before models are loaded)
+    import mlx_t5.serving.app  # noqa: F401  (a missing package shows before models are loaded)
     from mlx_t5.serving.http_server import Server, listener
 
     with listener(options.host, options.port) as bound:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-Columns = Mapping[
-    str, Callable[[dict], str]
-]  # title → function that writes a row's figure
+Columns = Mapping[str, Callable[[dict], str]]  # title → function that writes a figure
 
 
 def readable(size: float) -> str:

@@ -97,9 +97,9 @@ def _add_draft(parser: Parser) -> None:
         type=within(sizes),
         default=None,
         help="number of tokens that the draft may propose: the ones that the target writes most "
-        "often. Its output head has only their rows. "
-        f"{ALL}: the whole vocabulary (default: the smallest multiple of 1,024 that covers 99.5 %% "
-        f"of the held-out answers; with --no-share-encoder {ALL})",
+        f"often, whose rows its output head keeps; {ALL}: the whole vocabulary (default: the "
+        f"smallest multiple of 1,024 that covers 99.5 %% of the held-out answers, but {ALL} "
+        "with --no-share-encoder)",
     )
 
 

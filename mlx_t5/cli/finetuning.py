@@ -140,7 +140,7 @@ def _add_rates(parser: Parser) -> None:
     def choice(name: str, choices: Sequence[str], default: str | None, help: str) -> None:
         parser.add_argument(name, choices=choices, default=default, help=help)
 
-    defaults = f"(default: {ADAMW} for adapters, {ADAFACTOR} for a whole model)"
+    defaults = f"optimiser (default: {ADAMW} for adapters, {ADAFACTOR} for a whole model)"
     choice("--optimizer", (ADAMW, ADAFACTOR), None, defaults)
     adapters, whole = RATES[""], RATES[FULL]
     number(
@@ -154,7 +154,7 @@ def _add_rates(parser: Parser) -> None:
     schedules = f"learning rate after the warm-up; {RELATIVE} is {ADAFACTOR}'s own rate"
     help = f"{schedules} (default: linear, down to 0)"
     choice("--lr-scheduler-type", ("linear", "constant", RELATIVE), "linear", help)
-    number("--warmup-steps", at_least(0), None, "warm-up (default: a twentieth of all steps)")
+    number("--warmup-steps", at_least(0), None, "steps of warm-up (default: 5 %% of all)")
 
 
 def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:

@@ -255,7 +255,7 @@ class GenerationBatches:
         # If the end token alone released held-back text, its log-probability is reported.
         count = len(chunk.tokens) or bool(chunk.text)
         logprobs, job_row.logprobs = job_row.logprobs[:count], []
-        chunk = replace(chunk, stats=copy.copy(text.stats))  # the row's own keep changing
+        chunk = replace(chunk, stats=copy.copy(text.stats))  # the row's stats keep changing
         return Update(job_row.index + i, chunk, logprobs)
 
     def _fail(self, job_row: JobRow, failure: ApiError) -> None:

@@ -64,7 +64,7 @@ class QueuedJob:
     """The work of one request; its fields are sent to all ranks.
 
     Attributes:
-        size: number of texts as which the job counts in the queue; for a document, the maximum of
+        size: number of texts that the job counts as in the queue; for a document, the maximum of
             its rows at a time.
         put: called with every event by the thread that owns MLX; it must not wait. An event is an
             `Update` of a text, the list of all values (scores, vectors), or the `ApiError` that

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STALL_SECONDS = 60  # after this time without a step for waiting jobs, the status is "stalled"
+STALL_SECONDS = 60  # without a step while there are jobs; then the status is "stalled"
 FAILED = 2  # exit status
 BROKEN_MESSAGE = "decoding has ended because of an internal error; the server has to be restarted"
 DUMMY_TOKENS = 8  # length of the dummy prompt, and of its text
