@@ -57,7 +57,7 @@ class Adaptive:
     """Chooses an offer for each row, and how many of the offer's tokens to propose."""
 
     def __init__(self, expected: Expected, most: int | None = None) -> None:
-        """Starts with expected costs and at most `most` proposals per row; None: the default."""
+        """Starts with expected costs and a maximum of proposals per row; None: the default."""
         self.expected, self.costs = expected, StepCosts(expected.seconds)
         self.table = StepCosts(partial(expected.seconds, sampled=True))  # never updated
         self.most = most_proposals() if most is None else most
@@ -209,7 +209,7 @@ class Adaptive:
         return len(rows), positions, max(choice.drafted for choice in choices)
 
     def timed(self, shape: Shape | None, seconds: float) -> None:
-        """Learns the duration of a step, unless `shape` returned None for it."""
+        """Learns the duration of a step from its `shape`; does nothing if that is None."""
         if shape:
             self.costs.note(*shape, seconds)
 

@@ -167,7 +167,7 @@ class StepCosts:
     """Estimates the seconds of steps by expected costs, corrected by measured steps."""
 
     def __init__(self, expected: Callable[[int, Any, Any], Any]) -> None:
-        """Starts with a function: expected(B, positions, draft passes) is a time in any unit."""
+        """Starts with a function of (B, positions, draft passes) that gives a time in any unit."""
         self.expected = lru_cache(maxsize=512)(lambda *shape: float(expected(*shape)))
         self._expected_grid = expected
         self._seen: set[Shape] = set()

@@ -118,7 +118,7 @@ class Alignment:
         return self.output[best : best + length] if best else []
 
     def _find_again(self) -> None:
-        """Moves to the source's best match of the last tokens; without a match, on by one."""
+        """Moves to the source's best match of the last tokens, or on by one without a match."""
         if not self.places:
             self._index_source()
         last = self.output[-SHORTEST_REPEAT:]
@@ -140,7 +140,7 @@ class Alignment:
                 self.places[run].append(end)
 
     def _agreement(self, tokens: Sequence[int], end: int) -> int:
-        """Counts the tokens before `end` that equal the last output tokens, to LONGEST_MATCH."""
+        """Counts the tokens before `end` that equal the last output; at most LONGEST_MATCH."""
         count, most = 0, min(LONGEST_MATCH, end, len(self.output))
         while count < most and tokens[end - 1 - count] == self.output[-1 - count]:
             count += 1
