@@ -2,15 +2,15 @@
 
     draft    x (B, gamma) ~ q           by the draft model, or copied from the source: then q = 1
     verify   logits (B, gamma + 1, V)   one pass of the target over the last committed token and x
-    accept   n (B,), next token (B,)    keep x_i while it is the token that the target chooses
-                                        by p there; its first other choice is the next token
+    accept   n (B,), next token (B,)    keep the longest prefix of x that the target, choosing by
+                                        p, chooses too; the target's own next token follows it
     commit   committed += x[:n] + next  the row's position is always len(committed) - 1
 
-The method is that of Leviathan et al. (https://arxiv.org/abs/2211.17192) and Chen et al.
-(https://arxiv.org/abs/2302.01318), with the draws of Daliri et al.
+The method is from Leviathan et al. (https://arxiv.org/abs/2211.17192) and Chen et al.
+(https://arxiv.org/abs/2302.01318); tokens are sampled as in Daliri et al.
 (https://arxiv.org/abs/2408.07978). `Engine.step` is the loop, and everything uses it: one prompt is
-a batch of one row, a stream yields after each step, a server inserts rows while others run, and
-regular decoding proposes nothing. Only beams have a step of their own (engine/beams.py).
+a batch of one row, a stream yields after each step, a server inserts rows between two steps, and
+regular decoding proposes nothing. Only beam search has its own step (engine/beams.py).
 
 After every step the target's cache of a row holds exactly committed[:-1]. Slots past it may hold
 rejected proposals, which the next pass overwrites before any query can see them. So a rollback
@@ -63,16 +63,16 @@ from model import T5
 
 
 class Engine(Batch):
-    """Rows in flight, never aligned. `insert` adds some at any time, `step` advances all of them.
+    """A batch of rows at different positions: `insert` adds rows at any time, `step` advances all.
 
     Attributes:
-        sampling: the rows' settings and keys.
+        sampling: the rows' sampling settings and random keys.
         predicted: whether any row has a prediction.
         offers: the offers of each row in the last step.
-        shape: shape of the last step; ranks learn its cost one step later.
-        seconds: duration of the last step.
+        shape: the last step's shape; several ranks learn its cost one step later.
+        seconds: the seconds that the last step took.
         on_verified: called in every step with the rows, the target's logits (B, T, V) and the
-            tokens (B, T) of `acceptance.accept`. Both are lazy and must not be waited for.
+            tokens (B, T) from `acceptance.accept`. Both arrays are lazy; do not wait for them.
     """
 
     predicted = False
@@ -84,9 +84,9 @@ class Engine(Batch):
         clock: Callable[[], float] = time.perf_counter,
         adaptive: Adaptive | None = None,
     ) -> None:
-        """Starts with no rows; arguments as in `Batch`.
+        """Starts without rows; the first three arguments are as in `Batch`.
 
-        `adaptive` chooses the number of proposals where num_draft is "auto"; None makes a new one.
+        `adaptive` chooses the number of proposals if num_draft is "auto"; None creates one.
         """
         super().__init__(target, drafter, clock)
         self.offers: Sequence[Sequence[Offer]] = ()
@@ -97,7 +97,7 @@ class Engine(Batch):
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
     def forget(self) -> None:
-        """Forgets what sampled rows have learned."""
+        """Discards the acceptance rates learned from sampled rows; keeps the greedy rows' rates."""
         self.adaptive = self.adaptive.fresh()
 
     def step(self) -> None:
@@ -106,7 +106,7 @@ class Engine(Batch):
         proposal, keys = self._draft()
         logits = self._verify(proposal)
         outcome = self._accept(logits, proposal, keys, self.sampling).tolist()  # the only wait
-        if any(row[0] == UNDECIDED for row in outcome):  # rare: logits too flat for the candidates
+        if any(row[0] == UNDECIDED for row in outcome):  # rare: the candidates do not reach top-p
             again = self._accept(logits, proposal, keys, self.sampling.exhaustive()).tolist()
             pairs = zip(outcome, again, strict=True)
             outcome = [full if row[0] == UNDECIDED else row for row, full in pairs]
@@ -117,9 +117,9 @@ class Engine(Batch):
         self._commit(proposal, outcome, self.seconds)
 
     def _draft(self) -> tuple[Proposal, mx.array | None]:
-        """Returns gamma tokens x a row, drawn from q by the draft or copied from the source.
+        """Returns the proposals x of all rows, and random keys (B, T, 2) for the positions.
 
-        Also returns the random keys (B, T, 2) of the step's positions.
+        The draft samples x from q, or x is copied. The keys are None if every row is greedy.
         """
         proposal, gamma = None, 0
         if self.drafter:
@@ -153,9 +153,9 @@ class Engine(Batch):
         keys: mx.array | None,
         sampling: Sampling,
     ) -> mx.array:
-        """Returns (B, 1 + T): how many of x are kept, then these and one token of the target.
+        """Returns (B, 1 + T): the number of proposals kept, then these and a token of the target.
 
-        With several ranks, all take the decisions of rank 0.
+        Several ranks all use rank 0's result, to which the last step's microseconds are appended.
         """
         x, lengths, processed = proposal.tokens, proposal.valid_lengths, logits
         if rules := sampling.processing:
@@ -163,7 +163,7 @@ class Engine(Batch):
             processed = rules(history, logits, [n + 1 for n in proposal.lengths])
         accepted, tokens = accept(processed, x, proposal.q, lengths, sampling, keys)
         outcome = mx.concatenate([accepted[:, None], tokens], axis=1)
-        if self.ranks.size > 1:  # all learn the last step's duration by rank 0's clock
+        if self.ranks.size > 1:  # all ranks learn the last step's duration from rank 0
             micros = round(1e6 * self.seconds)
             outcome = mx.pad(outcome, ((0, 0), (0, 1)), constant_values=micros)
         outcome = self.ranks.of_first(outcome)
@@ -174,7 +174,7 @@ class Engine(Batch):
         return outcome
 
     def _commit(self, proposal: Proposal, outcome: list[list[int]], seconds: float) -> None:
-        """Gives every row its tokens. Positions move on; there is nothing to roll back."""
+        """Adds the accepted tokens to the rows and notes the outcome; nothing is rolled back."""
         eos = self.target.config.eos_token_ids
         for i, (row, (accepted, *tokens)) in enumerate(zip(self.rows, outcome, strict=True)):
             drafted, writer = proposal.lengths[i], proposal.writers[i]
@@ -202,13 +202,13 @@ class Engine(Batch):
 
 
 class SpeculativeDecoder:
-    """Text to text with a target and, if given, a draft.
+    """Decodes text to text with a target and, if given, a draft.
 
     Attributes:
         target: target(batch_size, settings) returns the verifying model, wrapped in an
             `ExactTarget` if exact=True (network/exact.py).
         scoring: scores and ranks texts with the target alone.
-        embeddings: computes vectors of texts with the target's encoder.
+        embeddings: turns texts into vectors with the target's encoder.
     """
 
     def __init__(
@@ -223,20 +223,20 @@ class SpeculativeDecoder:
         clock: Callable[[], float] = time.perf_counter,
         exact: bool = False,
     ) -> None:
-        """Pairs the models.
+        """Pairs a target with a draft.
 
         Args:
             model: the target.
             draft_model: a smaller T5 with the same tokenizer, a drafter, or None
                 for regular decoding.
             tokenizer: from `model.load`; None if prompts are token ids.
-            num_draft: proposals a step, at least 1; "auto" or None chooses the number that is
+            num_draft: proposals per step, at least 1; "auto" or None chooses the number that is
                 fastest at the moment.
             delta: relaxation of the acceptance rule, from 0 (lossless) to 1.
             draft_tokenizer: the draft's tokenizer, to check that it equals `tokenizer`.
             clock: returns seconds, for the statistics.
-            exact: give every pass of the target the same shape, so that the tokens do not depend on
-                the draft, num_draft or the batch's other rows, not even by rounding.
+            exact: whether to give every pass of the target the same shape, so that not even
+                rounding makes the tokens depend on the draft, num_draft or the batch's other rows.
 
         Raises:
             UserError: a value is out of range, or the vocabularies differ.
@@ -257,7 +257,7 @@ class SpeculativeDecoder:
         self.target: Callable[..., Any] = (
             exact_targets(model, self.defaults) if self.exact else lambda *_: model
         )
-        self.adaptive: Adaptive | None = None  # made with the first engine, shared by all
+        self.adaptive: Adaptive | None = None  # made with the first engine, shared by all engines
 
     @classmethod
     def from_pretrained(
@@ -273,10 +273,10 @@ class SpeculativeDecoder:
 
         Args:
             model: the target: a folder, the name of one in `models/`, or a Hub id.
-            draft: the draft, named likewise; "auto" takes the target's default draft if there is
-                one, "lookup" copies from the source, "NAME+lookup" does both, None drafts nothing.
-            revision: branch, tag or commit of the target, if that is a Hub id.
-            dtype: type to compute in; None keeps the folders' types.
+            draft: the draft, named in the same way; "auto" uses the target's default draft if it
+                has one, "lookup" copies from the source, "NAME+lookup" does both, None neither.
+            revision: branch, tag or commit of the target, if `model` is a Hub id.
+            dtype: type to compute in; None is the default of `model.load`.
             adapter: folder of a LoRA adapter to merge into the target.
             **options: further arguments of `SpeculativeDecoder`.
 
@@ -305,27 +305,27 @@ class SpeculativeDecoder:
         """Decodes one prompt or several.
 
         Args:
-            prompts: a text, a list of texts, token ids, or a list of those.
-            max_tokens: maximum of generated tokens a prompt, EOS included.
+            prompts: a text, a list of texts, a list of token ids, or a list of lists of token ids.
+            max_tokens: maximum of generated tokens per prompt, EOS included.
             temp: temperature; 0 is greedy.
-            top_k: sample among this many likeliest tokens; 0 is off.
-            top_p: sample among the likeliest tokens that reach this mass.
-            seed: one seed for the call (prompt i then uses stream i), or one a
-                prompt: prompt i alone with seed[i] gives the same tokens.
-            batch_size: maximum of rows in flight; it bounds memory. Above 1024 it is 1024.
-            num_samples: results a prompt, each from a random stream of its own; needs temp > 0.
-            prediction: an expected text, as text or token ids, to copy proposals from; for a list
-                of prompts a list of those, with None where there is none.
-            **settings: any other of `settings.Settings`, such as repetition_penalty or num_beams,
-                and of `Cutting`: with split="sentences" each prompt is a document (text/documents).
+            top_k: number of likeliest tokens to sample among; 0 is off.
+            top_p: probability that the likeliest tokens to sample among must reach; 1 is off.
+            seed: one seed for the call, of which prompt i uses random stream i; or one seed per
+                prompt, with which prompt i gives the same tokens as alone with seed[i].
+            batch_size: maximum of rows in flight, which bounds memory; clamped to 1024.
+            num_samples: results per prompt, each from its own random stream; several need temp > 0.
+            prediction: the expected output, as text or token ids, to copy proposals from; for a
+                list of prompts, a list with a prediction or None for each prompt.
+            **settings: other fields of `settings.Settings`, such as repetition_penalty, and of
+                `Cutting`: with split="sentences" each prompt is a document (text/documents.py).
 
         Returns:
-            One result, or a list in the order of the prompts. With several samples or returned
-            sequences, those of the first prompt come first, then those of the second, and so on.
+            One result, or a list in the order of the prompts. If prompts have several results
+            each, the results of the same prompt are adjacent in the list.
 
-            In a list, a prompt fails alone, with `finish_reason` "error": if it is empty, no
-            prompt or has an id outside the vocabulary, if memory does not suffice for it, or if
-            its logits are NaN or infinite.
+            In a list, a prompt that fails leaves the other results unchanged; its result has
+            `finish_reason` "error". A prompt fails if it is empty, neither text nor token ids, has
+            an id outside the vocabulary, needs too much memory, or gives NaN or infinite logits.
 
         Raises:
             UserError: a value is out of range, or the only prompt cannot be decoded.
@@ -352,20 +352,20 @@ class SpeculativeDecoder:
         indexes: Iterable[int] | None = None,
         prediction: Iterable[str | Sequence[int] | None] | None = None,
     ) -> Iterator[Result]:
-        """Decodes prompts by a job, and yields each result once it and all before it are done.
+        """Decodes prompts as a job says, and yields the results in the order of the prompts.
 
-        Prompts are read lazily, so there may be any number. An exception in place of a prompt
+        Prompts are read lazily, so their number is not limited. An exception in place of a prompt
         becomes the error of its result.
 
         Args:
             prompts: as in `generate`.
-            job: how to decode them, from `job`; None for the defaults.
+            job: how to decode the prompts, made by `job`; None for the defaults.
             batch_size: as in `generate`.
-            ready: while rows are decoding, the next prompt is read only if this returns True, so
-                that reading never holds them up.
+            ready: called while rows are decoding; the next prompt is read only if it returns True,
+                so that reading never delays the rows.
             indexes: the prompts' indexes in a larger call, which select their random streams.
-            prediction: yields one prediction a prompt, each read after its prompt; if it ends
-                early, the other prompts have none.
+            prediction: one prediction per prompt, each read after its prompt; if they end early,
+                the remaining prompts have none.
         """
         require_decoder(self.model)
         job = self.codec.fitted(job or self.job())
@@ -375,7 +375,7 @@ class SpeculativeDecoder:
             )
         batch_size, samples = checked("batch_size", batch_size), job.num_samples
         rows = self.codec.rows_of_all(prompts, job, indexes, prediction)
-        at_hand = lambda n: n % samples > 0 or ready()  # noqa: E731 (samples need no wait)
+        at_hand = lambda n: n % samples > 0 or ready()  # noqa: E731 (next samples need no wait)
         engine = self.engine(job.settings, batch_size)
         finished = batching.decode_rows(engine, rows, batch_size, at_hand)
         return chain.from_iterable(map(self.codec.results, finished))
@@ -391,10 +391,10 @@ class SpeculativeDecoder:
     ) -> Generator[Chunk, None, None]:
         """Decodes one prompt, step by step; arguments and errors as in `generate`.
 
-        In exact decoding, take the `batch_size` of the calls that the tokens shall equal.
+        In exact decoding, the tokens equal the result of `generate` for the same `batch_size`.
 
         Yields:
-            A chunk a step. Their texts, joined, are the result's text.
+            A chunk per step. The chunks' texts, joined, are the result's text.
         """
         require_decoder(self.model)
         job = self.job(checked("seed", seed), max_tokens=max_tokens, **settings)
@@ -421,24 +421,24 @@ class SpeculativeDecoder:
     def rerank(
         self, query: str, documents: Sequence[str], top_n: int | None = None, **options: Any
     ) -> list[Ranked]:
-        """Ranks documents by their relevance to a query, with a monoT5; see `Scoring.rerank`."""
+        """Ranks documents by relevance to a query, with a monoT5 model; see `Scoring.rerank`."""
         return self.scoring.rerank(query, documents, top_n, **options)
 
     def embed(
         self, prompts: Any, normalize: bool = False, batch_size: int = DEFAULT_BATCH_SIZE
     ) -> np.ndarray:
-        """Returns one vector a prompt, float32 (n, width); see `Embeddings.embed`."""
+        """Returns one vector per prompt, float32 (n, width); see `Embeddings.embed`."""
         return self.embeddings.embed(prompts, normalize, batch_size)
 
     def engine(self, settings: Settings, batch_size: int = DEFAULT_BATCH_SIZE) -> Engine | Beams:
         """Returns an empty batch and restarts the measurement of peak memory.
 
         Args:
-            settings: those of most rows; the number of beams is that of all rows.
+            settings: the settings of most rows; every row must have their number of beams.
             batch_size: maximum of rows in flight.
 
         Raises:
-            UserError: exact decoding does not support these settings, or not on this device.
+            UserError: exact decoding does not support these settings or this device.
         """
         target = self.target(batch_size, settings)
         mx.reset_peak_memory()

@@ -1,10 +1,10 @@
-"""T5 in MLX: an encoder, and a decoder that takes any number of new tokens at a time.
+"""T5 in MLX: an encoder, and a decoder that reads any number of new tokens at a time.
 
 Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
 Transformer" (arXiv 1910.10683). Layers are pre-normed residual blocks without biases, attention
 scores are not scaled, and positions enter by a learned bias for each distance key - query.
-Versions differ in the feed-forward (`feed_forward_proj`) and in the output head; umT5 has one
-relative bias a layer. The layers are in mlx_t5/network/layers.py.
+Versions differ in the feed-forward (`feed_forward_proj`) and in the output head; in umT5 every
+layer has its own relative bias. The layers are in mlx_t5/network/layers.py.
 
 Symbols: B rows, S source positions, T target positions, V vocabulary. Residuals are (B·T, d_model).
 """
@@ -64,17 +64,17 @@ class T5(Stacks):
 
     Args:
         config: the model's shape.
-        separate_head: whether the output head has weights of its own (`lm_head`) or is the
+        separate_head: whether the output head has its own weights (`lm_head`); if not, it is the
             embedding. See `weights.select`.
         encoder_only: whether to leave out the decoder; only `encode` works then.
-        shares_with: for a draft, the target whose embedding, encoder and head it uses; its own
-            parameters are only the decoder's (network/sharing.py).
+        shares_with: for a draft, the target whose embedding, encoder and head it uses; the draft's
+            own parameters are then only its decoder's (network/sharing.py).
 
     Attributes:
         local_config: the shape of this process's shard (network/sharding.py); `config` if the
             model is whole.
-        folder: the folder that `load` read it from.
-        adapted: whether an adapter was merged into it.
+        folder: the folder from which `load` read the model.
+        adapted: whether an adapter was merged into the weights.
         passes: number of decoder passes so far; see `layers.layer_for`.
         grad_checkpoint: whether training recomputes activations within layers to save memory.
     """
@@ -105,7 +105,7 @@ class T5(Stacks):
 
     @property
     def can_decode(self) -> bool:
-        """Whether there is a decoder."""
+        """Whether the model has a decoder."""
         return "decoder" in self
 
     def __call__(
@@ -116,7 +116,7 @@ class T5(Stacks):
         Args:
             ids: (B, S) source tokens.
             decoder_ids: (B, T) target tokens, beginning with the start token.
-            mask: (B, S), 1 or True for source tokens and 0 for padding; None if all are tokens.
+            mask: (B, S), 1 or True for source tokens and 0 for padding; None without padding.
 
         Returns:
             float32 logits (B, T, V) for the token after each target position.
@@ -144,7 +144,7 @@ class T5(Stacks):
         Args:
             encoded: output of `encode`.
             mask: (B, S), as given to `encode`.
-            capacity: target positions to prepare for; `Cache.reserve` adds more.
+            capacity: target positions to allocate; `Cache.reserve` adds more.
 
         Raises:
             UserError: the model has no decoder.
@@ -159,18 +159,18 @@ class T5(Stacks):
 
     @property
     def dtype(self) -> mx.Dtype:
-        """The type that it computes in, even if its weights are quantised."""
+        """The type that the model computes in, even if its weights are quantised."""
         return (self.encoder if "encoder" in self else self.decoder).norm.weight.dtype
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
-        """Returns the bytes of a cache for prompts of so many source and target positions.
+        """Returns the bytes of a cache for prompts with these numbers of positions each.
 
-        `rows` is the number of rows decoded, if there are more of them than prompts.
+        `rows` is the number of decoded rows, if it is larger than the number of prompts.
         """
         return cache_bytes(self.local_config, self.dtype.size, prompts, source, target, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
-        """Returns the peak bytes of encoding rows of this length; 0 if the target encodes them."""
+        """Returns the peak bytes of encoding rows of `source` tokens; 0 if the target does it."""
         if self.shares_with is not None:
             return 0
         return encoder_bytes(self.local_config, self.dtype.size, rows, source)
@@ -178,10 +178,10 @@ class T5(Stacks):
     def decode(self, tokens: mx.array, cache: Cache, offsets: list[int]) -> mx.array:
         """Feeds new tokens to the decoder, each row at its own position.
 
-        Does not wait: the device starts with the first layers while the host builds the graph of
-        the others. A token attends to the slots of `cache` up to its own, so all positions before
-        `offsets` must have been fed. Positions fed earlier from `offsets` on are overwritten or
-        hidden. Rows shorter than T may be padded at the end with any token; ignore its logits.
+        Does not wait: the device starts with the first layers while Python builds the graph of the
+        rest. A token attends to the slots of `cache` up to its own, so all positions before
+        `offsets` must have been fed. Older content of later slots is overwritten or hidden. Rows
+        shorter than T may be padded at the end with any token; ignore the padding's logits.
 
         Args:
             tokens: (B, T) target tokens.
@@ -192,7 +192,7 @@ class T5(Stacks):
             float32 logits (B, T, V) for the token after each of `tokens`.
 
         Raises:
-            ValueError: the cache has too few slots or another number of rows.
+            ValueError: the cache has too few slots or a different number of rows.
         """
         for i, x in enumerate(self._states(tokens, cache, offsets, self.passes), 1):
             if i % LAYERS_AT_ONCE == 0:
@@ -201,7 +201,7 @@ class T5(Stacks):
         return self.logits(x).reshape(*tokens.shape, -1)
 
     def decoder_states(self, tokens: mx.array, cache: Cache, offsets: list[int]) -> mx.array:
-        """Returns the decoder's last hidden states (B·T, d_model), lazily and for training."""
+        """Returns the decoder's last hidden states (B·T, d_model), lazily; for training."""
         *_, x = self._states(tokens, cache, offsets, passes=-math.inf)
         return x
 
@@ -228,7 +228,7 @@ class T5(Stacks):
         return Matrix.of(getattr(self, "lm_head", self.shared))
 
     def logits(self, states: mx.array, head: Matrix | None = None) -> mx.array:
-        """float32 logits (N, V) of hidden states (N, d_model), by the model's head or another."""
+        """Returns float32 logits (N, V) of states (N, d_model); `head` may replace the model's."""
         if self.config.scales_logits:
             states = states * self.config.d_model**-0.5
         return (head or self.head).times(states).astype(mx.float32)
@@ -244,11 +244,11 @@ def expected_parameters(
 def select_tensors(
     config: T5Config, checkpoint: Checkpoint, encoder_only: bool = False
 ) -> dict[str, str]:
-    """Selects the tensors of a Hugging Face checkpoint that the model needs: their names → ours.
+    """Returns Hugging Face name → MLX name for the tensors of a checkpoint that the model needs.
 
     Args:
         config: from the checkpoint's config.json.
-        checkpoint: the tensors; without a decoder among them the model is encoder-only.
+        checkpoint: the tensors; if a decoder is not among them, the model is encoder-only.
         encoder_only: whether to leave out the decoder.
 
     Raises:
@@ -270,15 +270,15 @@ def load(
 
     Args:
         folder: a folder with config.json, the weights and optionally a tokenizer; the name of a
-            folder in `models/`; or a Hub id, which is read from Hugging Face's cache as it is.
-        dtype: type to compute in: "bfloat16", "float16" or "float32". None takes the folder's
-            type, but float32 on machines without a GPU, where the others are slow, and the
-            target's type for a draft that uses its target's encoder.
+            folder in `models/`; or a Hub id, which is downloaded and read without conversion.
+        dtype: type to compute in: "bfloat16", "float16" or "float32". None uses the folder's
+            type; on machines without a GPU float32, as the 16-bit types are slow there; and for a
+            draft that uses its target's encoder, the target's type.
         adapter: folder of a PEFT LoRA adapter to merge into the weights.
         shared_with: the target, for a draft that uses its encoder; ignored by other models.
         group: a group of `mx.distributed` whose processes share the model. Each loads its shard
             of the weights, and all must make the same calls. None is this process alone. A draft
-            that uses its target's encoder takes no group.
+            that uses its target's encoder accepts no group.
         revision: branch, tag or commit of a Hub id.
 
     Returns:
@@ -312,7 +312,7 @@ def _load(
     dtype: str | mx.Dtype | None,
     adapter: str | Path | None,
 ) -> T5:
-    """Returns the model with its weights, or this rank's shard; arguments as in `load`."""
+    """Returns the model with its weights, or this rank's shard; see `load`."""
     with (
         open_checkpoint(folder) as stored,
         room_for_weights(loaded_bytes(stored, dtype) // ranks.size),

@@ -1,20 +1,20 @@
-"""Chooses how many tokens each row is proposed in a step.
+"""Chooses how many tokens to propose to each row in a step.
 
 If each proposal is accepted with probability alpha, a step with gamma proposals yields
-1 + alpha + … + alpha^gamma tokens. `Adaptive` takes the gamma with the most tokens a second, down
-to 0. It learns the duration of a step from the steps (costs.py), and alpha from the acceptances of
-each kind of proposals in each row. The rows of a batch share its step, so the duration is that of
-the whole batch.
+1 + alpha + … + alpha^gamma tokens on average. `Adaptive` chooses the gamma, possibly 0, that gives
+the most tokens per second. It learns the duration of a step by timing the steps (costs.py), and
+alpha by counting the accepted proposals of each kind in each row. All rows of a batch share a step,
+so its duration counts once for the whole batch.
 
-Few proposals say little about alpha, so it has a beta distribution: after a accepted and b rejected
-proposals, E[alpha^i] = product over j < i of (a + j) / (a + b + j).
+A few proposals say little about alpha, so alpha is modelled by a beta distribution: after a
+accepted and b rejected proposals, E[alpha^i] = product over j < i of (a + j) / (a + b + j).
 
-With delta = 0 the proposals change a text only by rounding. Greedy rows, where that hardly matters,
-learn from each other and from the clock. Sampled rows learn from the rows of their call and from
-the table of costs, so that a command gives the same text on every run. With delta > 0 the draft
-influences the text, so a row's numbers depend on its own acceptances and the table alone.
+With delta = 0 the proposals change a text only by rounding. Greedy rows, where rounding hardly
+matters, learn from each other and from the clock. Sampled rows learn only from the rows of the same
+call and use the table of costs, so that a command gives the same text on every run. With delta > 0
+the draft influences the text, so gamma depends only on the row's own acceptances and the table.
 
-Symbols: B rows, gamma proposals, N numbers of proposals that are compared.
+Symbols: B rows, gamma proposals, N values of gamma that are compared.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from mlx_t5.engine.rows import Row
     from model import T5
 
-NUMBERS = (*range(9), 10, 12, MOST)  # numbers of proposals that are compared
-FIRST = 7  # maximum of proposals, until more than so many were accepted
-KEPT = 3  # steps for which a number is kept, as choosing takes time
-LEAST_GAIN = 1.02  # smaller differences of the estimates are ignored
-EVIDENCE = 12.0  # verified proposals from which on a number is kept and small differences ignored
+NUMBERS = (*range(9), 10, 12, MOST)  # the values of gamma that are compared
+FIRST = 7  # maximum of proposals until more than 7 have been accepted
+KEPT = 3  # steps for which a choice is kept, as choosing takes time
+LEAST_GAIN = 1.02  # smaller ratios between two estimated speeds are ignored
+EVIDENCE = 12.0  # verified proposals after which `KEPT` and `LEAST_GAIN` apply
 
 
 class Plan(NamedTuple):
-    """The number of draft tokens that these rows get while `experience.wait` lasts."""
+    """A choice that is kept: these rows get `number` draft tokens while `experience.wait` > 0."""
 
     rows: Sequence[Row]
     number: int
@@ -54,15 +54,15 @@ class Plan(NamedTuple):
 
 
 class Adaptive:
-    """Chooses the offer that each row is proposed, and how many of its tokens."""
+    """Chooses an offer for each row, and how many of the offer's tokens to propose."""
 
     def __init__(self, expected: Expected, most: int | None = None) -> None:
-        """Starts with the expected costs; `most` proposals a row, None for the device's default."""
+        """Starts with expected costs and a maximum of proposals per row; None: the default."""
         self.expected, self.costs = expected, StepCosts(expected.seconds)
-        self.table = StepCosts(partial(expected.seconds, sampled=True))  # learns nothing
+        self.table = StepCosts(partial(expected.seconds, sampled=True))  # never updated
         self.most = most_proposals() if most is None else most
         self.experience, self.of_call = Experience(), Experience()
-        self._caught_up = False  # whether the draft is fed missed tokens in this step
+        self._caught_up = False  # whether the draft reads tokens of earlier steps in this step
         self._plan = Plan([], 0, self.experience)
 
     @classmethod
@@ -72,7 +72,7 @@ class Adaptive:
         return cls(Expected(target, drafter.model if drafter else None), most)
 
     def fresh(self) -> Adaptive:
-        """Returns an `Adaptive` for another call; both share what greedy rows learn."""
+        """Returns an `Adaptive` for a new call; both share the experience of greedy rows."""
         other = copy(self)
         other.of_call = Experience()
         other._plan = Plan([], 0, other.of_call)
@@ -111,7 +111,7 @@ class Adaptive:
         return choices
 
     def rests(self, rows: Sequence[Row]) -> bool:
-        """Whether the draft is sure not to be asked in the next step, if the rows stay the same."""
+        """Returns whether the next step is to propose nothing, if the rows stay the same."""
         plan = self._plan
         return rows is plan.rows and not plan.number and plan.experience.wait > 0
 
@@ -122,7 +122,7 @@ class Adaptive:
         offers: Sequence[Sequence[Offer]],
         choices: list[Choice],
     ) -> None:
-        """Makes the choices of all greedy rows, of all sampled rows, or of one lenient row."""
+        """Sets the choices of all greedy rows, of all sampled rows, or of one lenient row."""
         first = rows[indices[0]]
         learns, seen = first.adapts, self._learner(first)
         options = Options.of(indices, rows, offers, seen, self.most)
@@ -134,16 +134,16 @@ class Adaptive:
     def _decide(
         self, options: Options, costs: StepCosts, shapes: Grid, experience: Experience
     ) -> tuple[int, int]:
-        """Returns the indices of the numbers of drafts and of copies with the most tokens a second.
+        """Returns two indices of `NUMBERS`, for drafts and copies, with the most tokens per second.
 
-        Sometimes it tries others: a draft that was too slow may be worth it by now, and a number
+        Sometimes it tries different numbers: a draft that was too slow may pay by now, and a number
         that seems nearly as good may take less time than the table says.
 
         Args:
             options: the rows' options.
-            costs: seconds of steps.
-            shapes: shapes of the possible steps.
-            experience: its credit limits the trials.
+            costs: the estimated seconds of steps.
+            shapes: the shapes of the possible steps.
+            experience: the rows' experience; its credit limits the trials.
         """
         proven = experience.verified >= EVIDENCE
         experience.wait = KEPT if proven and len(options.tokens[0]) > 1 else 0
@@ -152,7 +152,7 @@ class Adaptive:
         speeds = tokens / seconds
         near = speeds >= speeds.max() / (LEAST_GAIN if proven else 1.0)
         d, m = divmod(int(np.where(near, seconds, np.inf).argmin()), speeds.shape[1])
-        prices = seconds - tokens / speeds[d, m]  # seconds lost with other numbers
+        prices = seconds - tokens / speeds[d, m]  # seconds lost with each choice
         others = [(n, m) for n in range(1, len(speeds))]
         if d == 0:
             prices = prices + self.expected.catching_up(shapes.rows, options.unread)
@@ -176,15 +176,15 @@ class Adaptive:
         Args:
             row: the row after the step.
             offers: its offers in the step.
-            choice: what it was proposed.
+            choice: the offer that was chosen for it, and the number of tokens.
             written: tokens that the step wrote.
-            accepted: how many of them were proposals.
+            accepted: number of written tokens that were proposals.
         """
         if row.settings.num_draft != AUTO:
             return
         text = written[: len(written) - row.ended]
         for kind, tokens, _ in offers:
-            if tokens is not None:  # known on the host, so it is judged even if not proposed
+            if tokens is not None:  # known without a draft, so judged even if not proposed
                 counts = compare(tokens, text)
             elif choice.drafted:
                 ended = row.finish_reason == "stop"
@@ -196,34 +196,34 @@ class Adaptive:
                 learner.outcomes[kind].add(*counts)
 
     def _learner(self, row: Row) -> Experience:
-        """The experience that decides for a row: of all greedy rows, of its call, or its own."""
+        """Returns the experience that a row uses: of all greedy rows, of its call, or its own."""
         if row.adapts:
             return self.experience
         return row.experience if row.settings.delta else self.of_call
 
     def shape(self, rows: Sequence[Row], choices: Sequence[Choice]) -> Shape | None:
-        """Returns the step's shape if its duration is to be learned (all rows adapt), else None."""
+        """Returns the step's shape; None if its duration is not to be learned."""
         if self._caught_up or not all(row.adapts for row in rows):
             return None
         positions = 1 + max(choice.length for choice in choices)
         return len(rows), positions, max(choice.drafted for choice in choices)
 
     def timed(self, shape: Shape | None, seconds: float) -> None:
-        """Learns the duration of a step, if `shape` gave it a shape."""
+        """Learns the duration of a step from its `shape`; does nothing if that is None."""
         if shape:
             self.costs.note(*shape, seconds)
 
 
 @dataclass(frozen=True)
 class Options:
-    """What some rows of a batch can be proposed, and how many tokens that is expected to yield.
+    """The possible proposals for some rows of a batch, and the tokens expected from them.
 
     Attributes:
         indices: the rows' indices in the batch.
-        offers: the draft's offer and the copy's of each row, None where there is none.
+        offers: for each row, its offer of draft tokens and its offer of copied tokens, or None.
         rooms: maximum of proposals of each row.
-        tokens: (B, N, N) expected tokens of each row, by the number of drafts and of copies; an
-            axis without offers has the number 0 alone.
+        tokens: (B, N, N) expected tokens of each row, by the number of draft tokens (axis 1) and of
+            copied tokens (axis 2); an axis without offers has only the entry for 0.
     """
 
     indices: Sequence[int]
@@ -240,7 +240,10 @@ class Options:
         others: Experience,
         most: int,
     ) -> Options:
-        """Returns the rows' options, with the experience of `others` and `most` proposals a row."""
+        """Returns the options of rows, with at most `most` proposals per row.
+
+        The expected tokens are estimated from each row's experience and from `others`.
+        """
         numbers = [number for number in NUMBERS if number <= most]
         pairs, rooms = [], [rows[i].room for i in indices]
         for i in indices:
@@ -262,17 +265,17 @@ class Options:
 
     @property
     def unread(self) -> int:
-        """The largest number of tokens that the draft has yet to read of a row."""
+        """The largest number of tokens of a row that the draft has not read yet."""
         return max((drafted.unread for drafted, _ in self.offers if drafted), default=0)
 
     def shapes(self, rows: int, others: Sequence[Choice] = ()) -> Grid:
-        """Returns the shapes of steps of so many rows, in which other rows have these choices."""
+        """Returns the possible shapes of a step of `rows` rows; `others` are fixed choices."""
         drafts, copies = (NUMBERS[:n] for n in self.tokens.shape[1:])
         longest = max((choice.length for choice in others), default=0)
         return grid(rows, drafts, copies, longest, max((c.drafted for c in others), default=0))
 
     def take(self, decided: tuple[int, int], choices: list[Choice]) -> None:
-        """Writes the rows' choices, given the indices that were decided."""
+        """Enters the rows' choices in `choices`, given the indices that `_decide` returned."""
         d, m = decided
         rows = zip(self.indices, self.offers, self.rooms, self.tokens, strict=True)
         for i, (draft, copied), room, tokens in rows:
@@ -283,12 +286,12 @@ class Options:
 
 
 def known(offers: Sequence[Sequence[Offer]]) -> bool:
-    """Whether the host knows the tokens of any offer."""
+    """Returns whether the tokens of any offer are known without running a draft model."""
     return any(offer.tokens for offered in offers for offer in offered)
 
 
 def expected_tokens(belief: tuple[float, float], cap: int, numbers: Sequence[int]) -> list[float]:
-    """Returns the (N,) expected tokens of a step with each number of proposals.
+    """Returns the expected tokens (N,) of a step, for each number of proposals.
 
     Args:
         belief: a and b of the beta distribution of alpha.
@@ -304,19 +307,20 @@ def expected_tokens(belief: tuple[float, float], cap: int, numbers: Sequence[int
 
 
 def count_verified(proposed: int, accepted: int, written: int, ended: bool) -> tuple[int, int]:
-    """Counts the proposals of a step by which alpha is estimated.
+    """Counts the proposals of a step from which alpha is estimated.
 
-    A proposal succeeds if it made the step longer. Proposals behind the end of the text count as
-    rejected. A proposed end token does not count, as the target would have written it anyway.
+    A proposal succeeds if it made the step longer. If proposals follow the end of the text, one of
+    them counts as rejected. A proposed end token at the end does not count, as the target would
+    have written it anyway.
 
     Args:
         proposed: number of proposals.
-        accepted: how many of them are part of the text.
-        written: tokens that the step wrote, the target's own included.
-        ended: whether they ended the text.
+        accepted: number of proposals that are part of the text.
+        written: number of tokens that the step wrote, the target's own token included.
+        ended: whether the written tokens ended the text.
 
     Returns:
-        The number of proposals verified, and how many of them made the step longer.
+        The number of proposals verified, and the number of proposals that made the step longer.
     """
     useful = min(accepted, written - 1)
     if ended and proposed == accepted == written:
@@ -325,10 +329,10 @@ def count_verified(proposed: int, accepted: int, written: int, ended: bool) -> t
 
 
 def compare(copy: Sequence[int], written: Sequence[int]) -> tuple[int, int]:
-    """Returns what `count_verified` would if these tokens, known on the host, were proposed.
+    """Returns the counts of `count_verified` that copied tokens would have if proposed.
 
     Args:
-        copy: the tokens.
+        copy: the copied tokens.
         written: tokens that the step wrote, without the end token.
     """
     known = min(len(copy), len(written))

@@ -1,6 +1,6 @@
-"""Proposals of a smaller T5 with the same tokenizer, as in https://arxiv.org/abs/2211.17192.
+"""Proposes tokens with a smaller T5 of the same tokenizer (https://arxiv.org/abs/2211.17192).
 
-Symbols: B rows, S source positions, gamma proposals, V the target's vocabulary, N the draft's.
+Symbols: B rows, S source positions, gamma proposals, V tokens of the target, N of the draft.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ DRAFT = Kind("draft", 1.5, 0.4, writer="draft", drafted=True)
 class DraftModel:
     """A small T5 that decodes ahead of the target, token by token.
 
-    Its cache holds a prefix of each row's committed tokens. Rolling back is arithmetic:
-    the positions fed up to the last accepted proposal stay valid, and the next pass
-    overwrites the others.
+    Its cache holds a prefix of each row's committed tokens. Rolling back is arithmetic: the
+    positions fed up to the last accepted proposal stay valid, and the next pass overwrites the
+    positions after it.
 
     A draft that shares its target's encoder (network/sharing.py) does not encode prompts itself.
-    One with a vocabulary of its own (network/draft_vocabulary.py) has logits of N < V tokens.
+    A draft with its own vocabulary (network/draft_vocabulary.py) has logits for N < V tokens.
     """
 
     def __init__(self, model: T5, target: T5, vocabulary: DraftVocabulary | None = None) -> None:
@@ -46,7 +46,7 @@ class DraftModel:
 
         Raises:
             UserError: the draft has no decoder, the special tokens differ, or the draft uses the
-                encoder of another target.
+                encoder of a different target.
         """
         require_decoder(model, "the draft")
         partner = getattr(model, "shares_with", None)
@@ -66,11 +66,11 @@ class DraftModel:
                 )
         self.model, self.target = model, target
         self.vocabulary = vocabulary or DraftVocabulary(model, target.config.vocab_size)
-        self.cache: Any = None  # a `Cache` while there are encoded rows
-        self.fed: list[int] = []  # positions of each row in the cache
-        self.unread: list[int] = []  # tokens of each row not yet in it, besides the last one
+        self.cache: Any = None  # a `Cache`; None if no row is encoded
+        self.fed: list[int] = []  # number of each row's tokens in the cache
+        self.unread: list[int] = []  # number of each row's tokens to catch up, without the last
         self.sources: list[list[int]] = []  # source tokens of each row
-        self.waiting: list[Any] = []  # states (or None) of the last rows, not yet in the cache
+        self.waiting: list[Any] = []  # encoder states, or None, of the rows not yet in the cache
 
     def fresh(self) -> DraftModel:
         """Returns a drafter with the same model and no rows."""
@@ -86,15 +86,15 @@ class DraftModel:
         self.unread += map(len, sources)
 
     def offers(self) -> Sequence[Sequence[Offer]]:
-        """Offers a draft to every row."""
+        """Returns an offer of draft tokens for every row."""
         return [[Offer(DRAFT, None, unread)] for unread in self.unread]
 
     def propose(
         self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
     ) -> Proposal | None:
-        """Decodes the largest number of tokens chosen for any row, in one lazy graph.
+        """Returns drafted tokens from one lazy graph; see `Drafter.propose`.
 
-        See `Drafter.propose`.
+        Every row drafts gamma tokens, the largest number chosen for any row.
         """
         lengths = [choice.drafted for choice in choices]
         gamma = max(lengths)
@@ -112,7 +112,7 @@ class DraftModel:
                 positions = [len(row) + i - 1 for row in committed]
                 logits = self._feed(xs[-1], positions)
             if process and history:
-                # Not needed for correctness; it makes the draft guess better.
+                # Not needed for correctness; it improves the draft's guesses.
                 history = history.then(xs[-1] if xs else None)
                 counts = [min(max(n - i, 0), 1) for n in lengths]
                 logits = process(history, vocabulary.spread(logits, -mx.inf), counts)
@@ -122,13 +122,13 @@ class DraftModel:
                 token = likeliest(logits)
                 if vocabulary.ids is not None and not process:
                     token = vocabulary.ids[token]
-            else:  # a draw depends on the number of ids, so q covers the target's V like p
+            else:  # samples depend on the number of tokens, so q has the target's V, like p
                 q, _ = probabilities(logits, sampling)
                 qs.append(q if process else vocabulary.spread(q, 0.0))
                 token = sample(qs[-1][:, 0], fold(keys[:, i], 0, OWN))[:, None]
-            mx.async_eval(token)  # the device starts while the host builds the rest of the graph
+            mx.async_eval(token)  # the device starts while Python builds the rest of the graph
             xs.append(token)
-        # Only a row's own proposals can be committed; tokens fed past them are no prefix.
+        # Only a row's own proposals can be committed; tokens fed after these count as not fed.
         self.fed = [len(row) + max(n, 1) - 1 for row, n in zip(committed, lengths, strict=True)]
         q = mx.concatenate(qs, axis=1) if qs and sampling.any_lenient else None
         valid = mx.array(lengths, mx.int32)
@@ -147,7 +147,7 @@ class DraftModel:
         ]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, ascending."""
+        """Keeps only the rows with these indices, which are ascending."""
         encoded = len(self.fed) - len(self.waiting)
         self.waiting = [self.waiting[row - encoded] for row in rows if row >= encoded]
         self.fed = [self.fed[row] for row in rows]
@@ -161,9 +161,9 @@ class DraftModel:
             self.cache = None
 
     def _encode(self) -> None:
-        """Computes the cross-attention of the waiting sources.
+        """Computes cross-attention's keys and values for the waiting sources.
 
-        It uses the target's states if the draft shares the encoder, else its own.
+        They follow from the target's encoder states if the draft shares the encoder.
         """
         if not self.waiting:
             return
@@ -180,11 +180,11 @@ class DraftModel:
         self.waiting = []
 
     def _catch_up(self, committed: Rows, gamma: int) -> mx.array:
-        """Feeds the tokens committed since the last proposal; returns logits (B, 1, N) after them.
+        """Feeds the tokens that the cache lacks; returns logits (B, 1, N) after the last of them.
 
-        Usually these are the target's last token, and the last proposal if it was
-        accepted. Rows with fewer tokens are padded; the slots of the padding are
-        overwritten before any query can see them.
+        Usually the cache lacks the target's last token, and the last proposal if it was accepted.
+        Rows with fewer tokens are padded; the slots of the padding are overwritten before any query
+        can see them.
         """
         self._encode()
         pending = [list(row[fed:]) for fed, row in zip(self.fed, committed, strict=True)]
@@ -200,7 +200,7 @@ class DraftModel:
     def _feed(self, tokens: mx.array, positions: list[int]) -> mx.array:
         """Returns logits (B, T, N) after tokens (B, T), for the tokens that both models have.
 
-        The draft reads ids that only the target has as padding: its guess may be bad, but it works.
+        The draft reads an id that only the target has as padding, which may worsen its guesses.
         """
         config = self.model.config
         if config.vocab_size < self.target.config.vocab_size:

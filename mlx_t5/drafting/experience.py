@@ -1,7 +1,7 @@
-"""Outcomes of past proposals, and what they say about the next ones.
+"""Counts the outcomes of past proposals, and estimates from them how the next ones will fare.
 
 alpha, the probability that a proposal is accepted, has a beta distribution. Its parameters a and b
-are the numbers of accepted and rejected proposals, plus those of a prior.
+are the numbers of accepted and rejected proposals, plus a prior's numbers.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 
 from mlx_t5.drafting.proposals import Kind
 
-MEMORY = 80.0  # after so many verified proposals an old one counts 1/e
-OTHERS = 20.0  # maximum weight of other rows' proposals, in proposals
+MEMORY = 80.0  # verified proposals after which an old proposal counts 1/e
+OTHERS = 20.0  # maximum weight of the prior and of other rows, in proposals
 TRIAL_SHARE = 0.02  # share of the time spent on trials
-LEAST_PRICE = 0.06  # minimum price of a trial, in steps
+LEAST_PRICE = 0.06  # minimum price of a trial, as a fraction of a step's seconds
 
 
 @dataclass
 class Outcomes:
-    """Numbers of accepted and rejected proposals; older ones fade."""
+    """The numbers of accepted and rejected proposals, in which older proposals count less."""
 
     accepted: float = 0.0
     rejected: float = 0.0
@@ -34,7 +34,7 @@ class Outcomes:
 
 @dataclass
 class Experience:
-    """How proposals fared, in one row or in several.
+    """The outcomes of the proposals of one or several rows, and the time left for trials.
 
     Attributes:
         outcomes: the outcomes of each kind of proposals.
@@ -50,11 +50,11 @@ class Experience:
 
     @property
     def verified(self) -> float:
-        """Proposals seen, the latest counting most."""
+        """The number of verified proposals, in which older proposals count less."""
         return sum(kind.accepted + kind.rejected for kind in self.outcomes.values())
 
     def belief(self, kind: Kind, others: Experience) -> tuple[float, float]:
-        """Returns a and b of alpha's beta distribution, for a row with this experience."""
+        """Returns a and b of alpha's beta distribution, from this experience and other rows'."""
         own, shared = self.outcomes[kind], others.outcomes[kind]
         a = kind.accepted + max(shared.accepted - own.accepted, 0.0)
         b = kind.rejected + max(shared.rejected - own.rejected, 0.0)
@@ -62,7 +62,12 @@ class Experience:
         return a * scale + own.accepted, b * scale + own.rejected
 
     def affords(self, price: float, step: float) -> bool:
-        """Decides whether a trial that loses `price` seconds is due; a usual step takes `step`."""
+        """Returns whether a trial is due, and updates the credit.
+
+        Args:
+            price: seconds that the trial is expected to lose.
+            step: seconds of a step without a trial.
+        """
         price, self.income = max(price, LEAST_PRICE * step), TRIAL_SHARE * step
         due = self.credit >= price
         self.credit += -price if due else self.income

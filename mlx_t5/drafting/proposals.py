@@ -1,10 +1,10 @@
 """The interface of a drafter: offers, choices and proposals.
 
 A drafter guesses the next tokens of every row of a batch, and the target checks them. A poor
-drafter only costs time: the output stays correct. A step asks the drafter for `offers`, chooses
-how many tokens of which offer to take (adaptive.py), and has it `propose` them.
+drafter only costs time: the output stays correct. A step asks the drafter for `offers`, chooses an
+offer and a number of its tokens for each row (adaptive.py), and lets the drafter `propose` them.
 
-A new source of proposals is one file with a `Kind` and a `Drafter`.
+A new source of proposals needs one file with a `Kind` and a `Drafter`.
 
 Symbols: B rows, S source positions, gamma proposals, V vocabulary.
 """
@@ -29,10 +29,10 @@ class Kind:
     """A kind of proposals with a common acceptance rate.
 
     Attributes:
-        name: for messages and tests.
+        name: the kind's name, for messages and tests.
         accepted: prior number of accepted proposals.
         rejected: prior number of rejected proposals.
-        writer: who wrote the tokens in statistics and results: "draft" or "copy".
+        writer: origin of the tokens, for statistics and results: "draft" or "copy".
         drafted: whether each proposal costs a pass of a draft model.
     """
 
@@ -52,9 +52,9 @@ class Offer(NamedTuple):
     """Tokens that a drafter could propose for a row.
 
     Attributes:
-        kind: their kind.
-        tokens: the tokens if the host knows them; None if a draft model has to be asked.
-        unread: tokens of the row that the draft has yet to read, besides the last one.
+        kind: the kind of the tokens.
+        tokens: the tokens if they are known already; None if a draft model has to run.
+        unread: number of the row's tokens, without the last, that the draft has not read yet.
     """
 
     kind: Kind
@@ -62,23 +62,23 @@ class Offer(NamedTuple):
     unread: int = 0
 
     def most(self, room: int) -> int:
-        """The number of its tokens, `room` at most."""
+        """Returns the number of the offer's tokens, at most `room`."""
         return room if self.tokens is None else min(room, len(self.tokens))
 
     def first(self, number: int) -> Choice:
-        """Chooses its first `number` tokens, or all if it has fewer."""
+        """Returns a choice of the offer's first `number` tokens, or of all if it has fewer."""
         return Choice(self, self.most(number))
 
 
 class Choice(NamedTuple):
-    """The offer that a row is proposed, and how many of its tokens."""
+    """The offer that is chosen for a row, and the number of its tokens to propose."""
 
     offer: Offer | None = None
     length: int = 0
 
     @property
     def drafted(self) -> int:
-        """Draft passes that it takes."""
+        """The number of draft passes that the choice needs."""
         return self.length if self.offer and self.offer.kind.drafted else 0
 
 
@@ -91,10 +91,10 @@ class Proposal:
 
     Attributes:
         tokens: (B, gamma) int32; a row's entries past its length are padding. None if gamma is 0.
-        q: (B, gamma, V) probabilities that the tokens were drawn from; None if no row is lenient,
-            or if the proposals are deterministic, q(x) = 1.
+        q: (B, gamma, V) probabilities that the tokens were sampled from; None if no row has
+            delta > 0, or if the proposals are deterministic: q(x) = 1.
         lengths: number of proposals of each row, without padding.
-        writers: who proposed each row's tokens, "draft" or "copy".
+        writers: origin of each row's proposals, "draft" or "copy".
         valid_lengths: (B,) int32, number of proposals before the draft's first non-finite logits.
             It matters only with delta > 0, where a token other than the target's may be kept.
     """
@@ -107,7 +107,7 @@ class Proposal:
 
     @classmethod
     def nothing(cls, rows: int) -> Proposal:
-        """Returns an empty proposal for so many rows."""
+        """Returns a proposal without tokens for `rows` rows."""
         return cls(None, None, [0] * rows, [""] * rows, mx.array([0] * rows, mx.int32))
 
 
@@ -116,21 +116,21 @@ class Drafter(Protocol):
 
     @property
     def model(self) -> T5 | None:
-        """The draft model; None if there is none."""
+        """The draft model; None if the drafter has no model."""
 
     def fresh(self) -> Drafter:
-        """Returns a drafter of the same kind for another batch, without rows."""
+        """Returns a drafter of the same kind for a new batch, without rows."""
 
     def insert(self, sources: Rows, states: Sequence[mx.array] | None = None) -> None:
         """Adds rows at the end of the batch, without using the device.
 
         Args:
             sources: source tokens of each row.
-            states: the target's encoder output (S, d_model) of each, for a draft that uses it.
+            states: the target's encoder output (S, d_model) of each source, for drafts that use it.
         """
 
     def offers(self) -> Sequence[Sequence[Offer]]:
-        """Returns each row's offers: at most one of a draft model, and one of copied tokens."""
+        """Returns each row's offers: at most one of draft tokens and one of copied tokens."""
 
     def propose(
         self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
@@ -139,16 +139,16 @@ class Drafter(Protocol):
 
         Args:
             committed: tokens of each row so far, the start token first.
-            choices: the offer that each row is proposed, and how many of its tokens.
+            choices: the offer chosen for each row, and the number of its tokens to propose.
             sampling: settings of the rows.
             keys: (B, T, 2) random keys of the next positions; None if every row is greedy.
 
         Returns:
-            The proposal, or None if it proposes nothing for any row.
+            The proposal; None if no row gets any tokens.
         """
 
     def note(self, committed: Rows) -> None:
-        """Takes note of the tokens of each row after the step."""
+        """Updates the drafter with the tokens of each row after a step."""
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, ascending."""
+        """Keeps only the rows with these indices, which are ascending."""

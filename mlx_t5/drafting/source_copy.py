@@ -4,18 +4,18 @@ Corrections, simplifications and summaries repeat much of their source, so the n
 be copied from the encoder's input: Sun et al., "Instantaneous Grammatical Error
 Correction with Shallow Aggressive Decoding" (https://arxiv.org/abs/2106.04970), and Ge et al.,
 "Lossless Acceleration for Seq2seq Generation with Aggressive Decoding"
-(https://arxiv.org/abs/2205.10350). No model is asked, so a proposal costs only its place in the
-target's next pass. It is deterministic, q(x) = 1.
+(https://arxiv.org/abs/2205.10350). No model runs, so a proposal costs only its place in the
+target's next pass. Copied proposals are deterministic: q(x) = 1.
 
-An `Alignment` follows one row through its source. If the next token of the output equals the token
-that the alignment expects, it is a copy, and the alignment moves on by one. Otherwise the alignment
-looks for that token elsewhere in the source, so that copying resumes after an insertion, a deletion
-or a move; it takes the place with the longest match, of equal ones the nearest. A token that the
-source does not have counts as the replacement of the expected one. The output so far is searched
-as well, for repeated phrases.
+An `Alignment` follows the output of one row through its source. If the next output token is the
+source token that the alignment expects, it is a copy, and the alignment moves on by one. Otherwise
+the alignment looks for the output token elsewhere in the source, so that copying resumes after an
+insertion, a deletion or a move. It chooses the place with the longest match, and among equal
+matches the nearest place. A token that is not in the source counts as a replacement of the expected
+token. The output so far is searched as well, for repeated phrases.
 
 The caller's expected text (`prediction` of `generate`) is put in front of the source and read from
-its beginning. It is copied from whatever the drafter is.
+its beginning. With every drafter, tokens are also copied from this text.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from mlx_t5.text.prompts import task_prefix
 if TYPE_CHECKING:
     from model import T5
 
-LONGEST_MATCH = 8  # longer matches do not make a place more likely
+LONGEST_MATCH = 8  # tokens; longer matches count the same
 SHORTEST_REPEAT = 3  # tokens that must recur before the output is copied from itself
 CANDIDATES = 16  # places compared: the latest in the output, the nearest in the source
-RECENT = 4  # tokens; if fewer than half of the last so many are copies, the next is unlikely
+RECENT = 4  # number of last tokens; if fewer than half of them are copies, copying is unlikely
 COMPARED = 16  # maximum of tokens offered, and compared with the text even if not proposed
 COPY = Kind("copy", 2.0, 0.35)
 WEAK_COPY = Kind("weak copy", 0.75, 2.25)  # after few copies, see `RECENT`
-FIRST_COPY = Kind("first copy", 0.4, 0.6)  # near 0.9 in corrections, near 0.1 in translations
+FIRST_COPY = Kind("first copy", 0.4, 0.6)  # alpha: near 0.9 in corrections, 0.1 in translations
 PREDICTION = Kind("prediction", 2.0, 0.35)
 WEAK_PREDICTION = Kind("weak prediction", 0.75, 2.25)
 FIRST_PREDICTION = Kind("first prediction", 1.5, 0.3)  # callers may be wrong
@@ -53,15 +53,16 @@ class Alignment:
         source: tokens of the prediction, then of the source, EOS included.
         predicted: number of tokens of the prediction.
         place: index in `source` of the token expected next.
-        match: how many of the last output tokens agree with those before `place`.
-        output: the tokens followed so far.
-        copies: for each of the last `RECENT` tokens, whether it was the expected one.
-        phrases: the ends in the output of each run of `SHORTEST_REPEAT` tokens.
-        places: the ends in `source` of each run of up to `SHORTEST_REPEAT` tokens; made lazily.
+        match: number of last output tokens that agree with the source tokens before `place`.
+        output: the output tokens so far.
+        copies: for each of the last `RECENT` tokens, whether it was the expected token.
+        phrases: each run of `SHORTEST_REPEAT` output tokens → indices where the run ends.
+        places: each run of up to `SHORTEST_REPEAT` source tokens → indices where the run ends;
+            filled when first needed.
     """
 
     def __init__(self, source: Sequence[int], begin: int):
-        """Starts at source[begin], the first token of the text proper."""
+        """Starts at source[begin], the first token after a task prefix."""
         self.source = list(source)
         self.predicted = 0
         self.place = begin
@@ -72,13 +73,13 @@ class Alignment:
         self.places = defaultdict[tuple[int, ...], list[int]](list)
 
     def predict(self, prediction: Sequence[int]) -> None:
-        """Puts a prediction in front of the source and starts there, once, before any output."""
+        """Puts a prediction in front of the source and starts there; ignores a second one."""
         if prediction and not self.predicted:
             self.source, self.place = [*prediction, *self.source], 0
             self.predicted = len(prediction)
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Moves on by the committed tokens."""
+        """Moves on by newly committed tokens."""
         for token in tokens:
             if len(self.output) >= SHORTEST_REPEAT:
                 phrase = tuple(self.output[-SHORTEST_REPEAT:])
@@ -93,7 +94,7 @@ class Alignment:
                 self._find_again()
 
     def find(self, length: int = COMPARED) -> Offer | None:
-        """Returns at most `length` tokens that may come next; None if there are none."""
+        """Returns an offer of up to `length` tokens that may come next; None if none are found."""
         if tokens := self._repeated(length):
             return Offer(COPY, tokens)
         predicted = self.place < self.predicted
@@ -117,7 +118,7 @@ class Alignment:
         return self.output[best : best + length] if best else []
 
     def _find_again(self) -> None:
-        """Moves to another place in the source that has the last token."""
+        """Moves to the source's best match of the last tokens, or on by one without a match."""
         if not self.places:
             self._index_source()
         last = self.output[-SHORTEST_REPEAT:]
@@ -139,7 +140,7 @@ class Alignment:
                 self.places[run].append(end)
 
     def _agreement(self, tokens: Sequence[int], end: int) -> int:
-        """Counts the tokens before `end` that agree with the last output; at most LONGEST_MATCH."""
+        """Counts the tokens before `end` that equal the last output; at most LONGEST_MATCH."""
         count, most = 0, min(LONGEST_MATCH, end, len(self.output))
         while count < most and tokens[end - 1 - count] == self.output[-1 - count]:
             count += 1
@@ -159,7 +160,7 @@ def count_predicted(prediction: Sequence[int], text: Sequence[int]) -> tuple[int
 
 
 class SourceCopy:
-    """A drafter that copies; see `proposals.Drafter` for its methods."""
+    """A drafter that copies from sources and predictions; its methods are those of `Drafter`."""
 
     model = None
 
@@ -167,7 +168,7 @@ class SourceCopy:
         """Starts without rows.
 
         Args:
-            tokenizer: to recognise a task prefix; without one copying begins at the start.
+            tokenizer: recognises a task prefix; without it copying begins at the source's start.
             lookup: whether to copy from sources; if not, only from predictions.
         """
         self.tokenizer, self.lookup = tokenizer, lookup
@@ -183,14 +184,14 @@ class SourceCopy:
         self.alignments += [Alignment(s, len(task_prefix(s, self.tokenizer))) for s in known]
 
     def offers(self) -> Sequence[Sequence[Offer]]:
-        """Offers the next tokens of each row's source, if there are any."""
+        """Returns an offer of each row's next source tokens, if there are any."""
         offers = (alignment.find() for alignment in self.alignments)
         return [[offer] if offer else [] for offer in offers]
 
     def propose(
         self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
     ) -> Proposal | None:
-        """Proposes the chosen tokens; see `Drafter.propose`."""
+        """Returns a proposal of the chosen tokens; see `Drafter.propose`."""
         rows = [
             list(offer.tokens[:length]) if offer and offer.tokens else []
             for offer, length in choices
@@ -203,17 +204,17 @@ class SourceCopy:
         return Proposal(tokens, None, lengths, [COPY.writer] * len(rows), valid)
 
     def note(self, committed: Rows) -> None:
-        """Moves the alignments on; the start token does not count."""
+        """Moves each alignment on by the row's new tokens, without the start token."""
         for alignment, row in zip(self.alignments, committed, strict=True):
             alignment.follow(row[1 + len(alignment.output) :])
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, ascending."""
+        """Keeps only the rows with these indices, which are ascending."""
         self.alignments = [self.alignments[row] for row in rows]
 
 
 class CopyOrDraft:
-    """A drafter that copies or asks a draft model, as chosen for each row."""
+    """A drafter that copies or runs a draft model, as chosen for each row."""
 
     def __init__(self, copy: SourceCopy, draft: Drafter):
         """Combines two drafters; while all rows copy, the draft model is not run."""
@@ -229,36 +230,36 @@ class CopyOrDraft:
         return CopyOrDraft(self.copy.fresh(), self.draft.fresh())
 
     def insert(self, sources: Rows, states: Sequence[mx.array] | None = None) -> None:
-        """Adds the rows to both; see `Drafter.insert`."""
+        """Adds the rows to both drafters; see `Drafter.insert`."""
         self.copy.insert(sources)
         self.draft.insert(sources, states)
 
     def offers(self) -> Sequence[Sequence[Offer]]:
-        """Returns the offers of both."""
+        """Returns the offers of both drafters."""
         offers = zip(self.copy.offers(), self.draft.offers(), strict=True)
         return [[*copied, *drafted] for copied, drafted in offers]
 
     def propose(
         self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
     ) -> Proposal | None:
-        """Has each propose what was chosen of its offers; see `Drafter.propose`."""
+        """Returns the chosen proposals of both drafters, merged; see `Drafter.propose`."""
         copies = self.copy.propose(committed, choices, sampling, keys)
         drafts = self.draft.propose(committed, choices, sampling, keys)
         return merged(copies, drafts) if copies and drafts else copies or drafts
 
     def note(self, committed: Rows) -> None:
-        """Passes the rows' tokens on to both."""
+        """Passes the rows' tokens on to both drafters."""
         self.copy.note(committed)
         self.draft.note(committed)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, ascending."""
+        """Keeps only the rows with these indices, which are ascending."""
         self.copy.keep(rows)
         self.draft.keep(rows)
 
 
 def merged(copies: Proposal, drafts: Proposal) -> Proposal:
-    """Merges two proposals: rows that copy take `copies`, the others `drafts`."""
+    """Merges two proposals: rows with copied tokens use `copies`, all other rows `drafts`."""
     a, b = copies.tokens, drafts.tokens
     assert a is not None and b is not None, "as both propose"
     width = max(a.shape[1], b.shape[1])
@@ -276,7 +277,9 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
 
 
 def predicting(drafter: Drafter | None, predictions: Rows) -> Drafter | None:
-    """Returns a drafter that copies from these predictions too, or stops to if there are none left.
+    """Returns a drafter that also copies from these predictions.
+
+    If no row has a prediction, returns a drafter that does not.
 
     Args:
         drafter: the batch's current drafter; None if nothing is proposed.

@@ -1,8 +1,8 @@
-"""The rows in flight: how they join and leave.
+"""A batch of rows in flight: how rows join it and leave it.
 
 `decoder.Engine` and `beams.Beams` are batches. A row's source is encoded when the row joins, or
-earlier; from then on the batch holds the row's cache, and the drafter its own state of the row.
-Rows keep their order.
+earlier. From then on the batch holds the row's cache, and the drafter holds its own state for the
+row. Rows keep their order.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Batch:
 
     Attributes:
         rows: the rows in flight.
-        cache: the target's cache, a `Cache` while there are rows.
-        copies: sequences a row that the target continues (the beams of a search).
-        ranks: the ranks that share the target; all take rank 0's proposals and decisions.
-        choices: what each row was proposed in the last step; empty without a drafter.
+        cache: the target's cache, a `Cache`; None without rows.
+        copies: number of sequences per row that the target continues: the beams of a search, or 1.
+        ranks: the ranks that share the target; all use rank 0's proposals and decisions.
+        choices: each row's choice of proposals in the last step; empty without a drafter.
     """
 
     copies = 1
@@ -47,7 +47,7 @@ class Batch:
         Args:
             target: the model whose output is wanted; in exact decoding an `ExactTarget`.
             drafter: makes the proposals; None for regular decoding.
-            clock: seconds, for the statistics.
+            clock: returns seconds, for the statistics.
         """
         self.target, self.drafter, self.clock = target, drafter, clock
         self.ranks = ranks_of(target)
@@ -62,10 +62,10 @@ class Batch:
         return [row.committed for row in self.rows]
 
     def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
-        """Encodes the source of new rows and adds them to the batch.
+        """Encodes the sources of new rows and adds the rows to the batch.
 
         Args:
-            rows: the new rows; those encoded ahead are not encoded again.
+            rows: the new rows; rows that were encoded ahead are not encoded again.
             ahead: rows that join later, to be encoded in the same passes.
 
         Raises:
@@ -105,13 +105,13 @@ class Batch:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Forgets what the rows of a call have learned, before those of the next."""
+        """Discards the experience of a call's rows; called before the rows of the next call."""
 
     def drop_finished(self) -> None:
         """Drops the finished rows, after checking that the last pass has not failed.
 
         Metal may return zeros for a failed pass and report the error at the next use. Every row
-        has tokens of that pass then, so all of them fail.
+        then has tokens from the failed pass, so all rows fail.
         """
         if any(row.finish_reason for row in self.rows):
             try:
@@ -123,7 +123,7 @@ class Batch:
         self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, in this order; the others leave the batch."""
+        """Keeps only these rows, in this order; all other rows leave the batch."""
         if list(rows) == list(range(len(self.rows))):
             return
         remaining = [self.rows[row] for row in rows]
@@ -140,5 +140,5 @@ class Batch:
         self._collect()
 
     def _collect(self) -> None:
-        """Collects what a step needs of the rows' settings; called when the rows have changed."""
+        """Collects the settings that a step needs from the rows; called when the rows change."""
         raise NotImplementedError

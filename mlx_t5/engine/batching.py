@@ -1,9 +1,9 @@
-"""Continuous batching: which waiting prompts take the place of finished ones.
+"""Continuous batching: chooses which waiting prompts replace finished ones.
 
-Rows of a batch are padded to its longest source, so prompts join in groups of similar length.
-If nobody waits for a single prompt, others are encoded ahead with them, as a pass over few
-positions is expensive. Results leave in the order of the prompts. Only a window of prompts is held
-at a time, so memory does not grow with their number.
+Rows of a batch are padded to its longest source, so prompts join in groups of similar length. If
+nobody waits for a single prompt, later prompts are encoded ahead in the same pass, as a pass over
+few positions is expensive. Results are returned in the order of the prompts. Only a window of
+prompts is held at a time, so memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from mlx_t5.grouping import PASS_POSITIONS, in_halves
 if TYPE_CHECKING:
     from mlx_t5.engine.batch import Batch
 
-PROMPTS_A_ROW = 8  # prompts held for each row in flight
+PROMPTS_A_ROW = 8  # maximum of prompts held for each row in flight
 # Maximum of source tokens, padding included, that join between two steps, unless they are a single
-# prompt. Rows in flight stand still while these are encoded, about as long as for one long prompt.
+# prompt. Rows in flight wait while the sources are encoded, about as long as for one long prompt.
 MAX_JOINING_TOKENS = 1024
 
 
 class Queue:
     """Rows that wait for a place in an engine's batch, and for memory.
 
-    If memory does not suffice for a row beside the others, it waits until one of them has left.
-    All later rows wait behind it: otherwise short prompts could hold up a long one forever. A row
-    fails only if it does not fit alone.
+    If memory does not suffice for a row beside the rows in flight, the row waits until one of them
+    has left. All later rows wait with it: otherwise short prompts could delay a long one forever. A
+    row fails only if memory does not suffice for it alone.
 
     Attributes:
-        waiting: the rows, the oldest first.
-        last: whether no row will come after them.
+        waiting: the waiting rows, the oldest first.
+        last: whether no more rows will come.
     """
 
     def __init__(
@@ -45,17 +45,17 @@ class Queue:
 
         Args:
             engine: the batch.
-            size: maximum of rows in it.
-            waiting: the first rows.
-            bulk: whether nobody waits for a single row. Then any number of rows may join at once,
-                and others may be encoded ahead with them.
+            size: maximum of rows in the batch.
+            waiting: the first rows to wait.
+            bulk: whether nobody waits for a single row, so that any number of rows may join at
+                once, and later rows may be encoded ahead with them.
         """
         self.engine, self.size, self.bulk = engine, size, bulk
         self.waiting, self.last = list(waiting), False
-        self._room = size  # rows in flight when memory last ran out; below that, try again
+        self._room = size  # rows in flight when memory last ran out; with fewer, try again
 
     def admit(self) -> list[Row]:
-        """Inserts as many waiting rows as there are places and memory for.
+        """Inserts waiting rows while places and memory suffice.
 
         Returns:
             The rows that cannot be decoded at all, finished with "error".
@@ -74,7 +74,7 @@ class Queue:
         return failed
 
     def remove(self, rows: Iterable[Row]) -> None:
-        """Takes rows out of the queue, so that no other row waits behind them."""
+        """Removes rows from the queue, so that no later row waits for them."""
         gone = set(map(id, rows))
         remaining = [row for row in self.waiting if id(row) not in gone]
         if len(remaining) < len(self.waiting):
@@ -82,9 +82,9 @@ class Queue:
 
     def _next(self, count: int) -> tuple[list[Row], list[Row]]:
         """Returns up to `count` rows to join, and the rows to encode ahead with them."""
-        if self.last:  # long sources make long texts: started last, they would decode alone
+        if self.last:  # long sources have long texts: started last, they would decode alone
             order = sorted(self.waiting, key=lambda row: -len(row.ids))
-        else:  # the oldest row, then those nearest to it in length
+        else:  # the oldest row, then the rows nearest to it in length
             oldest = len(self.waiting[0].ids)
             order = sorted(self.waiting, key=lambda row: abs(len(row.ids) - oldest))
         joining, later = order[:count], order[count:]
@@ -94,9 +94,9 @@ class Queue:
         return joining, fitting(new, later, PASS_POSITIONS) if new else []
 
     def _insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> bool:
-        """Inserts all rows at once, or else in halves; returns False if one has to wait."""
+        """Inserts all rows at once, or in halves; returns False if a row has to wait."""
         if ahead:
-            with suppress(RuntimeError, MemoryError):  # what MLX raises when it cannot allocate
+            with suppress(RuntimeError, MemoryError):  # MLX raises these when it cannot allocate
                 self.engine.insert(rows, ahead)
                 return True
         return all(in_halves(self._insert_all, rows, self._refuse))
@@ -106,7 +106,7 @@ class Queue:
         return [True] * len(rows)
 
     def _refuse(self, row: Row, reason: str) -> bool:
-        """Returns False if a row without memory waits for others to leave; else fails the row."""
+        """Returns False if the row can wait for rows in flight to leave; else fails the row."""
         if self.engine.rows:
             return False
         cure = "shorten it or lower max_tokens"
@@ -124,14 +124,14 @@ def decode_rows(
 
     Args:
         engine: an engine without rows.
-        rows: what to decode; read lazily.
+        rows: the rows to decode; read lazily.
         batch_size: maximum of rows in flight.
-        ready: given the number of rows read so far, returns whether the next can be read without
-            waiting. If it cannot, it is read only when no row is held.
+        ready: given the number of rows read so far, returns whether the next row can be read
+            without waiting. If not, the next row is read only when no row is held.
 
     Yields:
-        Every finished row, in the order of `rows`, once all before it are finished. A row that
-        does not fit in memory even alone is finished with "error".
+        Every row once it is finished, in the order of `rows`. A row that does not fit in memory
+        even alone is finished with "error".
     """
     rows, total = iter(rows), 0
     in_hand: deque[Row] = deque()
@@ -144,7 +144,7 @@ def decode_rows(
                 break
             total += 1
             in_hand.append(row)
-            if row.finish_reason is None:  # not an unusable prompt
+            if row.finish_reason is None:  # its prompt is usable
                 queue.waiting.append(row)
         if not in_hand:
             return
@@ -175,9 +175,10 @@ def follow(engine: Batch, row: Row) -> Iterator[int]:
 
 
 def fitting(rows: Sequence[Row], others: Sequence[Row], most: int) -> list[Row]:
-    """Returns those of `others`, from the first on, that can be encoded together with `rows`.
+    """Returns the first rows of `others`, if any, that can be encoded in one pass with `rows`.
 
-    All their sources, padded, have `most` tokens then; equal ones are encoded once and count once.
+    All sources of the pass, padded, have at most `most` tokens. Equal sources count once, as they
+    are encoded once.
     """
     sources, longest = {tuple(row.ids) for row in rows}, max(len(row.ids) for row in rows)
     for i, row in enumerate(others):

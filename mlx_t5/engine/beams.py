@@ -1,8 +1,8 @@
-"""Rows in flight that search with beams: K hypotheses each, one token a step, and no draft.
+"""Beam search over the rows in flight: K hypotheses per row, one token per step, and no draft.
 
-The beams of a row share its prompt, whose cross-attention the cache holds once. The device finds
-the best continuations of all beams, so a step waits for it once; sampling/beam_search.py then
-decides on the host which of them become beams or finished texts.
+The beams of a row share its prompt, so the cache holds the prompt's cross-attention once. The
+device finds the best continuations of all beams, and a step waits for it once. Then
+sampling/beam_search.py decides in Python which continuations become beams or finished texts.
 
 Symbols: B rows, K beams, C continuations, V vocabulary.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Beams(Batch):
-    """Rows that all have K beams. `insert` adds some, `step` advances all of them."""
+    """A batch of rows with K beams each: `insert` adds rows, `step` advances all of them."""
 
     def __init__(
         self, target: T5, num_beams: int, clock: Callable[[], float] = time.perf_counter
@@ -36,7 +36,7 @@ class Beams(Batch):
         Args:
             target: the model whose output is wanted.
             num_beams: K, the same for every row.
-            clock: seconds, for the statistics.
+            clock: returns seconds, for the statistics.
         """
         self.copies = num_beams
         super().__init__(target, None, clock)
@@ -79,12 +79,12 @@ class Beams(Batch):
         """Finds the best continuations of every row, lazily.
 
         Args:
-            logits: (B·K, V) float32, the target's.
-            beams: the beams that they follow.
+            logits: (B·K, V) float32, from the target.
+            beams: the beams that the logits follow.
 
         Returns:
             Scores (B, C) float32 in descending order, indices (B, C) for `BeamSearch.advance`,
-            and (B,) bool, whether the row's scores are without NaN and +inf.
+            and (B,) bool: whether no score of the row is NaN or +inf.
         """
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         if self._processing:
@@ -115,7 +115,7 @@ class Beams(Batch):
 
     @property
     def searches(self) -> list[BeamSearch]:
-        """The rows' searches."""
+        """The beam search of each row."""
         return [row.search for row in self.rows if row.search]
 
     def _collect(self) -> None:

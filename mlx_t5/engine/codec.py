@@ -1,4 +1,4 @@
-"""Converts what callers give into rows of token ids, and rows into results."""
+"""Converts prompts into rows of token ids, and rows into results."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from mlx_t5.text.detokenizer import decode
 from mlx_t5.text.prompts import checked_prompts, token_ids
 from mlx_t5.text.stop_strings import TextWatch
 
-CHARACTERS = 64  # of a prediction are read at most, times max_tokens
+CHARACTERS = 64  # maximum of characters that are read of a prediction, per token of max_tokens
 
 
 class Codec:
-    """Prompts to rows, and rows to results."""
+    """Makes rows from prompts, and results from rows."""
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
-        """Takes the target's tokenizer and its number of token ids.
+        """Starts with the target's tokenizer and vocabulary.
 
         Args:
             tokenizer: as `model.load` returns it; None if prompts are token ids.
-            vocab_size: V.
+            vocab_size: the number of token ids.
         """
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
 
@@ -38,7 +38,7 @@ class Codec:
         """Returns the job with settings that fit the model.
 
         Raises:
-            UserError: a setting needs a tokenizer and there is none.
+            UserError: a setting needs a tokenizer, which the model lacks.
         """
         if job.settings.stop and self.tokenizer is None:
             raise UserError("stop strings need a tokenizer; this model folder has none")
@@ -56,7 +56,7 @@ class Codec:
         """Yields the rows of many prompts, read lazily; arguments as in `results`.
 
         Raises:
-            UserError: the prompts are no iterable, or a seed is out of range.
+            UserError: the prompts are not iterable, or a seed is out of range.
         """
         prompts, seed = checked_prompts(prompts, job.seed)
         given = chain(predictions or (), repeat(None))
@@ -75,16 +75,16 @@ class Codec:
         watched: bool = False,
         prediction: str | Sequence[int] | None = None,
     ) -> Iterator[Row]:
-        """Yields one row of a prompt for each key; an unusable prompt's are finished with "error".
+        """Yields one row per key for a prompt; if it is unusable, the rows have "error" at once.
 
-        The prompt is tokenized once; each row is made when it is asked for.
+        The prompt is tokenized once; each row is made when it is requested.
 
         Args:
             prompt: a text, token ids, or the error that reading it raised.
             settings: the settings of every row.
-            keys: (2,) each, from `draws.random_keys`.
+            keys: the rows' random keys, (2,) each, from `draws.random_keys`.
             watched: whether `chunk` will read the text while it grows.
-            prediction: the expected text, as text or token ids; None for none.
+            prediction: the expected output, as text or token ids; None without a prediction.
         """
         ids: list[int] = []
         predicted: list[int] = []
@@ -115,7 +115,7 @@ class Codec:
         return token_ids(prediction, self.tokenizer, self.vocab_size, "prediction")
 
     def chunk(self, row: Row, seen: int) -> Chunk:
-        """Returns what a row has written after its first `seen` tokens, and its result if done."""
+        """Returns the text and tokens of a row from token `seen` on, and its result if finished."""
         tokens, writers = row.output(seen)
         pieces = row.watch.pieces[seen:] if row.watch else []
         text = "".join(pieces) + (row.watch.rest if row.watch else "")
@@ -124,7 +124,7 @@ class Codec:
         return Chunk(text, tokens, writers, pieces, row.stats, result)
 
     def results(self, row: Row) -> list[Result]:
-        """Returns the results of a finished row: one, or `num_return_sequences` of its beams."""
+        """Returns a finished row's results: one, or with beams `num_return_sequences` of them."""
         texts = texts_of(row) if row.settings.num_beams > 1 else [row]
         return [self.result(text) for text in texts]
 

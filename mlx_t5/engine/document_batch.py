@@ -1,7 +1,7 @@
-"""Decodes documents: cuts them into pieces, decodes these as prompts, and joins the texts.
+"""Decodes documents: cuts them into pieces, decodes the pieces as prompts, and joins the texts.
 
-Pieces of one document or of many share the same batch. They are cut lazily, so that few are held
-at a time. The engine does not know about documents.
+All pieces share a batch, even if they belong to different documents. They are cut lazily, so that
+only a few are held at a time. The engine does not know about documents.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ DOUBTFUL = 'note: "{}" is decoded as text; if it is a prefix, give it by --prefi
 
 @dataclass
 class DocumentStats(Stats):
-    """The sums of the pieces' statistics; `peak_memory_bytes` is the largest.
+    """The sums of the pieces' statistics; `peak_memory_bytes` is their maximum.
 
     Attributes:
         pieces: number of pieces decoded.
-        cut: how many of them are parts of a sentence that was too long.
-        failed: how many could not be decoded; the text has their source instead.
+        cut: number of pieces that are parts of a sentence that was too long.
+        failed: number of pieces that could not be decoded; the text has their source instead.
     """
 
     pieces: int = 0
@@ -70,8 +70,8 @@ class DocumentInFlight:
         document: the document, or the error that reading it raised.
         index: its index among all documents, which selects its random streams.
         drawn: number of pieces cut so far.
-        whole: whether these are all.
-        result: the document's result, once `finish` was called.
+        whole: whether all pieces have been cut.
+        result: the document's result; complete once `finish` was called.
     """
 
     def __init__(self, document: Document | Exception, index: int = 0) -> None:
@@ -81,7 +81,7 @@ class DocumentInFlight:
         self.result = Result(None, [], [], "stop", self.stats)
 
     def prompts(self) -> Iterator[str]:
-        """Yields the prompt of each piece; `whole` is set before the last is yielded."""
+        """Yields the prompt of each piece; sets `whole` before yielding the last prompt."""
         if isinstance(self.document, Document):
             for piece, following in pairwise(chain(self.document.cut(), [None])):
                 assert piece, "only the last is none"
@@ -95,7 +95,7 @@ class DocumentInFlight:
         return self.whole and len(self.result.pieces) == self.drawn
 
     def add(self, answer: Result) -> str:
-        """Takes the next piece's result; returns the text that it adds to the document's."""
+        """Adds the next piece's result; returns the text that it appends to the document's text."""
         assert isinstance(self.document, Document), "there is no piece of an error"
         i, result, stats = len(self.result.pieces), self.result, self.stats
         piece, reason = self.document.pieces[i], answer.finish_reason
@@ -112,7 +112,7 @@ class DocumentInFlight:
         return self._texts[-1]
 
     def finish(self) -> str:
-        """Completes the result; returns the text behind the last piece."""
+        """Completes the result; returns the text after the last piece."""
         result, rest = self.result, ""
         if isinstance(self.document, Document):
             rest = self.document.before(len(result.pieces))
@@ -134,13 +134,14 @@ def chunks(
     indexes: Iterable[int] | None = None,
     prediction: Iterable[Any] | None = None,
 ) -> Generator[Chunk, None, None]:
-    """Decodes documents in order. Yields a chunk a piece; a document's last has its result.
+    """Decodes documents in order, and yields a chunk per piece.
 
-    Arguments as in `SpeculativeDecoder.results`. `job` has one seed for all documents; an index and
-    a prediction belong to a document, and anything but None as its prediction is refused.
+    The last chunk of a document has its result. Arguments are as in `SpeculativeDecoder.results`,
+    with three limits: `job` has one seed for all documents, `indexes` has an index per document,
+    and a document with a prediction other than None fails.
 
     Raises:
-        UserError: an argument is not supported with documents.
+        UserError: the model has no tokenizer, or the job has several seeds or texts per prompt.
     """
     _check(decoder, job)
     in_hand, doubtful = deque[DocumentInFlight](), ""
@@ -188,7 +189,7 @@ def results(*args: Any) -> Iterator[Result]:
 def stream(
     decoder: SpeculativeDecoder, prompt: Any, job: Job, batch_size: int, prediction: Any
 ) -> Generator[Chunk, None, None]:
-    """Decodes one document as `chunks` does, but raises `UserError` if all of it fails."""
+    """Decodes one document as `chunks` does, but raises `UserError` if the whole document fails."""
     for chunk in chunks(decoder, [prompt], job, batch_size, prediction=[prediction]):
         if chunk.result and chunk.result.error:
             raise UserError(chunk.result.error)
@@ -196,7 +197,7 @@ def stream(
 
 
 def spelled(chunk: Chunk, tokenizer: Any) -> Chunk:
-    """Splits the chunk's text into the parts that each token completed, if they make it up."""
+    """Sets the chunk's `pieces` to the part of its text that each token completed, if possible."""
     detokenizer = StreamingDetokenizer(tokenizer)
     pieces = [*map(detokenizer.add, chunk.tokens)]
     before = chunk.text.find("".join(pieces))
@@ -208,7 +209,7 @@ def spelled(chunk: Chunk, tokenizer: Any) -> Chunk:
 def _document(
     prompt: Any, prediction: Any, job: Job, decoder: SpeculativeDecoder
 ) -> Document | Exception:
-    """Returns a text as a document of pieces that the model takes, or the error if it cannot be."""
+    """Returns a document whose pieces fit the model, or an error if the text is unusable."""
 
     def tokens(prompt: str) -> int:
         try:

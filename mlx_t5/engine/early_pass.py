@@ -1,11 +1,11 @@
-"""Starts the next pass of regular decoding before the host has read the last token.
+"""Starts the next pass of regular decoding before Python has read the last token.
 
-The GPU computes this pass while the host reads the token. The last one per text is wasted, and has
-to be waited for. In a batch, where rows come and go, that would happen often, so only a single row
-gets an early pass; with a draft, only if the next step is sure to propose nothing. A pass in flight
-holds the caches that it reads, so writing to them copies them: for large caches this costs more
-than it saves. Ranks that share a model have no early passes: an interrupted one would leave a sum
-over all ranks in flight.
+The GPU computes this early pass while Python reads the token. The last early pass of a text is
+wasted, and has to be waited for. In a batch, where rows come and go, passes would be wasted often,
+so only a single row gets an early pass; with a draft, only if the next step is to propose nothing.
+A pass in flight holds the caches that it reads, so writing to the caches copies them: for large
+caches the copy costs more than the early pass saves. Ranks that share a model have no early passes:
+an interrupted pass would leave a sum over all ranks in flight.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from mlx_t5.network.exact import ExactTarget
     from model import T5
 
-MOST_COPIED = 64 << 20  # bytes of cache; larger ones take longer to copy than is saved
+MOST_COPIED = 64 << 20  # bytes; copying a larger cache costs more time than is saved
 
 
 class EarlyPass:
-    """The pass in flight, if there is one."""
+    """The early pass in flight, if there is one."""
 
     @classmethod
     def of(cls, target: T5 | ExactTarget) -> EarlyPass | None:
-        """Returns the early passes of a model; None on a CPU, and if ranks share the model."""
+        """Returns an `EarlyPass` for a model; None on a CPU, or if ranks share the model."""
         return None if cpu_only() or ranks_of(target).size > 1 else cls(target)
 
     def __init__(self, target: T5 | ExactTarget) -> None:
@@ -45,7 +45,7 @@ class EarlyPass:
             rows: the batch's rows.
             tokens: (B, 1) tokens chosen by the step; still being computed.
             cache: the rows' cache.
-            awaited: the array that the host will wait for; it is submitted first.
+            awaited: the array that Python will wait for; it is submitted first.
         """
         if len(rows) > 1:
             return

@@ -1,4 +1,4 @@
-"""What callers ask of the engine, whether they are Python, main.py or a request of the server."""
+"""A job for the engine, from a Python caller, from main.py or from a request to the server."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Job:
 
     Attributes:
         settings: the settings of every text.
-        seed: one seed, of which prompt i uses stream i, or one a prompt.
-        num_samples: texts a prompt, each from a random stream of its own.
+        seed: one seed, of which prompt i uses random stream i, or one seed per prompt.
+        num_samples: texts per prompt, each from its own random stream.
         cutting: how texts are cut into pieces; None if each prompt is decoded as a whole.
     """
 
@@ -38,10 +38,10 @@ class Job:
             defaults: the values of settings that are not given.
             seed: see the attributes.
             num_samples: see the attributes.
-            given: any of `Settings` and `Cutting`, by name; num_draft=None counts as not given.
+            given: fields of `Settings` and `Cutting`, by name; num_draft=None counts as not given.
 
         Raises:
-            UserError: a value is out of range, or of a cutting without a split.
+            UserError: a value is out of range, or a field of `Cutting` is given without a split.
         """
         names = {field.name for field in fields(Cutting)}
         cuts = {name: value for name, value in given.items() if name in names}

@@ -1,4 +1,4 @@
-"""A prompt on its way through the engine: its row, its statistics, its result."""
+"""The data of a prompt in the engine: its row, its statistics and its result."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ NO_CHOICE = (
 
 @dataclass
 class Speculation:
-    """How proposals fared, for one prompt.
+    """Statistics of the proposals for one prompt.
 
     Attributes:
-        copied: drafted tokens that were copied from the source or the caller's prediction.
-        copied_accepted: accepted tokens that were copied.
-        predicted: tokens of the caller's prediction compared with the finished text.
-        predicted_accepted: how many of them are in the text, whoever proposed them.
+        copied: number of proposals that were copied from the source or the caller's prediction.
+        copied_accepted: number of copied proposals that were accepted.
+        predicted: number of tokens of the caller's prediction compared with the finished text.
+        predicted_accepted: number of these tokens that are in the text, whatever their origin.
         steps_by_length: how many steps had 0, 1, … proposals.
         steps_by_accepted: how many steps accepted 0, 1, … proposals.
         drafted_by_position: how many steps had a first, second, … proposal.
-        accepted_by_position: how many of those were accepted.
+        accepted_by_position: how many steps accepted their first, second, … proposal.
     """
 
     copied: int = 0
@@ -49,8 +49,8 @@ class Speculation:
 class Stats:
     """Counts and times of one prompt. Times are in seconds of wall clock.
 
-    A row shares its batch's steps, so `decode_seconds` of rows decoded together
-    overlap. Nothing after EOS or `max_tokens` is counted.
+    A row shares the steps of its batch, so the `decode_seconds` of rows decoded together overlap.
+    Nothing after EOS or `max_tokens` is counted.
 
     Attributes:
         prompt_tokens: source tokens, EOS included.
@@ -61,11 +61,12 @@ class Stats:
         acceptance_rate: accepted / drafted, 0 when nothing was drafted.
         tokens_per_call: tokens decided, EOS included, per target call: exactly
             1 in regular decoding.
-        encode_seconds: time to encode the source with the target (a draft's is decode_seconds).
+        encode_seconds: time to encode the source with the target; `decode_seconds` includes the
+            draft's encoder.
         decode_seconds: time of all steps that this row took part in.
         tokens_per_second: generated_tokens / decode_seconds.
         peak_memory_bytes: peak of MLX's memory during the call.
-        speculation: how the proposals fared.
+        speculation: further statistics of the proposals.
     """
 
     prompt_tokens: int = 0
@@ -82,7 +83,7 @@ class Stats:
     speculation: Speculation = field(default_factory=Speculation)
 
     def count(self, drafted: int, accepted: int, writer: str) -> None:
-        """Counts a step in which `writer` proposed `drafted` tokens, `accepted` of them kept."""
+        """Counts a step that accepted `accepted` of `drafted` proposals, which `writer` made."""
         self.target_calls += 1
         self.drafted += drafted
         self.accepted += accepted
@@ -111,14 +112,14 @@ class Stats:
 
 @dataclass
 class Row:
-    """One prompt on its way through the engine.
+    """A text in the engine: its prompt, its settings and its state.
 
     Attributes:
         ids: source tokens.
         settings: how to decode it.
         key: (2,) the row's own random key.
         committed: the start token and every token decided so far.
-        writers: who wrote each token after the start token: "draft", "copy" or "target".
+        writers: origin of each token after the start token: "draft", "copy" or "target".
         finish_reason: None while running, then "stop", "length" or "error".
         error: the error message, if decoding failed.
         stats: counts and times.
@@ -126,7 +127,7 @@ class Row:
             is requested.
         ended: whether the last token is an end token.
         prediction: the caller's prediction of its text, to copy proposals from.
-        experience: how its proposals fared.
+        experience: the outcomes of its proposals.
         search: its beam search; None without beams. Until it ends, `committed` is the best beam.
         score: the score of the text found by its search.
         states: (S, d_model) the target's encoder output, while an encoded row waits to join;
@@ -153,19 +154,19 @@ class Row:
     def adapts(self) -> bool:
         """Whether the number of its proposals may depend on other rows and the clock.
 
-        Not if its text depends on the proposals.
+        It may not if the text could depend on the proposals.
         """
         settings = self.settings
         return settings.num_draft == AUTO and settings.temp == 0 and settings.delta == 0
 
     @property
     def decided(self) -> int:
-        """Tokens decided so far, EOS included."""
+        """The number of tokens decided so far, EOS included."""
         return len(self.committed) - 1
 
     @property
     def room(self) -> int:
-        """Maximum of proposals in the next step, which adds a token of the target as well."""
+        """The maximum of proposals in the next step, which also adds a token of the target."""
         return self.settings.max_tokens - self.decided - 1
 
     def commit(
@@ -174,11 +175,11 @@ class Row:
         """Adds the tokens of a step, up to the end of the text.
 
         Args:
-            tokens: the accepted proposals and the target's own token. If that is
+            tokens: the accepted proposals and the target's own token. If the target's token is
                 `acceptance.NO_TOKEN`, the row fails unless the proposals end the text.
             drafted: number of proposals verified.
-            writer: who proposed them: "draft" or "copy".
-            eos: the end tokens; tokens after one, or after a stop string, are dropped.
+            writer: origin of the proposals: "draft" or "copy".
+            eos: the end tokens; tokens after an end token, or after a stop string, are dropped.
 
         Returns:
             The tokens added, and the number of accepted proposals.
@@ -212,12 +213,12 @@ class Row:
         self.finish_reason, self.error = "error", error
 
     def fail_without_choice(self, decided: int) -> None:
-        """Ends the row, as its logits after `decided` tokens leave no token to choose."""
+        """Fails the row because its logits after `decided` tokens leave no token to choose."""
         first = "logits_processors, then the " if self.settings.logits_processors else ""
         self.fail(NO_CHOICE.format(decided, first))
 
     def output(self, start: int = 0) -> tuple[list[int], list[str]]:
-        """Returns the decided tokens from `start` on, without EOS, and the writer of each."""
+        """Returns the decided tokens from `start` on, without EOS, and the origin of each token."""
         end = self.decided - self.ended
         return self.committed[1 + start : 1 + end], self.writers[start:end]
 
@@ -227,9 +228,9 @@ class PieceResult:
     """The result of one piece of a document.
 
     Attributes:
-        start: its first character in the prompt.
-        end: the character after its last.
-        text: its text in the result; its source if it could not be decoded.
+        start: index of its first character in the prompt.
+        end: index after its last character.
+        text: its text in the result, or its source if it could not be decoded.
         finish_reason: as in `Result`.
         error: as in `Result`.
     """
@@ -247,8 +248,8 @@ class Result:
 
     Attributes:
         text: the decoded tokens, up to a stop string; None without a tokenizer.
-        tokens: generated ids without start token and EOS, but with those of a stop string.
-        writers: who wrote each token: "draft", "copy" (from the source or a prediction) or
+        tokens: generated ids, without start token and EOS, but with the tokens of a stop string.
+        writers: origin of each token: "draft", "copy" (from the source or a prediction) or
             "target".
         finish_reason: "stop" at EOS or a stop string, "length" at max_tokens, "error" if the
             prompt could not be decoded.
@@ -256,7 +257,7 @@ class Result:
         error: the error message, if the prompt could not be decoded.
         score: with beams, the sum of the tokens' log-probabilities, EOS included, divided by
             their number to the power of `length_penalty`.
-        pieces: the pieces of a document; `tokens` has those of all pieces.
+        pieces: the pieces of a document; `tokens` has the tokens of all pieces.
     """
 
     text: str | None
@@ -282,7 +283,7 @@ class Chunk:
         text: new text, in whole characters and without a possible beginning of a stop string; ""
             without a tokenizer.
         tokens: new ids, without EOS.
-        writers: who wrote each of these tokens, as in `Result`.
+        writers: origin of each of these tokens, as in `Result`.
         pieces: for each of these tokens, the part of `text` that it completed.
         stats: counts and times so far.
         result: the whole result, in the last chunk only.

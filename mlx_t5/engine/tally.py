@@ -18,7 +18,7 @@ class Tally:
         drafted: tokens proposed.
         accepted: proposals accepted.
         drafted_by_position: how many steps had a first, second, … proposal.
-        accepted_by_position: how many of those were accepted.
+        accepted_by_position: how many steps accepted their first, second, … proposal.
     """
 
     target_calls: int
@@ -66,7 +66,7 @@ def acceptance_probability(drafted: Sequence[int], accepted: Sequence[int]) -> f
 
     Args:
         drafted: how many steps had a first, second, … proposal.
-        accepted: how many of those were accepted.
+        accepted: how many steps accepted their first, second, … proposal.
 
     Returns:
         alpha; None if nothing was verified.

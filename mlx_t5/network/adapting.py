@@ -5,9 +5,9 @@ weight: W + s · B @ A. DoRA (Liu et al., https://arxiv.org/abs/2402.09353) scal
 sum to a learned length m, m · (W + s · B @ A) / ||W + s · B @ A||, and treats the norm as a
 constant in the gradient. A row of zeros stays zero.
 
-Nothing is merged in training. A and B are parameters of the linear layer itself, under PEFT's
-names, and `Matrix.of` returns an `Adapted` for it, with the same method `times`. So the layers
-need no change, W may be quantised, and the gradient of W is never computed.
+Adapters are not merged during training. A and B are parameters of the linear layer itself, under
+PEFT's names, and `Matrix.of` returns an `Adapted` for the layer, with the same method `times`. So
+the layers need no change, W may be quantised, and the gradient of W is never computed.
 
 Symbols: M rows of x, W (N, K), A (r, K), B (N, r).
 """
@@ -53,7 +53,7 @@ class Adapted(NamedTuple):
     squares: mx.array | None = None
 
     def times(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
-        """Does the same as `Matrix.times`."""
+        """Returns the product with x, plus a residual, as `Matrix.times` does."""
         seen = self._seen(x)
         change = self.scale * ((seen @ self.down.T) @ self.up.T)
         if self.magnitude is None:
@@ -74,7 +74,7 @@ class Adapted(NamedTuple):
         return mx.where(kept, x / (1 - self.rate), 0)
 
     def _norms(self) -> mx.array:
-        """Returns the row norms (N,) of W + s · B @ A without computing it; inf for zero rows."""
+        """Returns the row norms (N,) of W + s · B @ A without that sum; inf for rows of zeros."""
         crossed = self.base.times(self.down).T.astype(mx.float32)  # W @ A.T
         mixed = 2 * crossed + self.scale * (self.up @ (self.down @ self.down.T))
         squares = self.squares + self.scale * mx.sum(self.up * mixed, axis=1)
@@ -83,7 +83,7 @@ class Adapted(NamedTuple):
 
 @dataclass
 class Adapter:
-    """The state of a layer's adapter beside its parameters; `Matrix.of` calls it."""
+    """A layer's adapter without its parameters, which the layer has; `Matrix.of` calls it."""
 
     scale: float
     rate: float

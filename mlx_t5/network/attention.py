@@ -1,4 +1,4 @@
-"""Attention with T5's relative position bias: at once, in chunks of queries, or row by row.
+"""Attention with T5's relative position bias: all at once, in chunks of queries, or row by row.
 
 Raffel et al. (arXiv 1910.10683), section 2.1: every head learns a scalar for each bucket of
 distances key - query, which is added to the attention scores. The model has no other position
@@ -20,7 +20,7 @@ from mlx_t5.backend import ON_CUDA, mx, nn
 from mlx_t5.network.cache import hiding, round_up
 from mlx_t5.network.config import T5Config
 
-MAX_SCORES = 1 << 25  # maximum size of an encoder's bias in numbers: 128 MB in float32
+MAX_SCORES = 1 << 25  # maximum of numbers in an encoder's bias: 128 MB in float32
 LEAST_QUERIES = 32  # minimum of queries in a chunk; smaller chunks are slow on every device
 
 
@@ -29,12 +29,12 @@ def relative_buckets(
 ) -> np.ndarray:
     """Returns the bucket of each distance key - query.
 
-    Half of the buckets hold one distance each, the others grow logarithmically, and the last
+    Half of the buckets hold one distance each, the other buckets grow logarithmically, and the last
     holds all distances from `max_distance` on. If `bidirectional`, keys to the right of the query
-    have a second set of such buckets. The buckets are computed on the host, so that rounding at
-    their boundaries is the same on every device. Boundaries fall on whole numbers, so the last bit
-    of the logarithm matters: as in the models' training each operation is rounded to float32, but
-    the logarithm is rounded from float64, because those of float32 differ between libraries.
+    have a second set of buckets. NumPy computes the buckets, so that rounding at their boundaries
+    is the same on every device. Boundaries fall on whole numbers, so the last bit of the logarithm
+    matters: as in the models' training, each operation is rounded to float32; but the logarithm is
+    rounded from float64, because float32 logarithms differ between libraries.
     """
     right = np.zeros_like(distances)
     if bidirectional:
@@ -54,9 +54,9 @@ def relative_buckets(
 class RelativeBias(nn.Module):
     """The learned bias between queries and keys, and in the decoder the causal mask.
 
-    All distances beyond the largest share a bucket, so a short table over clipped distances serves
-    any length. In the decoder (`causal`) its last entry stands for all keys to the right of the
-    query and holds -inf: one gather gives bias and causal mask at once.
+    All distances beyond the largest share a bucket, so a short table over clamped distances serves
+    any length. In the decoder (`causal`) the table's last entry stands for all keys to the right of
+    the query and holds -inf: one gather gives bias and causal mask at once.
     """
 
     def __init__(self, config: T5Config, causal: bool):
@@ -72,15 +72,15 @@ class RelativeBias(nn.Module):
         self._table: tuple[Any, Any] = None, None  # a weight, and the table made from it
 
     def index(self, queries: mx.array, keys: int) -> mx.array:
-        """Returns indices (B, T, N) into the table for queries at (B, T) and keys at 0 … N-1."""
+        """Returns table indices (B, T, N) for queries at positions (B, T) and keys at 0 … N-1."""
         distance = mx.arange(keys) - queries[:, :, None]
         return mx.clip(distance, -self._left, self._right) + self._left
 
     def __call__(self, index: mx.array) -> mx.array:
-        """Returns the bias (B, H, T, N) for indices of `index`."""
+        """Returns the bias (B, H, T, N) for indices from `index`."""
         weight = self["weight"]
         of_weight, table = self._table
-        if of_weight is not weight:  # cached: making it takes a tenth of a small model's pass
+        if of_weight is not weight:  # the table is cached: making it takes a tenth of a small pass
             hidden = mx.full((1, weight.shape[1]), -mx.inf, weight.dtype)
             table = mx.contiguous(mx.concatenate([weight, hidden])[mx.array(self._buckets)].T)
             self._table = weight, table
@@ -89,7 +89,7 @@ class RelativeBias(nn.Module):
 
 
 def queries_at_once(rows: int, heads: int, source: int) -> int:
-    """Returns the queries in a chunk of the encoder: S if the bias for all of them is small enough.
+    """Returns the number of queries in an encoder's chunk: S if the bias for S is small enough.
 
     A layer's bias has B · H · S · S numbers: 4 GB in float32 for a source of 4,096 tokens and 64
     heads.
@@ -153,7 +153,7 @@ class ByRow:
 
     Attributes:
         arrays: (1, H, N, d_kv) for each row, with an N of its own.
-        batch: B; rows behind the last of `arrays` are padding.
+        batch: B; rows after the last of `arrays` are padding.
         offsets: position of each row's first query, for self-attention; None for cross-attention.
     """
 
@@ -167,14 +167,14 @@ Mask: TypeAlias = mx.array | ChunkedBias | None
 
 
 def attention(queries: mx.array, keys: Keys, values: Keys, mask: Mask) -> mx.array:
-    """Attention without scale.
+    """Returns the output of attention, whose scores are not scaled.
 
     Args:
         queries: (B, H, T, d_kv).
         keys: (B, H, N, d_kv), or `ByRow`.
         values: as `keys`.
         mask: added to the scores, (B, H, T, N) or a shape that broadcasts to it; or bool (not on
-            CUDA), True where keys are seen; None if all are seen.
+            CUDA), True where keys are seen; or a `ChunkedBias`; None if all keys are seen.
 
     Returns:
         (B, H, T, d_kv), zeros where a row is padding.
@@ -209,10 +209,10 @@ def _row_by_row(queries: mx.array, keys: ByRow, values: Keys, mask: Mask) -> mx.
 def _over_slots(
     queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, offset: int
 ) -> mx.array:
-    """Self-attention of one row, in which a query at position p attends to round_up(p + 1) slots.
+    """Returns self-attention of a row; a query at position p attends to round_up(p + 1) slots.
 
-    The number of slots may change how a sum over them is rounded, even if the further ones are
-    hidden. So it depends only on the query's position, not on the pass that feeds it.
+    The number of slots may change how a sum over them is rounded, even if the added slots are
+    hidden. So the number depends only on the query's position, not on the pass that feeds it.
     """
 
     def over(slots: int) -> mx.array:

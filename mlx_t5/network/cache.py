@@ -1,15 +1,16 @@
-"""Keys and values that a T5 decoder keeps for a batch whose rows are of different lengths.
+"""Keys and values that a T5 decoder keeps for a batch whose rows have different lengths.
 
 T5 has no rotary positions, so a token's slot in the cache is its absolute position, and the
 distance `key - query` alone decides what attention may see. Feeding a position again overwrites
-its slot; rolling back is feeding from an earlier position. Hence the cache knows no lengths:
+its slot; rolling back means feeding from an earlier position. Hence the cache knows no lengths:
 whoever decodes owns the offsets.
 
-Several rows may continue one prompt, the same number for each prompt, as beams do. Such rows lie
-side by side, and the prompt's keys and values are held once.
+Several rows may continue one prompt, as beams do; their number is the same for each prompt. The
+rows of a prompt are adjacent, and its keys and values are held once.
 
-Shapes: B rows, P prompts, K = B / P rows of each, H heads, N slots (capacity), S source positions,
-T new positions. Self-attention arrays are (B, H, N, d_kv), cross-attention arrays (P, H, S, d_kv).
+Shapes: B rows, P prompts, K = B / P rows per prompt, H heads, N slots (capacity), S source
+positions, T new positions. Self-attention arrays are (B, H, N, d_kv), cross-attention arrays
+(P, H, S, d_kv).
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from typing import TypeAlias
 from mlx_t5.backend import ON_CUDA, cpu_only, mx
 
 SLOT_MULTIPLE = 32  # slots are added, and attended to, in multiples of this; see `round_up`
-FEW_SHAPES = not cpu_only()  # on a GPU each new shape costs preparation
+FEW_SHAPES = not cpu_only()  # a GPU needs time to prepare for each new shape
 KeysValues: TypeAlias = tuple[mx.array, mx.array]
 
 
 def round_up(n: int) -> int:
-    """Returns a number of slots for n positions: a multiple of 32, on a GPU a power of two."""
+    """Returns the number of slots for n positions: a multiple of 32, on a GPU a power of two."""
     multiples = -(-max(n, 1) // SLOT_MULTIPLE)
     return SLOT_MULTIPLE * (1 << (multiples - 1).bit_length() if FEW_SHAPES else multiples)
 
 
 def source_width(longest: int, rows: int = 2) -> int:
-    """Returns the padded source length S for so many rows of at most `longest` tokens.
+    """Returns the padded source length S for `rows` rows of at most `longest` tokens.
 
-    On a GPU it is a multiple of 32: then the work prepared for a shape (`mx.compile`, CUDA's graphs
+    On a GPU S is a multiple of 32: then the work prepared for a shape (`mx.compile`, CUDA's graphs
     and plans) is reused, and attention stays one kernel, for which S must not be less than T. On
     CUDA a single row is not padded, as attention without a mask is faster there.
     """
@@ -54,14 +55,14 @@ class Slots:
     """The slots that one forward pass of the decoder writes to and attends to.
 
     Attributes:
-        keys: (B, H, N, d_kv) of self-attention, one a layer; updated in place.
-        values: as `keys`.
+        keys: keys of self-attention (B, H, N, d_kv), one array per layer; updated in place.
+        values: values of self-attention, as `keys`.
         positions: (B, T) absolute positions of the new tokens; (1, T) if equal in all rows.
         start: the first position if it is the same in all rows, else None.
-        seen: number of slots, from the left, that attention needs.
+        seen: number of slots, counted from slot 0, that attention needs.
         batch: B.
         prompts: P.
-        cross: keys and values of cross-attention, one pair a layer.
+        cross: keys and values of cross-attention, one pair per layer.
         mask: the mask of the source for `attention.attention`, (P, H, K·T, S) or, for one prompt,
             (1, 1, 1, S); None if no source is padded.
     """
@@ -79,10 +80,10 @@ class Slots:
     def update(self, layer: int, keys: mx.array, values: mx.array) -> KeysValues:
         """Writes new keys and values (B, H, T, d_kv) of a layer at the positions.
 
-        Lazy, and without a copy if there is no other reference to the arrays.
+        The update is lazy, and needs no copy if no other reference to the arrays exists.
 
         Returns:
-            The keys and the values (B, H, N, d_kv) of the N slots that attention may see.
+            The keys and the values (B, H, seen, d_kv) of the slots that attention needs.
         """
         length = self.positions.shape[1]
         for arrays, new in ((self.keys, keys), (self.values, values)):
@@ -95,14 +96,14 @@ class Slots:
 
 
 class Cache:
-    """The decoder's keys and values for P prompts: those of cross-attention, and of self-attention.
+    """The decoder's keys and values for P prompts, of cross-attention and of self-attention.
 
-    All methods are lazy. A forward pass calls `slots` once, and `Slots.update` once a layer.
+    All methods are lazy. A forward pass calls `slots` once, and `Slots.update` once per layer.
 
     Attributes:
-        keys: keys of self-attention, one array a layer.
-        values: values of self-attention, one array a layer.
-        cross: keys and values of cross-attention, one pair a layer.
+        keys: keys of self-attention, one array per layer.
+        values: values of self-attention, one array per layer.
+        cross: keys and values of cross-attention, one pair per layer.
         mask: (P, S), True for source tokens and False for padding; None if no row is padded.
         copies: K.
     """
@@ -113,9 +114,9 @@ class Cache:
         """Starts with the prompts' cross-attention and empty self-attention.
 
         Args:
-            cross: as the attribute.
+            cross: see the attribute.
             mask: (P, S), 1 or True for source tokens; None if no row is padded.
-            capacity: slots to prepare for.
+            capacity: minimum of slots to allocate.
             copies: K.
         """
         prompts, heads, _, width = cross[0][0].shape
@@ -152,14 +153,14 @@ class Cache:
         return [*self.keys, *self.values, *chain(*self.cross), *mask]
 
     def slots(self, offsets: list[int], length: int) -> Slots:
-        """Returns the slots of `length` new tokens a row.
+        """Returns the slots for `length` new tokens per row.
 
         Args:
             offsets: absolute position of each row's first new token.
             length: T.
 
         Raises:
-            ValueError: there are too few slots, or not one offset a row.
+            ValueError: there are too few slots, or not exactly one offset per row.
         """
         batch, heads, capacity, _ = self.keys[0].shape
         prompts, _, source, _ = self.cross[0][0].shape
@@ -182,11 +183,11 @@ class Cache:
         return Slots(*arrays, positions, start, seen, batch, prompts, self.cross, mask)
 
     def shared(self, copies: int, capacity: int) -> Cache:
-        """Returns another cache of the same prompts, with `copies` empty rows each."""
+        """Returns a new cache of the same prompts, with `copies` empty rows per prompt."""
         return Cache(self.cross, self.mask, capacity, copies)
 
     def twin(self) -> Cache:
-        """Returns a copy of a cache with one row a prompt; both share the cross-attention."""
+        """Returns a copy of this cache, for one row per prompt; both share the cross-attention."""
         twin = self.shared(1, 1)
         twin.keys, twin.values = list(map(mx.array, self.keys)), list(map(mx.array, self.values))
         return twin
@@ -217,7 +218,7 @@ class Cache:
         self.values = [a[index] for a in self.values]
 
     def trim(self, source: int, capacity: int) -> None:
-        """Frees the positions beyond these, if they are at least half of all.
+        """Frees source positions and slots that are not needed, if they are at least half of all.
 
         Args:
             source: source positions of the longest row.
@@ -254,16 +255,16 @@ class Cache:
 
 
 def _narrowed(array: mx.array, length: int) -> mx.array:
-    """Copies the first `length` places of axis 2 of (B, H, N, d_kv); a view would keep it all."""
+    """Returns a copy of the first `length` places on axis 2; a view would keep the whole array."""
     return mx.contiguous(array[:, :, :length])
 
 
 def _joined(one: mx.array, other: mx.array, length: int) -> mx.array:
-    """Joins the rows of both, padded to `length`."""
+    """Returns the rows of both arrays, padded to `length` on axis 2."""
     return mx.concatenate([_widened(one, length), _widened(other, length)])
 
 
 def _widened(array: mx.array, length: int) -> mx.array:
-    """Pads axis 2 of (B, H, N, d_kv) with zeros."""
+    """Returns an array (B, H, N, d_kv) padded with zeros to `length` on axis 2."""
     missing = length - array.shape[2]
     return mx.pad(array, [(0, 0), (0, 0), (0, missing), (0, 0)]) if missing > 0 else array

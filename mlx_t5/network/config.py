@@ -15,17 +15,17 @@ ACTIVATION_NAMES = (
     "relu6", "tanh",
 )  # fmt: skip
 _MAX_END_TOKENS = 256  # ids in eos_token_id
-# No published size comes near; a larger one is a broken or a hostile file.
+# No published model comes near; a larger number means that the file is broken or hostile.
 _MAX_SIZE = 2**24
-_MAX_LAYERS = 256  # of a stack
+_MAX_LAYERS = 256  # layers of a stack
 
 
-_DERIVED: Any = None  # default of the fields that `__post_init__` derives from others
+_DERIVED: Any = None  # default of fields that `__post_init__` derives from other fields
 
 
 @dataclass(frozen=True)
 class T5Config:
-    """A model's config.json. Fields have its names; those without a default are required.
+    """The entries of a model's config.json; fields without a default are required.
 
     Attributes:
         d_kv: width of one head; `num_heads * d_kv` need not be `d_model`.
@@ -33,16 +33,16 @@ class T5Config:
             if absent, "relu" for T5 and "gated-gelu" for mT5 and umT5.
         dense_act_fn: the activation; "gated-gelu" has always meant the tanh form, "gelu_new".
         is_gated_act: whether the feed-forward has two branches; overrides `feed_forward_proj`.
-        tie_word_embeddings: as saved. It decides whether logits are scaled, but not whether there
-            is a separate output head: only the tensors tell that.
+        tie_word_embeddings: as saved. It decides whether logits are scaled. Whether there is a
+            separate output head depends only on the tensors.
         scale_decoder_outputs: written by transformers 5, where `tie_word_embeddings` is always
             true; if present, it decides whether logits are scaled.
-        eos_token_id: the end token; the first if config.json has a list.
-        more_eos_token_ids: the others of that list; a text ends at any of them.
+        eos_token_id: the end token; if config.json has a list, its first entry.
+        more_eos_token_ids: the other entries of that list; a text ends at any of them.
         n_positions: maximum of source tokens in training, if recorded; relative positions have no
             limit.
         draft_vocab_size: number of tokens that a draft proposes (draft_vocabulary.py).
-        task_prefixes: the prefixes of its `task_specific_params`; a document may begin with one.
+        task_prefixes: the prefixes in `task_specific_params`; a document may begin with a prefix.
     """
 
     vocab_size: int
@@ -52,13 +52,13 @@ class T5Config:
     num_layers: int
     num_heads: int
     model_type: str = "t5"
-    num_decoder_layers: int = _DERIVED  # as many as `num_layers`
+    num_decoder_layers: int = _DERIVED  # equal to `num_layers`
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
     layer_norm_epsilon: float = 1e-6
     feed_forward_proj: str = _DERIVED
     dense_act_fn: str = _DERIVED  # the last part of `feed_forward_proj`
-    is_gated_act: bool = _DERIVED  # as `feed_forward_proj` says
+    is_gated_act: bool = _DERIVED  # from `feed_forward_proj`
     tie_word_embeddings: bool = True
     scale_decoder_outputs: bool | None = None
     pad_token_id: int = 0
@@ -87,10 +87,11 @@ class T5Config:
 
     @classmethod
     def from_dict(cls, raw: dict) -> T5Config:
-        """Reads the content of a config.json. Unknown entries are ignored; null counts as absent.
+        """Returns the config in a config.json. Unknown entries are ignored; null counts as absent.
 
         Raises:
-            UserError: it is no T5 model, or an entry is missing, of a wrong type or out of range.
+            UserError: the model is not a T5, or an entry is missing, of a wrong type or out of
+                range.
         """
         if raw.get("model_type") not in MODEL_TYPES:
             raise UserError(

@@ -5,9 +5,9 @@ head keeps the rows of N tokens (FR-Spec, https://arxiv.org/abs/2502.14856). A t
 ids: `d2t` as in EAGLE-3 (https://arxiv.org/abs/2503.01840), (N,) int32, ascending. The other tokens
 are never proposed. The target verifies, so the output does not change.
 
-The folder of such a draft has `draft_vocab_size` in config.json and the tensor `d2t`. It has the
-head's rows only if they are the draft's own. A draft that uses its target's head takes the rows
-from that head when it is loaded, whatever its type or quantisation.
+The folder of a draft with its own vocabulary has `draft_vocab_size` in config.json and the tensor
+`d2t`. It has the head's rows only if the head is the draft's own. If a draft uses its target's
+head, the rows are selected from that head at loading, whatever its type or quantisation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TABLE = "d2t"
 class DraftVocabulary:
     """Maps a draft's logits to the target's tokens.
 
-    A draft without a table has the first `vocab_size` ids of its config. Ids that the target does
+    A draft without a table has the ids below its config's `vocab_size`. Ids that the target does
     not have are left out.
 
     Attributes:
@@ -40,7 +40,7 @@ class DraftVocabulary:
     """
 
     def __init__(self, model: T5, vocab_size: int) -> None:
-        """Takes a draft and its target's V.
+        """Starts with a draft and its target's number of tokens V.
 
         Raises:
             UserError: the draft has none of the target's tokens.
@@ -59,7 +59,7 @@ class DraftVocabulary:
             self.ids, self.rows = mx.array(ids), mx.array(rows)
 
     def spread(self, values: mx.array, others: float) -> mx.array:
-        """Spreads values (B, T, N) to all tokens, (B, T, V); those without a value get `others`."""
+        """Returns values (B, T, N) as (B, T, V); tokens that the draft lacks get `others`."""
         if self.rows is None:
             return values
         spare = mx.pad(values, ((0, 0), (0, 0), (0, 1)), constant_values=others)
@@ -80,7 +80,7 @@ def narrow(draft: T5, ids: np.ndarray) -> None:
 
 
 def widened(draft: T5) -> Any:
-    """Returns a copy of a draft that uses its target's head, with all of the target's tokens."""
+    """Returns a draft with the same decoder and all rows of the target's head, which both use."""
     config = replace(draft.config, draft_vocab_size=None)
     wide = type(draft)(config, shares_with=draft.shares_with)
     wide.decoder = draft.decoder
@@ -88,7 +88,7 @@ def widened(draft: T5) -> Any:
 
 
 def settle(draft: T5) -> None:
-    """Checks a draft's table, and takes its rows from the head if that is shared.
+    """Checks a draft's table, and selects the table's rows from the head if it is the target's.
 
     Raises:
         UserError: the table's ids are not ascending ids of the vocabulary.
@@ -115,7 +115,7 @@ def require_all_tokens(model: T5) -> None:
 
 
 def _rows(head: nn.Module, ids: mx.array) -> nn.Module:
-    """Returns an output head with these rows of another, contiguous and quantised alike."""
+    """Returns an output head with only these rows of `head`, contiguous and quantised alike."""
     rows = copy(head)
     for name in rows.parameters():
         rows[name] = mx.contiguous(head[name][ids])

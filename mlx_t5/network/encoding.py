@@ -34,8 +34,8 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array 
 def encoder_states(model: T5 | ExactTarget, sources: Sequence[Sequence[int]]) -> list[mx.array]:
     """Returns the encoder's output (S, d_model) of each source, lazily; equal sources share it.
 
-    Sources of similar length share a pass, so that little of it is padding. A pass of several has
-    at most `PASS_POSITIONS` positions, so that memory does not grow with the number of sources.
+    Sources of similar length share a pass, so that there is little padding. A pass of several
+    sources has at most `PASS_POSITIONS` positions, so that memory does not grow with their number.
     """
     distinct = list(dict.fromkeys(map(tuple, sources)))
     states: dict[tuple[int, ...], mx.array] = {}
@@ -54,13 +54,13 @@ def prepared(
     states: Sequence[mx.array],
     copies: int = 1,
 ) -> Cache:
-    """Returns a decoder's cache with rows for each source, lazily; equal sources share the work.
+    """Returns a decoder's cache with rows for each source, lazily; equal sources are computed once.
 
     Args:
-        model: the model whose decoder it is for.
+        model: the model whose decoder uses the cache.
         sources: source tokens of each row.
-        states: their `encoder_states`.
-        copies: rows of each source.
+        states: the sources' `encoder_states`.
+        copies: number of rows per source.
     """
     keys = [tuple(source) for source in sources]
     distinct = dict(zip(keys, states, strict=True))
@@ -81,9 +81,9 @@ def encoded(
     """Returns a decoder's cache with a row for each source.
 
     Args:
-        model: the model whose decoder it is for.
+        model: the model whose decoder uses the cache.
         sources: source tokens of each row.
-        states: their `encoder_states`; None computes them.
+        states: the sources' `encoder_states`; None computes them.
 
     Raises:
         RuntimeError: the device has not enough memory.

@@ -1,11 +1,11 @@
-"""Exact decoding: a row's logits have the same bits whatever is proposed and whatever rows join it.
+"""Exact decoding: a row's logits have the same bits for all proposals and all batches.
 
-Rounding depends on the order of summation, and kernels choose another order for another number of
-rows. So a pass over gamma + 1 positions may round differently from gamma + 1 passes over one. Here
-every pass has the same shape: each row is padded to `width` positions, and the batch to a number
-of rows at which products round as in a full batch (exactness.py finds these numbers). Products
-have rows x width rows, whatever is proposed. Attention and the encoder, whose sums run over
-positions, work on each prompt alone.
+Rounding depends on the order of summation, and kernels choose a different order for a different
+number of rows. So a pass over gamma + 1 positions may round differently from gamma + 1 passes over
+one position. Here every pass has the same shape: each row is padded to `width` positions, and the
+batch to a number of rows at which products round as in a full batch (exactness.py finds these
+numbers). So every product has R x W rows, whatever is proposed. Attention and the encoder, whose
+sums run over positions, work on each prompt alone.
 
 Symbols: B rows in flight, R rows of a pass, W width, S source positions, T target positions.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ExactTarget:
-    """A model whose passes have one shape; see `model.T5` for its methods.
+    """A model whose passes have a fixed shape; see `model.T5` for its methods.
 
     Attributes:
         width: W, positions of each row in every pass.
@@ -48,11 +48,11 @@ class ExactTarget:
         self.ranks = ranks_of(model)
 
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
-        """Returns the encoder's output (B, S, d_model), one pass a prompt.
+        """Returns the encoder's output (B, S, d_model), computed in one pass per prompt.
 
         Args:
             ids: (B, S) source tokens.
-            mask: (B, S), False where padded, where the output is 0; None without padding.
+            mask: (B, S), False for padding, whose output is 0; None without padding.
         """
         width, rows = ids.shape[1], []
         for i, length in enumerate(_lengths(ids, mask)):
@@ -86,21 +86,21 @@ class ExactTarget:
         return self.model.weights_read()
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
-        """Returns the bytes of a cache for prompts of so many source and target positions."""
+        """Returns the bytes of a cache as `T5.cache_memory` does, for W more target positions."""
         return self.model.cache_memory(prompts, source, target + self.width, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
-        """Returns the peak bytes of encoding rows of so many source positions, one at a time."""
+        """Returns the peak bytes of encoding rows of `source` positions, one at a time."""
         return self.model.encoder_memory(1, source)
 
 
 @dataclass
 class ExactCache:
-    """The caches of rows that attend alone; its methods are those of `cache.Cache`.
+    """The caches of rows that attend alone; it has the methods of `cache.Cache`.
 
     Attributes:
-        rows: a cache of one row, for each row.
-        batch: R in a forward pass; rows past those of `rows` are padding.
+        rows: for each row, a cache of its own.
+        batch: R in a forward pass; rows after the last of `rows` are padding.
     """
 
     rows: list[Cache]
@@ -115,7 +115,7 @@ class ExactCache:
         """Does nothing: each row reserves its own slots."""
 
     def trim(self, source: int, capacity: int) -> None:
-        """Does nothing: no row is padded to the length of another."""
+        """Does nothing: no row is padded to the length of a different row."""
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order; an index may occur several times."""
@@ -129,7 +129,7 @@ class ExactCache:
         self.rows = self.rows + other.rows
 
     def slots(self, offsets: list[int], length: int) -> PaddedSlots:
-        """Returns the slots of `length` new tokens a row; padding starts at position 0."""
+        """Returns the slots for `length` new tokens per row; padding rows start at position 0."""
         starts = mx.array(offsets + [0] * (self.batch - len(offsets)))
         rows = [row.slots([at], length) for row, at in zip(self.rows, offsets, strict=True)]
         cross = []
@@ -142,14 +142,14 @@ class ExactCache:
 
 @dataclass(frozen=True)
 class PaddedSlots:
-    """The slots that a pass writes to and attends to, as `cache.Slots`, but row by row.
+    """The slots that a pass writes to and attends to; like `cache.Slots`, but row by row.
 
     Attributes:
         rows: the slots of each row that is not padding.
         positions: (R, W) absolute positions of the new tokens.
         offsets: the first position of each row that is not padding.
         batch: R.
-        cross: keys and values of cross-attention of each row, one pair a layer.
+        cross: keys and values of cross-attention of each row, one pair per layer.
     """
 
     rows: list[Slots]
@@ -166,7 +166,7 @@ class PaddedSlots:
 
     @property
     def seen(self) -> int:
-        """The largest number of slots, from the left, that any row needs."""
+        """The largest number of slots, counted from slot 0, that any row needs."""
         return max(slots.seen for slots in self.rows)
 
     def update(self, layer: int, keys: mx.array, values: mx.array) -> tuple[ByRow, ByRow]:

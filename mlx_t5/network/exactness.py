@@ -1,8 +1,8 @@
-"""Checks at which width this device gives a row the same bits whatever rows surround it.
+"""Finds a width at which this device gives a row the same bits whatever other rows a pass has.
 
-`exact.ExactTarget` relies on that, but no library guarantees it. So it is tested before decoding:
-for every shape of weight, for attention, and for the decoder as a whole. The choice of a kernel
-depends on shapes alone, and random numbers reveal another order of summation at once.
+`exact.ExactTarget` relies on equal bits, but no library guarantees them. So they are tested before
+decoding: for every shape of weight, for attention, and for the decoder as a whole. Random numbers
+suffice: kernels are chosen by shapes alone, and a different order of summation shows at once.
 
 Symbols: B maximum of rows in flight, W width, K inputs of a product, V vocabulary.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 WIDTHS = (8, 16, 32)  # kernels treat rows alike in blocks of 8, or of a larger power of two
 LONGEST_AUTO = WIDTHS[0] - 1  # maximum of proposals with num_draft="auto", whatever the width
-# Numbers of keys that attention is tested with: sources of any length, and multiples of slots.
+# Numbers of keys that attention is tested with: lengths of sources, and numbers of slots.
 SOURCES = (1, 2, 7, 16, 31, 100, 257)
 SLOTS = tuple(n * SLOT_MULTIPLE for n in (1, 2, 3, 5, 9, 17))
 
@@ -37,14 +37,15 @@ Product = Callable[[mx.array], mx.array]
 
 
 def exact_targets(model: T5, default: Settings) -> Callable[..., ExactTarget]:
-    """Returns a function that gives the model's `exact_target`, found once a number of rows.
+    """Returns a function that gives the model's `exact_target`, searched once per number of rows.
 
     Args:
         model: the target.
-        default: settings; if their num_draft is a number, the width must have room for it.
+        default: the default settings; if num_draft is a number, the width must have room for it.
 
     Returns:
-        A function of the number of rows and of settings; it refuses settings that are not exact.
+        A function of the number of rows and of settings; it raises `UserError` for settings that
+        exact decoding does not support.
     """
     room = default.num_draft if isinstance(default.num_draft, int) else 0
     looked_for = cache(partial(exact_target, model, num_draft=room))
@@ -67,7 +68,7 @@ def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
         num_draft: proposals that the width must have room for.
 
     Raises:
-        UserError: no width keeps the bits, or none has room for so many proposals.
+        UserError: no width keeps the bits, or no width has room for `num_draft` proposals.
     """
     check_exact(Settings(num_draft=num_draft), WIDTHS[-1])
     widths = [width for width in WIDTHS if width > num_draft]
@@ -84,7 +85,7 @@ def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
 
 
 def holding_rows(model: T5, batch: int, width: int) -> list[int]:
-    """Returns the `numbers_of_rows` that all ranks share; none if attention does not keep the bits.
+    """Returns the `numbers_of_rows` common to all ranks; none if attention changes the bits.
 
     Each rank tests its own shard of the weights.
     """
@@ -111,9 +112,9 @@ def numbers_of_rows(model: T5, batch: int, width: int) -> list[int]:
 
 
 def place_is_irrelevant(product: Product, x: mx.array, out: mx.array) -> bool:
-    """Whether rows keep their bits at another place, beside random rows.
+    """Returns whether rows keep their bits at a different place, beside random rows.
 
-    Each row is moved by one place, which relates all places, and to the opposite end.
+    Each row is moved by one place, so that all places are compared, and to the opposite end.
 
     Args:
         product: a function that should compute each row independently.
@@ -134,14 +135,14 @@ def products(model: T5) -> Iterator[tuple[Product, Callable[[int], list[mx.array
     """Yields the products of a decoder pass that differ in shape, type or quantisation.
 
     Yields:
-        A product, and a function that makes two inputs (rows, K) for it: a random one, and one with
-        which the terms of every sum cancel. That leaves the rounding errors alone, so that another
-        order of summation shows in results of 16 bits as well.
+        A product, and a function that makes two inputs (rows, K) for it: a random input, and an
+        input with which the terms of every sum cancel. Only rounding errors remain then, so that a
+        different order of summation shows in results of 16 bits as well.
     """
     every = [(model.head, False)]
     for block in chain(*model.decoder.blocks):
         every += [*((matrix, False) for matrix in block.inputs), (block.output, True)]
-    dtype, seen = model.decoder.norm.weight.dtype, set()  # of activations
+    dtype, seen = model.decoder.norm.weight.dtype, set()  # type of activations
     for matrix, adds in every:
         matrix = matrix._replace(total=None)
         kind = matrix[1:], adds, *((a.shape, a.dtype) for a in matrix.arrays)
@@ -162,7 +163,7 @@ def _doubled(
     for array in arrays:
         half = array[:, : groups // 2 * (array.shape[1] // groups)]
         turned = mx.roll(half, half.shape[1] // max(groups // 2, 1), axis=1)
-        rest = array[:, 2 * half.shape[1] :]  # of an odd number of groups
+        rest = array[:, 2 * half.shape[1] :]  # the last group, if their number is odd
         doubled.append(mx.concatenate([half, turned, rest], axis=1))
     like = matrix._replace(arrays=tuple(doubled) if quantized else (mx.contiguous(doubled[0]).T,))
 
@@ -179,7 +180,7 @@ def _doubled(
 
 
 def attention_holds(model: T5, width: int) -> bool:
-    """Whether queries keep their bits at any place in a pass, over sources and over slots."""
+    """Returns whether queries keep their bits at any place in a pass, over sources and slots."""
     heads, size = model.local_config.num_heads, model.local_config.d_kv
     dtype = model.decoder.norm.weight.dtype
     for n in SOURCES + SLOTS:
@@ -201,7 +202,7 @@ def attention_holds(model: T5, width: int) -> bool:
 
 
 def decoder_holds(target: ExactTarget) -> bool:
-    """Whether a row has the same logits alone, token by token, as in passes with other rows."""
+    """Returns whether a row has the same logits alone, token by token, as beside other rows."""
     width, batch = target.width, target.rows[-1]
     begin = SLOT_MULTIPLE - width // 2  # so that a pass crosses into more slots
 

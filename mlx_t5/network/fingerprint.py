@@ -1,12 +1,13 @@
-"""Fingerprints: they tell a model from others of its shape, whatever type it is stored in.
+"""Fingerprints distinguish models of the same shape, whatever type they are stored in.
 
 A *fingerprint* has three parts of hexadecimal digits: `fingerprint`, numbers from the weights of
 the encoder's norms, which are never quantised; `weights`, a few numbers of every weight; and
-`config`, a digest of the shape. Numbers are bfloat16, so float32 and bfloat16 give the same.
+`config`, a digest of the shape. Numbers are bfloat16, so a model has the same fingerprint in
+float32 and in bfloat16.
 
-Unknown parts are not compared: quantised weights, and those cut between ranks, do not have the
-model's numbers; older fingerprints have norms alone; and an adapter leaves the norms as they are,
-but changes other weights.
+Unknown parts are not compared. Quantised weights, and weights cut between ranks, do not have the
+model's numbers. Older fingerprints have only the norms. An adapter leaves the norms unchanged, but
+changes other weights.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from model import T5
 
 NORMS, CONFIG, WEIGHTS = "fingerprint", "config", "weights"  # in a draft's config.json
-NUMBERS, SAMPLES = 128, 4  # numbers taken of all norms, and of each weight
-# Tolerances between the types of a model. float32 and bfloat16 agree; conversion to float16 may
-# round a number to the next bfloat16.
+NUMBERS, SAMPLES = 128, 4  # numbers from all norms together, and numbers from each weight
+# Tolerances between a model's types. float32 and bfloat16 agree; conversion to float16 may round a
+# number to the next bfloat16.
 RELATIVE, ABSOLUTE = 2.0**-7, 2.0**-24
 OF_CONFIG = (
     "model_type", "vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers",
@@ -52,7 +53,7 @@ def fingerprint(model: T5) -> dict[str, str]:
 
 
 def same_model(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two fingerprints are of the same model; False if one is no fingerprint."""
+    """Returns whether two fingerprints are of the same model; False if either is malformed."""
     if not _alike(one.get(NORMS), other.get(NORMS), unknown=False):
         return False
     if {CONFIG, WEIGHTS} - (one.keys() & other.keys()):
@@ -84,7 +85,7 @@ def _digits(numbers: mx.array) -> str:
 
 
 def _alike(one: Any, other: Any, unknown: bool) -> bool:
-    """Whether numbers agree up to rounding; if `unknown`, NaN in either agrees with any number."""
+    """Returns whether numbers agree up to rounding; if `unknown`, NaN agrees with any number."""
     try:
         a, b = (np.frombuffer(bytes.fromhex(digits), ">u2") for digits in (one, other))
     except (ValueError, TypeError):
@@ -93,6 +94,6 @@ def _alike(one: Any, other: Any, unknown: bool) -> bool:
         return False
     a, b = ((bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64) for bits in (a, b))
     largest = np.maximum(np.abs(a), np.abs(b))
-    with np.errstate(invalid="ignore"):  # numbers that are infinite or NaN are like no others
+    with np.errstate(invalid="ignore"):  # infinite and NaN numbers differ from all numbers
         same = np.abs(a - b) <= RELATIVE * largest + ABSOLUTE
     return bool(np.all(same | (np.isnan(a) | np.isnan(b)) & unknown))

@@ -1,4 +1,4 @@
-"""What decoding needs to know about a model, such as a `model.T5`."""
+"""The facts about a model, such as a `model.T5`, that decoding depends on."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class WeightsRead(NamedTuple):
 
     Attributes:
         layers: number of decoder layers.
-        bytes: their bytes, with the output head's.
-        kind: their mode of quantisation, such as "affine", or their type, such as "bfloat16".
+        bytes: size of the decoder's weights and the output head.
+        kind: the weights' mode of quantisation, such as "affine", or type, such as "bfloat16".
     """
 
     layers: int

@@ -1,9 +1,9 @@
 """The layers of T5, as functions of arrays; modules.py holds the parameters.
 
 Attention and feed-forward have the same form: norm and project the residual, compute, and add the
-output projection to the residual. A `Block` has the arrays of one of them; a layer is two or three
-blocks. The functions take arrays, not modules, because looking up parameters would take the host
-longer than building the graph, and because `mx.compile` takes arrays.
+output projection to the residual. A `Block` has the arrays of attention or of the feed-forward; a
+layer is two or three blocks. The functions use arrays, not modules, because looking up parameters
+would take longer than building the graph, and because `mx.compile` accepts arrays.
 
 Symbols: B rows, P prompts, S source positions, T target positions, N slots of the cache, H heads.
 Residuals are (B·T, d_model), heads (B, H, T, d_kv), scores (B, H, T, N).
@@ -38,7 +38,7 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 
 
 def keep_float32(name: str, dtype: mx.Dtype) -> bool:
-    """Whether a parameter stays in float32 in a model of another `dtype`.
+    """Returns whether a parameter stays in float32 in a model of type `dtype`.
 
     In all larger models the output of the feed-forward overflows float16.
     """
@@ -51,7 +51,7 @@ class Norm(NamedTuple):
     Attributes:
         weight: (d_model,), in the residual's type: otherwise MLX would cast it in every call.
         eps: added to the mean square.
-        dtype: name of the output's type, whatever the residual's; a string for `mx.compile`.
+        dtype: name of the output's type, which may differ from the residual's.
     """
 
     weight: mx.array
@@ -71,7 +71,7 @@ class Norm(NamedTuple):
 
 
 def residual_dtype(dtype: mx.Dtype) -> mx.Dtype:
-    """Returns the residual's type: in larger models the residual overflows float16."""
+    """Returns the residual's type: float32 for float16, which larger models would overflow."""
     return mx.float32 if dtype == mx.float16 else dtype
 
 
@@ -90,7 +90,7 @@ class Block(NamedTuple):
 
 
 Blocks: TypeAlias = tuple[Block, ...]
-PASSES = 2000  # decoder passes of a model from which on compiling a layer pays
+PASSES = 2000  # compiling a layer pays after this number of decoder passes
 MOST_SHAPES = 256  # maximum of compiled shapes kept
 
 
@@ -100,7 +100,7 @@ def decoder_layer(
     """Returns the residual (B·T, d_model) after decoder layer i; updates the cache.
 
     Args:
-        config: the model's shape, or that of this rank's shard.
+        config: the shape of the model, or of this rank's shard.
         blocks: self-attention, cross-attention and feed-forward.
         x: the residual before the layer.
         bias: (B, H, T, N) bias of self-attention.
@@ -180,7 +180,7 @@ def heads(
 def add_attention(x: mx.array, out: mx.array, block: Block) -> mx.array:
     """Returns the residual (B·T, d_model) plus the projection of attention's output.
 
-    The output is (B, H, T, d_kv). With beams, the K beams of a prompt are one row with K·T queries.
+    `out` is (B, H, T, d_kv). With beams, the K beams of a prompt are one row with K·T queries.
     """
     if out.shape[2] > 1:
         out = out.swapaxes(1, 2)
@@ -209,14 +209,14 @@ def layer_for(
 ) -> Callable[..., mx.array]:
     """Returns `decoder_layer` for a pass over these slots, compiled after enough `passes`.
 
-    Building the graph of a layer can take the host longer than the GPU takes to compute it.
-    `mx.compile` keeps the graph for arrays of the same shapes. One layer is compiled, not a pass:
-    its weights are inputs, so all layers of a model are one function, a new shape costs only one
-    layer, and the device can start with the first layers while the host continues.
+    Building the graph of a layer can take longer in Python than computing it takes on the GPU.
+    `mx.compile` keeps the graph for arrays of the same shapes. A single layer is compiled, not a
+    whole pass: its weights are inputs, so all layers of a model share one function, a new shape
+    costs only one layer, and the device can start with the first layers while Python continues.
 
-    A compiled layer has its own kernels, which a GPU compiles at their first use. So only models
-    with many passes compile. Rows that attend alone (exact.py) have too many shapes. In training
-    `passes` is negative, and the layer may be `checkpointed_layer`.
+    A compiled layer has its own kernels, which a GPU compiles at their first use. So layers are
+    compiled only for models with many passes, and not in exact decoding, which has too many shapes.
+    In training `passes` is negative, and the layer may be `checkpointed_layer`.
     """
     if grad_checkpoint and passes < 0:
         return partial(checkpointed_layer, config)
@@ -228,7 +228,7 @@ def layer_for(
 
 @cache
 def passes_before_compiling() -> float:
-    """Returns the passes before compiling; never without a GPU: MLX would call a C++ compiler."""
+    """Returns the passes before compiling; inf without a GPU, where MLX needs a C++ compiler."""
     if cpu_only():
         return math.inf
     return 0 if on_cpu() else PASSES  # T5_REHEARSE compiles at once
@@ -236,7 +236,7 @@ def passes_before_compiling() -> float:
 
 @lru_cache(MOST_SHAPES)
 def _compiled(config: T5Config, seen: int, *shapes: Any) -> Callable[..., Any]:
-    """Compiles a function for each set of shapes: MLX searches a function's shapes one by one."""
+    """Returns a compiled layer for these shapes only: MLX searches a function's shapes slowly."""
     return mx.compile(partial(_described, config, seen))
 
 

@@ -1,11 +1,11 @@
-"""Linear layers with few operations, and matrix products in the form that is fastest.
+"""Linear layers with few operations, and matrix products in the fastest form.
 
 Layers over the same input are joined into one, and the product itself adds the residual.
 
 Decoding is bound by reading weights. For x (M, K) and a weight (N, K) the natural product is
-`x @ weight.T`. Which form is faster for few rows depends on the BLAS and its kernels; `FORMS` has
-the measured ones (docs/performance.md). Nothing is timed at run time: on a busy machine
-that often chose the slower form, and equal commands could round differently.
+`x @ weight.T`. For few rows the fastest form depends on the BLAS and its kernels; `FORMS` lists the
+forms that were measured to be faster (docs/performance.md). Nothing is timed at run time: on a busy
+machine timing often chose the slower form, and equal commands could round differently.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Forms: TypeAlias = tuple[tuple[range, Form], ...]  # by the number of rows M
 
 
 class Matrix(NamedTuple):
-    """The weights of a linear layer without their module, as `mx.compile` takes them.
+    """The weights of a linear layer without their module, in a form that `mx.compile` accepts.
 
     Attributes:
         arrays: the transposed weight (K, N), or a quantised weight, scales and maybe biases.
@@ -65,7 +65,7 @@ class Matrix(NamedTuple):
         return cls((weight.T,), forms=forms(*weight.shape, weight.dtype))
 
     def times(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
-        """Returns the product (M, N) with x (M, K), plus a residual; one operation if possible."""
+        """Returns x (M, K) times the weight, plus a residual; in one operation if possible."""
         (weight, *scales), quantization, forms, total = self
         form = next((form for rows, form in forms if len(x) in rows), None) if forms else None
         if scales:
@@ -83,7 +83,7 @@ class Matrix(NamedTuple):
 
 
 def matrices(*layers: nn.Module) -> tuple[Matrix, ...]:
-    """Returns the matrices of layers over one input: a single one if they are still joined."""
+    """Returns the matrices of layers over one input: a single matrix if they are still joined."""
     joined = getattr(layers[0], "joined", None)
     if not joined or any(m["weight"] is not w for m, w in zip(layers, joined.weights, strict=True)):
         return tuple(map(Matrix.of, layers))
@@ -96,7 +96,7 @@ class Joined:
 
     Attributes:
         layer: the joined layer, with their weights stacked.
-        weights: the weight of each, a view of the joined weight.
+        weights: the weight of each layer, a view of the joined weight.
     """
 
     layer: nn.Module
@@ -106,8 +106,8 @@ class Joined:
 def join_layers(*layers: nn.Module) -> None:
     """Joins layers over the same input, so that `matrices` returns one matrix for them.
 
-    Their parameters become views of the joined ones, so this takes no memory. Layers that are
-    quantised in different ways are left as they are.
+    The layers' parameters become views of the joined parameters, so joining needs no memory. Layers
+    that are quantised differently are left as they are.
     """
     kinds = [(type(m), *(getattr(m, name, None) for name in QUANTIZATION)) for m in layers]
     if kinds != kinds[:1] * len(layers):
@@ -123,12 +123,12 @@ def join_layers(*layers: nn.Module) -> None:
 
 
 def as_written(x: mx.array, weight: mx.array) -> mx.array:
-    """Multiplies in the natural form."""
+    """Returns the product in its natural form."""
     return x @ weight.T
 
 
 def in_tiles(x: mx.array, weight: mx.array) -> mx.array:
-    """Multiplies tile by tile of the weight's rows."""
+    """Returns the product, computed for a tile of the weight's rows at a time."""
     if weight.shape[0] % TILE:
         return as_written(x, weight)
     tiles = weight.reshape(-1, TILE, weight.shape[1])
@@ -136,12 +136,12 @@ def in_tiles(x: mx.array, weight: mx.array) -> mx.array:
 
 
 def weight_first(x: mx.array, weight: mx.array) -> mx.array:
-    """Multiplies with the weight on the left."""
+    """Returns the product, computed with the weight on the left."""
     return (weight @ x.T).T
 
 
 def doubled(x: mx.array, weight: mx.array) -> mx.array:
-    """Multiplies one row (1, K) as two equal rows."""
+    """Returns the product with one row x (1, K), computed as two equal rows."""
     return (mx.broadcast_to(x, (2, x.shape[1])) @ weight.T)[:1]
 
 
@@ -157,13 +157,13 @@ def _head(outputs: int, inputs: int) -> bool:
     return outputs >= 1 << 14
 
 
-# Pattern for `blas_name`, numbers of rows M, condition on (N, K), form; the comments have its time
-# relative to the natural form.
+# Pattern for `blas_name`, numbers of rows M, condition on (N, K), form. The comments give the
+# form's time relative to the natural form.
 FORMS: tuple[tuple[str, range, Callable[[int, int], bool], Form], ...] = (
     # 0.3 to 0.6: OpenBLAS packs the weight first, except for products up to M · N · K = 10^6
     ("OpenBLAS .*(SkylakeX|Cooperlake|SapphireRapids)", range(1, 9), _large, in_tiles),
     ("MKL .*AVX-512", range(4, 7), _large, in_tiles),  # 0.75 to 0.8
-    # 0.65 to 0.7: as long for 16 rows as for 4
+    # 0.65 to 0.7: 16 rows take the time of 4 rows
     ("MKL .*AVX-512", range(7, 17), _large, weight_first),
     ("MKL .*general", range(1, 2), _narrow, doubled),  # 0.65 to 0.9
     ("MKL .*general", range(3, 129), _head, in_tiles),  # 0.65 to 0.8

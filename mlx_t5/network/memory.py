@@ -2,11 +2,11 @@
 
 macOS may evict a GPU's memory between two passes; a model that nearly fills the machine then
 runs at a fraction of its speed (ml-explore/mlx-examples#1061). From macOS 15 on, MLX can keep its
-memory resident ("wire" it), up to a limit that is 0 at first. `wire` raises the limit to what
-weights and caches need. Only Metal reports a working set, so nothing is wired elsewhere.
+memory resident ("wire" it), up to a limit that is 0 at first. `wire` raises the limit to the
+bytes that weights and caches need. Only Metal reports a working set, so only there it wires.
 
-A prompt takes memory for its caches: keys and values of the source, for cross-attention, and of the
-text. While it is encoded, the encoder's activations add to that.
+A prompt needs memory for two caches: keys and values of the source, for cross-attention, and of the
+text. While the prompt is encoded, the encoder's activations need memory too.
 
 Symbols: B rows, P prompts, S source positions, T target positions.
 """
@@ -30,9 +30,9 @@ from mlx_t5.network.config import T5Config
 from mlx_t5.network.ranks import ALONE, Ranks, ranks_of
 from mlx_t5.sizes import readable
 
-SHARE = 0.9  # usable share of a CPU's memory; more of a GPU's working set gives a warning
+SHARE = 0.9  # usable share of a CPU's memory; above this share of a working set there is a warning
 WORKING_SET = "max_recommended_working_set_size"  # Metal's name for it; other devices have none
-SLACK = 64 << 20  # buffers are rounded up to pages, and a heap of small ones counts as a whole
+SLACK = 64 << 20  # buffers are rounded up to pages, and a heap of small buffers counts as a whole
 KEPT, KEPT_SHARE = 256 << 20, 0.25  # limits of MLX's buffer cache: bytes, share of free memory
 MEBIBYTE = 1 << 20
 HEADS = "lm_head."  # prefix of the tensors of an output head that is not the embedding
@@ -40,7 +40,7 @@ WIDTHS = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
 
 
 def limit() -> int:
-    """Returns the usable bytes: those of the GPU, else `SHARE` of the machine's memory."""
+    """Returns the usable bytes: the GPU's memory, else `SHARE` of the machine's memory."""
     facts = device_info()
     for name in (WORKING_SET, "total_memory", "memory_size"):
         if facts.get(name):
@@ -49,10 +49,10 @@ def limit() -> int:
 
 
 def require(needed: int, ranks: Ranks = ALONE) -> None:
-    """Checks that so many bytes are free on every rank.
+    """Checks that `needed` bytes are free on every rank.
 
     Raises:
-        RuntimeError: they are not; MLX raises the same error when it cannot allocate.
+        RuntimeError: a rank has fewer; MLX raises the same type when it cannot allocate.
     """
     free = limit() - mx.get_active_memory()
     if ranks.any(needed > free):
@@ -61,7 +61,7 @@ def require(needed: int, ranks: Ranks = ALONE) -> None:
 
 
 def wire(needed: int) -> None:
-    """Makes macOS keep MLX's memory resident: what it holds now and the next `needed` bytes.
+    """Makes macOS keep MLX's memory resident: the present memory and the next `needed` bytes.
 
     The limit includes buffers that MLX keeps for reuse, so lowering it never unwires a weight.
 
@@ -76,7 +76,7 @@ def wire(needed: int) -> None:
 
 @contextmanager
 def room_for_weights(needed: int) -> Iterator[None]:
-    """Wires so many bytes for weights loaded inside; then frees the buffers that loading leaves."""
+    """Wires `needed` bytes while weights are loaded; then frees the buffers that loading leaves."""
     wire(needed)
     try:
         yield
@@ -89,8 +89,8 @@ def keep_buffers(needed: int) -> None:
     """Sets the limit of MLX's cache of freed buffers, so that similar prompts reuse them.
 
     The limit is `KEPT_SHARE` of the memory that stays free beside `needed` bytes, at least `KEPT`;
-    the least recently used buffers are freed first. Without a GPU MLX keeps 32 MB, but on a Mac
-    Metal allocates even if the CPU computes.
+    the least recently used buffers are freed first. Without a GPU, MLX's limit of 32 MB stays; on a
+    Mac the limit is set even if the CPU computes, as Metal allocates the memory.
     """
     if mx.metal.is_available() or not cpu_only():
         free = limit() - mx.get_active_memory() - needed
@@ -106,27 +106,27 @@ def require_for(
 ) -> None:
     """Checks that there is memory to encode new rows and to decode them beside the running ones.
 
-    On a Mac it also wires that memory. A share of the other free memory is for kept buffers.
+    On a Mac it also wires that memory. A share of the remaining memory is for kept buffers.
 
-    The memory is needed on top of what is held now, as joining rows copies the cache.
+    The memory is needed in addition to the memory held now, as joining rows copies the cache.
 
     Args:
-        models: target and draft; None where there is none.
+        models: target and draft; None without a draft.
         new: the `rows.Row`s that join.
         running: the rows in flight.
-        ahead: rows that are only encoded, in the same passes. A pass takes several times the memory
-            of the states that it leaves behind.
-        copies: sequences decoded a row, its beams.
+        ahead: rows that are only encoded, in the same passes. Their encoder states are not counted:
+            a pass needs several times the memory of the states that it returns.
+        copies: number of sequences per row: its beams, or 1.
 
     Raises:
-        RuntimeError: there is not enough memory.
+        RuntimeError: memory does not suffice.
     """
     rows = [*running, *new]
     source = source_width(max(len(row.ids) for row in rows))
     target = max(row.settings.max_tokens for row in rows)
-    sources = {tuple(row.ids) for row in (*new, *ahead)}  # equal ones are encoded once
+    sources = {tuple(row.ids) for row in (*new, *ahead)}  # equal sources are encoded once
     longest = source_width(max(map(len, sources)))
-    together = min(len(sources), -(-PASS_POSITIONS // longest))  # in the largest pass
+    together = min(len(sources), -(-PASS_POSITIONS // longest))  # sources in a pass
     needed = sum(
         model.cache_memory(len(rows), source, target, copies * len(rows))
         + model.encoder_memory(together, longest)
@@ -145,7 +145,7 @@ def cache_bytes(
 
     Args:
         config: the model's config.
-        width: bytes of a number.
+        width: bytes per number.
         prompts: P.
         source: S.
         target: T.
@@ -158,8 +158,8 @@ def cache_bytes(
 def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
     """Returns the peak bytes of the encoder's activations.
 
-    They were measured without a GPU: four times a layer's scores, hidden layer, residual and heads.
-    A GPU does not keep the scores. Long sources have the scores of one chunk of queries at a time.
+    Without a GPU they were measured: four times a layer's scores, hidden layer, residual and heads.
+    A GPU does not keep the scores. For a long source, only a chunk of queries has scores at a time.
     """
     heads = config.num_heads
     scores = heads * min(source, queries_at_once(rows, heads, source))
@@ -174,7 +174,7 @@ def stored_bytes(folder: Path, dtype: str | mx.Dtype | None, prefix: str = "") -
 
     Args:
         folder: an MLX or Hugging Face folder.
-        dtype: type to compute in; None is the folder's, or float32 on the CPU.
+        dtype: type to compute in; None is the folder's type, or float32 on the CPU.
         prefix: count only tensors whose names begin with this, such as `HEADS`.
 
     Raises:
@@ -189,7 +189,7 @@ def loaded_bytes(stored: Checkpoint, dtype: str | mx.Dtype | None, prefix: str =
     requested = str(dtype).removeprefix("mlx.core.") if dtype else "float32" if on_cpu() else None
     names = [name for name in stored.names if name.startswith(prefix)]
     total = 0
-    for name in {stored.storage(name): name for name in names}.values():  # each once
+    for name in {stored.storage(name): name for name in names}.values():  # each storage once
         if (dtype_there := stored.dtype(name)) in WIDTHS:
             total += math.prod(stored.shape(name)) * WIDTHS.get(requested or dtype_there, 4)
         else:  # quantised
@@ -200,12 +200,12 @@ def loaded_bytes(stored: Checkpoint, dtype: str | mx.Dtype | None, prefix: str =
 def warning(
     folders: Sequence[Path], dtype: str | None, ranks: int = 1, whole_head: bool = False
 ) -> str | None:
-    """Returns a line about models that together hardly fit into memory; None if they fit.
+    """Returns a line of warning if models together hardly fit into memory, else None.
 
     A Mac's GPU slows down near the working set that macOS recommends, which can be raised.
 
     Args:
-        folders: the target's, and the draft's if there is one.
+        folders: the target's folder, and the draft's folder if there is a draft.
         dtype: as in `stored_bytes`.
         ranks: number of ranks that share the target.
         whole_head: whether this rank also holds the whole output head, for a draft that uses it.
@@ -229,11 +229,11 @@ def warning(
 
 
 def dtype_hint(folder: Path, dtype: str | None) -> str | None:
-    """Returns a line about a Hugging Face folder that a GPU runs in float32 by default, or None.
+    """Returns a hint if a GPU runs a Hugging Face folder in float32 by default, else None.
 
     Args:
         folder: the model's folder.
-        dtype: the requested type; None is the folder's.
+        dtype: the requested type; None is the folder's type.
 
     Raises:
         UserError: the folder holds no readable checkpoint.

@@ -1,7 +1,7 @@
-"""The parameters of T5's layers, by the names that they have in MLX folders.
+"""The parameters of T5's layers, named as in MLX folders.
 
-The modules serve loading, quantising, sharding and training. The functions that compute with their
-arrays are in layers.py; a `Stack` passes the arrays to them.
+The modules are used for loading, quantising, sharding and training. The functions that compute with
+their arrays are in layers.py; a `Stack` collects the arrays for these functions.
 
 Symbols: B rows, T target positions, N keys, H heads.
 """
@@ -33,7 +33,7 @@ class Attention(nn.Module):
         self.o = nn.Linear(inner, config.d_model, bias=False)
 
     def block(self, names: str) -> Block:
-        """Returns its arrays, with the projections `names` of "qkv"."""
+        """Returns the arrays, with the input projections in `names`, such as "qkv"."""
         inputs = matrices(*(self[name] for name in names))
         return Block(Norm.of(self.norm), inputs, Matrix.of(self.o))
 
@@ -53,7 +53,7 @@ class FeedForward(nn.Module):
         return [self[name] for name in ("wi", "wi_0", "wi_1") if name in self]
 
     def block(self) -> Block:
-        """Returns its arrays."""
+        """Returns the arrays."""
         return Block(Norm.of(self.norm), matrices(*self.inputs()), Matrix.of(self.wo))
 
 
@@ -68,7 +68,7 @@ class Layer(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def blocks(self) -> Blocks:
-        """Returns its arrays without cross-attention's k and v: the cache has their products."""
+        """Returns the arrays without cross-attention's k and v, whose products are in the cache."""
         cross = [self.cross_attention.block("q")] if "cross_attention" in self else []
         return self.self_attention.block("qkv"), *cross, self.feed_forward.block()
 
@@ -103,7 +103,8 @@ class Stack(nn.Module):
 class Stacks(nn.Module):
     """A model that looks up the arrays of its layers only once.
 
-    So replace weights with `update`, `load_weights` and the like, never one by one.
+    So replace weights with methods such as `update` and `load_weights`, which make the model look
+    up the arrays again, and never by assignment.
     """
 
     @property
@@ -112,7 +113,7 @@ class Stacks(nn.Module):
         return [self[name] for name in ("encoder", "decoder") if name in self]
 
     def join(self) -> None:
-        """Joins projections of the same input into one product: fewer operations a pass."""
+        """Joins projections of the same input into one product, to save operations."""
         self._forget_arrays()
         for layer in chain(*(stack.layers for stack in self.stacks)):
             join_layers(*(layer.self_attention[name] for name in "qkv"))
@@ -120,10 +121,10 @@ class Stacks(nn.Module):
                 join_layers(*(layer.cross_attention[name] for name in "kv"))
             if "wi_0" in layer.feed_forward:
                 join_layers(*layer.feed_forward.inputs())
-            mx.clear_cache()  # frees the single ones, to make room for joining the next layer
+            mx.clear_cache()  # frees the separate arrays, for joining the next layer
 
     def weights_read(self) -> WeightsRead:
-        """Returns what a pass of `decode` reads: the decoder's layers and the output head."""
+        """Describes the weights that a pass of `decode` reads: the decoder and the output head."""
         if "decoder" not in self:
             return WeightsRead(0, 0, "")
         blocks = self.decoder.blocks
@@ -135,12 +136,12 @@ class Stacks(nn.Module):
         return WeightsRead(len(blocks), size, kind)
 
     def update(self, *args: Any, **options: Any) -> Stacks:
-        """As of `nn.Module`."""
+        """Does the same as `nn.Module.update`."""
         self._forget_arrays()
         return super().update(*args, **options)
 
     def update_modules(self, *args: Any, **options: Any) -> Stacks:
-        """As of `nn.Module`."""
+        """Does the same as `nn.Module.update_modules`."""
         self._forget_arrays()
         return super().update_modules(*args, **options)
 
@@ -152,7 +153,7 @@ class Stacks(nn.Module):
 
 
 def expect_passes(*models: Any) -> None:
-    """Makes GPUs compile the decoder layers of models at once; for servers with many passes."""
+    """Makes GPUs compile the models' decoder layers at once; for servers, which run many passes."""
     for model in models:
         if hasattr(model, "passes"):
             model.passes += PASSES

@@ -3,11 +3,11 @@
 The ranks are the processes of a group of `mx.distributed`. A sum gathers the terms of all ranks and
 adds them in the order of the ranks. So every rank has the same bits on any backend, and a row's
 bits do not depend on its place in the array, as they would in a reduction that gives each rank a
-segment to add. For few ranks, gathering moves as many bytes as such a reduction, or little more,
-and in a ring it takes half as many hops: n - 1 instead of 2 (n - 1).
+segment to add. For few ranks, gathering moves the same number of bytes as that reduction, or little
+more, and in a ring it needs half the hops: n - 1 instead of 2 (n - 1).
 
 Every rank runs the same loop, so it makes the same collectives in the same order. Values that could
-differ between ranks (a drawn token, a time, free memory) are taken from rank 0, or combined over
+differ between ranks (a sampled token, a time, free memory) are copied from rank 0, or combined over
 all ranks, before anything depends on them.
 
 On Metal the CPU computes the collectives: macOS aborts GPU work that waits for about five seconds,
@@ -46,21 +46,21 @@ class Ranks:
     """
 
     def __init__(self, group: Any = None) -> None:
-        """Takes a group, as `mx.distributed.init` returns it."""
+        """Starts with a group from `mx.distributed.init`; None for a process alone."""
         self.group = group
         self.rank: int = group.rank() if group else 0
         self.size: int = group.size() if group else 1
         self.collectives = 0
 
     def sum(self, term: mx.array) -> mx.array:
-        """Adds the arrays of all ranks, in their order; shapes and types must be equal."""
+        """Returns the sum of all ranks' arrays, in rank order; shapes and types must be equal."""
         return term if self.size == 1 else self._gather(term, partial(reduce, add))
 
     def columns(self, shard: mx.array, count: int) -> mx.array:
-        """Concatenates the columns of all ranks, each rank's as in `share`, to (M, V).
+        """Returns an array (M, V) of all ranks' columns, of which each rank has its `share`.
 
         Args:
-            shard: (M, n) this rank's columns.
+            shard: this rank's columns, for all M rows.
             count: V.
         """
         if self.size == 1:
@@ -74,11 +74,11 @@ class Ranks:
         return array if self.size == 1 else self._gather(array, itemgetter(0))
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank."""
+        """Returns whether the flag is set on any rank."""
         return any(self.gathered(flag))
 
     def gathered(self, value: Any) -> list[Any]:
-        """Returns the values of all ranks, in their order; values must be JSON-serialisable."""
+        """Returns the values of all ranks, in rank order; values must be JSON-serialisable."""
         if self.size == 1:
             return [value]
         data = json.dumps(value).encode()
@@ -88,7 +88,7 @@ class Ranks:
             return [json.loads(np.array(part).tobytes()) for part in parts]
 
     def shared(self, value: Any) -> Any:
-        """Returns rank 0's value, see `gathered`; the other ranks' values are ignored."""
+        """Returns rank 0's value, which must be JSON-serialisable, on every rank."""
         return value if self.size == 1 else self.gathered(None if self.rank else value)[0]
 
     @contextlib.contextmanager
@@ -106,11 +106,11 @@ class Ranks:
             raise RanksApart(error) from error
 
     def share(self, count: int, rank: int | None = None) -> slice:
-        """Returns a rank's slice of so many rows: equal shares, of which the last may be smaller.
+        """Returns a rank's slice of `count` rows; slices are equal, but the last may be smaller.
 
         Args:
             count: number of all rows.
-            rank: the rank; None is this one.
+            rank: the rank; None is this rank.
         """
         rank, size = self.rank if rank is None else rank, -(-count // self.size)
         return slice(min(rank * size, count), min((rank + 1) * size, count))
@@ -127,5 +127,5 @@ ALONE = Ranks()
 
 
 def ranks_of(model: T5 | ExactTarget) -> Ranks:
-    """Returns the ranks that share a model, which must all make the same calls; else `ALONE`."""
+    """Returns the ranks that share a model and must make the same calls; `ALONE` if none do."""
     return getattr(model, "ranks", ALONE)

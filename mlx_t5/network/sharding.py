@@ -65,7 +65,7 @@ def shard(model: T5, ranks: Ranks) -> None:
 def require_divisible(
     config: T5Config, ranks: Ranks, shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 ) -> None:
-    """Checks that a model can be cut into as many shards as there are ranks.
+    """Checks that a model can be cut into one shard per rank.
 
     Args:
         config: the whole model's config.
@@ -74,7 +74,7 @@ def require_divisible(
             only be cut between two groups.
 
     Raises:
-        UserError: it cannot; the message names numbers of ranks that work.
+        UserError: the model cannot be cut; the message names numbers of ranks that work.
     """
     counts = {config.num_heads: "heads", config.d_ff: "hidden units"}
     for name, shape in shapes.items():
@@ -102,11 +102,11 @@ def cut(name: str, array: mx.array, ranks: Ranks) -> mx.array:
 
 
 def where_of(name: str, shape: tuple[int, ...], ranks: Ranks) -> tuple[int, slice] | None:
-    """Returns the axis along which a parameter is cut and this rank's slice; None if it is not."""
+    """Returns the axis along which a parameter is cut, and this rank's slice; None if not cut."""
     axis = axis_of(name)
     return None if axis is None or ranks.size == 1 else (axis, ranks.share(shape[axis]))
 
 
 def axis_of(name: str) -> int | None:
-    """Returns the axis along which a parameter of this name is cut; None if it is not."""
+    """Returns the axis along which a parameter of this name is cut; None if not cut."""
     return next((axis for pattern, axis in _CUTS if pattern.search(name)), None)

@@ -45,7 +45,7 @@ def share(draft: nn.Module, target: T5) -> None:
         RuntimeError: the device has not enough memory.
     """
     embedding = target.shared
-    if ranks_of(target).size > 1:  # the draft asks no other rank, see `sharding.shard`
+    if ranks_of(target).size > 1:  # the draft does not need other ranks, see `shard`
         embedding = copy(embedding)
         embedding.total = embedding.rows = None
     modules = {"shared": embedding, "encoder": target.encoder, "lm_head": full_head(target)}
@@ -57,8 +57,9 @@ def share(draft: nn.Module, target: T5) -> None:
 def full_head(model: T5) -> nn.Module | None:
     """Returns a model's whole output head; None if it is the embedding.
 
-    If it is cut between ranks, it is read from the model's folder instead, without asking other
-    ranks; no adapter changes a head. Errors as in `share`.
+    If the head is cut between ranks, it is read from the model's folder instead, without other
+    ranks. The folder is right even if an adapter was merged, as adapters never change the head.
+    Errors are as in `share`.
     """
     if "lm_head" not in model or ranks_of(model).size == 1:
         return getattr(model, "lm_head", None)
@@ -81,12 +82,13 @@ def shared_draft(target: T5, num_decoder_layers: int, dtype: mx.Dtype = mx.float
 
     Args:
         target: a `model.T5`; may be quantised.
-        num_decoder_layers: number of the draft's layers. They are copies of the target's, evenly
-            spaced from the first on and not quantised, with its final norm and relative bias.
-        dtype: type of its parameters; with float16, `wo` stays in float32 as everywhere.
+        num_decoder_layers: number of the draft's layers. They are copies of the target's layers,
+            evenly spaced from the first on and not quantised. The final norm and the relative bias
+            are copies too.
+        dtype: type of the draft's parameters; with float16, `wo` stays in float32 as everywhere.
 
     Returns:
-        A T5 whose parameters are its decoder's; `shares_with` is the target.
+        A T5 whose own parameters are only its decoder's; `shares_with` is the target.
 
     Raises:
         UserError: the target has fewer layers.
@@ -124,7 +126,7 @@ def plain_weights(module: nn.Module, prefix: str = "") -> dict[str, mx.array]:
 def _dequantized(layer: Any) -> mx.array:
     """Returns the weight of a quantised layer in float32."""
     common = [layer["scales"], *([layer["biases"]] if "biases" in layer else [])]
-    if mx.issubdtype(common[0].dtype, mx.floating):  # the other modes' scales are in 8 bits
+    if mx.issubdtype(common[0].dtype, mx.floating):  # other modes have scales of 8 bits
         common = [array.astype(mx.float32) for array in common]
     how = {"group_size": layer.group_size, "bits": layer.bits, "mode": layer.mode}
     return mx.dequantize(layer["weight"], *common, **how).astype(mx.float32)
@@ -141,7 +143,7 @@ def target_of(folder: Path, entry: Any, given: Any, adapter: Any, group: Any) ->
         group: as in `load`.
 
     Raises:
-        UserError: no target is given, or another one than the draft's, or an adapter or a group.
+        UserError: the target is missing or not the draft's, or an adapter or a group is given.
     """
     facts = entry if isinstance(entry, dict) else {}
     made_for = f"is a draft for {shown(facts.get('model') or 'a target without a name')}"
@@ -166,7 +168,7 @@ def target_of(folder: Path, entry: Any, given: Any, adapter: Any, group: Any) ->
 
 
 def whole(draft: T5) -> Any:
-    """Returns a standalone copy of a draft that shares, with copies of the shared modules."""
+    """Returns a standalone copy of a draft, with copies of the modules that it shared."""
     target = draft.shares_with
     assert target is not None, "it shares"
     names = [name for name in SHARED if getattr(target, name, None) is not None]

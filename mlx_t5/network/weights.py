@@ -30,21 +30,21 @@ EMBEDDING = EMBEDDINGS[0]
 HEAD = "lm_head.weight"
 Shape = tuple[int, ...]
 
-# Written by an early version of transformers, used by none.
+# An early version of transformers wrote this tensor; no version uses it.
 _STRAY = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
 def has_decoder(names: Iterable[str]) -> bool:
-    """Whether tensors of these names, Hugging Face's or ours, include a decoder's.
+    """Returns whether these names of tensors, Hugging Face's or MLX folders', include a decoder.
 
-    `T5EncoderModel` saves an encoder alone: text encoders of diffusion pipelines and of sentences.
+    `T5EncoderModel` saves an encoder alone, as in diffusion pipelines and sentence encoders.
     """
     decoding = (name for name in names if name not in EMBEDDINGS)
     return any(name.startswith("decoder.") or name == HEAD for name in decoding)
 
 
 def tensor_names(config: T5Config) -> dict[str, str]:
-    """Returns every tensor of a model with this config: its Hugging Face name → ours."""
+    """Returns Hugging Face name → MLX name for every tensor of a model with this config."""
     names = {EMBEDDING: EMBEDDING, HEAD: HEAD}
     projections = ("wi_0", "wi_1", "wo") if config.is_gated_act else ("wi", "wo")
     sublayers = {
@@ -70,15 +70,15 @@ def tensor_names(config: T5Config) -> dict[str, str]:
 
 
 def select(config: T5Config, checkpoint: Checkpoint, expected: dict[str, Shape]) -> dict[str, str]:
-    """Selects the tensors of a Hugging Face checkpoint that the model needs: their names → ours.
+    """Returns Hugging Face name → MLX name for the tensors of a checkpoint that the model needs.
 
-    An embedding that is stored several times is taken once, and the output head (`lm_head.weight`)
-    only if it is not a copy of the embedding.
+    An embedding that is stored several times is selected once, and the output head
+    (`lm_head.weight`) only if it is not a copy of the embedding.
 
     Args:
         config: from the checkpoint's config.json.
         checkpoint: its tensors; head and embedding are compared by value where necessary.
-        expected: our names → shapes, for a model with a separate head, or for an encoder alone.
+        expected: MLX name → shape, for a model with a separate head, or for an encoder alone.
 
     Raises:
         UserError: a tensor is missing, unknown or of a wrong shape.
@@ -104,7 +104,7 @@ def shapes_of(model: nn.Module) -> dict[str, Shape]:
 
 
 def check(found: dict[str, Shape], expected: dict[str, Shape]) -> None:
-    """Compares tensors by name and shape.
+    """Compares two sets of tensors by name and shape.
 
     Raises:
         UserError: they differ; the message names the first few.
@@ -125,7 +125,7 @@ def check(found: dict[str, Shape], expected: dict[str, Shape]) -> None:
 
 
 def cast(name: str, rows: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Converts rows of the tensor `name` to another floating-point type.
+    """Returns rows of the tensor `name` in a different floating-point type.
 
     Raises:
         UserError: a number is too large for `dtype`.
@@ -137,7 +137,7 @@ def cast(name: str, rows: mx.array, dtype: mx.Dtype) -> mx.array:
 
 
 def _equal(checkpoint: Checkpoint, a: str, b: str) -> bool:
-    """Whether two tensors hold the same values, comparing a few rows at a time."""
+    """Returns whether two tensors hold the same values; compares a few rows at a time."""
     if checkpoint.storage(a) == checkpoint.storage(b):
         return True
     if checkpoint.shape(a) != checkpoint.shape(b) or checkpoint.dtype(a) != checkpoint.dtype(b):
@@ -150,13 +150,13 @@ def read_config(folder: Path) -> dict:
     """Returns the object in a folder's config.json.
 
     Raises:
-        UserError: the file is missing or is no JSON object.
+        UserError: the file is missing or is not a JSON object.
     """
     return read_object(folder / "config.json", "give a model folder, MLX or Hugging Face")
 
 
 def has_adapter(raw: dict) -> bool:
-    """Whether a config.json says that an adapter was merged when its folder was converted."""
+    """Returns whether config.json says that an adapter was merged when the folder was converted."""
     origin = raw.get("converted_from")
     return isinstance(origin, dict) and "adapter" in origin
 
@@ -166,12 +166,12 @@ def quantize(model: nn.Module, entry: Any, names: set[str]) -> None:
 
     Args:
         model: changed in place; its weights have to be loaded afterwards.
-        entry: the config's `quantization`: group_size, bits and mode, and for single layers,
-            by path, their own.
+        entry: the config's `quantization`: group_size, bits and mode, and under the paths of single
+            layers different values for these layers.
         names: names of the folder's tensors.
 
     Raises:
-        UserError: the entry makes no sense.
+        UserError: the entry cannot be applied.
     """
 
     def settings(path: str, module: nn.Module) -> bool | dict:
@@ -186,7 +186,7 @@ def quantize(model: nn.Module, entry: Any, names: set[str]) -> None:
 
 
 def read_mlx(folder: Path) -> Iterator[tuple[str, mx.array]]:
-    """Yields every tensor of an MLX folder lazily: it is read when it is evaluated."""
+    """Yields name and lazy array of every tensor of an MLX folder; evaluating reads the file."""
     if (folder / SAFETENSORS).is_file():
         files = {SAFETENSORS}
     else:
@@ -205,9 +205,9 @@ def read_shards(
 
     Args:
         stored: the checkpoint.
-        ours: the tensors' names there → our names, which are yielded.
+        ours: stored name → MLX name of the tensors; MLX names are yielded.
         ranks: the ranks that share the model.
-        uncut: whether to yield whole tensors, as an adapter changes them before they are cut.
+        uncut: whether to yield whole tensors, for an adapter to change before they are cut.
     """
     names, cuts = [name for name in stored.names if name in ours], ranks.size > 1
     if cuts:  # cutting copies a tensor, so the largest come first, while memory is free
@@ -223,7 +223,7 @@ def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dt
 
     Args:
         model: has exactly the parameters in `tensors`.
-        tensors: pairs of our name and value.
+        tensors: pairs of MLX name and value.
         dtype: type of floating-point parameters; see also `keep_float32`.
 
     Raises:
@@ -246,7 +246,7 @@ def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dt
 
 
 def compute_dtype(requested: str | mx.Dtype | None, stored: Checkpoint) -> mx.Dtype:
-    """Returns the type to compute in: as requested, else as stored, but float32 without a GPU.
+    """Returns the type to compute in: the requested one, else the stored one, or float32 on a CPU.
 
     Raises:
         UserError: the requested type is not supported.

@@ -1,23 +1,24 @@
-"""Which proposals are kept, and what replaces a rejected one.
+"""Decides which proposals are kept, and which token replaces a rejected one.
 
-Pure functions on small arrays; no model and no state.
+All functions are pure functions of small arrays, without a model or a state.
 
     delta = 0  the target chooses its own token at each position, and a proposal is kept
                when it is that token
     temp > 0   keep x with probability min(1, (1 - delta) p(x)/q(x) + delta);
                a rejected x is replaced by a sample of norm(max(0, p - q))
-    temp = 0   keep x when p(x) >= (1 - delta) max p; replaced by argmax p
+    temp = 0   keep x when p(x) >= (1 - delta) max p;
+               a rejected x is replaced by argmax p
 
-With delta = 0 the text is the target's own: greedy, or drawn from its distribution. The random
-numbers of a draw belong to the position, and the draft draws with the same numbers, so both mostly
-draw the same token (Gumbel sampling of Daliri et al., https://arxiv.org/abs/2408.07978). So a seed
-gives the same text with any draft, with any number of proposals, and without a draft.
+With delta = 0 the text is the target's own: greedy, or sampled from its distribution. The random
+numbers depend on the position, and draft and target sample with the same numbers, so they mostly
+sample the same token (Gumbel sampling of Daliri et al., https://arxiv.org/abs/2408.07978). A seed
+therefore gives the same text with any draft, any number of proposals, and without a draft.
 
-With delta > 0 the rules are those of Leviathan et al. (https://arxiv.org/abs/2211.17192) and Chen
+With delta > 0 the rules are from Leviathan et al. (https://arxiv.org/abs/2211.17192) and Chen
 et al. (https://arxiv.org/abs/2302.01318), relaxed: each drafted position follows the mixture
 (1 - delta) p + delta q. When every proposal is kept, one more token comes from p.
 
-Symbols: B rows, gamma proposals a row, T = gamma + 1 positions, V vocabulary;
+Symbols: B rows, gamma proposals per row, T = gamma + 1 positions, V vocabulary;
 p target and q draft probabilities after temperature, top-k and top-p. A
 deterministic proposal (greedy draft, copied text) has q(x) = 1 and is written
 q = None.
@@ -39,16 +40,16 @@ from mlx_t5.sampling.draws import (
     uniform,
 )
 
-# A residual lighter than this is rounding noise of two equal distributions.
+# A residual with less mass is rounding noise of two equal distributions.
 NEGLIGIBLE_MASS = 1e-6
-# In place of the target's own token: its logits leave no token to choose, see `draws.is_finite`.
+# Replaces the target's own token if the logits leave no token to choose, see `draws.is_finite`.
 NO_TOKEN = -1
-# In place of the number of proposals kept: top-p needs more candidates than were looked at.
+# Replaces the number of proposals kept if top-p needs more candidates than were considered.
 UNDECIDED = -1
 
 
 def keep_greedy(logits: mx.array, drafts: mx.array, delta: mx.array) -> mx.array:
-    """Judges each proposal by the rule for temp = 0.
+    """Returns whether each proposal is kept by the rule for temp = 0.
 
     p(x) >= (1 - delta) max p is a comparison of logits, so no softmax is needed.
     With delta = 0 the proposal must be the argmax itself, not merely tie with it.
@@ -69,9 +70,9 @@ def keep_greedy(logits: mx.array, drafts: mx.array, delta: mx.array) -> mx.array
 
 
 def keep_sampled(px: mx.array, qx: mx.array, delta: mx.array, u: mx.array) -> mx.array:
-    """Judges each proposal by the rule for temp > 0.
+    """Returns whether each proposal is kept by the rule for temp > 0.
 
-    u < (1 - delta) p/q + delta, multiplied through by q.
+    The rule is u < (1 - delta) p/q + delta; both sides are multiplied by q.
 
     Args:
         px: (B, gamma) target probability of each proposal.
@@ -93,7 +94,7 @@ def accepted_length(keep: mx.array, lengths: mx.array) -> mx.array:
         keep: (B, gamma) bool.
         lengths: (B,) int32, number of proposals; the rest of a row is padding.
     """
-    ends = mx.where(keep, lengths[:, None], mx.arange(keep.shape[1]))  # a rejection ends it there
+    ends = mx.where(keep, lengths[:, None], mx.arange(keep.shape[1]))  # where a prefix may end
     return mx.min(ends, axis=1)
 
 
@@ -116,13 +117,13 @@ def accept(
     sampling: Sampling,
     keys: mx.array | None,
 ) -> tuple[mx.array, mx.array]:
-    """Keeps the longest acceptable prefix of each row and adds one token.
+    """Keeps the longest acceptable prefix of each row's proposals and adds one token.
 
     Args:
         logits: (B, gamma + 1, V) float32 of the target: position i judges
             proposal i, position gamma follows the last one.
         drafts: (B, gamma) int32, None when nothing was proposed.
-        q: (B, gamma, V) their draft probabilities, None if deterministic.
+        q: (B, gamma, V) draft probabilities; None if the proposals are deterministic.
         lengths: (B,) int32, number of proposals of each row, without padding.
         sampling: settings of the rows.
         keys: (B, T, 2) random keys of the positions; None if every row is greedy.
@@ -131,8 +132,9 @@ def accept(
         accepted (B,) int32, the number of proposals kept, and tokens
         (B, gamma + 1) int32: the proposals, with the target's own token at
         position `accepted`. Tokens after it are meaningless. Logits that are not
-        finite judge nothing: the first such position ends the block with NO_TOKEN.
-        Where `accepted` is UNDECIDED, call again with `sampling.exhaustive()`.
+        finite cannot judge a proposal: at the first of these positions the prefix
+        ends, and the target's own token is NO_TOKEN. If any `accepted` is UNDECIDED,
+        call again with `sampling.exhaustive()`.
     """
     finite = is_finite(logits)
     if sampling.all_greedy:
@@ -166,7 +168,7 @@ def _accept_sampled(
     sampling: Sampling,
     keys: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """Does the work of `accept` for a batch in which some row samples.
+    """Does the work of `accept` for a batch in which at least one row is sampled.
 
     Args:
         logits: (B, T, V) float32 of the target.

@@ -1,20 +1,20 @@
-"""Beam search: K hypotheses a prompt, extended by one token a step.
+"""Beam search: K hypotheses per prompt, extended by one token per step.
 
-Texts and scores equal those of `generate` of transformers 5 (generation/utils.py, `_beam_search`)
-for the prompt by itself:
+Texts and scores equal the output of `generate` of transformers 5 (generation/utils.py,
+`_beam_search`) for the prompt by itself:
 
     beam     s = the sum of its log-probabilities, after the logits processors
-    step     take the (1 + E) K best of all continuations of the beams, E being the number of end
-             tokens. Those among the first K that end are finished texts; the K best that do not
-             end are the next beams.
+    step     take the (1 + E) K best continuations of all beams, E being the number of end tokens.
+             A continuation that ends is a finished text if it is among the first K; the K best
+             continuations that do not end are the next beams.
     text     score = s / n**length_penalty for n tokens, the end token included; the K best are kept
-    end      with K texts, once the best beam cannot beat the worst of them: its score is taken with
-             n its present length, or n = max_tokens if early_stopping is "never" and
-             length_penalty above 0. With early_stopping = True K texts suffice.
+    end      once there are K texts and the best beam cannot beat the worst text. The beam's score
+             is computed with n = its present length, or n = max_tokens if early_stopping is "never"
+             and length_penalty above 0. With early_stopping = True, once there are K texts.
 
-transformers gives a forbidden token the score -1e9; here it is -inf, and never becomes a text. The
-device finds the best continuations (engine/beams.py); this module decides on the host which become
-beams and which texts.
+transformers gives a forbidden token the score -1e9; here the score is -inf, and no text has the
+token. The device finds the best continuations (engine/beams.py); this module decides in Python
+which continuations become beams and which become texts.
 
 Symbols: K beams, V vocabulary; G rows of N values.
 """
@@ -41,12 +41,12 @@ CHUNK = 128  # values in a chunk of `largest`
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A text, or the beginning of one.
+    """A finished text, or the beginning of a text.
 
     Attributes:
         tokens: the start token first; an end token can only be the last.
         score: the sum of log-probabilities; for a finished text divided by the length penalty.
-        watch: has read the tokens, to find stop strings; None if there are none.
+        watch: searches the tokens for stop strings; None if there are no stop strings.
         reason: "stop" or "length"; None while unfinished.
         ended: whether the last token is an end token.
     """
@@ -58,17 +58,17 @@ class Hypothesis:
     ended: bool = False
 
 
-NO_BEAM = np.float32(-np.inf)  # the score of a place without a beam
+NO_BEAM = np.float32(-np.inf)  # the score of a place that has no beam
 WORST = np.finfo(np.float32).min  # the lowest score of a text
 
 
 class BeamSearch:
-    """The search of one row.
+    """The beam search of one row.
 
     Attributes:
-        beams: K hypotheses of one length, the best first. If fewer are left, copies of the best
-            with the score `NO_BEAM` fill up the places.
-        parents: index of the previous step's beam that each beam continues.
+        beams: K hypotheses of equal length, the best first. If fewer are left, copies of the best
+            with the score `NO_BEAM` fill the remaining places.
+        parents: for each beam, the index of the previous step's beam that it continues.
         texts: at most K finished texts, the best first.
         done: whether the search has ended.
     """
@@ -79,10 +79,10 @@ class BeamSearch:
         """Starts with the empty text.
 
         Args:
-            settings: of the row.
+            settings: the row's settings.
             start: the start token.
             eos: the end tokens.
-            watch: has read nothing yet; None if there are no stop strings.
+            watch: searches for stop strings, and has read nothing yet; None without stop strings.
         """
         self.settings, self.eos = settings, eos
         self.size = settings.num_beams
@@ -94,11 +94,11 @@ class BeamSearch:
         self._set_beams([(0, Hypothesis([start], np.float32(0), watch))])
 
     def advance(self, scores: Sequence[float], indices: Sequence[int], vocab_size: int) -> None:
-        """Takes a step.
+        """Advances the search by one step.
 
         Args:
-            scores: scores of the best continuations, in descending order; -inf is none.
-            indices: k V + token, for a token after beam k.
+            scores: scores of the best continuations, in descending order; -inf for a missing one.
+            indices: k V + token for each continuation, which is a token after beam k.
             vocab_size: V.
         """
         going, finished = [], []
@@ -138,16 +138,17 @@ class BeamSearch:
         return Hypothesis([*beam.tokens, token], score, watch, reason, ended)
 
     def _by_length(self, score: np.float32, length: int) -> np.float32:
-        """Divides a score by the length penalty, which is 0 or infinity if float32 cannot hold it.
+        """Returns a score divided by the length penalty.
 
-        As in transformers, except that the score stays finite, because JSON has no infinity.
+        As in transformers, the penalty is 0 or infinity if float32 cannot hold it. Unlike there,
+        the score stays finite, because JSON has no infinity.
         """
         with np.errstate(over="ignore", divide="ignore"):
             penalty = np.float32(float(length) ** self.settings.length_penalty)
             return np.maximum(score / penalty, WORST)
 
     def _may_improve(self, best: Hypothesis) -> bool:
-        """Whether the search goes on: its best beam may still improve the texts."""
+        """Returns whether the best beam may still improve the texts, so that the search goes on."""
         settings, length = self.settings, len(best.tokens) - 1
         if len(self.texts) < self.size:
             return True
@@ -186,7 +187,7 @@ def largest(values: mx.array, count: int) -> tuple[mx.array, mx.array]:
     count · `CHUNK` values are sorted.
     """
     chunks = in_blocks(values, CHUNK, -mx.inf)
-    # Chunks in ascending order, so that of equal values the first comes first.
+    # Sorts the chunks by their place, so that among equal values the first comes first.
     best = mx.sort(mx.argsort(-chunks.max(axis=-1), axis=-1)[:, :count], axis=-1)[..., None]
     indices = (best * CHUNK + mx.arange(CHUNK)).flatten(1)
     chosen = mx.take_along_axis(chunks, best, axis=1).flatten(1)

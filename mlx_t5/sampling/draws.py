@@ -1,9 +1,8 @@
-"""Draws tokens: the distribution that a row samples from, and its random numbers.
+"""Samples tokens: computes the distribution that a row samples from, and its random numbers.
 
-Every row has a random key of its own, and its draws depend on no other. So a row's tokens do not
-depend on the rows beside it.
+Every row has its own random key, so a row's tokens do not depend on the other rows of the batch.
 
-Symbols: B rows, T positions a row, V vocabulary.
+Symbols: B rows, T positions per row, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ if TYPE_CHECKING:
     from mlx_t5.sampling.processors import Processing
     from mlx_t5.settings import Settings
 
-# The draws at one position of a text, told apart by the word that `fold` mixes into the key.
+# The purposes of random numbers at one position of a text; `fold` mixes a purpose into the key.
 ACCEPT, OWN, REPLACE = 0, 1, 2
 LEAST_WAITING_TIME = 2.0**-100  # a waiting time of 0 would win the race even with weight 0
-CANDIDATES = 1024  # likeliest tokens that top-p looks at first; it takes all if they do not reach p
+CANDIDATES = 1024  # likeliest tokens that top-p considers first; all if these do not reach p
 LOG2_E = 1.4426950408889634  # for powers of 2: on x86, exp and softmax take twice as long
-BLOCK = 128  # tokens in a block; `sample` draws a block, then one of its tokens
+BLOCK = 128  # tokens in a block; `sample` chooses a block, then one of its tokens
 PER_COLUMN = 8  # numbers in a column of `highest`
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling settings of the rows of a batch, one entry a row.
+    """Sampling settings of the rows of a batch, with one entry per row.
 
-    The flags are known on the host, so that work that no row needs (finding the largest
+    The flags are Python values, so that work that no row needs (finding the largest
     logits, softmax over every position) never enters the graph.
     """
 
@@ -49,8 +48,8 @@ class Sampling:
     any_top_p: bool
     any_min_p: bool
     candidates: int  # likeliest tokens considered for top-p without top-k; 0 if no row needs them
-    processing: Processing | None = None  # logits processors, applied before all this
-    keys: mx.array | None = None  # (B, 2), one key a row; None if every row is greedy
+    processing: Processing | None = None  # logits processors, applied before sampling
+    keys: mx.array | None = None  # (B, 2), one key per row; None if every row is greedy
 
     @classmethod
     def of(
@@ -64,7 +63,7 @@ class Sampling:
         Args:
             settings: the settings of each row.
             processing: the rows' logits processors.
-            keys: (2,) each, one a row; not needed if every row is greedy.
+            keys: one key (2,) per row; not needed if every row is greedy.
         """
         temp, delta = [s.temp for s in settings], [s.delta for s in settings]
         top_k = [s.top_k if s.temp > 0 else 0 for s in settings]
@@ -88,9 +87,10 @@ class Sampling:
         )
 
     def step_keys(self, positions: Sequence[int], count: int) -> mx.array | None:
-        """Returns keys (B, T, 2) for T = `count` positions from these on; None if all are greedy.
+        """Returns keys (B, T, 2) for T = `count` positions per row; None if every row is greedy.
 
-        A token's random numbers depend on its position, not on the step that decides it.
+        Row b's positions begin at positions[b]. A token's random numbers depend on its position,
+        not on the step that decides it.
         """
         if self.all_greedy or self.keys is None:
             return None
@@ -114,13 +114,13 @@ def row_key(seed: int, index: int) -> mx.array:
 def random_keys(
     seed: int | Sequence[int], samples: int = 1, indexes: Iterable[int] | None = None
 ) -> Iterator[Iterator[mx.array]]:
-    """Yields the random keys (2,) of the samples, prompt by prompt.
+    """Yields for each prompt an iterator over the random keys (2,) of its samples.
 
     Args:
         seed: one seed for all prompts, with which sample j of prompt i gets stream
-            i * samples + j; or one seed a prompt, with which sample j gets stream j.
-        samples: samples of each prompt.
-        indexes: the i of each prompt; None counts from 0.
+            i * samples + j; or one seed per prompt, with which sample j gets stream j.
+        samples: number of samples per prompt.
+        indexes: the index i of each prompt; None counts from 0.
     """
     if isinstance(seed, Sequence):
         firsts = ((own, 0) for own in seed)
@@ -133,7 +133,7 @@ def random_keys(
 def fold(keys: mx.array, word: int | mx.array, purpose: int) -> mx.array:
     """Derives keys (..., 2) from keys (..., 2), a counter and a purpose.
 
-    Threefry, the generator behind `mx.random`, is a pseudo-random function of
+    Threefry, the generator of `mx.random`, is a pseudo-random function of
     its key: hashing once and then changing a word gives independent streams.
     """
     hashed = _each_key(lambda key: mx.random.split(key)[0], keys)
@@ -149,7 +149,7 @@ def _each_key(draw: Callable[[mx.array], mx.array], keys: mx.array) -> mx.array:
 
 
 def probabilities(logits: mx.array, sampling: Sampling) -> tuple[mx.array, mx.array | None]:
-    """Turns logits into the probabilities that a row samples from.
+    """Returns the probabilities that a row samples from.
 
     Applies temperature, then top-k, top-p and min-p, in the order of transformers'
     logits warpers; equal logits at a threshold are all kept. A row with temp = 0
@@ -162,10 +162,10 @@ def probabilities(logits: mx.array, sampling: Sampling) -> tuple[mx.array, mx.ar
     Returns:
         (B, T, V) float32, each row summing to one, and `short`: (B, T) bool, True where the
         candidates do not reach top-p. No token is removed there; repeat the call with
-        `Sampling.exhaustive`. None if the candidates cannot fall short.
+        `Sampling.exhaustive`. `short` is None if it cannot be True.
     """
     greedy = (sampling.temp == 0)[:, None, None]
-    # Distances to the largest logit are at most 0, so no temp, however small, makes one +inf.
+    # Distances to the largest logit are at most 0, so dividing by a small temp never gives +inf.
     distance = logits - mx.max(logits, axis=-1, keepdims=True)
     log2 = distance * (LOG2_E / mx.where(greedy, 1.0, sampling.temp[:, None, None]))
     weights, short = mx.power(2.0, log2), None
@@ -181,17 +181,17 @@ def probabilities(logits: mx.array, sampling: Sampling) -> tuple[mx.array, mx.ar
 def _filtered(
     weights: mx.array, log2: mx.array, sampling: Sampling, most: int
 ) -> tuple[mx.array, mx.array | None]:
-    """Applies top-k, then top-p to weights (B, T, V); returns `short` as in `probabilities`, too.
+    """Returns weights (B, T, V) after top-k and top-p, and `short` as in `probabilities`.
 
     Args:
-        weights: weights relative to the likeliest token's.
-        log2: their logarithms to base 2.
+        weights: probabilities relative to the likeliest token's probability.
+        log2: the weights' logarithms to base 2.
         sampling: settings of the B rows.
         most: the largest number of candidates of any row.
     """
     top_k, top_p = sampling.top_k[:, None, None], sampling.top_p[:, None, None]
     likely, short = highest(log2, most), None
-    # A row keeps tokens by its own number of candidates, whatever the others have.
+    # Each row uses its own number of candidates, whatever numbers other rows have.
     first = most - mx.clip(mx.where(top_k > 0, top_k, sampling.candidates), 1, most)
     if sampling.most_k:
         places = mx.broadcast_to(first, (*likely.shape[:-1], 1))
@@ -211,14 +211,18 @@ def _filtered(
 
 
 def _total(weights: mx.array) -> mx.array:
-    """Sums (B, T, V) to (B, T, 1); on GPUs, `mx.sum` adds in another order for other B and T."""
+    """Returns the sums (B, T, 1) of (B, T, V), added in the same order for all B and T.
+
+    On GPUs the order in which `mx.sum` adds depends on B and T.
+    """
     return mx.cumsum(weights, axis=-1)[..., -1:]
 
 
 def highest(x: mx.array, count: int) -> mx.array:
     """Returns the `count` largest of numbers (..., V), ascending: (..., count).
 
-    If numbers lie in columns, the largest are in the `count` columns with the largest maxima.
+    The numbers are arranged in columns. Only the `count` columns with the largest maxima are
+    searched, as they contain the `count` largest numbers.
     """
     if PER_COLUMN * count < x.shape[-1]:
         x = in_blocks(x, -(-x.shape[-1] // PER_COLUMN), -mx.inf)  # (..., PER_COLUMN, columns)
@@ -235,28 +239,28 @@ def in_blocks(x: mx.array, size: int, filler: float) -> mx.array:
 
 
 def is_finite(logits: mx.array) -> mx.array:
-    """Whether a token can be chosen from logits (..., V), as bool (...).
+    """Returns bool (...): whether a token can be chosen from logits (..., V).
 
-    Single logits may be -inf: logits processors forbid tokens so. With NaN or inf anywhere, or
-    nothing but -inf, no token can be chosen: the largest logit is not finite then.
+    Single logits may be -inf, with which logits processors forbid tokens. If any logit is NaN or
+    +inf, or all are -inf, no token can be chosen: then the largest logit is not finite.
     """
     return mx.abs(mx.max(logits, axis=-1)) < mx.inf
 
 
 def likeliest(logits: mx.array) -> mx.array:
-    """The token with the largest of logits (..., V), the first of equal ones, as int32 (...)."""
+    """Returns the token with the largest of logits (..., V), the first if equal, as int32 (...)."""
     return mx.argmax(logits, axis=-1).view(mx.int32)  # a view, not a conversion: the same bits
 
 
 def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
-    """Indicator (..., V) float32 of tokens (...)."""
+    """Returns float32 (..., V): 1 at the place of each of the tokens (...), 0 elsewhere."""
     return (mx.arange(vocab_size) == tokens[..., None]).astype(mx.float32)
 
 
 def sample(weights: mx.array, keys: mx.array) -> mx.array:
-    """Draws one token a row: first a block of the vocabulary, then a token of that block.
+    """Samples one token per row: first a block of the vocabulary, then a token of that block.
 
-    Both draws are exponential races (the exponential form of the Gumbel-max trick):
+    Both are chosen by exponential races (the exponential form of the Gumbel-max trick):
     argmin E(x) / weights(x), with E(x) exponentially distributed of mean 1, is x with probability
     weights(x) / sum of weights:
     https://en.wikipedia.org/wiki/Exponential_distribution#Distribution_of_the_index_of_the_minimum
@@ -276,17 +280,17 @@ def sample(weights: mx.array, keys: mx.array) -> mx.array:
     block = likeliest(blocks.sum(axis=-1) / of_blocks)[:, None]
     chosen = mx.take_along_axis(blocks, block[..., None], axis=1)[:, 0]
     token = block[:, 0] * BLOCK + likeliest(chosen / of_tokens)
-    return mx.minimum(token, weights.shape[-1] - 1)  # NaN weights may draw a token past V
+    return mx.minimum(token, weights.shape[-1] - 1)  # NaN weights may give a token past V
 
 
 def waiting_times(u: mx.array) -> mx.array:
     """Returns exponentially distributed times (B, n) of mean 1, from uniform draws u (B, n + 1).
 
     A rare token wins the race only with a tiny time, so tiny times must be exact as well. -log(1-u)
-    takes them from u near 0, where floats are dense, and not from u near 1, where they are 6e-8
-    apart. Draws are multiples of 2**-32; the last draw of a row gives all others further digits.
-    They may share these digits, which matter only to draws near 2**-32: two such draws in one row
-    practically never occur.
+    computes tiny times from u near 0, where floats are dense; -log(u) would use u near 1, where
+    floats are 6e-8 apart. Uniform draws are multiples of 2**-32; the last draw of a row adds
+    further digits to the row's other draws. Sharing these digits does no harm: they matter only to
+    draws near 2**-32, and two of these practically never occur in one row.
     """
     u = u[:, :-1] + u[:, -1:] * 2.0**-32
     return mx.maximum(-mx.log1p(-u), LEAST_WAITING_TIME)

@@ -6,14 +6,14 @@ Three processors of transformers, in its order, and after them any callables:
                            l * penalty otherwise (CTRL, https://arxiv.org/abs/1909.05858)
     no repeated n-gram     a token that would complete an n-gram already written is forbidden
                            (https://arxiv.org/abs/1705.04304)
-    minimum of tokens      the end tokens are forbidden until it is reached
+    minimum of tokens      the end tokens are forbidden in shorter texts
 
 Temperature, top-k and top-p come later (draws.py). "Written" means the decoder's tokens, start
 token included, but not the source. Only the device knows the proposals that are verified, so
 every processor is a function of lazy arrays: nothing here waits for the device.
 Speculation is lossless relative to the processed logits.
 
-Symbols: B rows, N columns of tokens written, T positions judged at once, V vocabulary.
+Symbols: B rows, N columns of written tokens, T positions processed at once, V vocabulary.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 # processor(tokens (n,), logits (1, V)) -> logits (1, V): the interface of mlx-lm's processors.
 # `tokens` are the row's tokens so far, the start token first. Both are lazy: reading their values
-# waits for the device. A position may be processed several times, with proposals among the tokens
-# that are rejected later, so a processor must not keep a state between calls.
+# waits for the device. A position may be processed several times, and its tokens may include
+# proposals that are rejected later, so a processor must not keep a state between calls.
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 
-PADDING = -1  # stands in front of the first token of a shorter row
+PADDING = -1  # fills the columns before the first token of a shorter row
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,21 @@ class History:
 
     @classmethod
     def align(cls, committed: Sequence[Sequence[int]]) -> History:
-        """Aligns rows of tokens that are known on the host."""
+        """Returns the history of rows whose tokens are Python lists."""
         lengths = [len(row) for row in committed]
         width = max(lengths)
         aligned = [[PADDING] * (width - len(row)) + list(row) for row in committed]
         return cls(mx.array(aligned, mx.int32), lengths)
 
     def then(self, tokens: mx.array | None) -> History:
-        """Adds proposals (B, k) to every row; None adds nothing."""
+        """Returns the history with proposals (B, k) added to every row; None adds nothing."""
         if tokens is None:
             return self
         grown = mx.concatenate([self.tokens, tokens.astype(mx.int32)], axis=1)
         return History(grown, [length + tokens.shape[1] for length in self.lengths])
 
     def seen(self, positions: int) -> mx.array:
-        """Returns (T, N) bool: the last position sees all columns, each earlier one one less."""
+        """Returns (T, N) bool: position t sees all columns but the last T - 1 - t."""
         columns = self.tokens.shape[1]
         ends = mx.arange(columns - positions + 1, columns + 1)
         return mx.arange(columns) < ends[:, None]
@@ -73,11 +73,11 @@ class History:
 
 @dataclass(frozen=True)
 class Processing:
-    """The processors of the rows of a batch, one entry a row. One that no row uses costs nothing.
+    """The processors of a batch, with an entry per row. A processor that no row uses costs nothing.
 
     Attributes:
         penalty: repetition penalty, 1 = off.
-        ngram_size: size of n-grams that are written once only, 0 = off.
+        ngram_size: size of n-grams that may be written only once, 0 = off.
         min_tokens: minimum of tokens before the end token, 0 = off.
         custom: callables, applied in order.
         eos: the end tokens.
@@ -91,7 +91,7 @@ class Processing:
 
     @classmethod
     def of(cls, settings: Sequence[Settings], eos: Sequence[int]) -> Processing | None:
-        """Collects the processors of B rows; None if there are none."""
+        """Returns the processors of B rows; None if no row uses any."""
         penalty = [s.repetition_penalty for s in settings]
         ngram_size = [s.no_repeat_ngram_size for s in settings]
         min_tokens = [s.min_tokens for s in settings]
@@ -101,19 +101,19 @@ class Processing:
         return cls(penalty, ngram_size, min_tokens, custom, tuple(eos))
 
     def __call__(self, history: History, logits: mx.array, counts: Sequence[int]) -> mx.array:
-        """Processes the logits of T positions a row, lazily.
+        """Returns the processed logits of T positions per row, lazily.
 
         Args:
             history: the rows' tokens, the proposals before the last position included.
             logits: (B, T, V) float32; position t follows all but the last T - 1 - t tokens.
-            counts: number of positions of each row that are not padding; callables are called for
-                these only.
+            counts: number of positions of each row that are not padding; callables are called only
+                for these positions.
 
         Returns:
             (B, T, V).
 
         Raises:
-            UserError: a callable returned something of another shape.
+            UserError: a callable returned no array, or an array of a wrong shape.
         """
         if any(penalty != 1 for penalty in self.penalty):
             logits = penalise_repetition(history, logits, mx.array(self.penalty, mx.float32))
@@ -170,9 +170,9 @@ def penalise_repetition(history: History, logits: mx.array, penalty: mx.array) -
 def repeats(history: History, logits: mx.array, n: int) -> mx.array:
     """Marks the tokens that would complete an n-gram that the row has written already.
 
-    Let P tokens stand before a position. An n-gram that starts at column s counts if it is
-    complete, s + n <= P, and its first n - 1 tokens equal the last n - 1 of the P. All starts are
-    compared at once, one token of the n-gram after the other.
+    Let P tokens be written before a position. An n-gram that starts at column s counts if it is
+    complete (s + n <= P) and its first n - 1 tokens equal the last n - 1 of the P tokens. The loop
+    compares one token of the n-gram at a time, for all starts at once.
 
     Args:
         history: the rows' tokens, see `Processing.__call__`.
@@ -183,14 +183,14 @@ def repeats(history: History, logits: mx.array, n: int) -> mx.array:
         (B, T, V) bool.
     """
     positions = logits.shape[1]
-    # Padding in front, so that every position has n - 1 tokens before it.
+    # Pads on the left, so that every position has n - 1 columns before it.
     missing = max(n + positions - 2 - history.tokens.shape[1], 0)
     tokens = mx.pad(history.tokens, ((0, 0), (missing, 0)), constant_values=PADDING)
     columns = tokens.shape[1]
     starts = columns - n + 1
     last = tokens[:, n - 1 :]  # (B, starts) the token that completes each n-gram
     ends = mx.arange(columns - positions + 1, columns + 1)  # P of each position
-    # Where there are fewer tokens than n - 1, the padding agrees with itself alone.
+    # If a row has fewer than n - 1 tokens, padding is compared too; it equals only padding.
     counts = mx.arange(starts) + n <= ends[:, None]  # (T, starts)
     for i in range(n - 1):
         suffix = columns - positions + 1 - (n - 1) + i
@@ -200,7 +200,7 @@ def repeats(history: History, logits: mx.array, n: int) -> mx.array:
 
 
 def too_early(history: History, positions: int, min_tokens: Sequence[int]) -> mx.array:
-    """Returns (B, T) bool: whether a text that ended here would have fewer than min_tokens."""
+    """Returns (B, T) bool: whether a text ending at a position is shorter than `min_tokens`."""
     before = mx.array([length - positions for length in history.lengths])  # without the start token
     return before[:, None] + mx.arange(positions) < mx.array(min_tokens)[:, None]
 
@@ -208,7 +208,7 @@ def too_early(history: History, positions: int, min_tokens: Sequence[int]) -> mx
 def _indicator(tokens: mx.array, counts: mx.array, shape: tuple[int, ...]) -> mx.array:
     """Returns (B, T, V) bool: True for the tokens (B, 1, K) where `counts` (B or 1, T, K) is True.
 
-    PADDING, and ids outside the vocabulary, go to a spare column.
+    PADDING, and ids outside the vocabulary, are marked in a spare column that is cut off.
     """
     batch, positions, vocab_size = shape
     counts = counts & (tokens != PADDING) & (tokens < vocab_size)

@@ -32,7 +32,7 @@ NOT_FINITE = "the model's states are NaN or infinite for this prompt; compute in
 
 
 def embedding_ids(prompt: str | Sequence[int], tokenizer: Any, model: T5) -> list[int]:
-    """Returns the tokens of a prompt; texts get the prefix and the limit of the model's folder.
+    """Returns a prompt's tokens. A text gets the prefix and is cut as the model's folder says.
 
     Raises:
         UserError: see `prompts.token_ids`.
@@ -47,21 +47,21 @@ class Embeddings:
     """Implements `SpeculativeDecoder.embed` for one model; it uses the encoder alone."""
 
     def __init__(self, model: T5, tokenizer: Any) -> None:
-        """Takes a model and its tokenizer; None if prompts are token ids."""
+        """Starts with a model and its tokenizer, which may be None if prompts are token ids."""
         self.model, self.tokenizer = model, tokenizer
 
     def embed(
         self, prompts: Any, normalize: bool = False, batch_size: int = DEFAULT_BATCH_SIZE
     ) -> np.ndarray:
-        """Returns a vector of each prompt: the encoder's states, pooled (by default their mean).
+        """Returns a vector for each prompt: the encoder's states, pooled (by default their mean).
 
         Args:
-            prompts: a text, a list of texts, token ids, or a list of those.
+            prompts: a text, a list of texts, a list of token ids, or a list of lists of token ids.
             normalize: whether to scale vectors to length 1.
             batch_size: maximum of prompts in a pass; it bounds memory.
 
         Returns:
-            float32 (n, width), a row a prompt; width is d_model, or that of a dense layer.
+            float32 (n, width), one row per prompt; width is d_model, or the dense layer's output.
 
         Raises:
             UserError: a prompt cannot be embedded.
@@ -84,10 +84,10 @@ class Embeddings:
         batch_size: int = DEFAULT_BATCH_SIZE,
         ready: Callable[[], bool] = lambda: True,
     ) -> Iterator[np.ndarray | Exception]:
-        """Embeds any number of prompts, read lazily; yields an exception for one that fails.
+        """Yields the vector of each prompt, or an exception if it fails; reads prompts lazily.
 
         Raises:
-            UserError: `prompts` is no iterable of prompts, or another argument is invalid.
+            UserError: `prompts` is not an iterable of prompts, or another argument is invalid.
         """
         prompts, _ = checked_prompts(prompts)
         size, unit = checked("batch_size", batch_size), checked("normalize", normalize, FLAG)

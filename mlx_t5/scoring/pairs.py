@@ -38,11 +38,11 @@ class Pair:
 
 @dataclass
 class LastEncoded:
-    """The encoded prompts of the last pass; scorers that take turns share one.
+    """The encoded prompts of the last pass, which scorers that take turns share.
 
     Attributes:
         sources: the prompts' tokens.
-        cache: a cache with their cross-attention; None if there is none.
+        cache: a cache with the prompts' cross-attention; None if it was freed.
     """
 
     sources: list[tuple[int, ...]] = field(default_factory=list)
@@ -54,11 +54,11 @@ class Score:
     """The log-probability of a target.
 
     Attributes:
-        logprob: natural logarithm of its probability: the sum over its tokens; NaN if it could not
-            be scored.
+        logprob: natural logarithm of the target's probability, the sum of `token_logprobs`; NaN if
+            the target could not be scored.
         token_logprobs: log-probability of each token, given the prompt and the tokens before it.
-        tokens: its token ids; a target given as text ends with the end token.
-        error: the error message, if it could not be scored.
+        tokens: the target's token ids; a target given as text ends with the end token.
+        error: the error message, if the target could not be scored.
     """
 
     logprob: float = math.nan
@@ -78,7 +78,7 @@ class Ranked:
 
     Attributes:
         index: the document's index in the call.
-        score: natural logarithm of the probability that it is relevant.
+        score: natural logarithm of the probability that the document is relevant.
     """
 
     index: int
@@ -88,11 +88,11 @@ class Ranked:
 def passes(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> Iterator[list[int]]:
     """Groups pairs into passes of at most `size` rows.
 
-    The prompts of a pass have the same number of targets, and similar lengths. If there are several
-    prompts, these and one target each have at most `most_tokens` tokens, padding included.
+    The prompts of a pass have the same number of targets, and similar lengths. Several prompts in a
+    pass, with the longest target of each, have at most `most_tokens` tokens, padding included.
 
     Yields:
-        Indices of pairs: those of the pass's first prompt, then those of the second, and so on.
+        The indices of the pairs of a pass; pairs with the same prompt are adjacent.
     """
     of_prompt: dict[tuple[int, ...], list[int]] = {}
     for i, pair in enumerate(pairs):
@@ -117,7 +117,7 @@ def relevance_pairs(
     words: Sequence[str] = (TRUE, FALSE),
     max_prompt_tokens: int = RERANK_TOKENS,
 ) -> Iterator[Pair]:
-    """Yields the pairs to score for ranking documents: for each, the relevant word, then the other.
+    """Yields two pairs per document, to be scored: its prompt with each of the two words.
 
     Args:
         query: the query.
@@ -125,11 +125,12 @@ def relevance_pairs(
         tokenizer: the tokenizer of a monoT5.
         vocab_size: V.
         words: the model's answers for relevant and for irrelevant documents; single tokens.
-        max_prompt_tokens: documents are cut so that a prompt has at most so many tokens.
+        max_prompt_tokens: maximum of tokens in a prompt; documents are cut to fit.
 
     Raises:
-        UserError: the query or a document is empty or no text, the query leaves no room for a
-            document, or a word is no token.
+        UserError: there is no tokenizer, `documents` is not a list, the query or a document is
+            empty or not a text, the query leaves no room for a document, or a word is not exactly
+            one token.
     """
     if tokenizer is None:
         raise UserError("ranking needs a tokenizer; this model folder has none")
@@ -151,7 +152,7 @@ def relevance_pairs(
 def _relevance_prompt(
     query: str, document: str, read: Callable[[str], tuple[int, ...]], max_tokens: int
 ) -> tuple[int, ...]:
-    """Returns the prompt of a query and a document, which is cut if necessary."""
+    """Returns the prompt for a query and a document; the document is cut if necessary."""
     prompt = RERANK_PROMPT.format(query=query, document=document)
     ids = read(prompt + RERANK_CUE)
     if len(ids) <= max_tokens:
@@ -164,7 +165,7 @@ def _relevance_prompt(
 
 
 def ranks_by(tokenizer: Any, words: Sequence[str] = (TRUE, FALSE)) -> bool:
-    """Whether a tokenizer has the words that documents are ranked by."""
+    """Returns whether each word is one token of a tokenizer, so that documents can be ranked."""
     try:
         return all(_word(word, tokenizer) >= 0 for word in words)
     except UserError:
@@ -192,7 +193,7 @@ def ranking(scores: Sequence[Score], top_n: int | None = None) -> list[Ranked]:
     if failed:
         raise UserError(failed)
     against = [no.logprob - yes.logprob for yes, no in zip(scores[::2], scores[1::2], strict=True)]
-    # -log(1 + exp(x)), which would overflow for a large x
+    # This is -log(1 + exp(x)), in a form that does not overflow for a large x.
     ranked = [
         Ranked(i, -max(x, 0.0) - math.log1p(math.exp(-abs(x)))) for i, x in enumerate(against)
     ]

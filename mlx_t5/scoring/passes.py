@@ -1,8 +1,8 @@
-"""Batches items that take one forward pass each, such as scores and embeddings.
+"""Batches items that need one forward pass each, such as texts to score or to embed.
 
-Rows of a batch are padded to its longest. So items are read in windows, each window is grouped into
-batches by length, and the results are returned in the order of the items. Only one window is held
-at a time, so memory does not grow with the number of items.
+Rows of a batch are padded to its longest row. So items are read in windows, each window is grouped
+into batches by length, and the results are returned in the order of the items. Only one window is
+held at a time, so memory does not grow with the number of items.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def in_order(
         given: items, read lazily; an exception in place of an item is its result.
         batch_size: maximum of items in a batch.
         parts: computes the results of a window of items, batch by batch.
-        ready: whether the next item can be read without waiting; if not, the window is closed
-            without it.
+        ready: returns whether the next item can be read without waiting; if not, the window is
+            closed without it.
     """
     for window in windows(given, BATCHES_A_WINDOW * batch_size, ready):
         done: dict[int, Any] = {i: x for i, x in enumerate(window) if isinstance(x, Exception)}
@@ -46,7 +46,7 @@ def in_order(
 def windows(
     items: Iterable[Item], size: int, ready: Callable[[], bool] = lambda: True
 ) -> Iterator[list[Item]]:
-    """Groups items into lists of at most `size`; one ends early if the next item is not ready."""
+    """Groups items into lists of up to `size`; a list ends early if the next item is not ready."""
     window: list[Item] = []
     for item in items:
         window.append(item)
@@ -67,7 +67,7 @@ def no_memory(what: str, reason: str) -> UserError:
 
 
 def each_read(items: Iterable[Any], read: Callable[[Any], Any]) -> Iterator[Any]:
-    """Yields read(item) for each item, or the error that it raises."""
+    """Yields read(item) for each item, or the error that it raises; errors stay as they are."""
     for item in items:
         if not isinstance(item, Exception):
             try:

@@ -1,10 +1,10 @@
 """Scores given texts: the log-probability of each token of a target, given its prompt.
 
-One decoder pass over the whole target gives all of them, as no token has to be chosen. They are the
-model's own: the log softmax of its logits. Targets of one prompt share its encoding and its
-cross-attention.
+One decoder pass over the whole target gives all log-probabilities, as no token has to be chosen.
+They are the log softmax of the model's own logits. Targets of the same prompt share its encoding
+and its cross-attention.
 
-Symbols: B rows, P prompts, K targets of each, T target positions, V vocabulary.
+Symbols: B rows, P prompts, K targets per prompt, T target positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Scoring:
     """Implements `SpeculativeDecoder.score` and `rerank` for one model; no draft is used."""
 
     def __init__(self, model: T5, tokenizer: Any) -> None:
-        """Takes a model and its tokenizer; None if prompts are token ids."""
+        """Starts with a model and its tokenizer, which may be None if prompts are token ids."""
         self.model, self.tokenizer = model, tokenizer
 
     def score(
@@ -68,17 +68,18 @@ class Scoring:
     ) -> list[Score]:
         """Returns the log-probabilities of targets, token by token.
 
-        They are those of the model's own distribution. A prompt with several targets is encoded
-        once.
+        They follow the model's own distribution, without temperature or logits processors. A prompt
+        with several targets is encoded once.
 
         Args:
-            prompts: one text or list of token ids for all targets, or a list with one a target.
+            prompts: one text or list of token ids for all targets, or a list with one per target.
             targets: one text or list of token ids, or several. The end token is added to texts;
                 token ids are scored as they are.
             batch_size: maximum of targets in a pass; it bounds memory.
 
         Returns:
-            A score a target, in their order. If one of several cannot be scored, it has `error`.
+            A score per target, in the same order. With several targets, the score of a target that
+            fails has an `error`.
 
         Raises:
             UserError: the numbers of prompts and targets differ, or a single target fails.
@@ -103,11 +104,11 @@ class Scoring:
     ) -> Iterator[Score]:
         """Scores any number of pairs of prompt and target, read lazily.
 
-        An exception in place of a pair becomes the error of its score. Pairs of one prompt share
-        its encoding if they are near each other.
+        An exception in place of a pair becomes the error of its score. Pairs with the same prompt
+        share its encoding if they are near each other in `pairs`.
 
         Raises:
-            UserError: `pairs` is no iterable of pairs, or `batch_size` is out of range.
+            UserError: `pairs` is not an iterable of pairs, or `batch_size` is out of range.
         """
         if not is_listlike(pairs):
             raise refusal("pairs", pairs, f"a list, each {PAIR}")
@@ -124,19 +125,19 @@ class Scoring:
         words: tuple[str, str] = (TRUE, FALSE),
         max_prompt_tokens: int = RERANK_TOKENS,
     ) -> list[Ranked]:
-        """Ranks documents by relevance to a query, with a monoT5.
+        """Ranks documents by relevance to a query, with a monoT5 model.
 
         Args:
             query: the query.
             documents: texts.
-            top_n: return only so many, the most relevant.
-            batch_size: documents of a pass; each takes two rows.
+            top_n: number of documents to return, the most relevant first; None returns all.
+            batch_size: maximum of documents in a pass; each uses two rows.
             words: the model's answers for relevant and for irrelevant documents; single tokens.
-            max_prompt_tokens: documents are cut so that a prompt has at most so many tokens.
+            max_prompt_tokens: maximum of tokens in a prompt; documents are cut to fit.
 
         Raises:
-            UserError: an argument is invalid or out of range, a text is empty, or the words are
-                no tokens of the model.
+            UserError: an argument is invalid or out of range, a text is empty, or a word is not
+                exactly one token of the model.
         """
         size = 2 * checked("batch_size", batch_size)
         most = None if top_n is None else checked("top_n", top_n, POSITIVE)
@@ -153,14 +154,15 @@ class Scoring:
         most_tokens: float = math.inf,
         last: LastEncoded | None = None,
     ) -> Iterator[Part]:
-        """Scores pairs, pass by pass; a prompt whose targets take several passes is encoded once.
+        """Scores pairs, pass by pass; a prompt whose targets need several passes is encoded once.
 
         Args:
             pairs: token ids.
             batch_size: maximum of targets in a pass.
             most_tokens: maximum of tokens in a pass, see `grouping.by_length`.
-            last: shared by calls that take turns. A call whose turn comes encodes its prompts
-                again, so that memory does not grow with the number of calls.
+            last: the encoded prompts of the last pass, shared by calls that take turns. A call
+                encodes its prompts again when its turn comes, so that memory does not grow with
+                the number of calls.
 
         Yields:
             After each pass, indices of pairs with their scores or errors.
@@ -194,7 +196,7 @@ class Scoring:
         return [scores[i] for i in range(len(pairs))]
 
     def _logprobs(self, pairs: Sequence[Pair], last: LastEncoded) -> list[list[float]]:
-        """Returns the log-probabilities (P · K, T) of the targets of P prompts, K of each."""
+        """Returns the log-probabilities (P · K, T) of the targets of P prompts."""
         model, config = self.model, self.model.config
         sources = list(dict.fromkeys(pair.source for pair in pairs))
         targets, _ = padded([pair.target for pair in pairs], config.pad_token_id)
@@ -202,7 +204,7 @@ class Scoring:
         targets = targets[:, :length]  # `padded` may pad beyond the longest
         width = min(length, max(1, MAX_LOGITS // (rows * config.vocab_size)))
         if last.sources != sources:
-            last.cache = None  # freed before there is a new one
+            last.cache = None  # freed before a new cache is made
         self._require([] if last.cache else sources, rows, length, width)
         with ranks_of(model).in_step():
             if last.cache is None:
@@ -220,12 +222,13 @@ class Scoring:
             return mx.concatenate(parts, axis=1).tolist()
 
     def _require(self, new: list[tuple[int, ...]], rows: int, target: int, width: int) -> None:
-        """Raises RuntimeError unless there is memory for a pass of so many rows.
+        """Raises RuntimeError unless there is memory for a pass.
 
-        `new` are the sources that the pass has to encode.
+        The pass encodes the sources `new`, and has `rows` rows of `target` positions, `width` of
+        them at a time.
         """
         model = self.model
-        # float32 logits, and two more arrays of their size for what is computed from them.
+        # float32 logits, and two arrays of the same size that are computed from them.
         needed = 3 * 4 * rows * width * model.config.vocab_size
         needed += model.cache_memory(rows, 0, target)
         if new:
