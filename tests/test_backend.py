@@ -26,7 +26,7 @@ def installed(name):
         return False
 
 
-def test_hint():
+def test_a_hint_is_given_only_if_a_blas_is_missed():
     """Only where a BLAS is missed: none is loaded nor refused, and no GPU to compute on."""
     assert "pip install" in hint(REFERENCE, "", cpu=True)
     assert hint("OpenBLAS 0.3.21, Zen kernels", "", cpu=True) == ""
@@ -62,7 +62,7 @@ def python(code, *argv, **variables):
 
 
 @pytest.mark.skipif(not backend.cpu_only(), reason="a GPU takes the place of a BLAS")
-def test_importing_anything_without_a_blas():
+def test_importing_without_a_blas_prints_one_hint():
     """Whatever is imported first: one hint, on standard error."""
     tried, errors = python(RUN, "absent", **{blas.VARIABLE: ""})
     assert set(tried.split()) == {"first"}
@@ -75,7 +75,7 @@ WITH_MKL = pytest.mark.skipif(
 
 
 @WITH_MKL
-def test_the_real_one_is_loaded_before_mlx():
+def test_the_installed_blas_is_loaded_before_mlx():
     tried, described = python(RUN, "there", **{blas.VARIABLE: "mkl"})
     assert set(tried.split()) == {"first"}
     assert re.fullmatch(r".* cores, MKL 20\d\d\.\d, [\w-]+ kernels\n", described)
@@ -90,7 +90,7 @@ print(open("/proc/self/maps").read())
 
 @WITH_MKL
 @pytest.mark.parametrize("layer", ["", "INTEL"])
-def test_whose_threads_multiply(layer):
+def test_mkl_multiplies_with_tbb_threads_by_default(layer):
     """TBB's, which sleep when there is nothing to do, unless the user wants others."""
     maps, _ = python(MULTIPLY, MKL_THREADING_LAYER=layer, **{blas.VARIABLE: "mkl"})
     in_use = set(re.findall(r"libmkl_(\w+)_thread", maps))
@@ -111,7 +111,7 @@ LINUX_ONLY = pytest.mark.skipif(
         ("benchmark.py sweep", DEVICE, "cpu or gpu"),
     ],
 )
-def test_an_unknown_wish_is_one_line(command, variable, choices):
+def test_an_unknown_blas_is_refused_in_one_line(command, variable, choices):
     environment = {**os.environ, variable: "blis"}
     arguments = [sys.executable, *command.split()]
     result = subprocess.run(
@@ -121,7 +121,7 @@ def test_an_unknown_wish_is_one_line(command, variable, choices):
     assert messages(result.stderr) == [f"error: {variable} must be {choices}, not blis"]
 
 
-def test_the_device_is_the_one_that_computes_and_not_one_that_is_there(monkeypatch):
+def test_the_device_is_the_one_that_computes(monkeypatch):
     """`is_available` says how MLX was built; a Mac that was told to use its CPU has a GPU too."""
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     facts = {mx.cpu: {"device_name": "Some CPU"}, mx.gpu: {"device_name": "Apple M9"}}
@@ -133,7 +133,7 @@ def test_the_device_is_the_one_that_computes_and_not_one_that_is_there(monkeypat
     assert backend.device_name() == "Apple M9", "a GPU multiplies without a BLAS"
 
 
-def test_a_wish_for_a_device():
+def test_t5_device_chooses_the_device():
     chosen = []
     for wish in ("", "cpu", "gpu"):
         choose_device(wish, chosen.append)
@@ -182,11 +182,11 @@ def test_mlx_is_told_before_it_is_imported():
         (["a", 1], "['a', 1]"),
     ],
 )
-def test_what_is_quoted_of_a_file(value, expected):
+def test_text_quoted_from_a_file_is_printable(value, expected):
     assert shown(value) == expected
 
 
-def test_what_is_quoted_of_deep_lists_and_of_long_ones():
+def test_deep_and_long_lists_are_quoted_in_short():
     deep = []
     for _ in range(5000):
         deep = [deep]

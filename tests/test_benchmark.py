@@ -46,7 +46,7 @@ def test_ctrl_c_has_the_status_that_shells_expect(monkeypatch):
         ([], "required: SUBCOMMAND"),
     ],
 )
-def test_mistakes_are_one_line(argv, message, capsys, tmp_path, monkeypatch):
+def test_mistakes_are_reported_in_one_line(argv, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     try:
         status = benchmark.main(argv)
@@ -56,7 +56,7 @@ def test_mistakes_are_one_line(argv, message, capsys, tmp_path, monkeypatch):
     assert status == 2 and error.startswith("error: ") and message in error
 
 
-def test_what_is_missing_is_said_before_the_work(monkeypatch, capsys, tmp_path):
+def test_a_missing_package_is_reported_before_the_work(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert benchmark.main(["sweep", "--output", str(tmp_path / "x")]) == 2
     error = "error: matplotlib is not installed; pip install -r requirements/benchmark.txt\n"

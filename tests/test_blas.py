@@ -73,7 +73,7 @@ def test_the_users_threads_are_left_alone(mkl):
     assert loader.threads is None
 
 
-def test_a_processor_for_which_mkl_has_general_kernels(mkl):
+def test_general_kernels_of_mkl_are_named(mkl):
     loader = Loader(*MKL, OPENBLAS, processor=b"Intel(R) Architecture processors")
     assert load(loader, mkl) == "MKL 2026.2, general kernels"
 
@@ -87,7 +87,7 @@ def test_openblas_takes_over_where_a_part_of_mkl_is_missing(mkl, missing):
     assert ("libmkl_rt.so.3", True) not in loader.asked
 
 
-def test_openblas_without_mkl(monkeypatch):
+def test_openblas_is_loaded_if_mkl_is_missing(monkeypatch):
     def absent(name):
         raise metadata.PackageNotFoundError(name)
 
@@ -97,11 +97,11 @@ def test_openblas_without_mkl(monkeypatch):
     assert loader.asked == [(OPENBLAS, True), ("libopenblas.so", True)]
 
 
-def test_none_is_installed(mkl):
+def test_no_blas_is_loaded_if_none_is_installed(mkl):
     assert load(Loader(), mkl) is None
 
 
-def test_where_pip_put_mkl(monkeypatch, tmp_path):
+def test_mkl_is_found_where_pip_put_it(monkeypatch, tmp_path):
     class File(PurePosixPath):
         def locate(self):
             return tmp_path / "site-packages" / self
@@ -118,19 +118,19 @@ def test_where_pip_put_mkl(monkeypatch, tmp_path):
     ("wish", "loaded"),
     [("mkl", "MKL 2026.2, AVX-512 kernels"), ("openblas", "OpenBLAS 0.3.21, SkylakeX kernels")],
 )
-def test_the_users_wish(mkl, wish, loaded):
+def test_the_user_chooses_the_blas(mkl, wish, loaded):
     assert load(Loader(*MKL, OPENBLAS), mkl, wish) == loaded
     with pytest.raises(ValueError, match=f"T5_BLAS is {wish}, which is not installed"):
         load(Loader(), mkl, wish)
 
 
-def test_the_user_wants_none(mkl):
+def test_the_user_may_choose_no_blas(mkl):
     loader = Loader(*MKL, OPENBLAS)
     assert load(loader, mkl, "none") is None
     assert loader.asked == []
 
 
-def test_an_unknown_wish(mkl):
+def test_an_unknown_blas_is_refused(mkl):
     with pytest.raises(ValueError, match="T5_BLAS must be mkl, openblas or none, not blis"):
         load(Loader(*MKL), mkl, "blis")
 
@@ -165,7 +165,7 @@ def test_other_systems_are_left_alone(mkl, platform):
     assert loader.asked == []
 
 
-def test_flags_of_the_processor(tmp_path):
+def test_the_flags_of_the_processor_are_read(tmp_path):
     path = tmp_path / "cpuinfo"
     path.write_text("processor\t: 0\nflags\t\t: fpu fma avx2\n\nprocessor\t: 1\nflags\t\t: fpu\n")
     assert blas.read_cpu_flags(str(path)) == {"fpu", "fma", "avx2"}

@@ -37,7 +37,7 @@ def our_name(config: T5Config, name: str) -> str | None:
     return "shared.weight" if "embed_tokens" in name else tensor_names(config).get(name)
 
 
-def test_every_family(reference, tmp_path):
+def test_every_family_is_converted(reference, tmp_path):
     """Each stored tensor arrives, under our name and unchanged; each of ours comes from one."""
     out = convert(reference.folder, tmp_path / "out", dtype="float32")
     stored = safetensors.torch.load_file(reference.folder / "model.safetensors")
@@ -59,7 +59,7 @@ def test_every_family(reference, tmp_path):
 @pytest.mark.parametrize("format", checkpoints.FORMATS)
 @pytest.mark.parametrize("stored", checkpoints.DTYPES)
 @pytest.mark.parametrize("wanted", checkpoints.DTYPES)
-def test_every_format_and_type(tmp_path, format, stored, wanted):
+def test_every_format_and_type_is_converted(tmp_path, format, stored, wanted):
     state = checkpoints.random_state(TINY, stored)
     checkpoints.save(state, tmp_path / "in", format, shards=2, config=TINY)
     converted = arrays(convert(tmp_path / "in", tmp_path / "out", dtype=wanted))
@@ -72,7 +72,7 @@ def test_every_format_and_type(tmp_path, format, stored, wanted):
         assert torch.equal(as_torch(converted[ours]), expected), name
 
 
-def test_transposed_and_shared_storages(tmp_path):
+def test_transposed_and_shared_storages_are_converted(tmp_path):
     """Weights as views of one storage, and ties by value, by storage and under every name."""
     state = checkpoints.random_state(TINY)
     for name, tensor in state.items():
@@ -91,7 +91,7 @@ def test_transposed_and_shared_storages(tmp_path):
 
 @pytest.mark.parametrize("adapted", [False, True])
 @pytest.mark.parametrize("options", [{}, {"quantize": True, "q_bits": 3, "q_group_size": 32}])
-def test_tiles_do_not_show(tiny, tmp_path, monkeypatch, options, adapted):
+def test_reading_in_tiles_gives_the_same_file(tiny, tmp_path, monkeypatch, options, adapted):
     """Reading a few rows at a time gives the same file as reading all at once."""
     if adapted:  # by an adapter of rank 1, whose product is exact whatever multiplies it
         q = "decoder.block.1.layer.0.SelfAttention.q"
@@ -104,7 +104,7 @@ def test_tiles_do_not_show(tiny, tmp_path, monkeypatch, options, adapted):
     assert (at_once / name).read_bytes() == (in_tiles / name).read_bytes()
 
 
-def test_shards_and_index(tiny, tmp_path, monkeypatch):
+def test_a_large_output_has_shards_and_an_index(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SHARD_BYTES", 100_000)
     out = convert(tiny, tmp_path / "out")
     index = json.loads((out / "model.safetensors.index.json").read_text())
@@ -126,7 +126,7 @@ def test_shards_and_index(tiny, tmp_path, monkeypatch):
     assert all(mx.array_equal(loaded[name], stored[name]) for name in stored)
 
 
-def test_what_lies_beside_the_weights(tiny, tmp_path):
+def test_small_files_are_copied_beside_the_weights(tiny, tmp_path):
     for name in TOKENIZER_FILES:
         (tiny / name).write_text(name)
     out = convert(tiny, tmp_path / "out", dtype="float16")
@@ -142,7 +142,7 @@ def test_what_lies_beside_the_weights(tiny, tmp_path):
     assert json.loads((out / "config.json").read_text()) == expected
 
 
-def test_a_float32_number_too_large_for_float16(tiny, tmp_path):
+def test_a_number_too_large_for_float16_is_refused(tiny, tmp_path):
     state = checkpoints.random_state(TINY)
     state["encoder.block.0.layer.1.DenseReluDense.wo.weight"][0, 0] = 1e5  # stays float32
     checkpoints.save(state, tiny, config=TINY)

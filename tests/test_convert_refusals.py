@@ -25,7 +25,7 @@ from model import load
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_a_tensor_that_cannot_be_read(tiny, tmp_path):
+def test_an_unreadable_tensor_is_refused(tiny, tmp_path):
     state = checkpoints.random_state(TINY) | {"shared.weight": torch.ones(40, 64).double()}
     checkpoints.save(state, tiny, config=TINY)
     with pytest.raises(UserError, match="shared.weight is float64"):
@@ -54,7 +54,7 @@ def test_overwriting_only_ever_replaces_models(tiny, tmp_path):
         convert(tiny, tiny / "config.json", overwrite=True)
 
 
-def test_what_macos_leaves_in_folders_is_nobodys(tiny, tmp_path):
+def test_files_that_macos_leaves_in_folders_are_ignored(tiny, tmp_path):
     for folder in (tiny, convert(tiny, tmp_path / "out")):
         for name in (".DS_Store", "._config.json", "._model.safetensors"):
             (folder / name).write_bytes(b"\0\5\x16\7")
@@ -70,7 +70,7 @@ def test_what_macos_leaves_in_folders_is_nobodys(tiny, tmp_path):
         convert(tiny, tmp_path / "again")
 
 
-def test_the_source_is_safe(tiny, tmp_path):
+def test_the_source_is_never_overwritten(tiny, tmp_path):
     (tiny / "tf_model.h5").unlink()
     link = tmp_path / "link"
     link.symlink_to(tiny)
@@ -176,7 +176,7 @@ def test_a_stopped_conversion_leaves_nothing_that_looks_complete(tiny, tmp_path,
     assert siblings(out) == {"t5-tiny"}
 
 
-def test_command_line(tiny, tmp_path, monkeypatch, capsys):
+def test_the_command_line_converts_into_the_default_folder(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["--model", "source", "-q", "--q-bits", "8"]) == 0
     out = tmp_path / "models" / "source"  # the default place

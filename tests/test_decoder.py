@@ -104,7 +104,7 @@ def test_the_start_token_counts_as_output_only_where_the_model_writes_it():
         (None, 5, (5, 0, 0)),
     ],
 )
-def test_statistics_of_a_perfect_draft_of_a_useless_one_and_of_none(draft, most, counts):
+def test_statistics_of_perfect_useless_and_missing_drafts_are_right(draft, most, counts):
     model = FakeModel(without(TABLE, EOS), V)
     decoder = SpeculativeDecoder(model, draft and drafter(draft, model), None, 3)
     stats = decoder.generate(SOURCES[0], max_tokens=most).stats
@@ -123,7 +123,7 @@ def test_times_come_from_the_clock():
     assert stats.tokens_per_second == 1.0
 
 
-def test_each_token_says_who_wrote_it():
+def test_each_token_has_its_origin():
     model = FakeModel(without(TABLE, EOS), V)
     drafted = SpeculativeDecoder(model, drafter(model.table, model), None, num_draft=2)
     result = drafted.generate(SOURCES[0], max_tokens=7)
@@ -131,7 +131,7 @@ def test_each_token_says_who_wrote_it():
     assert SpeculativeDecoder(model).generate(SOURCES[0], max_tokens=7).accepted == [False] * 7
 
 
-def test_statistics_of_steps():
+def test_steps_are_counted_by_length_and_position():
     model = FakeModel(without(TABLE, EOS), V)
     decoder = SpeculativeDecoder(model, drafter(contrary(model.table), model), None, 3)
     steps = decoder.generate(SOURCES[0], max_tokens=6).stats.speculation

@@ -87,7 +87,7 @@ class FakeApi:
 
 
 @pytest.mark.slow
-def test_a_few_steps_make_a_draft_that_shares_and_the_verdict(made):
+def test_a_few_steps_make_a_sharing_draft_and_a_verdict(made):
     output, told = made
     assert "left out: " in told and "line 61 is empty" in told and "line 63 is not UTF-8" in told
     scores = re.findall(r"step (\d+): .*acceptance ([\d.]+)%, ([\d.]+) tokens a call", told)
@@ -124,9 +124,7 @@ def test_a_draft_is_sent_with_its_verdict(made):
 
 
 @pytest.mark.slow
-def test_stopped_while_answering_training_and_writing_it_comes_to_the_same_draft(
-    made, run, tmp_path, no_verdict, capsys
-):
+def test_a_run_stopped_anywhere_resumes_to_the_same_draft(made, run, tmp_path, no_verdict, capsys):
     stops = [
         (teacher_answers, "label", 3),
         (Learner, "step", 7),
@@ -138,7 +136,7 @@ def test_stopped_while_answering_training_and_writing_it_comes_to_the_same_draft
 
 
 @pytest.mark.slow
-def test_answers_serve_other_options_and_a_model_of_its_own_is_trained_whole(
+def test_answers_are_reused_and_a_draft_with_its_own_encoder_is_trained(
     made, run, tmp_path, monkeypatch, no_verdict, capsys
 ):
     """A draft with an encoder of its own, from answers that are there already."""
@@ -164,7 +162,7 @@ def test_answers_serve_other_options_and_a_model_of_its_own_is_trained_whole(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quantised", [False, True])
-def test_without_training_a_draft_that_is_there_gets_a_vocabulary_of_the_targets_answers(
+def test_an_existing_draft_gets_a_new_vocabulary_without_training(
     made, run, tmp_path, capsys, quantised
 ):
     """Nothing else of it changes, and the verdict has both."""
@@ -190,9 +188,7 @@ def test_without_training_a_draft_that_is_there_gets_a_vocabulary_of_the_targets
         assert all(mx.array_equal(after[name], before[name]) for name in after)
 
 
-def test_what_fails_has_no_end_or_does_not_fit_is_told_and_left_out(
-    run, tmp_path, monkeypatch, capsys
-):
+def test_unusable_answers_and_drafts_are_reported_and_left_out(run, tmp_path, monkeypatch, capsys):
     decode = SpeculativeDecoder.results
 
     def without_odd_ones(self, sources, *args, **settings):
@@ -273,7 +269,7 @@ def models_given(tmp_path_factory) -> dict[str, str]:
         ("--output {made} --resume --model {draft}", "with another --model"),
     ],
 )
-def test_refusals(request, run, tmp_path, capsys, models_given, options, message):
+def test_bad_options_are_refused(request, run, tmp_path, capsys, models_given, options, message):
     (tmp_path / "few").write_text("one\ntwo\nthree\n")
     (tmp_path / "there").mkdir()
     (tmp_path / "blocked-work").touch()

@@ -130,7 +130,7 @@ def test_pages_that_the_code_names_exist():
 
 
 @ids("page", TODAY)
-def test_tests_that_a_page_names_exist(page):
+def test_tests_that_pages_name_exist(page):
     files = (ROOT / "tests").rglob("test_*.py")
     known = {name for f in files for name in re.findall(r"^def (test_\w+)", text(f), re.MULTILINE)}
     assert set(re.findall(r"`(test_\w+)`", prose(page))) <= known
@@ -140,7 +140,7 @@ def test_the_picture_shows_what_the_bundled_pair_writes():
     assert picture.draw(picture.run()) == text(picture.PICTURE)
 
 
-def test_the_version_is_one(capsys):
+def test_the_version_is_the_same_everywhere(capsys):
     with pytest.raises(SystemExit, match="^0$"):
         main.main(["--version"])
     version = capsys.readouterr().out.strip()
@@ -155,7 +155,7 @@ def headings(page: Path) -> set[str]:
 
 
 @ids("page", TODAY)
-def test_files_exist(page):
+def test_files_that_pages_name_exist(page):
     words = " ".join(re.findall(r"`([^`]+)`", prose(page))).split()
     words += [word for command in commands(page) for word in command]
     files = {word.removesuffix("+lookup") for word in words if is_project_file(word)}
@@ -188,7 +188,7 @@ def subcommands() -> list[str]:
 
 
 @ids("page", TODAY)
-def test_options_exist(page):
+def test_options_that_pages_name_exist(page):
     known = set().union(*map(options, snippets.PROGRAMS))
     assert set(re.findall(r"`(--[a-z][\w-]*)", prose(page))) <= known
     for words in commands(page):

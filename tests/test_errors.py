@@ -28,11 +28,11 @@ LONG = "x" * 300  # a name that no file system takes
         (MemoryError(), "MemoryError"),
     ],
 )
-def test_an_error_in_one_line(error, said):
+def test_an_error_is_told_in_one_line(error, said):
     assert reason(error) == said
 
 
-def test_mlx_names_its_functions_in_brackets(tmp_path):
+def test_function_names_in_errors_of_mlx_are_dropped(tmp_path):
     (tmp_path / "a.safetensors").touch()
     with pytest.raises(RuntimeError, match=r"^\[") as raised:
         mx.load(str(tmp_path / "a.safetensors"))
@@ -50,7 +50,7 @@ def test_mlx_names_its_functions_in_brackets(tmp_path):
         (finetune, f"--model demo/target --output new --data {LONG}"),
     ],
 )
-def test_what_the_system_refuses_is_said_without_its_number(program, options, capsys):
+def test_system_errors_are_reported_without_their_numbers(program, options, capsys):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         assert program.main(options.split()) == 2

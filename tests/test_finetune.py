@@ -61,7 +61,7 @@ def made(run, tmp_path_factory):
     return output, "\n".join(log), out
 
 
-def test_it_says_what_it_does_and_what_comes_next(made):
+def test_a_run_logs_its_progress_and_prints_the_next_commands(made):
     output, log, out = made
     assert "27 pairs to train on, 3 to evaluate by" in log
     assert log.count("left out: ") == 5 and "line 36 is not JSON" in log
@@ -79,7 +79,7 @@ def test_it_says_what_it_does_and_what_comes_next(made):
     assert {file.name for file in prompts.parent.iterdir()} == {"run.json", "prompts.jsonl"}
 
 
-def test_the_adapter_says_what_it_is(made):
+def test_the_adapter_has_its_configuration_and_weights(made):
     output, _, _ = made
     config = json.loads((output / "adapter_config.json").read_text())
     assert config["target_modules"] == ["q", "v", "wi"] and config["r"] == 4
@@ -95,7 +95,7 @@ def test_the_adapter_says_what_it_is(made):
 
 
 @pytest.mark.slow
-def test_stopped_anywhere_it_comes_to_the_same_adapter(made, run, tmp_path, capsys):
+def test_a_run_stopped_anywhere_resumes_to_the_same_adapter(made, run, tmp_path, capsys):
     stops = [
         (finetune.FineTuning, "_evaluated", 1),
         (Learner, "step", 3),
@@ -108,7 +108,7 @@ def test_stopped_anywhere_it_comes_to_the_same_adapter(made, run, tmp_path, caps
 
 
 @pytest.mark.slow
-def test_a_whole_model_and_a_test_file(data, run, tmp_path, capsys):
+def test_a_whole_model_is_trained_and_tested_with_a_test_file(data, run, tmp_path, capsys):
     folder = tmp_path / "data"
     folder.mkdir()
     rows = [json.loads(line) for line in data.read_text().splitlines()[:30]]
@@ -169,7 +169,7 @@ def test_a_quantised_model_gets_dora(run, tmp_path, monkeypatch):
         ("--model {quantised} --fine-tune-type full", "is quantised, and such weights"),
     ],
 )
-def test_refusals(made, data, run, tmp_path, capsys, options, message):
+def test_bad_options_are_refused(made, data, run, tmp_path, capsys, options, message):
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "empty.jsonl").touch()

@@ -76,7 +76,7 @@ def python(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_pair_by_its_id_is_read_as_it_is(repositories, python, tmp_path):
+def test_a_pair_is_loaded_by_its_hub_id_without_conversion(repositories, python, tmp_path):
     pair = f'decoded("{TARGET}", dtype="float32", num_draft=5)'
     with serve(FakeHub(repositories)) as hub:
         (result, *others), err = python(
@@ -112,7 +112,7 @@ def test_a_pair_by_its_id_is_read_as_it_is(repositories, python, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_draft_that_cannot_be_had_is_done_without_and_a_target_is_an_error(repositories, python):
+def test_an_unavailable_draft_is_skipped_and_a_target_is_an_error(repositories, python):
     few = {name: repositories[name] for name in (TARGET, "a/gated")}
     with serve(FakeHub(few, gated={"a/gated"})) as hub:
         lines = [f'decoded("{TARGET}")', 'refused("no/where")', 'refused("a/gated")']
@@ -129,7 +129,7 @@ def test_a_draft_that_cannot_be_had_is_done_without_and_a_target_is_an_error(rep
         assert message.startswith(start)
 
 
-def test_names_of_folders(tmp_path, monkeypatch, capsys):
+def test_folders_are_loaded_by_path_and_by_name(tmp_path, monkeypatch, capsys):
     """As for main.py; the bundled target has its own draft."""
     decoder = SpeculativeDecoder.from_pretrained(BUNDLED / "target", dtype="float32")
     assert decoder.drafter and decoder.generate(PROMPT).text == "She has two cats."

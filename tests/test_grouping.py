@@ -3,7 +3,7 @@ import pytest
 from mlx_t5.grouping import by_length, in_halves
 
 
-def test_batches_have_items_of_like_length():
+def test_batches_have_items_of_similar_length():
     lengths = [100, 5, 100, 6, 90, 300, 5]
     batches = [[lengths[i] for i in batch] for batch in by_length(lengths, 3, 256)]
     assert batches == [[300], [100, 100], [90, 6], [5, 5]]
@@ -11,7 +11,7 @@ def test_batches_have_items_of_like_length():
 
 
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError])
-def test_what_does_not_fit_together_is_done_in_halves(error):
+def test_work_that_does_not_fit_is_halved(error):
     tried = []
 
     def work(items):
@@ -26,7 +26,7 @@ def test_what_does_not_fit_together_is_done_in_halves(error):
     assert tried == [[1, 2, 9, 3], [1, 2], [9, 3], [9], [3]]
 
 
-def test_what_is_not_asked_for_is_not_begun():
+def test_halves_are_computed_only_when_requested():
     tried = []
 
     def work(items):

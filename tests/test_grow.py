@@ -66,7 +66,7 @@ def small(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*SIZES, None])
-def test_one_size_at_a_time_and_none(tmp_path, name):
+def test_one_size_at_a_time_or_none_can_grow(tmp_path, name):
     sizes = {name: ODD[name]} if name else {}
     sizes |= {"d_model": 98} if name == "vocab_size" else {}
     grow.grow(DEMO / "draft", tmp_path / "out", sizes)
@@ -76,7 +76,7 @@ def test_one_size_at_a_time_and_none(tmp_path, name):
 
 
 @pytest.mark.slow
-def test_every_family(reference, tmp_path):
+def test_every_family_can_grow(reference, tmp_path):
     """Gated, untied, unscaled and umT5's bias in every layer."""
     raw = read_config(reference.folder)
     sizes = {name: raw.get(name, raw["num_layers"]) + 5 for name in SIZES}
@@ -85,7 +85,7 @@ def test_every_family(reference, tmp_path):
 
 
 @pytest.mark.slow
-def test_all_sizes_at_once_and_through_the_converter(odd, tmp_path):
+def test_all_sizes_can_grow_at_once_and_be_converted(odd, tmp_path):
     assert difference(odd, DEMO / "target") < 2e-5
     assert {name: getattr(load(odd)[0].config, name) for name in SIZES} == ODD
     exact = convert(odd, tmp_path / "float32", dtype="float32")
@@ -110,13 +110,15 @@ HALF = {"vocab_size": 3200, "d_model": 128}
         ("draft", HALF, "float16", "float16", 0.1),
     ],
 )
-def test_types_of_16_bits(tmp_path, name, sizes, dtype, computed, tolerance):
+def test_growing_keeps_the_function_in_16_bit_types(
+    tmp_path, name, sizes, dtype, computed, tolerance
+):
     """New tokens stay out of reach, and at four times the width nothing is lost."""
     grow.grow(DEMO / name, tmp_path / "out", sizes, dtype=dtype)
     assert difference(tmp_path / "out", DEMO / name, computed) < tolerance
 
 
-def test_epsilon_counts(tmp_path):
+def test_growing_keeps_the_function_with_a_large_epsilon(tmp_path):
     """Where it is no trifle: what stands in for a part of it is as large, in every type."""
     shutil.copytree(DEMO / "draft", tmp_path / "in")
     raw = read_config(tmp_path / "in") | {"layer_norm_epsilon": 0.3}
@@ -144,7 +146,7 @@ def test_shapes_are_the_published_ones(name):
         assert sum(map(math.prod, parameters.values())) == published
 
 
-def test_folder(small):
+def test_the_grown_folder_has_the_files_and_sizes(small):
     assert {file.name for file in small.iterdir()} >= {"config.json", "model.safetensors"}
     for name in TOKENIZER_FILES:
         source, copy = DEMO / "target" / name, small / name
@@ -160,7 +162,7 @@ def test_folder(small):
 # -- what is written -------------------------------------------------------------------------------
 
 
-def test_what_is_added_is_like_other_weights(odd):
+def test_added_weights_look_like_other_weights(odd):
     """No zeros that a kernel could skip, and no numbers that are slow or overflow."""
     with open_checkpoint(odd) as checkpoint:
         for name, tensor in checkpoint.items():
@@ -229,7 +231,7 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, monkeypatch, capsys, argum
     assert siblings(tmp_path / "x") == before
 
 
-def test_overwrite(tmp_path, capsys):
+def test_an_existing_folder_is_overwritten_on_request(tmp_path, capsys):
     arguments = ["--from", str(DEMO / "draft"), "--path", str(tmp_path / "out")]
     assert grow.main(arguments) == 0
     captured = capsys.readouterr()

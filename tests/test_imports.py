@@ -38,19 +38,19 @@ def test_an_older_python_is_refused_before_anything_is_imported(command):
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS - {"convert.py"}))
-def test_help_waits_for_nothing(tmp_path, command):
+def test_help_imports_nothing_slow(tmp_path, command):
     found = imported(tmp_path, command, "--help")
     assert "argparse" in found and not found & SLOW
 
 
-def test_help_on_converting_and_on_a_subcommand_waits_for_no_transformers(tmp_path):
+def test_help_of_convert_and_subcommands_does_not_import_transformers(tmp_path):
     for argv in (["convert.py", "--help"], ["benchmark.py", "peers", "--help"]):
         found = imported(tmp_path, *argv)
         assert "argparse" in found and not found & {"transformers", "torch", "huggingface_hub"}
 
 
 @pytest.mark.slow
-def test_a_subcommand_waits_for_no_other():
+def test_a_subcommand_does_not_import_another():
     code = (
         "import sys, benchmark; status = benchmark.main(['peers', '--prompts', 'none'])\n"
         "print('\\n', *sys.modules)"

@@ -34,12 +34,12 @@ X = mx.arange(6).reshape(2, 3)
         lambda: X.__setitem__(mx.array([2]), 0),
     ],
 )
-def test_out_of_bounds(call):
+def test_indices_out_of_bounds_are_an_error(call):
     with pytest.raises(IndexError, match=r"indices .* into an axis"):
         call()
 
 
-def test_within_bounds():
+def test_indices_within_bounds_are_accepted():
     last = mx.array([[2], [-3]])
     assert mx.take_along_axis(X, last, axis=1).tolist() == [[2], [3]]
     assert mx.put_along_axis(X, last, mx.array(9), axis=1).tolist() == [[0, 1, 9], [9, 4, 5]]

@@ -96,7 +96,7 @@ def test_caches_hold_what_was_committed_and_rows_are_written_as_if_alone(kind, s
         assert alone.writers == row.writers or number != "given"
 
 
-def test_the_batches_above_show_something():
+def test_the_tested_batches_mix_writers_and_numbers():
     """Rows copy while others draft, and the numbers that are chosen change."""
     engine, mixed = engine_of("copy or good", "given"), rows_of("greedy", "given")
     engine.insert(mixed)
@@ -253,5 +253,5 @@ def test_greedy_output_is_that_of_the_target_alone(kind, number, rules):
 
 
 @pytest.mark.parametrize("rules", RULES)
-def test_rules_change_these_texts(rules):
+def test_the_tested_rules_change_the_texts(rules):
     assert any(greedy_texts(bias, rules, 20) != greedy_texts(bias, "none", 20) for bias in TARGETS)

@@ -89,7 +89,7 @@ def test_no_two_modules_import_each_other():
         depth(module)  # a circle has no end
 
 
-def test_the_root_has_the_real_files_alone():
+def test_the_root_has_only_the_listed_files():
     assert {file.stem for file in ROOT.glob("*.py")} <= REAL_FILES
 
 

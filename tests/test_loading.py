@@ -52,7 +52,7 @@ def test_regular_decoding_takes_no_draft(how):
     assert "regular decoding" in chosen.note
 
 
-def test_copying_from_the_source_alone_or_beside_a_draft():
+def test_lookup_can_be_chosen_alone_or_beside_a_draft():
     converted("flan-t5-xl", "flan-t5-small")
     alone = chosen_for("flan-t5-xl", "lookup")
     assert (alone.draft, alone.lookup) == (None, True)
@@ -133,7 +133,7 @@ def hub(monkeypatch):
     return fake
 
 
-def test_a_default_draft_that_cannot_be_had_is_told_and_done_without(hub, monkeypatch):
+def test_an_unavailable_default_draft_is_reported_and_skipped(hub, monkeypatch):
     hub.absent = {"google/flan-t5-small"}
     chosen, asked = hub.fetch("google/flan-t5-xl")
     assert asked == ["google/flan-t5-xl", "google/flan-t5-small"]
@@ -200,13 +200,13 @@ def test_another_owners_model_of_the_same_name_is_refused():
 
 @pytest.mark.parametrize("source", ["google-t5/t5-small", "t5-small"])
 @pytest.mark.parametrize("name", ["google-t5/t5-small", "t5-small", "models/t5-small"])
-def test_an_id_of_old_is_the_same_repository(source, name, capsys):
+def test_an_old_id_names_the_same_repository(source, name, capsys):
     converted_from("t5-small", source)
     assert names.locate(name, refuse_to_convert) == Path("models/t5-small")
     assert capsys.readouterr().err == ""
 
 
-def test_a_strangers_t5_is_none_of_the_original_ones():
+def test_a_strangers_t5_is_not_taken_for_the_original():
     converted_from("t5-small", "stranger/t5-small")
     converted_from("t5-11b", "google-t5/t5-11b")
     for name in ("t5-small", "google-t5/t5-small"):
@@ -219,7 +219,7 @@ def test_a_strangers_t5_is_none_of_the_original_ones():
 
 
 @pytest.mark.parametrize("record", [None, {"folder": "flan-t5-small"}, {"model": 3}, [], "x"])
-def test_a_folder_without_a_record_is_taken_with_a_warning(record, capsys):
+def test_a_folder_without_a_record_is_accepted_with_a_warning(record, capsys):
     converted_from("flan-t5-small", {})
     text = json.dumps({"converted_from": record} if record is not None else {})
     Path("models/flan-t5-small/config.json").write_text(text)

@@ -157,7 +157,7 @@ TEXTS = [
 ]
 
 
-def test_a_sampled_text_of_the_bundled_pair_is_the_same_alone_and_in_a_batch(decoder):
+def test_the_bundled_pair_samples_the_same_text_alone_and_in_a_batch(decoder):
     seeds = list(range(2 * len(TEXTS)))
     options = {"max_tokens": 40, "temp": 1.0, "num_draft": 5}
     together = decoder.generate(TEXTS * 2, seed=seeds, batch_size=6, **options)
@@ -169,9 +169,7 @@ def test_a_sampled_text_of_the_bundled_pair_is_the_same_alone_and_in_a_batch(dec
 
 
 @pytest.mark.parametrize("num_draft", [0, 2, "auto"])
-def test_a_sampled_text_of_the_bundled_pair_is_the_same_with_and_without_a_draft(
-    decoder, num_draft
-):
+def test_the_bundled_pair_samples_the_same_text_without_its_draft(decoder, num_draft):
     options = {"max_tokens": 40, "temp": 0.8, "min_p": 0.01, "seed": 3}
     with_five = decoder.generate(TEXTS, num_draft=5, **options)
     assert sum(result.stats.accepted for result in with_five) > 20

@@ -103,7 +103,7 @@ def test_the_draft_changes_how_the_text_is_made_and_not_the_text(run, draft):
 @pytest.mark.parametrize(
     "options", [["--draft-model", "none"], ["--regular-decode"], ["--num-beams", "2"], ["--embed"]]
 )
-def test_lines_with_a_prediction(run, tmp_path, options):
+def test_a_prediction_in_a_line_is_copied_ignored_or_refused(run, tmp_path, options):
     """It is copied from, left alone where nothing is proposed, and refused beside beams."""
     name, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [{"prompt": main.DEFAULT_PROMPT, "prediction": TRANSLATION}, {"prompt": "a"}]
@@ -142,7 +142,7 @@ def test_the_streamed_text_is_the_text(run, models, sampling):
 
 
 @pytest.mark.slow
-def test_every_write_is_whole_characters(models):
+def test_every_write_has_whole_characters(models):
     sampling = ["--temp", "0.7", "--seed", "5", "-m", "400"]
     process = start(*models, *sampling, "--prompt", "x")
     parts = iter(lambda: os.read(process.stdout.fileno(), 1 << 16), b"")
@@ -166,7 +166,7 @@ def test_verbose_adds_only_marks(run, models, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_prompt_from_standard_input_without_torch(models):
+def test_standard_input_is_decoded_without_torch(models):
     """Whose absence nobody hears of: standard error is ours alone."""
     code = "import sys; sys.modules['torch'] = None; import main; sys.exit(main.main())"
     argv = [sys.executable, "-c", code, *models, "-m", "5", "--json", "--prompt", "-"]
@@ -194,7 +194,7 @@ def test_results_keep_the_order_of_the_file(run, models, tmp_path):
     assert [record["text"] for record in records] == [texts(out)[0] for out in alone]
 
 
-def test_with_one_seed_equal_prompts_are_independent_samples_of_a_line_each(run, models):
+def test_equal_prompts_with_one_seed_give_independent_samples(run, models):
     argv = [*models, "-m", "60", "--temp", "1", "--prompt", "x", "--prompt", "x", "--seed"]
     first, second = texts(run(*argv, "1", "--json")[1])
     assert first != second
@@ -232,7 +232,7 @@ def test_one_prompt_too_long_for_memory_does_not_cost_the_others(run, models, mo
     assert "error: no memory" in err
 
 
-def test_models_that_will_not_fit_are_warned_of_before_they_are_loaded(run, models, monkeypatch):
+def test_models_that_will_not_fit_give_a_warning_before_loading(run, models, monkeypatch):
     monkeypatch.setattr("mlx_t5.network.memory.limit", lambda: 1000)
     status, out, err = run(*models, "--prompt", "x")
     warned = [line for line in err.splitlines() if line.startswith("warning: the weights take")]
@@ -268,7 +268,7 @@ def test_a_text_ends_before_a_stop_string_however_it_is_shown(run, models, monke
         assert re.sub(r"[\[\]]", "", painted).splitlines()[0] == wanted
 
 
-def test_several_samples_of_each_prompt(run, models):
+def test_several_samples_of_each_prompt_are_written(run, models):
     argv = [*models, "-m", "12", "--temp", "1", "--seed", "4", "--num-draft", "5"]
     each = [part for prompt in "xxxyyy" for part in ("--prompt", prompt)]
     wanted = texts(run(*argv, *each, "--json")[1])

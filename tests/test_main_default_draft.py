@@ -43,7 +43,7 @@ def main(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_draft_comes_along_and_stays(files, main, tmp_path):
+def test_the_default_draft_comes_with_its_target_and_is_kept(files, main, tmp_path):
     with serve(FakeHub(files)) as hub:
         status, text, err = main(hub)
         assert status == 0 and len(text) > 5, err

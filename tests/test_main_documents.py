@@ -95,7 +95,7 @@ def test_a_terminal_gets_a_line_break(run, file, monkeypatch):
     assert run(*SPLIT, *file("I have two cats."), "--prefix", TASK)[1] == "J'ai deux chats.\n"
 
 
-def test_the_prefix_may_stand_in_the_file(run, file):
+def test_the_prefix_may_be_in_the_file(run, file):
     text = f"{TASK}I have two cats.\nWe have two dogs.\n"
     assert run(*MODEL, *file(text), "--split", "lines")[:2] == (
         0,
@@ -103,7 +103,7 @@ def test_the_prefix_may_stand_in_the_file(run, file):
     )
 
 
-def test_the_bundled_models_tasks(run):
+def test_the_bundled_models_tasks_decode_documents(run):
     for name, source, answer in (
         ("translation_en_to_fr", "I have two cats. We have two dogs.", FRENCH.split("\r")[0]),
         ("grammar", "She have two cat. I has a dog.", "She has two cats. I have a dog."),
@@ -111,7 +111,7 @@ def test_the_bundled_models_tasks(run):
         assert run(*SPLIT, "--task", name, "--prompt", source)[1] == answer
 
 
-def test_what_only_looks_like_a_prefix_is_decoded_and_told_once(run, file):
+def test_a_possible_prefix_is_decoded_and_noted_once(run, file):
     note = 'note: "title:" is decoded as text'
     for options in (
         ["--prompt", "title: My page.", "--json"],
@@ -139,7 +139,7 @@ def test_json_has_the_pieces(run, file):
     assert (second["text"], second["finish_reason"]) == ("Nous avons deux chiens.", "stop")
 
 
-def test_a_piece_that_fails_stands_as_it_was(run, file, tmp_path, failing):
+def test_a_failed_piece_keeps_its_source(run, file, tmp_path, failing):
     out = tmp_path / "out.txt"
     source = [*SPLIT, *file(SOURCE), "--prefix", TASK]
     status, _, err = run(*source, "--output-file", str(out))
@@ -155,12 +155,12 @@ def test_a_piece_that_fails_stands_as_it_was(run, file, tmp_path, failing):
     assert "error" not in record and "error: prompt 1: 1 of 3 pieces" in err
 
 
-def test_a_document_of_which_all_fails(run, file, failing):
+def test_a_document_whose_pieces_all_fail_is_printed_unchanged(run, file, failing):
     status, shown, err = run(*SPLIT, *file("A dog. Two dogs.\n"))
     assert (status, shown) == (2, "A dog. Two dogs.\n") and "error: 2 of 2 pieces" in err
 
 
-def test_long_sentences_are_cut_and_said_so(run, file):
+def test_long_sentences_are_cut_and_counted(run, file):
     source = file("I have two cats and two dogs, and it is going to rain next Thursday. Yes.")
     status, shown, err = run(*SPLIT, *source, "--prefix", TASK, "--max-source-tokens", "21")
     assert status == 0 and "3 pieces (2 cut) · " in err
@@ -171,14 +171,14 @@ def test_long_sentences_are_cut_and_said_so(run, file):
 @pytest.mark.parametrize(
     "data, told", [(b"\xff\xfe", "is not UTF-8"), (b"a\0", "is not UTF-8"), (b"\n \n", "is empty")]
 )
-def test_files_that_are_no_text(run, tmp_path, data, told):
+def test_files_that_are_no_text_are_refused(run, tmp_path, data, told):
     path = tmp_path / "in.txt"
     path.write_bytes(data)
     status, _, err = run(*SPLIT, "--input-file", str(path))
     assert (status, err.count("\n")) == (2, 1) and f"{path} {told}" in err
 
 
-def test_a_file_that_is_not_what_its_name_says_and_a_prefix_that_is_too_long(run, tmp_path):
+def test_misnamed_files_and_too_long_prefixes_are_refused(run, tmp_path):
     path = tmp_path / "in.vtt"
     path.write_text("no subtitles\n")
     status, out, err = run(*SPLIT, "--input-file", str(path))
@@ -230,7 +230,7 @@ def test_each_line_of_json_is_a_document_and_resumed_as_one(run, file, tmp_path)
     assert [record["text"] for record in again] == [record["text"] for record in records]
 
 
-def test_a_prefix_takes_the_place_of_the_task_s(run, tmp_path):
+def test_a_given_prefix_replaces_that_of_the_task(run, tmp_path):
     copy = shutil.copytree(TARGET, tmp_path / "copy")
     config = json.loads((TARGET / "config.json").read_text())
     config["task_specific_params"] = {"french": {"prefix": TASK}, "none": {}}

@@ -94,7 +94,7 @@ def test_options_that_do_not_go_together_are_one_line(run, options, told):
     assert (status, out, err.count("\n")) == (2, "", 1) and told in err
 
 
-def test_a_bad_line_is_reported_and_the_others_are_done(run, models, tmp_path):
+def test_a_bad_line_is_reported_and_other_lines_are_decoded(run, models, tmp_path):
     source, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "good"}\n\n{"prompt": "too"}\n{"text": 1}\n')
     files = ["--input-file", str(source), "--output-file", str(results)]

@@ -136,7 +136,7 @@ def closed(redirections: str, *argv: str) -> subprocess.CompletedProcess:
         ("<&-", "main.py --prompt -", 2, 0, "standard input is empty; write what the model is to "),
     ],
 )
-def test_streams_that_are_closed(models, tmp_path, redirections, command, status, lines, error):
+def test_closed_streams_are_handled(models, tmp_path, redirections, command, status, lines, error):
     """No standard input is an empty one, and what has nowhere to go is not written elsewhere."""
     out = tmp_path / "out.jsonl"
     command = command.replace("MODELS", shlex.join(models)).replace("OUT", str(out))
@@ -184,7 +184,7 @@ def test_a_file_whose_name_is_no_unicode_can_be_named_in_errors(run, models, tmp
         ("fastapi", ["server.py"], "requirements/server.txt"),
     ],
 )
-def test_what_is_not_installed_is_named_with_its_cure(package, argv, requirements):
+def test_a_missing_package_is_named_with_its_cure(package, argv, requirements):
     code = (
         f"import runpy, sys; sys.modules[{package!r}] = None; sys.argv = {argv!r}\n"
         f"runpy.run_path(sys.argv[0], run_name='__main__')"

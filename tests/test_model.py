@@ -82,7 +82,7 @@ def test_logits_equal_transformers(reference, ours):
 
 
 @pytest.mark.parametrize("name", ["t5", "umt5", "buckets"])
-def test_distances_past_the_last_bucket(made, name):
+def test_logits_equal_transformers_past_the_last_bucket(made, name):
     reference = made(name)
     ids, _, decoder_ids = batch(reference.family, (300,), target=200)
     logits = load(reference.folder)[0](mx.array(ids), mx.array(decoder_ids))
@@ -116,7 +116,7 @@ def test_incremental_decoding_equals_one_pass(reference, ours, blocks):
 
 
 @pytest.mark.parametrize("offsets", [[3, 9, 0], [3, 3, 3]])
-def test_rows_go_back_and_on_each_by_itself(reference, ours, offsets):
+def test_rows_roll_back_and_continue_independently(reference, ours, offsets):
     """They take 4, 1 and 2 tokens in one pass, over wrong ones; the tails are padding."""
     ids, mask, decoder_ids = map(mx.array, batch(reference.family))
     full = ours(ids, decoder_ids, mask)
@@ -174,7 +174,7 @@ def large_model(out=1.0, hidden=1.0):
 
 @pytest.mark.parametrize("sizes", [{}, {"out": 1e6}, {"hidden": 2e3}])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(mx.bfloat16, 0.2), (mx.float16, 0.05)])
-def test_half_precision(dtype, tolerance, sizes):
+def test_half_precision_stays_close_to_float32(dtype, tolerance, sizes):
     """Also where hidden units and residual leave the range of float16, as they do in FLAN."""
     ids, decoder_ids = mx.arange(3, 20)[None], mx.arange(2, 12)[None]
     model = large_model(**sizes)
@@ -207,7 +207,7 @@ def test_norms_have_their_weights_in_the_residuals_type(monkeypatch, mode):
         assert again is weight
 
 
-def test_large_values_are_out_of_range():
+def test_large_values_leave_the_range_of_float16():
     """What the test above relies on."""
     largest = float(np.finfo(np.float16).max)
     model = large_model(out=1e6)

@@ -98,13 +98,15 @@ def test_generation_config_gives_defaults(run, wishing):
         (["--adapter-path", "none"], "there is no adapter folder 'none'"),
     ],
 )
-def test_refused(run, wishing, options, message):
+def test_bad_tasks_and_adapters_are_refused(run, wishing, options, message):
     status, out, err = run(*wishing(), *options)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert re.match(f"error: .*{message}", err)
 
 
-def test_merged_at_load_and_at_conversion(run, wishing, tmp_path, monkeypatch, capsys):
+def test_an_adapter_merged_at_load_or_conversion_writes_the_same_text(
+    run, wishing, tmp_path, monkeypatch, capsys
+):
     """Both write the same text, which is another than that of the model alone."""
     model = wishing()
     layers = {f"decoder.block.{i}.layer.2.DenseReluDense.wo": (256, 1024) for i in range(3)}
@@ -127,7 +129,7 @@ def test_merged_at_load_and_at_conversion(run, wishing, tmp_path, monkeypatch, c
         names.locate("a/t", lambda *_: None)
 
 
-def test_the_server_merges_the_adapter_and_reads_the_wishes(wishing, tmp_path):
+def test_the_server_merges_the_adapter_and_reads_tasks_and_defaults(wishing, tmp_path):
     model = wishing(max_new_tokens=2)
     adapters.by_hand(tmp_path / "lora", {})
     argv = [*model[:-1], "--adapter-path", str(tmp_path / "lora")]

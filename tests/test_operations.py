@@ -32,7 +32,7 @@ def is_function(name: str) -> bool:
     return callable(found) and not isinstance(found, type)
 
 
-def test_operations_of_some_code():
+def test_operations_are_found_in_code():
     code = "x: mx.array = mx.fast.rms_norm(mx.zeros(2, mx.int32)).astype(mx.float32)\nf = nn.gelu"
     assert operations(code) == {"mx.fast.rms_norm", "mx.zeros", "nn.gelu"}
 

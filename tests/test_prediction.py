@@ -51,7 +51,7 @@ def in_text(result):
     return result.stats.speculation.predicted, result.stats.speculation.predicted_accepted
 
 
-def test_a_right_prediction_takes_a_few_passes(regular, text, pair):
+def test_a_right_prediction_needs_few_passes(regular, text, pair):
     plain = regular.generate(PROMPT)
     result = regular.generate(PROMPT, prediction=text)
     assert result.tokens == plain.tokens
@@ -69,7 +69,7 @@ def test_a_right_prediction_takes_a_few_passes(regular, text, pair):
     assert (counts(unused), in_text(unused)) == ((0, 0, tokens), in_text(result))
 
 
-def test_it_is_found_again_after_an_edit(regular, text):
+def test_a_prediction_is_found_again_after_an_edit(regular, text):
     edited = text.replace("des provisions", "beaucoup de jolies provisions")
     assert edited != text
     result, plain = regular.generate(PROMPT, prediction=edited), regular.generate(PROMPT)
@@ -103,7 +103,7 @@ def test_a_prediction_that_is_nonsense_is_soon_left_alone(pair, num_draft, monke
             assert 0 < copied[0] <= max(drafted, MOST)
 
 
-def test_the_draft_writes_where_the_prediction_does_not(pair, text):
+def test_the_draft_proposes_where_the_prediction_does_not(pair, text):
     target, draft, tokenizer = pair
     begin = text[: len(text) // 2]
     for drafting in (draft, CopyOrDraft(SourceCopy(tokenizer), DraftModel(draft, target))):
@@ -113,7 +113,7 @@ def test_the_draft_writes_where_the_prediction_does_not(pair, text):
         assert set(result.writers) >= {"copy", "draft"}
 
 
-def test_a_stream_and_samples_have_it_too(regular, text):
+def test_streams_and_samples_use_the_prediction_too(regular, text):
     *_, last = regular.stream(PROMPT, prediction=text)
     whole = regular.generate(PROMPT, prediction=text)
     assert (counts(last.result), in_text(last.result)) == (counts(whole), in_text(whole))
@@ -123,7 +123,7 @@ def test_a_stream_and_samples_have_it_too(regular, text):
 
 @pytest.mark.slow
 @exact_or_refused
-def test_exact_decoding_writes_the_same_samples_with_and_without(pair, text):
+def test_exact_samples_are_the_same_with_and_without_a_prediction(pair, text):
     target, draft, tokenizer = pair
     options = {"temp": 1.2, "seed": 4, "batch_size": 2, "max_tokens": 20}
     written = {
@@ -158,7 +158,7 @@ def test_several_prompts_have_one_each_or_none(regular, text):
         (PROMPT, {"prediction": OTHER, "num_beams": 2}, "num_beams is 2: .* leave the prediction"),
     ],
 )
-def test_predictions_that_cannot_be(regular, prompts, options, message):
+def test_bad_predictions_are_refused(regular, prompts, options, message):
     with pytest.raises(UserError, match=message):
         regular.generate(prompts, **options)
 
@@ -167,7 +167,7 @@ def test_predictions_that_cannot_be(regular, prompts, options, message):
 
 
 @pytest.mark.parametrize("kind", ["none", "good", "copy", "copy or good"])
-def test_others_are_decoded_as_if_nobody_had_a_prediction(kind):
+def test_a_prediction_does_not_change_other_rows(kind):
     """They join before, with and after a row with a prediction, and outlive it."""
     target = FakeModel(table_of(), V)
     decoder = SpeculativeDecoder(target, drafters(target)[kind], None, 4)
@@ -209,7 +209,7 @@ def test_a_row_that_waits_for_memory_keeps_its_prediction():
     assert row.stats.speculation.copied_accepted > 0 and row.committed[-1] != EOS
 
 
-def test_of_a_prediction_far_longer_than_the_text_may_be_only_the_beginning_is_read():
+def test_only_the_beginning_of_a_far_too_long_prediction_is_read():
     model, tokenizer = load(BUNDLED / "target")
     text = "fix grammar: She have two cat."
     decoder = SpeculativeDecoder(model, None, tokenizer)

@@ -23,7 +23,7 @@ def complete(client, prompt, **options):
 # ---- completions ---------------------------------------------------------------------------------
 
 
-def test_a_completion(client, decoder):
+def test_a_completion_has_its_text_and_usage(client, decoder):
     answer = complete(client, FIX)
     expected = decoder.generate(FIX)
     (choice,) = answer.choices
@@ -47,7 +47,7 @@ PARTS = [{"type": "text", "text": FIXED[:20]}, {"type": "text", "text": FIXED[20
 
 
 @pytest.mark.parametrize("content", [FIXED, PARTS])
-def test_a_prediction(client, content):
+def test_a_prediction_is_accepted_and_counted(client, content):
     prediction = {"type": "content", "content": content}
     usage = {"include_usage": True}
     options = {"extra_body": {"num_draft": 8, "prediction": prediction}}
@@ -97,7 +97,7 @@ def test_without_a_seed_samples_differ(client):
     assert len(texts) > 1
 
 
-def test_several_prompts_and_token_ids(client, decoder):
+def test_several_prompts_and_token_ids_are_accepted(client, decoder):
     options = {"temperature": 1.5, "seed": 3, "n": 2}
     answer = complete(client, [VAGUE, FIX], **options)
     expected = decoder.generate([VAGUE, FIX], temp=1.5, seed=3, num_samples=2)
@@ -109,7 +109,7 @@ def test_several_prompts_and_token_ids(client, decoder):
     assert complete(client, ids[1]).choices[0].text == FIXED
 
 
-def test_stop_strings_and_max_tokens(client):
+def test_stop_strings_and_max_tokens_end_a_text(client):
     cut = complete(client, FIX, stop=[" saws", "never"])
     assert (cut.choices[0].text, cut.choices[0].finish_reason) == (
         FIXED[: FIXED.index(" saws")],
@@ -122,7 +122,7 @@ def test_stop_strings_and_max_tokens(client):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_logprobs(client, stream):
+def test_completions_have_logprobs(client, stream):
     if stream:
         parts = [c.choices[0].logprobs for c in complete(client, FIX, logprobs=2, stream=True)]
     else:
@@ -159,7 +159,7 @@ def test_drafting_can_be_chosen_for_each_request(client, decoder):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_wrote_each_token(client, decoder, stream):
+def test_the_origin_of_each_token_is_reported(client, decoder, stream):
     extra = {"speculation": True}
     if stream:
         answers = list(complete(client, FIX, stream=True, extra_body=extra))
@@ -179,7 +179,7 @@ def test_who_wrote_each_token(client, decoder, stream):
 # ---- chat, predict, and what is known of the model --------------------------------------------
 
 
-def test_a_chat_of_one_turn(client):
+def test_a_chat_of_one_turn_is_answered(client):
     def ask(messages, **options):
         return client.chat.completions.create(model="demo", messages=messages, **options)
 
@@ -198,7 +198,7 @@ def test_a_chat_of_one_turn(client):
     assert ask([whole], max_completion_tokens=3).choices[0].finish_reason == "length"
 
 
-def test_logprobs_of_a_chat(client):
+def test_chats_have_logprobs(client):
     answer = client.chat.completions.create(
         model="demo", messages=[{"role": "user", "content": FIX}], logprobs=True, top_logprobs=3
     )
@@ -222,7 +222,7 @@ def test_the_model_is_listed_with_what_it_can_do(client, server):
     assert "is no single token" in answer.json()["error"]["message"]
 
 
-def test_predict_is_the_simplest_way(server, decoder):
+def test_predict_needs_only_a_prompt(server, decoder):
     answer = server.http.post("/predict", json={"prompt": FIX}).json()
     expected = decoder.generate(FIX)
     assert (answer["text"], answer["finish_reason"]) == (FIXED, "stop")

@@ -126,13 +126,13 @@ def test_a_good_value_becomes_a_plain_number_that_means_the_same(name, value, pl
         ("logits_processors", [None, 5, "ab", [None], [5], print, {"a": 1}], "a list of callables"),
     ],
 )
-def test_what_is_no_stop_string_and_no_processor_is_refused(name, values, expected):
+def test_bad_stop_strings_and_processors_are_refused(name, values, expected):
     for value in values:
         with pytest.raises(UserError, match=f"^{name} is .*; it must be {expected}$"):
             Settings(**{name: value})
 
 
-def test_several_of_something_may_be_given_as_any_iterable():
+def test_stop_strings_and_processors_may_be_any_iterable():
     assert Settings(stop=(s for s in ("a", "b"))).stop == ("a", "b")
     assert Settings(stop="ab").stop == ("ab",)
     assert Settings(stop=np.array(["a"])).stop == ("a",)
@@ -182,6 +182,6 @@ def test_a_tiny_mass_leaves_the_likeliest_token(temp, top_p):
     assert p.tolist() == [[[1.0, 0.0, 0.0]]]
 
 
-def test_a_length_that_no_memory_holds_is_an_error(decoder):
+def test_a_text_too_long_for_memory_is_an_error(decoder):
     with pytest.raises(UserError, match="no memory for a prompt of .*; shorten it or lower max_t"):
         decoder.generate("I eat.", max_tokens=10**20)

@@ -15,5 +15,5 @@ from mlx_t5.sizes import readable
         (22_614_642_688, "22.61 GB"),
     ],
 )
-def test_bytes_as_people_read_them(size, text):
+def test_bytes_are_written_with_units(size, text):
     assert readable(size) == text

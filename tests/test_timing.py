@@ -3,7 +3,7 @@
 from mlx_t5.timing import Ratio, Timed, interleave, median_total, speed_up, spread
 
 
-def test_figures_of_single_times():
+def test_medians_and_spreads_are_those_of_the_turns():
     assert median_total([[1.0, 10.0], [5.0, 20.0], [2.0, 90.0]]) == 2.0 + 20.0
     assert spread([3.0, 1.0, 8.0]) == Ratio(3.0, 1.0, 8.0)
     timed = Timed([[1.0, 2.0, 3.0]], [[4, 5, 6]], [["a", "b", "c"]])

@@ -52,7 +52,7 @@ NAMES = ["draft 2", "draft auto"]
 
 
 @pytest.mark.slow
-def test_every_proposer_writes_the_same(made):
+def test_every_proposer_writes_the_same_texts(made):
     lines, tables = made
     assert lines[0].startswith("python benchmark.py compare --count 3")
     assert all(fact in lines[1] for fact in ("mlx ", "dtype float32", "prompts 3 of mixed"))
@@ -70,7 +70,7 @@ def test_every_proposer_writes_the_same(made):
 
 
 @pytest.mark.slow
-def test_a_larger_batch_and_sampling(made):
+def test_batches_and_sampled_texts_have_tables_too(made):
     _, tables = made
     together = tables[0.0, 2, "mixed"]
     assert together["count"] == 3 and together["costs"] is None
@@ -83,7 +83,7 @@ def test_a_larger_batch_and_sampling(made):
 
 
 @pytest.mark.slow
-def test_a_difference_is_an_exit_status(monkeypatch, capsys):
+def test_different_texts_set_the_exit_status(monkeypatch, capsys):
     monkeypatch.setattr(figures, "differing", lambda *args: 1)
     argv = "compare --count 2 --num-draft 2 --task fix --ways lookup".split()
     assert benchmark.main([*argv, *SMALL]) == 1
@@ -91,7 +91,7 @@ def test_a_difference_is_an_exit_status(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_predictions_of_the_targets_own_texts(tmp_path):
+def test_less_changed_predictions_need_fewer_passes(tmp_path):
     """With a draft and without, the less of them is changed the fewer passes it takes."""
     argv = "compare --count 2 --num-draft 5 --task translate --ways draft --predictions 0 100"
     assert benchmark.main([*argv.split(), *SMALL, "--json", str(tmp_path / "x.json")]) == 0

@@ -33,7 +33,7 @@ NONE = [(0, 0)] * 4  # regular decoding
 REGULAR = timed([[4.0, 4.0]] * 2, [[text([5, 6, 7], NONE), text([8, 9, 9], NONE)]] * 2)
 
 
-def test_the_figures_of_a_way_are_means_over_its_repeats():
+def test_the_figures_of_a_variant_are_means_over_its_repeats():
     first = [text(tokens, [(2, 2), (2, 0)]) for tokens in ([5, 6, 7], [8, 9, 9])]
     second = [text([5, 6, 7], [(3, 3)]), text([8, 9, 9], [(3, 2)])]
     row = figures.figures(timed([[1.0, 1.0], [3.0, 3.0]], [first, second]), REGULAR)
@@ -53,7 +53,7 @@ def test_a_text_that_differs_in_one_repeat_counts_once():
         assert figures.figures(other, REGULAR)["different"] == different
 
 
-def test_what_proposals_gain_by_the_formula():
+def test_the_expected_speed_up_follows_the_formula():
     assert COSTS.speed_up(0.5, 2) == 1.75 / (2 * 0.25 + 1.5)
     assert COSTS.speed_up(1.0, 2) == 3 / (2 * 0.25 + 1.5)
     assert COSTS.speed_up(0.0, 0) == 1.0
@@ -63,14 +63,14 @@ SIZES = {"d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 2}
 CONFIG = T5Config(vocab_size=32, num_decoder_layers=3, **SIZES)
 
 
-def test_costs_are_of_every_width_and_of_a_chain_of_draft_passes():
+def test_every_width_and_a_chain_of_draft_passes_are_timed():
     ticks = iter(range(1000))
     subject = Subject(T5(CONFIG), T5(CONFIG), SimpleNamespace(encode=list))
     costs = pair_costs(subject, ["abcde"], [1, 2, 3], 0.0, 3, lambda: next(ticks))
     assert costs.seconds == dict.fromkeys([1, 2, 3], 1.0) == costs.v and costs.c == 1 / CHAIN
 
 
-def test_the_weights_that_a_pass_reads():
+def test_weights_read_counts_the_bytes_of_one_pass():
     inner = 2 * 4
     attention = 4 * 8 * inner
     # Self-attention whole, of cross-attention q and o, feed-forward, three norms.

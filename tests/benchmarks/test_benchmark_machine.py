@@ -19,7 +19,7 @@ PROFILE = """Graphics/Displays:
 """
 
 
-def test_threads_are_what_the_blas_will_take():
+def test_the_number_of_threads_is_that_of_the_blas():
     mkl, openblas = "MKL 2026.2, AVX2 kernels", "OpenBLAS 0.3.21, Haswell kernels"
     assert machine.threads(mkl, {"OMP_NUM_THREADS": "300"}) <= os.cpu_count()
     assert machine.threads(openblas, {"OMP_NUM_THREADS": "3"}) == 3
@@ -35,13 +35,13 @@ def test_a_mac_is_asked_for_its_chip_and_the_cores_of_its_gpu():
 
 
 @pytest.mark.parametrize("system", ["darwin", "linux"])
-def test_what_nobody_tells_is_left_open(system):
+def test_unknown_gpu_cores_are_left_empty(system):
     facts = machine.hardware(lambda *_: "", system)
     assert facts["gpu_cores"] is None and facts["chip"] and facts["system"]
     assert facts["device"]["device_name"]
 
 
-def test_a_program_that_is_not_there_or_does_not_answer_prints_nothing(monkeypatch):
+def test_a_missing_or_silent_program_prints_nothing(monkeypatch):
     assert machine.printed_by("echo", "a", "b") == "a b\n"
     assert machine.printed_by("no-such-program") == ""
     monkeypatch.setattr(machine, "SECONDS_TO_ANSWER", 0.05)

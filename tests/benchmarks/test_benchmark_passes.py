@@ -29,7 +29,7 @@ def test_every_shape_runs_once_before_it_counts():
     assert machine.spent <= BUDGET
 
 
-def test_a_slow_model_is_measured_at_what_matters_most():
+def test_a_slow_model_is_measured_at_the_needed_points_only():
     for needed in (NEEDED, 9):
         machine = Machine(lambda n: 1.0 + 0.1 * n)
         measured = ladder(machine.seconds, TARGET_POINTS, BUDGET, needed)
@@ -44,13 +44,13 @@ def test_a_round_on_a_slower_machine_counts_like_the_others():
     assert measured == pytest.approx({1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0})
 
 
-def test_more_rounds_than_tell_anything_are_not_made():
+def test_a_fast_model_is_measured_in_a_bounded_number_of_rounds():
     machine = Machine(lambda n: 1e-9)
     ladder(machine.seconds, TARGET_POINTS, BUDGET)
     assert len(machine.passes) == (ROUNDS + 1) * len(TARGET_POINTS)
 
 
-def test_passes_are_timed_as_a_step_makes_them():
+def test_passes_are_timed_as_in_a_decoding_step():
     """The target's over all positions, to what the host waits for; a draft's in a chain of some."""
     model, clock = FakeModel(random_table(5), 5), iter([10.0, 18.0, 20.0, 28.0])
     assert timer(model, lambda: next(clock))(5) == 8.0

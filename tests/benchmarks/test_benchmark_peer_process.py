@@ -26,7 +26,7 @@ def ended(pid: int) -> bool:
     return False
 
 
-def test_a_method_is_called_elsewhere_with_its_own_environment(capfd):
+def test_a_method_runs_in_a_process_with_its_own_environment(capfd):
     with Process(FAKE, {"OMP_NUM_THREADS": "7"}) as process:
         about = process.call("describe")
         assert about["pid"] != os.getpid() and about["threads"] == 7
@@ -36,7 +36,7 @@ def test_a_method_is_called_elsewhere_with_its_own_environment(capfd):
     assert capfd.readouterr() == ("", "libraries talk\n")  # which is no answer
 
 
-def test_a_process_loads_nothing_that_its_program_does_not():
+def test_a_process_loads_no_library_that_its_program_does_not():
     with Process(FAKE, {}) as process:
         modules = set(process.call("modules"))
     assert "fake_program" in modules
@@ -53,7 +53,7 @@ def test_a_process_loads_nothing_that_its_program_does_not():
         ("by being killed", "its process ended with signal 9"),
     ],
 )
-def test_a_failure_is_one_line(fails, why):
+def test_a_failed_call_raises_one_line(fails, why):
     with Process(FAKE, {}, fails=fails) as process:
         for _ in range(1 if fails.startswith("at ") else 2):  # what it raises, it survives
             with pytest.raises(UserError) as caught:
@@ -62,7 +62,7 @@ def test_a_failure_is_one_line(fails, why):
 
 
 @pytest.mark.slow
-def test_a_process_ends_with_the_one_that_started_it():
+def test_a_process_ends_with_its_parent():
     code = (
         "from benchmarks.peer_process import Process\nimport os, signal\n"
         f"print(Process({FAKE!r}, {{}}).call('describe')['pid'], flush=True)\n"

@@ -42,7 +42,7 @@ needs_assistance = pytest.mark.skipif(sys.version_info < (3, 11), reason="transf
 
 @pytest.mark.slow
 @pytest.mark.parametrize("longest", [pytest.param(20, marks=needs_assistance), 4])
-def test_all_write_the_same(project, transformers, ctranslate2, ids, longest):
+def test_all_programs_write_the_same_tokens(project, transformers, ctranslate2, ids, longest):
     expected = [project.decode([prompt], 0, longest, 1)[0] for prompt in ids]
     assert all(expected) and project.decode(ids, 0, longest, 2) == expected
     for num_draft in (3, "auto"):
@@ -57,7 +57,7 @@ def test_all_write_the_same(project, transformers, ctranslate2, ids, longest):
         assert program.decode(ids, 0, longest, 2, temp=2.0, top_p=1e-6) == expected
 
 
-def test_what_a_program_cannot_do(transformers, ctranslate2, ids):
+def test_programs_refuse_unsupported_calls(transformers, ctranslate2, ids):
     with pytest.raises(UserError, match="one prompt at a time"):
         transformers.decode(ids, 3, 9, 2)
     for num_draft, how in ((3, {}), (0, {"temp": 1.0})):
@@ -65,7 +65,7 @@ def test_what_a_program_cannot_do(transformers, ctranslate2, ids):
             ctranslate2.decode(ids[:1], num_draft, 9, 1, **how)
 
 
-def test_a_program_times_itself_and_says_what_decides_about_its_speed(
+def test_a_program_times_itself_and_describes_its_environment(
     project, transformers, ctranslate2, ids
 ):
     one, both = {"prompts": ids[:1], "batch_size": 1}, {"prompts": ids, "batch_size": 2}
@@ -115,6 +115,6 @@ def test_an_mlx_folder_becomes_one_that_transformers_reads(tmp_path, ids):
         hugging_face_folder(folder, tmp_path / "other")
 
 
-def test_hugging_face_folders_are_taken_as_they_are(project, tmp_path):
+def test_hugging_face_folders_are_used_unchanged(project, tmp_path):
     assert project.folders(str(tmp_path)) == PAIR
     assert list(tmp_path.iterdir()) == []

@@ -49,7 +49,7 @@ def backwards(seen):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
-def test_one_by_one_a_turn_is_a_prompt_and_in_batches_all_of_them(batch_size):
+def test_a_turn_is_one_prompt_or_with_batches_all_prompts(batch_size):
     seen, ids, single = [], [[5, 1], [6, 1], [7, 1]], batch_size == 1
     table = peers.compare({"regular": backwards(seen)}, ids, batch_size, args())
     turns = [[prompt] for prompt in ids] if single else [ids]
@@ -65,7 +65,7 @@ def test_one_by_one_a_turn_is_a_prompt_and_in_batches_all_of_them(batch_size):
     assert text.startswith(f"3 prompts, batch {batch_size}\n") and ("ms/token" in text) == single
 
 
-def test_ratios_are_to_regular_and_to_the_others_and_the_fastest_is_first():
+def test_rows_have_ratios_to_other_variants_and_the_fastest_is_first():
     other = [[5, 6, 0], [8]]
     variants = {
         "regular": timed([4.0] * 2),
@@ -89,7 +89,7 @@ def test_ratios_are_to_regular_and_to_the_others_and_the_fastest_is_first():
     assert [write(row) for write in peers.COLUMNS.values()][3:5] == ["", ""]
 
 
-def test_decoding_is_what_the_whole_takes_beyond_the_first_tokens():
+def test_decoding_time_leaves_out_the_first_tokens():
     draft, regular = peers.summarise(
         {"regular": timed([5.0, 7.0], first=1.0), "draft 5": timed([4.0, 4.0], first=2.0)}
     )
@@ -103,7 +103,7 @@ def test_decoding_is_what_the_whole_takes_beyond_the_first_tokens():
     assert "decode_speed_up" not in row
 
 
-def test_a_document_is_beside_its_sentences_one_by_one_and_in_batches():
+def test_a_document_is_compared_with_single_and_batched_sentences():
     seen, ids, texts = [], [[5, 1], [6, 1], [7, 1]], ["t: Five.", "t: Six.", "t: Seven."]
 
     def by_name(name):
@@ -126,7 +126,7 @@ def test_a_document_is_beside_its_sentences_one_by_one_and_in_batches():
     assert [peers.is_project(name) for name in sorted(ways)] == [False, True, True, True]
 
 
-def test_sampled_steps_are_beside_greedy_ones_and_no_texts_are_compared():
+def test_sampled_texts_are_timed_beside_greedy_ones_but_not_compared():
     seen = []
     every = dict.fromkeys(["regular", "draft 5", peers.GREEDY, peers.ASSISTED], backwards(seen))
     variants = peers.sampled(every)
@@ -141,7 +141,7 @@ def test_sampled_steps_are_beside_greedy_ones_and_no_texts_are_compared():
     assert "then ms/token" in text and "not so" not in text and " | sampled |" in text
 
 
-def test_what_fails_is_left_out_with_its_reason_at_once_or_later():
+def test_failing_programs_are_left_out_with_the_reason():
     calls = []
 
     def later(**keywords):
@@ -163,7 +163,7 @@ def test_what_fails_is_left_out_with_its_reason_at_once_or_later():
         peers.compare({"regular": backwards([]), "draft 5": never}, [[5, 1]], 1, args())
 
 
-def test_what_starts_the_processes_loads_no_library_of_theirs():
+def test_the_parent_process_loads_no_library_of_the_programs():
     code = "import sys, benchmarks.peers; print(*{m.partition('.')[0] for m in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     loaded = set(done.stdout.split())
@@ -207,7 +207,7 @@ def test_a_run_in_processes_without_one_program(capfd, tmp_path, monkeypatch):
         assert different == {"regular": 0, "draft 2": 0, **dict.fromkeys(transformers, 3)}
 
 
-def test_programs_are_made_with_what_they_take_and_threads_that_soon_rest(monkeypatch):
+def test_programs_get_valid_arguments_and_threads_that_soon_sleep(monkeypatch):
     made = []
 
     def process(what, environment, **keywords):

@@ -9,11 +9,11 @@ from benchmarks import machine, printing
 from mlx_t5.errors import UserError
 
 
-def test_what_a_table_says_of_texts():
+def test_tables_say_whether_texts_are_equal():
     assert [printing.texts(n) for n in (0, 2, None)] == ["equal", "2 DIFFER", "sampled"]
 
 
-def test_the_header_says_where_figures_come_from():
+def test_the_header_names_the_source_of_the_figures():
     facts = machine.environment("float32")
     head = printing.header(facts, "python benchmark.py compare", seed="x")
     assert head.startswith("python benchmark.py compare\n")
@@ -21,7 +21,7 @@ def test_the_header_says_where_figures_come_from():
         assert part in head
 
 
-def test_json_keeps_dataclasses_and_is_known_to_be_writable_before_the_work(tmp_path):
+def test_json_keeps_dataclasses_and_its_path_is_checked_first(tmp_path):
     @dataclass
     class Point:
         x: int

@@ -42,7 +42,7 @@ class Clock:
         return run
 
 
-def test_the_opening_says_how_many_turns_all_four_have():
+def test_the_opening_sets_the_number_of_turns_of_all_four_rounds():
     clock, log = Clock(), []
     both = clock.decode(REGULAR, 4.0, log), clock.decode(DRAFT, 1.0, log)
     timed = in_turns(*both, affordable(10.0, 32, clock), clock)
@@ -87,7 +87,7 @@ class Exact:
         ("refused", "exact: this device does not keep it", 0),
     ],
 )
-def test_whether_exact_holds(state, reason, prompts, monkeypatch):
+def test_the_report_says_whether_exact_decoding_holds(state, reason, prompts, monkeypatch):
     monkeypatch.setattr(report, "SpeculativeDecoder", Exact)
     monkeypatch.setattr(Exact, state, True, raising=False)
     monkeypatch.setattr(Exact, "made", [])
@@ -107,7 +107,7 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_run(in_a_folder_of_its_own, capsys):
+def test_a_report_is_printed_and_saved(in_a_folder_of_its_own, capsys):
     assert (
         benchmark.main(
             ["report", *PAIR, "--dtype", "float32", "--num-draft", "3", "--seconds", "1"]
@@ -133,7 +133,7 @@ def test_a_run(in_a_folder_of_its_own, capsys):
 
 
 @pytest.mark.parametrize("num_draft", [2, 20, 66])
-def test_however_slow_every_step_is_one_that_was_timed(num_draft, capsys):
+def test_every_width_of_a_step_is_timed(num_draft, capsys):
     """Also where it has more proposals than v(M) is shown for."""
     subject = Subject.load(PAIR[1], PAIR[3], "float32")
     row = report.measured(subject, ["fix grammar: I has two cat."], num_draft, 0.0)
@@ -141,7 +141,7 @@ def test_however_slow_every_step_is_one_that_was_timed(num_draft, capsys):
     assert row["best_num_draft"] < MEASURED_POSITIONS
 
 
-def test_without_a_name_the_bundled_pair_is_grown_once(in_a_folder_of_its_own, monkeypatch):
+def test_without_a_model_the_bundled_pair_is_grown_once(in_a_folder_of_its_own, monkeypatch):
     grown = []
 
     def grow(source, path, sizes, dtype):
@@ -174,7 +174,7 @@ def test_without_a_name_the_bundled_pair_is_grown_once(in_a_folder_of_its_own, m
         (None, 76, "cpu", ("Apple M2 Ultra", "CPU, 24 cores, Accelerate")),
     ],
 )
-def test_what_a_row_says_of_the_machine(gpu, cores, device, expected):
+def test_a_row_names_the_machine_and_the_weights(gpu, cores, device, expected):
     hardware = {"chip": "Apple M2 Ultra", "gpu": gpu, "gpu_cores": cores}
     environment = {"device": device, "cores": 24, "blas": "Accelerate", "dtype": "bfloat16"}
     record = {"hardware": hardware, "environment": environment, "target": {"bits": [4]}}
@@ -183,7 +183,7 @@ def test_what_a_row_says_of_the_machine(gpu, cores, device, expected):
     assert report.v_at_shown({"v": {2: 1.0, 5: 1.25}}) == "1.00 – 1.25 – – – –"
 
 
-def test_the_page_has_the_columns_of_the_row_and_the_template_asks_for_it():
+def test_the_page_has_the_reports_columns_and_the_template_names_it():
     page = (ROOT / "docs" / "measuring.md").read_text("utf-8")
     header, *rows = [line for line in page.splitlines() if re.match(r"\| (date|\d{4}-)", line)]
     assert header.strip("| ").split(" | ") == list(report.COLUMNS)

@@ -11,7 +11,7 @@ from benchmarks.server import Measurement
 from mlx_t5.timing import Timed
 
 
-def test_the_table_compares_with_one_at_a_time_repeat_by_repeat():
+def test_the_table_compares_with_single_requests_repeat_by_repeat():
     latencies = [i / 10 for i in range(20)]
     texts, changed = (["text"] * 9 + [last] for last in ("text", "changed"))
     single = Measurement(Timed([[4.0], [2.0], [2.0]], [[50]] * 3, [[texts]] * 3), [0.5] * 20)
@@ -27,7 +27,7 @@ def test_the_table_compares_with_one_at_a_time_repeat_by_repeat():
 
 
 @pytest.mark.slow
-def test_both_servers_write_every_client_the_same(capsys, tmp_path, monkeypatch):
+def test_both_servers_send_every_client_the_same_text(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file = tmp_path / "figures.json"
     argv = ["--clients", "1", "3", "--count", "5", "--repeats", "1", "--num-draft", "5"]
@@ -46,7 +46,7 @@ def test_both_servers_write_every_client_the_same(capsys, tmp_path, monkeypatch)
     assert all(len(row["latencies"]) == 5 and row["tokens"][0] > 20 for row in record["rows"])
 
 
-def test_different_texts_are_an_exit_status(monkeypatch, capsys):
+def test_different_texts_set_the_exit_status(monkeypatch, capsys):
     def measure(*args):
         texts = {server.SINGLE: "a", server.BATCHED: "b"}
         return {

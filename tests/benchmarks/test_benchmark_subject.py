@@ -54,7 +54,7 @@ def test_layers_are_compiled_at_once(pair):
     assert pair.target.passes == pair.draft.passes == PASSES
 
 
-def test_proposers(pair):
+def test_each_proposer_has_its_drafter(pair):
     kinds = {name: type(pair.drafter(name)) for name in (DRAFT, LOOKUP, BOTH)}
     assert kinds == {DRAFT: DraftModel, LOOKUP: SourceCopy, BOTH: CopyOrDraft}
     assert pair.decoder(REGULAR).drafter is None
@@ -62,7 +62,7 @@ def test_proposers(pair):
     assert (relaxed.num_draft, relaxed.delta) == (3, 0.5)
 
 
-def test_a_document_is_made_of_prompts_and_its_text_of_their_answers(pair):
+def test_a_document_of_prompts_gives_the_answers_of_its_prompts(pair):
     texts = [f"fix grammar: {text}" for text in ("She have two cat.", "They has a dog.")]
     regular, options = pair.decoder(REGULAR), {"batch_size": 2, "max_tokens": 20}
     expected = [result.tokens for result in regular.generate(texts, **options)]
@@ -74,7 +74,7 @@ def test_a_document_is_made_of_prompts_and_its_text_of_their_answers(pair):
             sentences(regular, others, **options)
 
 
-def test_models_that_do_not_belong_together_or_lack_a_tokenizer(tmp_path, monkeypatch):
+def test_mismatched_models_and_missing_tokenizers_are_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="vocabularies differ"):
         Subject.load(str(BUNDLED / "target"), str(byte_model(tmp_path / "bytes")), None)
     monkeypatch.setattr(subject, "load", lambda *_, **__: (None, None))

@@ -68,7 +68,7 @@ def keeping(tokens):
         (WITHOUT, 1.0, (0.0, 3)),
     ],
 )
-def test_what_is_recommended(rows, tolerance, expected):
+def test_the_fastest_setting_that_keeps_its_quality_is_recommended(rows, tolerance, expected):
     best = recommend(rows, tolerance)
     assert (best and (best["delta"], best["num_draft"])) == expected
     if expected is None:
@@ -77,7 +77,7 @@ def test_what_is_recommended(rows, tolerance, expected):
 
 
 @pytest.mark.slow
-def test_a_small_run(capsys, tmp_path):
+def test_a_small_sweep_is_drawn_and_saved(capsys, tmp_path):
     name = tmp_path / "grid"
     argv = ["sweep", "--count", "2", "--quality-count", "4", "--num-draft", "2", "3"]
     argv += ["--delta", "1", "--repeats", "1", "--dtype", "float32", "--output", str(name)]

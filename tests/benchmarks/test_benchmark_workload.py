@@ -22,7 +22,7 @@ def test_the_header_shortens_paths_and_names_the_prompts():
     assert workload.header_fields(args)["prompts"] == "9 of file"
 
 
-def test_held_out_prompts_have_their_one_right_answer():
+def test_held_out_prompts_have_one_reference_each():
     prompts = workload.held_out("fix", 5)
     assert prompts.tasks == ["fix"] * 5 and prompts.name == "fix"
     assert all(prompt.startswith("fix grammar: ") for prompt in prompts.prompts)
@@ -38,7 +38,7 @@ def test_held_out_prompts_have_their_one_right_answer():
         workload.held_out("fix", 1001)
 
 
-def test_a_file_of_lines_and_one_with_targets(tmp_path):
+def test_prompts_and_references_are_read_from_files(tmp_path):
     lines, objects = tmp_path / "lines.txt", tmp_path / "objects.jsonl"
     lines.write_text("one\ntwo\nthree\n")
     read = workload.from_file(str(lines), 2)
@@ -55,11 +55,11 @@ def test_a_file_of_lines_and_one_with_targets(tmp_path):
         workload.from_file(str(objects), 2)
 
 
-def test_cutting_into_turns():
+def test_prompts_are_cut_into_turns():
     assert workload.cut("abcde", 2) == [["a", "b"], ["c", "d"], ["e"]]
 
 
-def test_words_of_predictions_that_are_changed():
+def test_a_share_of_a_predictions_words_is_changed():
     texts = ["a b c d", "e f g h " * 100]
     assert workload.changed(texts, 0) == ["a b c d", texts[1].strip()]
     for before, after in zip(texts, workload.changed(texts, 100), strict=True):

@@ -30,26 +30,26 @@ def read(**entries) -> LoraConfig:
         {"target_modules": ["lm_head", "q"], "exclude_modules": [CROSS[3]]},
     ],
 )
-def test_targets_are_those_of_peft(entries):
+def test_target_layers_are_those_of_peft(entries):
     theirs = LoraOfPeft(**{"target_modules": ["q"], **entries})
     expected = [layer for layer in LAYERS if check_target_module_exists(theirs, layer)]
     assert read(**entries).targets(LAYERS) == expected
 
 
-def test_targets_without_names():
+def test_default_and_all_linear_targets_are_those_of_peft():
     all_linear = read(target_modules="All-Linear").targets(LAYERS)
     assert all_linear == [layer for layer in LAYERS if "." in layer]
     assert read(target_modules=None) == read(target_modules=["q", "v"])  # PEFT's for T5
 
 
-def test_ranks_and_scales():
+def test_the_scale_follows_rank_and_alpha():
     assert read(r=4, lora_alpha=2).scale == 2 / 4
     assert read(r=3, lora_alpha=5, use_rslora=True).scale == 5 / math.sqrt(3)
     usual = LoraConfig.from_dict({"peft_type": "LORA"})
     assert (usual.r, usual.scale) == (8, 1.0)
 
 
-def test_what_peft_writes_beside_is_no_obstacle():
+def test_irrelevant_entries_of_peft_are_ignored():
     neutral = {
         "megatron_core": "megatron.core",
         "qalora_group_size": 16,
@@ -96,7 +96,7 @@ def test_what_peft_writes_beside_is_no_obstacle():
         ({"target_modules": ["q"] * 5000}, "it must be a list of at most 4096 names"),
     ],
 )
-def test_refused_by_name(entries, message):
+def test_unsupported_entries_are_refused_by_name(entries, message):
     with pytest.raises(UserError) as refused:
         read(**entries)
     assert message in str(refused.value) and "\n" not in str(refused.value)

@@ -64,7 +64,7 @@ def parameters(folder, **options) -> dict[str, np.ndarray]:
         ("mt5", {"target_modules": "all-linear", "use_dora": True, "r": 2, "lora_alpha": 3}),
     ],
 )
-def test_equal_to_peft(made, tmp_path, family, config):
+def test_merged_weights_equal_those_of_peft(made, tmp_path, family, config):
     reference = made(family)
     merged = adapters.by_peft(reference.model, tmp_path / "lora", **config)
     raw = json.loads((reference.folder / "config.json").read_text())
@@ -83,7 +83,7 @@ def test_equal_to_peft(made, tmp_path, family, config):
     assert changed == sum("lora_A" in name for name in lora) > 0
 
 
-def test_an_adapter_of_an_earlier_peft(tiny, adapter, tmp_path):
+def test_a_torch_file_gives_the_same_adapter_as_safetensors(tiny, adapter, tmp_path):
     """A torch file, its numbers in half precision."""
     folder, _ = adapter
     safe = folder / "adapter_model.safetensors"
@@ -97,7 +97,7 @@ def test_an_adapter_of_an_earlier_peft(tiny, adapter, tmp_path):
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
 
 
-def test_no_more_than_a_tile_is_drawn_at_a_time(adapter, monkeypatch):
+def test_merging_reads_one_row_tile_at_a_time(adapter, monkeypatch):
     """Neither of the weight nor of the matrix B, so that memory does not depend on their size."""
     read, original = [], StoredTensor._read_into
     monkeypatch.setattr(
@@ -145,7 +145,7 @@ def test_a_quantised_weight_is_quantised_again_in_8_bits(tiny, tmp_path, options
         assert mx.array_equal(array, expected.astype(array.dtype)), name
 
 
-def test_an_unquantised_mlx_folder(tiny, adapter, tmp_path):
+def test_merging_into_an_unquantised_mlx_folder_rounds_once(tiny, adapter, tmp_path):
     """Rounded once: as if the stored weights had been float32."""
     folder, matrices = adapter
     out = convert(tiny, tmp_path / "out", "bfloat16")
@@ -176,7 +176,7 @@ A = f"{Q}.lora_A.weight"
         ("shared.weight", (40, 64), "it has base_model.model.shared.weight, and no such layer"),
     ],
 )
-def test_a_damaged_or_other_adapter_is_refused(tiny, adapter, tmp_path, name, shape, message):
+def test_a_damaged_or_mismatched_adapter_is_refused(tiny, adapter, tmp_path, name, shape, message):
     """Numbers of another type stand in a tensor's place, beside the others, or none do."""
     folder, _ = adapter
     file = folder / "adapter_model.safetensors"
@@ -224,7 +224,7 @@ def refuse_both(tiny, folder, tmp_path, message):
         {"layers_to_transform": [0]},
     ],
 )
-def test_peft_merges_what_it_is_said_to_merge(made, tmp_path, entries):
+def test_adapters_that_only_peft_can_merge_are_refused(made, tmp_path, entries):
     reference = made("t5")
     adapters.by_peft(reference.model, tmp_path / "lora", **{"target_modules": ["q"], **entries})
     with pytest.raises(UserError, match="cannot be merged here; merge it with PEFT"):
@@ -233,7 +233,7 @@ def test_peft_merges_what_it_is_said_to_merge(made, tmp_path, entries):
 
 @pytest.mark.parametrize("entries", [{"lora_bias": True}, {"alora_invocation_tokens": [1]},
                                      {"layer_replication": [[0, 1]]}])  # fmt: skip
-def test_peft_does_not_merge_what_it_is_said_not_to(made, tmp_path, entries):
+def test_adapters_that_even_peft_cannot_merge_are_refused(made, tmp_path, entries):
     with pytest.raises(Exception, match="Impossible to merge|not support|Could not locate"):
         adapters.by_peft(made("t5").model, tmp_path / "lora", target_modules=["q"], **entries)
     (tmp_path / "lora").mkdir(exist_ok=True)
@@ -246,7 +246,7 @@ def test_peft_does_not_merge_what_it_is_said_not_to(made, tmp_path, entries):
 
 
 @pytest.mark.parametrize("name", ["", "nowhere", "source/config.json"])
-def test_no_such_folder(tiny, tmp_path, monkeypatch, name):
+def test_a_missing_adapter_folder_is_refused(tiny, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     for attempt in (
         lambda: load(tiny, adapter=name),

@@ -31,7 +31,7 @@ def read_all(folder: Path) -> dict[str, mx.array]:
 @EVERY_FORMAT
 @pytest.mark.parametrize("dtype", checkpoints.DTYPES)
 @pytest.mark.parametrize("shards", (1, 3))
-def test_reads_what_torch_wrote(tmp_path, format, dtype, shards):
+def test_files_written_by_torch_are_read(tmp_path, format, dtype, shards):
     state = views(dtype)
     with open_checkpoint(checkpoints.save(state, tmp_path, format, shards)) as checkpoint:
         assert sorted(checkpoint.names) == sorted(state)
@@ -56,13 +56,13 @@ def test_blocks_are_the_rows_in_order(tmp_path, format, max_bytes):
             np.testing.assert_array_equal(numbers(mx.concatenate(tiles)), state[name].numpy())
 
 
-def test_safetensors_wins(tmp_path):
+def test_safetensors_are_preferred(tmp_path):
     checkpoints.save({"a": torch.ones(2)}, tmp_path, "legacy")
     checkpoints.save({"a": torch.zeros(2)}, tmp_path, "safetensors", shards=2)
     assert numbers(read_all(tmp_path)["a"]).tolist() == [0, 0]
 
 
-def test_index_with_missing_shards_names_them(tmp_path):
+def test_missing_shards_of_an_index_are_named(tmp_path):
     state = {name: torch.ones(2) for name in "abc"}
     checkpoints.save(state, tmp_path, "safetensors", shards=3)
     (tmp_path / "model-00002-of-00003.safetensors").unlink()
@@ -73,7 +73,7 @@ def test_index_with_missing_shards_names_them(tmp_path):
         open_checkpoint(tmp_path)
 
 
-def test_index_naming_a_tensor_that_no_shard_has(tmp_path):
+def test_an_index_that_names_a_missing_tensor_is_refused(tmp_path):
     checkpoints.save({"a": torch.ones(2), "b": torch.ones(2)}, tmp_path, "zip", shards=2)
     index = tmp_path / "pytorch_model.bin.index.json"
     raw = json.loads(index.read_text())
@@ -86,7 +86,7 @@ def test_index_naming_a_tensor_that_no_shard_has(tmp_path):
 
 
 @pytest.mark.parametrize("file", ("../a.bin", "/etc/passwd", "x/y.bin", "..", "", "a\\b", 3, "a\0"))
-def test_index_may_not_leave_its_folder(tmp_path, file):
+def test_an_index_may_not_leave_its_folder(tmp_path, file):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": file}}))
     with pytest.raises(UserError, match=r"index\.json.*no file of its own folder"):
@@ -94,7 +94,7 @@ def test_index_may_not_leave_its_folder(tmp_path, file):
 
 
 @pytest.mark.parametrize("text", ("", "[]", "{}", '{"weight_map": 1}', "[" * 100_000, "\xff"))
-def test_broken_index(tmp_path, text):
+def test_a_broken_index_is_refused(tmp_path, text):
     (tmp_path / "index.json").write_text(text, encoding="latin-1")
     with pytest.raises(
         UserError, match="index.json (is no valid JSON|holds no object|has no weight_map)"
@@ -102,7 +102,7 @@ def test_broken_index(tmp_path, text):
         read_weight_map(tmp_path / "index.json")
 
 
-def test_an_index_of_very_many_files_or_of_very_long_names(tmp_path):
+def test_a_huge_index_is_refused_in_a_short_line(tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {f"{i}": f"{i}" for i in range(2000)}}))
     with pytest.raises(UserError, match="names 2000 files; at most 1000 are read"):
@@ -113,14 +113,14 @@ def test_an_index_of_very_many_files_or_of_very_long_names(tmp_path):
     assert len(str(error.value)) < 1000 and str(error.value).isprintable()
 
 
-def test_more_tensors_than_any_model_has(tmp_path, monkeypatch):
+def test_too_many_tensors_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("mlx_t5.checkpoints.checkpoint.MAX_TENSORS", 3)
     state = {name: torch.zeros(1) for name in "abcd"}
     with pytest.raises(UserError, match="more than 3 tensors; that is no T5"):
         open_checkpoint(checkpoints.save(state, tmp_path, shards=2))
 
 
-def test_folder_without_weights(tmp_path):
+def test_a_folder_without_weights_is_refused(tmp_path):
     (tmp_path / "tf_model.h5").touch()
     with pytest.raises(UserError, match="no model.safetensors.*it holds tf_model.h5"):
         open_checkpoint(tmp_path)
@@ -129,7 +129,7 @@ def test_folder_without_weights(tmp_path):
 
 
 @pytest.mark.parametrize("file", ("model.safetensors", "pytorch_model.bin"))
-def test_git_lfs_pointer(tmp_path, file):
+def test_a_git_lfs_pointer_is_refused_with_the_cure(tmp_path, file):
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
     (tmp_path / file).write_text(pointer)
     with pytest.raises(UserError, match="git lfs pull"):
@@ -147,7 +147,7 @@ def test_other_types_are_refused_by_name(tmp_path, format):
 
 
 @EVERY_FORMAT
-def test_a_file_cut_short_anywhere(tmp_path, format):
+def test_a_file_cut_short_anywhere_is_refused(tmp_path, format):
     whole = checkpoints.save(views(), tmp_path, format)
     path = next(path for path in whole.iterdir())
     data = path.read_bytes()
@@ -159,7 +159,7 @@ def test_a_file_cut_short_anywhere(tmp_path, format):
 
 @pytest.mark.slow
 @EVERY_FORMAT
-def test_flipped_bytes_are_an_error_or_other_numbers(tmp_path, format):
+def test_flipped_bytes_give_an_error_or_other_numbers(tmp_path, format):
     path = next(checkpoints.save(views(), tmp_path, format).iterdir())
     data = path.read_bytes()
     chance = random.Random(0)

@@ -60,7 +60,7 @@ def folder(tmp_path):
         (None, {}),
     ],
 )
-def test_settings(folder, raw, settings):
+def test_entries_become_settings(folder, raw, settings):
     preset = read_generation_config(folder(raw, **IDS))
     assert (preset.settings, preset.left_out, preset.note) == (settings, (), "")
 
@@ -85,7 +85,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(n, v) for n in NUMBERS for v in NUMBERS[n]])
-def test_0_and_1_are_named_exactly_where_transformers_acts_on_them(folder, made, name, value):
+def test_unsupported_numbers_are_named_only_where_transformers_uses_them(folder, made, name, value):
     own, model = transformers.GenerationConfig(do_sample=True, **{name: value}), made("t5").model
     own._eos_token_tensor = torch.tensor([1])
     source = {"input_ids_seq_length": 1, "encoder_input_ids": torch.tensor([[5, 1]])}
@@ -113,7 +113,7 @@ def test_0_and_1_are_named_exactly_where_transformers_acts_on_them(folder, made,
         ({"prompt_lookup_num_tokens": 3, "use_mtp": True, "max_cache_len": 9}, False),
     ],
 )
-def test_other_entries(folder, entries, named):
+def test_unsupported_entries_are_named_unless_neutral(folder, entries, named):
     assert read_generation_config(folder(entries)).left_out == (tuple(entries) if named else ())
 
 
@@ -150,7 +150,7 @@ def test_settings_in_config_json_are_those_of_transformers(made, tmp_path, entri
     assert read_generation_config(folder) == Preset(FILE)
 
 
-def test_a_bad_setting_in_config_json_is_told(folder):
+def test_a_bad_setting_in_config_json_is_reported(folder):
     with pytest.raises(UserError, match="^config.json: top_p is 2; .*; --ignore-generation-config"):
         read_generation_config(folder(top_p=2))
 
@@ -170,7 +170,7 @@ def test_beams_that_sample_are_left_out(folder):
     assert preset.left_out == ("num_beams",)
 
 
-def test_a_later_wish_overrides_an_earlier_one():
+def test_later_settings_override_earlier_ones():
     assert combined({"top_k": 5, "temp": 1.0}, {"top_k": 7}) == {"top_k": 7, "temp": 1.0}
     beams = {"num_beams": 4, "length_penalty": 2.0}
     assert combined(beams, {"temp": 0.5}) == {"length_penalty": 2.0, "temp": 0.5}
@@ -178,7 +178,7 @@ def test_a_later_wish_overrides_an_earlier_one():
     assert combined(beams, {"temp": 0.0}) == {**beams, "temp": 0.0}
 
 
-def test_unknown_tasks_are_told_which_there_are(folder):
+def test_an_unknown_task_is_refused_with_the_known_names(folder):
     tasks = read_tasks(folder(task_specific_params={"summarization": SUMMARIES, "b\n": {}}))
     with pytest.raises(UserError, match=r"no task 'x'; it has summarization, b\\n$"):
         find_task(tasks, "x")
@@ -198,7 +198,7 @@ def test_unknown_tasks_are_told_which_there_are(folder):
         ({"do_sample": True, "temperature": -1}, "temp is -1"),
     ],
 )
-def test_a_damaged_file_is_one_line(folder, raw, message):
+def test_a_damaged_file_is_refused_in_one_line(folder, raw, message):
     with pytest.raises(UserError, match=message) as refused:
         read_generation_config(folder(raw))
     assert str(refused.value).endswith("; --ignore-generation-config does without it")
@@ -213,6 +213,6 @@ def test_a_damaged_file_is_one_line(folder, raw, message):
         ({"a": {"min_length": -7.5}}, "task a: min_tokens is -7.5"),
     ],
 )
-def test_damaged_tasks_are_one_line(folder, tasks, message):
+def test_damaged_tasks_are_refused_in_one_line(folder, tasks, message):
     with pytest.raises(UserError, match=message):
         read_tasks(folder(task_specific_params=tasks))

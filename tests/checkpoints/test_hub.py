@@ -53,7 +53,7 @@ def names(folder: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_only_what_is_needed_is_fetched(hub, ask):
+def test_only_the_needed_files_are_fetched(hub, ask):
     both = {"model.safetensors": b"1", "pytorch_model.bin": b"2"}
     hub.repos["google-t5/t5-small"] = SMALL | STRANGERS | both
     hub.renamed["t5-small"] = "google-t5/t5-small"  # the Hub redirects ids of old
@@ -74,7 +74,7 @@ def test_only_what_is_needed_is_fetched(hub, ask):
     assert ask(*ids, HF_HUB_OFFLINE="1") == ask(*ids, HF_ENDPOINT=NOWHERE) == folders
 
 
-def test_failures_are_one_line(hub, ask):
+def test_failed_requests_are_reported_in_one_line(hub, ask):
     hub.repos = {"a/gated": SMALL, "a/t5": SMALL | STRANGERS, "a/bare": {"model.safetensors": b""}}
     hub.gated = {"a/gated"}
     lines = ask("no/where", "a/gated", "a/t5@v9", "a/t5", "a/bare")
@@ -95,14 +95,14 @@ def test_failures_are_one_line(hub, ask):
     ("settings", "cause"),
     (({"HF_ENDPOINT": NOWHERE}, "ConnectError"), ({"HF_HUB_OFFLINE": "1"}, "OfflineMode")),
 )
-def test_no_connection_and_nothing_cached(ask, settings, cause):
+def test_a_lost_connection_with_an_empty_cache_is_reported(ask, settings, cause):
     (line,) = ask("a/t5", **settings)
     assert line.startswith(f"error: a/t5: cannot be downloaded ({cause}")
     assert line.endswith("; connect, or give a local folder")
 
 
 @pytest.mark.slow
-def test_a_disk_without_room_is_told_before_the_download(hub, ask):
+def test_a_disk_without_room_is_reported_before_the_download(hub, ask):
     hub.repos["a/t5"] = SMALL | {"model.safetensors": b"old"}
     hub.repos["a/large"] = SMALL | {"model.safetensors": b"new", "pytorch_model.bin": b"new"}
     (folder,) = ask("a/t5")
@@ -116,7 +116,7 @@ def test_a_disk_without_room_is_told_before_the_download(hub, ask):
     assert again == folder and not hub.fetched, "what is there needs no room"
 
 
-def test_a_disk_that_is_full_in_the_middle_of_a_download(monkeypatch):
+def test_a_disk_that_fills_up_during_a_download_is_reported(monkeypatch):
     siblings = [SimpleNamespace(rfilename=n, size=1) for n in ("config.json", "model.safetensors")]
     info = SimpleNamespace(siblings=siblings, sha="0" * 40)
 
@@ -153,7 +153,7 @@ def test_local_folders_never_touch_the_network(no_network, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     "name", ("", "/no/such/folder", "./here", "a/b/c", "../up", "~/t5", "a b", "file")
 )
-def test_what_cannot_be_an_id_is_no_request(no_network, tmp_path, monkeypatch, name):
+def test_an_invalid_hub_id_sends_no_request(no_network, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="neither a folder nor a Hub id"):
@@ -179,11 +179,11 @@ INDEX = "model.safetensors.index.json"
         (["spiece.model", "config.json", "evil/config.json"], ["config.json", "spiece.model"]),
     ),
 )
-def test_choose_files(listed, chosen):
+def test_choose_files_picks_one_complete_checkpoint(listed, chosen):
     assert choose_files(listed) == chosen
 
 
-def test_what_is_kept_about_a_source(tmp_path):
+def test_the_origin_of_a_model_is_recorded(tmp_path):
     commit = tmp_path / "models--google-t5--t5-small" / "snapshots" / "abc"
     of_old = origin("t5-small", None, commit)
     assert of_old == {"model": "google-t5/t5-small", "commit": "abc"}

@@ -29,7 +29,7 @@ def rewrite(folder, change):
     mx.save_safetensors(str(weights), arrays, {"format": "mlx"})
 
 
-def test_copies_of_a_model_are_the_same_wherever_they_are_from(folder):
+def test_copies_of_a_model_have_one_identity_wherever_they_come_from(folder):
     change(folder / "config.json", {"converted_from": {"model": "x"}})
     (folder / "README.md").write_text("another")
     assert identity(folder) == identity(BUNDLED)
@@ -43,26 +43,26 @@ def test_copies_of_a_model_are_the_same_wherever_they_are_from(folder):
         lambda weight: weight + 1e-3,
     ],
 )
-def test_other_weights_are_another_model(folder, change):
+def test_other_weights_have_a_different_identity(folder, change):
     rewrite(folder, change)
     assert identity(folder) != identity(BUNDLED)
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "generation_config.json"])
-def test_other_small_files_are_another_model(folder, file):
+def test_other_small_files_have_a_different_identity(folder, file):
     before = identity(folder)
     change(folder / file, {"pad_token_id": 7})
     assert identity(folder) != before
 
 
-def test_the_modules_of_a_sentence_encoder_count(folder):
+def test_the_identity_covers_the_modules_of_a_sentence_encoder(folder):
     add_modules(folder, pooling("mean"))
     before = identity(folder)
     change(folder / "1_Pooling" / "config.json", {"pooling_mode": "cls"})
     assert identity(folder) != before
 
 
-def test_adapters_differ(tmp_path):
+def test_different_adapters_have_different_identities(tmp_path):
     shape = (128, shared_models.SHAPE["d_model"])
     layer = "encoder.block.0.layer.0.SelfAttention.q"
     for name, rank in (("a", 1), ("b", 2)):
@@ -70,6 +70,6 @@ def test_adapters_differ(tmp_path):
     assert adapter_identity(tmp_path / "a") != adapter_identity(tmp_path / "b")
 
 
-def test_a_folder_that_cannot_be_read_is_told(tmp_path):
+def test_an_unreadable_folder_is_reported(tmp_path):
     with pytest.raises(UserError, match="config.json"):
         identity(tmp_path)

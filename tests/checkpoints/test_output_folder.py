@@ -34,7 +34,7 @@ def test_an_output_that_appears_meanwhile_is_kept(tmp_path):
     assert siblings(out) == {"out"} and (out / "theirs").exists()
 
 
-def test_check_output(tmp_path):
+def test_check_output_folder_refuses_a_dangling_link(tmp_path):
     check_output_folder(tmp_path / "none", overwrite=False, ours=lambda name: False)
     (tmp_path / "dangling").symlink_to(tmp_path / "none")
     with pytest.raises(UserError):
@@ -60,7 +60,7 @@ def test_leftovers_of_killed_runs_are_cleared(tmp_path, ended):
     assert siblings(tmp_path / "out") == {"out", running, f".other.partial-{ended}"}
 
 
-def test_what_a_killed_run_had_set_aside_is_put_back(tmp_path, ended):
+def test_a_folder_set_aside_by_a_killed_run_is_put_back(tmp_path, ended):
     aside = tmp_path / f".out.old-{ended}"
     aside.mkdir()
     (aside / "config.json").write_text("old")
@@ -88,7 +88,7 @@ def replace(out: Path) -> None:
 
 
 @pytest.mark.parametrize("last", (1, 2))
-def test_an_interrupt_right_after_a_renaming_puts_the_old_back(tmp_path, monkeypatch, last):
+def test_an_interrupt_right_after_renaming_restores_the_old_folder(tmp_path, monkeypatch, last):
     out, rename, done = folder_with(tmp_path / "out", "old"), Path.rename, []
 
     def interrupted(self: Path, target: Path) -> None:
@@ -138,7 +138,7 @@ def test_an_interrupt_at_any_point_loses_nothing(tmp_path):
     assert stop > 100 and content == "new"
 
 
-def test_other_threads_and_signals_somebody_asked_for_are_left_alone(tmp_path):
+def test_other_threads_work_and_ignored_signals_stay_ignored(tmp_path):
     before = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with new_folder(tmp_path / "out", overwrite=False):

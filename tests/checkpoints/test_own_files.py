@@ -113,7 +113,7 @@ THINGS = {
         (name, thing) for name in ("config.json", *ALL[-5:]) for thing in ("pipe", "folder", "huge")
     ],
 )
-def test_what_is_no_small_file_of_the_folder(whole, tmp_path, use, name, thing):
+def test_links_pipes_and_huge_files_are_refused(whole, tmp_path, use, name, thing):
     stranger = shutil.copytree(whole[0], tmp_path / "stranger")
     put(stranger / name, thing, tmp_path / "private")
     if use is copy and name in (CHATS, *OF_CHATS):
@@ -127,7 +127,7 @@ def test_what_is_no_small_file_of_the_folder(whole, tmp_path, use, name, thing):
 
 @pytest.mark.parametrize("use", [read, copy])
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
-def test_a_link_out_of_an_adapter(whole, tmp_path, name, use):
+def test_a_link_out_of_an_adapter_is_refused(whole, tmp_path, name, use):
     stranger = shutil.copytree(whole[1], tmp_path / "stranger")
     put(stranger / name, "link", tmp_path / "private")
     with pytest.raises(UserError, match=f"{name} is a link out of its folder"):
@@ -146,7 +146,7 @@ def linked(folder: Path, target: Path, place) -> Path:
     return target
 
 
-def test_links_within_the_folder_and_a_linked_folder(whole, tmp_path):
+def test_links_within_the_folder_and_a_linked_folder_are_followed(whole, tmp_path):
     folder, adapter = whole
     inside = linked(folder, tmp_path / "model", lambda name: tmp_path / "model" / "real" / name)
     (tmp_path / "link").symlink_to(inside)
@@ -154,7 +154,7 @@ def test_links_within_the_folder_and_a_linked_folder(whole, tmp_path):
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["blobs", "shared blobs"])
-def test_the_cache_of_the_hub(whole, tmp_path, shared):
+def test_folders_in_the_hub_cache_are_read(whole, tmp_path, shared):
     """Its snapshots are links; huggingface_hub 2 has the blobs of all repositories in one place."""
     folder, adapter = whole
     repository = tmp_path / "hub" / "models--a--t5"
@@ -179,7 +179,7 @@ def expect_the_same(folder, links, adapter, tmp_path):
     assert {f for f in first if first[f] != second[f]} <= {Path("config.json")}  # has the origin
 
 
-def test_links_into_the_blobs_of_the_same_repository_only(tmp_path):
+def test_only_links_into_blobs_of_the_same_repository_are_followed(tmp_path):
     for name in ("models--a--t5", "models--b--t5", "other"):
         (tmp_path / name / "snapshots" / "1").mkdir(parents=True)
         (tmp_path / name / "blobs").mkdir()

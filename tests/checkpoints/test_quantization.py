@@ -24,7 +24,7 @@ from model import load
     ("mode", "bits", "group"),
     (("affine", 4, 64), ("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)),
 )
-def test_defaults_of_each_mode(mode, bits, group):
+def test_each_mode_has_its_defaults(mode, bits, group):
     assert Quantization.from_options(mode=mode) == Quantization(group, bits, mode)
 
 
@@ -35,7 +35,7 @@ EVERY_MODE = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "bits", "group"), [*EVERY_MODE, ("affine", "vo_4_5", 32)])
-def test_quantised_as_mlx_does_it(tiny, tmp_path, mode, bits, group):
+def test_quantised_weights_equal_those_of_mlx(tiny, tmp_path, mode, bits, group):
     """The output holds what `nn.quantize` makes of the same model, layer by layer."""
     mixed = bits == "vo_4_5"
     options = {"quant_predicate": bits} if mixed else {"q_bits": bits, "q_mode": mode}
@@ -72,7 +72,7 @@ def test_quantised_as_mlx_does_it(tiny, tmp_path, mode, bits, group):
     ),
     ids=lambda options: "-".join(map(str, options.values())),
 )
-def test_embedding_and_head_in_8_bits(made, tmp_path, tied, options):
+def test_an_8_bit_embedding_and_head_equal_their_dequantised_weights(made, tmp_path, tied, options):
     """They give what their dequantised weights give: looked up, multiplied and, if tied, scaled."""
     source = made("t5" if tied else "flan").folder
     out = convert(source, tmp_path / "out", "float32", quantize=True, q_group_size=32, **options)
@@ -99,7 +99,7 @@ def test_embedding_and_head_in_8_bits(made, tmp_path, tied, options):
     assert drafted.tokens == regular.tokens and drafted.stats.drafted
 
 
-def test_of_many_tokens_the_embedding_gets_8_bits(tiny, tmp_path, monkeypatch, capsys):
+def test_the_embedding_of_a_large_vocabulary_gets_8_bits(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(quantization, "LARGE_VOCABULARY", TINY["vocab_size"])
     configs = {}
     for predicate in (None, "embed_8", "layers"):
@@ -112,7 +112,7 @@ def test_of_many_tokens_the_embedding_gets_8_bits(tiny, tmp_path, monkeypatch, c
     assert configs[None] == configs["embed_8"]
 
 
-def test_below_so_many_tokens_nothing_changes():
+def test_only_a_large_vocabulary_changes_the_recipe():
     few, many = (Recipe.from_options(vocab_size=LARGE_VOCABULARY - n) for n in (1, 0))
     assert (few, many.general) == (Recipe.from_options(), few.general)
     assert many == Recipe.from_options(predicate="embed_8")
@@ -121,7 +121,9 @@ def test_below_so_many_tokens_nothing_changes():
 
 
 @pytest.mark.parametrize("dtype", ("float16", "bfloat16", "float32"))
-def test_the_type_of_a_model_whose_embedding_is_quantised(tiny, tmp_path, dtype, monkeypatch):
+def test_a_quantised_embedding_does_not_hide_the_type_of_a_model(
+    tiny, tmp_path, dtype, monkeypatch
+):
     """Without a wish a GPU computes in the folder's type, and memory is counted in that one."""
     monkeypatch.setattr(weights_module, "on_cpu", lambda: False)
     out = convert(tiny, tmp_path / "out", dtype, quantize=True, quant_predicate="embed_8")
@@ -150,13 +152,13 @@ def test_the_type_of_a_model_whose_embedding_is_quantised(tiny, tmp_path, dtype,
         ({"mode": "int4"}, "unknown quantisation mode 'int4'; known: affine, mxfp4, mxfp8, nvfp4"),
     ),
 )
-def test_contradictory_recipes(options, message):
+def test_contradictory_recipes_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         Recipe.from_options(**options)
 
 
 @pytest.mark.parametrize("predicate", (None, "vo_4_5", "embed_8", "vo_4_5+embed_8"))
-def test_what_a_recipe_does_to_a_parameter(predicate):
+def test_a_recipe_gives_each_parameter_its_bits(predicate):
     four, five, eight = map(Quantization.from_options, (4, 5, 8))
     recipe = Recipe.from_options(predicate=predicate)
     special, embedding = "vo" in str(predicate), "embed" in str(predicate)
@@ -193,7 +195,7 @@ def test_quantised_scales_have_the_models_type(tiny, tmp_path, dtype):
             assert array.dtype == (mx.float32 if kept else getattr(mx, dtype))
 
 
-def test_layers_that_do_not_divide_into_groups(tmp_path, capsys):
+def test_layers_that_do_not_divide_into_groups_stay_unquantised(tmp_path, capsys):
     config = TINY | {"d_ff": 96}
     checkpoints.save(checkpoints.random_state(config), tmp_path / "in", config=config)
     out = convert(tmp_path / "in", tmp_path / "out", quantize=True)

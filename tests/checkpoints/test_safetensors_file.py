@@ -41,7 +41,7 @@ def entry(shape, start, end, dtype="F32"):
         ({"__metadata__": 3}, "damaged safetensors header"),
     ),
 )
-def test_safetensors_headers_that_lie(tmp_path, header, cause):
+def test_headers_that_lie_are_refused(tmp_path, header, cause):
     text = json.dumps(header).encode()
     data = struct.pack("<Q", len(text)) + text + bytes(8)
     (tmp_path / "model.safetensors").write_bytes(data)
@@ -62,13 +62,13 @@ def test_safetensors_headers_that_lie(tmp_path, header, cause):
         (struct.pack("<Q", 4) + b'"\xff" ', "damaged"),
     ),
 )
-def test_broken_safetensors(tmp_path, data, cause):
+def test_broken_files_are_refused(tmp_path, data, cause):
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(UserError, match=f"model.safetensors: .*{cause}"):
         open_checkpoint(tmp_path)
 
 
-def test_writer_round_trip(tmp_path):
+def test_written_files_are_read_back_unchanged(tmp_path):
     a, b = mx.random.normal((4, 6)).astype(mx.bfloat16), mx.arange(5, dtype=mx.uint32)
     wanted = {"a": ("bfloat16", (4, 6)), "b": ("uint32", (5,)), "e": ("float32", (0,))}
     path = tmp_path / "model.safetensors"
@@ -85,7 +85,7 @@ def test_writer_round_trip(tmp_path):
     assert isinstance(checkpoint, Checkpoint) and checkpoint.metadata == {"format": "mlx"}
 
 
-def test_writer_insists_on_the_promised_sizes(tmp_path):
+def test_the_writer_refuses_too_little_or_too_much_data(tmp_path):
     wanted = {"a": ("float32", (2, 2))}
     with (
         pytest.raises(ValueError, match="incomplete tensors: a"),

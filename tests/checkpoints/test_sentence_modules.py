@@ -45,7 +45,7 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path, modules, general):
     assert decoder.embed([]).shape == (0, found.shape[1])
 
 
-def test_modules_go_with_a_conversion(tmp_path):
+def test_a_conversion_keeps_the_modules(tmp_path):
     modules = [pooling("cls"), dense(32, 64), NORMALIZE]
     folder = folder_of(tmp_path / "m", *modules, reading={"max_seq_length": 5})
     out = convert(folder, tmp_path / "mlx", dtype="float32", encoder_only=True)
@@ -55,7 +55,7 @@ def test_modules_go_with_a_conversion(tmp_path):
     assert (again / "2_Dense" / "model.safetensors").exists()
 
 
-def test_what_version_6_writes_is_read_as_its_original(tmp_path):
+def test_folders_resaved_by_version_6_give_the_same_vectors(tmp_path):
     from sentence_transformers import SentenceTransformer
 
     folder, saved = folder_of(tmp_path / "m", pooling("mean"), dense(), NORMALIZE), tmp_path / "v6"
@@ -74,7 +74,7 @@ def test_what_version_6_writes_is_read_as_its_original(tmp_path):
         ({"tokenizer": {"model_max_length": int(1e30), "truncation_side": "right"}}, None),
     ],
 )
-def test_where_texts_are_cut(tmp_path, settings, limit):
+def test_texts_are_cut_at_the_configured_length(tmp_path, settings, limit):
     found = read_pooling(folder_of(tmp_path / "m", pooling("mean"), **settings), 32)
     assert found == Pooling(max_tokens=limit)
     ids = [*range(10, 19), 1]
@@ -112,7 +112,7 @@ READING, GENERAL, TOKENIZER = SETTINGS.values()
         (TOKENIZER, {"truncation_side": "left"}),
     ],
 )
-def test_what_is_not_supported_is_refused_by_its_name(tmp_path, file, entries):
+def test_unsupported_settings_are_refused_by_name(tmp_path, file, entries):
     folder = folder_of(tmp_path / "m", pooling("mean"), dense(), NORMALIZE)
     change(folder / file, entries)
     assert refused(folder, next(iter(entries))).endswith("use sentence-transformers")
@@ -129,7 +129,7 @@ def test_what_is_not_supported_is_refused_by_its_name(tmp_path, file, entries):
         ([], "no Pooling module"),
     ],
 )
-def test_modules_that_are_not_supported_are_refused(tmp_path, modules, message):
+def test_unsupported_modules_are_refused(tmp_path, modules, message):
     refused(folder_of(tmp_path / "m", *modules), message)
 
 
@@ -153,7 +153,7 @@ def test_modules_that_are_not_supported_are_refused(tmp_path, modules, message):
         (GENERAL, '{"default_prompt_name": "q"}', "no text for default_prompt_name q$"),
     ],
 )
-def test_what_is_damaged_is_refused(tmp_path, file, content, message):
+def test_damaged_files_are_refused(tmp_path, file, content, message):
     folder = folder_of(tmp_path / "m", pooling("mean"), dense())
     (folder / file).write_text(content)
     refused(folder, message)

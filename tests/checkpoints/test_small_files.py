@@ -35,7 +35,7 @@ def test_the_limits_leave_room_for_real_files(tmp_path):
     require_small(tmp_path / "tokenizer.json")
 
 
-def test_a_path_that_leads_nowhere_is_one_line(tmp_path, capsys):
+def test_a_path_that_leads_nowhere_is_reported_in_one_line(tmp_path, capsys):
     (tmp_path / "loop").symlink_to("loop")
     too_long = str(tmp_path / ("a" * 300))  # as what is no UTF-8 on a Mac, no disk takes it
     for name in ("~nosuchuser/t5", str(tmp_path / "loop"), too_long):
@@ -47,7 +47,7 @@ def test_a_path_that_leads_nowhere_is_one_line(tmp_path, capsys):
             locate(name, convert)
 
 
-def test_a_snapshot_knows_its_repository():
+def test_a_snapshot_path_names_its_repository():
     cache = Path("/home/me/hub")
     assert snapshot_id(cache / "models--google--flan-t5-xl/snapshots/abc") == "google/flan-t5-xl"
     assert snapshot_id(cache / "models--t5-small/snapshots/abc") == "t5-small"

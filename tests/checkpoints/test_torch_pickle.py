@@ -96,12 +96,12 @@ ONES = b"K\1" * 100_000 + b"t"
         (REBUILD + b"(" + STORAGE + b"K\0(" + ONES + b"(" + ONES + b"tR.", "8 dimensions"),
     ),
 )
-def test_hostile_opcodes(tmp_path, pickled, cause):
+def test_hostile_opcodes_are_refused(tmp_path, pickled, cause):
     with pytest.raises(UserError, match=cause):
         open_checkpoint(legacy(pickled, tmp_path / "pytorch_model.bin"))
 
 
-def test_a_list_of_storages_that_takes_for_ever_to_hash(tmp_path):
+def test_a_list_of_storages_that_hashes_for_ever_is_refused(tmp_path):
     parts = (pickle.dumps(part, 2) for part in (0x1950A86A20F9469CFC6C, 1001, {}, {}))
     nested = b"\x80\x02](" + b")" + b"q\0h\0\x86" * 60 + b"e."
     (tmp_path / "pytorch_model.bin").write_bytes(b"".join(parts) + nested)
@@ -109,7 +109,7 @@ def test_a_list_of_storages_that_takes_for_ever_to_hash(tmp_path):
         open_checkpoint(tmp_path)
 
 
-def test_an_archive_with_more_entries_than_any_list_of_tensors(tmp_path):
+def test_an_archive_with_too_many_entries_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as archive:
         for i in range(100):
             archive.writestr(f"{i:030000}", b"")
@@ -119,14 +119,14 @@ def test_an_archive_with_more_entries_than_any_list_of_tensors(tmp_path):
 
 @pytest.mark.parametrize("state", ([torch.ones(1)], {"a": 1}, {1: torch.ones(1)}, torch.ones(1)))
 @BIN_FORMATS
-def test_only_a_state_dict_will_do(tmp_path, format, state):
+def test_only_a_state_dict_is_accepted(tmp_path, format, state):
     checkpoints.write(state, tmp_path / "pytorch_model.bin", format)
     with pytest.raises(UserError, match="not a state dict"):
         open_checkpoint(tmp_path)
 
 
 @BIN_FORMATS
-def test_a_tensor_larger_than_its_storage(tmp_path, format):
+def test_a_tensor_larger_than_its_storage_is_refused(tmp_path, format):
     state = {"a": torch.ones(1).expand(2**40)}
     with pytest.raises(UserError, match="a reaches beyond its storage of 1 elements"):
         open_checkpoint(checkpoints.save(state, tmp_path, format))
@@ -140,7 +140,7 @@ def test_a_tensor_larger_than_its_storage(tmp_path, format):
         (b"QK\x00", b"QK\x01"),  # the offset, which follows the storage
     ),
 )
-def test_a_tensor_reaching_out_of_its_storage(tmp_path, old, new):
+def test_a_tensor_reaching_out_of_its_storage_is_refused(tmp_path, old, new):
     path = checkpoints.save({"a": torch.ones(2, 3)}, tmp_path, "legacy") / "pytorch_model.bin"
     data = path.read_bytes()
     assert data.count(old) == 1
@@ -156,7 +156,7 @@ def test_a_tensor_reaching_out_of_its_storage(tmp_path, old, new):
         (zipfile.ZIP_STORED, "data/0", r"the bytes of a \(storage 0\) are missing"),
     ),
 )
-def test_archives_as_torch_never_writes_them(tmp_path, compression, left_out, cause):
+def test_archives_that_torch_never_writes_are_refused(tmp_path, compression, left_out, cause):
     path = checkpoints.save({"a": torch.ones(99)}, tmp_path, "zip") / "pytorch_model.bin"
     with zipfile.ZipFile(path) as old:
         entries = {name: old.read(name) for name in old.namelist()}
@@ -170,7 +170,7 @@ def test_archives_as_torch_never_writes_them(tmp_path, compression, left_out, ca
 
 @BIN_FORMATS
 @pytest.mark.parametrize("protocol", (2, 3, 4))
-def test_pickle_protocols(tmp_path, format, protocol):
+def test_every_pickle_protocol_is_read(tmp_path, format, protocol):
     zipped = format == "zip"
     path = tmp_path / "pytorch_model.bin"
     torch.save(views(), path, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
@@ -180,7 +180,7 @@ def test_pickle_protocols(tmp_path, format, protocol):
 
 
 @pytest.mark.parametrize("count", (5, 7, 2**62))
-def test_a_legacy_storage_of_another_size(tmp_path, count):
+def test_a_legacy_storage_of_another_size_is_refused(tmp_path, count):
     path = checkpoints.save({"a": torch.ones(6)}, tmp_path, "legacy") / "pytorch_model.bin"
     data = path.read_bytes()
     values = struct.pack("<6f", *[1.0] * 6)
@@ -189,7 +189,7 @@ def test_a_legacy_storage_of_another_size(tmp_path, count):
         open_checkpoint(tmp_path)
 
 
-def test_an_archive_entry_that_ends_behind_the_file(tmp_path):
+def test_an_archive_entry_that_ends_after_the_file_is_refused(tmp_path):
     path = checkpoints.save({"a": torch.ones(6)}, tmp_path, "zip") / "pytorch_model.bin"
     data = bytearray(path.read_bytes())
     header = data.index(b"PK\x01\x02")

@@ -37,7 +37,7 @@ SERVER = "requirements/server.txt"
         (within(SETTINGS["early_stopping"].range), "never", "never"),
     ],
 )
-def test_what_is_within_a_range_is_read(kind, text, value):
+def test_values_within_a_range_are_read(kind, text, value):
     assert kind(text) == value and type(kind(text)) is type(value)
 
 
@@ -50,13 +50,13 @@ def test_what_is_within_a_range_is_read(kind, text, value):
         (within(SETTINGS["early_stopping"].range), ["1", "x"], "true or false or never"),
     ],
 )
-def test_what_is_not_is_refused_in_the_words_of_the_range(kind, texts, expected):
+def test_values_outside_a_range_are_refused_with_its_description(kind, texts, expected):
     for text in texts:
         with pytest.raises(argparse.ArgumentTypeError, match=f"^give {expected}, not '{text}'$"):
             kind(text)
 
 
-def test_every_setting_is_an_option_with_its_words_and_its_range(capsys):
+def test_every_setting_is_an_option_with_its_description_and_range(capsys):
     parser = build_parser()
     assert given_settings(vars(parser.parse_args([]))) == {}
     printed = " ".join(parser.format_help().replace("-\n", "-").split())
@@ -76,7 +76,7 @@ def test_every_setting_is_an_option_with_its_words_and_its_range(capsys):
         assert error.startswith("error: -") and f"{option}{expected}" in error
 
 
-def test_another_command_line_has_other_defaults_and_words(capsys):
+def test_a_command_may_change_defaults_and_descriptions(capsys):
     parser = Parser()
     add_setting(parser, "--max-tokens", default=200, help="longest text")
     add_setting(parser, "--temp", default=[0.0])
@@ -115,7 +115,7 @@ CUDA_OUT_OF_MEMORY = "cudaMallocAsync(&data, size) failed: out of memory"
         (MemoryError("std::bad_alloc"), NO_MEMORY),
     ],
 )
-def test_what_goes_wrong_is_one_line_and_a_status(raised, told, capsys):
+def test_an_error_prints_one_line_and_returns_status_2(raised, told, capsys):
     assert run(raising(raised), SERVER) == 2
     assert capsys.readouterr() == ("", f"error: {told}\n")
 
@@ -127,7 +127,7 @@ def raising(error: BaseException):
     return command
 
 
-def test_an_interruption_has_a_status_and_words_of_its_command(capsys):
+def test_an_interruption_returns_130_and_prints_the_commands_words(capsys):
     assert run(raising(KeyboardInterrupt()), SERVER, "stopped") == 130
     assert capsys.readouterr() == ("", "stopped\n")
 
@@ -139,6 +139,6 @@ def test_an_interruption_has_a_status_and_words_of_its_command(capsys):
         RuntimeError("[METAL] Command buffer execution failed: Caused GPU Timeout Error."),
     ],
 )
-def test_what_is_a_mistake_of_ours_or_of_mlx_is_not_hidden(error):
+def test_unexpected_errors_are_not_caught(error):
     with pytest.raises(type(error)):
         run(raising(error))

@@ -23,7 +23,7 @@ def test_the_array_is_as_numpy_writes_it(tmp_path):
     assert ours.read_bytes() == theirs.read_bytes()
 
 
-def test_rows_stay_those_of_the_prompts(tmp_path):
+def test_each_row_belongs_to_its_prompt(tmp_path):
     path = tmp_path / "vectors.npy"
     outcomes = [UserError("empty"), VECTORS[0], UserError("too long"), VECTORS[1]]
     with ArrayFile(str(path)) as output:

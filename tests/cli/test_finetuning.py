@@ -12,7 +12,7 @@ def lines(path):
     return [str(p) if isinstance(p, UserError) else p for p in PairLines(str(path))]
 
 
-def test_objects_and_tabs(tmp_path):
+def test_pairs_are_read_from_objects_and_from_tab_separated_lines(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(
         b'{"prompt": "a\\nb", "completion": "c", "more": 1}\r\n\n{"prompt": "a"}\n\xff\n'
         b'{"prompt": " ", "completion": "c"}\n[1]\n'
@@ -33,7 +33,7 @@ def test_objects_and_tabs(tmp_path):
     )
 
 
-def test_files_of_a_folder(tmp_path):
+def test_pair_files_are_found_in_a_folder(tmp_path):
     one = tmp_path / "one.tsv"
     assert pair_files(str(one), None) == {"train": str(one)}
     assert pair_files(str(one), "v.jsonl") == {"train": str(one), "valid": "v.jsonl"}
@@ -56,14 +56,14 @@ def test_files_of_a_folder(tmp_path):
         (["--learning-rate", "0.5"], "adamw", 0.5),
     ],
 )
-def test_defaults(tmp_path, given, optimizer, rate):
+def test_the_optimizer_sets_the_default_learning_rate(tmp_path, given, optimizer, rate):
     needed = ["--model", "m", "--data", "d", "--output", str(tmp_path / "o")]
     args = read_finetune_options([*needed, *given, "--max-seq-length", "9"])
     assert (args.optimizer, args.learning_rate) == (optimizer, rate)
     assert args.warmup_steps == 50 and args.max_seq_length == (9, 9)
 
 
-def test_lora_options(tmp_path):
+def test_lora_options_become_a_lora_config(tmp_path):
     given = ["--model", "m", "--data", "d", "--output", str(tmp_path / "o")]
     given += ["--fine-tune-type", "dora", "--r", "3"]
     config = finetuning.lora_config(read_finetune_options(given))
@@ -73,7 +73,7 @@ def test_lora_options(tmp_path):
     assert config.target_modules == ("q", "wo") and config.use_rslora
 
 
-def test_what_comes_next(tmp_path):
+def test_next_commands_run_distil_and_serve_the_model(tmp_path):
     run, distil, serve = next_commands("m", "a/b", False, tmp_path / "p.jsonl", "hello there")
     assert run == ["python", "main.py", "--model", "m", "--adapter-path", "a/b", "--prompt",
                    "hello there"]  # fmt: skip

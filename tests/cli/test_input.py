@@ -65,7 +65,7 @@ def test_a_line_ends_as_any_system_ends_it(tmp_path, end):
     assert input.Lines(name).count == 4
 
 
-def test_only_what_can_be_read_twice_is_counted(standard_input, tmp_path, monkeypatch):
+def test_only_input_that_can_be_read_twice_is_counted(standard_input, tmp_path, monkeypatch):
     standard_input(b"one\ntwo\n")
     piped = input.Lines(f"/dev/fd/{sys.stdin.fileno()}")  # as <(command) and /dev/stdin are
     assert (piped.count, list(piped)) == (None, ["one", "two"])
@@ -145,7 +145,7 @@ def test_lines_may_have_a_prediction(tmp_path):
         ("p.jsonl", '{"prompt": "\\ud800"}\n', 1, "is not valid Unicode", []),
     ],
 )
-def test_a_bad_line_has_its_reason_and_the_others_are_read(
+def test_a_bad_line_has_its_reason_and_other_lines_are_read(
     tmp_path, name, data, bad, message, others
 ):
     path = written(tmp_path, name, data)
@@ -168,7 +168,7 @@ def test_an_empty_file_is_refused(tmp_path, data, standard_input):
         lines("-")
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_unreadable_files_are_refused(tmp_path):
     for name, reason in (("none.txt", "there is no file .*none.txt"), ("", "cannot read")):
         with pytest.raises(UserError, match=reason):
             input.Lines(str(tmp_path / name))
@@ -182,7 +182,7 @@ def test_files_that_cannot_be_read(tmp_path):
         ("caf\udce9", "not valid Unicode"),
     ],  # bytes that are no text
 )
-def test_what_is_no_prompt_is_refused(prompt, reason, standard_input):
+def test_empty_and_undecodable_prompts_are_refused(prompt, reason, standard_input):
     with pytest.raises(UserError, match=f"the prompt is {reason}"):
         input.read_prompts([prompt])
     standard_input(b" \n")
@@ -200,7 +200,7 @@ def wait_until(condition) -> None:
         time.sleep(0.001)
 
 
-def test_a_bounded_number_is_read_ahead():
+def test_a_bounded_number_of_items_is_read_ahead():
     drawn = []
 
     def endless():
@@ -216,7 +216,7 @@ def test_a_bounded_number_is_read_ahead():
     assert len(drawn) == 14
 
 
-def test_an_exception_stands_in_the_place_of_the_item_it_prevented():
+def test_an_exception_is_raised_in_place_of_the_missing_item():
     def failing():
         yield 1
         raise OSError("gone")

@@ -53,7 +53,7 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path):
     assert not (tmp_path / "out.txt").exists()
 
 
-def test_a_finished_result_is_on_disk_at_once_on_one_line(tmp_path):
+def test_a_finished_result_is_written_at_once_on_one_line(tmp_path):
     """And a file is left as it is until there is one."""
     path = tmp_path / "out.txt"
     path.write_text("from yesterday")
@@ -67,7 +67,7 @@ def test_a_finished_result_is_on_disk_at_once_on_one_line(tmp_path):
     assert path.read_text() == "one\\ntwo\\nthree\n\n"
 
 
-def test_a_file_that_cannot_be_written_on_is_named(tmp_path):
+def test_a_file_that_can_no_longer_be_written_is_named(tmp_path):
     path = tmp_path / "out.txt"
     with results(str(path)) as file:
         file.write("p", result("one"))
@@ -80,7 +80,7 @@ def test_a_file_that_cannot_be_written_on_is_named(tmp_path):
             results(str(path)).write("p", result("one"))
 
 
-def test_two_do_not_write_one_file(tmp_path):
+def test_two_writers_cannot_share_a_file(tmp_path):
     path = tmp_path / "out.txt"
     with results(str(path)) as file:
         file.write("p", result("one"))
@@ -100,7 +100,7 @@ def test_a_file_that_has_become_shorter_is_not_continued(tmp_path):
     assert path.read_text() == "one\n"
 
 
-def test_a_json_result_is_exact_and_stays_so_where_it_is_coloured(capsys):
+def test_a_json_result_is_exact_even_if_coloured(capsys):
     with results(None, as_json=True, painter=Coloured()) as file:
         file.write("p\u2028é", result("one\ntwo"))
     out, err = capsys.readouterr()
@@ -112,7 +112,7 @@ def test_a_json_result_is_exact_and_stays_so_where_it_is_coloured(capsys):
     assert record["stats"]["drafted"] == 12
 
 
-def test_coloured_text_takes_the_place_of_the_text_unless_it_is_for_a_file(capsys, tmp_path):
+def test_coloured_text_is_printed_but_not_written_to_files(capsys, tmp_path):
     for path in (None, str(tmp_path / "out.txt")):
         with results(path, painter=Coloured()) as file:
             file.write("p", result("plain"))
@@ -138,7 +138,7 @@ def test_a_prompt_without_a_result_keeps_its_place(tmp_path):
 # ---- who wrote what ------------------------------------------------------------------------------
 
 
-def test_every_token_has_its_author(monkeypatch):
+def test_every_token_is_marked_with_its_origin(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     writers = ["draft", "target", "copy", "copy"]
     painted = Painter().paint(["a", "b", "c"], writers[:3])

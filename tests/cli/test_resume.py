@@ -26,7 +26,7 @@ def test_complete_lines_are_kept_and_a_half_one_is_dropped(tmp_path):
     assert found(tmp_path, "1\n2\n3\n4", ["a", "b"], texts=2) == ResumePoint(1, 4)
 
 
-def test_as_many_prompts_are_drawn_as_are_done(tmp_path):
+def test_the_prompts_of_finished_results_are_skipped(tmp_path):
     items = iter("abc")
     (tmp_path / "out").write_text("1\n2\n3")
     find_resume_point(str(tmp_path / "out"), items, Form())
@@ -39,14 +39,14 @@ def test_results_of_more_prompts_than_the_input_has_are_refused(tmp_path, data):
         found(tmp_path, data, ["a", "b"])
 
 
-def test_what_is_no_file_is_not_read(tmp_path):
+def test_pipes_and_devices_cannot_be_resumed(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name in (str(tmp_path / "pipe"), "/dev/zero"):
         with pytest.raises(UserError, match="goes on with a file, which .* is not"):
             find_resume_point(name, iter("ab"), Form())
 
 
-def test_objects_have_to_be_of_their_prompts(tmp_path):
+def test_resumed_objects_must_belong_to_their_prompts(tmp_path):
     def lines(*records: dict) -> str:
         return "".join(json.dumps(record) + "\n" for record in records)
 
@@ -96,7 +96,7 @@ def timeless(path: Path) -> str:
         ("out.jsonl", ["--score"]),
     ],
 )
-def test_wherever_a_run_was_cut_the_resumed_output_is_that_of_an_uninterrupted_one(
+def test_a_run_cut_anywhere_resumes_to_the_output_of_a_whole_run(
     run, models, tmp_path, name, options
 ):
     lines = tmp_path / "in.jsonl"
@@ -120,7 +120,7 @@ def test_wherever_a_run_was_cut_the_resumed_output_is_that_of_an_uninterrupted_o
     assert timeless(out) == wanted
 
 
-def test_without_resume_an_output_is_written_anew(run, models, tmp_path):
+def test_without_resume_an_output_is_overwritten(run, models, tmp_path):
     (tmp_path / "in.txt").write_text("a\nb\n")
     out = tmp_path / "out.txt"
     argv = [*models, "-m", "3", "--input-file", str(tmp_path / "in.txt"), "--output-file", str(out)]
@@ -188,7 +188,7 @@ BEGUN = {(name, options): None for name, options, *_ in OTHER_JOBS}
 
 
 @pytest.mark.parametrize("name, options", BEGUN)
-def test_another_job_is_refused(begun, run, models, tmp_path, name, options):
+def test_resuming_with_another_job_is_refused(begun, run, models, tmp_path, name, options):
     argv, out = begun(name, *options)
     before = out.read_bytes()
     (tmp_path / "other.txt").write_text("line 0\nline 7\n")
@@ -212,7 +212,7 @@ def test_another_job_is_refused(begun, run, models, tmp_path, name, options):
         ("out.jsonl", ("--embed",), ["--batch-size", "3", "--num-draft", "2"]),
     ],
 )
-def test_what_changes_no_text_may_differ(begun, run, tmp_path, name, options, more):
+def test_settings_that_change_no_text_may_differ(begun, run, tmp_path, name, options, more):
     argv, out = begun(name, *options)
     if out.suffix == ".jsonl":  # whose objects have their prompts: the input may grow
         with open(tmp_path / "in.txt", "a") as more_prompts:

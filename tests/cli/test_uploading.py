@@ -81,7 +81,7 @@ def test_a_conversion_is_sent_file_by_file_and_can_be_loaded_by_its_name(hub, tm
 
 
 @pytest.mark.slow
-def test_what_could_not_be_sent_is_refused_before_the_work(hub, tmp_path):
+def test_an_impossible_upload_is_refused_before_the_work(hub, tmp_path):
     cure = "; give OWNER/NAME, and a token that may write with `hf auth login`"
     refused = {
         ("me/x", ""): "no token found",
@@ -130,7 +130,7 @@ def test_only_the_models_files_are_sent(tmp_path):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("no\nroute")])
-def test_what_fails_in_the_end_leaves_the_folder(tmp_path, monkeypatch, capsys, error):
+def test_a_failed_upload_leaves_the_folder_complete(tmp_path, monkeypatch, capsys, error):
     def fail(*_: object, **__: object) -> None:
         raise error
 
@@ -154,7 +154,7 @@ def converted(folder: Path, **more: object) -> Path:
     return folder
 
 
-def test_a_card_says_only_what_is_known(tmp_path, capsys, monkeypatch):
+def test_a_card_says_only_known_facts(tmp_path, capsys, monkeypatch):
     """Of a local source without a card, with a bad one, and with one that is a link."""
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: pytest.fail("looked up"))
     made, source = converted(tmp_path / "made"), tmp_path / "my-t5"
@@ -178,7 +178,7 @@ def test_a_card_says_only_what_is_known(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-def test_a_card_of_an_encoder_and_of_a_merged_adapter(tmp_path):
+def test_the_card_of_an_encoder_names_its_merged_adapter(tmp_path):
     record = {"model": "t5-small", "adapter": "my-lora"}
     encoder = {"architectures": ["T5EncoderModel"], "converted_from": record}
     folder = converted(tmp_path / "made", **encoder)
@@ -189,7 +189,7 @@ def test_a_card_of_an_encoder_and_of_a_merged_adapter(tmp_path):
     assert "python main.py --model me/x --embed --prompt" in card
 
 
-def test_a_card_of_a_draft(tmp_path):
+def test_the_card_of_a_draft_names_its_target_and_figures(tmp_path):
     target = converted(tmp_path / "target", converted_from={"model": "google/flan-t5-xl"})
     (target / CARD).write_text("---\nlicense: apache-2.0\n---\n")
     card = draft_card("me/draft", target, target, mx.bfloat16, "| me/draft | 4 | 80.0% | …")

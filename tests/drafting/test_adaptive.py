@@ -51,7 +51,7 @@ def over_the_best(table, make, seeds=8, before=0):
 @pytest.mark.slow
 @pytest.mark.parametrize("before, most", [(0, 1.25), (4, 1.12)], ids=["first text", "fifth text"])
 @pytest.mark.parametrize("machine", MACHINES)
-def test_a_text_takes_hardly_longer_than_with_the_best_fixed_number(machine, before, most):
+def test_adaptive_decoding_is_hardly_slower_than_the_best_fixed_number(machine, before, most):
     over = [
         over_the_best(table(machine), lambda s, a=alpha: lines([a], 60, s), 3, before)
         for alpha in (0.0, 0.3, 0.6, 0.8, 0.95)
@@ -63,7 +63,7 @@ def test_a_text_takes_hardly_longer_than_with_the_best_fixed_number(machine, bef
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [8, 24])
 @pytest.mark.parametrize("machine", ["H100, t5-large", "CPU, MKL", "M3, 4 bits"])
-def test_rows_of_unlike_acceptance_share_the_step(machine, rows):
+def test_rows_with_different_acceptance_rates_share_a_step(machine, rows):
     alphas = np.linspace(0.0, 0.95, rows)
     assert over_the_best(table(machine), lambda seed: lines(alphas, 60, seed), 2) <= 1.12
 
@@ -71,7 +71,7 @@ def test_rows_of_unlike_acceptance_share_the_step(machine, rows):
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("factor", [1.5, 1 / 1.5], ids=["too cheap", "too dear"])
-def test_a_table_that_is_wrong_by_half_is_put_right(machine, factor):
+def test_a_table_that_is_wrong_by_half_is_corrected(machine, factor):
     def wrong(positions, passes):  # a step with a draft takes up to half as long again, or less
         return factor ** min((positions - 1) / 4, 1)
 
@@ -92,7 +92,7 @@ def test_a_change_in_mid_text_is_noticed(machine):
 
 @pytest.mark.parametrize("good", [DRAFT, COPY])
 @pytest.mark.parametrize("machine", ["a GPU", "a CPU"])
-def test_of_two_kinds_the_better_one_is_found(machine, good):
+def test_the_better_of_two_kinds_is_found(machine, good):
     bad = COPY if good is DRAFT else DRAFT
     right = {good: patterns(600)["nine of ten"], bad: patterns(600, 1)["one of ten"]}
     simulation = Simulation(COSTS[machine])
@@ -111,7 +111,7 @@ def test_a_draft_that_does_not_pay_is_tried_for_a_small_share_of_the_time():
         assert sum(n > 0 for (n,) in simulation.chosen) >= 1
 
 
-def test_where_it_nearly_pays_it_is_tried_more_often():
+def test_a_draft_that_nearly_pays_is_tried_more_often():
     def tried(alpha):
         simulation = Simulation(table("CPU, MKL"), 7)
         simulation.auto(lines([alpha], 400, 1))
@@ -131,7 +131,7 @@ def test_more_rows_get_fewer_proposals():
     assert chosen(1) > chosen(8) > 0
 
 
-def test_a_row_of_poor_acceptance_does_not_hold_up_the_others():
+def test_a_row_with_poor_acceptance_does_not_slow_down_other_rows():
     """Its draft is refused; what it is proposed beside the others costs no pass."""
     simulation = Simulation(Table(0.05, lambda n: 1.0))
     simulation.auto(lines([0.95, 0.95, 0.95, 0.0], 200, 0))
@@ -163,7 +163,7 @@ def test_a_sampled_row_does_not_choose_by_the_clock(alpha):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 0.9])
-def test_a_lenient_row_chooses_by_what_it_has_seen_and_the_table_alone(alpha):
+def test_a_lenient_row_chooses_by_its_own_history_and_the_table(alpha):
     right = np.random.default_rng(3).random(60) < alpha
     line = lambda: Line({DRAFT: right}, delta=0.3)  # noqa: E731
     alone = numbers(line())
@@ -202,7 +202,7 @@ def test_expected_tokens_are_those_of_a_beta_distribution():
         (0, 0, 1, False, (0, 0)),
     ],
 )
-def test_what_a_step_tells_about_proposals(proposed, accepted, written, ended, counts):
+def test_verified_proposals_are_counted(proposed, accepted, written, ended, counts):
     assert count_verified(proposed, accepted, written, ended) == counts
 
 
@@ -216,7 +216,7 @@ def test_what_a_step_tells_about_proposals(proposed, accepted, written, ended, c
         ([7], [], (0, 0)),
     ],
 )
-def test_what_a_step_tells_about_copies(copy, written, counts):
+def test_copies_are_compared_with_the_written_tokens(copy, written, counts):
     assert compare(copy, written) == counts
 
 
@@ -225,7 +225,7 @@ def row(num_draft, decided=0, max_tokens=20, **settings):
     return Row([2], settings, None, committed=[0] * (decided + 1))
 
 
-def test_a_number_means_exactly_that_up_to_the_end_of_the_text_or_the_copy():
+def test_a_given_number_is_proposed_up_to_the_end_of_text_or_copy():
     adaptive = Adaptive(COSTS["a CPU that pays for every position"])
     draft, copied, weak = Offer(DRAFT), Offer(COPY, [3, 4]), Offer(WEAK_COPY, [3, 4])
 
@@ -244,7 +244,7 @@ def test_a_number_means_exactly_that_up_to_the_end_of_the_text_or_the_copy():
     assert length(row(1, temp=1.0), draft) == (draft, 1)
 
 
-def test_a_step_in_which_the_draft_catches_up_or_a_row_samples_tells_no_cost():
+def test_steps_with_catching_up_or_sampling_teach_no_cost():
     adaptive = Adaptive(Table(0.5, lambda n: n))  # a draft hardly ever pays
     greedy, draft = row("auto", max_tokens=200), [[Offer(DRAFT, None, 5)]]
     for _ in range(60):
@@ -255,7 +255,7 @@ def test_a_step_in_which_the_draft_catches_up_or_a_row_samples_tells_no_cost():
     assert adaptive.shape([greedy, greedy], [NOTHING, NOTHING]) == (2, 1, 0)
 
 
-def test_the_shapes_of_a_step_take_what_other_rows_have_chosen():
+def test_the_shapes_of_a_step_include_the_choices_of_other_rows():
     shapes = grid(3, (0, 1, 2), (0, 4), longest=2, passes=1)
     assert shapes.positions.tolist() == [[3, 5], [3, 5], [3, 5]]
     assert shapes.passes.tolist() == [[1, 1], [1, 1], [2, 2]]

@@ -42,14 +42,14 @@ def auto(draft, prices, **options):
     return decoder
 
 
-def test_it_is_the_default():
+def test_auto_is_the_default_number_of_proposals():
     assert SpeculativeDecoder(ENDLESS, SourceCopy()).defaults.num_draft == "auto"
     given = SpeculativeDecoder(ENDLESS, SourceCopy(), num_draft=3)
     assert given.job(num_draft=None).settings.num_draft == 3
 
 
 @pytest.mark.parametrize("settings", [{"temp": 1.0}, {"delta": 0.5}])
-def test_what_was_decoded_before_does_not_change_a_sampled_or_lenient_text(settings):
+def test_earlier_texts_do_not_change_a_sampled_or_lenient_text(settings):
     decoder = auto("good", COSTS["a CPU"])
     first = decoder.generate(SOURCE, max_tokens=30, **settings)
     assert first.stats.drafted
@@ -59,7 +59,7 @@ def test_what_was_decoded_before_does_not_change_a_sampled_or_lenient_text(setti
     assert beside[0].tokens == first.tokens
 
 
-def test_good_proposals_are_asked_for_and_bad_ones_are_not():
+def test_good_proposals_are_requested_and_bad_ones_are_not():
     assert auto("perfect", CHEAP).generate(SOURCE, 60).stats.tokens_per_call > 5
     assert auto("never right", COSTS["a CPU"]).generate(SOURCE, 60).stats.drafted < 30
     assert auto("none", CHEAP).generate(SOURCE, 9).stats.drafted == 0
@@ -77,7 +77,7 @@ def test_a_draft_that_is_not_asked_is_not_called_and_catches_up_in_one_pass():
     assert max(len(tokens[0]) for _, tokens in calls) > 5
 
 
-def test_a_row_with_a_number_of_its_own_keeps_it_beside_rows_without():
+def test_a_row_with_a_fixed_number_keeps_it_beside_auto_rows():
     engine = auto("perfect", CHEAP).engine(Settings(num_draft="auto"))
     fixed, free = (Row(SOURCE, Settings(41, num_draft=n), row_key(0, 0)) for n in (3, "auto"))
     engine.insert([fixed, free])
@@ -96,7 +96,7 @@ def test_nothing_is_learned_where_a_number_is_given(temp):
         assert not decoder.adaptive.costs._seen
 
 
-def test_sampled_rows_learn_from_those_of_their_call():
+def test_sampled_rows_learn_from_rows_of_their_call():
     decoder, call = auto("never right", COSTS["a CPU"]), {"max_tokens": 9, "temp": 1.0}
     alone, again = (decoder.generate(SOURCE, **call).stats.drafted for _ in range(2))
     assert alone == again > 0
@@ -132,7 +132,7 @@ class OtherRank(Ranks):
         return array
 
 
-def test_all_ranks_learn_from_the_clock_of_the_first():
+def test_all_ranks_learn_from_the_clock_of_rank_0():
     """But not from the first step, in which the draft reads the source."""
     decoder = auto("good", CHEAP)
     engine, noted = decoder.engine(Settings(num_draft="auto")), []

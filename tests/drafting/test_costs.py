@@ -26,14 +26,14 @@ MODEL = FakeModel(random_table(5), 5)
         ("", "bfloat16", "16 bits"),  # a device that does not say what it is
     ],
 )
-def test_the_row_of_the_table_for_a_gpu_of_apple(architecture, weights, row, monkeypatch):
+def test_an_apple_gpu_finds_its_row_of_the_table(architecture, weights, row, monkeypatch):
     monkeypatch.setattr(costs, "on_cpu", lambda: False)
     monkeypatch.setattr(costs, "on_cuda", lambda: False)
     monkeypatch.setattr(costs, "device_info", lambda: {"architecture": architecture})
     assert device_kind(weights) == (costs.METAL, row) and row in V
 
 
-def test_the_row_of_the_table_for_other_devices(monkeypatch):
+def test_other_devices_find_their_rows_of_the_table(monkeypatch):
     monkeypatch.setattr(costs, "on_cpu", lambda: True)
     for library, row in (("MKL", "cpu"), (costs.blas.REFERENCE, "cpu without blas")):
         monkeypatch.setattr(costs, "blas_name", lambda library=library: library)
@@ -71,7 +71,7 @@ def test_passes_of_exact_decoding_have_one_width():
     assert expected.seconds(2, 1, 0) == Expected(MODEL).seconds(2, 8, 0)
 
 
-def test_nothing_is_proposed_behind_the_vector_kernel_of_metal(monkeypatch):
+def test_proposals_stay_within_metals_vector_kernel(monkeypatch):
     for metal, cpu, most in ((True, False, 7), (True, True, 15), (False, False, 15)):
         monkeypatch.setattr(mx.metal, "is_available", lambda metal=metal: metal)
         monkeypatch.setattr(costs, "on_cpu", lambda cpu=cpu: cpu)
@@ -94,13 +94,13 @@ def ratios(learned, rows=1):
     return (learned.seconds(shapes) / prior)[:, 0]
 
 
-def test_the_table_holds_before_anything_was_seen_and_the_first_of_a_shape_does_not_count():
+def test_the_table_holds_at_first_and_the_first_step_of_a_shape_is_ignored():
     learned = StepCosts(expected)
     learned.note(1, 5, 4, 1000.0)  # kernels were compiled
     assert ratios(learned) == pytest.approx(1.0)
 
 
-def test_steps_that_take_longer_than_expected_are_believed_by_and_by():
+def test_slower_steps_than_expected_are_gradually_believed():
     learned = StepCosts(expected)
     for _ in range(100):
         learned.note(1, 1, 0, 3 * expected(1, 1, 0))

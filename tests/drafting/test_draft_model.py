@@ -45,7 +45,7 @@ def continuation(table, seen, count):
     return seen[-count:]
 
 
-def test_proposes_its_own_greedy_continuation():
+def test_the_draft_proposes_its_own_greedy_continuation():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)))
     proposal = draft.propose([[0]], drafted([4]), sampling(1), None)
     assert proposal.tokens.tolist() == [continuation(TABLE, [0], 4)]
@@ -53,7 +53,7 @@ def test_proposes_its_own_greedy_continuation():
     assert proposal.lengths == [4]
 
 
-def test_a_row_that_is_to_get_no_drafts_gets_none():
+def test_a_row_with_zero_proposals_gets_none():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE, SOURCE))
     copied = Choice(Offer(COPY, [3, 4]), 2)
     choices = [copied, *drafted([1]), NOTHING]
@@ -62,7 +62,7 @@ def test_a_row_that_is_to_get_no_drafts_gets_none():
     assert draft.propose([[0]] * 3, choices, sampling(3), None) is None
 
 
-def test_catches_up_with_whatever_was_committed():
+def test_the_draft_catches_up_with_the_committed_tokens():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE, SOURCE))
     rows = [[0], [0], [0]]
     first = draft.propose(rows, drafted([3] * 3), sampling(3), None).tokens[0].tolist()
@@ -87,14 +87,14 @@ def test_catches_up_with_whatever_was_committed():
     assert third.tokens.tolist() == [continuation(TABLE, row, 3) for row in rows]
 
 
-def test_what_was_proposed_and_not_verified_is_proposed_again():
+def test_unverified_proposals_are_proposed_again():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)))
     first, second = (draft.propose([[0]], drafted([3]), sampling(1), None) for _ in range(2))
     assert first.tokens.tolist() == second.tokens.tolist() == [continuation(TABLE, [0], 3)]
     assert draft.model.calls[3] == ([0], [[0]])
 
 
-def test_the_drafts_cache_is_as_large_as_the_rows_that_are_left_need():
+def test_the_drafts_cache_is_sized_for_the_remaining_rows():
     draft = DraftModel(*(load(BUNDLED / name, "float32")[0] for name in ("draft", "target")))
     engine = Engine(draft.target, draft)
     seventy, more = (Settings(max_tokens=n, min_tokens=n, num_draft=5) for n in (70, 75))
@@ -177,7 +177,7 @@ def test_output_is_the_targets_whatever_the_drafts_width(width):
 OWN = [EOS, 2, 5, 6]  # the tokens of a draft with a vocabulary of its own
 
 
-def test_a_vocabulary_of_its_own_is_all_that_is_proposed(monkeypatch):
+def test_a_draft_proposes_only_its_own_vocabulary(monkeypatch):
     """As if all other logits were -inf; a greedy step never has logits of all tokens."""
     target = FakeModel(TABLE, V)
     draft = started(drafter(TABLE, target, d2t=OWN))
@@ -203,7 +203,7 @@ def test_rules_for_the_text_apply_to_a_vocabulary_of_its_own():
     assert sorted(proposal.tokens[0].tolist()) == [2, 5, 6]
 
 
-def test_tokens_that_the_target_lacks_are_left_out_and_none_is_too_few():
+def test_draft_tokens_that_the_target_lacks_are_never_proposed():
     wide = random_table(V + 3)
     target = FakeModel(TABLE, V)
     draft = started(drafter(wide, target, V + 3, [2, 5, V + 1]))
@@ -212,7 +212,7 @@ def test_tokens_that_the_target_lacks_are_left_out_and_none_is_too_few():
         drafter(wide, target, V + 3, [V, V + 1])
 
 
-def test_other_special_tokens_are_another_vocabulary():
+def test_different_special_tokens_make_different_vocabularies():
     target = FakeModel(TABLE, V)
     for name in ("eos_token_id", "decoder_start_token_id"):
         with pytest.raises(UserError, match=f"vocabularies differ: {name} is"):

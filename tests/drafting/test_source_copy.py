@@ -53,7 +53,7 @@ def test_copying_resumes_where_the_source_resumes(output, expected):
     assert ahead(SENTENCE, output) == expected
 
 
-def test_the_longest_match_goes_first_and_then_the_nearest():
+def test_the_longest_match_is_preferred_and_then_the_nearest():
     # "B C" occurs three times; what stands in front of it tells which one is meant.
     source = [A, B, C, D, X, B, C, E, Y, B, C, F, EOS]
     assert ahead(source, [X, B, C], 1) == [E]
@@ -63,7 +63,7 @@ def test_the_longest_match_goes_first_and_then_the_nearest():
     assert ahead(source, [A, B, C, D, Z, B, C], 1) == [E]
 
 
-def test_resuming_is_a_search_of_the_whole_source():
+def test_copying_resumes_at_the_best_match_of_the_whole_source():
     def agreement(a, b):
         equal = [x == y for x, y in zip(reversed(a), reversed(b), strict=False)][:8]
         return [*equal, False].index(False)
@@ -166,11 +166,11 @@ def test_a_prediction_is_read_from_its_beginning_and_found_again():
         ([], (0, 0)),
     ],
 )
-def test_the_tokens_of_a_prediction_that_a_text_has_are_counted(text, counts):
+def test_predicted_tokens_in_a_text_are_counted(text, counts):
     assert count_predicted(SENTENCE[:-1], text) == counts
 
 
-def test_a_prediction_stands_before_the_source():
+def test_copies_come_from_the_prediction_before_the_source():
     source = [X, Y, Z, C, 20, EOS]
     assert predicted(SENTENCE, [A], source) == (PREDICTION, [B, C, D])
     assert predicted(SENTENCE, [X], source) == (WEAK_COPY, [Y, Z, C])

@@ -30,7 +30,7 @@ class Noting:
         return self.joined
 
 
-def test_the_oldest_joins_first_with_those_of_like_length():
+def test_the_oldest_row_joins_first_with_rows_of_similar_length():
     lengths, engine = [5, 90, 6, 88, 4, 30], Noting()
     assert engine.joined_at(batching.Queue(engine, 3, rows(lengths)), 1) == [[5, 6, 4]]
     engine = Noting()
@@ -47,7 +47,7 @@ def test_the_oldest_joins_first_with_those_of_like_length():
         ([10] * 40, [[10] * 40]),
     ],
 )
-def test_what_joins_between_two_steps_is_bounded(lengths, expected):
+def test_the_tokens_that_join_between_two_steps_are_bounded(lengths, expected):
     engine, waiting = Noting(), rows(lengths)
     for i, row in enumerate(waiting):
         row.ids[0] = 100 + i  # no two are equal
@@ -68,7 +68,7 @@ def test_every_row_comes_back_in_order(batch_size):
         assert (row.output()[0], row.finish_reason) == greedy(ENDING, row.ids, 9)
 
 
-def test_only_a_window_is_in_hand():
+def test_few_rows_are_read_before_they_are_decoded():
     drawn = 0
 
     def source():
@@ -82,7 +82,7 @@ def test_only_a_window_is_in_hand():
     assert drawn == 200
 
 
-def test_a_row_is_waited_for_only_when_none_is_in_hand():
+def test_the_next_row_is_awaited_only_when_none_is_running():
     happened = []
 
     def source():
@@ -98,7 +98,7 @@ def test_a_row_is_waited_for_only_when_none_is_in_hand():
     assert happened == ["drawn 0", "done 0", "drawn 1", "drawn 2", "done 1", "done 2"]
 
 
-def test_the_samples_of_a_prompt_need_not_be_waited_for():
+def test_all_samples_of_a_prompt_run_together():
     decoder = SpeculativeDecoder(ENDING)
     job = decoder.job(max_tokens=4, temp=1.0, num_samples=3)
     results = decoder.results(iter([[3], [4]]), job, ready=lambda: False)

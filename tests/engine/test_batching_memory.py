@@ -36,7 +36,7 @@ def test_without_memory_to_encode_ahead_rows_join_alone():
         assert row.output()[0] == greedy(model, row.ids, 5)[0]
 
 
-def test_what_is_encoded_ahead_counts_as_memory(monkeypatch):
+def test_rows_encoded_ahead_count_as_memory(monkeypatch):
     required = []
     monkeypatch.setattr(memory, "require", lambda needed, ranks: required.append(needed))
 
@@ -68,7 +68,7 @@ def scarce(monkeypatch, units):
     return Tried(Scarce(without(random_table(V), 1), V), None)
 
 
-def test_rows_wait_for_memory_while_others_run_and_fail_only_where_they_would_alone(monkeypatch):
+def test_rows_wait_for_memory_and_fail_only_if_they_would_fail_alone(monkeypatch):
     engine = scarce(monkeypatch, 20)
     many = rows([9, 10, 11, 21, 9, 20, 1, 2], max_tokens=6)
     finished = list(batching.decode_rows(engine, many, 4))
@@ -94,7 +94,7 @@ def test_short_prompts_do_not_overtake_a_long_one_for_good(monkeypatch):
     assert sum(row.decided > 0 for row in later) == 4, "and then they follow"
 
 
-def test_a_row_that_is_refused_keeps_its_place_among_those_that_wait(monkeypatch):
+def test_a_refused_row_keeps_its_place_in_the_queue(monkeypatch):
     queue = batching.Queue(scarce(monkeypatch, 20), 2, rows([9, 13, 1, 8]))
     queue.admit()
     assert [len(row.ids) for row in queue.engine.rows] == [9, 8]
@@ -103,7 +103,7 @@ def test_a_row_that_is_refused_keeps_its_place_among_those_that_wait(monkeypatch
     assert [len(row.ids) for row in queue.waiting] == [13, 1]
 
 
-def test_nobody_waits_for_memory_on_account_of_a_row_that_is_gone(monkeypatch):
+def test_no_row_waits_for_memory_because_of_a_removed_row(monkeypatch):
     engine = scarce(monkeypatch, 20)
     queue = batching.Queue(engine, 4, rows([4, 20, 3], max_tokens=50))
     queue.admit()
@@ -120,7 +120,7 @@ def test_a_stream_without_memory_is_an_error():
         next(decoder.stream([2] * 50))
 
 
-def test_who_runs_out_of_memory_leaves_the_batch_as_it_was(monkeypatch):
+def test_a_row_that_runs_out_of_memory_leaves_the_batch_unchanged(monkeypatch):
     model = FakeModel(without(random_table(V), 1), V)
     draft = drafter(good(model.table), model)
     engine = Engine(model, draft)

@@ -87,7 +87,7 @@ def test_a_step_is_one_pass_and_waits_once(monkeypatch):
     assert len(passes) == len(waits) == 3
 
 
-def test_results_are_those_of_the_first_prompt_then_those_of_the_second():
+def test_results_come_prompt_by_prompt():
     decoder = SpeculativeDecoder(FakeModel(TABLE, V), None)
     options = {"max_tokens": 8, "num_beams": 4, "num_return_sequences": 3}
     together = decoder.generate([SOURCES[0], [], SOURCES[1]], **options)
@@ -102,7 +102,7 @@ def test_results_are_those_of_the_first_prompt_then_those_of_the_second():
     assert decoder.generate(SOURCES[0], max_tokens=3).score is None
 
 
-def test_what_rules_leave_no_room_for_is_an_error_of_that_result():
+def test_a_text_that_the_rules_prevent_is_an_error_of_its_result():
     allowed = mx.where((mx.arange(V) == 4) | (mx.arange(V) == EOS), 0.0, -mx.inf)
     decoder = SpeculativeDecoder(FakeModel(TABLE, V))
     options = {"logits_processors": [lambda tokens, logits: logits + allowed]}
@@ -116,7 +116,7 @@ def test_what_rules_leave_no_room_for_is_an_error_of_that_result():
         decoder.generate(SOURCES[0], num_beams=2, logits_processors=forbid)
 
 
-def test_logits_that_are_no_numbers_end_the_row_alone():
+def test_nan_logits_end_only_their_own_row():
     def broken(source, seen):
         return np.full(V, np.nan, np.float32) if source == (5,) else TABLE(source, seen)
 
@@ -132,7 +132,7 @@ def test_logits_that_are_no_numbers_end_the_row_alone():
         ({"num_return_sequences": 5}, "num_return_sequences is 5 and num_beams is 4"),
     ],
 )
-def test_what_does_not_go_with_beams_is_refused(wishes, told):
+def test_settings_that_contradict_beams_are_refused(wishes, told):
     with pytest.raises(UserError, match=told):
         Settings(num_beams=4, **wishes)
 

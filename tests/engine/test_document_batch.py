@@ -93,7 +93,7 @@ def test_a_document_is_its_sentences_in_one_batch(decoder, alone, split, between
         assert (TASK + text)[piece.start : piece.end] == sentence and piece.text == one.text
 
 
-def test_documents_beside_each_other(decoder, alone):
+def test_documents_in_one_batch_equal_their_sentences_alone(decoder, alone):
     texts = [TASK + " ".join(SENTENCES[start : start + 4]) for start in (0, 4, 8)]
     results = decoder.generate([texts[0], "…", texts[1], "", [5], texts[2]], split="sentences")
     wanted = [" ".join(one.text for one in alone[start : start + 4]) for start in (0, 4, 8)]
@@ -120,7 +120,7 @@ def test_a_stream_is_the_document_piece_by_piece(decoder):
     assert only.text == only.result.text == "***\n"
 
 
-def test_beams(decoder):
+def test_documents_can_be_decoded_with_beams(decoder):
     text, how = " ".join(SENTENCES[:2]), {"num_beams": 2, "max_tokens": 9}
     result = decoder.generate(TASK + text, split="sentences", **how)
     alone = [decoder.generate(TASK + one, **how).text for one in SENTENCES[:2]]
@@ -129,7 +129,7 @@ def test_beams(decoder):
     assert "".join(chunk.text for chunk in streamed) == result.text
 
 
-def test_sampled_pieces_have_streams_of_their_own(decoder):
+def test_each_sampled_piece_has_its_own_random_stream(decoder):
     text = "\n".join([TASK + SENTENCES[0], *[SENTENCES[0]] * 5])
     how = {"split": "lines", "temp": 1.5, "seed": 3, "max_tokens": 12}
     first, second = decoder.generate([text, text], **how)
@@ -143,7 +143,7 @@ def test_sampled_pieces_have_streams_of_their_own(decoder):
     )
 
 
-def test_a_piece_that_fails_stays_as_it_is(decoder):
+def test_a_failed_piece_keeps_its_source(decoder):
     text = f"{TASK}{SENTENCES[0]} Bad\ud800 words. {SENTENCES[1]}"
     result = decoder.generate(text, split="sentences")
     first, bad, last = result.pieces
@@ -187,7 +187,7 @@ def test_sentences_that_are_too_long_are_cut_and_counted(decoder):
         ({"no_such": 1}, "no_such"),
     ],
 )
-def test_what_does_not_go_with_a_split(decoder, given, message):
+def test_settings_that_contradict_a_split_are_refused(decoder, given, message):
     with pytest.raises((UserError, TypeError), match=message):
         decoder.generate("One. Two.", **{"split": "sentences", **given})
 

@@ -53,7 +53,7 @@ def rows(sources, **settings):
         (2, "none", [[0]]),
     ],
 )
-def test_a_pass_begins_early_without_proposals_and_ranks(early, ranks, proposals, fed):
+def test_a_pass_begins_early_only_without_proposals_and_ranks(early, ranks, proposals, fed):
     model = FakeModel(without(TABLE, EOS), V)
     engine = Engine(model, drafter(TABLE, model) if proposals == "drafted" else None)
     if ranks > 1:
@@ -94,7 +94,7 @@ def test_nothing_is_fed_past_max_tokens_and_one_pass_past_the_end_token(early):
 
 
 @pytest.mark.parametrize("temp", [0.0, 1.0])
-def test_rows_that_join_and_leave_in_between(early, monkeypatch, temp):
+def test_early_passes_change_nothing_when_rows_join_and_leave(early, monkeypatch, temp):
     def run():
         engine = Engine(FakeModel(TABLE, V), None)
         every = waiting = rows(SOURCES * 3, max_tokens=9, temp=temp)
@@ -112,7 +112,7 @@ def test_rows_that_join_and_leave_in_between(early, monkeypatch, temp):
     assert early_texts == run()
 
 
-def test_large_caches_are_not_copied_for_it(early):
+def test_no_pass_begins_early_if_it_would_copy_a_large_cache(early):
     model = FakeModel(without(TABLE, EOS), V)
     model.cache_memory = lambda prompts, source, target, rows=0: (
         (target - 2) * early_pass.MOST_COPIED
@@ -126,7 +126,7 @@ def test_large_caches_are_not_copied_for_it(early):
     assert fed == [2, 3, 3, 4], "early up to 3 positions"
 
 
-def test_the_bundled_target_writes_the_same(early, monkeypatch):
+def test_early_passes_do_not_change_the_bundled_targets_text(early, monkeypatch):
     model, tokenizer = load("demo/target")
 
     def run():

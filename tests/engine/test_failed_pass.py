@@ -64,7 +64,7 @@ def test_a_stream_ends_in_the_error(monkeypatch):
         next(chunks)
 
 
-def test_several_ranks_cannot_go_on(monkeypatch):
+def test_several_ranks_end_after_a_failed_pass(monkeypatch):
     decoder = decoder_of("regular")
     engine = decoder.engine(decoder.defaults)
     (row,) = decoder.codec.rows(SOURCES[0], decoder.defaults, [mx.random.key(0)])

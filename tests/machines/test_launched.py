@@ -12,7 +12,7 @@ from mlx_t5.machines.launched import Disagreement, agreeing, to_compare
 from mlx_t5.network.ranks import ALONE
 
 
-def test_the_launcher_names_a_rank():
+def test_a_rank_is_read_from_the_launchers_variable():
     assert launched.rank_of({}) is None
     assert launched.rank_of({"MLX_RANK": "3"}) == 3
     with pytest.raises(UserError, match="MLX_RANK is 'x', which is no number"):
@@ -46,7 +46,7 @@ def test_ranks_that_agree_go_on():
 
 
 @pytest.mark.parametrize("failing", [0, 2])
-def test_the_error_of_one_ends_all_with_one_line(failing):
+def test_one_ranks_error_ends_all_ranks_with_one_line(failing):
     def work(ranks):
         with agreeing(ranks):
             if ranks.rank == failing:
@@ -58,7 +58,7 @@ def test_the_error_of_one_ends_all_with_one_line(failing):
     assert all(isinstance(each, Disagreement) for each in found)
 
 
-def test_what_differs_is_named():
+def test_a_setting_that_differs_between_ranks_is_named():
     def work(ranks):
         with agreeing(ranks) as facts:
             facts |= {"dtype": "float32", "adapter": "none" if ranks.rank < 2 else "another"}
@@ -67,12 +67,12 @@ def test_what_differs_is_named():
         assert str(error).startswith("rank 2 has another adapter than rank 0; start all ranks with")
 
 
-def test_a_process_alone_raises_what_it_has_failed_with():
+def test_a_single_process_raises_its_own_error():
     with pytest.raises(OSError, match="disk"), agreeing(ALONE):
         raise OSError("disk")
 
 
-def test_a_rank_that_drafts_differently_is_found():
+def test_a_rank_with_a_different_kind_of_draft_is_found():
     model = FakeModel(random_table(4), 1)
     model.dtype = "float32"
     decoders = [SpeculativeDecoder(model, drafter) for drafter in (None, SourceCopy())]

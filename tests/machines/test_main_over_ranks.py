@@ -58,7 +58,7 @@ def ended(started: subprocess.Popen) -> bool:
 
 
 @finds_ranks
-def test_a_rank_that_is_killed_ends_all(draft):
+def test_a_killed_rank_ends_all_ranks(draft):
     started = begun("--draft-model", f"{draft}+lookup", "--num-draft", "auto")
     os.kill(ranks_of(started)[1], signal.SIGKILL)
     _, err = finish(started, SECONDS)
@@ -94,7 +94,7 @@ def test_a_server_answers_over_ranks_and_ends_with_rank_0(draft):
 
 
 @finds_ranks
-def test_ctrl_c_ends_all_without_a_hang():
+def test_ctrl_c_ends_all_ranks():
     started = begun()
     os.killpg(started.pid, signal.SIGINT)  # as a terminal sends it
     finish(started, SECONDS)

@@ -22,13 +22,13 @@ class Source:
 
 
 @pytest.mark.parametrize("count", [0, 1, AT_ONCE, 3 * AT_ONCE + 1])
-def test_all_ranks_draw_what_rank_0_reads(count):
+def test_all_ranks_get_the_prompts_that_rank_0_reads(count):
     items = [f"é {i}" if i % 2 else ("a", f"b {i}") for i in range(count)]
     shared = lambda ranks: SharedPrompts(None if ranks.rank else Source(items), ranks)  # noqa: E731
     assert Meeting(3).run(lambda ranks: list(shared(ranks))) == [items] * 3
 
 
-def test_errors_come_in_their_place_and_end_all():
+def test_errors_reach_all_ranks_in_order():
     def broken():
         yield UserError("line 1 is empty")
         raise UserError("cannot read it")
@@ -40,7 +40,7 @@ def test_errors_come_in_their_place_and_end_all():
     assert Meeting(2).run(work) == [("line 1 is empty", ("cannot read it",))] * 2
 
 
-def test_nobody_waits_for_what_is_not_at_hand():
+def test_all_ranks_know_how_many_prompts_are_ready():
     source = Source(["one", "two", "three"], at_hand=2)
 
     def work(ranks):

@@ -59,7 +59,7 @@ def assert_alike(found, expected, tolerance=2e-4):
             assert found[name] == values, name
 
 
-def test_ranks_together_write_what_one_writes(alone, found):
+def test_several_ranks_give_the_results_of_one_rank(alone, found):
     for name in found[0].keys() & alone.keys():
         if name == "half":  # a part is rounded to 16 bits before it is added
             assert_alike(found[0][name], {"logits": alone[name]["logits"]}, 0.05)
@@ -67,23 +67,23 @@ def test_ranks_together_write_what_one_writes(alone, found):
             assert_alike(found[0][name], alone[name])
 
 
-def test_every_rank_has_the_same_bits(found):
+def test_every_rank_computes_the_same_bits(found):
     assert all(each == found[0] for each in found[1:])
 
 
-def test_a_half_block_ends_in_one_collective_and_the_head_in_one(found):
+def test_each_half_block_and_the_head_need_one_collective(found):
     config = shared_models.SHAPE
     encoder, decoder = 2 * config["num_layers"], 3 * config["num_decoder_layers"] + 1
     for counts in found[0]["collectives"].values():
         assert counts == [encoder, 0, decoder]
 
 
-def test_ranks_tell_each_other_values(found):
+def test_ranks_exchange_values(found):
     everybody = [[rank, "ä"] for rank in range(len(found))]
     assert all(each["answers"] == [everybody, True] for each in found)
 
 
-def test_drafts_that_use_their_targets_encoder_are_right_at_times(alone):
+def test_drafts_that_share_the_encoder_are_accepted_now_and_then(alone):
     """What the two tests above find equal over ranks is then worth comparing."""
     for name, made in alone.items():
         _, drafted, accepted = zip(*made["shared encoder"], strict=True)

@@ -46,7 +46,7 @@ def test_buckets_equal_transformers(num_buckets, bidirectional):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("queries", [[[0, 1, 2, 3]], [[37, 38]], [[3, 4], [60, 61], [0, 1]]])
-def test_bias_of_every_pair(queries, causal):
+def test_the_bias_of_every_pair_equals_a_loop(queries, causal):
     """The gather over clipped distances equals a loop over pairs, far past the last bucket."""
     num_buckets, max_distance, heads, keys = 8, 20, 3, 64
     bias = RelativeBias(SMALL, causal)
@@ -97,7 +97,7 @@ def test_chunks_give_transformers_states(made, monkeypatch, family):
 
 
 @pytest.mark.parametrize("mode", ["float32", "bfloat16"])
-def test_attention_as_on_cuda(monkeypatch, mode):
+def test_attention_on_cuda_equals_attention_of_mlx(monkeypatch, mode):
     """In three kernels where there is a mask, additive, is what MLX's one gives; also of beams."""
     model, logits, fused = random_t5(mode), [], []
     ids = mx.arange(24).reshape(3, 8) + 3
@@ -123,7 +123,7 @@ def test_attention_as_on_cuda(monkeypatch, mode):
 
 
 @pytest.mark.slow
-def test_memory_of_a_long_source(monkeypatch):
+def test_chunks_reduce_the_memory_of_a_long_source(monkeypatch):
     """A quarter of the scores at once takes less than half of the memory, as is reckoned."""
     shape = {"vocab_size": 32, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2}
     model = T5(T5Config(**shape, num_heads=16))

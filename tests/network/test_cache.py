@@ -61,7 +61,7 @@ def expect(logits, rows, offsets, length):
 
 
 @pytest.mark.parametrize("kept", [[0, 1, 2, 3, 4], [3], [4, 0], [2, 2, 1], [4, 3, 2, 1, 0]])
-def test_keep(model, rows, kept):
+def test_keep_selects_rows(model, rows, kept):
     prompts, targets, logits = rows
     cache = cache_of(model, prompts)
     feed(model, cache, targets, [0] * 5, 6)
@@ -73,7 +73,7 @@ def test_keep(model, rows, kept):
 
 
 @pytest.mark.parametrize("progress", [6, SLOT_MULTIPLE - 3])
-def test_trim_gives_back_what_no_row_needs_any_longer(model, rows, progress):
+def test_trim_frees_slots_that_no_row_needs(model, rows, progress):
     prompts, _, _ = rows
     order = sorted(range(5), key=lambda i: len(prompts[i][0]))
     short, long = prompts[order[0]], mx.tile(prompts[order[-1]], (1, 9))
@@ -94,7 +94,7 @@ def test_trim_gives_back_what_no_row_needs_any_longer(model, rows, progress):
 
 @pytest.mark.parametrize("split", [([0], [1]), ([0, 1], [2, 3]), ([1], [4]), ([2], [4, 1])])
 @pytest.mark.parametrize("capacities", [(T, 3 * SLOT_MULTIPLE), (3 * SLOT_MULTIPLE, T)])
-def test_append(model, rows, split, capacities):
+def test_append_joins_rows(model, rows, split, capacities):
     """Rows with and without padding join, in caches of different capacities and progress."""
     prompts, targets, logits = rows
     first, second = (
@@ -112,7 +112,7 @@ def test_append(model, rows, split, capacities):
     assert_rows(out, expect(logits, order, offsets, 4))
 
 
-def test_reserve_keeps_what_was_fed(model, rows):
+def test_reserve_keeps_the_tokens_fed_before(model, rows):
     prompts, targets, logits = rows
     cache = cache_of(model, prompts)
     feed(model, cache, targets, [0] * 5, 6)
@@ -123,7 +123,7 @@ def test_reserve_keeps_what_was_fed(model, rows):
     assert_rows(feed(model, cache, targets, [6] * 5, 3), logits[:, 6:9])
 
 
-def test_positions_across_slot_multiples(model, rows):
+def test_attention_sees_all_earlier_slots_across_multiples(model, rows):
     """Attention looks at all slots up to its own, also when they are just past a multiple."""
     prompts, _, _ = rows
     length = 2 * SLOT_MULTIPLE + 3
@@ -134,7 +134,7 @@ def test_positions_across_slot_multiples(model, rows):
     assert_rows(mx.concatenate(out, axis=1), expected)
 
 
-def test_what_lies_behind_is_invisible(model, rows):
+def test_slots_after_a_rows_position_change_nothing(model, rows):
     """Whatever slots behind a row's position hold changes nothing, not even a rounding."""
     prompts, targets, _ = rows
     outs = []
@@ -156,7 +156,7 @@ def test_what_lies_behind_is_invisible(model, rows):
         ([], 1, "2 rows"),
     ],
 )
-def test_offsets_that_do_not_fit(model, rows, offsets, length, told):
+def test_offsets_that_do_not_fit_are_refused(model, rows, offsets, length, told):
     cache = cache_of(model, rows[0][:2])
     with pytest.raises(ValueError, match=told):
         model.decode(mx.zeros((2, length), mx.int32), cache, offsets)
@@ -187,7 +187,7 @@ def test_decoding_is_in_place(model, rows, offsets, passes, monkeypatch):
     ("cpu", "cuda", "widths"),
     [(True, False, (20, 20)), (False, False, (32, 32)), (False, True, (20, 32))],
 )
-def test_few_sizes_on_a_gpu(monkeypatch, cpu, cuda, widths):
+def test_gpus_use_few_cache_sizes(monkeypatch, cpu, cuda, widths):
     """Sources in multiples of 32, but for a row alone on CUDA; slots in powers of two."""
     monkeypatch.setattr("mlx_t5.network.cache.FEW_SHAPES", not cpu)
     monkeypatch.setattr("mlx_t5.network.cache.ON_CUDA", cuda)

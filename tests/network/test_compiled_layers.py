@@ -80,7 +80,7 @@ def decoded(monkeypatch):
         ("v1.1", "mixed bits"),
     ],
 )
-def test_compiled_layers_are_the_plain_ones(decoded, family, kind):
+def test_compiled_layers_equal_plain_ones(decoded, family, kind):
     """Ragged rows, several lengths, caches that grow, lose a row and take one in.
 
     To the bit, but on a Mac, whose compilers and Accelerate join products and sums as they like.
@@ -111,7 +111,7 @@ def compiled():
     return layers._compiled.cache_info().currsize
 
 
-def test_weights_that_are_replaced_are_taken(described):
+def test_compiled_layers_use_replaced_weights(described):
     model, cache = random_t5(), None
     cache = cache_of(model, 1)
     before = model.decode(mx.array([[5]]), cache, [0])

@@ -59,11 +59,11 @@ def test_activation_as_saved_wins():
         ({"tie_word_embeddings": False, "model_type": "umt5"}, False),
     ],
 )
-def test_scale(entries, scaled):
+def test_config_json_decides_whether_logits_are_scaled(entries, scaled):
     assert T5Config.from_dict({**RAW, **entries}).scales_logits is scaled
 
 
-def test_special_tokens():
+def test_special_tokens_are_read_in_every_form():
     assert T5Config.from_dict({**RAW, "eos_token_id": 7}).eos_token_ids == (7,)
     assert T5Config.from_dict({**RAW, "eos_token_id": [7]}).eos_token_ids == (7,)
     several = T5Config.from_dict({**RAW, "eos_token_id": [7, 3, 7], "more_eos_token_ids": [5]})
@@ -111,7 +111,7 @@ def test_special_tokens():
         ({"decoder_start_token_id": 1.5}, "decoder_start_token_id"),
     ],
 )
-def test_refused(entries, named):
+def test_unsupported_configs_are_refused(entries, named):
     with pytest.raises(UserError, match=named) as error:
         T5Config.from_dict({**RAW, **entries})
     assert "\n" not in str(error.value)

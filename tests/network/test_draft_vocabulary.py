@@ -39,7 +39,7 @@ def folder(request, made, tmp_path):
 
 
 @pytest.mark.parametrize("shares", [True, False])
-def test_its_logits_are_those_of_its_tokens_before_and_after_the_disk(folder, shares, tmp_path):
+def test_a_narrowed_draft_keeps_the_logits_of_its_tokens(folder, shares, tmp_path):
     target, draft = a_draft(folder, shares)
     expected = draft(SOURCE, WRITTEN)[..., mx.array(IDS)]
     narrow(draft, IDS)
@@ -107,7 +107,7 @@ BAD = {
 
 @pytest.mark.parametrize("shares", [True, False])
 @pytest.mark.parametrize("bad", BAD)
-def test_a_table_that_is_none_is_refused(paths, tmp_path, bad, shares):
+def test_an_invalid_table_is_refused(paths, tmp_path, bad, shares):
     target, root = paths
     folder = shutil.copytree(root / str(shares), tmp_path / "draft")
     change, message = BAD[bad]
@@ -134,14 +134,14 @@ def test_a_head_that_does_not_fit_its_table_is_refused(paths, tmp_path):
         load(folder, shared_with=target)
 
 
-def test_it_is_not_converted(paths, tmp_path):
+def test_a_narrowed_draft_is_not_converted(paths, tmp_path):
     _, root = paths
     with pytest.raises(UserError, match="the source is a draft, ready to use: give its folder as"):
         convert(root / "False", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
-def test_it_is_no_target(paths):
+def test_a_narrowed_draft_cannot_be_a_target(paths):
     _, root = paths
     draft, _ = load(root / "False")
     with pytest.raises(UserError, match=f"this model writes {len(IDS)} of .* it is a draft"):

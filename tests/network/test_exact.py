@@ -160,7 +160,7 @@ def test_a_draft_like_the_target_is_mostly_kept_where_text_is_sampled():
     ],
 )
 @exact_or_refused
-def test_what_would_break_the_promise_is_refused(decoders, settings, reason):
+def test_settings_that_break_exactness_are_refused(decoders, settings, reason):
     for decode in (decoders["good"].generate, decoders["good"].stream):
         with pytest.raises(UserError, match=reason):
             decode([5, 6, 1], batch_size=2, **settings)

@@ -35,35 +35,35 @@ def device(monkeypatch):
     return install
 
 
-def test_this_device_keeps_bits_at_eight(model):
+def test_this_device_keeps_the_bits_at_width_8(model):
     target = exactness.exact_target(model, 2, num_draft=5)
     assert (target.width, target.rows[-1]) == (8, 2)
 
 
-def test_another_width_is_tried(model, device):
+def test_a_larger_width_is_tried_if_8_fails(model, device):
     device(lambda place, rows: rows % 16 and place == rows - 1)
     assert exactness.exact_target(model, 1, num_draft=5).width == 16
 
 
-def test_refused_in_one_line_where_no_width_holds(model, device):
+def test_exact_decoding_is_refused_in_one_line_if_no_width_holds(model, device):
     device(lambda place, rows: place == 0)
     with pytest.raises(UserError, match="8 and 16 and 32 positions") as error:
         exactness.exact_target(model, 1, num_draft=5)
     assert "\n" not in str(error.value)
 
 
-def test_fewer_rows_only_where_they_have_the_same_bits(model, device):
+def test_only_numbers_of_rows_with_the_same_bits_are_used(model, device):
     device(lambda place, rows: rows < 32)
     assert exactness.numbers_of_rows(model, 8, 8) == [4, 8]
 
 
-def test_places_are_related_whatever_the_weights_are(device):
+def test_a_sum_that_depends_on_the_place_is_found_with_any_weights(device):
     device(lambda place, rows: place == 5)
     for mode in ("float16", "bfloat16"):
         assert exactness.numbers_of_rows(random_t5(mode), 1, 8) == []
 
 
-def test_attention_is_looked_at(model, monkeypatch):
+def test_the_check_covers_attention(model, monkeypatch):
     attention = exactness.attention
 
     def place_matters(queries, keys, values, mask):
@@ -76,7 +76,7 @@ def test_attention_is_looked_at(model, monkeypatch):
     assert not exactness.attention_holds(model, 8)
 
 
-def test_the_decoder_as_a_whole_is_looked_at(model, device):
+def test_the_check_covers_the_whole_decoder(model, device):
     """A number of rows that was not checked against the largest shows here."""
     device(lambda place, rows: rows == 8, mx.bfloat16)
     assert not exactness.decoder_holds(ExactTarget(model, 8, (1, 2)))

@@ -9,7 +9,7 @@ from model import load
 from random_models import random_t5
 
 
-def test_it_outlives_types_and_quantisation(made, tmp_path):
+def test_the_fingerprint_survives_types_and_quantisation(made, tmp_path):
     folder = made("flan").folder
     plain = fingerprint(load(folder, "float32")[0])
     in_bits = {"quantize": True, "q_group_size": 32, "quant_predicate": "embed_8"}
@@ -31,7 +31,7 @@ def test_it_outlives_types_and_quantisation(made, tmp_path):
         "decoder.relative_attention_bias.0",
     ],
 )  # fmt: skip
-def test_it_is_another_where_one_weight_has_changed(made, name, change, same):
+def test_the_fingerprint_changes_with_one_weight(made, name, change, same):
     """At its very end."""
     model, _ = load(made("flan").folder, "float32")
     before = fingerprint(model)
@@ -43,7 +43,7 @@ def test_it_is_another_where_one_weight_has_changed(made, name, change, same):
     assert same_model(before, fingerprint(model)) is same
 
 
-def test_a_norm_that_is_no_number_is_like_no_other():
+def test_a_norm_that_is_nan_equals_no_other():
     model = random_t5(seed=3)
     model.encoder.norm.weight[-1] = mx.nan
     assert not same_model(fingerprint(model), fingerprint(model))

@@ -29,7 +29,7 @@ HIGH = 512
     + [(doubled, 1)],
 )
 @pytest.mark.parametrize("outputs", [384, 500])  # tiles divide the first
-def test_every_form_is_the_same_product(form, rows, outputs):
+def test_every_form_gives_the_same_product(form, rows, outputs):
     rng = np.random.default_rng(0)
     x, weight = (rng.standard_normal((n, WIDTH), np.float32) for n in (rows, outputs))
     out = form(mx.array(x), mx.array(weight))
@@ -40,7 +40,7 @@ def test_every_form_is_the_same_product(form, rows, outputs):
 SQUARE, NARROW, SMALL, HEAD = (1024, 1024), (3072, 768), (256, 256), (32128, 1024)
 
 
-def test_an_embedding_that_is_the_head():
+def test_a_tied_embedding_multiplies_as_the_head():
     """Whole, or the rows that a rank multiplies with; quantised or not."""
     x = mx.random.normal((3, WIDTH))
     for head in (nn.Embedding(HIGH, WIDTH), nn.Embedding(HIGH, WIDTH).to_quantized(32, 8)):
@@ -87,7 +87,7 @@ def new_weight(layers):
 
 
 @pytest.mark.parametrize("own", [new_weight(layers()), layers((4, 4, 8)), layers()])
-def test_layers_that_are_not_joined(own):
+def test_unsuitable_layers_are_not_joined(own):
     """One has been given another weight, or is of another kind, or nobody has joined them."""
     x = mx.random.normal((3, 64))
     if "scales" in own[0]:

@@ -48,7 +48,7 @@ def test_caches_take_what_the_formula_says(dtype, rows, source, target):
 
 @cpu_allocation
 @pytest.mark.parametrize("feed_forward", ["relu", "gated-gelu"])
-def test_an_encoder_at_work_takes_about_what_is_said(feed_forward):
+def test_an_encoder_takes_about_the_estimated_memory(feed_forward):
     sizes = {"d_model": 256, "d_kv": 64, "num_heads": 4, "d_ff": 1024}
     one = model(**sizes, feed_forward_proj=feed_forward)
     mx.eval(one.parameters())
@@ -65,7 +65,7 @@ def test_an_encoder_at_work_takes_about_what_is_said(feed_forward):
 
 
 @pytest.mark.slow
-def test_weights_as_they_are_and_quantised(tmp_path):
+def test_the_formula_counts_plain_and_quantised_weights(tmp_path):
     source = BUNDLED / "target"
     loaded, _ = load(source, "float32")
     weights = held(a for _, a in tree_flatten(loaded.parameters()))
@@ -84,7 +84,7 @@ def test_weights_as_they_are_and_quantised(tmp_path):
         assert stored_bytes(path, "bfloat16") == weights
 
 
-def test_models_that_do_not_fit_are_warned_of(monkeypatch):
+def test_models_that_do_not_fit_give_a_warning(monkeypatch):
     folders = [BUNDLED / "target", BUNDLED / "draft"]
     assert warning(folders, "float32") is None
     monkeypatch.setattr(memory, "limit", lambda: 20_000_000)
@@ -114,7 +114,7 @@ def test_a_mac_is_warned_near_what_macos_recommends(monkeypatch, memory, cure):
     )
 
 
-def test_a_gpu_that_would_compute_in_float32_unasked_is_a_hint(monkeypatch, tmp_path, made):
+def test_a_float32_folder_on_a_gpu_gives_a_hint(monkeypatch, tmp_path, made):
     original = made("t5").folder  # float32, as most of the Hub
     converted = convert(original, tmp_path / "mlx", "float32")
     monkeypatch.setattr(memory, "on_cpu", lambda: True)
@@ -188,7 +188,7 @@ def test_nothing_is_wired_without_metal_and_a_cpu_keeps_what_mlx_keeps(monkeypat
         memory.wire(10)
 
 
-def test_a_macs_cpu_keeps_what_its_gpu_would(monkeypatch):
+def test_a_macs_cpu_keeps_as_many_buffers_as_its_gpu(monkeypatch):
     """Both have Metal's allocator, which by itself keeps half as much again as macOS recommends."""
     monkeypatch.setattr(memory, "cpu_only", lambda: True)
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
@@ -222,7 +222,7 @@ def test_rows_are_refused_before_they_fill_the_machine(monkeypatch):
     assert len(engine.rows) == 2
 
 
-def test_only_what_is_read_now_needs_the_encoder(monkeypatch):
+def test_encoder_memory_is_required_for_new_sources_only(monkeypatch):
     one = model()
     engine = Engine(one, None)
     engine.insert([row(200)])
@@ -235,7 +235,7 @@ def test_only_what_is_read_now_needs_the_encoder(monkeypatch):
     assert required == [caches + one.encoder_memory(2, source_width(7))]
 
 
-def test_the_limit_is_what_the_device_says(monkeypatch):
+def test_the_memory_limit_is_that_of_the_device(monkeypatch):
     monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 5})
     assert memory.limit() == 5
     monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "a CPU"})

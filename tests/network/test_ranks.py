@@ -52,7 +52,7 @@ class Part:
 
 
 @pytest.mark.parametrize(("on_cuda", "device"), [(False, mx.cpu), (True, mx.gpu)])
-def test_nothing_that_waits_for_another_rank_is_given_to_metal(monkeypatch, on_cuda, device):
+def test_operations_that_wait_for_another_rank_stay_on_the_cpu(monkeypatch, on_cuda, device):
     streams, done = Streams(), []
 
     def note(what):

@@ -92,7 +92,7 @@ IDS, WRITTEN = mx.array([[5, 9, 3, 1]]), mx.array([[0, 7, 8]])
 
 
 @pytest.mark.parametrize("name", ["gated", "tied", "quantised", "tied-quantised"])
-def test_a_draft_that_uses_a_part_of_a_target_has_a_wholes_bits_and_asks_no_other_rank(root, name):
+def test_a_draft_on_a_part_of_a_target_has_the_same_bits_and_asks_no_rank(root, name):
     whole = load(root / name, "float32")[0]
     states = whole.encode(IDS)
     expected = load(root / f"{name}-draft", shared_with=whole)[0]
@@ -110,7 +110,7 @@ def test_a_draft_that_uses_a_part_of_a_target_has_a_wholes_bits_and_asks_no_othe
             draft.encode(IDS)
 
 
-def test_drafts_of_a_part_are_refused_as_those_of_a_whole(root):
+def test_drafts_on_a_part_of_a_target_are_checked_as_on_the_whole(root):
     part = load(root / "gated", "float32", group=Group(0, 2))[0]
     draft = root / "gated-draft"
     for folder, how, match in (
@@ -123,7 +123,7 @@ def test_drafts_of_a_part_are_refused_as_those_of_a_whole(root):
 
 
 @pytest.mark.parametrize("name", ["gated", "tied", "quantised"])
-def test_memory_of_a_whole_head_counts(root, name, monkeypatch):
+def test_the_memory_of_a_whole_head_counts(root, name, monkeypatch):
     part = load(root / name, "float32", group=Group(0, 2))[0]
     metal = FakeMetal(monkeypatch, recommended=10**12)
     head = full_head(part)
@@ -155,7 +155,7 @@ def test_a_pair_is_loaded_with_a_whole_head_where_the_draft_needs_one(
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", ["gated", "tied", "quantised"])
-def test_a_rank_reads_and_holds_its_share_and_what_all_hold(root, monkeypatch, name, size):
+def test_a_rank_reads_and_holds_its_share_and_the_common_weights(root, monkeypatch, name, size):
     read, original = [], StoredTensor._read_into
     monkeypatch.setattr(
         StoredTensor, "_read_into", lambda *a: (read.append(a[1].nbytes), original(*a))[1]
@@ -172,7 +172,7 @@ def test_a_rank_reads_and_holds_its_share_and_what_all_hold(root, monkeypatch, n
     assert bytes_read == size * (common + layers) + head
 
 
-def test_what_does_not_divide_is_told_with_the_numbers_that_do(root):
+def test_indivisible_models_are_refused_with_the_possible_numbers(root):
     with pytest.raises(UserError, match="3 ranks cannot share this model: 4 heads and 128 hidden"):
         load(root / "gated", group=Group(0, 3))
     config = T5Config.from_dict({**shared_models.SHAPE, "num_heads": 12, "d_ff": 1024})

@@ -48,7 +48,7 @@ def held(model):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_draft_of_all_layers_is_the_target_and_holds_its_decoder_alone(folders, kind, tmp_path):
+def test_a_draft_of_all_layers_equals_the_target_and_holds_its_decoder(folders, kind, tmp_path):
     target, _ = load(folders(kind), "float32")
     depth = target.config.num_decoder_layers
     expected = target(IDS, WRITTEN)
@@ -83,7 +83,7 @@ def test_layers_are_taken_evenly_from_the_first_on(made):
 
 
 @cpu_allocation
-def test_nothing_that_is_shared_is_held_twice(made, tmp_path):
+def test_shared_weights_are_held_once(made, tmp_path):
     target, _ = load(made("flan").folder, "float32")
     path = save_draft(shared_draft(target, 1), made("flan").folder, tmp_path / "draft")
     before, weight = mx.get_active_memory(), target.encoder.layers[0].self_attention.q.weight
@@ -120,7 +120,7 @@ def test_texts_are_those_of_the_target(mode):
 
 @pytest.mark.slow
 @exact_or_refused
-def test_exact_texts_are_the_same_with_and_without():
+def test_exact_texts_are_the_same_with_and_without_a_draft():
     target = random_t5(seed=3)
     regular = SpeculativeDecoder(target, None, None, 3, exact=True).generate(PROMPTS, 20)
     for draft in (shared_draft(target, 1), narrowed(target)):
@@ -163,14 +163,14 @@ def recorded(made, tmp_path):
 @pytest.mark.parametrize(
     "entry", [0, [], {}, {"fingerprint": 3}, {"fingerprint": "xy", "model": []}, {"weights": 1}]
 )
-def test_an_entry_that_is_damaged_fits_no_target(recorded, entry):
+def test_a_damaged_record_fits_no_target(recorded, entry):
     target, record = recorded
     path = record(lambda whole: whole | entry if entry == {"weights": 1} else entry)
     with pytest.raises(UserError, match="the target is another model"):
         load(path, shared_with=target)
 
 
-def test_a_draft_of_before_is_known_by_norms_alone(recorded):
+def test_a_draft_of_an_earlier_version_is_matched_by_norms_alone(recorded):
     target, record = recorded
     path = record(lambda whole: {name: whole[name] for name in ("fingerprint", "model")})
     assert load(path, shared_with=target)[0].shares_with is target
@@ -180,9 +180,7 @@ def test_a_draft_of_before_is_known_by_norms_alone(recorded):
 
 
 @pytest.mark.parametrize("how", ["loaded", "converted", "trained further"])
-def test_a_draft_goes_with_every_adapter_of_its_target_and_not_with_a_model_trained_further(
-    made, tmp_path, how
-):
+def test_a_draft_fits_adapted_targets_but_not_one_trained_further(made, tmp_path, how):
     folder, adapter = made("t5").folder, tmp_path / "lora"
     layer = "decoder.block.0.layer.0.SelfAttention.q"
     shape = tuple(made("t5").model.state_dict()[f"{layer}.weight"].shape)

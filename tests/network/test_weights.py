@@ -99,7 +99,7 @@ def test_a_tensor_that_does_not_fit_is_named(made, tmp_path, family, edit, messa
 
 
 @pytest.mark.parametrize("embedding", ["shared", "encoder.embed_tokens", "decoder.embed_tokens"])
-def test_the_embedding_under_any_name(made, tmp_path, embedding):
+def test_the_embedding_is_found_under_any_name(made, tmp_path, embedding):
     def only(tensors):
         others = {n: a for n, a in tensors.items() if "shared" not in n and "embed_tokens" not in n}
         return {**others, f"{embedding}.weight": tensors["shared.weight"]}
@@ -124,7 +124,7 @@ def test_a_head_that_differs_in_its_last_row_is_separate(made, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("separate", [True, False])
-def test_mlx_folder_is_strict(tmp_path, separate):
+def test_an_mlx_folder_is_loaded_strictly(tmp_path, separate):
     model = T5(T5Config.from_dict(RAW), separate)
     model.decoder.layers[0].cross_attention.extra = mx.zeros((2,))
     del model.encoder["norm"]
@@ -144,7 +144,7 @@ def test_mlx_folder_is_strict(tmp_path, separate):
     ids=lambda settings: settings.get("mode", "") + str(settings["bits"]),
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_quantised_folder(tmp_path, plain, settings, dtype):
+def test_a_quantised_folder_gives_the_quantised_model(tmp_path, plain, settings, dtype):
     """The model that was quantised, but for rounding in whatever type it computes."""
     skip_narrow_4_bits(settings["bits"], settings.get("mode", "affine"))
     nn.quantize(plain, **settings, class_predicate=quantize_predicate)
@@ -157,7 +157,7 @@ def test_quantised_folder(tmp_path, plain, settings, dtype):
     assert np.abs(logits - expected).max() <= tolerance * expected.std()
 
 
-def test_single_layers_quantised_otherwise(tmp_path, plain):
+def test_single_layers_may_be_quantised_differently(tmp_path, plain):
     """As mlx-lm writes it: settings of a layer by its path."""
     special = "encoder.layers.0.feed_forward.wo"
     entry = {"group_size": 64, "bits": 4, special: {"group_size": 32, "bits": 8}}
@@ -175,7 +175,7 @@ def test_single_layers_quantised_otherwise(tmp_path, plain):
     {"group_size": 64, "bits": 17}, {"group_size": "x", "bits": 4}, {"bits": 4, "mode": "none"},
     "4bit", [4], {"group_size": 64, "bits": 8}, {"group_size": 32, "bits": 4},
 ])  # fmt: skip
-def test_quantization_that_makes_no_sense(tmp_path, plain, entry):
+def test_senseless_quantization_is_refused(tmp_path, plain, entry):
     nn.quantize(plain, 64, 4, class_predicate=quantize_predicate)
     folder = mlx_folder(tmp_path / "m", plain, RAW, quantization=entry)
     with pytest.raises(UserError) as error:
@@ -185,7 +185,7 @@ def test_quantization_that_makes_no_sense(tmp_path, plain, entry):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", mx.bfloat16, None])
 @pytest.mark.parametrize("stored", [mx.float32, mx.bfloat16])
-def test_dtype(tmp_path, monkeypatch, plain, stored, dtype):
+def test_the_default_dtype_depends_on_the_device(tmp_path, monkeypatch, plain, stored, dtype):
     """Without a wish: float32 on a machine without a GPU, else the folder's."""
     plain.set_dtype(stored)
     folder = mlx_folder(tmp_path / "m", plain, RAW)
@@ -224,7 +224,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("kind", ["mlx", "hf"])
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_folder(made, tmp_path, plain, name, kind):
+def test_broken_folders_are_refused(made, tmp_path, plain, name, kind):
     folder = tmp_path / "m"
     if kind == "mlx":
         mlx_folder(folder, plain, RAW)

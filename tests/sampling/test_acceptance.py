@@ -61,7 +61,7 @@ def test_accepted_length_stops_at_the_first_rejection_and_at_the_padding():
     assert acceptance.accepted_length(keep, lengths).tolist() == [2, 0, 4, 2]
 
 
-def test_residual():
+def test_the_residual_is_the_normalised_excess_of_p_over_q():
     p = mx.array([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2], [0.5, 0.3, 0.2]])
     q = mx.array([[0.7, 0.1, 0.2], [0.5, 0.3, 0.2], [0.0, 0.0, 0.0]])
     expected = [[0, 0.2, 0], [0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]  # row 1: p = q, nothing is left
@@ -161,7 +161,7 @@ def test_a_drafted_position_follows_the_mixture(draft, delta):
 
 @pytest.mark.parametrize("temp", [0.0, 1.0])
 @pytest.mark.parametrize("delta", [0.0, 0.3, 1.0])
-def test_what_rules_forbid_is_never_kept(temp, delta):
+def test_forbidden_tokens_are_never_kept(temp, delta):
     logits = mx.array([[[0.5, -mx.inf, 0.1], [0.0, 0.0, 0.0]]])
     accepted, tokens = acceptance.accept(
         logits,
@@ -176,7 +176,7 @@ def test_what_rules_forbid_is_never_kept(temp, delta):
 
 
 @pytest.mark.parametrize("delta", [(0.0, 0.0), (STRICT,) * 2, (0.0, STRICT)], ids=str)
-def test_what_is_certain_needs_no_draft_probabilities(delta):
+def test_certain_proposals_need_no_draft_probabilities(delta):
     """q = None is q = 1 at each proposal, worked out without a vocabulary of it."""
     draws, gamma, vocab = 1000, 3, 5
     logits = mx.random.normal((draws, gamma + 1, vocab), key=mx.random.key(3))
@@ -190,7 +190,7 @@ def test_what_is_certain_needs_no_draft_probabilities(delta):
     assert [a.tolist() for a in short] == [a.tolist() for a in full]
 
 
-def test_rows_are_judged_as_they_would_be_among_their_like():
+def test_a_rows_rule_does_not_depend_on_the_rules_of_other_rows():
     draws, gamma, vocab = 1000, 3, 5
     logits = mx.random.normal((draws, gamma + 1, vocab), key=mx.random.key(6))
     drafts = mx.random.randint(0, vocab, (draws, gamma), key=mx.random.key(7))
@@ -212,7 +212,7 @@ def test_rows_are_judged_as_they_would_be_among_their_like():
 
 
 @pytest.mark.parametrize("temp", [0.5, 1.0])
-def test_what_is_proposed_does_not_change_what_is_written(temp):
+def test_proposals_do_not_change_the_text(temp):
     draws, gamma, vocab = 500, 4, 6
     logits = mx.random.normal((draws, gamma + 1, vocab), key=mx.random.key(6))
     keys, sampling = position_keys(draws, gamma + 1, 9), settings(draws, temp=temp)
@@ -232,7 +232,7 @@ def test_what_is_proposed_does_not_change_what_is_written(temp):
     assert set(accepted.tolist()) == set(range(gamma + 1))
 
 
-def test_a_draft_that_draws_with_the_same_numbers_is_mostly_kept():
+def test_a_draft_that_samples_with_the_same_numbers_is_mostly_kept():
     draws, vocab = 20_000, 6
     rng = np.random.default_rng(5)
     logits = rng.normal(size=vocab).astype(np.float32)

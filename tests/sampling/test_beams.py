@@ -77,7 +77,7 @@ def test_a_search_ends_when_its_texts_cannot_get_better(early_stopping, max_toke
     assert found.done == done
 
 
-def test_what_is_forbidden_is_no_beam_and_no_text():
+def test_forbidden_continuations_are_neither_beams_nor_texts():
     found = search(num_beams=3)
     advance(found, (-1.0, 0, 5), (-2.0, 0, EOS))
     assert beams(found) == [([5], -1.0), ([5], NO_BEAM), ([5], NO_BEAM)]
@@ -88,7 +88,7 @@ def test_what_is_forbidden_is_no_beam_and_no_text():
 
 @pytest.mark.parametrize("width", [1, 100, 128, 1000])
 @pytest.mark.parametrize("count", [1, 2, 17])
-def test_the_largest_values_and_their_places(width, count):
+def test_the_largest_values_and_their_places_are_found(width, count):
     values = np.random.default_rng(width).normal(size=(3, width)).astype(np.float32)
     values[1] = np.arange(width) // 7  # ties: the first comes first
     values[2, 1:] = -np.inf

@@ -46,7 +46,7 @@ def kept(logits, temp=1.0, top_k=0, top_p=1.0):
 
 @pytest.mark.parametrize("count", [1, 7, 50, 300])
 @pytest.mark.parametrize("size", [300, 401, 4000])
-def test_the_highest_numbers(size, count):
+def test_the_candidates_are_the_largest_numbers(size, count):
     x = np.random.default_rng(size).normal(size=(2, 3, size)).astype(np.float32)
     x[0] = x[0].round()  # many tie
     x[1, 0, 5:] = -np.inf
@@ -90,7 +90,7 @@ def test_ties_at_every_threshold_stay_and_nothing_else(logits, settings, exhaust
 
 
 @pytest.mark.parametrize("logits", LOGITS)
-def test_a_row_keeps_the_same_whatever_the_others_ask_for(logits, monkeypatch):
+def test_a_row_keeps_the_same_tokens_whatever_other_rows_use(logits, monkeypatch):
     monkeypatch.setattr(draws, "CANDIDATES", 8)
     rows = [{}, {"top_k": 5}, {"top_p": 0.6}, {"top_k": 500, "top_p": 0.9}, {"temp": 0.0}]
     rows = [{"temp": 1.0} | row for row in rows]
@@ -134,7 +134,7 @@ def test_weights_that_are_no_numbers_draw_a_token_of_the_vocabulary():
 # ---- where the candidates fall short -------------------------------------------------------------
 
 
-def test_accept_says_so_for_what_it_judges_alone(few):
+def test_accept_reports_rows_whose_candidates_fall_short(few):
     flat, peaked = [0.0] * 5, [9.0, 0.0, 0.0, 0.0, 0.0]
     logits = mx.array([[peaked, flat], [peaked, flat], [flat, peaked], [[mx.nan] * 5, flat]])
     drafts, lengths = mx.zeros((4, 1), mx.int32), mx.array([1, 0, 1, 1])
@@ -158,7 +158,7 @@ def test_the_text_is_the_same_however_few_the_candidates(settings, monkeypatch):
 
 
 @pytest.mark.parametrize("draft", [False, True])
-def test_a_text_does_not_depend_on_flat_ones_beside_it(few, draft):
+def test_a_text_does_not_depend_on_flat_rows_beside_it(few, draft):
     model = FakeModel(TABLE, V)
 
     def decoded(*settings):

@@ -216,7 +216,7 @@ def test_sequences_follow_the_exact_distribution(case, delta):
         "own vocabulary without the likeliest token",
     ],
 )
-def test_after_temperature_top_k_and_top_p(case, sampling):
+def test_sequences_follow_the_law_after_temperature_top_k_and_top_p(case, sampling):
     target, law, make, num_draft = CASES[case]
     exact = expected(target, law, num_draft, 0.0, **sampling)
     compare(sampled(target, make, num_draft, **sampling), exact)
@@ -224,7 +224,7 @@ def test_after_temperature_top_k_and_top_p(case, sampling):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["good draft", "disagrees everywhere", "copies", "prediction"])
-def test_where_the_likeliest_tokens_fall_short_of_top_p(case, monkeypatch):
+def test_sequences_follow_the_law_when_candidates_fall_short_of_top_p(case, monkeypatch):
     monkeypatch.setattr(draws, "CANDIDATES", 2)
     target, law, make, num_draft = CASES[case]
     flat = {"temp": 1.5, "top_k": 0, "top_p": 0.8}
@@ -278,7 +278,7 @@ def test_with_processors_the_law_is_kept_whatever_the_draft(draft):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table", [GOOD, contrary(TABLE)], ids=["good", "disagrees everywhere"])
-def test_numbers_that_follow_what_was_accepted_keep_the_law(table, monkeypatch):
+def test_adaptive_numbers_of_proposals_keep_the_law(table, monkeypatch):
     lengths = []
 
     def seconds(self, rows, positions, passes, sampled=False):
@@ -301,7 +301,7 @@ def test_numbers_that_follow_what_was_accepted_keep_the_law(table, monkeypatch):
     assert lengths
 
 
-def test_a_wrong_rule_would_be_seen():
+def test_a_wrong_rule_exceeds_the_bound():
     """The bound is tight enough: keeping every proposal is told apart from the target's law."""
     kept = sampled(TABLE, modelled(GOOD), 2, delta=1.0, **PLAIN)
     assert distance(kept, expected(TABLE, GOOD, 2, 0.0, **PLAIN)) > 1

@@ -29,7 +29,7 @@ def test_probabilities_equal_the_warpers_of_transformers(temp, top_k, top_p, min
     np.testing.assert_allclose(p[0], scores.softmax(-1).numpy(), atol=1e-6)
 
 
-def test_probabilities_take_each_rows_own_settings():
+def test_probabilities_use_each_rows_own_settings():
     logits = mx.array(np.random.default_rng(2).normal(size=(4, 2, 10)).astype(np.float32))
     rows = [{}, {"temp": 1.0, "top_k": 2}, {"temp": 0.7, "top_p": 0.5}, {"temp": 2.0}]
     together, _ = sampling.probabilities(logits, mixed(*rows))
@@ -38,7 +38,7 @@ def test_probabilities_take_each_rows_own_settings():
         np.testing.assert_allclose(together[i], alone[0], atol=1e-7)
 
 
-def test_draws_belong_to_the_row_alone():
+def test_the_draws_of_a_row_do_not_depend_on_other_rows():
     few, many = keys(2), keys(5)
     weights = mx.ones((5, 50))
     assert sampling.sample(weights[:2], few).tolist() == sampling.sample(weights, many).tolist()[:2]
@@ -57,13 +57,13 @@ def test_a_token_wins_the_race_as_often_as_its_weight_says(p):
     assert np.exp(-times * (1 - p) / p).mean() * 40 == pytest.approx(1, rel=1e-3)
 
 
-def test_no_time_is_zero_and_no_weight_of_zero_wins():
+def test_no_waiting_time_is_zero_and_zero_weights_never_win():
     assert sampling.waiting_times(mx.zeros((1, 3))).min().item() > 0
     times = sampling.waiting_times(mx.array([[0.0, 0.5, 0.0]]))
     assert mx.argmax(mx.array([[0.0, 1.0]]) / times).item() == 1
 
 
-def test_among_250112_weights_tiny_times_are_as_fine_as_others():
+def test_tiny_waiting_times_are_as_fine_grained_as_long_ones():
     """Where times came in steps of 2**-24, a token of 2e-8 was drawn a quarter as often."""
     size, rows = 250_112, 60
     found = []

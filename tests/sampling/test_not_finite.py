@@ -34,7 +34,7 @@ def breaking(kind, table=TABLE, place=4):
     return broken
 
 
-def test_one_largest_number_is_needed():
+def test_logits_need_a_finite_maximum():
     logits = [[1, -INF, 2], [1, NAN, 2], [1, INF, 2], [-INF] * 3, [INF, -INF, 0], [NAN] * 3]
     assert is_finite(mx.array([logits])).tolist() == [[True] + [False] * 5]
 

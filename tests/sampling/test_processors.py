@@ -57,7 +57,7 @@ def test_an_n_gram_is_not_completed_twice(tokens, n, forbidden):
 
 
 @pytest.mark.parametrize("n", [6, 20_000, 2**31 - 1])
-def test_an_n_gram_longer_than_the_text_costs_nothing(n):
+def test_an_n_gram_longer_than_the_text_forbids_nothing(n):
     logits, history = mx.zeros((2, 2, 5)), History.align([[0, 2, 3, 2, 3], [0]])
     assert rules(*[{"no_repeat_ngram_size": n}] * 2)(history, logits, [2, 2]) is logits
 
@@ -103,7 +103,7 @@ def test_no_end_token_comes_too_early():
     assert allowed.tolist() == [[[1, 0, 1, 0, 1], [1, 0, 1, 0, 1], [1] * 5]]
 
 
-def test_nothing_to_do_is_known_beforehand():
+def test_no_rules_are_made_if_none_apply():
     assert rules({}, {"logits_processors": []}) is None
     for one in RULES.values():
         assert rules({}, one) is not None
@@ -126,7 +126,7 @@ def test_a_callable_sees_one_row_and_one_position():
     assert processed.tolist() == [[[1, 2, 3], [4, 5, 6]], [[6, 7, 8], [9, 10, 11]]]
 
 
-def test_callables_follow_the_rules_and_each_other_and_skip_what_does_not_matter():
+def test_callables_follow_the_rules_in_order_and_skip_padding():
     after = (lambda tokens, logits: logits + 1, lambda tokens, logits: logits * 10)
     processing = rules({"repetition_penalty": 2.0, "logits_processors": after})
     history = History.align([[0]]).then(mx.array([[0]]))
@@ -150,7 +150,7 @@ def test_a_callable_that_returns_something_else_is_named(bad, complaint):
 V = 7
 
 
-def test_the_draft_is_processed_too():
+def test_the_drafts_logits_are_processed_too():
     """A draft that is the target stays right throughout, whatever the rules change."""
     model = FakeModel(random_table(V, eos_bias=-0.5), V)
     decoder = SpeculativeDecoder(model, drafter(model.table, model), None, 3)

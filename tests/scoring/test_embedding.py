@@ -105,7 +105,7 @@ def test_convert_leaves_the_decoder_out_on_request(made, tmp_path, family):
     np.testing.assert_allclose(ours, states(reference, SOURCES[0]), atol=1e-4)
 
 
-def test_asked_to_decode_an_encoder_says_so_once(made, tmp_path):
+def test_an_encoder_alone_refuses_to_decode(made, tmp_path):
     folder = convert(made("t5").folder, tmp_path / "mlx", encoder_only=True)
     model, _ = load(folder)
     decoder = SpeculativeDecoder(model)

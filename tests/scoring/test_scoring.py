@@ -66,7 +66,7 @@ def test_targets_of_a_prompt_share_its_encoding_and_cross_attention(made, monkey
     assert len(encoded) == 1 and decoded == [(2, 1), (2, 1), (1, 1)]
 
 
-def test_a_text_ends_with_the_end_token_and_ids_are_as_given(byte_decoder):
+def test_a_scored_text_gets_an_end_token_and_ids_stay_as_given(byte_decoder):
     text, ids = byte_decoder.score(["abc", "abc"], ["de", [103, 104]])
     assert text.tokens == [103, 104, 1] and ids.tokens == [103, 104]
     assert text.token_logprobs[:2] == pytest.approx(ids.token_logprobs, abs=1e-5)
@@ -110,7 +110,7 @@ def test_one_bad_pair_of_several_has_an_error(byte_decoder):
         ("rerank", "max_prompt_tokens is 0; it must be a whole", {"max_prompt_tokens": 0}),
     ],
 )
-def test_values_of_the_wrong_kind(byte_decoder, method, told, values):
+def test_values_of_the_wrong_kind_are_refused(byte_decoder, method, told, values):
     usual = {
         "score": {"prompts": "a", "targets": "b"},
         "embed": {"prompts": "a"},
@@ -129,7 +129,7 @@ def test_logits_that_are_nan_are_an_error(byte_decoder, monkeypatch):
         byte_decoder.score("a", "b")
 
 
-def test_what_memory_does_not_suffice_for_is_halved(byte_decoder, monkeypatch):
+def test_a_batch_too_large_for_memory_is_halved(byte_decoder, monkeypatch):
     targets = ["d", "e", "f", "gh" * 50]
     whole = byte_decoder.score("abc", targets)
     tried = []

@@ -98,7 +98,7 @@ def test_the_tokens_joined_are_the_text(served, stream, settings):
         assert offsets == list(itertools.accumulate(map(len, tokens), initial=0))[: len(tokens)]
 
 
-def test_how_tokens_look_by_themselves():
+def test_single_tokens_are_spelled_as_text_and_bytes():
     tokenizer = pieces_and_bytes()
     spell = TokenSpelling(tokenizer)
     for name, text, spelled in [

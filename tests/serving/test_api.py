@@ -42,7 +42,7 @@ def test_a_field_follows_the_range_of_its_setting():
                 PredictRequest.model_validate({"prompt": "x", setting.request: value})
 
 
-def test_what_a_request_gives_has_the_names_of_settings():
+def test_the_fields_of_a_request_become_settings():
     def given(kind=CompletionRequest, **fields):
         prompt = {"messages": [TURN]} if kind is ChatRequest else {"prompt": "x"}
         return kind.model_validate({**prompt, **fields}).given
@@ -76,7 +76,7 @@ def test_what_a_request_gives_has_the_names_of_settings():
         (ChatRequest, {"messages": [{**TURN, **dict.fromkeys(map(str, range(MANY)))}]}),
     ],
 )
-def test_a_body_that_is_wrong_everywhere_makes_few_complaints(kind, body):
+def test_a_body_that_is_wrong_everywhere_gives_few_errors(kind, body):
     with pytest.raises(ValidationError) as wrong:
         kind.model_validate(body)
     assert wrong.value.error_count() <= 2 * 64 + 2
@@ -107,7 +107,7 @@ def read(body):
     return asyncio.run(StrictRequest({"type": "http", "headers": []}, receive).json())
 
 
-def test_literals_of_json():
+def test_json_bodies_are_read_with_every_literal():
     assert read(b'{"a": [1, 1.5, true, null, "\xc3\xa9\\ud83d\\ude00"]}') == {
         "a": [1, 1.5, True, None, "é😀"]
     }

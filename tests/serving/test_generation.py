@@ -18,7 +18,7 @@ TABLE = random_table(V, eos_bias=-0.5)
 ALTERNATIVES = {0: 0, 2: 3}  # by a row's first token; the one between asks for none
 
 
-def test_literals():
+def test_likeliest_logprobs_equal_the_log_softmax():
     p = np.array([0.1, 0.6, 0.3], np.float32)
     values, top, ids = likeliest_logprobs(mx.array(np.log(p)[None, None] + 5), mx.array([[2]]), 2)
     assert ids.tolist() == [[[1, 2]]]
@@ -27,7 +27,7 @@ def test_literals():
 
 
 @pytest.mark.parametrize("settings", [{}, {"temp": 0.8, "top_p": 0.7}, {"delta": 0.5}])
-def test_they_are_the_targets_own_wherever_a_token_came_from(settings):
+def test_logprobs_are_the_targets_for_tokens_of_any_origin(settings):
     model = FakeModel(TABLE, V)
     engine = Engine(model, drafter(good(TABLE), model))
     engine.on_verified = recorder = LogprobRecorder(lambda row: ALTERNATIVES.get(row.ids[0]))

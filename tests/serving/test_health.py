@@ -58,7 +58,7 @@ def test_if_the_thread_dies_every_client_is_told(serve, caplog, monkeypatch, bro
     assert "Died at" in caplog.text and "secret" not in caplog.text
 
 
-def test_a_step_that_hangs_is_told_until_it_ends(serve):
+def test_a_hanging_step_is_reported_until_it_ends(serve):
     now, model = [0.0], Gated(ENDLESS, V)
     served = serve(model, max_batch=1, clock=lambda: now[0])
     now[0] = 1000
@@ -80,7 +80,7 @@ def test_a_step_that_hangs_is_told_until_it_ends(serve):
     assert served.worker.health()[0] == "stopping"
 
 
-def test_over_http_a_dead_thread_and_a_step_that_hangs(serve):
+def test_health_reports_a_dead_thread_and_a_hanging_step_over_http(serve):
     now, model = [0.0], Gated(ENDLESS, V)
     model.dtype = "mlx.core.float32"
     tokenizer = load_tokenizer(BUNDLED / "target")

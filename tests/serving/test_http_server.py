@@ -58,7 +58,7 @@ def answer(connection, request=ASK):
     return int(received.split()[1]), received
 
 
-def test_one_connection_too_many_is_told_so_and_there_is_room_again_later(connect):
+def test_one_connection_too_many_is_refused_until_there_is_room(connect):
     first, second = connect(), connect()
     assert answer(first)[0] == answer(second)[0] == 200
     status, received = answer(connect())
@@ -74,7 +74,7 @@ def test_one_connection_too_many_is_told_so_and_there_is_room_again_later(connec
 
 
 @pytest.mark.parametrize("asked, begun", [(False, b""), (False, ASK[:10]), (True, ASK[:10])])
-def test_a_head_that_does_not_arrive_is_not_waited_for(connect, monkeypatch, asked, begun):
+def test_incomplete_request_headers_time_out(connect, monkeypatch, asked, begun):
     monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.05)
     slow = connect()
     if asked:
@@ -83,7 +83,7 @@ def test_a_head_that_does_not_arrive_is_not_waited_for(connect, monkeypatch, ask
     assert slow.recv(1) == b""
 
 
-def test_between_two_requests_a_connection_stays(connect, monkeypatch):
+def test_a_connection_stays_open_between_two_requests(connect, monkeypatch):
     monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.05)
     kept = connect()
     for _ in range(2):
@@ -106,7 +106,7 @@ def test_nothing_is_kept_of_a_connection_that_has_ended(connect):
         time.sleep(0.01)
 
 
-def test_who_wants_a_websocket_gets_http_and_no_advice_is_logged(connect, caplog):
+def test_a_websocket_request_gets_http_and_logs_no_advice(connect, caplog):
     caplog.set_level(logging.DEBUG)
     request = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
     assert answer(connect(), request)[0] == 200
@@ -136,7 +136,7 @@ async def unreachable(*_):
     raise AssertionError("it must not come so far")
 
 
-def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch):
+def test_an_incomplete_body_times_out(monkeypatch):
     monkeypatch.setattr(http_server, "BODY_SECONDS", 0.05)
     sent = []
 
@@ -152,7 +152,7 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch):
     assert (b"connection", b"close") in sent[0]["headers"]
 
 
-def test_what_a_client_does_not_read_is_not_kept_for_it(monkeypatch):
+def test_an_answer_that_is_not_read_times_out(monkeypatch):
     monkeypatch.setattr(http_server, "SEND_SECONDS", 0.05)
     ended = []
 
@@ -169,12 +169,12 @@ def test_what_a_client_does_not_read_is_not_kept_for_it(monkeypatch):
     assert ended == [True]
 
 
-def test_a_client_that_goes_away_before_its_body_has_come(monkeypatch):
+def test_a_client_that_leaves_before_its_body_arrives_counts_as_499(monkeypatch):
     gone = answering({"type": "http.disconnect"})
     assert ask(unreachable, gone, answering(None)) == {"499": "/predict"}
 
 
-def test_a_request_that_the_end_of_the_server_cuts_off_is_told_so():
+def test_a_request_cut_off_by_the_shutdown_is_told_so():
     sent = []
 
     async def cut_off(*_):

@@ -7,7 +7,7 @@ from mlx_t5.serving.metrics import row_counts
 from mlx_t5.settings import Settings
 
 
-def test_a_search_whose_best_beam_becomes_shorter_has_decided_no_less():
+def test_a_shorter_best_beam_never_lowers_the_count():
     def row(decided: int, calls: int, num_beams: int) -> SimpleNamespace:
         stats = Stats(target_calls=calls)
         settings = Settings(num_beams=num_beams)

@@ -30,7 +30,7 @@ def ranker(browser, tmp_path_factory):
     running.close()
 
 
-def test_who_wrote_each_token_beside_regular_decoding(visit, server, decoder):
+def test_the_page_shows_each_tokens_origin_beside_regular_decoding(visit, server, decoder):
     page = visit(server, viewport={"width": 1040, "height": 900})
     page.get_by_role("button", name="Fix grammar").click()
     assert page.input_value("#prompt") == FIX
@@ -76,7 +76,7 @@ def test_the_sliders_reach_the_decoder(visit, server):
     page.locator("#status", has_text="Done").wait_for(state="attached")
 
 
-def test_by_keyboard_alone(visit, server):
+def test_the_page_works_by_keyboard_alone(visit, server):
     page = visit(server)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the output"
@@ -170,7 +170,7 @@ def test_a_replay_waits_for_both_texts_and_shows_the_same_again(visit, server):
     assert page.locator("#regular .pass").count() < 20, "and regular decoding is behind"
 
 
-def test_errors_keys_and_a_server_without_a_draft(visit):
+def test_the_page_handles_errors_keys_and_a_missing_draft(visit):
     limits = ["--max-prompt-tokens", "20", "--draft-model", "none"]
     guarded = Server(*limits, "--api-key", "the key", key="the key")
     try:
@@ -218,7 +218,7 @@ def test_beams_show_their_texts_with_scores(visit, server, decoder):
     assert page.inner_text("#speculative .text") == FIXED and page.locator("#search").is_hidden()
 
 
-def test_a_task_takes_the_place_of_the_prompts_own(visit, ranker):
+def test_a_chosen_task_replaces_the_prompts_prefix(visit, ranker):
     page = visit(ranker)
     assert page.input_value("#prompt").startswith("translate English to German: The house")
     page.select_option("#task", "shorten")
@@ -235,7 +235,7 @@ def test_a_task_takes_the_place_of_the_prompts_own(visit, ranker):
     assert page.inner_text("#search-summary") == "off"
 
 
-def test_scores_ranks_and_similarities(visit, ranker):
+def test_the_page_shows_scores_ranks_and_similarities(visit, ranker):
     page = visit(ranker, **PHONE)
     bold = "<b id=injected>x</b>"
     page.get_by_role("link", name="Score").click()

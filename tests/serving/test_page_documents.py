@@ -107,7 +107,7 @@ def test_a_dropped_file_comes_back_to_the_byte_where_the_model_changes_nothing(v
     assert downloaded(page) == ("My talk-answer.SRT", answer.encode()), "an edited one too"
 
 
-def test_a_file_is_opened_and_what_is_no_text_is_refused(view):
+def test_a_text_file_is_opened_and_other_files_are_refused(view):
     page = view()
     note = page.inner_text("#document-note")
     with page.expect_file_chooser() as chooser:
@@ -132,7 +132,7 @@ def test_a_file_is_opened_and_what_is_no_text_is_refused(view):
     assert page.locator("#document-output").is_hidden()
 
 
-def test_stopping_keeps_what_there_is(view, server):
+def test_stopping_keeps_the_finished_pieces(view, server):
     page = view(accept_downloads=True)
     page.fill("#document-text", "I have two cats. She has a dog.\n" * 1000)
     page.fill("#prefix", "fix grammar:")
@@ -189,7 +189,7 @@ def test_failed_pieces_are_marked_and_nothing_is_html_on_a_phone(view, scheme):
         assert contrast(page, selector) >= 4.5, selector
 
 
-def test_thousands_of_pieces_and_a_stream_that_breaks(view):
+def test_the_page_shows_thousands_of_pieces_and_survives_a_broken_stream(view):
     page = view()
     drop(page, "long.txt", b"a b\n", 5000)
     page.locator("#document-note", has_text="long.txt, 20000 characters").wait_for()

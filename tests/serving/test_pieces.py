@@ -85,7 +85,7 @@ def test_each_piece_has_the_prefix(tokenizer):
     ]
 
 
-def test_what_looks_like_a_prefix_is_decoded_and_logged_without_its_words(tokenizer, caplog):
+def test_a_possible_prefix_is_decoded_and_logged_without_its_words(tokenizer, caplog):
     caplog.set_level("INFO")
     assert prompts(cut(tokenizer, "fix spelling: She have a cat.")) == [
         "fix spelling: She have a cat."
@@ -100,7 +100,7 @@ def test_the_language_of_the_source_says_where_a_sentence_ends(tokenizer):
     assert len(sources(cut(tokenizer, text))) > 2
 
 
-def test_pieces_are_read_as_they_are_drawn_and_no_longer_than_the_limit(tokenizer, monkeypatch):
+def test_pieces_are_tokenized_when_needed_and_within_the_limit(tokenizer, monkeypatch):
     monkeypatch.setattr(pieces, "PIECES_AT_ONCE", 1)
     read, encode = [], tokenizer.tokenizer.encode
     monkeypatch.setattr(
@@ -131,7 +131,7 @@ def test_pieces_are_read_as_they_are_drawn_and_no_longer_than_the_limit(tokenize
         ({"limit": 1}, "prompt"),
     ],
 )
-def test_what_cannot_be_split(tokenizer, fields, param):
+def test_settings_that_contradict_a_split_are_refused(tokenizer, fields, param):
     with pytest.raises(ApiError) as error:
         cut(tokenizer, **fields)
     assert (error.value.status, error.value.body.error.param) == (400, param)
@@ -244,9 +244,7 @@ def test_chunks_come_in_order_and_add_up_to_the_text(tokenizer):
     assert details[:2] == [[{"text": "Sie", "writer": "draft"}], []]
 
 
-def test_many_pieces_are_drawn_as_others_are_done_and_joined_beside_the_event_loop(
-    tokenizer, monkeypatch
-):
+def test_many_pieces_are_joined_outside_the_event_loop(tokenizer, monkeypatch):
     threads, add = set(), DocumentInFlight.add
     monkeypatch.setattr(
         DocumentInFlight,
@@ -263,7 +261,7 @@ def test_many_pieces_are_drawn_as_others_are_done_and_joined_beside_the_event_lo
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_document_of_which_nothing_could_be_decoded_is_an_error(tokenizer, streamed):
+def test_a_document_whose_pieces_all_fail_is_an_error(tokenizer, streamed):
     failed = lambda i: update(i, None, "error", "NaN logits")  # noqa: E731
     with pytest.raises(ApiError, match="NaN logits") as error:
         run(cut(tokenizer), tokenizer, failed, streamed=streamed)

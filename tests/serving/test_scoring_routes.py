@@ -65,7 +65,7 @@ def test_base64_is_float32_and_ids_are_inputs_too(ranker, decoder):
     np.testing.assert_allclose(single["embedding"], found[0], atol=1e-4)
 
 
-def test_scores(ranker, decoder):
+def test_scores_are_those_of_the_decoder(ranker, decoder):
     targets = ["mouse", "a cat", "a", [3, 4, 1]]
     body = {"prompt": "the tale", "targets": targets}
     answer = ranker.http.post("/v1/score", json=body).json()
@@ -81,7 +81,7 @@ def test_scores(ranker, decoder):
     assert answer["usage"] == {"prompt_tokens": prompt, "total_tokens": prompt + written}
 
 
-def test_scores_are_as_they_are_however_unlikely(folder):
+def test_very_unlikely_scores_are_not_clipped(folder):
     """OpenAI's API has no log-probability below -9999; scores are no part of it."""
     model, tokenizer = load(folder, "float32")
     model.shared.weight = 1e4 * model.shared.weight  # which is the head as well
@@ -114,7 +114,7 @@ def test_clients_are_told_what_the_model_can_do(ranker):
     assert set(ranks) == set(described["ServedModel"]["properties"])
 
 
-def test_ranks(ranker, decoder):
+def test_ranks_are_those_of_the_decoder(ranker, decoder):
     body = {"query": "cat", "documents": TEXTS, "top_n": 3, "return_documents": True}
     results = ranker.http.post("/v1/rerank", json=body).json()["results"]
     expected = decoder.rerank("cat", TEXTS)
@@ -170,7 +170,7 @@ def test_documents_are_cut_to_the_longest_prompt_that_the_server_takes(ranker, d
         ("rerank", {"query": "a", "documents": ["b"], "model": "a"}, "model", "no such model"),
     ],
 )
-def test_what_cannot_be(ranker, path, body, param, message):
+def test_bad_scoring_requests_are_refused(ranker, path, body, param, message):
     answer = ranker.http.post(f"/v1/{path}", json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (404 if param == "model" else 400, param), error

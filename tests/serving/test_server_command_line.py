@@ -35,7 +35,7 @@ from standard_error import messages
         (["--port", "0", "--host", "no.such.host.invalid", "--no-auth"], "choose another --host"),
     ],
 )
-def test_mistakes_on_the_command_line(argv, message, capsys, monkeypatch):
+def test_mistakes_on_the_command_line_are_one_line(argv, message, capsys, monkeypatch):
     monkeypatch.delenv(command.KEY_VARIABLE, raising=False)
     try:
         status = command.main(argv)
@@ -46,7 +46,7 @@ def test_mistakes_on_the_command_line(argv, message, capsys, monkeypatch):
     assert err.startswith("error: ") and err.count("\n") == 1 and message in err
 
 
-def test_a_port_in_use(capsys):
+def test_a_port_in_use_is_reported(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert command.main(["--port", str(taken.getsockname()[1])]) == 2
     assert "choose another --host or --port" in capsys.readouterr().err
@@ -61,13 +61,13 @@ def test_exact_decoding_needs_a_decoder(tmp_path, capsys):
     assert capsys.readouterr().err == f"{message} out\n"
 
 
-def test_answers_are_sent_at_once():
+def test_the_listener_lets_asyncio_send_without_delay():
     with listener("127.0.0.1", 0) as bound:
         assert bound.proto == socket.IPPROTO_TCP, "or asyncio leaves TCP_NODELAY off"
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_the_models_are_loaded():
+def test_ctrl_c_ends_a_server_that_is_loading_models():
     code = """
 import runpy, sys
 from mlx_t5.backend import mx

@@ -45,7 +45,7 @@ def held_out(count):
         {"num_beams": 2},
     ],
 )
-def test_it_is_the_text_that_generate_gives(server, decoder, fields):
+def test_the_server_returns_the_text_that_generate_returns(server, decoder, fields):
     answer = complete(server, prompt=TEXT, **fields)
     options = {{"temperature": "temp"}.get(name, name): value for name, value in fields.items()}
     expected = decoder.generate(TEXT, **{"split": "sentences", **options})

@@ -21,12 +21,12 @@ def short():
     running.close()
 
 
-def test_of_a_name_the_address_is_told_that_it_got(short):
+def test_a_host_name_is_reported_as_the_address_that_it_got(short):
     """A Mac's first one for localhost is ::1, which who asks 127.0.0.1 does not reach."""
     assert re.fullmatch(r"http://(127\.0\.0\.1|\[::1\]):\d+", short.url)
 
 
-def test_the_description_is_ours(short):
+def test_the_openapi_description_has_our_fields_and_errors(short):
     schema = short.http.get("/openapi.json").json()
     for name in ("CompletionRequest", "ChatRequest", "PredictRequest"):
         assert FIELDS - {"prompt"} <= set(schema["components"]["schemas"][name]["properties"])

@@ -118,7 +118,7 @@ def whole_answer(connection):
     return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
-def test_a_graceful_end_finishes_what_runs(models):
+def test_a_graceful_shutdown_finishes_running_requests(models):
     server = Server(*models, "--max-batch", "1")
     body = {**LONG, "max_tokens": 200, "stream": True}
     streams = [raw_request(server.url, "/v1/completions", body) for _ in range(2)]
@@ -133,7 +133,7 @@ def test_a_graceful_end_finishes_what_runs(models):
     server.close()
 
 
-def test_what_is_not_finished_in_time_is_refused(models):
+def test_unfinished_requests_are_refused_at_shutdown(models):
     server = Server(*models, "--max-batch", "1", "--max-tokens", "99999", "--shutdown-seconds", "1")
     body = {"prompt": "x", "max_tokens": 99999}  # greedily, it does not end by itself
     stream = raw_request(server.url, "/v1/completions", body | {"stream": True})

@@ -111,7 +111,7 @@ BAD_PREDICTIONS = [
         ([SECRET], None, "dictionary"),
     ],
 )
-def test_completions_that_cannot_be(guarded, body, param, message):
+def test_bad_completions_are_refused(guarded, body, param, message):
     assert re.search(message, refused(guarded.http.post("/v1/completions", json=body), 400, param))
 
 
@@ -127,7 +127,7 @@ def test_completions_that_cannot_be(guarded, body, param, message):
         ([{"role": "user", "content": [{"type": "text", "text": "x"}] * 65}], "at most 64"),
     ],
 )
-def test_chats_that_cannot_be(guarded, messages, message):
+def test_bad_chats_are_refused(guarded, messages, message):
     answer = guarded.http.post("/v1/chat/completions", json={"messages": messages})
     assert message in answer.json()["error"]["message"]
     assert answer.status_code == 400
@@ -142,7 +142,7 @@ NOT_JSON += [b'["x", "\\ud800"]', b'{"a\\udc00\\ud800": 1}', b'{"prompt": "' + H
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_bodies_that_are_not_json(guarded, path):
+def test_bodies_that_are_not_json_are_refused(guarded, path):
     def send(content):
         headers = {"Content-Type": "application/json"}
         return refused(guarded.http.post(f"/{path}", content=content, headers=headers), 400)
@@ -152,7 +152,7 @@ def test_bodies_that_are_not_json(guarded, path):
     assert "needed" in send(b"")
 
 
-def test_a_number_that_no_float_holds(guarded):
+def test_a_number_that_no_float_holds_is_refused(guarded):
     headers = {"Content-Type": "application/json"}
     content = b'{"prompt": "x", "temperature": 1e999}'
     refused(guarded.http.post("/predict", content=content, headers=headers), 400, "temperature")
@@ -179,7 +179,7 @@ def test_a_body_has_to_be_json_and_small(guarded):
     assert message in refused(guarded.http.post("/predict", content=pieces), 413)
 
 
-def test_addresses_methods_and_models_that_are_not_there(guarded):
+def test_unknown_addresses_methods_and_models_are_refused(guarded):
     refused(guarded.http.get("/v1/nothing"), 404)
     refused(guarded.http.get("/page/../server.py"), 404)
     refused(guarded.http.get("/page/..%2fserver.py"), 404)
@@ -204,14 +204,14 @@ def ask(running, path, method="GET", header=None, **options):
     "header",
     [None, "", "Bearer", "Bearer x", f"Basic {KEY}", KEY, f"Bearer {KEY}x", "Bearer \xe9"],
 )
-def test_a_wrong_key(guarded, header):
+def test_a_wrong_key_is_refused(guarded, header):
     for method, path in [("POST", "/v1/completions"), ("POST", "/predict"), ("GET", "/metrics")]:
         answer = ask(guarded, path, method, header, json=PROMPT)
         refused(answer, 401)
         assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_head_is_get_without_the_body(guarded):
+def test_a_head_request_answers_as_get_without_the_body(guarded):
     for path in ("/", "/health", "/v1/models"):
         head, get = guarded.http.head(path), guarded.http.get(path)
         assert (head.status_code, head.content) == (200, b"")
@@ -220,7 +220,7 @@ def test_head_is_get_without_the_body(guarded):
 
 
 @pytest.mark.slow
-def test_without_a_key_only_local_names_are_let_in(server, guarded):
+def test_without_a_key_only_local_host_names_are_accepted(server, guarded):
     def post(running, host):
         return running.http.post("/predict", json={"prompt": "x"}, headers={"Host": host})
 

@@ -44,7 +44,7 @@ def served(vocab_size, presets=None, exact=False, delta=0.0):
 @pytest.mark.parametrize(
     "fields, reason", [({"num_draft": 8}, "room for 7"), ({"delta": 0.1}, "0.1")]
 )
-def test_a_request_for_what_exact_decoding_cannot_do_is_refused(fields, reason):
+def test_a_request_that_exact_decoding_cannot_serve_is_refused(fields, reason):
     service, _ = served(32, exact=True)
     service.drafts = True
     body = api.PredictRequest(prompt="x", max_tokens=5, **fields)
@@ -55,7 +55,7 @@ def test_a_request_for_what_exact_decoding_cannot_do_is_refused(fields, reason):
     assert served(32)[0].describe().max_num_draft == api.MAX_NUM_DRAFT
 
 
-def test_a_server_whose_own_defaults_are_not_exact_does_not_start():
+def test_a_server_whose_defaults_contradict_exact_does_not_start():
     with pytest.raises(UserError, match="delta is 0.5"):
         served(32, exact=True, delta=0.5)
 
@@ -94,14 +94,14 @@ def test_a_queue_in_which_nothing_waits_has_room_for_the_largest_request(batch, 
 @pytest.mark.parametrize(
     "extreme", [{"top_p": 5e-324}, {"delta": 5e-324}, {"num_draft": 16}, {"temperature": 1.2e-38}]
 )
-def test_whatever_else_the_schema_takes_can_be_decoded_with(extreme):
+def test_extreme_values_that_the_schema_accepts_can_be_decoded_with(extreme):
     service, _ = served(32)
     service.drafts = True
     settings = service._settings(api.PredictRequest(prompt="x", max_tokens=5, **extreme))
     assert settings.max_tokens == 5
 
 
-def test_a_request_overrides_its_task_and_that_the_model():
+def test_a_request_overrides_its_task_and_a_task_overrides_the_model():
     fixing = Preset("task fixing", "fix grammar: ", {"max_tokens": 4, "top_k": 3})
     sampling = Preset("generation_config.json", "", {"temp": 0.5, "top_k": 9, "max_tokens": 99})
     service, tokenizer = served(3072, Presets(sampling, {"fixing": fixing}))

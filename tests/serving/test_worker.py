@@ -20,7 +20,7 @@ from mlx_t5.serving.worker import Worker, warm_up
 from mlx_t5.settings import AUTO
 
 
-def test_a_row_whose_logits_are_not_finite_is_a_failure_of_its_job_alone(serve):
+def test_a_row_with_logits_that_are_not_finite_fails_only_its_job(serve):
     def table(source, seen):
         return ENDLESS(source, seen) * (float("nan") if source[0] == 5 and len(seen) > 3 else 1)
 
@@ -76,7 +76,7 @@ def test_a_sampled_request_that_is_alone_gets_the_same_proposals_every_time(serv
     assert alone[0].drafted
 
 
-def test_searches_have_a_batch_beside_the_others_and_give_their_best_texts(serve):
+def test_searches_have_their_own_batch_and_give_their_best_texts(serve):
     model = Gated(random_table(V, eos_bias=-1.0), V)
     served = serve(model)
     search = {"num_beams": 3, "num_return_sequences": 2, "max_tokens": 9}
@@ -139,7 +139,7 @@ def test_a_full_queue_refuses_and_has_room_again_afterwards(serve):
     assert len(served.submit([[4]], max_tokens=3).results()) == 1
 
 
-def test_stopping_finishes_what_there_is_and_takes_no_more(serve):
+def test_stopping_finishes_submitted_jobs_and_refuses_new_ones(serve):
     served = serve(max_batch=1)
     hold(served.model)
     clients = [served.submit([[2 + i]], max_tokens=7) for i in range(3)]
@@ -181,7 +181,7 @@ class Failing(Gated):
         (RuntimeError(METAL_OUT_OF_MEMORY), 503),
     ],
 )
-def test_a_step_that_fails_costs_its_rows_and_nobody_else(serve, caplog, error, status):
+def test_a_failed_step_ends_only_its_own_rows(serve, caplog, error, status):
     model = Failing(ENDLESS, V)
     served = serve(model, max_batch=1)
     broken = served.submit_held([[2]], max_tokens=50)
@@ -196,7 +196,7 @@ def test_a_step_that_fails_costs_its_rows_and_nobody_else(serve, caplog, error, 
     assert type(error).__name__ in caplog.text and "secret" not in caplog.text
 
 
-def test_a_job_that_cannot_be_begun_costs_nobody_else(serve, monkeypatch):
+def test_a_job_that_fails_to_start_affects_no_other_job(serve, monkeypatch):
     served = serve()
     codec = served.decoder.codec
     make = codec.rows
@@ -235,7 +235,7 @@ def test_a_prompt_that_the_model_breaks_on_fails_alone(serve, unpadded, error, s
     assert len(served.submit([[3]], max_tokens=5).results()[0].tokens) == 5
 
 
-def test_a_prompt_waits_where_others_have_the_memory(serve, unpadded):
+def test_a_prompt_waits_while_others_use_the_memory(serve, unpadded):
     class Small(Gated):
         def cache_memory(self, prompts, source, target, rows=0):
             return (source > 9 or prompts > 1) * 10**18
@@ -251,7 +251,7 @@ def test_a_prompt_waits_where_others_have_the_memory(serve, unpadded):
     assert max(len(tokens) for _, tokens in model.calls) == 1
 
 
-def test_a_client_whose_event_loop_has_ended_is_as_good_as_gone(serve):
+def test_a_job_ends_if_its_clients_event_loop_has_closed(serve):
     served = serve()
 
     def put(event):
@@ -279,7 +279,7 @@ def test_models_that_cannot_be_loaded_are_an_error_at_the_start():
 @pytest.mark.parametrize(
     "kind, num_draft", [("draft", 5), ("draft", AUTO), ("copy", 1), ("copy", AUTO), ("none", 5)]
 )
-def test_it_warms_up_passes_of_every_width_that_there_will_be(num_draft, kind):
+def test_the_worker_warms_up_passes_of_every_width(num_draft, kind):
     model = FakeModel(ENDLESS, V)
     drafters = {"draft": drafter(good(model.table), model), "copy": SourceCopy(), "none": None}
     model.passes = 0

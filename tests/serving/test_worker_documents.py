@@ -7,7 +7,7 @@ from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.generation import PIECE_TOKENS
 
 
-def test_another_request_takes_the_next_place_and_the_queue_has_room(serve):
+def test_a_request_does_not_wait_for_a_whole_document(serve):
     served = serve(max_batch=2, max_queue=2)
     long = served.submit_held([[2, 3]] * 40, size=2, max_tokens=5, document=True)
     order = []
@@ -23,7 +23,7 @@ def test_another_request_takes_the_next_place_and_the_queue_has_room(serve):
     assert other.job.unfinished == 0 < long.job.unfinished
 
 
-def test_a_request_has_the_first_place_whatever_documents_there_are(serve):
+def test_a_request_goes_before_the_pieces_of_all_documents(serve):
     served = serve(max_batch=4, max_queue=20)
     order, gone = [], lambda name: lambda event: order.append(name)
     many = {"size": 4, "max_tokens": 5, "document": True}
@@ -37,7 +37,7 @@ def test_a_request_has_the_first_place_whatever_documents_there_are(serve):
     assert not any(client.job.unfinished for client in (first, *rest, small))
 
 
-def test_others_stand_still_for_few_of_a_documents_tokens(serve):
+def test_a_document_delays_other_rows_only_briefly(serve):
     served, order = serve(max_batch=4), []
     gone = lambda name: lambda event: order.append(name)  # noqa: E731
     other = served.submit_held([[4]], put=gone("other"), max_tokens=40, num_draft=0)
@@ -86,7 +86,7 @@ def test_a_piece_that_fails_is_marked_and_the_others_go_on(serve, unpadded, stag
     until(lambda: served.worker.rows == (0, 0))
 
 
-def test_its_pieces_end_with_its_client(serve):
+def test_a_documents_pieces_end_with_its_client(serve):
     served = serve(max_batch=2)
     job = served.submit_held([[2]] * 1000, size=2, max_tokens=5, document=True)
     served.worker.jobs.cancel(job.job)

@@ -50,7 +50,7 @@ def texts(count: int):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_pieces_that_are_answered_with_themselves_give_the_text_back(split):
+def test_pieces_answered_with_themselves_give_back_the_text(split):
     for n, text in enumerate(texts(1000)):
         limit = [None, 4, 2][n % 3]
         document = made(text, split, limit, tokens=words if n % 2 else len, prefix="")
@@ -67,7 +67,7 @@ def test_pieces_that_are_answered_with_themselves_give_the_text_back(split):
             assert not any(unicodedata.category(char)[0] == "L" for char in marks), text
 
 
-def test_answers_stand_where_their_pieces_stood():
+def test_answers_replace_their_pieces_in_place():
     text = "<2de>  One.  Two!\r\n\r\n\t- Three?\n***\nFour\n"
     document = made(text)
     assert [document.prompt(piece) for piece in document.cut()] == [
@@ -77,7 +77,7 @@ def test_answers_stand_where_their_pieces_stood():
     assert [document.before(i) for i in range(5)] == ["", "  ", "\r\n\r\n\t- ", "\n***\n", "\n"]
 
 
-def test_a_document_is_cut_as_far_as_it_is_asked_for():
+def test_a_document_is_cut_only_as_far_as_requested():
     asked = []
     document = made("One. " * 100_000, tokens=lambda text: asked.append(text) or 1, limit=9)
     cut = document.cut()
@@ -106,7 +106,7 @@ def test_a_prefix_of_the_model_goes_before_every_piece(prefix):
      ('"he said: I come. She left."', '"he said:'), ("Summarize: One.", "Summarize:"),
      ("Note: this.", ""), ("校正: One.", "校正:"), ("One. <2de> Two.", ""), ("summarize:One.", "")],
 )  # fmt: skip
-def test_what_only_looks_like_a_prefix_is_text(text, doubtful):
+def test_a_possible_prefix_is_kept_as_text(text, doubtful):
     for given, unsure in ({}, doubtful), ({"prefix": ""}, ""), ({"file_type": ".txt"}, ""):
         document = made(text, **given)
         pieces = list(document.cut())
@@ -116,7 +116,7 @@ def test_what_only_looks_like_a_prefix_is_text(text, doubtful):
         assert shown == text.removeprefix("- ").replace(" ", "")
 
 
-def test_a_prefix_that_is_given_is_not_looked_for():
+def test_no_prefix_is_searched_if_one_is_given():
     text = "summarize: One. Two."
     assert sources(text) == ["One.", "Two."]
     for prefix in "", "shorten: ":
@@ -129,7 +129,7 @@ def test_a_prefix_that_is_given_is_not_looked_for():
 GERMAN = "Das kostet z. B. 3,50 Euro, bzw. Abs. 2 gilt. Am 5. Mai kam sie an."
 
 
-def test_the_language_decides_about_abbreviations():
+def test_the_language_decides_which_dots_are_abbreviations():
     wanted = ["Das kostet z. B. 3,50 Euro, bzw. Abs. 2 gilt.", "Am 5. Mai kam sie an."]
     assert sources(GERMAN, source_language="de") == wanted
     assert sources("translate German to English: " + GERMAN) == wanted
@@ -151,12 +151,12 @@ def test_the_language_decides_about_abbreviations():
         ("ru", "Он родился в 1990 г. в Москве. Да!", 2),
     ],
 )
-def test_sentences_of_several_languages(language, text, wanted):
+def test_sentences_of_several_languages_are_split(language, text, wanted):
     assert len(sources(text, source_language=language)) == wanted
 
 
 @pytest.mark.parametrize("space", ["\u202f", "\u00a0", "\u3000", "\u2028", "\x85", " "])
-def test_white_space_of_several_bytes_behind_a_capital(space):
+def test_white_space_of_several_bytes_after_a_capital_is_kept(space):
     text = f"Plan B{space}. It is good.{space}Plan B{space}. So is it."
     document = made(text)
     found = [document.source(piece) for piece in document.cut()]
@@ -225,7 +225,7 @@ def test_an_answer_over_several_lines_is_broken_again():
         ("first lines that are long enough for hard-wrapped\n\nprose, but with an empty one", 2),
     ],
 )
-def test_other_lines_stand_by_themselves(text, count):
+def test_lines_of_other_kinds_are_separate_pieces(text, count):
     assert len(sources(text)) == count
 
 
@@ -235,13 +235,13 @@ def test_the_mark_of_a_list_item_is_no_part_of_it():
     ]  # fmt: skip
 
 
-def test_lines():
+def test_a_document_can_be_split_into_lines():
     text = " One. Two.\r\n\n\tthree\r- four\n..."
     assert sources(text, "lines") == ["One. Two.", "three", "- four"]
     assert " ".join(sources(text, "none")[0].split()) == "One. Two. three - four ..."
 
 
-def test_spans_are_all_that_is_decoded():
+def test_only_the_spans_of_a_file_are_decoded():
     text = "1\n00:00:01,000 --> 00:00:02,000\nOne goes\non. Two.\n"
     assert sources(text, file_type=".srt") == ["One goes on.", "Two."]
     assert sources(text, "lines", file_type=".srt") == ["One goes on. Two."]
@@ -259,14 +259,14 @@ def cut(text: str, limit: int, tokens=words, split="sentences") -> list[str]:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_what_is_too_long_is_cut_at_commas_and_then_at_words(split):
+def test_long_sentences_are_cut_at_commas_and_then_at_words(split):
     assert cut("a b c, d e f", 7, split=split) == ["a b c, d e f"]
     assert cut("a b c, d e f", 6, split=split) == ["a b c,", "d e f"]
     assert cut("a b c, d e f", 3, split=split) == ["a b", "c,", "d", "e f"]
     assert cut("1,000 2,000; 3", 3, split=split) == ["1,000 2,000;", "3"]
 
 
-def test_what_has_no_spaces_is_cut_as_well():
+def test_text_without_spaces_is_cut_too():
     assert cut("他来了，价格是高的", 6, len) == ["他来了，", "价格是高的"]
     assert cut("abcdefgh", 3, len) == ["ab", "cd", "ef", "gh"]
     accents = "e\u0301" * 4
@@ -285,7 +285,7 @@ def test_a_prefix_without_room_for_text_is_refused():
         made("<2de> text", max_source_tokens=3, tokens=lambda text: 2 * words(text) - 2)
 
 
-def test_the_option_comes_before_the_model():
+def test_the_option_overrides_the_models_limit():
     assert len(sources("a b c d", limit=3)) == 2 and len(sources("a b c d", limit=9)) == 1
     assert len(sources("a b c d", limit=3, max_source_tokens=9)) == 1
 
@@ -317,7 +317,7 @@ def test_sentences_are_whole_where_windows_meet():
     [{"split": "words"}, {"split": None},
      {"max_source_tokens": 0}, {"max_source_tokens": "many"}, {"file_type": ".pdf"}],
 )  # fmt: skip
-def test_values_of_the_wrong_kind(wrong):
+def test_values_of_the_wrong_kind_are_refused(wrong):
     (name,) = wrong
     with pytest.raises(UserError, match=f"{name} is "):
         Cutting(**wrong)
@@ -328,7 +328,7 @@ def test_token_ids_are_no_document():
         made([5, 6], "lines")
 
 
-def test_without_the_library_of_sentences_one_line_names_it(monkeypatch):
+def test_a_missing_sentence_library_is_named_in_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencex", None)
     assert sources("One.\nTwo.", "lines") == ["One.", "Two."]
     with pytest.raises(UserError, match='needs sentencex; pip install "sentencex'):

@@ -53,7 +53,7 @@ def answers(text: str) -> str:
     return text.swapcase()
 
 
-def test_what_is_decoded_of_markdown():
+def test_the_words_of_a_markdown_file_are_decoded():
     assert decoded(WHOLE[".md"], ".md") == [
         "One paragraph with", "a", "and **bold** that goes on over", "here and ends now.",
         "After a hard break", "and another one,", "and", "quoted text which goes on and lazily too",
@@ -64,7 +64,7 @@ def test_what_is_decoded_of_markdown():
     ]  # fmt: skip
 
 
-def test_what_is_decoded_of_subtitles():
+def test_the_words_of_subtitle_files_are_decoded():
     assert decoded(SRT, ".srt") == [
         "Hello there, my friend.", "Who is it?", "It is", "me", "Bob.", "la la", "is not",
         "for me.", "The end",
@@ -72,7 +72,7 @@ def test_what_is_decoded_of_subtitles():
     assert decoded(VTT, ".vtt") == ["Hello", "you", "over there", "Hi", "you"]
 
 
-def test_plain_text_is_one_span_behind_its_byte_order_mark():
+def test_plain_text_is_one_span_after_its_byte_order_mark():
     assert spans("\ufeffOne.\nTwo.", ".txt") == [Span(1, 10, False)]
     assert spans("", ".txt") == spans("\ufeff", ".txt") == []
 
@@ -102,7 +102,7 @@ def test_plain_text_is_one_span_behind_its_byte_order_mark():
         ("> a\n> b\n\nc\\\nd", ["a b", "c", "d"]),
     ],
 )
-def test_what_stays_of_markdown(text, expected):
+def test_markup_of_markdown_is_not_decoded(text, expected):
     assert decoded(text, ".md") == expected
     assert decoded("\ufeff" + text.replace("\n", "\r\n"), ".md") == expected
 
@@ -123,7 +123,7 @@ def test_what_stays_of_markdown(text, expected):
         ("At 00:00:05,000 --> no\n2:00:05.5 or 00:05.000 yes", ["At", "no", "or", "yes"]),
     ],
 )
-def test_what_stays_of_a_cue(cue, expected):
+def test_markup_of_a_cue_is_not_decoded(cue, expected):
     assert decoded(f"1\n00:00:01,000 --> 00:00:02,000\n{cue}\n", ".srt") == expected
 
 
@@ -152,7 +152,7 @@ def test_files_whose_answers_are_their_sources_come_back(suffix):
 
 
 @pytest.mark.parametrize("suffix", [".md", ".srt", ".vtt"])
-def test_spans_are_words_in_order(suffix):
+def test_spans_hold_words_and_are_in_order(suffix):
     for seed in range(GENERATED):
         text, at = generated(suffix, seed), 0
         for start, end, wrapped in spans(text, suffix):
@@ -218,7 +218,7 @@ def test_an_answer_has_as_many_lines_as_its_source():
 
 
 @pytest.mark.parametrize("space", ODD_SPACES)
-def test_other_white_space_of_an_answer_stays(space):
+def test_odd_white_space_of_an_answer_is_kept(space):
     answer = f"{space}one two{space}! {space} three{space}"
     assert rewrapped("a\nb", answer) == f"{space}one two{space}!\n{space} three{space}"
 
@@ -258,14 +258,14 @@ MARKS = (
 
 
 @pytest.mark.parametrize("suffix, begin", [(".md", "x "), (".srt", SRT), (".vtt", VTT)])
-def test_files_of_marks_alone_come_back(suffix, begin):
+def test_files_full_of_marks_come_back_unchanged(suffix, begin):
     for mark in (*MARKS, "- a\n", "> a\n", "a|b\n-|-\n", "[ ] ", "a\\\n"):
         text = begin + mark * 500 + " y"
         assert answered(text, suffix, str) == text
 
 
 @pytest.mark.parametrize("suffix, begin", [(".md", "x "), (".srt", SRT), (".vtt", VTT)])
-def test_long_files_take_no_more_than_they_are_longer(suffix, begin):
+def test_the_time_for_long_files_grows_with_their_length(suffix, begin):
     """Patterns that took time by the square of the length would not end on these."""
     for mark in ("a", " ", "a b ", "a.b-", "漢"):
         text = begin + (mark * 200_000)[:200_000] + " y"

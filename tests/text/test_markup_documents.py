@@ -30,7 +30,7 @@ def joined(made: Document, answer: Callable[[str], str | None]) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("suffix", WHOLE)
-def test_files_come_back_whatever_their_split(suffix, split):
+def test_unanswered_files_come_back_with_any_split(suffix, split):
     texts = [generated(suffix, seed) for seed in range(100)]
     texts += [WHOLE[suffix].replace("\n", newline) for newline in NEWLINES]
     for text in texts:
@@ -44,7 +44,7 @@ TYPESET = dict.fromkeys(map(ord, " \t\r\n>"))  # what breaks lines
 
 
 @pytest.mark.parametrize("suffix", WHOLE)
-def test_all_but_the_words_stays_where_every_word_is_changed(suffix):
+def test_markup_stays_when_every_word_is_changed(suffix):
     for seed in range(100):
         text = generated(suffix, seed)
         changed = joined(

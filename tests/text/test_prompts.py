@@ -39,7 +39,7 @@ def target():
         ({"seed": [None]}, "seed is None"),
     ],
 )
-def test_bad_arguments(arguments, complaint):
+def test_bad_arguments_are_refused(arguments, complaint):
     arguments = {"prompts": SOURCE, **arguments}
     with pytest.raises(UserError, match=complaint):
         SpeculativeDecoder(target()).generate(**arguments)
@@ -72,7 +72,7 @@ BAD_PROMPTS = [
 ]
 
 
-def test_whatever_stands_among_the_prompts_costs_that_prompt_alone():
+def test_a_bad_prompt_fails_alone():
     model = target()
     given = [prompt for bad, _ in BAD_PROMPTS for prompt in (bad, SOURCE)]
     results = SpeculativeDecoder(model).generate(given[:1] + given, max_tokens=5)
@@ -83,7 +83,7 @@ def test_whatever_stands_among_the_prompts_costs_that_prompt_alone():
 
 
 @pytest.mark.parametrize("alone", ["\ud800", None])
-def test_a_stream_of_what_is_no_prompt_is_an_error(alone):
+def test_streaming_a_bad_prompt_is_an_error(alone):
     with pytest.raises(UserError, match="a prompt is"):
         SpeculativeDecoder(target()).stream(alone)
 
@@ -185,7 +185,7 @@ TOKENIZERS = [Pieces(), ByT5Tokenizer()]
         "Paraphrase this:",
     ],
 )
-def test_task_prefixes(prefix, tokenizer):
+def test_the_prefix_of_a_task_is_found(prefix, tokenizer):
     ids = tokenizer.encode(prefix + " She said: the house is small.")
     length = len(tokenizer.encode(prefix)) - 1
     assert task_prefix(ids, tokenizer) == tuple(ids[:length])
@@ -210,11 +210,11 @@ def test_task_prefixes(prefix, tokenizer):
         "",
     ],
 )
-def test_no_task_prefixes(text, tokenizer):
+def test_text_without_a_task_has_no_prefix(text, tokenizer):
     assert task_prefix(tokenizer.encode(text), tokenizer) == ()
 
 
-def test_the_bundled_models_prefixes():
+def test_the_bundled_models_prefixes_are_found():
     """An id that the tokenizer does not have is passed over."""
     tokenizer = load_tokenizer(pair.BUNDLED / "target")
     ids = tokenizer.encode("fix grammar: He go.")

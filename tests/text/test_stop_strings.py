@@ -87,7 +87,7 @@ def test_a_byte_token_may_complete_a_stop_string():
     assert (watch.text, watch.stopped) == ("a\nb", True)
 
 
-def test_a_character_of_several_tokens():
+def test_a_stop_string_may_be_a_character_of_several_tokens():
     tokenizer = transformers.ByT5Tokenizer()
     watch = TextWatch(tokenizer, ["é"])
     tokens = tokenizer.encode("aâbéc")[:-1]
@@ -118,7 +118,7 @@ def test_decoding_ends_at_a_stop_string_inside_accepted_tokens(stop, num_draft):
         assert all(len(chunk.pieces) == len(chunk.tokens) for chunk in chunks)
 
 
-def test_what_follows_a_stop_string_is_in_no_statistics():
+def test_statistics_leave_out_tokens_after_a_stop_string():
     tokens = [2, 3, 6, 2, 3, 6, 2, 3]
     model = FakeModel(writing(tokens), V)
     decoder = SpeculativeDecoder(model, drafter(model.table, model), TOKENIZER, 7)
@@ -127,7 +127,7 @@ def test_what_follows_a_stop_string_is_in_no_statistics():
     assert (stats.generated_tokens, stats.tokens_per_call) == (4, 4.0)
 
 
-def test_a_beginning_that_came_to_nothing_is_shown_at_the_end():
+def test_the_beginning_of_a_stop_string_is_shown_at_the_end():
     tokens = [2, 3, 6, 2, 3]
     decoder = SpeculativeDecoder(FakeModel(writing(tokens), V), None, TOKENIZER)
     for max_tokens, reason in ((5, "length"), (9, "stop")):
@@ -136,7 +136,7 @@ def test_a_beginning_that_came_to_nothing_is_shown_at_the_end():
         assert result.finish_reason == reason
 
 
-def test_rows_of_a_batch_stop_by_themselves():
+def test_rows_of_a_batch_stop_independently():
     def table(source, seen):
         return writing(list(source))(source, seen)
 

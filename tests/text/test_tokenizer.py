@@ -43,7 +43,7 @@ def expected(pieces, text, sentinels=0):
 
 
 @pytest.mark.parametrize("kind", SPIECE)
-def test_a_sentencepiece_model_has_the_last_word(folders, kind):
+def test_a_sentencepiece_model_overrides_tokenizer_json(folders, kind):
     """Whatever tokenizer.json beside it says, on texts full of spaces, marks and sentinels."""
     tokenizer, pieces = load_tokenizer(folders / kind), processor(folders / kind)
     texts = TEXTS + random_texts(800)
@@ -63,7 +63,7 @@ def test_a_sentencepiece_model_has_the_last_word(folders, kind):
     {"byte_fallback": True, "user_defined_symbols": ["<extra_id_0>", "\n"]},
     {"control_symbols": ["<s>", "<sep>"]},
 ], ids=str)  # fmt: skip
-def test_any_sentencepiece_model_will_do(tmp_path, options):
+def test_any_sentencepiece_model_is_read(tmp_path, options):
     folder = tmp_path / "m"
     train(folder, "odd", **options)
     tokenizer, pieces = load_tokenizer(folder), processor(folder)
@@ -72,7 +72,7 @@ def test_any_sentencepiece_model_will_do(tmp_path, options):
 
 
 @pytest.mark.parametrize("kind", JSON + RESAVED)
-def test_without_the_model_plain_text_is_the_same(folders, kind):
+def test_without_the_model_plain_text_is_encoded_the_same(folders, kind):
     layout = kind.split("-")[0]
     tokenizer, pieces = load_tokenizer(folders / kind), processor(folders / layout)
     for text in [*TEXTS, " two  spaces\tand\nlines ", "the store  "]:
@@ -145,13 +145,13 @@ def test_tokenizer_json_alone_reads_as_in_transformers(folders, tmp_path, name, 
 
 
 @pytest.mark.parametrize("own", OWN)
-def test_the_configuration_counts_as_in_transformers(folders, tmp_path, own):
+def test_tokenizer_config_json_is_applied_as_in_transformers(folders, tmp_path, own):
     folder = write(tmp_path / "m", unigram(folders), OWN[own])
     as_transformers(folder, [*TEXTS, *random_texts(100), "a <new> b<new> <new>c"])
 
 
 @pytest.mark.parametrize("with_model", [False, True])
-def test_tokens_added_in_files_of_their_own(folders, tmp_path, with_model):
+def test_tokens_added_in_separate_files_are_read(folders, tmp_path, with_model):
     folder, size = tmp_path / "m", len(unigram(folders)["model"]["vocab"])
     if with_model:
         shutil.copytree(folders / "t5", folder)
@@ -163,7 +163,7 @@ def test_tokens_added_in_files_of_their_own(folders, tmp_path, with_model):
     assert load_tokenizer(folder).encode("<new><mark>") == [size, size + 1, 1]
 
 
-def test_a_vocabulary_that_is_no_unigram(tmp_path):
+def test_a_bpe_vocabulary_is_read(tmp_path):
     """transformers' own T5 class cannot read a published model with a BPE."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", fuse_unk=True))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()

@@ -21,7 +21,7 @@ from tokenizer_folders import old_json, settings, write
 ROOT = Path(backend.__file__).resolve().parents[1]
 
 
-def test_no_tokenizer(folders, tmp_path):
+def test_a_folder_without_a_tokenizer_gives_none(folders, tmp_path):
     assert load_tokenizer(tmp_path) is None
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     assert load_tokenizer(str(tmp_path)) is None
@@ -37,7 +37,7 @@ def damaged(state, places):
 
 
 @pytest.mark.slow
-def test_a_damaged_character_map_is_told(folders, tmp_path, capfd):
+def test_a_damaged_character_map_is_reported(folders, tmp_path, capfd):
     """The tokenizers library panics at them: at loading, or only at some text."""
     state, read, text = old_json(folders / "t5", 100), 0, "".join(map(chr, range(32, 0x3400)))
     rng = random.Random(0)
@@ -53,7 +53,7 @@ def test_a_damaged_character_map_is_told(folders, tmp_path, capfd):
     assert "panic" not in capfd.readouterr().err
 
 
-def test_a_panic_is_a_bad_prompt(folders):
+def test_a_panic_of_the_tokenizer_makes_a_bad_prompt(folders):
     class Panicking:
         def encode(self, text):
             raise type("PanicException", (BaseException,), {})("index out of range\nmore")
@@ -69,7 +69,7 @@ def test_a_panic_is_a_bad_prompt(folders):
 
 
 @pytest.mark.parametrize("extra_ids", [-1, 10**9, "x", 2.0])
-def test_no_number_of_sentinels(folders, tmp_path, extra_ids):
+def test_a_bad_number_of_sentinels_is_refused(folders, tmp_path, extra_ids):
     folder = shutil.copytree(folders / "t5", tmp_path / "m")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings("t5", extra_ids=extra_ids)))
     with pytest.raises(UserError, match="extra_ids is"):
@@ -77,7 +77,7 @@ def test_no_number_of_sentinels(folders, tmp_path, extra_ids):
 
 
 @pytest.mark.parametrize("kind", ["mt5", "mt5-json"])
-def test_damaged_files(folders, tmp_path, kind):
+def test_damaged_files_are_refused_in_one_line(folders, tmp_path, kind):
     folder = shutil.copytree(folders / kind, tmp_path / "m")
     path = next(p for p in folder.iterdir() if p.name in ("spiece.model", "tokenizer.json"))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -86,7 +86,7 @@ def test_damaged_files(folders, tmp_path, kind):
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_vocabulary_is_told(folders, tmp_path):
+def test_a_missing_vocabulary_is_reported(folders, tmp_path):
     """transformers would make up one of its special tokens, and know no word."""
     folder = shutil.copytree(folders / "t5", tmp_path / "m")
     (folder / "spiece.model").unlink()
@@ -107,7 +107,7 @@ def test_torch_is_left_out(folders):
 
 
 @pytest.mark.parametrize("kind", ["mt5", "mt5-json", "byt5"])
-def test_loading_asks_nobody(folders, monkeypatch, kind):
+def test_loading_uses_no_network(folders, monkeypatch, kind):
     asked = []
 
     def refuse(*arguments):
@@ -136,7 +136,7 @@ def test_code_in_the_folder_never_runs(folders, tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["mt5", "mt5-json"])
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
-def test_settings_name_no_other_files(folders, tmp_path, kind, name):
+def test_settings_cannot_name_other_files(folders, tmp_path, kind, name):
     """transformers takes paths from its settings, and a tokenizer.model before all others."""
     folder, private = shutil.copytree(folders / kind, tmp_path / "m"), tmp_path / "private"
     private.write_text("no tokenizer")

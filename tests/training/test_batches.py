@@ -26,7 +26,7 @@ def test_an_epoch_has_every_example_once_and_every_epoch_its_own_order():
     assert sorted(batch_at([example(2, 2)] * 3, 8, 0, 5)) == [0, 1, 2]
 
 
-def test_what_a_batch_holds():
+def test_a_batch_holds_padded_arrays():
     batch = collate([example(3, 2), example(2, 9)], start_token=7, pad_token=0, keep_states=False)
     assert batch.source.shape[0] == 2 and batch.source[0, :3].tolist() == [2, 3, 4]
     assert batch.mask.sum(axis=1).tolist() == [3, 2] and batch.states is None

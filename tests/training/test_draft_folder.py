@@ -71,7 +71,7 @@ def test_a_draft_with_an_encoder_of_its_own_is_written_whole(target, tmp_path):
     assert all(mx.array_equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_what_is_there_is_not_written_over(target, tmp_path):
+def test_an_existing_folder_is_not_overwritten(target, tmp_path):
     draft = shared_draft(load(target)[0], 1)
     path = save_draft(draft, target, tmp_path / "draft")
     before = {file.name: file.read_bytes() for file in path.iterdir()}
@@ -87,7 +87,7 @@ def test_what_is_there_is_not_written_over(target, tmp_path):
     assert load(path)[0].config.num_decoder_layers == 1
 
 
-def test_converting_one_is_refused(target, tmp_path):
+def test_converting_a_draft_is_refused(target, tmp_path):
     path = save_draft(shared_draft(load(target)[0], 1), target, tmp_path / "draft")
     with pytest.raises(UserError, match="a draft, ready to use: give its folder as --draft-model"):
         convert(path, tmp_path / "out")

@@ -81,7 +81,7 @@ def test_one_line_says_which_target_is_needed(run, draft, options, line):
     assert err.startswith(f"error: {line.replace('DRAFT', str(draft))}")
 
 
-def test_benchmarks_measure_one_and_hand_other_programs_a_whole_model(either, draft, tmp_path):
+def test_benchmarks_measure_the_draft_and_export_a_whole_model(either, draft, tmp_path):
     subject = Subject.load(str(BUNDLED / "target"), str(either), "float32")
     regular, *others = (subject.decoder(way, 3) for way in (REGULAR, DRAFT, BOTH))
     expected = [result.tokens for result in regular.generate(PROMPTS, max_tokens=25)]

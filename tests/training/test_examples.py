@@ -36,13 +36,13 @@ def read(tmp_path, monkeypatch):
     return reader
 
 
-def test_lines_and_equal_prompts(read):
+def test_empty_lines_and_equal_prompts_are_left_out(read):
     examples, log = read("a.txt", b"one\ntwo\r\n\none\n")
     assert examples == [Example(tuple(letters("one"))), Example(tuple(letters("two")))]
     assert len(log) == 1 and "a.txt line 3 is empty" in log[0]
 
 
-def test_objects_with_and_without_completions_and_bad_ones(read):
+def test_objects_are_read_with_or_without_completions(read):
     lines = [b'{"prompt": "a"}', b'{"prompt": "b", "completion": "c"}', b'{"prompt": 1}', b"{"]
     lines += [b'{"prompt": "d", "completion": 2}', b'{"prompt": "e", "completion": " "}']
     read_in, log = read("a.jsonl", b"\n".join(lines))
@@ -83,7 +83,7 @@ def test_the_held_out_part_follows_from_the_seed():
     assert len(hold_out([Example((i,)) for i in range(5000)], 0)[1]) == examples.MOST_HELD_OUT
 
 
-def test_pairs_that_are_too_long_or_there_already_are_left_out():
+def test_long_and_repeated_pairs_are_left_out():
     log = []
     given = [("a", "b"), UserError("bad line"), ("abc", "d"), ("a", "b"), ("a", "cdef"), ("a", "c")]
     pairs = read_pairs(given, Tokenizer(), 1 << 21, (3, 4), log.append)

@@ -263,7 +263,7 @@ def test_a_checkpointed_step_is_the_same_step_also_with_dropout(made, dora):
     check_gradients(slopes, same, 1e-5)
 
 
-def test_what_is_dropped_is_dropped_from_the_adapters_input_alone(made):
+def test_dropout_applies_to_the_adapters_input_alone(made):
     """A column of x at a time, as PEFT does it: what is left is scaled up."""
     model, adapters, _ = adapted(made, "t5", LORA, dropout=0.5)
     x = mx.random.normal((4, 32), key=mx.random.key(0))
@@ -304,7 +304,7 @@ def test_a_row_of_zeros_has_no_direction_and_stays(made, tmp_path):
 
 
 @pytest.mark.parametrize("dora", [False, True])
-def test_a_quantised_model_is_adapted_as_what_its_bits_say(made, tmp_path, dora):
+def test_a_quantised_model_is_adapted_as_its_dequantised_weights(made, tmp_path, dora):
     options = {"quantize": True, "q_group_size": 32, "quant_predicate": "embed_8"}
     folder = convert(made("flan").folder, tmp_path / "4bit", "float32", **options)
     lora = replace(LORA, use_dora=dora, target_modules=("q", "v", "wi_0", "o"))

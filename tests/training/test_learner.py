@@ -52,7 +52,7 @@ def test_gradients_are_finite_differences(target, shares):
         assert (ahead - behind) / 2e-3 == pytest.approx(length.item(), rel=2e-2, abs=2e-3), name
 
 
-def test_micro_batches_are_as_one_batch(target):
+def test_micro_batches_equal_one_batch(target):
     learner = learner_of(shared_draft(target, 1))
     start = learner.begin()
     one, loss = learner.step(start, [batch_of(target)])
@@ -87,7 +87,7 @@ def test_states_are_encoded_where_they_are_not_kept_and_the_targets_decoder_lear
         assert expected is None or kept == pytest.approx(expected, abs=1e-5)
 
 
-def test_what_is_no_number_is_no_step(target):
+def test_a_step_with_an_infinite_loss_returns_no_state(target):
     learner = learner_of(shared_draft(target, 1))
     state = learner.begin()
     name = "decoder.layers.0.feed_forward.wo.weight"

@@ -61,7 +61,7 @@ def test_loss_and_gradients_are_torchs(monkeypatch, k, temp, at_once):
 
 @pytest.mark.parametrize("own_head", [True, False])
 @pytest.mark.parametrize("ids", [range(1, 61, 2), [1, 3], range(60)])
-def test_of_a_draft_with_a_vocabulary_of_its_own_it_is_the_automatic_gradient(ids, own_head):
+def test_a_narrowed_drafts_loss_has_the_automatic_gradient(ids, own_head):
     """Tokens that it lacks belong to the rest, also where they are the target's likeliest."""
     target = random_t5()
     draft = shared_draft(target, 1)

@@ -28,7 +28,7 @@ def folder(tmp_path):
     return run
 
 
-def test_a_state_comes_back_to_the_bit(folder):
+def test_a_saved_state_is_read_back_exactly(folder):
     assert folder.state(NONE) is None
     arrays = {"a.b.0": mx.array([1 / 3, 2e-30]), "step": mx.array(3, mx.uint64)}
     saved = State(arrays, {"m": mx.ones(2)}, 7)
@@ -78,7 +78,7 @@ def test_damaged_files_are_named(folder, name, content):
         read[name]()
 
 
-def test_tokens_are_counted_once_and_anew_for_another_training(folder):
+def test_the_vocabulary_is_counted_again_for_another_training(folder):
     first, second = np.array([1, 5]), np.array([1, 9])
     assert folder.vocabulary(lambda: first).tolist() == [1, 5]
     again = RunFolder(folder.path)
@@ -126,7 +126,7 @@ def test_a_full_disk_leaves_the_old_file(folder, monkeypatch):
     )
 
 
-def test_what_is_left_at_the_end(folder):
+def test_finishing_removes_the_state_and_keeps_the_answers(folder):
     folder.answers.mkdir()
     (folder.answers / "answers-00000.npz").write_bytes(b"12345")
     folder.save(State({}, {}, 1), TrainingProgress())

@@ -19,7 +19,7 @@ def target():
 
 
 @pytest.mark.parametrize("temp", (0.0, 0.5))
-def test_what_the_target_thinks_of_answers(target, temp, monkeypatch):
+def test_labels_are_the_targets_probabilities_and_states(target, temp, monkeypatch):
     """In passes of one answer each, as in one pass for all, it is what the logits say."""
     together = label(target, PAIRS, temp)
     monkeypatch.setattr(teacher_answers, "LOGITS_AT_ONCE", 1)
@@ -55,7 +55,7 @@ class Teacher:
             yield None if 13 in source else source[::-1]
 
 
-def test_a_stopped_run_is_resumed_behind_its_last_file(target, tmp_path, monkeypatch):
+def test_a_stopped_run_is_resumed_after_its_last_file(target, tmp_path, monkeypatch):
     monkeypatch.setattr(teacher_answers, "SHARD", 4)
     examples = [Example((3 + i, 1)) for i in range(12)] + [Example((50, 1), (42, 1))]
     first, answered = Answers(tmp_path, examples), []

@@ -36,7 +36,7 @@ def test_the_last_layers_alone_are_trained(made):
         ({"r": 2147483648, "target_modules": ("wo",)}, -1, "--r 2147483648 .*DenseReluDense.wo is"),
     ],
 )
-def test_layers_and_ranks_that_cannot_be(made, entries, num_layers, message):
+def test_bad_layers_and_ranks_are_refused(made, entries, num_layers, message):
     model, _ = load(made("flan").folder, "float32")
     with pytest.raises(UserError, match=message):
         adapt(model, replace(LORA, **entries), num_layers)

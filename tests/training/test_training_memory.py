@@ -35,7 +35,7 @@ def taken(learner, batch, model, steps):
 
 @cpu_allocation
 @pytest.mark.parametrize("shares", (True, False))
-def test_a_step_takes_no_more_than_was_said(shares):
+def test_a_step_takes_no_more_memory_than_estimated(shares):
     target = T5(T5Config.from_dict(CONFIG | SIZES | {"num_layers": 2}))
     draft = shared_draft(target, 1) if shares else whole(shared_draft(target, 1))
     top_ids, top_p = np.zeros((ANSWER, 8), np.int32), np.full((ANSWER, 8), 0.1, np.float32)
@@ -48,7 +48,7 @@ def test_a_step_takes_no_more_than_was_said(shares):
     assert said.rows == ROWS and size <= said.draft + said.step <= 2.5 * size
 
 
-def test_little_memory_makes_small_parts(monkeypatch):
+def test_little_memory_means_small_micro_batches(monkeypatch):
     draft = shared_draft(T5(T5Config.from_dict(CONFIG)), 1)
     need = training_memory.row_bytes(draft.config, SOURCE, ANSWER, with_encoder=False)
     for limit, rows in ((3.5 * need / training_memory.STEP_SHARE, 3), (1, 1)):

@@ -22,5 +22,5 @@ def proposer(name, speed, acceptance=0.8):
         ([("new", 2.0, None), ("old", 1.5)], "keep what you have: "),
     ],
 )
-def test_what_is_recommended(proposers, begins):
+def test_the_verdict_recommends_the_fastest_draft(proposers, begins):
     assert advice([proposer(*one) for one in proposers], "new").startswith(begins)

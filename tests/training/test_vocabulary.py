@@ -14,7 +14,7 @@ def test_the_end_tokens_come_first_then_the_most_frequent_and_of_equals_the_lowe
     assert order.tolist() == [1, 2, 7, 5, 9, 3, 0, 4, 6, 8, 10, 11]
 
 
-def test_the_smallest_multiple_that_covers_enough_of_other_answers(monkeypatch):
+def test_the_smallest_multiple_that_covers_other_answers_is_used(monkeypatch):
     monkeypatch.setattr(vocabulary, "STEP", 2)
     order = np.array([1, 7, 5, 9, 3, 0])
     rare = [(1, 7) * 99 + (5,), (7, 1)]  # 200 and one that is not among two
@@ -24,7 +24,7 @@ def test_the_smallest_multiple_that_covers_enough_of_other_answers(monkeypatch):
     assert smallest(order, []) == 2 and coverage(order, []) == 1
 
 
-def test_a_number_that_is_given_is_taken_and_the_share_is_told():
+def test_a_given_size_is_used_and_its_share_is_logged():
     lines, order = [], by_frequency(ANSWERS, [1], 1000)
     ids = chosen(order, [(7, 3)], 3, lines.append)
     assert ids.tolist() == [1, 5, 7] and "3 of 1,000 tokens: 50.0% of what" in lines[0]
