@@ -368,7 +368,8 @@ class SpeculativeDecoder:
                 the remaining prompts have none.
         """
         require_decoder(self.model)
-        job = self.codec.fitted(job or self.job())
+        job = job or self.job()
+        self.codec.check(job)
         if job.cutting:
             return document_batch.results(
                 self, prompts, job, batch_size, ready, indexes, prediction
@@ -398,7 +399,7 @@ class SpeculativeDecoder:
         """
         require_decoder(self.model)
         job = self.job(checked("seed", seed), max_tokens=max_tokens, **settings)
-        job = self.codec.fitted(job)
+        self.codec.check(job)
         if job.cutting:
             return document_batch.stream(self, prompt, job, batch_size, prediction)
         chosen = job.settings

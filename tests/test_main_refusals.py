@@ -71,7 +71,7 @@ SPLIT = ["--split", "sentences", "--input-file", "in.txt"]
         (["--resume", "--output-file", "x.txt"], "give --input-file and --output-file"),
         (["--resume", "--embed", "--input-file", "x", "--output-file", "x.npy"], "with lines"),
         (["--resume", "--input-file", "-", "--output-file", "x"], "--resume of a pipe needs"),
-        (["--score"], '--score: give --input-file, with {"prompt": "…", "target": "…"} on each line'),
+        (["--score"], '--score: give --input-file, with {"prompt": "…", "target": "…"} on each'),
         (["--task", "x"], "--task puts its prefix before a prompt"),
         (["--normalize"], "--normalize is for the vectors of --embed"),
         (["--output-file", "x.npy"], "an array (.npy) is for the vectors of --embed"),

@@ -29,12 +29,12 @@ class Batch:
     Attributes:
         rows: the rows in flight.
         cache: the target's cache, a `Cache`; None without rows.
-        copies: number of sequences per row that the target continues: the beams of a search, or 1.
+        beams: number of sequences per row that the target continues: the beams of a search, or 1.
         ranks: the ranks that share the target; all use rank 0's proposals and decisions.
         choices: each row's choice of proposals in the last step; empty without a drafter.
     """
 
-    copies = 1
+    beams = 1
 
     def __init__(
         self,
@@ -74,13 +74,13 @@ class Batch:
         started = self.clock()
         sources = [row.ids for row in rows]
         models = [self.target, self.drafter.model if self.drafter else None]
-        require_for(models, rows, self.rows, ahead, self.copies)
+        require_for(models, rows, self.rows, ahead, self.beams)
         new = [row for row in (*rows, *ahead) if row.states is None]
         with self.ranks.in_step():
             states = encoder_states(self.target, [row.ids for row in new])
             by_row = {id(row): encoding for row, encoding in zip(new, states, strict=True)}
             encoded = [by_row.get(id(r), r.states) for r in rows]
-            cache = prepared(self.target, sources, encoded, self.copies)
+            cache = prepared(self.target, sources, encoded, self.beams)
             mx.async_eval(cache.state, states)
             mx.synchronize()  # waiting for the arrays alone may miss a failed pass
         if self.drafter:

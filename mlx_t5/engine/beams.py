@@ -38,7 +38,7 @@ class Beams(Batch):
             num_beams: K, the same for every row.
             clock: returns seconds, for the statistics.
         """
-        self.copies = num_beams
+        self.beams = num_beams
         super().__init__(target, None, clock)
 
     def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
@@ -63,7 +63,7 @@ class Beams(Batch):
         self.drop_finished()
         if self.rows:
             self.cache.reorder(
-                [i * self.copies + k for i, s in enumerate(self.searches) for k in s.parents]
+                [i * self.beams + k for i, s in enumerate(self.searches) for k in s.parents]
             )
 
     def _decode(self, beams: Sequence[Hypothesis]) -> mx.array:
@@ -120,5 +120,5 @@ class Beams(Batch):
 
     def _collect(self) -> None:
         """Collects the logits processors of every beam."""
-        settings = [row.settings for row in self.rows for _ in range(self.copies)]
+        settings = [row.settings for row in self.rows for _ in range(self.beams)]
         self._processing = Processing.of(settings, self.target.config.eos_token_ids)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any
 
@@ -34,17 +33,14 @@ class Codec:
         """
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
 
-    def fitted(self, job: Job) -> Job:
-        """Returns the job with settings that fit the model.
+    def check(self, job: Job) -> None:
+        """Refuses stop strings without a tokenizer.
 
         Raises:
-            UserError: a setting needs a tokenizer, which the model lacks.
+            UserError: the job has stop strings, and there is no tokenizer.
         """
         if job.settings.stop and self.tokenizer is None:
             raise UserError("stop strings need a tokenizer; this model folder has none")
-        if job.settings.top_k >= self.vocab_size:  # it would keep all tokens
-            return replace(job, settings=replace(job.settings, top_k=0))
-        return job
 
     def rows_of_all(
         self,

@@ -105,11 +105,11 @@ class Cache:
         values: values of self-attention, one array per layer.
         cross: keys and values of cross-attention, one pair per layer.
         mask: (P, S), True for source tokens and False for padding; None if no row is padded.
-        copies: K.
+        beams: K.
     """
 
     def __init__(
-        self, cross: list[KeysValues], mask: mx.array | None, capacity: int, copies: int = 1
+        self, cross: list[KeysValues], mask: mx.array | None, capacity: int, beams: int = 1
     ):
         """Starts with the prompts' cross-attention and empty self-attention.
 
@@ -117,11 +117,11 @@ class Cache:
             cross: see the attribute.
             mask: (P, S), 1 or True for source tokens; None if no row is padded.
             capacity: minimum of slots to allocate.
-            copies: K.
+            beams: K.
         """
         prompts, heads, _, width = cross[0][0].shape
-        empty = (prompts * copies, heads, round_up(capacity), width)
-        self.cross, self.copies = cross, copies
+        empty = (prompts * beams, heads, round_up(capacity), width)
+        self.cross, self.beams = cross, beams
         self.mask = None if mask is None else mask.astype(mx.bool_)
         self.keys = [mx.zeros(empty, k.dtype) for k, _ in cross]
         self.values = [mx.zeros(empty, v.dtype) for _, v in cross]
@@ -177,14 +177,14 @@ class Cache:
         if mask is not None and ON_CUDA:
             mask = hiding(mask, self.keys[0].dtype)
         if mask is not None and prompts > 1:  # broadcast once, or attention does so in every layer
-            shape = prompts, heads, self.copies * length, source
+            shape = prompts, heads, self.beams * length, source
             mask = mx.contiguous(mx.broadcast_to(mask, shape))
         arrays, seen = (self.keys, self.values), round_up(end)
         return Slots(*arrays, positions, start, seen, batch, prompts, self.cross, mask)
 
-    def shared(self, copies: int, capacity: int) -> Cache:
-        """Returns a new cache of the same prompts, with `copies` empty rows per prompt."""
-        return Cache(self.cross, self.mask, capacity, copies)
+    def shared(self, beams: int, capacity: int) -> Cache:
+        """Returns a new cache of the same prompts, with `beams` empty rows per prompt."""
+        return Cache(self.cross, self.mask, capacity, beams)
 
     def twin(self) -> Cache:
         """Returns a copy of this cache, for one row per prompt; both share the cross-attention."""
@@ -203,7 +203,7 @@ class Cache:
         """Keeps only the rows of these prompts, in this order."""
         if list(prompts) == list(range(self.prompts)):
             return
-        self.reorder([p * self.copies + k for p in prompts for k in range(self.copies)])
+        self.reorder([p * self.beams + k for p in prompts for k in range(self.beams)])
         index = mx.array(prompts, dtype=mx.int32)
         self.cross = [(k[index], v[index]) for k, v in self.cross]
         if self.mask is not None:

@@ -52,7 +52,7 @@ def prepared(
     model: T5 | ExactTarget,
     sources: Sequence[Sequence[int]],
     states: Sequence[mx.array],
-    copies: int = 1,
+    beams: int = 1,
 ) -> Cache:
     """Returns a decoder's cache with rows for each source, lazily; equal sources are computed once.
 
@@ -60,7 +60,7 @@ def prepared(
         model: the model whose decoder uses the cache.
         sources: source tokens of each row.
         states: the sources' `encoder_states`.
-        copies: number of rows per source.
+        beams: number of rows per source.
     """
     keys = [tuple(source) for source in sources]
     distinct = dict(zip(keys, states, strict=True))
@@ -72,7 +72,7 @@ def prepared(
     if len(distinct) < len(keys):
         rows = {key: row for row, key in enumerate(distinct)}
         cache.keep([rows[key] for key in keys])
-    return cache if copies == 1 else cache.shared(copies, 1)
+    return cache if beams == 1 else cache.shared(beams, 1)
 
 
 def encoded(

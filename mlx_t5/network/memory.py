@@ -102,7 +102,7 @@ def require_for(
     new: Sequence[Any],
     running: Sequence[Any],
     ahead: Sequence[Any] = (),
-    copies: int = 1,
+    beams: int = 1,
 ) -> None:
     """Checks that there is memory to encode new rows and to decode them beside the running ones.
 
@@ -116,7 +116,7 @@ def require_for(
         running: the rows in flight.
         ahead: rows that are only encoded, in the same passes. Their encoder states are not counted:
             a pass needs several times the memory of the states that it returns.
-        copies: number of sequences per row: its beams, or 1.
+        beams: number of sequences per row: its beams, or 1.
 
     Raises:
         RuntimeError: memory does not suffice.
@@ -128,7 +128,7 @@ def require_for(
     longest = source_width(max(map(len, sources)))
     together = min(len(sources), -(-PASS_POSITIONS // longest))  # sources in a pass
     needed = sum(
-        model.cache_memory(len(rows), source, target, copies * len(rows))
+        model.cache_memory(len(rows), source, target, beams * len(rows))
         + model.encoder_memory(together, longest)
         for model in models
         if model

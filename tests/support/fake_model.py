@@ -38,9 +38,9 @@ class FakeConfig:
 class FakeCache:
     """Rows of slots; None where nothing was ever written."""
 
-    def __init__(self, sources, capacity, copies=1):
-        self.sources, self.copies = list(sources), copies  # rows of each source
-        self.slots = [[None] * capacity for _ in self.sources for _ in range(copies)]
+    def __init__(self, sources, capacity, beams=1):
+        self.sources, self.beams = list(sources), beams  # rows of each source
+        self.slots = [[None] * capacity for _ in self.sources for _ in range(beams)]
         self.state = []
 
     def reserve(self, capacity):
@@ -49,13 +49,13 @@ class FakeCache:
 
     def keep(self, sources):
         self.sources = [self.sources[i] for i in sources]
-        self.reorder([i * self.copies + k for i in sources for k in range(self.copies)])
+        self.reorder([i * self.beams + k for i in sources for k in range(self.beams)])
 
     def reorder(self, rows):
         self.slots = [list(self.slots[i]) for i in rows]  # a row may be asked for twice
 
-    def shared(self, copies, capacity):
-        return FakeCache(self.sources, capacity, copies)
+    def shared(self, beams, capacity):
+        return FakeCache(self.sources, capacity, beams)
 
     def trim(self, source, capacity):
         assert source == max(map(len, self.sources))
@@ -103,7 +103,7 @@ class FakeModel:
         assert len(tokens) == len(cache.slots) == len(offsets)
         self.calls.append((offsets, tokens))
         logits = np.empty((len(tokens), len(tokens[0]), self.config.vocab_size), np.float32)
-        sources = [source for source in cache.sources for _ in range(cache.copies)]
+        sources = [source for source in cache.sources for _ in range(cache.beams)]
         for b, (row, offset) in enumerate(zip(tokens, offsets, strict=True)):
             slots = cache.slots[b]
             assert offset + len(row) <= len(slots), "more positions than slots"
