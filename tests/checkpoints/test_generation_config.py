@@ -201,7 +201,7 @@ def test_unknown_tasks_are_told_which_there_are(folder):
 def test_a_damaged_file_is_one_line(folder, raw, message):
     with pytest.raises(UserError, match=message) as refused:
         read_generation_config(folder(raw))
-    assert str(refused.value).endswith("; --ignore-generation-config does without it")
+    assert str(refused.value).endswith("; --ignore-generation-config ignores the file's settings")
 
 
 @pytest.mark.parametrize(
