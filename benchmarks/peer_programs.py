@@ -118,9 +118,7 @@ class MlxT5(Program):
         return [list(self.subject.tokenizer.encode(text)) for text in texts]
 
     def folders(self, scratch: str) -> list[str]:
-        """Returns the folders of target and draft in a format that other programs can read.
-
-        A folder is made in `scratch` if a model is not in this format.
+        """Returns folders of target and draft for other programs; made in `scratch` if needed.
 
         Raises:
             UserError: the weights are quantised, or the draft has its own vocabulary.
@@ -179,10 +177,8 @@ def hugging_face_folder(folder: Path, scratch: Path) -> Path:
         if checkpoint.metadata.get("format") != "mlx":
             return folder
     if read_config(folder).get("quantization"):
-        raise UserError(
-            f"{folder} is quantised for MLX, which other programs cannot read; give an "
-            "unquantised model"
-        )
+        cause = "is quantised for MLX, which other programs cannot read"
+        raise UserError(f"{folder} {cause}; give an unquantised model")
     return write_model(scratch, load(folder)[0], folder)
 
 

@@ -1,8 +1,8 @@
 """`peers`: measures transformers and CTranslate2 on the same weights and prompts, in the same run.
 
 Each program has its own process, because the threads of several programs in one process slow each
-other down. All programs have the same number of threads as this project. The programs decode a
-prompt in turn, and only one of them computes at a time.
+other down. All have the same number of threads. They decode each prompt one after the other, and
+only one program computes at a time.
 
 Threads that spin while they wait take cores from other programs, and threads that sleep at once
 have to be woken hundreds of times per token. In all processes the waiting threads of OpenMP spin
@@ -11,8 +11,7 @@ come to rest in the pause before each turn.
 
 With --batch-size above 1, a turn decodes all prompts in batches of that size, which measures
 throughput. With --document the prompts are the sentences of one text, which this project splits and
-joins itself. The other programs are given the sentences in batches, and `regular` decodes them one
-by one.
+joins itself. Other programs decode the sentences in batches, and `regular` decodes them singly.
 """
 
 from __future__ import annotations
@@ -47,13 +46,11 @@ PROGRAMS = {  # the classes that run in processes
     "CTranslate2": "benchmarks.peer_programs:CTranslate2",
 }
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-# How OpenMP threads wait for work; variables that the user has set are kept. torch and CTranslate2
-# use GNU's OpenMP on Linux. Milliseconds per token at the shape of t5-small, on two cores of an AMD
-# EPYC, with both cores free and with other programs computing:
-#                                           CTranslate2    torch
-#   spin (the default)                      4.1,  98       14.7, 138
-#   sleep at once (OMP_WAIT_POLICY=passive) 6.8,  10       14.7,  26
-#   spin for 0.1 ms, then sleep             4.0,  14       14.0,  32
+# How OpenMP threads wait for work; variables that the user has set are kept. Milliseconds per token
+# (t5-small's shape, 2 cores of an AMD EPYC) alone / while other programs compute:
+#   spin, the default of GNU's OpenMP       CTranslate2 4.1 / 98, torch 14.7 / 138
+#   sleep at once (OMP_WAIT_POLICY=passive) CTranslate2 6.8 / 10, torch 14.7 / 26
+#   spin for 0.1 ms, then sleep             CTranslate2 4.0 / 14, torch 14.0 / 32
 WAITING = {
     "GOMP_SPINCOUNT": "10000",  # GNU's OpenMP: number of spins, about 0.1 ms
     "KMP_BLOCKTIME": "1",  # Intel's and LLVM's OpenMP: milliseconds
@@ -93,23 +90,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     workload.add_prompts(parser, 16, "mixed")
     what = "join the prompts, which must be single sentences of one task, to one document"
     parser.add_argument("--document", action="store_true", help=what)
-    what = "measure greedy decoding and sampling, without a draft"
-    parser.add_argument("--sampling", action="store_true", help=what)
+    parser.add_argument("--sampling", action="store_true", help="no draft; greedy and sampled")
     what = "proposals per step of the draft and (numbers only) of assisted generation"
     workload.add_num_draft(parser, [5, AUTO], what)
     what = "prompts decoded together, one table each"
     add_number(parser, "--batch-size", type=at_least(1), default=[1], help=what)
-    what = "seconds to wait before each turn, until the threads of other programs rest"
+    what = "seconds before each turn, until the other programs' threads rest"
     add_number(parser, "--pause", type=between(0, 60), default=0.15, help=what)
     workload.add_measuring(parser, 3)
 
 
 def run(args: argparse.Namespace, command: str) -> int:
-    """Measures and prints.
-
-    Returns:
-        The exit status, which is 1 if this project's own texts differ in float32.
-    """
+    """Measures and prints; returns the exit status, 1 if this project's texts differ in float32."""
     printing.check_writable(args.json)
     prompts = workload.chosen(args.task, args.prompts, args.count).prompts
     tables: list[dict] = []
@@ -143,13 +135,7 @@ def run(args: argparse.Namespace, command: str) -> int:
 
 
 def start(name: str, environment: Mapping[str, str], **keywords: Any) -> Process:
-    """Starts the process of one of `PROGRAMS`.
-
-    Args:
-        name: the program's name.
-        environment: environment variables to set, in addition to `WAITING`.
-        keywords: the arguments of the program's class.
-    """
+    """Starts the process of one of `PROGRAMS`; `WAITING` is added to its environment."""
     waiting = {variable: os.environ.get(variable, value) for variable, value in WAITING.items()}
     environment = {**environment, **waiting}
     return Process(PROGRAMS[name], environment, **keywords)
@@ -217,11 +203,7 @@ def sampled(variants: Mapping[str, Decode]) -> dict[str, Decode]:
 
 
 def of_document(variants: Mapping[str, Decode], texts: Sequence[str]) -> dict[str, Decode]:
-    """Returns the variants for measuring a document whose sentences are the prompts.
-
-    These are regular decoding of the prompts one by one, with which the others are compared, this
-    project's variants decoding the document, and `OTHERS` decoding the prompts.
-    """
+    """Returns this project's variants on one document of all prompts, `REGULAR` and `OTHERS`."""
 
     def document(decode: Decode) -> Decode:
         return lambda prompts, **keywords: decode(prompts=texts[: len(prompts)], **keywords)
@@ -244,12 +226,12 @@ def compare(
     batch_size: int,
     args: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Measures every variant on the prompts, with the variants taking turns; returns the table.
+    """Measures every variant on the prompts, and returns the table.
 
-    With batch size 1 and no document, a turn decodes one prompt, and otherwise all prompts.
+    The variants take turns. A turn is one prompt, or all prompts with a batch or a document.
 
     Args:
-        variants: the variants, from `all_variants`, `sampled` or `of_document`.
+        variants: from `all_variants`, `sampled` or `of_document`.
         ids: the source tokens of each prompt.
         batch_size: the number of prompts decoded together.
         args: the subcommand's options.
@@ -285,11 +267,10 @@ def compare(
 def or_left_out(
     name: str, decode: Decode, left_out: dict[str, str]
 ) -> Callable[[Ids], Answer | None]:
-    """Returns a version of `decode` that returns None after the first failure.
+    """Returns a version of `decode` that, after a failure, returns None and has it in `left_out`.
 
-    The reason of the failure is stored in `left_out`. This project's own failures are raised. Some
-    releases of transformers fail for certain models, such as models with more decoder layers than
-    encoder layers.
+    Some releases of transformers fail for certain models, such as those with more layers in the
+    decoder than in the encoder. This project's own failures are not caught.
     """
 
     def attempt(prompts: Ids) -> Answer | None:
@@ -307,12 +288,7 @@ def or_left_out(
 
 
 def by_its_clock(timed: Timed, figures: Callable[[Answer], tuple[float, int]]) -> Timed:
-    """Returns times whose seconds and tokens are `figures` of each answer.
-
-    Args:
-        timed: times whose outcomes are `Answer`s; in the result the outcomes are the tokens.
-        figures: a function that returns seconds and the number of tokens, such as `Answer.rest`.
-    """
+    """Returns the seconds and token counts that `figures` gives for each `Answer` in `timed`."""
     result = Timed()
     for answers in timed.outcomes:
         result.add([(*figures(answer), answer.tokens) for answer in answers])
@@ -320,13 +296,9 @@ def by_its_clock(timed: Timed, figures: Callable[[Answer], tuple[float, int]]) -
 
 
 def summarise(timed: Mapping[str, Timed]) -> list[dict]:
-    """Returns the figures of every variant, the fastest first.
+    """Returns the figures of every variant, fastest first; outcomes are `Answer`s.
 
-    They include the figures of decoding alone if first tokens were timed and there are tokens after
-    the first ones.
-
-    Args:
-        timed: the times of the variants by name; the outcomes are `Answer`s.
+    They include those of decoding alone if first tokens were timed and further tokens exist.
     """
     total, firsts, rests = (
         {name: by_its_clock(times, figures) for name, times in timed.items()}
