@@ -1,15 +1,15 @@
-"""Command line: measures speculative decoding, with the bundled pair or any other.
+"""Command line: measures speculative decoding, with the bundled pair or a different one.
 
-    python benchmark.py compare    # every proposer beside regular decoding
+    python benchmark.py compare    # every proposer relative to regular decoding
     python benchmark.py sweep      # --delta and --num-draft: speed and quality, with a picture
     python benchmark.py peers      # transformers and CTranslate2 on the same weights
     python benchmark.py server     # throughput and latency of server.py
     python benchmark.py report     # one row about this machine, to paste, in under five minutes
 
-`sweep` and `peers` need requirements/benchmark.txt, `server` needs requirements/server.txt. All
-that is timed is interleaved; see mlx_t5/timing.py.
+`sweep` and `peers` need requirements/benchmark.txt, `server` needs requirements/server.txt. Timed
+runs of the compared variants alternate; see mlx_t5/timing.py.
 
-Only what is asked for is imported: `--help` waits neither for MLX nor for other subcommands.
+Only the named subcommand is imported, so `--help` waits neither for MLX nor for other subcommands.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from mlx_t5.cli.arguments import Parser, run
 
 SUBCOMMANDS = MappingProxyType(
     {
-        "compare": "every proposer beside regular decoding, and what passes cost",
+        "compare": "every proposer relative to regular decoding, and the cost of passes",
         "sweep": "tune --num-draft and --delta: speed and quality over a grid, with a picture",
         "peers": "transformers and CTranslate2 on the same weights and prompts",
         "report": "one row about this machine, to paste, in under five minutes",
-        "server": "the server under load: a running batch against one request at a time",
+        "server": "the server under load: a running batch compared with one request at a time",
     }
 )
 
@@ -38,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a subcommand.
 
     Returns:
-        Exit status: 0; 1 if texts differ that have to be equal; 2 for bad input; 130 after Ctrl-C.
+        The exit status: 0 for success, 1 if texts differ that must be equal, 2 for bad input, 130
+        after Ctrl-C.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     return run(lambda: _main(argv), REQUIREMENTS, interrupted="")
@@ -50,7 +51,7 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def _parser(argv: Sequence[str]) -> Parser:
-    """All subcommands, and the options of those that `argv` names."""
+    """Returns the parser of all subcommands, with the options of the one that `argv` names."""
     result = Parser(prog="benchmark.py", description="Measures speculative decoding.")
     commands = result.add_subparsers(
         prog="benchmark.py", dest="subcommand", required=True, metavar="SUBCOMMAND"

@@ -2,9 +2,9 @@
 
     python convert.py --model google-t5/t5-small
 
-Flags and output follow mlx-lm. Every tensor is read, cast, quantised and written a few rows at a
-time, so that memory does not depend on the size of the model (tests/support/peak_memory.py measures
-it).
+Options and output follow mlx-lm. Every tensor is read, cast, quantised and written a few rows at a
+time, so the memory needed does not depend on the size of the model. tests/support/peak_memory.py
+measures this memory.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class Conversion:
     """The conversion of one tensor.
 
     Attributes:
-        source: its name in the checkpoint.
-        name: its name in the output.
-        shape: its shape in the checkpoint.
+        source: the tensor's name in the checkpoint.
+        name: the tensor's name in the output.
+        shape: the tensor's shape in the checkpoint.
         dtype: the floating-point type to convert to.
-        quantization: how to quantise it; None for not at all.
+        quantization: how the tensor is quantised; None if it is not.
     """
 
     source: str
@@ -75,11 +75,11 @@ class Conversion:
 
     @property
     def path(self) -> str:
-        """The path of its layer."""
+        """The path of the tensor's layer in the model."""
         return self.name.removesuffix(".weight")
 
     def apply(self, rows: mx.array) -> dict[str, mx.array]:
-        """Converts rows of the source; returns the rows of each output array by name.
+        """Converts some rows of the tensor, and returns the rows of each output array by name.
 
         Raises:
             UserError: a number is too large for `dtype`.
@@ -90,7 +90,7 @@ class Conversion:
         return self.quantization.quantize(self.name, rows)
 
     def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Type and full shape of each output array, by name, in the order they are stored."""
+        """Returns the type and full shape of each output array by name, in the order of storage."""
         rows, *rest = self.shape
         sample = self.apply(mx.zeros((1, *rest), self.dtype))
         return {
@@ -120,17 +120,17 @@ def convert(
         mlx_path: the folder to write; it appears only when it is complete.
         dtype: "bfloat16", "float16" or "float32". With float16 the feed-forward's output layers
             `wo` stay in float32, because T5's values there overflow float16.
-        quantize: quantise attention and feed-forward. Norms and bias tables stay in `dtype`. By
-            default so do the embedding and the output head, unless they have at least
-            `quantization.LARGE_VOCABULARY` tokens: then they get 8 bits.
-        q_bits: bits a weight; None is the mode's default.
-        q_group_size: weights that share a scale; None is the mode's default.
+        quantize: whether to quantise attention and feed-forward. Norms and bias tables stay in
+            `dtype`. By default the embedding and the output head stay in `dtype` too, unless the
+            vocabulary has at least `quantization.LARGE_VOCABULARY` tokens: then they get 8 bits.
+        q_bits: bits per weight; None is the mode's default.
+        q_group_size: number of weights that share a scale; None is the mode's default.
         q_mode: "affine", "mxfp4", "mxfp8" or "nvfp4".
         quant_predicate: a recipe of `quantization.PREDICATES`.
         revision: branch, tag or commit, if `source` is a Hub id.
-        overwrite: replace what an earlier conversion wrote to `mlx_path`.
-        adapter_path: folder of a PEFT LoRA adapter to merge, before anything is quantised.
-        encoder_only: leave out decoder and output head, for embeddings.
+        overwrite: whether to replace an earlier conversion at `mlx_path`.
+        adapter_path: folder of a PEFT LoRA adapter, which is merged before anything is quantised.
+        encoder_only: whether to leave out the decoder and the output head, for embeddings.
 
     Returns:
         The absolute path of the folder written.
@@ -138,7 +138,7 @@ def convert(
     Raises:
         UserError: an option is invalid, the output exists, the source cannot be accessed, the
             checkpoint is damaged or no T5, the adapter cannot be merged, or there is too little
-            disk space. Nothing is left behind.
+            disk space. No incomplete output stays on the disk.
     """
     if not str(mlx_path):
         raise UserError("--mlx-path is empty; name the folder to write")
@@ -146,7 +146,7 @@ def convert(
     wanted = (q_bits, q_group_size, q_mode, quant_predicate)
     if not quantize and wanted != (None, None, "affine", None):
         flags = "--q-bits, --q-group-size, --q-mode and --quant-predicate"
-        raise UserError(f"{flags} quantise only together with -q")
+        raise UserError(f"{flags} have an effect only with -q")
     recipe = Recipe.from_options(*wanted) if quantize else None
     if dtype not in READABLE:
         raise UserError(f"unknown dtype {dtype!r}; choose {', '.join(READABLE)}")
@@ -177,7 +177,7 @@ def convert(
 def _recipe_for(vocab_size: int, wanted: tuple[int | None, int | None, str, str | None]) -> Recipe:
     recipe = Recipe.from_options(*wanted, vocab_size=vocab_size)
     if recipe.embedding and wanted[-1] is None:
-        note = "the embedding and the output head get 8 bits; --quant-predicate layers: neither"
+        note = "the embedding and the output head get 8 bits; avoid it by --quant-predicate layers"
         print(f"{vocab_size:,} tokens: {note}", file=sys.stderr)
     return recipe
 
@@ -189,18 +189,18 @@ def plan(
     recipe: Recipe | None,
     encoder_only: bool = False,
 ) -> list[Conversion]:
-    """Returns the conversion of each tensor, in their order on the disk.
+    """Returns the conversion of each tensor, in the order of the tensors on the disk.
 
     Args:
         raw: the source's config.json.
         checkpoint: the source's tensors.
         dtype: the type to convert to.
-        recipe: how to quantise; None for not at all.
-        encoder_only: leave out decoder and output head.
+        recipe: how to quantise; None to quantise nothing.
+        encoder_only: whether to leave out the decoder and the output head.
 
     Raises:
-        UserError: the checkpoint is no T5 of this config, has a tensor of a type that cannot be
-            read, or has no layer that can be quantised.
+        UserError: the source is a draft or an MLX folder, the checkpoint is no T5 of this config, a
+            tensor has an unreadable type, or the recipe fits no layer.
     """
     config = T5Config.from_dict(raw)
     if ENTRY in raw or config.draft_vocab_size:
@@ -232,7 +232,7 @@ def _check_groups(steps: list[Conversion], recipe: Recipe, dtype: mx.Dtype) -> N
 def write_weights(
     folder: Path, checkpoint: Checkpoint, adapter: StoredAdapter, shards: list[list[Conversion]]
 ) -> None:
-    """Writes every shard and the index."""
+    """Writes the converted tensors: every shard, and the index of the shards."""
 
     def row_tiles(step: Conversion) -> Iterator[dict[str, mx.array]]:
         stored = checkpoint.row_tiles(step.source, BLOCK_BYTES)
@@ -248,10 +248,11 @@ def write_config(
 
     Args:
         folder: the output folder.
-        raw: the source's config.json, with its origin.
+        raw: the content of the source's config.json, with the entry `converted_from` added.
         dtype: the stored type.
-        recipe: how layers are quantised; None for not at all.
-        steps: the stored tensors; without a decoder among them, `architectures` is adapted.
+        recipe: how layers are quantised; None if no layer is.
+        steps: the conversions of the stored tensors. If none belongs to a decoder, `architectures`
+            names the encoder's class.
     """
     config = raw | {"torch_dtype": dtype}
     if "dtype" in raw:  # the name in transformers 5
@@ -275,7 +276,7 @@ def _main(argv: Sequence[str] | None) -> int:
     source, path, repository = map(options.pop, ("model", "mlx_path", "upload_repo"))
     check_repository(repository)
     default = Path("models") / place(source).name
-    if options["adapter_path"]:  # with an adapter it is another model than its name says
+    if options["adapter_path"]:  # a merged adapter makes a different model, with its own name
         default = default.with_name(f"{default.name}-{place(options['adapter_path']).name}")
     path = convert(source, default if path is None else path, **options)
     print(path, flush=True)
@@ -293,25 +294,27 @@ def _parser() -> Parser:
     add("--model", required=True, help="a Hub id (t5-11b, google/flan-t5-xl) or a local folder")
     add(
         "--mlx-path",
-        help="folder to write (default: models/<last part of the name>, and the adapter's)",
+        help="folder to write (default: models/NAME, NAME being the last part of --model; with an "
+        "adapter models/NAME-ADAPTER)",
     )
     add("--dtype", default="bfloat16", choices=list(READABLE), help="default: %(default)s")
     add("-q", "--quantize", action="store_true", help="quantise attention and feed-forward")
-    add("--q-bits", type=int, help="bits a weight: 2, 3, 4, 5, 6 or 8 (default: the mode's)")
+    add("--q-bits", type=int, help="bits per weight: 2, 3, 4, 5, 6 or 8 (default: the mode's)")
     add("--q-group-size", type=int, help="weights that share a scale (default: the mode's)")
     add("--q-mode", default="affine", choices=list(MODES), help="default: %(default)s")
     add(
         "--quant-predicate",
         choices=PREDICATES,
         metavar="NAME",
-        help="vo_4_5: 4 bits a weight, and 5 in attention's values and outputs; embed_8: the "
-        f"embedding and the output head too, in 8 bits, the default from {LARGE_VOCABULARY:,} "
-        f"tokens on; layers: never these two; one of {', '.join(PREDICATES)}",
+        help="vo_4_5: 4 bits per weight, but 5 in attention's values and outputs; embed_8: also "
+        "quantise the embedding and the output head, to 8 bits (the default for "
+        f"{LARGE_VOCABULARY:,} tokens or more); layers: never quantise these two; one of "
+        f"{', '.join(PREDICATES)}",
     )
     add("--revision", help="branch, tag or commit of a Hub repository")
     add("--overwrite", action="store_true", help="replace an earlier conversion")
     add("--adapter-path", metavar="FOLDER", help="a PEFT LoRA adapter to merge into the weights")
-    add("--encoder-only", action="store_true", help="leave the decoder out, for embeddings")
+    add("--encoder-only", action="store_true", help="leave out the decoder, for embeddings")
     add_upload_option(parser)
     return parser
 

@@ -2,10 +2,11 @@
 
     python distill.py --model my-t5 --data prompts.txt --output models/my-t5-draft
 
-The target answers the prompts, a draft learns to guess these answers (mlx_t5/training), and the
-best draft is measured beside what was there before. Nothing about the output of the target can go
-wrong: whatever a draft proposes is verified. What is stopped is resumed with --resume. The table at
-the end goes to standard output and everything else to standard error.
+The target answers the prompts, and a draft learns to guess these answers (mlx_t5/training). At the
+end the best version of the draft is compared with the previous draft, if there is one, and with
+copying. A bad draft cannot change the target's output, because the target verifies every proposal.
+--resume continues an interrupted run. The table at the end goes to standard output, and everything
+else to standard error.
 """
 
 from __future__ import annotations
@@ -37,24 +38,24 @@ if TYPE_CHECKING:
 OF_TRAINING = (
     "decoder_layers", "share_encoder", "draft_vocab_size", "iters", "batch_size", "learning_rate",
 )  # fmt: skip
-ANSWERS_AT_ONCE = 32  # rows of the batch that answers
-EVALUATED_AT_ONCE = 16  # of the one that evaluates
-NUM_DRAFT = 5  # proposals a step in evaluations, so that they can be compared
+ANSWERS_AT_ONCE = 32  # batch size while the target answers
+EVALUATED_AT_ONCE = 16  # batch size of evaluations
+NUM_DRAFT = 5  # proposals per step, fixed so that evaluations can be compared
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     return resumable("distill.py", argv, read_distill_options, Distillation, "its verdict")
 
 
 class Distillation:
-    """One run: a target, the draft in the making, and the one that it has to beat."""
+    """One run: a target, the draft that is trained, and the previous draft to compare with."""
 
     def __init__(self, args: DistillOptions) -> None:
         """Loads the models and the data.
 
         Raises:
-            UserError: one of them cannot be had, or the draft does not fit the target.
+            UserError: a model or the data cannot be read, or the draft does not fit the target.
         """
         from convert import convert
         from mlx_t5.loading import choose_pair, locate
@@ -68,7 +69,7 @@ class Distillation:
         default = choose_pair(args.model, None, convert, adapter=args.adapter_path)
         self.target_folder, self.adapter = default.target, default.adapter
         self.start = None if args.draft_model is None else locate(args.draft_model, convert)
-        self.before = self.start or default.draft  # the draft that the new one has to beat
+        self.before = self.start or default.draft  # the new draft has to be faster than this one
         self.target, self.tokenizer = load(self.target_folder, adapter=self.adapter)
         require_texts(self.target, self.tokenizer, args.model)
         vocab_size = self.target.config.vocab_size
@@ -80,13 +81,13 @@ class Distillation:
         """Answers, trains, writes the draft, prints the verdict and returns the exit status.
 
         Raises:
-            UserError: an earlier run's work does not go with the options, or there is too little
-                memory or space; what has been done so far stays.
+            UserError: the options do not match those of the earlier run, a file of that run is
+                damaged, or there is too little disk space. Finished work stays on the disk.
         """
         answers, training = self._settings()
         with self.folder.claimed():
             if self.folder.open(answers, training, self.args.resume):
-                say("other options: the answers are used again, the training begins anew")
+                say("other options: the answers are used again, the training starts over")
             if self.args.iters:
                 self._log_memory()
             labelled = self._answered()
@@ -100,7 +101,7 @@ class Distillation:
         return upload(path, self.args.upload_repo, lambda name: self.card(name))
 
     def _first_draft(self) -> T5:
-        """The draft before it is trained, in float32 if it is going to be."""
+        """Returns the draft before training, in float32 if it will be trained."""
         from mlx_t5.backend import mx
         from mlx_t5.network.sharing import shared_draft, whole
         from mlx_t5.text.detokenizer import same_vocabulary
@@ -118,7 +119,7 @@ class Distillation:
         return start_from(draft, self.target, self.args.draft_model, trained)
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What the answers depend on, and what the training depends on besides."""
+        """Returns the settings that decide the answers, and the further settings of training."""
         from mlx_t5.checkpoints.identity import adapter_identity, identity
         from mlx_t5.training.examples import digest
 
@@ -129,14 +130,15 @@ class Distillation:
             "--temp": args.temp,
             "--max-tokens": args.max_tokens,
             "--adapter-path": self.adapter and adapter_identity(self.adapter),
-            # Last, as it depends on the seed and the longest answer.
+            # Last: the digest changes with --seed and --max-tokens too, and an error names the
+            # first difference.
             "--data": digest([*self.train, *self.held_out]),
         }
         training = {name: getattr(args, name) for name in OF_TRAINING}
         return answers, training | {"draft_model": self.start and identity(self.start)}
 
     def _log_memory(self) -> None:
-        """Says how much memory the training is going to take at most, and whether that is there."""
+        """Logs the most memory that the training can take, with a warning if it is too much."""
         from mlx_t5.training.training_memory import estimate, memory_notes
 
         longest = max(len(example.source) for example in self.train)
@@ -146,7 +148,7 @@ class Distillation:
             say(line)
 
     def _answered(self) -> list[LabelledExample]:
-        """The target's answers to the prompts, those of an earlier run among them."""
+        """Returns the target's answers to the prompts, including those of an earlier run."""
         from mlx_t5.training.progress import bar
         from mlx_t5.training.teacher_answers import Answers, answer_notes
 
@@ -166,20 +168,20 @@ class Distillation:
     def _written(
         self, examples: Sequence[Example], indices: Sequence[int]
     ) -> Iterator[Tokens | None]:
-        """What the target answers, in order; None where that fails."""
+        """Yields the target's answers to the examples in order; None if a prompt fails."""
         end = self.target.config.eos_token_id
         for result in self._decoded(self._decoder(None), examples, ANSWERS_AT_ONCE, indices):
             ended = (end,) if result.finish_reason == "stop" else ()
             yield None if result.error else (*result.tokens, *ended)
 
     def _choose_vocabulary(self, labelled: Sequence[LabelledExample]) -> None:
-        """Has the draft propose only the tokens that the target writes most, unless it is all."""
+        """Restricts the draft to the tokens that the target writes most, unless all are chosen."""
         from mlx_t5.network.draft_vocabulary import narrow
         from mlx_t5.training.vocabulary import by_frequency, chosen
 
         size, most = self.args.draft_vocab_size, self.draft.config.vocab_size
         if isinstance(size, str) or (size is None and self.args.share_encoder is False):
-            return  # a draft of no more than T5 has is for other programs too
+            return  # a draft with all tokens: other programs can use it too
         ends, answers = self.target.config.eos_token_ids, [e.answer for e in labelled]
         known = [e.answer for e in self.held_out if e.answer]
         unknown = [e for e in self.held_out if not e.answer]
@@ -194,7 +196,7 @@ class Distillation:
             narrow(self.draft, ids)
 
     def _room_for_states(self) -> bool:
-        """Whether the encoder's output of all prompts takes less than half of the free disk."""
+        """Whether the encoder's output for all prompts takes less than half of the free disk."""
         positions = sum(len(example.source) for example in self.train)
         size = 2 * positions * self.target.config.d_model
         enough = 2 * size < shutil.disk_usage(self.folder.path).free
@@ -203,7 +205,7 @@ class Distillation:
         return enough
 
     def _train(self, labelled: list[LabelledExample]) -> None:
-        """Trains the draft; its weights are the best ones then."""
+        """Trains the draft, and leaves the best weights in it."""
         from mlx_t5.training.batches import micro_batches
         from mlx_t5.training.examples import longest
         from mlx_t5.training.learner import Learner
@@ -227,7 +229,7 @@ class Distillation:
         say(f"trained for {best.seconds:.0f} s; the best draft is that of step {best.best_step}")
 
     def _evaluate(self) -> Evaluation:
-        """How the draft fares now on the held-out prompts, in the engine."""
+        """Returns the draft's present evaluation: the engine decodes the held-out prompts."""
         from mlx_t5.engine.tally import Tally
         from mlx_t5.training.trainer import Evaluation
         from mlx_t5.training.verdict import typical
@@ -245,7 +247,7 @@ class Distillation:
         return Evaluation(tally.acceptance or 0.0, tally.tokens_per_call)
 
     def _save(self) -> Path:
-        """Writes the draft as a model folder."""
+        """Writes the draft as a model folder, and returns the folder."""
         from mlx_t5.training.draft_folder import save_draft
 
         whole = self.draft.shares_with is None
@@ -253,7 +255,7 @@ class Distillation:
         return save_draft(self.draft, self.source, self.args.output)
 
     def _verdict(self, path: Path) -> str:
-        """The verdict: the new draft, as it was written, beside all other proposers."""
+        """Returns the final report: the written draft compared with all other proposers."""
         from mlx_t5.drafting.draft_model import DraftModel
         from mlx_t5.drafting.source_copy import SourceCopy
         from mlx_t5.training.verdict import LOOKUP, measure_proposers, report
@@ -264,18 +266,18 @@ class Distillation:
         if self.before is not None:
             try:
                 before = load(self.before, shared_with=self.target)[0]
-                DraftModel(before, self.target)  # refuses what does not go together
+                DraftModel(before, self.target)  # refuses a draft that does not fit the target
                 drafts[str(self.before)] = before
             except UserError as error:
                 say(f"{self.before} is not compared: {error}")
         drafts[LOOKUP] = SourceCopy(self.tokenizer)
 
         def decoding(name: str) -> Any:
-            decoder = self._decoder(drafts.get(name))  # which learns what pays, as users' do
+            decoder = self._decoder(drafts.get(name))  # adapts the number of proposals
             return lambda turn: list(self._decoded(decoder, self.held_out[turn : turn + 1], 1))
 
         say("measuring …")
-        if not self.evaluated:  # which leaves out what cannot be decoded
+        if not self.evaluated:  # evaluating removes the prompts that cannot be decoded
             self._evaluate()
         proposers, turns = measure_proposers(decoding, list(drafts), len(self.held_out))
         facts = proposers, self.args.output, turns
@@ -286,7 +288,7 @@ class Distillation:
     def _decoder(
         self, draft: T5 | Drafter | None, num_draft: int | str = AUTO
     ) -> SpeculativeDecoder:
-        """Of the target, with a draft or without."""
+        """Returns a decoder of the target, with a draft or without."""
         from decoder import SpeculativeDecoder
 
         return SpeculativeDecoder(self.target, draft, self.tokenizer, num_draft)
@@ -298,7 +300,7 @@ class Distillation:
         batch_size: int,
         indices: Iterable[int] = (),
     ) -> Iterator[Any]:
-        """What the decoder makes of examples."""
+        """Yields the decoder's result for each example; `indices` are added to the seed."""
         args = self.args
         seeds = [args.seed + i for i in indices or [0] * len(examples)]
         job = decoder.job(seeds, temp=args.temp, max_tokens=args.max_tokens)

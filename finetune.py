@@ -1,13 +1,13 @@
-"""Command line: fine-tunes a T5 on prompts and completions, by adapters or as a whole.
+"""Command line: fine-tunes a T5 on prompts and completions, either adapters or the whole model.
 
     python finetune.py --model google/flan-t5-base --data train.jsonl --output my-lora
 
-An adapter is PEFT's, and a whole model Hugging Face's, so other programs read them too. Beside some
-layers, or in all of them, weights are trained (mlx_t5/training); every so many steps the model
-writes the held-out texts in the engine, and the best weights are kept. What is stopped is resumed
-with --resume. distill.py makes a draft for the result.
+Other programs can read the result: an adapter has PEFT's format, a whole model Hugging Face's. At
+regular intervals the engine decodes the held-out prompts with the present weights, and the best
+weights are kept (mlx_t5/training). --resume continues an interrupted run. distill.py makes a draft
+for the result.
 
-Everything goes to standard error but the commands that come next.
+Standard output gets only the commands to run next. Everything else goes to standard error.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ OF_TRAINING = (
     "num_layers", "iters", "batch_size", "optimizer", "learning_rate", "lr_scheduler_type",
     "warmup_steps", "max_seq_length",
 )  # fmt: skip
-LEAST = 10  # pairs to train on
-EVALUATED_AT_ONCE = 16
+LEAST = 10  # minimum number of pairs to train on
+EVALUATED_AT_ONCE = 16  # batch size of evaluations
 PROMPTS = "prompts.jsonl"  # in the work folder, for distill.py
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     return resumable("finetune.py", argv, read_finetune_options, FineTuning, "what comes next")
 
 
 class FineTuning:
-    """One run: a model, what of it is trained, and the pairs."""
+    """One run: a model, its trained parameters, and the pairs."""
 
     def __init__(self, args: FinetuneOptions) -> None:
         """Reads the data and loads the model.
 
         Raises:
-            UserError: one of them cannot be had, or the model cannot be trained.
+            UserError: the data or the model cannot be read, or the model cannot be trained.
         """
         from convert import convert
         from mlx_t5.loading import choose_pair
@@ -81,7 +81,7 @@ class FineTuning:
         self.draft = self._draft(chosen.draft)
 
     def _read(self, lines: dict[str, PairLines]) -> None:
-        """The pairs to train on, to evaluate by and to test with."""
+        """Reads the pairs to train on, to evaluate with and to test with."""
         from mlx_t5.training.examples import MOST_HELD_OUT, hold_out, read_pairs
 
         longest, size = self.args.max_seq_length, self.model.config.vocab_size
@@ -101,17 +101,17 @@ class FineTuning:
         say(counts + (f", {len(self.test):,} to test with" if self.test else ""))
 
     def _draft(self, folder: Any) -> Any:
-        """The model's default draft, with which it is evaluated; None without one."""
+        """Loads the model's default draft, which speeds up evaluations; None if it has none."""
         from mlx_t5.drafting.draft_model import DraftModel
         from model import load
 
-        with contextlib.suppress(UserError):  # it does not fit this model
+        with contextlib.suppress(UserError):  # the draft does not fit this model
             if folder is not None:
                 return DraftModel(load(folder, shared_with=self.model)[0], self.model)
         return None
 
     def _prepared(self) -> Any:
-        """Freezes what is not trained; returns the adapters, if it is these that are."""
+        """Freezes the parameters that are not trained; returns the adapters, if there are any."""
         from mlx_t5.training.fine_tuning import adapt, unfreeze_last
         from mlx_t5.training.start import require_plain
 
@@ -123,21 +123,21 @@ class FineTuning:
         return adapt(self.model, lora_config(args), args.num_layers, args.lora_dropout, args.seed)
 
     def run(self) -> int:
-        """Trains, writes the best weights, says what comes next and returns the exit status.
+        """Trains, writes the best weights, prints the next commands and returns the exit status.
 
         Raises:
-            UserError: an earlier run's work does not go with the options, or there is too little
-                memory or space; what has been done so far stays.
+            UserError: the options do not match those of the earlier run, a file of that run is
+                damaged, or there is too little disk space. Finished work stays on the disk.
         """
         with self.folder.claimed():
             if self.folder.open(*self._settings(), self.args.resume):
-                say("other options: the training begins anew")
+                say("other options: the training starts over")
             self._train()
             if self.test:
                 say(f"test: {self._evaluated(self.test)}")
             self._save()
             self.folder.finish()
-        say(f"it is in {self.args.output}; next:")
+        say(f"it is in {self.args.output}; commands to run next:")
         prompts = self.folder.path / PROMPTS
         prompt = self.valid[0].prompt
         for command in next_commands(self.args.model, self.args.output, self.full, prompts, prompt):
@@ -145,7 +145,10 @@ class FineTuning:
         return 0
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What no run can change that resumes this one, and what has it begin anew."""
+        """Returns the settings that a resuming run must not change, and those of training.
+
+        If a setting of training changes, the training starts over.
+        """
         from mlx_t5.checkpoints.identity import identity
         from mlx_t5.training.examples import digest
 
@@ -157,7 +160,7 @@ class FineTuning:
         return fixed, {name: getattr(self.args, name) for name in OF_TRAINING}
 
     def _train(self) -> None:
-        """Trains; the model has the best weights then."""
+        """Trains the model, and leaves the best weights in it."""
         from mlx_t5.backend import mx
         from mlx_t5.sizes import readable
         from mlx_t5.training.batches import batch_at, micro_batches
@@ -189,7 +192,7 @@ class FineTuning:
         )
 
     def _learner(self) -> Any:
-        """The learner, with the rate and the optimiser that are asked for."""
+        """Returns the learner, with the requested schedule and optimiser."""
         from mlx_t5.training.learner import Learner, adafactor, adamw, constant, linear
         from mlx_t5.training.loss import token_loss
 
@@ -208,7 +211,7 @@ class FineTuning:
         )
 
     def _rows(self) -> int:
-        """How many pairs are worked on at once, after a word about memory."""
+        """Returns the rows of a micro-batch, chosen to fit into memory; logs the estimate."""
         from mlx_t5.training import training_memory
         from mlx_t5.training.examples import longest
 
@@ -232,7 +235,7 @@ class FineTuning:
         return size.rows
 
     def _evaluated(self, pairs: Sequence[TrainingPair]) -> Texts:
-        """What the model writes to prompts now, greedily and in the engine; logs some of it."""
+        """Returns the model's present greedy answers to the prompts, and logs a few of them."""
         from decoder import SpeculativeDecoder
         from mlx_t5.training.texts import Texts
 
@@ -247,7 +250,7 @@ class FineTuning:
         return texts
 
     def _save(self) -> None:
-        """Writes the adapter or the model, and the prompts beside it."""
+        """Writes the adapter or the model; writes the training prompts to the work folder."""
         from mlx_t5.backend import tree_flatten
         from mlx_t5.checkpoints.small_files import place
         from mlx_t5.disk import replace_file

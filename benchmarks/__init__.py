@@ -1,3 +1,3 @@
-"""What benchmark.py measures, one subcommand a file, and what the subcommands share."""
+"""The subcommands of benchmark.py, one file each, and the modules that they share."""
 
-REQUIREMENTS = "requirements/benchmark.txt"  # what only some subcommands need
+REQUIREMENTS = "requirements/benchmark.txt"  # packages that only some subcommands need

@@ -1,7 +1,7 @@
-"""`compare`: every proposer beside regular decoding.
+"""`compare`: measures every proposer relative to regular decoding.
 
-Texts are compared token by token, sampled ones too. With one row at a time, what passes of both
-models cost is measured as well.
+The texts, sampled ones too, are compared with regular decoding token by token. With batch size 1,
+the cost of both models' passes is measured as well.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ COLUMNS: printing.Columns = {
     ),
     **printing.TEXTS,
 }
-COSTS_SECONDS = 10.0  # for measuring what the target's passes cost, about
+COSTS_SECONDS = 10.0  # approximate time for measuring the cost of the target's passes
 NOTES = (
-    "Speed-up: over regular decoding beside it, encoding included, the median of the repeats and "
-    "their range; tokens/s are by the median time of each prompt, and count the end token, as a "
-    "pass decides it too. c is what a draft pass costs, v(M) what a target pass over M positions "
-    "does, in target passes over one."
+    "Speed-up: over regular decoding in the same run, encoding included, the median of the repeats "
+    "and their range. tokens/s use the median time of each prompt and count the end token, as a "
+    "pass decides it too. c is the cost of a draft pass and v(M) the cost of a target pass over M "
+    "positions, relative to a target pass over one position."
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
+    """Adds the subcommand's options."""
     workload.add_models(parser)
     workload.add_prompts(parser, 8, ["translate", "fix"])
     workload.add_num_draft(parser, [2, 3, 4, 5, 6, 7, 8, AUTO])
@@ -57,8 +57,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=at_least(0),
         default=[],
         metavar="PERCENT",
-        help="also with the target's own greedy text as prediction, in which so many percent of "
-        "the words are changed; with a draft and without",
+        help="also measure with predictions, with and without proposers: the target's own greedy "
+        "texts, with this percentage of their words changed",
     )
     add_number(
         parser,
@@ -66,16 +66,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=at_least(0),
         default=[],
         metavar="PERCENT",
-        help="also with a draft of whose proposals so many percent are wrong",
+        help="also measure a draft with this percentage of its proposals made wrong",
     )
     add_setting(parser, "--temp", default=[0.0], help="one table each")
-    add_setting(parser, "--batch-size", default=[1], help="rows in flight, one table each")
+    add_setting(parser, "--batch-size", default=[1], help="rows decoded together, one table each")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw speed over --num-draft")
     workload.add_measuring(parser, 3)
 
 
 def run(args: argparse.Namespace, command: str) -> int:
-    """Measures and prints; exit status 1 if texts differ in float32."""
+    """Measures and prints; returns the exit status, which is 1 if texts differ in float32."""
     sets = workload.workloads(args)
     subject, facts = begin(args, command)
     tables: list[dict] = []
@@ -96,10 +96,10 @@ def run(args: argparse.Namespace, command: str) -> int:
 def compare(
     subject: Subject, prompts: Workload, temp: float, batch_size: int, args: argparse.Namespace
 ) -> Iterator[dict]:
-    """Runs every proposer on the prompts: a table for each task that can be told apart.
+    """Runs every proposer on the prompts, and yields tables of the figures.
 
-    At batch 1 a turn is a prompt, so the tasks of mixed prompts are reported separately; a larger
-    batch decodes them together, and so they are one.
+    With batch size 1, a turn is one prompt, and each task of mixed prompts has its own table. A
+    larger batch decodes the prompts of all tasks together, so they have one table.
     """
     single = batch_size == 1
     turns = workload.cut(prompts.prompts, 1 if single else len(prompts.prompts))
@@ -143,7 +143,7 @@ def compare(
 def predicted(
     subject: Subject, turns: list[list[str]], args: argparse.Namespace
 ) -> dict[int, list[list[str]]]:
-    """By percent of changed words, the predictions of the prompts, turn by turn."""
+    """Returns, for each percentage of changed words, the predictions of the prompts by turn."""
     if not args.predictions:
         return {}
     prompts = [prompt for turn in turns for prompt in turn]
@@ -155,7 +155,12 @@ def predicted(
 
 
 def rows_of(numbers: dict[tuple[str, int | str], str], timed: dict[str, Timed]) -> list[dict]:
-    """The figures of all proposers and numbers by their names."""
+    """Returns a row of figures for each pair of a proposer and a number of proposals.
+
+    Args:
+        numbers: the name of the variant for each pair.
+        timed: the times of the variants, by name.
+    """
     return [
         {"proposer": proposer, "num_draft": n, "way": name} | figures(timed[name], timed[REGULAR])
         for (proposer, n), name in numbers.items()
@@ -163,7 +168,7 @@ def rows_of(numbers: dict[tuple[str, int | str], str], timed: dict[str, Timed]) 
 
 
 def table_text(table: dict, weights: int) -> str:
-    """A table as it is printed; `weights` are the bytes that a target pass reads."""
+    """Returns a table's text; `weights` is the number of bytes that a target pass reads."""
     title = (
         f"{table['task']}: {table['count']} prompts, temp {table['temp']:g}, batch "
         f"{table['batch_size']}, {table['repeats']} repeats"
@@ -175,7 +180,7 @@ def table_text(table: dict, weights: int) -> str:
 
 
 def costs_table(costs: PairCosts, weights: int) -> str:
-    """What passes cost."""
+    """Returns the text of the table of passes' costs; `weights` as in `table_text`."""
     columns = {str(title): itemgetter(title) for title in ("M", *costs.seconds)}
     rows: list[dict] = [
         {"M": "ms", **{m: f"{1e3 * s:.2f}" for m, s in costs.seconds.items()}},

@@ -1,4 +1,4 @@
-"""What passes cost, and the figures of every variant of decoding."""
+"""Measures the cost of passes, and computes the figures of every variant of decoding."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from mlx_t5.engine.tally import Tally, added
 from mlx_t5.timing import Timed, Tokens, differing, speed_up
 
 DRAFT_ROUNDS = 9
-MEASURED_POSITIONS = 16  # v(M) is measured up to here at least, which is what auto uses at most
+MEASURED_POSITIONS = 16  # v(M) is measured at least up to this M, the most that auto uses
 Decode = Callable[[int], list[Result]]
 
 
 @dataclass(frozen=True)
 class PairCosts:
-    """What passes over one row cost.
+    """The cost of passes over one row.
 
     Attributes:
         seconds: M → seconds of a target pass over M positions.
-        v: the same in units of that over one position.
-        c: a draft pass in the same unit.
+        v: M → the same time, relative to a target pass over one position.
+        c: the time of a draft pass, relative to a target pass over one position.
     """
 
     seconds: dict[int, float]
@@ -34,17 +34,18 @@ class PairCosts:
     c: float
 
     def speed_up(self, alpha: float, gamma: int) -> float:
-        """What gamma proposals a step gain if each is accepted with probability alpha.
+        """Returns the speed-up of gamma proposals per step, each accepted with probability alpha.
 
-        Theorem 3.8 of https://arxiv.org/abs/2211.17192, with a measured v in place of 1: 1 + alpha
-        + … + alpha^gamma tokens a step, for gamma c + v(gamma + 1) passes over one position.
+        This is Theorem 3.8 of https://arxiv.org/abs/2211.17192, with a measured v instead of 1. A
+        step yields 1 + alpha + … + alpha^gamma tokens and costs gamma c + v(gamma + 1) passes over
+        one position.
         """
         tokens = sum(alpha**n for n in range(gamma + 1))
         return tokens / (gamma * self.c + self.v[gamma + 1])
 
     @classmethod
     def of(cls, seconds: dict[int, float], draft: float) -> PairCosts:
-        """From seconds of the target's passes and of the draft's."""
+        """Returns the costs, given the target's seconds for each M and the draft's per pass."""
         return cls(seconds, {m: s / seconds[1] for m, s in seconds.items()}, draft / seconds[1])
 
 
@@ -56,15 +57,15 @@ def pair_costs(
     needed: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> PairCosts:
-    """Measures passes over one row.
+    """Measures the cost of passes over one row.
 
     Args:
-        subject: the pair.
-        prompts: the row's source is as long as the median of these.
-        points: positions of the target's passes; with `seconds` and `needed` as of `ladder`.
-        seconds: for these.
-        needed: how many points are measured in any case.
-        clock: seconds.
+        subject: the pair of models.
+        prompts: the prompts; the row's source has the length of a median prompt.
+        points: the numbers of positions of the target's passes, as in `ladder`.
+        seconds: the time for the target's passes, as `budget` in `ladder`.
+        needed: the number of points that are measured in any case, as in `ladder`.
+        clock: a function that returns the time in seconds.
     """
     source = source_length(subject, prompts)
     target = timer(subject.target, clock, source=source, slots=max(points))
@@ -73,16 +74,18 @@ def pair_costs(
 
 
 def source_length(subject: Subject, prompts: Sequence[str]) -> int:
-    """Source tokens of a prompt of median length."""
+    """Returns the number of source tokens in a prompt of median length."""
     return statistics.median_high(len(subject.tokenizer.encode(prompt)) for prompt in prompts)
 
 
 def figures(timed: Timed, regular: Timed) -> dict[str, Any]:
-    """What a variant took and made; counts are means over the repeats, as auto may vary.
+    """Returns a variant's figures: speed, counts of tokens and steps, and whether texts differ.
+
+    Counts are means over the repeats, because with auto they may vary.
 
     Args:
-        timed: its times; outcomes are lists of results.
-        regular: those of regular decoding.
+        timed: the variant's times; the outcomes are lists of results.
+        regular: the times of regular decoding.
     """
     repeats, results = len(timed.seconds), results_of(timed)
     tally, speculation = Tally.of(results), [result.stats.speculation for result in results]
@@ -107,7 +110,7 @@ def figures(timed: Timed, regular: Timed) -> dict[str, Any]:
 
 
 def results_of(timed: Timed) -> list[Result]:
-    """All results of all repeats; outcomes are lists of them."""
+    """Returns all results of all repeats; the outcomes of `timed` are lists of results."""
     return [result for row in timed.outcomes for turn in row for result in turn]
 
 

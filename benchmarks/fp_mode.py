@@ -1,8 +1,9 @@
-"""What a target's passes cost with its layers in an fp mode, whose kernels differ from affine's.
+"""Measures a target's passes with its layers quantised in an fp mode, such as mxfp4.
 
-On an M1 or M2 every position of a pass reads affine weights again, and weights in an fp mode once
-for 5 positions (`use_qmv_wide` in MLX's backend/metal/quantized.cpp). So drafts may pay there with
-4 bits as well.
+MLX's kernels differ between mode affine and fp modes. On an M1 or M2, a pass reads affine weights
+again for every position, but weights in an fp mode only once for 5 positions (`use_qmv_wide` in
+MLX's backend/metal/quantized.cpp). So on these chips a draft may gain speed even with a 4-bit
+target.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ def measured(target: T5, source: int, seconds: float) -> dict[str, Any] | None:
     """Quantises a target's layers in place, and times its passes before and after.
 
     Args:
-        target: not quantised; changed.
-        source: tokens of the prompt.
-        seconds: to take, about.
+        target: the target, whose layers are changed.
+        source: the number of tokens in the prompt.
+        seconds: the approximate time to take.
 
     Returns:
-        The mode, how many times as fast a pass over one position is in it ("speed_up"), and v(M)
-        ("v"); None where nothing is measured: without a GPU of Apple's, or quantised already.
+        The "mode", the "speed_up" of a pass over one position by quantising, and "v" (v(M) after
+        quantising); None without an Apple GPU, or if the target is quantised already.
     """
     way = Quantization.from_options(mode=MODE)
 
@@ -49,7 +50,7 @@ def measured(target: T5, source: int, seconds: float) -> dict[str, Any] | None:
 
 
 def written(record: dict[str, Any] | None) -> str:
-    """The cell of the report."""
+    """Returns the text in the report's table, given the result of `measured`."""
     if record is None:
         return "–"
     return f"{record['mode']}: {record['speed_up']:.2f}, v(5) {record['v'][5]:.2f}"

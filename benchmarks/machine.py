@@ -1,6 +1,7 @@
-"""Where figures come from: the machine, what computes on it, and the versions that count.
+"""Describes the origin of figures: the machine, the device that computes, and the versions.
 
-MLX is imported only where it is asked about: some runs leave it to other processes.
+MLX is imported only by the functions that need it, because some runs use it in other processes
+only.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from model import T5
 
-SECONDS_TO_ANSWER = 20  # of a program that is asked about the machine
+SECONDS_TO_ANSWER = 20  # time limit for a program that is asked about the machine
 
 
 def threads(blas: str, environment: Mapping[str, str] = os.environ) -> int:
-    """Threads that a BLAS takes here: what the environment says, else all that we may use."""
+    """Returns the number of threads that a BLAS uses on this machine.
+
+    For OpenBLAS the environment may set it. Otherwise it is the number of available cores.
+    """
     names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
-    for name in names if blas.startswith("OpenBLAS") else ():  # TBB's threads know neither
+    for name in names if blas.startswith("OpenBLAS") else ():  # TBB ignores both variables
         value = environment.get(name, "")
         if value.isdigit() and int(value) > 0:
             return int(value)
@@ -32,7 +36,7 @@ def threads(blas: str, environment: Mapping[str, str] = os.environ) -> int:
 
 
 def environment(dtype: str) -> dict[str, Any]:
-    """Where figures come from; `dtype` is what the target computes in."""
+    """Returns facts about the machine and the versions; `dtype` is the target's compute type."""
     from mlx_t5.backend import blas_name, device_name, mx
 
     on_cpu = mx.default_device().type == mx.cpu
@@ -49,20 +53,20 @@ def environment(dtype: str) -> dict[str, Any]:
 
 
 def dtype_of(model: T5) -> str:
-    """The type that a model computes in."""
+    """Returns the type in which a model computes."""
     return str(model.dtype).removeprefix("mlx.core.")
 
 
 def hardware(ask: Callable[..., str] | None = None, system: str = sys.platform) -> dict[str, Any]:
-    """The chip, its GPU and the operating system, as far as they can be had.
+    """Returns facts about the chip, the GPU and the operating system, as far as they are known.
 
     Args:
-        ask: runs a program and returns what it prints.
-        system: as `sys.platform` has it.
+        ask: a function that runs a program and returns its output.
+        system: the platform, named as in `sys.platform`.
 
     Returns:
-        chip, gpu (None where the CPU computes), gpu_cores (None but on a Mac), memory_bytes,
-        system, and device, which is all that MLX knows of what computes.
+        chip, gpu (None if the CPU computes), gpu_cores (None except on a Mac), memory_bytes,
+        system, and device (MLX's information about the device that computes).
     """
     from mlx_t5.backend import mx
 
@@ -88,13 +92,13 @@ def hardware(ask: Callable[..., str] | None = None, system: str = sys.platform) 
 
 
 def cores_of_gpu(profile: str) -> int | None:
-    """The number of GPU cores in what `system_profiler SPDisplaysDataType` prints."""
+    """Returns the number of GPU cores, given the output of `system_profiler SPDisplaysDataType`."""
     cores = re.search(r"Total Number of Cores: (\d+)", profile)
     return int(cores[1]) if cores else None
 
 
 def printed_by(*command: str) -> str:
-    """What a program prints; nothing if it cannot be run or takes too long."""
+    """Returns a program's output; "" if the program cannot be run or takes too long."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_TO_ANSWER)
     except (OSError, subprocess.SubprocessError):

@@ -1,10 +1,11 @@
-"""Seconds of single passes of a pair, for what the benchmarks say about costs.
+"""Times single passes of a pair of models, for the costs that the benchmarks report.
 
-The numbers of positions lie on both sides of the steps of Apple's GPUs. From M3 on, kernels read
-the weights once for every 5 rows, up to 12 with 4 or 8 bits and up to 15 with 16, and larger
-products are tiled (`get_qmv_batch_limit` in MLX's backend/metal/quantized.cpp, `gemv_wide_config`
-in its matmul.cpp); on M1 and M2 the step is at 2. The order is that of importance, as a slow model
-leaves no time for all of them.
+`TARGET_POINTS` has numbers of positions just below and above those at which a pass becomes slower
+on Apple's GPUs. From M3 on, kernels read the weights once for every 5 rows, for up to 12 rows with
+4 or 8 bits and up to 15 rows with 16 bits; larger products are tiled (`get_qmv_batch_limit` in
+MLX's backend/metal/quantized.cpp, `gemv_wide_config` in matmul.cpp). On M1 and M2 a pass becomes
+slower at 2 positions. The most important numbers come first, because a slow model leaves no time
+for all of them.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ if TYPE_CHECKING:
     from model import T5
 
 TARGET_POINTS = (1, 2, 5, 6, 16, 10, 11, 12, 13, 15, 8, 4, 32, 64)  # positions
-NEEDED = 5  # points without which v(M) shows nothing
-ROUNDS = 9  # more add nothing
-SOURCE_TOKENS = 16  # of the prompt that the passes attend to
-CHAIN = 4  # draft passes that follow each other, as nothing waits for the device while drafting
+NEEDED = 5  # minimum number of points at which v(M) is informative
+ROUNDS = 9  # maximum number of rounds
+SOURCE_TOKENS = 16  # tokens of the prompt to which the passes attend
+CHAIN = 4  # draft passes in a row without waiting for the device, as in drafting
 
 
 def ladder(
     seconds: Callable[[int], float], points: Sequence[int], budget: float, needed: int = NEEDED
 ) -> dict[int, float]:
-    """Seconds by number of positions, ascending; every shape runs once before it counts.
+    """Returns the seconds of a pass for each number of positions, in ascending order.
 
-    The speed of a machine changes, so every round is taken relative to its pass over one position,
-    and medians are taken of that.
+    The speed of a machine changes, so in every round the times are divided by the time of the pass
+    over one position, and the median over the rounds is used.
 
     Args:
-        seconds: makes a pass over so many positions and returns what it took.
-        points: numbers of positions, by importance; the first is 1.
-        budget: seconds for all passes; what a first run compiles is not counted.
-        needed: points that are measured however long it takes.
+        seconds: a function that runs a pass over a number of positions and returns its seconds.
+        points: numbers of positions, the most important first; the first number is 1.
+        budget: seconds for all passes, without the first pass of each shape, which may compile.
+        needed: the number of points that are measured however long it takes.
     """
     first: dict[int, float] = {}
     for n in points:
@@ -65,10 +66,16 @@ def timer(
     source: int = SOURCE_TOKENS,
     slots: int = max(TARGET_POINTS),
 ) -> Callable[[int], float]:
-    """A function that times a step's pass of the target over so many positions of one row.
+    """Returns a function that times a step of the target over a given number of positions.
 
-    With what a step does around it: tokens are joined, accepted and waited for. The row's source
-    has so many tokens, and its text as many slots.
+    The step decodes one row. The time includes joining the tokens before the pass, and after it
+    accepting proposals and waiting for the result.
+
+    Args:
+        model: the target.
+        clock: a function that returns the time in seconds.
+        source: the number of tokens in the row's source.
+        slots: the number of positions for which the cache has room.
     """
     prepared, greedy = _prepared(model, 1, source, slots), Sampling.of([Settings()])
 
@@ -91,10 +98,15 @@ def drafting(
     clock: Callable[[], float] = time.perf_counter,
     source: int = SOURCE_TOKENS,
 ) -> Callable[[int], float]:
-    """A function that times a draft pass over one position of so many rows, as drafts are made.
+    """Returns a function that times a draft pass over one position of a given number of rows.
 
-    That is `CHAIN` passes, each fed what the last has chosen, and one wait. The rows' sources have
-    so many tokens.
+    As in drafting, `CHAIN` passes follow each other without waiting. Each pass is given the tokens
+    that the previous pass chose. The result is the mean time of these passes.
+
+    Args:
+        model: the draft.
+        clock: a function that returns the time in seconds.
+        source: the number of tokens in each row's source.
     """
     prepared = cache(lambda rows: _prepared(model, rows, source))
 
@@ -111,7 +123,7 @@ def drafting(
 
 
 def _prepared(model: T5, rows: int, source: int, slots: int = max(TARGET_POINTS)) -> Any:
-    """A cache of so many rows, with slots for every pass that is timed."""
+    """Returns a cache of `rows` rows of `source` tokens each, with room for `slots` positions."""
     cache = encoded(model, [[model.config.pad_token_id] * source] * rows)
     cache.reserve(slots)
     mx.eval(cache.state)

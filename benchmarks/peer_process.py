@@ -1,7 +1,7 @@
-"""An object in a process of its own, whose methods are called through a pipe.
+"""Runs an object in its own process; its methods are called through a pipe.
 
-The process is started afresh, so it has loaded nothing yet when its variables are set. What
-libraries print goes to standard error. It ends with whoever started it.
+The new process has not loaded any library yet when its environment variables are set. The output of
+libraries goes to standard error. The process ends when the process that started it ends.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from mlx_t5.errors import UserError
 
 
 class Process:
-    """A process and the object in it; leaving the context ends it, whatever it is doing."""
+    """A process with one object; leaving the context kills the process, even during a call."""
 
     def __init__(self, what: str, environment: Mapping[str, str], **keywords: Any):
-        """Starts the process and does not wait until the object is made.
+        """Starts the process, without waiting until the object is made.
 
         Args:
-            what: MODULE:CLASS.
-            environment: variables to set in it beside those of this process.
-            keywords: what the object is made with.
+            what: the object's class, as MODULE:CLASS.
+            environment: environment variables to set, in addition to those of this process.
+            keywords: the arguments with which the object is made.
         """
         spawn = multiprocessing.get_context("spawn")
         self._pipe, pipe = spawn.Pipe()
@@ -48,14 +48,14 @@ class Process:
         self._pipe.close()
 
     def call(self, method: str, **keywords: Any) -> Any:
-        """What a method of the object returns.
+        """Calls a method of the object, and returns its result.
 
         Raises:
-            UserError: it raised, the object could not be made, or the process has died; in one
-                line why.
+            UserError: the method has failed, the object could not be made, or the process has died;
+                the message gives the reason in one line.
         """
         try:
-            with contextlib.suppress(BrokenPipeError):  # its last words may still be there to read
+            with contextlib.suppress(BrokenPipeError):  # its last message may still be in the pipe
                 self._pipe.send((method, keywords))
             error, value = self._pipe.recv()
         except (EOFError, ConnectionError):
@@ -72,11 +72,12 @@ class Process:
 
 
 def serve(pipe: Connection, environment: dict[str, str], what: str, keywords: dict) -> None:
-    """Makes the object and answers calls until there are no more; arguments as of `Process`."""
-    os.setsid()  # Ctrl-C is for the process that started this one, and ends it
+    """Makes the object, then answers calls until the pipe is closed; arguments as in `Process`."""
+    os.setsid()  # Ctrl-C reaches only the process that started this one, which then ends this one
     os.environ.update(environment)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it may be killed
+    # Line by line, so that killing the process loses no output.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     try:
         module, _, name = what.partition(":")
         target = getattr(importlib.import_module(module), name)(**keywords)
@@ -89,13 +90,13 @@ def serve(pipe: Connection, environment: dict[str, str], what: str, keywords: di
             method, arguments = pipe.recv()
             try:
                 answer = None, getattr(target, method)(**arguments)
-            except Exception as error:  # whatever a library raises is for the caller
+            except Exception as error:  # the caller gets the error of any library
                 answer = reason(error), None
             pipe.send(answer)
 
 
 def reason(error: Exception) -> str:
-    """An error in one line; all of one that is not for users goes to standard error."""
+    """Returns an error's message in one line; prints the traceback of an unexpected error."""
     if isinstance(error, ImportError):
         return not_installed(error, REQUIREMENTS)
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "

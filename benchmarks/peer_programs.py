@@ -1,7 +1,7 @@
-"""Programs that run T5, each with the same weights, the same prompts and as many threads.
+"""Runs T5 in different programs, with the same weights, prompts and number of threads.
 
-Token ids go in and come out, so that differences between tokenizers play no part. A program and its
-libraries are loaded where one of these classes is made, and nowhere else.
+The programs are given token ids and return token ids, so that differences between tokenizers play
+no part. A program's libraries are loaded only when an object of its class is made.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Ids = Sequence[Sequence[int]]  # source tokens of each prompt
 
 @dataclass
 class Answer:
-    """What decoding some prompts took and made.
+    """The result of decoding some prompts, and the time taken.
 
     Attributes:
-        tokens: of each prompt, without start and end.
-        decided: how many tokens were, ends included.
-        seconds: for all of it.
-        first_seconds: for the same with one token a prompt: encoding and a pass. None if that was
-            not asked for.
+        tokens: the tokens of each prompt's answer, without start and end token.
+        decided: the number of tokens decided in all answers, end tokens included.
+        seconds: the time for decoding whole answers.
+        first_seconds: the time for decoding one token per prompt (encoding and one pass); None if
+            it was not measured.
     """
 
     tokens: list[list[int]]
@@ -47,45 +47,46 @@ class Answer:
     first_seconds: float | None = None
 
     def whole(self) -> tuple[float, int]:
-        """Seconds, and how many tokens were decided."""
+        """Returns the seconds for all tokens, and the number of all tokens."""
         return self.seconds, self.decided
 
     def first(self) -> tuple[float, int]:
-        """The same of the first tokens."""
+        """Returns the seconds for the first token of each answer, and the number of answers."""
         return self.first_seconds or 0.0, len(self.tokens)
 
     def rest(self) -> tuple[float, int]:
-        """The same of all others."""
+        """Returns the seconds for all tokens but the first ones, and the number of these tokens."""
         seconds, tokens = self.first()
         return self.seconds - seconds, self.decided - tokens
 
 
 class Program(ABC):
-    """What decodes, and times itself, so that no message between processes counts."""
+    """A program that decodes, and times itself, so that messages between processes do not count."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What decides about its speed: versions, threads, device."""
+        """Returns the facts that decide the program's speed: versions, threads, device."""
 
     @abstractmethod
     def decode(
         self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int, **how: float
     ) -> list[list[int]]:
-        """The tokens of each prompt, without start and end.
+        """Returns the tokens of each prompt's answer, without start and end token.
 
         Args:
-            prompts: source tokens.
-            num_draft: proposals a step; 0 without a draft, "auto" as many as the program likes.
-            max_tokens: generated at most, the end token included.
-            batch_size: prompts decoded together at most.
-            **how: temp, and perhaps top_k or top_p; without them decoding is greedy.
+            prompts: the source tokens of each prompt.
+            num_draft: proposals per step; 0 decodes without a draft, "auto" lets the program
+                choose the number.
+            max_tokens: maximum number of tokens in an answer, the end token included.
+            batch_size: maximum number of prompts decoded together.
+            **how: temp, and possibly top_k or top_p; without these, decoding is greedy.
 
         Raises:
-            UserError: the program cannot do that.
+            UserError: the program does not support these arguments.
         """
 
     def timed(self, max_tokens: int, first: bool, **keywords: Any) -> Answer:
-        """`decode` with the time it takes; `first` is whether the first tokens are timed too."""
+        """Calls `decode` and times it; `first` says whether to time the first tokens too."""
 
         def clocked(max_tokens: int) -> tuple[list[list[int]], float]:
             began = time.perf_counter()
@@ -98,7 +99,7 @@ class Program(ABC):
 
 
 class MlxT5(Program):
-    """This project's own decoders, and its models as the others read them."""
+    """This project's decoders; also provides the models as folders for the other programs."""
 
     def __init__(self, model: str, draft_model: str, dtype: str | None):
         """Loads a pair, as `Subject.load` does."""
@@ -113,14 +114,14 @@ class MlxT5(Program):
         return machine.environment(machine.dtype_of(self.subject.target))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The source tokens of each text."""
+        """Returns the source tokens of each text."""
         return [list(self.subject.tokenizer.encode(text)) for text in texts]
 
     def folders(self, scratch: str) -> list[str]:
-        """Target and draft as the other programs read them, made in `scratch` if they have to be.
+        """Returns folders of target and draft for other programs; made in `scratch` if needed.
 
         Raises:
-            UserError: the weights are quantised, or the draft has a vocabulary of its own.
+            UserError: the weights are quantised, or the draft has its own vocabulary.
         """
         from convert import convert
         from mlx_t5.names import locate
@@ -132,7 +133,7 @@ class MlxT5(Program):
                 f"{draft} has a vocabulary of its own, which other programs do not know; give a "
                 "draft with all tokens"
             )
-        if self.subject.draft.shares_with is not None:  # they cannot read a decoder alone
+        if self.subject.draft.shares_with is not None:  # others cannot read a decoder alone
             full = Path(scratch, "standalone")
             draft = save_draft(self.subject.draft, target, full, standalone=True)
         folders = {"target": target, "draft": draft}
@@ -141,7 +142,7 @@ class MlxT5(Program):
     def decode(
         self, prompts: Any, num_draft: int | str, max_tokens: int, batch_size: int, **how: Any
     ) -> list[list[int]]:
-        """As `Program.decode`; texts are one document."""
+        """As `Program.decode`; if `prompts` are texts, they are decoded as one document."""
         from benchmarks.subject import decoding, sentences
 
         way = DRAFT if num_draft else REGULAR
@@ -150,7 +151,7 @@ class MlxT5(Program):
             common = {"max_tokens": max_tokens, "batch_size": batch_size}
             return sentences(decoder, [str(text) for text in prompts], **common)
         if num_draft not in self.decoders:
-            bare = replace(self.subject, tokenizer=None)  # ids to ids, as the others do
+            bare = replace(self.subject, tokenizer=None)  # ids to ids, as in the other programs
             self.decoders[num_draft] = bare.decoder(way, num_draft)
         how |= {"max_tokens": max_tokens}
         decode = decoding(self.decoders[num_draft], [prompts], batch_size, **how)
@@ -158,11 +159,11 @@ class MlxT5(Program):
 
 
 def hugging_face_folder(folder: Path, scratch: Path) -> Path:
-    """The folder itself if transformers can read it; otherwise one in `scratch` that it can.
+    """Returns a model folder that transformers can read.
 
     Args:
-        folder: of Hugging Face, or as convert.py writes it.
-        scratch: made if it is needed.
+        folder: the model folder; in Hugging Face's format it is returned unchanged.
+        scratch: the folder to write if `folder` has MLX's format.
 
     Raises:
         UserError: the weights are quantised.
@@ -176,7 +177,8 @@ def hugging_face_folder(folder: Path, scratch: Path) -> Path:
         if checkpoint.metadata.get("format") != "mlx":
             return folder
     if read_config(folder).get("quantization"):
-        raise UserError(f"{folder} is quantised for MLX, which nothing else reads; compare without")
+        cause = "is quantised for MLX, which other programs cannot read"
+        raise UserError(f"{folder} {cause}; give an unquantised model")
     return write_model(scratch, load(folder)[0], folder)
 
 
@@ -187,11 +189,11 @@ class Transformers(Program):
         """Loads a pair.
 
         Args:
-            target: folder of Hugging Face.
-            draft: another.
-            dtype: to compute in.
-            device: "cpu", or "gpu" for the one that torch has.
-            threads: on the CPU.
+            target: the target's folder, in Hugging Face's format.
+            draft: the draft's folder, in Hugging Face's format.
+            dtype: the type in which the models compute.
+            device: "cpu", or "gpu" for the GPU that torch finds, if there is one.
+            threads: the number of threads on the CPU.
         """
         import torch
         from transformers.utils import logging
@@ -219,7 +221,7 @@ class Transformers(Program):
     def decode(
         self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int, **how: float
     ) -> list[list[int]]:
-        """As `Program.decode`; prompts of alike length are decoded together."""
+        """As `Program.decode`; prompts of similar length are decoded together."""
         more: dict[str, Any] = {}
         if how:
             more = {"do_sample": True, "top_k": 0, "temperature": how.pop("temp"), **how}
@@ -237,7 +239,7 @@ class Transformers(Program):
         return tokens
 
     def _generate(self, prompts: Ids, max_tokens: int, **more: Any) -> list[list[int]]:
-        """One batch; `more` goes to `generate`."""
+        """Decodes one batch; `more` are further arguments of `generate`."""
         from transformers import GenerationConfig
 
         special = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -260,7 +262,7 @@ class Transformers(Program):
         return [row[: row.index(end)] if end in row else row for row in tokens]
 
     def _propose(self, num_draft: int | str) -> None:
-        """Sets how many tokens the draft proposes: always so many, or as transformers likes."""
+        """Sets the number of tokens that the draft proposes; with "auto" transformers chooses."""
         config = copy.copy(self.default_config)
         if num_draft != AUTO:
             config.num_assistant_tokens = num_draft
@@ -269,10 +271,11 @@ class Transformers(Program):
         self.draft.generation_config = config
 
     def widen(self, model: PreTrainedModel, vocab_size: int) -> None:
-        """Adds tokens that are never chosen, up to this size; a larger vocabulary stays.
+        """Enlarges a smaller vocabulary to `vocab_size`, by tokens that are never chosen.
 
-        Assisted generation demands vocabularies of one size. A new token is embedded as the
-        padding, which no trained model writes, so its logit never wins either.
+        Assisted generation requires that both vocabularies have the same size. A new token gets the
+        embedding of the padding token. No trained model writes padding, so the new token's logit
+        never wins either.
         """
         size = model.config.vocab_size
         if size >= vocab_size:
@@ -292,24 +295,24 @@ class Transformers(Program):
         return model.to(self.device).eval()
 
     def _gpu(self) -> str:
-        """The best device by torch's name."""
+        """Returns torch's name of the GPU, or "cpu" if torch finds no GPU."""
         if self.torch.cuda.is_available():
             return "cuda"
         return "mps" if self.torch.backends.mps.is_available() else "cpu"
 
 
 class CTranslate2(Program):
-    """CTranslate2, whose own format is made in a temporary folder."""
+    """CTranslate2, with the model converted to CTranslate2's format in a temporary folder."""
 
     def __init__(self, target: str, dtype: str, device: str, threads: int, scratch: str):
         """Converts and loads a model.
 
         Args:
-            target: folder of Hugging Face.
-            dtype: to compute in.
-            device: "cpu", or "gpu" for CUDA where there is one.
-            threads: on the CPU.
-            scratch: a folder, made for what is converted.
+            target: the model's folder, in Hugging Face's format.
+            dtype: the type in which the model computes.
+            device: "cpu", or "gpu" for CUDA if CTranslate2 finds a CUDA device.
+            threads: the number of threads on the CPU.
+            scratch: the folder to make for the converted model.
         """
         import ctranslate2
         from ctranslate2.converters import TransformersConverter
@@ -335,7 +338,7 @@ class CTranslate2(Program):
     def decode(
         self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int, **how: float
     ) -> list[list[int]]:
-        """As `Program.decode`; the program itself sorts prompts by length."""
+        """As `Program.decode`; CTranslate2 itself sorts the prompts by length."""
         if num_draft or how:
             raise UserError("CTranslate2 has no speculative decoding, and is only greedy here")
         results = self.translator.translate_batch(

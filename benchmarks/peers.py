@@ -1,20 +1,17 @@
-"""`peers`: transformers and CTranslate2 on the same weights and prompts, in the same run.
+"""`peers`: measures transformers and CTranslate2 on the same weights and prompts, in the same run.
 
-Each program has a process of its own, as the threads of several in one process slow each other
-down, and all have the same number of threads: as many as this project takes. They are interleaved
-prompt by prompt; the others wait for a message meanwhile.
+Each program has its own process, because the threads of several programs in one process slow each
+other down. All have the same number of threads. They decode each prompt one after the other, and
+only one program computes at a time.
 
-Threads that spin while they wait take cores from whoever else computes; threads that sleep at once
-have to be woken hundreds of times a token. With GNU's OpenMP, which torch and CTranslate2 bring on
-Linux, on two cores of an AMD EPYC, CTranslate2 takes 4.1 ms a token at t5-small shape as it comes
-and 6.8 with OMP_WAIT_POLICY=passive (torch 14.7 both), but where others compute as well 98 and 10
-(torch 138 and 26). Spinning for 0.1 ms costs neither of them anything when they are alone (4.0 and
-14.0) and not much otherwise (14 and 32). So that is set in all processes alike (`WAITING`). Threads
-of other kinds (OpenBLAS's spin for 0.03 s) come to rest in the pause before each turn.
+Threads that spin while they wait take cores from other programs, and threads that sleep at once
+have to be woken hundreds of times per token. In all processes the waiting threads of OpenMP spin
+for 0.1 ms and then sleep (`WAITING`). Other threads, such as OpenBLAS's, which spin for 0.03 s,
+come to rest in the pause before each turn.
 
-With --batch-size above 1 a turn is all prompts, so many of them decoded together: throughput. With
---document they are the sentences of one text, which this project cuts and joins. Other programs are
-given the sentences, in batches, and `regular` decodes them one by one.
+With --batch-size above 1, a turn decodes all prompts in batches of that size, which measures
+throughput. With --document the prompts are the sentences of one text, which this project splits and
+joins itself. Other programs decode the sentences in batches, and `regular` decodes them singly.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ from mlx_t5.timing import Timed, differing, interleave, median_total, speed_up
 GREEDY = "transformers greedy"
 ASSISTED = "transformers assisted"
 CT2 = "CTranslate2 greedy"
-OTHERS = (GREEDY, CT2)  # what every variant is compared with, beside regular decoding
+OTHERS = (GREEDY, CT2)  # besides regular decoding, every variant is compared with these
 PROJECT = "this project"
 PROGRAMS = {  # the classes that run in processes
     PROJECT: "benchmarks.peer_programs:MlxT5",
@@ -49,11 +46,16 @@ PROGRAMS = {  # the classes that run in processes
     "CTranslate2": "benchmarks.peer_programs:CTranslate2",
 }
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-WAITING = {  # how threads wait for work, unless the user says something else
-    "GOMP_SPINCOUNT": "10000",  # GNU's OpenMP: rounds, 0.1 ms or so
-    "KMP_BLOCKTIME": "1",  # Intel's and LLVM's: ms
+# How OpenMP threads wait for work; variables that the user has set are kept. Milliseconds per token
+# (t5-small's shape, 2 cores of an AMD EPYC) alone / while other programs compute:
+#   spin, the default of GNU's OpenMP       CTranslate2 4.1 / 98, torch 14.7 / 138
+#   sleep at once (OMP_WAIT_POLICY=passive) CTranslate2 6.8 / 10, torch 14.7 / 26
+#   spin for 0.1 ms, then sleep             CTranslate2 4.0 / 14, torch 14.0 / 32
+WAITING = {
+    "GOMP_SPINCOUNT": "10000",  # GNU's OpenMP: number of spins, about 0.1 ms
+    "KMP_BLOCKTIME": "1",  # Intel's and LLVM's OpenMP: milliseconds
 }
-Decode = Callable[..., Answer]  # takes the keywords of `Program.timed` but num_draft
+Decode = Callable[..., Answer]  # accepts the keywords of `Program.timed` except num_draft
 
 
 def _over(name: str) -> Callable[[dict], str]:
@@ -75,30 +77,31 @@ DECODING: printing.Columns = {
     "speed-up of decoding (range)": lambda row: str(row["decode_speed_up"]),
 }
 NOTES = (
-    "regular and draft are this project's. Speed-ups are of tokens a second, encoding included, "
-    "over regular or what the title names. Texts: whether the tokens of all prompts are those of "
-    "regular. First token: the time for one token a prompt, encoding and a pass; what the whole "
-    "takes beyond it is decoding."
+    "regular and draft are this project's. A speed-up is the ratio of tokens per second, encoding "
+    "included, to regular or to the variant in the column's title. texts: whether all tokens equal "
+    "those of regular. first token: the time for one token per prompt, which is encoding and one "
+    "pass. The rest of the time is decoding."
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
+    """Adds the subcommand's options."""
     workload.add_models(parser)
     workload.add_prompts(parser, 16, "mixed")
-    what = "the prompts are sentences of one task: make one document of them"
+    what = "join the prompts, which must be single sentences of one task, to one document"
     parser.add_argument("--document", action="store_true", help=what)
-    parser.add_argument("--sampling", action="store_true", help="no draft; greedily and sampled")
-    workload.add_num_draft(parser, [5, AUTO], "the draft's and, if a number, assisted generation's")
+    parser.add_argument("--sampling", action="store_true", help="no draft; greedy and sampled")
+    what = "proposals per step of the draft and (numbers only) of assisted generation"
+    workload.add_num_draft(parser, [5, AUTO], what)
     what = "prompts decoded together, one table each"
     add_number(parser, "--batch-size", type=at_least(1), default=[1], help=what)
-    what = "seconds before each turn, until other threads rest"
+    what = "seconds before each turn, until the other programs' threads rest"
     add_number(parser, "--pause", type=between(0, 60), default=0.15, help=what)
     workload.add_measuring(parser, 3)
 
 
 def run(args: argparse.Namespace, command: str) -> int:
-    """Measures and prints; exit status 1 if this project's own texts differ in float32."""
+    """Measures and prints; returns the exit status, 1 if this project's texts differ in float32."""
     printing.check_writable(args.json)
     prompts = workload.chosen(args.task, args.prompts, args.count).prompts
     tables: list[dict] = []
@@ -132,7 +135,7 @@ def run(args: argparse.Namespace, command: str) -> int:
 
 
 def start(name: str, environment: Mapping[str, str], **keywords: Any) -> Process:
-    """The process of one of `PROGRAMS`, with more variables than those of how threads wait."""
+    """Starts the process of one of `PROGRAMS`; `WAITING` is added to its environment."""
     waiting = {variable: os.environ.get(variable, value) for variable, value in WAITING.items()}
     environment = {**environment, **waiting}
     return Process(PROGRAMS[name], environment, **keywords)
@@ -141,12 +144,12 @@ def start(name: str, environment: Mapping[str, str], **keywords: Any) -> Process
 def start_others(
     project: Process, facts: Mapping[str, Any], stack: contextlib.ExitStack
 ) -> dict[str, Process]:
-    """The processes of the other programs, by name; all have as many threads as this project.
+    """Starts the processes of the other programs, and returns them by name.
 
     Args:
-        project: this project's, which has the models' folders.
-        facts: what it says about itself.
-        stack: ends the processes and removes the files that were made for them.
+        project: this project's process, which provides the models' folders.
+        facts: the result of its `describe`; all programs get the same number of threads.
+        stack: the context that ends the processes and removes their temporary files.
     """
     scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     target, draft = project.call("folders", scratch=str(scratch))
@@ -160,7 +163,7 @@ def start_others(
 
 
 def describe(others: Mapping[str, Process]) -> tuple[dict[str, dict], dict[str, str]]:
-    """What each program says about itself, and why others could not be had."""
+    """Returns the description of each usable program, and the errors of the unusable ones."""
     programs, missing = {}, {}
     for name, process in others.items():
         try:
@@ -173,7 +176,7 @@ def describe(others: Mapping[str, Process]) -> tuple[dict[str, dict], dict[str, 
 def all_variants(
     processes: Mapping[str, Process], num_draft: Sequence[int | str]
 ) -> dict[str, Decode]:
-    """What decodes, by the name that tables have for it; this project's come first."""
+    """Returns the functions that decode, by the variants' names; this project's come first."""
     fixed = [n for n in num_draft if n != AUTO]
     numbers: dict[str, dict[str, int | str]] = {
         PROJECT: {REGULAR: 0, **{f"{DRAFT} {n}": n for n in num_draft}},
@@ -192,7 +195,7 @@ def all_variants(
 
 
 def sampled(variants: Mapping[str, Decode]) -> dict[str, Decode]:
-    """This project and transformers without a draft, greedy and sampled."""
+    """Returns the variants without a draft of this project and transformers, greedy and sampled."""
     greedy = {name: variants[name] for name in (REGULAR, GREEDY) if name in variants}
     names = [(name, how) for name in greedy for how in SAMPLING]
     rows = {f"{name.removesuffix(' greedy')} with {how}": (name, how) for name, how in names}
@@ -200,10 +203,7 @@ def sampled(variants: Mapping[str, Decode]) -> dict[str, Decode]:
 
 
 def of_document(variants: Mapping[str, Decode], texts: Sequence[str]) -> dict[str, Decode]:
-    """This project's variants for the document that the first prompts make, and `OTHERS`.
-
-    Regular decoding of the prompts one by one is what they are compared with.
-    """
+    """Returns this project's variants on one document of all prompts, `REGULAR` and `OTHERS`."""
 
     def document(decode: Decode) -> Decode:
         return lambda prompts, **keywords: decode(prompts=texts[: len(prompts)], **keywords)
@@ -216,7 +216,7 @@ def of_document(variants: Mapping[str, Decode], texts: Sequence[str]) -> dict[st
 
 
 def is_project(variant: str) -> bool:
-    """Whether a variant is this project's, by its name in tables."""
+    """Whether the variant of this name belongs to this project."""
     return variant.startswith((REGULAR, f"{DRAFT} ", "document, "))
 
 
@@ -226,12 +226,14 @@ def compare(
     batch_size: int,
     args: argparse.Namespace,
 ) -> dict[str, Any]:
-    """A table: every variant decodes the prompts, interleaved if they are turns by themselves.
+    """Measures every variant on the prompts, and returns the table.
+
+    The variants take turns. A turn is one prompt, or all prompts with a batch or a document.
 
     Args:
-        variants: from `all_variants`.
-        ids: source tokens of each prompt.
-        batch_size: prompts decoded together.
+        variants: from `all_variants`, `sampled` or `of_document`.
+        ids: the source tokens of each prompt.
+        batch_size: the number of prompts decoded together.
         args: the subcommand's options.
     """
     single = batch_size == 1 and not args.document
@@ -243,7 +245,7 @@ def compare(
         name: or_left_out(name, partial(decode, **keywords), left_out)
         for name, decode in variants.items()
     }
-    for attempt in attempts.values():  # a first try, so that no turn waits for what cannot be done
+    for attempt in attempts.values():  # a first try shows which variants fail
         attempt(turns[0][: batch_size if args.document else 2])
 
     def of_turn(name: str) -> Callable[[int], Answer | None]:
@@ -255,7 +257,7 @@ def compare(
         args.repeats,
         lambda answer: answer.decided if answer else 0,
         before=lambda: time.sleep(args.pause),
-        warm_up=not args.document,  # one batch has been tried, and one by one takes minutes
+        warm_up=not args.document,  # the first try was one batch; one by one would take minutes
     )
     rows = summarise({name: times for name, times in timed.items() if name not in left_out})
     settings = {"batch_size": batch_size, "document": args.document, "count": len(ids)}
@@ -265,9 +267,9 @@ def compare(
 def or_left_out(
     name: str, decode: Decode, left_out: dict[str, str]
 ) -> Callable[[Ids], Answer | None]:
-    """The same, but once it has failed, why is in `left_out` and all it returns is None.
+    """Returns a version of `decode` that, after a failure, returns None and has it in `left_out`.
 
-    Some releases of transformers fail at certain models, such as those with more layers in the
+    Some releases of transformers fail for certain models, such as those with more layers in the
     decoder than in the encoder. This project's own failures are not caught.
     """
 
@@ -286,7 +288,7 @@ def or_left_out(
 
 
 def by_its_clock(timed: Timed, figures: Callable[[Answer], tuple[float, int]]) -> Timed:
-    """Seconds and tokens that `figures` has of each answer; outcomes are the texts."""
+    """Returns the seconds and token counts that `figures` gives for each `Answer` in `timed`."""
     result = Timed()
     for answers in timed.outcomes:
         result.add([(*figures(answer), answer.tokens) for answer in answers])
@@ -294,12 +296,9 @@ def by_its_clock(timed: Timed, figures: Callable[[Answer], tuple[float, int]]) -
 
 
 def summarise(timed: Mapping[str, Timed]) -> list[dict]:
-    """The figures of every variant; the fastest first.
+    """Returns the figures of every variant, fastest first; outcomes are `Answer`s.
 
-    Those of decoding alone are among them if first tokens were timed and all texts have a second.
-
-    Args:
-        timed: by name; outcomes are `Answer`s.
+    They include those of decoding alone if first tokens were timed and further tokens exist.
     """
     total, firsts, rests = (
         {name: by_its_clock(times, figures) for name, times in timed.items()}
@@ -332,7 +331,7 @@ def summarise(timed: Mapping[str, Timed]) -> list[dict]:
 
 
 def written(table: dict, dtype: str) -> str:
-    """A table as it is printed, and what has to be known to read it."""
+    """Returns the text of a table, with its title and with notes about the texts."""
     rows = table["rows"]
     how = f"as one document, {REGULAR} one by one, " if table["document"] else ""
     lines = [f"{table['count']} prompts, {how}batch {table['batch_size']}"]
@@ -341,7 +340,7 @@ def written(table: dict, dtype: str) -> str:
         lines += ["", printing.markdown(DECODING, rows)]
     different = [row["way"] for row in rows if row["different"]]
     if different and dtype == "float32":
-        lines += ["", f"Equal texts are to be expected in float32; not so: {', '.join(different)}."]
+        lines += ["", f"In float32 equal texts are expected; different: {', '.join(different)}."]
     elif different:
         lines += ["", f"In {dtype} the two best tokens may be equal to within rounding."]
     if table["left_out"]:

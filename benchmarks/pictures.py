@@ -1,4 +1,4 @@
-"""Pictures of speed over the number of proposals, and of quality over delta."""
+"""Draws pictures of speed by the number of proposals, and of quality by delta."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from typing import Any
 from mlx_t5.settings import AUTO
 
 GREY = "0.4"
-Lines = Mapping[str, Sequence[dict]]  # rows of a table, by the label of their line
+Lines = Mapping[str, Sequence[dict]]  # rows of a table, by the label of the line to draw
 
 
 def draw_ways(tables: Sequence[dict], title: str, file: Path) -> None:
-    """Draws a panel a table, and in it a line for each way of proposing; an image file.
+    """Writes a picture with a panel for each table, and in it a line for each proposer.
 
-    `auto` is a star at the mean number of proposals of its steps.
+    `auto` is a star at the mean number of proposals per step.
+
+    Args:
+        tables: the tables of `compare`.
+        title: the picture's title.
+        file: the image file to write.
     """
     figure, panels = _figure(title, len(tables))
     for axes, table in zip(panels, tables, strict=True):
@@ -30,13 +35,13 @@ def draw_ways(tables: Sequence[dict], title: str, file: Path) -> None:
 
 
 def draw_deltas(rows: Sequence[dict], best: dict | None, title: str, file: Path) -> None:
-    """Draws speed by the number of proposals, and quality by delta; an image file.
+    """Writes a picture of speed by the number of proposals, and of quality by delta.
 
     Args:
-        rows: of the grid.
-        best: the recommended one of them, which is circled; None if there is none.
-        title: where the figures come from.
-        file: where to.
+        rows: the rows of the grid.
+        best: the recommended row, which is circled; None if there is none.
+        title: the picture's title, with the origin of the figures.
+        file: the image file to write.
     """
     figure, (left, right) = _figure(title, 2)
     deltas = sorted({row["delta"] for row in rows})
@@ -50,7 +55,7 @@ def draw_deltas(rows: Sequence[dict], best: dict | None, title: str, file: Path)
             means = [sum(row[name] for row in line) / len(line) for line in grid.values()]
             label = name.replace("_lossless", ", δ = 0").replace("_", " ")
             right.plot(range(len(deltas)), means, "o-", label=label, markersize=4)
-    # Evenly spaced, as what happens often happens close to 1.
+    # Evenly spaced, because most of the effect lies close to 1.
     right.set_xticks(range(len(deltas)), [f"{delta:g}" for delta in deltas])
     right.set(xlabel="relaxation δ (--delta)", ylabel="points of 100, mean over γ")
     right.legend(fontsize=8)
@@ -67,7 +72,7 @@ def _figure(title: str, panels: int) -> tuple[Any, Any]:
 
 
 def _speeds(axes: Any, lines: Lines) -> None:
-    """Speed-ups by the number of proposals; a line begins at regular decoding."""
+    """Draws speed-ups by the number of proposals; each line begins at regular decoding."""
     stars = []
     for i, (label, rows) in enumerate(lines.items()):
         fixed = sorted(

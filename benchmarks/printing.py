@@ -1,4 +1,4 @@
-"""What a run prints and writes: the lines above its tables, tables in Markdown, figures as JSON."""
+"""Prints and writes a run's results: header lines, tables in Markdown, figures as JSON."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from mlx_t5.sizes import percent as percent
 
 
 def texts(different: int | None) -> str:
-    """What a table says about the texts beside those of regular decoding; None: they may differ."""
+    """Returns a table's entry about the texts.
+
+    `different` is the number of texts that differ from regular decoding; None if they may differ.
+    """
     if different is None:
         return "sampled"
     return f"{different} DIFFER" if different else "equal"
 
 
-# What every table calls a figure, and how it writes it.
+# The title of each figure in tables, and a function that returns its text.
 WAY: Columns = {"way": lambda row: row["way"]}
 SPEED: Columns = {
     "tokens/s": lambda row: f"{row['tokens_per_second']:.0f}",
@@ -33,26 +36,26 @@ TEXTS: Columns = {"texts": lambda row: texts(row["different"])}
 
 
 def header(facts: Mapping[str, Any], line: str, **more: Any) -> str:
-    """The lines above the tables.
+    """Returns the lines above the tables.
 
     Args:
-        facts: from `machine.environment`.
-        line: makes these figures again.
-        more: settings of this run that decide what the figures mean.
+        facts: the result of `machine.environment`.
+        line: the command line that reproduces the figures.
+        more: the run's settings that affect the figures.
     """
     return f"{line}\n{listed({**facts, **more})}"
 
 
 def listed(facts: Mapping[str, Any]) -> str:
-    """Facts in one line, without those that are None."""
+    """Returns facts in one line, without those that are None."""
     return ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
 
 
 def check_writable(*files: Path | None) -> None:
-    """See before the work begins that its results can be written.
+    """Checks, before a run begins, that its result files can be written; None is skipped.
 
     Raises:
-        UserError: a folder is missing or closed.
+        UserError: a file's folder is missing or not writable.
     """
     for file in files:
         if file is not None:
@@ -60,7 +63,7 @@ def check_writable(*files: Path | None) -> None:
 
 
 def write_record(file: Path | None, record: dict) -> None:
-    """Writes all figures, if a file is wanted."""
+    """Writes all figures as JSON, unless `file` is None."""
     if file is not None:
         text = json.dumps(record, indent=1, default=_plain, ensure_ascii=False)
         file.write_text(text + "\n", encoding="utf-8")

@@ -1,10 +1,10 @@
 """`report`: one row about this machine in under five minutes, to paste into the documentation.
 
-The target's passes are timed over M positions, and held-out prompts are decoded regularly,
-speculatively twice, and regularly again. A machine that slows down meanwhile strikes both alike,
-and the opening and the closing baseline say by how much. However slow the models are, it takes
-about as long: there are fewer prompts then. On a Mac's GPU the target is tried in an fp mode at the
-end.
+The target's passes are timed over different numbers of positions M. Then held-out prompts are
+decoded regularly, speculatively twice, and regularly again. If the machine slows down meanwhile,
+this affects both kinds of decoding alike, and the first and last regular decoding show by how much.
+With slow models, fewer prompts are decoded, so that the report takes about the same time. On a
+Mac's GPU the target is measured in an fp mode at the end.
 """
 
 from __future__ import annotations
@@ -42,24 +42,25 @@ from mlx_t5.sizes import readable
 from mlx_t5.timing import Timed, timed_turn
 from model import T5
 
-# Shares of the time for measuring; the three passes after the opening take about as long as it.
+# Shares of the time for measuring. After the opening baseline the prompts are decoded three more
+# times, which takes about the same share each.
 LADDER_SHARE, OPENING_SHARE, EXACT_SHARE = 0.15, 0.2, 0.05
-FP_MODE_SHARE = 0.05  # on Apple's
+FP_MODE_SHARE = 0.05  # on Apple's GPUs only
 MOST_PROMPTS = 32
-LEAST_TOKENS, MOST_TOKENS = 4, 64  # of a text
-EXACT_TOKENS, EXACT_ROWS = 16, 2  # of a text that is decoded so; texts at the same time
+LEAST_TOKENS, MOST_TOKENS = 4, 64  # limits on the length of a text
+EXACT_TOKENS, EXACT_ROWS = 16, 2  # in exact decoding: length of a text, and texts at a time
 GROWN = (("target", "t5-large", "demo-large"), ("draft", "t5-small", "demo-small-draft"))
-SHOWN = (2, 4, 5, 6, 8, 11, 16)  # positions M of v(M); one that was not measured is "–"
+SHOWN = (2, 4, 5, 6, 8, 11, 16)  # the row has v(M) for these M, or "–" if it was not measured
 
 
 def chip(record: dict[str, Any]) -> str:
-    """The chip, and a GPU that is not part of it."""
+    """Returns the name of the chip, and that of the GPU if it is a separate device."""
     name, gpu = record["hardware"]["chip"], record["hardware"]["gpu"]
     return name if gpu in (None, name) else f"{name}, {gpu}"
 
 
 def computes_on(record: dict[str, Any]) -> str:
-    """The GPU's cores where MLX knows them, or the CPU's and its BLAS."""
+    """Returns the device that computes: the GPU with its cores, if known, or the CPU and BLAS."""
     environment, cores = record["environment"], record["hardware"]["gpu_cores"]
     if environment["device"] == "cpu":
         return f"CPU, {environment['cores']} cores, {environment['blas']}"
@@ -67,13 +68,13 @@ def computes_on(record: dict[str, Any]) -> str:
 
 
 def weights(record: dict[str, Any]) -> str:
-    """What the target computes in, and its bits a weight where it is quantised."""
+    """Returns the type in which the target computes, and its bits per weight if quantised."""
     bits, dtype = record["target"]["bits"], record["environment"]["dtype"]
     return f"{' and '.join(map(str, bits))} bits, {dtype}" if bits else dtype
 
 
 def v_at_shown(record: dict[str, Any]) -> str:
-    """v(M) at `SHOWN`."""
+    """Returns v(M) for the M in `SHOWN`."""
     v = record["v"]
     return " ".join(f"{v[m]:.2f}" if m in v else "–" for m in SHOWN)
 
@@ -104,23 +105,28 @@ COLUMNS: printing.Columns = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
+    """Adds the subcommand's options."""
     workload.add_models(parser)
     parser.set_defaults(model=None, draft_model=None)
     parser.epilog = (
-        "Without --model, t5-11b is measured where models/ has it and t5-small, and otherwise the "
-        "bundled pair grown to the shapes of t5-large and t5-small, in bfloat16 on a GPU."
+        "Without --model, t5-11b is measured if models/ has both t5-11b and t5-small. Otherwise "
+        "the bundled pair is measured, grown to the shapes of t5-large and t5-small, in bfloat16 "
+        "on a GPU."
     )
     workload.add_file(parser)
-    what = "tokens proposed at a time"
+    what = "tokens proposed per step"
     add_number(parser, "--num-draft", type=at_least(1), default=4, help=what)
-    what = "to measure for; loading, and making the grown pair once, is not counted"
+    what = "time for measuring, without loading and without making the grown pair"
     add_number(parser, "--seconds", type=at_least(1), default=180, help=what)
     workload.add_json(parser, Path("report.json"))
 
 
 def run(args: argparse.Namespace, command: str) -> int:
-    """Measures, prints the row and writes all figures; exit status 1 if texts differ in float32."""
+    """Measures, prints the row and writes all figures.
+
+    Returns:
+        The exit status, which is 1 if texts differ in float32.
+    """
     printing.check_writable(args.json)
     prompts = workload.chosen(workload.MIXED, args.prompts, MOST_PROMPTS).prompts
     num_draft = args.num_draft
@@ -139,7 +145,7 @@ def run(args: argparse.Namespace, command: str) -> int:
     }
     record["exact"] = exactness(subject, num_draft, prompts, EXACT_SHARE * args.seconds)
     source = source_length(subject, prompts)
-    log("fp mode")  # last: it changes the target
+    log("fp mode")  # last, because it changes the target
     record["fp_mode"] = fp_mode.measured(subject.target, source, FP_MODE_SHARE * args.seconds)
     print(f"{printing.header(record['environment'], command)}\n")
     print(printing.markdown(COLUMNS, [record]))
@@ -150,21 +156,23 @@ def run(args: argparse.Namespace, command: str) -> int:
 
 
 def fits(peak: int, there: int) -> str:
-    """Whether the pair's memory is there, in bytes."""
+    """Returns a sentence that says whether the pair fits into memory; both numbers are bytes."""
     ending = "it fits" if peak <= there else "it does not fit, and is slow"
     return f"The pair took {readable(peak)} at most, of {readable(there)}: {ending}."
 
 
 def log(line: str) -> None:
-    """Says on standard error what is going on."""
+    """Prints a line about the progress on standard error."""
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 def chosen_pair(args: argparse.Namespace) -> tuple[str, str, str | None]:
-    """The names of target and draft and the type to compute in; grows the bundled pair if need be.
+    """Returns the names of target and draft, and the type in which they compute.
+
+    If the bundled pair is to be grown and has not been yet, it is grown first.
 
     Raises:
-        UserError: there is no such model, or no draft that belongs to it.
+        UserError: there is no model of this name, or no draft for it.
     """
     pair = loading.choose_pair(args.model, args.draft_model, convert)
     if pair.lookup or pair.draft is None:
@@ -181,7 +189,7 @@ def chosen_pair(args: argparse.Namespace) -> tuple[str, str, str | None]:
 
 
 def shape(model: T5, name: str) -> dict[str, Any]:
-    """What a model is: its name, its size and how many bits its layers have."""
+    """Returns a model's name, its sizes, and the bits per weight of its quantised layers."""
     bits = {layer.bits for _, layer in model.named_modules() if hasattr(layer, "bits")}
     config = model.config
     sizes = ("d_model", "d_ff", "num_heads", "d_kv", "num_layers", "num_decoder_layers")
@@ -199,14 +207,14 @@ def measured(
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
-    """What passes cost, and what decoding gains.
+    """Measures the cost of passes and the speed-up of speculative decoding.
 
     Args:
-        subject: the pair.
-        prompts: as many as there may be.
-        num_draft: proposals a step.
-        seconds: to take, about.
-        clock: seconds.
+        subject: the pair of models.
+        prompts: the prompts; with slow models, only the first ones are decoded.
+        num_draft: the number of proposals per step.
+        seconds: the approximate time to take.
+        clock: a function that returns the time in seconds.
     """
     log("timing passes over 1 to 64 positions")
     steps = range(1, num_draft + 2)  # positions of the steps that are timed below
@@ -228,7 +236,13 @@ def measured(
 
 
 def gains(regular: Timed, speculative: Timed, costs: PairCosts) -> dict[str, Any]:
-    """What speculative decoding gained, two repeats of each, and how steady the machine was."""
+    """Returns the figures of speculative decoding, and the drift of the machine's speed.
+
+    Args:
+        regular: the times of regular decoding, in two repeats.
+        speculative: the times of speculative decoding, in two repeats.
+        costs: the costs of passes.
+    """
     row = figures(speculative, regular)
     numbers = [m - 1 for m in costs.v if m <= MEASURED_POSITIONS]
     gain = {n: costs.speed_up(row["alpha"], n) for n in numbers}
@@ -245,7 +259,7 @@ def gains(regular: Timed, speculative: Timed, costs: PairCosts) -> dict[str, Any
 
 
 def affordable(seconds: float, most: int, clock: Callable[[], float]) -> Iterator[int]:
-    """Turns: at least one and at most `most`, none of them begun after `seconds`."""
+    """Yields the indices of turns, at least 1 and at most `most`, until `seconds` have passed."""
     began = clock()
     for turn in range(most):
         if turn and clock() - began > seconds:
@@ -256,7 +270,17 @@ def affordable(seconds: float, most: int, clock: Callable[[], float]) -> Iterato
 def in_turns(
     regular: Decode, speculative: Decode, turns: Iterable[int], clock: Callable[[], float]
 ) -> dict[str, Timed]:
-    """Regular, speculative, speculative, regular: `turns` of the first, and as many of the rest."""
+    """Times regular decoding, speculative decoding twice, and regular decoding again.
+
+    Args:
+        regular: the function that decodes a turn regularly.
+        speculative: the function that decodes a turn speculatively.
+        turns: the turns of the first repeat; the other repeats decode the same turns.
+        clock: a function that returns the time in seconds.
+
+    Returns:
+        The times by name, `REGULAR` or `DRAFT`, with two repeats each.
+    """
     timed = {REGULAR: Timed(), DRAFT: Timed()}
     for decode in (regular, speculative):
         decode(0)  # kernels of these shapes may have to be compiled
@@ -280,10 +304,11 @@ def exactness(
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
-    """Whether `exact` keeps its promise here: the same tokens regularly, with a draft and together.
+    """Checks that exact decoding gives equal tokens regularly, with a draft and in batches.
 
     Returns:
-        holds; why not, if it does not; prompts and tokens that were compared.
+        `holds` (whether it does), `reason` (why not, or ""), and the numbers of `prompts` and
+        `tokens` that were compared.
     """
     log("exact decoding")
 
@@ -306,7 +331,7 @@ def exactness(
         rows = zip(regular, speculative, together, strict=True)
         if different := sum(not a == b == c for a, b, c in rows):
             reason = f"{different} of {len(regular)} texts differ"
-    except UserError as error:  # the device does not keep the promise
+    except UserError as error:  # exact decoding is not possible on this device
         reason = str(error)
     counts = {"prompts": len(regular), "tokens": sum(map(len, regular))}
     return {"holds": not reason, "reason": reason, **counts}

@@ -1,10 +1,11 @@
-"""`server`: the server under load, a running batch against one request at a time.
+"""`server`: the server under load, a running batch compared with one request at a time.
 
 Two servers of the same models are started on free loopback ports, one with `--max-batch N` and one
-with `--max-batch 1`, which serves its queue one by one. Every client sends its next prompt as soon
-as it has the answer to the last one. Both get the same prompts, alternating, after a warm-up; while
-one is measured, the other has nothing to do. Latency is from sending a request to having read
-its answer, waiting in the queue included. The texts are compared; a request's seed is its number.
+with `--max-batch 1`, which serves one request after the other. Every client sends its next prompt
+as soon as it has the answer to the previous one. After a warm-up, the two servers are measured in
+turn with the same prompts; while one is measured, the other is idle. Latency is the time from
+sending a request until its answer has been read, including the time in the queue. The texts of the
+two servers are compared; a request's seed is its number.
 """
 
 from __future__ import annotations
@@ -48,28 +49,28 @@ COLUMNS: printing.Columns = {
 
 @dataclass
 class Measurement:
-    """One server, with so many clients.
+    """The measurement of one server with one number of clients.
 
     Attributes:
-        timed: a repeat is one turn; outcomes are its texts.
-        latencies: seconds of every request, all repeats together.
+        timed: the times; a repeat has one turn, whose outcome is the list of texts.
+        latencies: the seconds of every request of all repeats.
     """
 
     timed: Timed = field(default_factory=Timed)
     latencies: list[float] = field(default_factory=list)
 
     def percentile(self, share: float) -> float:
-        """The latency, in seconds, that this share of the requests does not exceed."""
+        """Returns the latency in seconds that this share of the requests does not exceed."""
         ordered = sorted(self.latencies)
         return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
 @contextlib.contextmanager
 def serving(argv: Sequence[str]) -> Iterator[str]:
-    """A server process; yields its address, `host:port`.
+    """Runs a server process, and yields its address, `host:port`.
 
     Raises:
-        RuntimeError: it did not start; the message is its own.
+        RuntimeError: the server did not start; the message is the server's.
     """
     command = [sys.executable, str(SERVER), "--port", "0", *argv]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -82,7 +83,7 @@ def serving(argv: Sequence[str]) -> Iterator[str]:
                 break
         else:
             raise RuntimeError("".join(lines).strip())
-        # What it writes from now on has to go somewhere, or it would wait for a reader.
+        # The server's later output must be read, or the server would wait once the pipe is full.
         threading.Thread(target=process.stderr.read, daemon=True).start()
         yield address.group(1)
     finally:
@@ -93,10 +94,16 @@ def serving(argv: Sequence[str]) -> Iterator[str]:
 def send_all(
     address: str, prompts: Sequence[str], clients: int, options: dict
 ) -> tuple[float, list[float], list[dict]]:
-    """Sends all prompts, with so many clients at a time.
+    """Sends all prompts to a server.
+
+    Args:
+        address: the server's address, `host:port`.
+        prompts: the prompts.
+        clients: the number of clients that send prompts at the same time.
+        options: further entries of each request.
 
     Returns:
-        Wall clock in seconds, the latency of each request, and the answers.
+        The total time in seconds, the latency of each request, and the answers.
     """
     client = threading.local()
 
@@ -128,7 +135,7 @@ def measure(
     options: dict,
     repeats: int,
 ) -> dict[tuple[int, str], Measurement]:
-    """Loads every server with every number of clients, interleaved."""
+    """Measures every server with every number of clients, in turn."""
     for address in addresses.values():
         send_all(address, prompts[: 2 * max(clients)], max(clients), options)
     measured = {(n, server): Measurement() for n in clients for server in addresses}
@@ -142,9 +149,9 @@ def measure(
 
 
 def table_rows(measured: dict[tuple[int, str], Measurement]) -> list[dict]:
-    """The figures of every measurement; the speed-up is over serving one at a time.
+    """Returns the figures of every measurement; the speed-up is over serving one at a time.
 
-    Texts differ if they are not those of the first repeat of the first measurement.
+    Texts are compared with those of the first repeat of the first measurement.
     """
     first = next(iter(measured.values())).timed.outcomes[0]
     rows: list[dict[str, Any]] = []
@@ -175,7 +182,7 @@ def table_rows(measured: dict[tuple[int, str], Measurement]) -> list[dict]:
 
 
 def run(args: argparse.Namespace, command: str) -> int:
-    """Measures and prints; exit status 1 if texts differ that are not to."""
+    """Measures and prints; returns the exit status, which is 1 if texts differ."""
     printing.check_writable(args.json)
     prompts = workload.chosen(args.task, args.prompts, args.count).prompts
     settings = {"max_tokens": args.max_tokens, "temperature": args.temp}
@@ -201,7 +208,7 @@ def run(args: argparse.Namespace, command: str) -> int:
 
 
 def served_dtype(address: str) -> str:
-    """What a server's model computes in."""
+    """Returns the type in which a server's model computes."""
     connection = http.client.HTTPConnection(address)
     connection.request("GET", "/v1/models")
     answer = json.loads(connection.getresponse().read())
@@ -210,12 +217,14 @@ def served_dtype(address: str) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
+    """Adds the subcommand's options."""
     workload.add_models(parser)
     workload.add_prompts(parser, 128, workload.MIXED)
     add = partial(add_number, parser)
-    add("--clients", type=at_least(1), default=[1, 4, 16, 64], help="requests at a time")
+    what = "clients that send requests at the same time"
+    add("--clients", type=at_least(1), default=[1, 4, 16, 64], help=what)
     add("--max-batch", type=at_least(1), default=8, help="rows decoded at a time")
-    add("--num-draft", type=workload.num_draft, default=5, help="a number or auto")
-    add_setting(parser, "--temp", help="of sampling; 0 is greedy")
+    what = "proposals per step: a number or auto"
+    add("--num-draft", type=workload.num_draft, default=5, help=what)
+    add_setting(parser, "--temp", help="temperature of sampling; 0 is greedy")
     workload.add_measuring(parser, 3)

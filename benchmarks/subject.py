@@ -1,4 +1,4 @@
-"""The models that are measured, and the decoders that are made of them."""
+"""Loads the models that are measured, and makes decoders of them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from model import T5, load
 
 @dataclass
 class Subject:
-    """A pair, loaded.
+    """A loaded pair of models.
 
     Attributes:
         target: the model whose output is wanted.
         draft: the model that proposes.
-        tokenizer: of both.
+        tokenizer: the tokenizer of both models.
     """
 
     target: T5
@@ -43,7 +43,7 @@ class Subject:
 
     @classmethod
     def load(cls, model: str, draft_model: str, dtype: str | None) -> Subject:
-        """Loads a pair by the names that main.py knows too.
+        """Loads a pair by its names, which are those that main.py accepts.
 
         Raises:
             UserError: a folder is missing or unusable, or the tokenizers differ.
@@ -58,7 +58,7 @@ class Subject:
         return cls(target, draft, tokenizer)
 
     def drafter(self, proposer: str, wrong: int = 0) -> Drafter:
-        """What proposes: one of `PROPOSERS`, with a draft of which so many percent are wrong."""
+        """Returns the drafter of one of `PROPOSERS`; `wrong` is as in `Worsened`."""
         model: Drafter = DraftModel(self.draft, self.target)
         if wrong:
             model = Worsened(model, wrong)
@@ -70,27 +70,34 @@ class Subject:
     def decoder(
         self, proposer: str, num_draft: int | str = 0, delta: float = 0.0, wrong: int = 0
     ) -> SpeculativeDecoder:
-        """The target, `REGULAR` or with one of `PROPOSERS`; `wrong` as of `drafter`."""
+        """Returns a decoder of the target.
+
+        Args:
+            proposer: one of `PROPOSERS`, or `REGULAR` for decoding without proposals.
+            num_draft: the number of proposals per step, or "auto".
+            delta: the relaxation of acceptance.
+            wrong: as in `Worsened`.
+        """
         drafter = None if proposer == REGULAR else self.drafter(proposer, wrong)
         return SpeculativeDecoder(self.target, drafter, self.tokenizer, num_draft or None, delta)
 
 
 class Worsened:
-    """A drafter of whose proposals some are wrong: it costs the same and helps less."""
+    """A drafter that makes some of another drafter's proposals wrong, at the same cost."""
 
     def __init__(self, drafter: Drafter, wrong: int) -> None:
-        """Has so many percent of the proposals be other tokens."""
+        """Wraps a drafter; `wrong` is the percentage of proposals that become wrong tokens."""
         self.drafter, self.wrong, self.model = drafter, wrong, drafter.model
         self.random = np.random.default_rng(0)
         self.offers, self.insert = drafter.offers, drafter.insert
         self.note, self.keep = drafter.note, drafter.keep
 
     def fresh(self) -> Worsened:
-        """As of `Drafter`."""
+        """As `Drafter.fresh`."""
         return Worsened(self.drafter.fresh(), self.wrong)
 
     def propose(self, *args: Any) -> Proposal | None:
-        """As of `Drafter`."""
+        """As `Drafter.propose`."""
         proposal = self.drafter.propose(*args)
         if proposal is None or proposal.tokens is None or self.model is None:
             return proposal
@@ -104,18 +111,18 @@ class Worsened:
 
 
 def begin(args: argparse.Namespace, command: str, **more: Any) -> tuple[Subject, dict[str, Any]]:
-    """Loads the pair that the options name and prints the lines above the tables.
+    """Loads the pair that the options name, and prints the lines above the tables.
 
     Args:
         args: the subcommand's options.
-        command: the line that makes these figures again.
-        more: settings that decide what the figures mean.
+        command: the command line that reproduces the figures.
+        more: the run's settings that affect the figures.
 
     Returns:
-        The pair, and where the figures come from.
+        The pair, and the result of `machine.environment`.
 
     Raises:
-        UserError: a model or the place for --json cannot be used.
+        UserError: a model cannot be used, or the file of --json cannot be written.
     """
     printing.check_writable(args.json)
     subject = Subject.load(args.model, args.draft_model, args.dtype)
@@ -131,14 +138,19 @@ def decoding(
     predictions: Sequence[Sequence[str]] | None = None,
     **options: Any,
 ) -> Callable[[int], list[Result]]:
-    """What decodes the prompts of a turn, in batches of this size, by `generate`'s options.
+    """Returns a function that decodes the prompts of a turn, given the turn's index.
 
-    `predictions` are those of the prompts, turn by turn.
+    Args:
+        decoder: the decoder.
+        turns: the prompts of each turn.
+        batch_size: the number of prompts decoded together.
+        predictions: the predictions for the prompts of each turn; None for no predictions.
+        **options: options of `SpeculativeDecoder.job`.
     """
 
     def run(turn: int) -> list[Result]:
         prompts = list(turns[turn])
-        # Every prompt its own seed, the same in every repeat.
+        # Every prompt has its own seed, which is the same in every repeat.
         seeds = [turn * len(turns[0]) + i for i in range(len(prompts))]
         expected = predictions[turn] if predictions else None
         job = decoder.job(seeds, **options)
@@ -152,15 +164,16 @@ def decoding(
 
 
 def sentences(decoder: SpeculativeDecoder, texts: Sequence[str], **options: Any) -> list[list[int]]:
-    """The tokens of each sentence of a document.
+    """Decodes a document, and returns the tokens of each of its sentences.
 
     Args:
-        decoder: with a tokenizer.
-        texts: prompts whose sentences make it up, with one space between them.
-        **options: of `SpeculativeDecoder.stream`.
+        decoder: a decoder with a tokenizer.
+        texts: prompts of one task with one sentence each; the document joins these sentences.
+        **options: options of `SpeculativeDecoder.stream`.
 
     Raises:
-        UserError: they make no such document, or its text is not that of its sentences.
+        UserError: the document is not split into these sentences, or its decoded text is not that
+            of its sentences.
     """
     prefix = texts[0].partition(": ")[0] + ": "
     text = " ".join(text.removeprefix(prefix) for text in texts)
@@ -174,5 +187,5 @@ def sentences(decoder: SpeculativeDecoder, texts: Sequence[str], **options: Any)
 
 
 def decided(results: Sequence[Result]) -> int:
-    """Tokens of some texts, EOS included."""
+    """Returns the number of tokens in some results, EOS included."""
     return Tally.of(results).decided

@@ -1,10 +1,11 @@
-"""`sweep`: what --num-draft and --delta do to speed and quality, and which to use.
+"""`sweep`: measures the effect of --num-draft and --delta on speed and quality; recommends values.
 
-Every setting of the grid decodes greedily. A few prompts are timed one by one, interleaved; quality
-is exact match and chrF, in points of 100, on more of them, decoded in batches, as a text does not
-depend on its batch. chrF (https://aclanthology.org/W15-3049) compares runs of characters, so it
-tells a wrong letter from a wrong sentence, which exact match does not. Writes a picture (speed by
-number of proposals, quality by delta) and all figures as JSON.
+Every setting of the grid decodes greedily. For speed, a few prompts are decoded one by one, and the
+settings take turns. For quality, more prompts are decoded in batches, because a text does not
+depend on its batch. Quality is exact match and chrF, from 0 to 100. chrF
+(https://aclanthology.org/W15-3049) compares n-grams of characters, so unlike exact match it
+distinguishes a wrong letter from a wrong sentence. A picture (speed by number of proposals, quality
+by delta) and all figures (as JSON) are written.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
 
 Setting = tuple[float, int]  # delta, gamma
-NEAR = 0.02  # settings whose speeds differ by less are taken for equally fast
+NEAR = 0.02  # speeds that differ by less than this share count as equal
 
 
 def points(name: str) -> Callable[[dict], str]:
-    """How a table writes one of these figures, which may be unknown."""
+    """Returns a function that writes a row's figure of this name, which may be None."""
     return lambda row: "" if row[name] is None else f"{row[name]:.1f}"
 
 
@@ -49,21 +50,24 @@ COLUMNS: printing.Columns = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
+    """Adds the subcommand's options."""
     workload.add_models(parser)
     workload.add_prompts(parser, 6, "mixed")
-    workload.add_num_draft(parser, [1, 2, 3, 4, 5, 6, 8], "numbers", at_least(1))
+    what = "numbers of proposals per step"
+    workload.add_num_draft(parser, [1, 2, 3, 4, 5, 6, 8], what, at_least(1))
     add = parser.add_argument
-    add_setting(parser, "--delta", default=[0.0, 0.5, 0.9, 1.0], help="0 is always among them")
-    add("--way", choices=(DRAFT, LOOKUP), default=DRAFT, help="what proposes (default: draft)")
+    what = "values of delta; 0 is always added"
+    add_setting(parser, "--delta", default=[0.0, 0.5, 0.9, 1.0], help=what)
+    add("--way", choices=(DRAFT, LOOKUP), default=DRAFT, help="the proposer (default: draft)")
     number = partial(add_number, parser)
-    what = "prompts by which quality is measured"
+    what = "number of prompts for measuring quality"
     number("--quality-count", type=at_least(1), default=60, help=what)
-    number("--quality-batch", type=at_least(1), default=20, help="decoded at the same time there")
+    what = "prompts decoded together while measuring quality"
+    number("--quality-batch", type=at_least(1), default=20, help=what)
     what = "points of exact match and of chrF that the recommended setting may lose"
     number("--tolerance", type=between(0, 100), default=1.0, help=what)
     workload.add_measuring(parser, 3)
-    what = "write NAME.png, and NAME.json unless --json says where"
+    what = "write NAME.png, and NAME.json unless --json names a different file"
     add(
         "--output",
         type=Path,
@@ -74,8 +78,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, command: str) -> int:
-    """Measures, prints and writes; exit status 1 if delta 0 changes a text in float32."""
-    importlib.import_module("matplotlib")  # what is missing is said before the work
+    """Measures, prints and writes.
+
+    Returns:
+        The exit status, which is 1 if a text with delta 0 differs in float32.
+    """
+    importlib.import_module("matplotlib")  # if it is missing, fails before the work
     picture, record_file = (args.output.with_name(args.output.name + e) for e in (".png", ".json"))
     figures_file = args.json or record_file
     printing.check_writable(figures_file, picture)
@@ -101,7 +109,11 @@ def run(args: argparse.Namespace, command: str) -> int:
 def timings(
     subject: Subject, prompts: Workload, settings: Sequence[Setting], args: argparse.Namespace
 ) -> tuple[list[dict], dict]:
-    """The figures of each setting and the times of regular decoding, interleaved."""
+    """Measures the speed of each setting, and of regular decoding.
+
+    Returns:
+        The figures of each setting, and the times and token counts of regular decoding.
+    """
     turns = workload.cut(prompts.prompts, 1)
     decoders: dict[Any, Any] = {REGULAR: subject.decoder(REGULAR)}
     decoders |= {(delta, n): subject.decoder(args.way, n, delta) for delta, n in settings}
@@ -121,7 +133,7 @@ def timings(
 def quality_of(
     subject: Subject, prompts: Workload, settings: Sequence[Setting], args: argparse.Namespace
 ) -> list[dict]:
-    """The quality of every setting's texts."""
+    """Measures the quality of every setting's texts; returns the result of `quality` for each."""
 
     def texts(decoder: SpeculativeDecoder) -> list[str]:
         turn = decoding(decoder, [prompts.prompts], args.quality_batch, max_tokens=args.max_tokens)
@@ -133,14 +145,24 @@ def quality_of(
 
 
 def exact_match(texts: Sequence[str], right: Sequence[str]) -> float:
-    """The share of texts that are exactly right, in percent."""
+    """Returns the percentage of texts that equal their reference."""
     return 100 * sum(a == b for a, b in zip(texts, right, strict=True)) / len(texts)
 
 
 def quality(
     texts: Sequence[str], references: Sequence[str] | None, lossless: Sequence[str]
 ) -> dict[str, float | None]:
-    """Both figures, against the right answers where they are known and against delta = 0."""
+    """Returns exact match and chrF of a setting's texts, from 0 to 100.
+
+    Args:
+        texts: the setting's texts.
+        references: the right answers; if None, the figures relative to them are None.
+        lossless: the texts of regular decoding, which are also those with delta = 0.
+
+    Returns:
+        `exact_match` and `chrf` relative to the references, and `exact_match_lossless` and
+        `chrf_lossless` relative to the texts of regular decoding.
+    """
     return {
         "exact_match": None if references is None else exact_match(texts, references),
         "chrf": None if references is None else chrf(texts, references),
@@ -150,20 +172,21 @@ def quality(
 
 
 def recommend(rows: Sequence[dict], tolerance: float) -> dict | None:
-    """The fastest setting that loses at most so much quality.
+    """Returns the fastest setting whose quality is at most `tolerance` points below delta 0's.
 
-    Noise must not argue for relaxation, so from one delta to a greater one it takes a reason, that
-    passes of the target yield more tokens with as many proposals, and a gain that is seen in every
-    repeat: even the slowest of the greater delta beats the smaller delta's figure.
+    Noise must not be a reason for a greater delta. So a greater delta replaces a smaller one only
+    if two conditions hold. With the same number of proposals, a pass of the target yields clearly
+    more tokens. And the slowest repeat of the greater delta's best setting is clearly faster than
+    the smaller delta's best setting.
 
     Args:
-        rows: of the whole grid, delta 0 included; what `quality` returns, "speed_up" and
-            "tokens_per_call" in each.
-        tolerance: points of exact match, and of chrF, that may be lost against delta 0. They are
-            those against the references, or against delta 0 itself if there are none.
+        rows: the rows of the whole grid, delta 0 included; each has the entries of `quality`,
+            "speed_up" and "tokens_per_call".
+        tolerance: points of exact match, and of chrF, by which a setting may be below delta 0. The
+            figures are relative to the references, or to delta 0's texts if there are none.
 
     Returns:
-        A row; None if none is faster than regular decoding.
+        A row; None if no setting is faster than regular decoding.
     """
     names = measures(rows)
     lossless = next(row for row in rows if row["delta"] == 0)
@@ -185,25 +208,28 @@ def _at(rows: Sequence[dict], delta: float, num_draft: int) -> dict:
 
 
 def _fastest(rows: Sequence[dict]) -> dict:
-    """Of those about as fast as the fastest, the one with the fewest proposals."""
+    """Returns the row with the fewest proposals among those about as fast as the fastest."""
     fastest = max(row["speed_up"].value for row in rows)
     near = [row for row in rows if row["speed_up"].value >= (1 - NEAR) * fastest]
     return min(near, key=lambda row: row["num_draft"])
 
 
 def measures(rows: Sequence[dict]) -> tuple[str, str]:
-    """Names of the two figures that judge, against the references where these are known."""
+    """Returns the names of the two figures by which quality is judged.
+
+    They are relative to the references if these are known, and otherwise to delta 0's texts.
+    """
     known = all(row["chrf"] is not None for row in rows)
     return ("exact_match", "chrf") if known else ("exact_match_lossless", "chrf_lossless")
 
 
 def explain(rows: Sequence[dict], tolerance: float, count: int) -> str:
-    """The lines that tell the user what to use, and how that was chosen.
+    """Returns the lines that recommend settings, and explain the choice.
 
     Args:
-        rows: as for `recommend`.
-        tolerance: as for `recommend`.
-        count: prompts by which quality was judged.
+        rows: as in `recommend`.
+        tolerance: as in `recommend`.
+        count: the number of prompts by which quality was judged.
     """
     against = "the references" if measures(rows)[1] == "chrf" else "delta 0's texts"
     best = recommend(rows, tolerance)
@@ -212,10 +238,11 @@ def explain(rows: Sequence[dict], tolerance: float, count: int) -> str:
         f"lossless: {_setting(exact)}\n"
         f"recommended: {_setting(best)}\n"
         f"Recommended is the fastest setting whose exact match and chrF against {against} are at "
-        f"most {tolerance:g} points below those of delta 0, on {count} prompts. Of settings within "
-        f"{NEAR:.0%} of each other the one with fewer proposals is taken, and a greater delta only "
-        f"where a target call yields {NEAR:.0%} more tokens with as many proposals and even the "
-        f"slowest repeat is {NEAR:.0%} faster than what the smaller delta reached."
+        f"most {tolerance:g} points below those of delta 0, on {count} prompts. Among settings "
+        f"within {NEAR:.0%} of the fastest, the fewest proposals are preferred. A greater delta is "
+        f"recommended only if, with the same number of proposals, a target call yields "
+        f"{NEAR:.0%} more tokens, and even its slowest repeat is {NEAR:.0%} faster than the best "
+        f"setting with a smaller delta."
     )
 
 

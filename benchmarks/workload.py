@@ -1,6 +1,6 @@
-"""What is measured: the options that name models, prompts and proposers, and the prompts.
+"""Chooses what is measured: options for models, prompts and repeats, and the prompts themselves.
 
-MLX is not imported: some runs leave it to other processes.
+MLX is not imported, because some runs use it in other processes only.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ num_draft = within(NUM_DRAFT)  # an argparse type: a number of proposals, or aut
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts with what is known about them.
+    """Prompts, with their tasks and right answers.
 
     Attributes:
-        name: the task, or the file's name.
+        name: the name of the task or of the file.
         prompts: the texts.
-        references: the right answers; None if they are not known.
-        tasks: which task each of them is from, or the file's name.
+        references: the right answer to each prompt; None if they are not known.
+        tasks: the task of each prompt, or the file's name.
     """
 
     name: str
@@ -51,22 +51,22 @@ class Workload:
     tasks: list[str]
 
     def positions(self, task: str) -> list[int]:
-        """Where the prompts of one task are."""
+        """Returns the indices of the prompts of one task."""
         return [i for i, name in enumerate(self.tasks) if name == task]
 
 
 def add_num_draft(
     parser: argparse.ArgumentParser,
     default: list[int | str],
-    what: str = "numbers, or auto",
+    what: str = "numbers of proposals per step, or auto",
     kind: Callable[[str], int | str] = num_draft,
 ) -> None:
-    """How many proposals, one setting each; `kind` is an argparse type."""
+    """Adds the option --num-draft, which names one or more numbers; `kind` is an argparse type."""
     add_number(parser, "--num-draft", type=kind, default=default, help=what)
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
-    """Which models, and the type they compute in."""
+    """Adds options for the models and the type in which they compute."""
     add = parser.add_argument
     add("--model", default=str(BUNDLED / "target"), metavar="NAME", help="the target")
     add("--draft-model", default=str(BUNDLED / "draft"), metavar="NAME", help="the draft")
@@ -75,41 +75,47 @@ def add_models(parser: argparse.ArgumentParser) -> None:
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
-    """Prompts of the user's own."""
+    """Adds an option for a file with the user's own prompts."""
     parser.add_argument(
         "--prompts",
         metavar="FILE",
-        help="prompts from this file instead: one a line, or .jsonl with a prompt and perhaps a "
+        help="use the prompts in this file: one per line, or .jsonl with a prompt and optionally a "
         "target in each object",
     )
 
 
 def add_prompts(parser: argparse.ArgumentParser, count: int, task: str | list[str]) -> None:
-    """Which prompts; `task` is the default, a list where several tasks may be named."""
+    """Adds options for the prompts.
+
+    Args:
+        parser: the subcommand's parser.
+        count: the default number of prompts.
+        task: the default task; a list if several tasks may be named.
+    """
     several: dict[str, Any] = {"nargs": "+"} if isinstance(task, list) else {}
     shown = " ".join(task) if several else task
     what = f"held-out prompts of the bundled pair (default: {shown})"
     parser.add_argument("--task", choices=TASKS, default=task, help=what, **several)
     add_file(parser)
     add_number(parser, "--count", type=at_least(2), default=count, help="prompts of each task")
-    add_setting(parser, "--max-tokens", default=200, help="longest text")
+    add_setting(parser, "--max-tokens", default=200, help="tokens of a text at most")
 
 
 def add_measuring(parser: argparse.ArgumentParser, repeats: int) -> None:
-    """How often, and where to."""
-    what = "counted runs of every variant on every prompt"
+    """Adds options for the number of repeats and the file of figures."""
+    what = "timed runs of every variant on every prompt"
     add_number(parser, "--repeats", type=at_least(1), default=repeats, help=what)
     add_json(parser)
 
 
 def add_json(parser: argparse.ArgumentParser, default: Path | None = None) -> None:
-    """Where all figures go."""
+    """Adds an option for the file to which all figures are written."""
     what = "write all figures to this file" + (" (default: %(default)s)" if default else "")
     parser.add_argument("--json", type=Path, metavar="FILE", default=default, help=what)
 
 
 def header_fields(args: argparse.Namespace) -> dict[str, Any]:
-    """What the header says about models and prompts, with paths as short as can be."""
+    """Returns the header's entries about models and prompts, with paths shortened if possible."""
     here = os.path.join(os.getcwd(), "")
     names = args.model.removeprefix(here), args.draft_model.removeprefix(here)
     tasks = " and ".join([args.task] if isinstance(args.task, str) else dict.fromkeys(args.task))
@@ -119,25 +125,25 @@ def header_fields(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def workloads(args: argparse.Namespace) -> list[Workload]:
-    """The prompts that the options name: one set a task, or those of a file."""
+    """Returns the prompts that the options name: one workload per task, or one for a file."""
     tasks = [MIXED] if args.prompts else dict.fromkeys(args.task)
     return [chosen(task, args.prompts, args.count) for task in tasks]
 
 
 def chosen(task: str, file: str | None, count: int) -> Workload:
-    """The prompts of a file, if there is one, or the held-out ones of a task."""
+    """Returns the prompts of a file, or the held-out prompts of a task if `file` is None."""
     return from_file(file, count) if file else held_out(task, count)
 
 
 def held_out(task: str, count: int) -> Workload:
-    """The first prompts of a task that the bundled pair has not seen in training.
+    """Returns the first held-out prompts of a task, which the bundled pair was not trained on.
 
     Args:
         task: one of `TASKS`.
-        count: how many.
+        count: the number of prompts.
 
     Raises:
-        UserError: there are not so many.
+        UserError: there are fewer held-out prompts than `count`.
     """
     records = [json.loads(line) for line in HELD_OUT.read_text("utf-8").splitlines()]
     known = [record for record in records if task in (MIXED, record["task"])]
@@ -148,12 +154,13 @@ def held_out(task: str, count: int) -> Workload:
 
 
 def from_file(path: str, count: int) -> Workload:
-    """The first prompts of a file, as main.py reads it, and as many as there are at most.
+    """Returns the first `count` prompts of a file, or all prompts if there are fewer.
 
-    In a .jsonl an object may have a "target" beside its "prompt"; it counts if all have one.
+    The file's format is that of main.py. In a .jsonl file an object may have a "target" in addition
+    to its "prompt". The targets are the references if all objects have one.
 
     Raises:
-        UserError: the file cannot be used.
+        UserError: the file cannot be read, or one of these lines is unusable.
     """
     lines: list[tuple[str, str | None]] = []
     for line in itertools.islice(input.Lines(path, optional="target"), count):
@@ -166,7 +173,10 @@ def from_file(path: str, count: int) -> Workload:
 
 
 def changed(texts: Sequence[str], percent: float) -> list[str]:
-    """Texts in which so many percent of the words are another one of the same texts."""
+    """Returns texts in which about `percent` of the words are replaced by other words.
+
+    The replacements are random words of the same texts.
+    """
     draw, every = random.Random(0), sorted({word for text in texts for word in text.split()})
 
     def word_for(word: str) -> str:
@@ -177,5 +187,5 @@ def changed(texts: Sequence[str], percent: float) -> list[str]:
 
 
 def cut(items: Sequence[Any], size: int) -> list[list[Any]]:
-    """Consecutive items in turns of this size; the last may be smaller."""
+    """Returns the items cut into consecutive turns of this size; the last turn may be smaller."""
     return [list(items[first : first + size]) for first in range(0, len(items), size)]

@@ -1,1 +1,1 @@
-"""The bundled pair and `grow.py`, which gives it a real model's size."""
+"""The bundled pair, and programs for it: `grow.py` enlarges it to the size of a real model."""

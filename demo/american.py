@@ -1,10 +1,11 @@
-"""A small task that the bundled target does not know: British English made American.
+"""Writes data for a task that the bundled target does not know: British English to American.
 
     python -m demo.american --path models/american
     python finetune.py --model demo/target --data models/american --output models/american-lora
 
-The sentences are the held-out ones of heldout.jsonl, which are American. Each gets a date, and the
-prompt has both the British way. Writes train.jsonl and, of other sentences, test.jsonl.
+The completions are the sentences of heldout.jsonl, which are American English, each with a date.
+The prompts have the same sentences and dates in British English. The sentences in train.jsonl and
+test.jsonl are different.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ BRITISH = {
 
 
 def pair(sentence: str, rng: random.Random) -> dict[str, str]:
-    """A prompt and its completion."""
+    """Returns a prompt and its completion, made from an American sentence and a random date."""
     day, month, year = rng.randint(1, 28), rng.choice(MONTHS.split()), rng.randint(1950, 2029)
     british = re.sub(r"[a-z]+", lambda word: BRITISH.get(word[0], word[0]), sentence)
     return {
@@ -39,17 +40,18 @@ def pair(sentence: str, rng: random.Random) -> dict[str, str]:
 
 
 def sentences() -> list[str]:
-    """The English sentences of the held-out prompts, each once."""
+    """Returns the English sentences of the held-out prompts, without duplicates."""
     rows = map(json.loads, HELD_OUT.read_text(encoding="utf-8").splitlines())
     texts = (r["target"] if r["task"] == "fix" else r["prompt"].partition(": ")[2] for r in rows)
     return list(dict.fromkeys(texts))
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description="Write pairs of British and American English.")
     parser.add_argument("--path", type=Path, required=True, help="the folder to write into")
-    parser.add_argument("--seed", type=int, default=0, help="of dates and order (default: 0)")
+    what = "seed of the dates and the order (default: 0)"
+    parser.add_argument("--seed", type=int, default=0, help=what)
     args = parser.parse_args(argv)
     rng = random.Random(args.seed)
     pairs = [pair(sentence, rng) for sentence in sentences()]

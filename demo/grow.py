@@ -1,9 +1,9 @@
-"""Grows a model of the bundled pair to a real size: the same text at the real cost.
+"""Grows a model of the bundled pair to a real size, at which it writes the same text at real cost.
 
     python -m demo.grow --shape t5-base --from demo/target --path models/demo-base
 
-What is added costs time and memory and changes no logit (widening.py says how). The output is a
-Hugging Face folder, which convert.py and every other tool reads like a download.
+The added parameters cost time and memory, but do not change the logits (widening.py explains why).
+The output is a Hugging Face folder, which convert.py and other tools read like a downloaded model.
 """
 
 from __future__ import annotations
@@ -63,10 +63,11 @@ class GrownTensor:
     """One tensor of the grown model.
 
     Attributes:
-        name: in the output, as Hugging Face names it.
-        source: its name in the small model's checkpoint, None if only the large one has it.
-        content: what it holds.
-        dtype: the type it is stored in.
+        name: the tensor's Hugging Face name in the output.
+        source: the tensor's name in the small model's checkpoint; None if only the large model has
+            this tensor.
+        content: the values of the tensor.
+        dtype: the type in which the tensor is stored.
     """
 
     name: str
@@ -75,11 +76,16 @@ class GrownTensor:
     dtype: str
 
     def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Type and shape, by name."""
+        """Returns the stored type and the shape, by name."""
         return {self.name: (self.dtype, self.content.shape)}
 
     def chunks(self, checkpoint: Checkpoint, seed: int) -> Iterator[dict[str, mx.array]]:
-        """The tensor a few rows at a time; its random numbers depend on `seed` and its name."""
+        """Yields the tensor's rows, a few at a time, by name.
+
+        Args:
+            checkpoint: the small model's tensors.
+            seed: the seed; the random numbers depend on it and on the tensor's name.
+        """
         source = None
         if self.source is not None:
             source = np.array(checkpoint.read(self.source).astype(mx.float32))
@@ -101,17 +107,17 @@ def grow(
     Args:
         source: a Hugging Face folder of a T5, such as demo/target.
         path: the folder to write; it appears only when it is complete.
-        sizes: the sizes to enlarge, by their names in config.json; the others stay.
+        sizes: the new sizes, by their names in config.json; sizes that are not named stay.
         dtype: "float32", "bfloat16" or "float16".
-        seed: of the random numbers; the same seed gives the same bytes.
-        overwrite: replace the model that is at `path`.
+        seed: the seed of the random numbers; the same seed gives the same bytes.
+        overwrite: whether to replace a model at `path`.
 
     Returns:
         The number of parameters of the source, and of the model written.
 
     Raises:
         UserError: a size is less than the source's, the output exists, the source is no T5, or
-            there is too little disk space. Nothing is left behind.
+            there is too little disk space. No incomplete output stays on the disk.
     """
     source, path = Path(source), place(path)
     if seed < 0:
@@ -140,15 +146,16 @@ def grow(
 
 
 def plan(widening: Widening, checkpoint: Checkpoint, dtype: str) -> list[GrownTensor]:
-    """What each tensor of the grown model holds, in the order they are written.
+    """Returns the tensors of the grown model, in the order in which they are written.
 
     Args:
-        widening: from the source's configuration to the wanted one.
+        widening: the change from the source's configuration to the requested one.
         checkpoint: the source's tensors.
-        dtype: the type to store them in.
+        dtype: the type in which the tensors are stored.
 
     Raises:
-        UserError: the checkpoint is no T5 of this configuration, or holds another type.
+        UserError: the checkpoint is an MLX folder's or no T5 of this configuration, or has a tensor
+            of a type that cannot be read.
     """
     if checkpoint.metadata.get("format") == "mlx":
         raise UserError("the source is an MLX folder; grow the Hugging Face original and convert")
@@ -169,12 +176,12 @@ def plan(widening: Widening, checkpoint: Checkpoint, dtype: str) -> list[GrownTe
 
 
 def grown_config(raw: dict, widening: Widening, dtype: str) -> dict:
-    """The content of config.json, sorted as transformers writes it.
+    """Returns the content of the grown model's config.json, sorted as transformers writes it.
 
     Args:
-        raw: the source's.
-        widening: from the source's configuration to the wanted one.
-        dtype: the type the weights are stored in.
+        raw: the content of the source's config.json.
+        widening: the change from the source's configuration to the requested one.
+        dtype: the type in which the weights are stored.
     """
     sizes = {name: getattr(widening.result, name) for name in SIZES}
     changed = {
@@ -187,7 +194,7 @@ def grown_config(raw: dict, widening: Widening, dtype: str) -> dict:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     return run(lambda: _main(argv), interrupted="interrupted; nothing was written")
 
 
@@ -204,15 +211,17 @@ def _main(argv: Sequence[str] | None) -> int:
 def _parser() -> Parser:
     parser = Parser(
         description="Make a model of a real size that computes what a small one does.",
-        epilog="A size given as an option goes before the shape's; custom has the source's own.",
+        epilog="A size given as an option overrides the shape's; custom has the source's sizes.",
     )
     add = parser.add_argument
     add("--shape", default="custom", choices=list(SHAPES), help="default: %(default)s")
-    add("--from", dest="source", default="demo/target", help="what to grow (default: %(default)s)")
+    what = "model folder to grow (default: %(default)s)"
+    add("--from", dest="source", default="demo/target", help=what)
     add("--path", required=True, help="folder to write")
     add("--dtype", default="float32", choices=list(READABLE), help="default: %(default)s")
-    add("--seed", type=int, default=0, help="of the random numbers (default: %(default)s)")
-    add("--overwrite", action="store_true", help="replace the model that is there")
+    what = "seed of the random numbers (default: %(default)s)"
+    add("--seed", type=int, default=0, help=what)
+    add("--overwrite", action="store_true", help="replace a model at --path")
     for name in SIZES:
         add(f"--{name.replace('_', '-')}", type=int, metavar="N")
     return parser

@@ -1,4 +1,6 @@
-"""Draws docs/who-wrote.svg: who wrote which token of the default prompt's text, pass by pass.
+"""Draws docs/who-wrote.svg, which shows the origin of each token in a text, pass by pass.
+
+The text is the bundled pair's answer to the default prompt.
 
 Run it as `python -m demo.picture`.
 """
@@ -18,11 +20,11 @@ COLOURS = {"draft": ("#116329", "#dafbe1"), "target": ("#6639ba", "#eddeff")}  #
 LEGEND = {"draft": "proposed by the draft, accepted by the target", "target": "the target's own"}
 CHARACTER, LINE, LEFT = 9, 34, 86  # pixels
 
-Step = list[tuple[str, str]]  # the text that each token adds, and who wrote it
+Step = list[tuple[str, str]]  # the text that each token adds, and the token's origin
 
 
 def run() -> list[Step]:
-    """The steps in which the bundled pair writes the text, in float32."""
+    """Decodes the text with the bundled pair in float32, and returns the steps."""
     target, tokenizer = load(BUNDLED / "target", "float32")
     draft, _ = load(BUNDLED / "draft", "float32")
     chunks = SpeculativeDecoder(target, draft, tokenizer, NUM_DRAFT).stream(DEFAULT_PROMPT)
@@ -30,13 +32,13 @@ def run() -> list[Step]:
 
 
 def label(text: str, x: int, y: int, colour: str = "#59636e") -> str:
-    """Text that takes the same room in every font."""
+    """Returns an SVG element of text that has the same width in every font."""
     length = CHARACTER * len(text)
     return f'<text x="{x}" y="{y + 17}" textLength="{length}" fill="{colour}">{escape(text)}</text>'
 
 
 def draw(steps: list[Step]) -> str:
-    """The picture, as SVG."""
+    """Returns the picture as SVG."""
     tokens = sum(map(len, steps))
     told = f"{tokens} tokens in {len(steps)} passes of the target instead of {tokens + 1}"
     lines: list[tuple[str, Step, str]] = [("", [], told)]

@@ -1,22 +1,26 @@
-"""A larger T5 that computes the same function as a small one: what each of its tensors holds.
+"""Computes the tensors of a larger T5 that computes the same function as a small one.
 
-Everything that is added is random and dense, so that it costs what trained weights cost, except
-where it would reach the output:
+The added numbers are random and not zero, so that they cost the same as trained weights, except
+where they would change the output:
 
-- d_model, d -> D: nothing writes into the new dimensions of the residual (rows of `o` and `wo`,
-  columns of the embedding are zero). RMSNorm divides by the root of mean(x^2) + epsilon; with the
-  mean over D, both become d/D of what they were if epsilon' = epsilon * d/D, and norm weights times
-  sqrt(d/D) undo the rest. The factor D^-0.5 in front of a tied head is d^-0.5 times that same
-  sqrt(d/D), so the decoder's last norm then keeps its weights.
-- heads, d_ff, layers: the columns of `o` and `wo` that read what is new are zero.
-- d_kv: T5 does not scale scores, so zero rows of `q` are enough; columns of `o` as before.
-- vocabulary: no row of a tied head may be zero, as a logit of 0 could win. Two dimensions of the
-  residual, c and c in every token's embedding, stay so through all layers. They add 2c^2 to the sum
-  of squares, and epsilon' * D is made smaller by just that: the norms are the same as before. Of
-  all norms only the decoder's last passes them on, as z and -z. Old tokens get c*z - c*z = 0 from
-  them, new ones, whose embedding has -E and 0 there, -E*z: far below all others.
+- d_model, d -> D: no layer writes into the new dimensions of the residual, because the new rows of
+  `o` and `wo` and the new columns of the embedding are zero. RMSNorm divides by the root of
+  mean(x^2) + epsilon. The mean over D dimensions is d/D of the mean over d. With epsilon' = epsilon
+  * d/D the whole sum is d/D of the former sum, and norm weights times sqrt(d/D) compensate for it.
+  A tied head has the factor D^-0.5, which is d^-0.5 * sqrt(d/D). So with a tied head the decoder's
+  last norm keeps its weights.
+- heads, d_ff, layers: the columns of `o` and `wo` that read new values are zero.
+- d_kv: T5 does not scale scores, so it is enough that the new rows of `q` are zero; the new columns
+  of `o` are zero as well.
+- vocabulary: the head's row of a new token must not be zero, because its logit 0 could be the
+  largest. So two of the new dimensions of the residual are used. In them every old token's
+  embedding is c, and no layer changes them. They add 2c^2 to the sum of squares, and epsilon' * D
+  is reduced by 2c^2, so the norms stay the same. All norms except the decoder's last multiply these
+  dimensions by 0. The last norm turns them into z and -z. An old token's logit gets c*z - c*z = 0
+  from them. A new token's embedding is -E and 0 in them, so its logit is -E*z, far below all
+  others.
 
-Symbols: d and D are d_model of the source and of the result.
+Symbols: d and D are the d_model of the source and of the result.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from mlx_t5.network.config import T5Config
 SIZES = (
     "vocab_size", "d_model", "d_ff", "num_heads", "d_kv", "num_layers", "num_decoder_layers",
 )  # fmt: skip
-# Rows and columns of each kind of tensor; bias tables are not named after theirs.
+# The sizes that give the rows and columns of each kind of tensor; bias tables are not listed.
 _AXES = {
     "shared": ("vocab_size", "d_model"),
     "lm_head": ("vocab_size", "d_model"),
@@ -48,10 +52,11 @@ _AXES = {
     "wi_1": ("d_ff", "d_model"),
     "wo": ("d_model", "d_ff"),
 }
-# Logits of new tokens are -_DEPTH divided by the root mean square of the decoder's residual, which
-# in the bundled pair is 2 to 8. All these are powers of two, or made such: exact in every type.
+# A new token's logit is at most -_DEPTH divided by the root mean square of the decoder's residual,
+# which is 2 to 8 in the bundled pair. All numbers used here are powers of two, which are exact in
+# every type.
 _DEPTH = 2.0**15
-_AWAY = 2.0**12  # E above; neither it nor the norm's weight leaves the range of float16
+_AWAY = 2.0**12  # E above; E and the norm's weight are in the range of float16
 
 
 @dataclass(frozen=True)
@@ -68,13 +73,13 @@ class Widened:
     """One tensor of the larger model.
 
     Attributes:
-        shape: its shape; a vector counts as a matrix of one column.
-        centre: mean of its uniform random numbers.
-        spread: the furthest they lie from it.
-        patches: what is not random.
-        rows: where the source's rows go, if there is a source.
-        columns: where the source's columns go.
-        factor: what the source's numbers are multiplied by.
+        shape: the tensor's shape; a vector counts as a matrix of one column.
+        centre: the mean of the uniform random numbers.
+        spread: the maximum distance of a random number from the mean.
+        patches: the rectangles that are not random.
+        rows: the rows into which the source's rows are copied, if there is a source.
+        columns: the columns into which the source's columns are copied.
+        factor: the factor by which the source's numbers are multiplied.
     """
 
     shape: tuple[int, ...]
@@ -88,12 +93,14 @@ class Widened:
     def chunks(
         self, source: np.ndarray | None, rng: np.random.Generator, max_bytes: int
     ) -> Iterator[np.ndarray]:
-        """Yields the tensor in float32 as chunks of whole rows, the same in chunks of any size.
+        """Yields the tensor in float32 as chunks of whole rows.
+
+        The numbers do not depend on the size of the chunks.
 
         Args:
-            source: the tensor of the small model, float32; None if it has none.
-            rng: gives the random numbers.
-            max_bytes: about the most a chunk takes.
+            source: the tensor of the small model, float32; None if that model has no such tensor.
+            rng: the generator of the random numbers.
+            max_bytes: the approximate maximum size of a chunk.
         """
         rows, columns = (*self.shape, 1)[:2]
         step = max(1, max_bytes // (4 * columns))
@@ -119,19 +126,20 @@ class Widened:
 
 
 class Widening:
-    """How a model of one shape becomes one of another.
+    """The change of a small model into a larger one that computes the same function.
 
     Args:
         source: the small model's configuration.
-        sizes: the large one's, by the names in `SIZES`.
+        sizes: the large model's sizes, by the names in `SIZES`.
 
     Attributes:
         source: the small model's configuration.
-        result: the large one's.
+        result: the large model's configuration.
 
     Raises:
-        UserError: a size is less than the source's, or d_model leaves no room for what keeps new
-            tokens of a larger vocabulary from being chosen.
+        UserError: a size is less than the source's; or the vocabulary grows, and d_model lacks the
+            two spare dimensions that keep the new tokens from being chosen, or the source's
+            layer_norm_epsilon is 0.
     """
 
     def __init__(self, source: T5Config, sizes: Mapping[str, int]):
@@ -149,12 +157,12 @@ class Widening:
         self.result = replace(source, **changes)
 
     def tensor(self, name: str, shape: tuple[int, ...], has_source: bool) -> Widened:
-        """What a tensor holds.
+        """Returns a tensor of the large model.
 
         Args:
-            name: as in MLX folders.
-            shape: in the large model.
-            has_source: whether the small model has this tensor, not only the large one.
+            name: the tensor's name in MLX folders.
+            shape: the tensor's shape in the large model.
+            has_source: whether the small model has this tensor as well.
         """
         part = name.split(".")[-2]
         centre, spread = self._randomness(part)
@@ -166,7 +174,7 @@ class Widening:
         return replace(tensor, rows=rows, columns=columns, factor=factor)
 
     def _indices(self, axis: str) -> np.ndarray:
-        """Where along an axis of the large model the small one's entries lie."""
+        """Returns the indices, along an axis of a large tensor, of the small tensor's entries."""
         fixed = {"buckets": self.source.relative_attention_num_buckets, "one": 1}
         if axis != "inner":
             return np.arange(fixed.get(axis) or getattr(self.source, axis))
@@ -174,7 +182,7 @@ class Widening:
         return (heads + np.arange(self.source.d_kv)).ravel()
 
     def _randomness(self, part: str) -> tuple[float, float]:
-        """Centre and spread of new numbers: of the size they have before training."""
+        """Returns centre and spread of new numbers, as large as those of an untrained model."""
         if part == "norm":
             return 1.0, 0.5
         deviation = {
@@ -191,7 +199,7 @@ class Widening:
         return math.sqrt(self.source.d_model / self.result.d_model)
 
     def _patches(self, name: str, part: str, has_source: bool) -> tuple[Patch, ...]:
-        """What must not be random for the function to stay the same."""
+        """Returns the rectangles that must not be random, so that the function stays the same."""
         old, new, d = self.source, self.result, self.source.d_model
         everything = slice(0, None)
         if part == "q" and has_source:
@@ -215,14 +223,14 @@ class Widening:
         return ()
 
     def _last_weight(self) -> float:
-        """The decoder's last norm's weight of the constant dimensions, a power of two."""
+        """Returns the weight, a power of two, by which the last norm passes on the constants."""
         d = self.source.d_model
         head = d**-0.5 if self.source.scales_logits else math.sqrt(self.result.d_model / d)
         return 2.0 ** math.ceil(math.log2(_DEPTH / (_AWAY * self._constant * head)))
 
 
 def _constant(source: T5Config, d_model: int) -> float:
-    """c above: the largest power of two that leaves half of epsilon or more."""
+    """Returns c above: the largest power of two that leaves at least half of epsilon."""
     if d_model < source.d_model + 2:
         least = f"at least {source.d_model + 2}"
         raise UserError(f"a larger vocab_size needs a d_model of {least}, not {d_model}")

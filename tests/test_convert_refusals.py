@@ -199,7 +199,7 @@ def test_the_command_line_converts_into_the_default_folder(tiny, tmp_path, monke
     (
         (["--model", "./nowhere"], "neither a folder nor a Hub id"),
         (["--model", "source", "-q", "--q-bits", "7"], "--q-bits 7 does not exist"),
-        (["--model", "source", "--q-bits", "4"], "only together with -q"),
+        (["--model", "source", "--q-bits", "4"], "have an effect only with -q"),
         (["--model", "source", "--mlx-path", ""], "--mlx-path is empty"),
         (["--model", "empty"], "cannot read empty/config.json"),
         (["--model", "source", "--mlx-path", "file/out"], "cannot convert source to"),

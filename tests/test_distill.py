@@ -149,7 +149,7 @@ def test_answers_are_reused_and_a_draft_with_its_own_encoder_is_trained(
     moved = shutil.copytree(BUNDLED / "target", tmp_path / "moved", copy_function=shutil.copy)
     options = ["--model", str(moved), "--draft-model", str(BUNDLED / "draft")]
     assert run(tmp_path / "own", *options, "--resume", "--iters", "2") == 0
-    assert "the answers are used again, the training begins anew" in capsys.readouterr().err
+    assert "the answers are used again, the training starts over" in capsys.readouterr().err
     own, _ = load(tmp_path / "own", "float32")
     assert own.shares_with is None
     after = dict(tree_flatten(own.parameters()))

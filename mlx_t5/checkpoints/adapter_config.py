@@ -1,9 +1,9 @@
 """Reads PEFT's adapter_config.json: which layers a LoRA adapter changes, and by how much.
 
-The entries are those of PEFT's `LoraConfig`, as in PEFT 0.21. An entry that makes the adapter more
-than a product of two matrices a layer (with or without DoRA) is refused by name: a partly merged
-adapter would be another model that still writes fluent text. Regular expressions are refused as
-well, as an untrusted one could take years to match.
+The entries are those of `LoraConfig` in PEFT 0.21. The supported adapters add a product of two
+matrices to each layer, with or without DoRA. An entry that asks for more is refused by name,
+because a partly merged adapter would be a different model that still writes fluent text. Regular
+expressions are refused as well, because an untrusted expression could take years to match.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from mlx_t5.errors import UserError, shown
 from mlx_t5.ranges import FLAG, Range, checked, refusal
 
 CONFIG = "adapter_config.json"
-# No linear layers; the head is one, but PEFT saves its base as well, and it may be the embedding.
+# Layers that are not linear, and the output head: PEFT also saves the head's base weight, and the
+# head may be the embedding.
 OTHERS = ("shared", "embed_tokens", "relative_attention_bias", "lm_head")
 ALL_LINEAR = "all-linear"
-_MAX_NAMES = 4096  # in a list; t5-11b has 560 layers
+_MAX_NAMES = 4096  # names in a list; t5-11b has 560 layers
 _NUMBERS: Mapping[str, Range] = MappingProxyType(
     {
         "r": Range(int, 1, 1 << 16, "a whole number from 1 to 65536"),
@@ -34,10 +35,10 @@ _NUMBERS: Mapping[str, Range] = MappingProxyType(
 )
 _MODULES = ("target_modules", "exclude_modules")
 _PATTERNS = ("rank_pattern", "alpha_pattern", "layers_pattern", "layers_to_transform")
-# Initialisations that have no effect on a trained adapter.
+# Initialisations that do not affect how a trained adapter is merged.
 _NEUTRAL_STARTS = (True, False, "gaussian", "orthogonal", "eva", "mica")
-# Entries without effect on a merged adapter: its training and its origin. T5's layers are never
-# transposed (fan_in_fan_out), and PEFT looks at the layers.
+# Entries about the adapter's training and origin, which do not affect merging. `fan_in_fan_out` has
+# no effect either: T5's layers are never transposed, and PEFT checks the layers themselves.
 _WITHOUT_EFFECT = frozenset(
     "auto_mapping base_model_name_or_path corda_config ensure_weight_tying eva_config "
     "fan_in_fan_out inference_mode loftq_config lora_dropout lora_ga_config megatron_config "
@@ -47,7 +48,7 @@ _KNOWN = _WITHOUT_EFFECT | {"peft_type", "bias", "init_lora_weights", *_NUMBERS,
 
 
 def adapter_folder(name: str | Path) -> Path:
-    """Returns the folder of an adapter.
+    """Returns the path of an adapter's folder, given by a user.
 
     Raises:
         UserError: there is no such folder.
@@ -60,12 +61,12 @@ def adapter_folder(name: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """The supported entries; see PEFT's class of this name.
+    """The supported entries of an adapter's configuration; see PEFT's class of this name.
 
     Attributes:
-        r: rank: rows of A, columns of B.
-        lora_alpha: strength.
-        use_rslora: whether the strength is divided by the root of the rank instead of the rank.
+        r: the rank: number of rows of A, and of columns of B.
+        lora_alpha: the strength; B @ A is multiplied by lora_alpha / r.
+        use_rslora: whether the strength is divided by the square root of r instead of r.
         use_dora: whether the rows of a changed weight have learned lengths (DoRA).
         target_modules: name suffixes of the layers to change, or `ALL_LINEAR`.
         exclude_modules: name suffixes of layers to leave as they are.
@@ -75,7 +76,7 @@ class LoraConfig:
     lora_alpha: float = 8.0
     use_rslora: bool = False
     use_dora: bool = False
-    target_modules: str | tuple[str, ...] = ("q", "v")  # PEFT's for T5
+    target_modules: str | tuple[str, ...] = ("q", "v")  # PEFT's default for T5
     exclude_modules: tuple[str, ...] = ()
 
     @classmethod
@@ -83,7 +84,7 @@ class LoraConfig:
         """Reads an adapter's configuration.
 
         Raises:
-            UserError: it is missing or damaged, or the adapter cannot be merged.
+            UserError: the configuration is missing or damaged, or the adapter cannot be merged.
         """
         return cls.from_dict(read_object(folder / CONFIG, "give the folder of a PEFT adapter"))
 
@@ -92,7 +93,7 @@ class LoraConfig:
         """Reads the content of an adapter_config.json; null counts as absent.
 
         Raises:
-            UserError: it is no LoRA, cannot be merged, or an entry is malformed.
+            UserError: the adapter is no LoRA or cannot be merged, or an entry is malformed.
         """
         raw = {name: value for name, value in raw.items() if value is not None}
         _refuse_others(raw)
@@ -106,7 +107,7 @@ class LoraConfig:
 
     @property
     def scale(self) -> float:
-        """The factor of B @ A."""
+        """The factor by which B @ A is multiplied."""
         return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
     def targets(self, layers: Iterable[str]) -> list[str]:
@@ -128,7 +129,7 @@ def _is_named(layer: str, names: Iterable[str]) -> bool:
 
 
 def _refuse_others(raw: Mapping[str, Any]) -> None:
-    """Refuses entries that are no plain LoRA on linear layers, by name."""
+    """Raises `UserError` for an entry that asks for more than plain LoRA on linear layers."""
     kind = raw.get("peft_type")
     if kind != "LORA":
         if kind is None:
@@ -145,7 +146,7 @@ def _refuse_others(raw: Mapping[str, Any]) -> None:
     for name, value in raw.items():
         if name in _PATTERNS and value not in ([], {}, ""):
             raise _refused(name, value)
-        # An unknown entry may be a number or a name that others refer to, but not switch things on.
+        # An unknown number or name is harmless; a flag, a list or an object may enable a feature.
         asks = value is True or (isinstance(value, (list, dict)) and len(value) > 0)
         if asks and name not in _KNOWN:
             raise _refused(name, value, cure="merge it with PEFT, where PEFT can")

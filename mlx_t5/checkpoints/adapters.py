@@ -1,10 +1,10 @@
-"""Merges PEFT's LoRA adapters into a model's weights while these are read.
+"""Merges PEFT's LoRA adapters into a model's weights while the weights are read.
 
 LoRA (Hu et al., https://arxiv.org/abs/2106.09685) changes a weight W (out, in) by a product of two
 narrow matrices, B (out, r) and A (r, in): W + s · B @ A. Row i of the result depends on W[i], B[i]
 and A alone, so a weight of any size is merged a few rows at a time. Like PEFT's `merge_and_unload`
-in float32, this computes in float32; it rounds once. DoRA (https://arxiv.org/abs/2402.09353) then
-scales each row to a learned length.
+on a float32 model, this computes in float32, and the result is rounded once. DoRA
+(https://arxiv.org/abs/2402.09353) then scales each row to a learned length.
 
 Layers have Hugging Face's names here: `decoder.block.0.layer.0.SelfAttention.q`.
 """
@@ -54,10 +54,10 @@ class StoredAdapter:
 
         Args:
             name: the tensor's Hugging Face name.
-            tiles: its rows, in order; all tiles but the last have the same number of rows.
+            tiles: the weight's rows, in order; all tiles but the last have equally many rows.
 
         Yields:
-            Each tile: (n, in) in float32 if the adapter changes the layer, else as it is.
+            Each tile: (n, in) in float32 if the adapter changes the layer, otherwise unchanged.
 
         Raises:
             UserError: the adapter's file cannot be read.
@@ -90,16 +90,18 @@ class StoredAdapter:
         names: Collection[str],
         quantization: Mapping[str, Any] | None,
     ) -> Iterator[tuple[str, mx.array]]:
-        """Merges whole tensors; quantised ones are quantised again, see `quantization`.
+        """Merges the adapter into whole tensors of an MLX folder.
+
+        A quantised weight is quantised again, with the settings that `quantization` returns.
 
         Args:
-            tensors: pairs of our name and array.
-            ours: our names by Hugging Face's.
-            names: our names of all tensors.
-            quantization: the `quantization` of config.json.
+            tensors: pairs of a tensor's name in the MLX folder and its array.
+            ours: the names in the MLX folder, by Hugging Face's names.
+            names: the names of all tensors in the MLX folder.
+            quantization: the entry `quantization` of config.json.
 
         Yields:
-            Pairs of our name and array, quantised as `quantization` returns.
+            Pairs of a name in the MLX folder and an array.
         """
         changed = self._changed(ours)
         parts = {path: {f"{path}.{part}" for part in PARTS} & set(names) for path in changed}
@@ -116,12 +118,17 @@ class StoredAdapter:
                 yield from change_weight(path, waiting.pop(path), settings, merge).items()
 
     def quantization(self, entry: Mapping[str, Any], ours: Mapping[str, str]) -> dict[str, Any]:
-        """Returns the `quantization` of config.json after `merged`, given that of the folder."""
+        """Returns the entry `quantization` of config.json that holds after `merged`.
+
+        Args:
+            entry: the folder's `quantization` before merging.
+            ours: the names in the MLX folder, by Hugging Face's names.
+        """
         settings = {path: layer_settings(entry, path) for path in self._changed(ours)}
         return {**entry, **{path: changed_settings(how) for path, how in settings.items()}}
 
     def _changed(self, ours: Mapping[str, str]) -> dict[str, str]:
-        """Returns Hugging Face's name of every changed layer, by its path."""
+        """Returns Hugging Face's name of every changed layer, by the layer's path in the model."""
         return {ours[layer + _WEIGHT].removesuffix(_WEIGHT): layer for layer in self._layers}
 
     def _merge(self, name: str, weight: mx.array) -> mx.array:
@@ -137,16 +144,16 @@ class StoredAdapter:
 def open_adapter(folder: str | Path | None, shapes: Mapping[str, Shape]) -> StoredAdapter:
     """Opens a PEFT adapter for a model.
 
-    For an encoder alone, an adapter's changes to the decoder are ignored.
+    If the model is an encoder alone, the adapter's changes to the decoder are ignored.
 
     Args:
-        folder: holds adapter_config.json and adapter_model.safetensors or .bin; None for an adapter
-            that changes nothing.
+        folder: the adapter's folder, with adapter_config.json and adapter_model.safetensors or
+            .bin; None returns an adapter that changes nothing.
         shapes: shapes of the model's tensors, by Hugging Face's names.
 
     Raises:
-        UserError: it is no LoRA adapter, changes other layers than linear ones, does not fit the
-            model, or is damaged.
+        UserError: the folder holds no LoRA adapter, or the adapter changes a layer that cannot be
+            merged, does not fit the model, or is damaged.
     """
     if folder is None:
         return StoredAdapter(Checkpoint([], {}), (), LoraConfig())
@@ -155,7 +162,7 @@ def open_adapter(folder: str | Path | None, shapes: Mapping[str, Shape]) -> Stor
     weights = {name: s for name, s in shapes.items() if len(s) == 2 and name.endswith(_WEIGHT)}
     layers = {name.removesuffix(_WEIGHT): shape for name, shape in weights.items()}
     whole = any(name.startswith(_DECODER) for name in shapes)
-    # An output head that is the embedding has no tensor, but it is a layer as well.
+    # A tied output head has no tensor of its own, but an adapter may still name it as a layer.
     targets = config.targets(dict.fromkeys([*layers, *([_HEAD] if whole else [])]))
     for layer in targets:
         if layer.rpartition(".")[2] in OTHERS:
@@ -177,15 +184,19 @@ def open_adapter(folder: str | Path | None, shapes: Mapping[str, Shape]) -> Stor
 def save_adapter(
     path: Path, entries: Mapping[str, Any], tensors: Mapping[str, Mapping[str, mx.array]]
 ) -> Path:
-    """Writes a folder that PEFT and `open_adapter` read; it appears when it is complete.
+    """Writes an adapter folder for PEFT and `open_adapter`; it appears only when it is complete.
 
     Args:
         path: the folder, as checked by `check_output_folder`.
-        entries: entries of adapter_config.json, besides those of every LoRA of a T5.
-        tensors: A, B and, for DoRA, the rows' lengths, by layer and by PEFT's name of each.
+        entries: entries of adapter_config.json, without those that every LoRA of a T5 has.
+        tensors: for each layer, the arrays A and B (and with DoRA the rows' lengths) by PEFT's
+            names.
+
+    Returns:
+        `path`.
 
     Raises:
-        UserError: `path` exists by now, or cannot be written.
+        UserError: `path` has come to exist since it was checked, or cannot be written.
     """
     named = {
         f"{_PREFIX}{layer}.{name}" + _WEIGHT * (array.ndim == 2): array.astype(mx.float32)
@@ -203,7 +214,7 @@ def save_adapter(
 
 
 def _tensors(layer: str) -> list[str]:
-    """Returns the names of A, B and the rows' lengths."""
+    """Returns the names, in the adapter's file, of a layer's A, B and DoRA lengths."""
     parts = (f"lora_A{_WEIGHT}", f"lora_B{_WEIGHT}", "lora_magnitude_vector")
     return [f"{_PREFIX}{layer}.{part}" for part in parts]
 
@@ -211,7 +222,10 @@ def _tensors(layer: str) -> list[str]:
 def _check(checkpoint: Checkpoint, expected: Mapping[str, Shape], unused: str) -> None:
     """Raises `UserError` unless the adapter's tensors match its configuration.
 
-    `unused` is the prefix of tensors that are ignored; "" for none.
+    Args:
+        checkpoint: the adapter's file.
+        expected: the shapes of the expected tensors, by name.
+        unused: the prefix of tensors that are ignored; "" ignores none.
     """
     names = set(checkpoint.names)
     for name in checkpoint.names:
@@ -227,7 +241,7 @@ def _check(checkpoint: Checkpoint, expected: Mapping[str, Shape], unused: str) -
 
 
 def _stranger(name: str) -> str:
-    """Returns the explanation of an unexpected tensor."""
+    """Returns the end of the error message about an unexpected tensor."""
     layer = shown(name.removeprefix(_PREFIX).partition(".lora_")[0])
     if layer in OTHERS and ".lora_" in name:
         return f"LoRA on {layer} cannot be merged here; merge it with PEFT"

@@ -3,7 +3,7 @@
 The formats are safetensors and torch's `.bin` (zip or legacy), in one file or in shards with an
 index, in float32, float16 and bfloat16. torch is not needed, and nothing in a file is executed. All
 files are untrusted: a false header, a truncated file, or an index that points out of its folder
-each raise one `UserError` that names the file.
+raises a `UserError` that names the file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlx_t5.errors import UserError, reason, shown
 
 SAFETENSORS = "model.safetensors"
 TORCH = "pytorch_model.bin"
-# The embedding is stored under one or more of these names. MADLAD has only the last.
+# The embedding is stored under one or more of these names. MADLAD uses only the last name.
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 _MAX_SHARDS = 1000
 _LFS_POINTER = b"version https://git-lfs.github.com/"
@@ -32,9 +32,9 @@ class Checkpoint:
     """The tensors of a checkpoint; a context manager that closes the files it opened.
 
     Attributes:
-        names: every tensor's name, in the order of files and of their bytes, so that reading in
-            this order is sequential.
-        metadata: the string pairs of a safetensors header (MLX folders have `format`: `mlx`).
+        names: all tensor names, file by file in the order of the bytes, so that reading in this
+            order is sequential.
+        metadata: the string pairs in the safetensors header (MLX folders have `format`: `mlx`).
     """
 
     def __init__(self, tensors: list[StoredTensor], metadata: dict[str, str]):
@@ -46,24 +46,24 @@ class Checkpoint:
         self._files: dict[Path, FileIO] = {}
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The sizes of the tensor's dimensions."""
+        """Returns the tensor's shape."""
         return self._tensors[name].shape
 
     def dtype(self, name: str) -> str:
-        """The stored type's name: "float32", "float16", "bfloat16", or one `read` refuses."""
+        """Returns the name of the stored type, which may be a type that `read` refuses."""
         return self._tensors[name].dtype
 
     def nbytes(self, name: str) -> int:
-        """The tensor's size in bytes, in its stored type."""
+        """Returns the tensor's size in bytes, in its stored type."""
         return self._tensors[name].nbytes
 
     def storage(self, name: str) -> Hashable:
-        """Returns a value that is equal for two names exactly if they are the same tensor."""
+        """Returns a key that two names share exactly if they refer to the same stored tensor."""
         tensor = self._tensors[name]
         return tensor.path, tensor.offset, tensor.dtype, tensor.shape, tensor.strides
 
     def require_readable(self, name: str) -> None:
-        """Raises `UserError` unless `read` knows the tensor's type."""
+        """Raises `UserError` unless `read` supports the tensor's type."""
         self._tensors[name].require_readable()
 
     def read(self, name: str) -> mx.array:
@@ -76,9 +76,9 @@ class Checkpoint:
         return tensor.read(self._open(tensor.path))
 
     def part(self, name: str, axis: int, where: slice) -> mx.array:
-        """Reads rows (axis 0) or columns (axis 1) of one tensor, and only these.
+        """Reads only some rows (axis 0) or columns (axis 1) of one tensor.
 
-        Unlike `read` it also reads the integers of quantised weights.
+        Unlike `read`, this also reads the integers of quantised weights.
 
         Raises:
             UserError: the type is not supported, or the file has been truncated.
@@ -92,7 +92,7 @@ class Checkpoint:
         return tensor.row_tiles(self._open(tensor.path), max_bytes)
 
     def sample(self, name: str, places: int, width: int = 64) -> bytes:
-        """Returns stored bytes of a tensor, from evenly spaced places."""
+        """Returns some bytes of a tensor: `width` bytes from each of evenly spaced places."""
         tensor = self._tensors[name]
         file, size = self._open(tensor.path), tensor.extent * tensor.itemsize
         samples = []
@@ -106,7 +106,7 @@ class Checkpoint:
         return ((name, self.read(name)) for name in self.names)
 
     def close(self) -> None:
-        """Closes the files that reading has opened; they are opened again when needed."""
+        """Closes the open files; a later read opens its file again."""
         while self._files:
             self._files.popitem()[1].close()
 
@@ -130,14 +130,14 @@ def open_checkpoint(
     """Finds the weights in a folder; prefers safetensors to `.bin`, and one file to shards.
 
     Args:
-        folder: holds `model.safetensors`, `pytorch_model.bin`, or either's `.index.json` and the
-            shards it names.
-        names: the names of the two files.
+        folder: the folder. It holds `model.safetensors` or `pytorch_model.bin`, or the index of
+            either (with `.index.json` added to the name) and the shards that the index names.
+        names: the names to use in place of these two.
         root: the model folder, if `folder` is inside it; see `small_files.require_own`.
 
     Raises:
         UserError: there are no weights, a shard is missing, a file is damaged or a link out of the
-            folder, or a pickle contains more than tensors.
+            folder, or a pickle contains objects other than tensors.
     """
     folder = Path(folder)
     try:
@@ -152,14 +152,14 @@ def open_checkpoint(
     there = sorted(shown(path.name) for path in folder.glob("[!.]*"))
     raise UserError(
         f"{folder}: no {names[0]} or {names[1]}, nor an index of either"
-        + (f"; it holds {', '.join(there[:8])}" if there else "; the folder is empty or not there")
+        + (f"; it holds {', '.join(there[:8])}" if there else "; the folder is empty or missing")
     )
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str | None:
-    """Returns a T5's stored type: its embedding's, or a norm's if that is quantised.
+    """Returns the floating-point type in which a T5 is stored; None if it has no embedding.
 
-    None if there is no embedding.
+    This is the embedding's type or, if the embedding is quantised, a norm's.
     """
     embedding = next((name for name in EMBEDDINGS if name in checkpoint.names), None)
     if embedding and embedding.replace(".weight", ".scales") in checkpoint.names:
@@ -179,7 +179,7 @@ def _open_sharded(index: Path, root: Path | None) -> Checkpoint:
             cure += ", or delete the index to use the .bin files beside it"
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         names = ", ".join(map(shown, missing[:3])) + more
-        raise UserError(f"{index} names files that are not there: {names}; {cure}")
+        raise UserError(f"{index} names files that are missing: {names}; {cure}")
     checkpoint = _merge([index.parent / shard for shard in shards], weight_map, root)
     absent = sorted(weight_map.keys() - set(checkpoint.names))
     if absent:
@@ -189,10 +189,13 @@ def _open_sharded(index: Path, root: Path | None) -> Checkpoint:
 
 
 def read_weight_map(index: Path, root: Path | None = None) -> dict[str, str]:
-    """Reads an index: tensor name → file name, which must be a plain name.
+    """Reads an index of shards.
+
+    Returns:
+        The file of each tensor, by tensor name; the file names contain no folders.
 
     Raises:
-        UserError: the index is no such mapping, or names a file outside its folder.
+        UserError: the index has no such mapping, or names a file outside its folder.
     """
     weight_map = read_object(index, "fetch it again", root).get("weight_map")
     if not isinstance(weight_map, dict):
@@ -204,7 +207,7 @@ def read_weight_map(index: Path, root: Path | None = None) -> dict[str, str]:
 
 
 def _merge(paths: list[Path], weight_map: dict[str, str] | None, root: Path | None) -> Checkpoint:
-    """Merges the tensors of all files; if several files have a name, the index decides."""
+    """Merges the tensors of all files; if several files have the same name, the index decides."""
     tensors: dict[str, StoredTensor] = {}
     metadata: dict[str, str] = {}
     count = 0

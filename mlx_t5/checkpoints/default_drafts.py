@@ -1,10 +1,11 @@
 """The default drafts of public models.
 
-The small model of a family drafts for those that read at least ten times as many weights in a pass
-(the decoder's and the output head's, by the shapes in their config.json). A draft pass relative to
-the target's is 0.100 for t5-large, 0.007 for t5-11b, 0.027 for flan-t5-xl, 0.080 for mt5-xl, 0.078
-for byt5-xl. For the base models it would be 0.31 to 0.52, for mt5-large and byt5-large 0.24; there,
-too many proposals would have to be right for a draft to gain anything.
+The small model of a family is the draft for those larger models that read at least ten times as
+many weights in a decoder pass. The weights counted are those of the decoder and the output head, by
+the shapes in config.json. The weights read in a draft pass, relative to a target pass, are 0.100
+for t5-large, 0.007 for t5-11b, 0.027 for flan-t5-xl, 0.080 for mt5-xl and 0.078 for byt5-xl. For
+the base models the ratio would be 0.31 to 0.52, for mt5-large and byt5-large 0.24. At these ratios
+a draft would gain something only if an unlikely share of its proposals were accepted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _FAMILIES = (
     ("google/umt5-", ("xl", "xxl")),
     ("google/byt5-", ("xl", "xxl")),
 )
-# The Hub id of a target → that of its draft.
+# The Hub id of a target → the Hub id of its draft.
 DRAFTS = MappingProxyType(
     {f"{family}{size}": f"{family}small" for family, sizes in _FAMILIES for size in sizes}
 )
@@ -29,10 +30,10 @@ _BY_FOLDER = MappingProxyType({name.rpartition("/")[2]: name for name in DRAFTS}
 
 
 def default_draft(target: str) -> str | None:
-    """Returns the Hub id of a target's draft; None if it has none.
+    """Returns the Hub id of a target's default draft; None if the target has none.
 
     Args:
-        target: its Hub id, possibly an old one without an owner, or the name of a folder without a
-            record of its origin.
+        target: the target's Hub id, possibly an old id without an owner; or the name of its folder,
+            if the folder has no record of its origin.
     """
     return DRAFTS.get(full_id(_BY_FOLDER.get(target, target)))

@@ -1,7 +1,7 @@
 """Writes a model folder in Hugging Face's layout: weights in shards, their index, the small files.
 
-Every tensor is written a few rows at a time, so that memory does not depend on the size of the
-model. `convert.py` writes MLX folders with it, `demo/grow.py` Hugging Face folders.
+Every tensor is written a few rows at a time, so the memory needed does not depend on the size of
+the model. `convert.py` writes MLX folders by these functions, `demo/grow.py` Hugging Face folders.
 """
 
 from __future__ import annotations
@@ -23,31 +23,34 @@ from mlx_t5.checkpoints.safetensors_file import SafetensorsWriter, data_size
 from mlx_t5.checkpoints.small_files import MODULE_FOLDER, SMALL_FILES, require_small
 from mlx_t5.disk import is_macos_file
 
-BLOCK_BYTES = 16 << 20  # bytes of a tensor at a time; memory is a few times this
-SHARD_BYTES = 5 << 30  # maximum of a shard, as in mlx-lm
+BLOCK_BYTES = 16 << 20  # bytes of a tensor at a time; the peak memory is a few times this number
+SHARD_BYTES = 5 << 30  # maximum size of a shard, as in mlx-lm
 _WEIGHTS = re.compile(
     r"README\.md|config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
 )
 
 
 class OutputTensor(Protocol):
-    """One tensor to write; on the disk it may be several arrays."""
+    """One tensor to write; a quantised tensor is stored as several arrays."""
 
     def outputs(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-        """Returns type and shape of each array, by name, in the order of storage."""
+        """Returns the type and shape of each array by name, in the order of storage."""
 
 
 S = TypeVar("S", bound=OutputTensor)
 
 
 def is_model_file(name: str) -> bool:
-    """Whether `convert.py`, or macOS, may have made a file or module folder of this name."""
+    """Whether a file or module folder of this name may have been made by `convert.py` or macOS."""
     ours = name in SMALL_FILES or any(p.fullmatch(name) for p in (_WEIGHTS, MODULE_FOLDER))
     return ours or is_macos_file(name)
 
 
 def into_shards(steps: Iterable[S], shard_bytes: int) -> list[list[S]]:
-    """Cuts the steps into shards of at most `shard_bytes`, or of one larger tensor."""
+    """Returns the tensors grouped into shards of at most `shard_bytes`.
+
+    A tensor larger than that is a shard by itself.
+    """
     shards: list[list[S]] = []
     room = 0
     for step in steps:
@@ -70,11 +73,11 @@ def new_model_folder(
         path: the folder, as checked by `check_output_folder`.
         overwrite: whether to replace what is at `path`.
         source: the folder to copy the small files from; links out of it are refused.
-        shards: the tensors to be written, to check the disk space first.
+        shards: the tensors that will be written; they decide the disk space needed.
 
     Raises:
-        UserError: a small file is none or a link out of the source, there is too little disk space,
-            or `path` exists by now.
+        UserError: a small file is no regular file, is too large or a link out of the source, there
+            is too little disk space, or `path` has come to exist since it was checked.
     """
     small = [source / name for name in SMALL_FILES if os.path.lexists(source / name)]
     for file in small:
@@ -98,8 +101,9 @@ def write_shards(
 
     Args:
         folder: the folder to write to.
-        shards: from `into_shards`.
-        row_tiles: yields a tensor's next rows, in order, for each of its arrays by name.
+        shards: the tensors to write, from `into_shards`.
+        row_tiles: a function that is given a tensor and yields its rows in order, a few at a time,
+            for each of its arrays by name.
         framework: the `format` of the files' metadata: "mlx" or "pt".
         label: the progress bar's label.
     """
@@ -123,13 +127,13 @@ def write_shards(
 
 
 def write_json(path: Path, value: dict) -> None:
-    """Writes a JSON file as Hugging Face formats them."""
+    """Writes a JSON file in Hugging Face's format."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager
 def _small_cache() -> Iterator[None]:
-    """Limits the freed buffers that MLX keeps: tiles of many sizes would pile up there."""
+    """Limits the freed buffers that MLX keeps, as buffers of many sizes would pile up."""
     before = mx.set_cache_limit(BLOCK_BYTES)
     try:
         yield

@@ -1,19 +1,19 @@
-"""Reads the generation settings in a model's files: generation_config.json and config.json's tasks.
+"""Reads a model's generation settings from generation_config.json and its tasks from config.json.
 
-Both have the entries of transformers' `GenerationConfig`. Without a generation_config.json they are
-read from config.json, as in transformers 5. Supported entries become `settings.Settings` with the
-same meaning as in transformers:
+Both have the entries of transformers' `GenerationConfig`. If there is no generation_config.json,
+the settings are read from config.json, as in transformers 5. Supported entries become
+`settings.Settings` with the same meaning as in transformers:
 
 | entry | setting |
 | --- | --- |
 | `max_new_tokens`, `min_new_tokens` | `max_tokens`, `min_tokens` |
-| `max_length`, `min_length`, which count the start token | the same, one less |
-| `do_sample: true` | `temp` as `temperature` says, or 1; `top_k` 50 unless it says another |
-| `do_sample: false` | `temp` 0, whatever `temperature` says |
-| others of the same name | themselves |
+| `max_length`, `min_length` | `max_tokens`, `min_tokens`, less 1 for the start token |
+| `do_sample: true` | `temp` is `temperature` or else 1; `top_k` is 50 unless the entry exists |
+| `do_sample: false` | `temp` is 0, whatever `temperature` is |
+| an entry with a setting's name | the setting of that name |
 
-Unsupported entries that would change the text are reported, so that nobody expects transformers'
-text.
+Unsupported entries that would change the text are reported, because the text then differs from
+transformers' text.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from mlx_t5.settings import SETTINGS, Settings
 
 FILE, CONFIG = "generation_config.json", "config.json"
 IGNORE = "--ignore-generation-config"
-_DEFAULT_TOP_K = 50  # of transformers, where it samples
+_DEFAULT_TOP_K = 50  # transformers' default for sampling
 _DAMAGED = "give a model folder, MLX or Hugging Face"
 
 
-# The setting of each entry. If two entries have one setting, the later counts, as in transformers.
+# The setting of each entry. If two entries set the same setting, the later in this order counts, as
+# in transformers.
 _ENTRIES = {entry: name for name, setting in SETTINGS.items() for entry in setting.config}
 _WITH_START = ("max_length", "min_length")  # they count the start token
-# Entries without effect on the text: ids, which config.json also has, caches, output formats, and
-# how transformers drafts and computes.
+# Entries that do not affect the text: ids (config.json has them too), caches, output formats, and
+# entries about drafting and computing in transformers.
 _IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
 _SAMPLING = ("do_sample", "temperature")
 _WITHOUT_EFFECT = frozenset(
@@ -52,8 +53,8 @@ _WITHOUT_EFFECT = frozenset(
     "assistant_lookbehind target_lookbehind prompt_lookup_num_tokens max_matching_ngram_size "
     "speculation_type use_mtp".split()
 )
-# Unsupported entries, with the values besides null that have no effect in transformers; an id has
-# no such value.
+# Unsupported entries, with their values (besides null) that have no effect in transformers. An id
+# has no such value.
 _NOTHING: tuple[Any, ...] = (False, "", [], {})
 _OFF: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
@@ -69,7 +70,7 @@ _OFF: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         **dict.fromkeys(("exponential_decay_length_penalty", "stop_strings"), _NOTHING),
         **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), ()),
         **dict.fromkeys(("assistant_ensemble_weight", "dola_layers", "max_time", "top_h"), ()),
-        "watermarking_config": (),  # an empty one adds a watermark, too
+        "watermarking_config": (),  # even an empty object adds a watermark
     }
 )
 
@@ -79,10 +80,10 @@ class Preset:
     """The generation settings of a file or a task.
 
     Attributes:
-        source: the file or the task, for messages.
-        prefix: put before every prompt.
+        source: the name of the file or task, for messages.
+        prefix: the text that is put before every prompt.
         settings: settings by their names in `Settings`.
-        left_out: entries that are not supported.
+        left_out: the names of entries that are not supported.
     """
 
     source: str
@@ -92,16 +93,18 @@ class Preset:
 
     @property
     def note(self) -> str:
-        """One line about the entries left out; "" if there are none."""
+        """A line that lists the entries left out; "" if there are none."""
         names = ", ".join(self.left_out)
         return f"{self.source}: left out, as not supported: {names}" if names else ""
 
 
 def read_generation_config(folder: Path) -> Preset:
-    """Reads a model's generation_config.json, or its config.json if there is no such file.
+    """Reads a model's generation settings.
+
+    They are in generation_config.json or, if this file does not exist, in config.json.
 
     Raises:
-        UserError: it is damaged, or a setting is out of range.
+        UserError: a file is damaged, or a setting is out of range.
     """
     path = folder / FILE
     config = read_object(folder / CONFIG, _DAMAGED)
@@ -112,14 +115,14 @@ def read_generation_config(folder: Path) -> Preset:
         raw = read_object(path, _DAMAGED)
         preset = _preset(FILE, raw)
     except UserError as error:
-        raise UserError(f"{error}; {IGNORE} does without it") from None
+        raise UserError(f"{error}; {IGNORE} ignores the file's settings") from None
     ids = {name: _ids(config.get(name)) for name in _IDS}
     others = [n for n in _IDS if ids[n] and _ids(raw.get(n)) - ids[n]]
     return dataclasses.replace(preset, left_out=(*preset.left_out, *others))
 
 
 def read_tasks(folder: Path) -> dict[str, Preset]:
-    """Reads the tasks of a model, by name: `task_specific_params` of its config.json.
+    """Returns the settings of a model's tasks, by name: `task_specific_params` of config.json.
 
     Raises:
         UserError: config.json is damaged, or a task's entry is malformed or out of range.
@@ -144,10 +147,10 @@ def find_task(tasks: Mapping[str, Preset], name: str) -> Preset:
 
 
 def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges settings from several sources; a later one overrides an earlier one.
+    """Merges settings from several sources; a later source overrides an earlier one.
 
-    Beams neither sample nor draft: if a source sets temp or delta, earlier beams are dropped, and
-    vice versa.
+    Beam search excludes sampling and drafting. So if a source sets temp or delta, an earlier
+    num_beams is dropped, and if a source sets num_beams, an earlier temp and delta are dropped.
     """
     result: dict[str, Any] = {}
     for source in sources:
@@ -175,7 +178,7 @@ def _preset(source: str, raw: Mapping[str, Any]) -> Preset:
     for entry, value in raw.items():
         if entry not in silent and not entry.startswith("_") and not _is_off(entry, value):
             left_out.append(shown(entry))
-    if settings.get("temp") and settings.get("num_beams", 1) != 1:  # it would sample from beams
+    if settings.get("temp") and settings.get("num_beams", 1) != 1:  # beams with sampling
         del settings["num_beams"]
         left_out.append("num_beams")
     try:
@@ -186,8 +189,8 @@ def _preset(source: str, raw: Mapping[str, Any]) -> Preset:
 
 
 def _is_off(entry: str, value: Any) -> bool:
-    """Whether an unsupported entry has a value without effect."""
-    is_flag = isinstance(value, bool)  # which equals 0 or 1
+    """Whether an unsupported entry has a value that does not affect the text."""
+    is_flag = isinstance(value, bool)  # without this check, False would equal 0 and True 1
     return any(
         isinstance(off, bool) == is_flag and off == value for off in _OFF.get(entry, _NOTHING)
     )
@@ -205,6 +208,6 @@ def _sampling(source: str, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ids(value: Any) -> set:
-    """Returns the set of token ids of an entry: one, several or none."""
+    """Returns the set of token ids in an entry, which is an id, a list of ids or None."""
     several = value if isinstance(value, list) else [value]
     return {token for token in several if type(token) is int}

@@ -1,9 +1,10 @@
 """Finds the folder of a model: a local folder, or a Hub id, whose files are downloaded.
 
-It uses `huggingface_hub`, so its progress bars, its cache (`HF_HOME`), its token (`HF_TOKEN` or
-`hf auth login`) and `HF_HUB_OFFLINE` work as usual. It lists the repository first and downloads
-only the files that T5 needs: safetensors, or else torch `.bin`, never both, and never the
-TensorFlow, Flax, Rust or ONNX copies, which may be as large.
+Downloads use `huggingface_hub`, so the library's progress bars, cache (`HF_HOME`), token
+(`HF_TOKEN` or `hf auth login`) and `HF_HUB_OFFLINE` work as usual. The repository's files are
+listed first, and only those that T5 needs are downloaded. The weights are safetensors, or else
+torch's `.bin`, but never both, and never the TensorFlow, Flax, Rust or ONNX versions, which may be
+equally large.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mlx_t5.checkpoints.output_folder import require_space
 from mlx_t5.checkpoints.small_files import MODULE_FOLDER, MODULES, SMALL_FILES, place, snapshot_id
 from mlx_t5.errors import UserError
 
-# Old ids without owners; the Hub redirects them to today's repositories.
+# Old ids without an owner; the Hub redirects them to the present repositories.
 _RENAMED = MappingProxyType(
     {f"t5-{size}": f"google-t5/t5-{size}" for size in ("small", "base", "large", "3b", "11b")}
 )
@@ -33,15 +34,16 @@ def resolve(name: str, revision: str | None = None) -> Path:
     Args:
         name: a local folder, which is returned without using the network; or a Hub id such as
             `google/flan-t5-xl`. The Hub redirects old, short ids (`t5-11b`).
-        revision: a branch, tag or commit of a Hub repository; None is its main branch.
+        revision: a branch, tag or commit of the Hub repository; None is its main branch.
 
     Returns:
-        The local folder, or the snapshot in Hugging Face's cache. Without a connection or disk
-        space, a complete snapshot that is already in the cache is used.
+        The local folder, or the snapshot in Hugging Face's cache. If the download fails, a complete
+        snapshot that is already in the cache is used.
 
     Raises:
-        UserError: no such folder or repository, access is refused, no connection and nothing
-            cached, too little disk space, or the repository has no weights this project reads.
+        UserError: there is no such folder or repository, access is refused, the download fails and
+            nothing is cached, there is too little disk space, or the repository has no weights that
+            this project can read.
     """
     place(name)  # refuses impossible paths
     folder = Path(name).expanduser()
@@ -58,7 +60,7 @@ def is_cached(name: str) -> bool:
 
 
 def full_id(name: str) -> str:
-    """Returns a Hub id with its owner, if it is an old id without one."""
+    """Returns a Hub id, with its owner added if it is an old id without an owner."""
     return _RENAMED.get(name, name)
 
 
@@ -71,11 +73,12 @@ def origin(
         name: as given to `resolve`.
         revision: as given to `resolve`.
         folder: the result of `resolve`.
-        adapter: folder of the adapter that was merged, if any.
+        adapter: the folder of the merged adapter, if there is one.
 
     Returns:
-        `model`, the Hub id with its owner, and, if known, the requested `revision` and its
-        `commit`; or for a local folder `folder`, its name. `adapter` is the adapter folder's name.
+        A dictionary. For a Hub id it has `model` (the id with its owner) and, if known, `revision`
+        (as requested) and `commit`. For a local folder it has `folder` (the folder's name). With an
+        adapter it has `adapter` (the name of the adapter's folder).
     """
     merged = {} if adapter is None else {"adapter": place(adapter).name}
     if folder == Path(name).expanduser():
@@ -86,15 +89,16 @@ def origin(
 
 
 def choose_files(listed: Iterable[str]) -> list[str]:
-    """Chooses a repository's files to download: config, tokenizer, modules, one set of weights.
+    """Chooses the files of a repository to download: small files, modules, one set of weights.
 
-    An index whose shards are not all there is ignored (some repositories have a stale index).
+    An index is ignored if one of its shards is missing: some repositories have a stale index.
 
     Args:
         listed: every file name in the repository.
 
     Returns:
-        The names of the files; without weights if the repository has none that can be read.
+        The names of the files to download. They include no weights if the repository has none that
+        can be read.
     """
     names = set(listed)
     small = [name for name in SMALL_FILES if name in names] + _module_files(names)
@@ -112,7 +116,7 @@ def choose_files(listed: Iterable[str]) -> list[str]:
 
 
 def _module_files(listed: set[str]) -> list[str]:
-    """Chooses the files of a sentence encoder's modules, with one set of weights each."""
+    """Chooses the files of a sentence encoder's modules, at most one weight file per module."""
     if MODULES not in listed:
         return []
     names = {name for name in listed if MODULE_FOLDER.fullmatch(name.partition("/")[0])}
@@ -126,7 +130,7 @@ def _module_files(listed: set[str]) -> list[str]:
 
 
 def _download(name: str, revision: str | None) -> Path:
-    # Slow to import, and no local folder needs it.
+    # Imported here because it is slow to import and local folders do not need it.
     from huggingface_hub import HfApi, errors, snapshot_download
 
     where = name if revision is None else f"{name} at revision {revision}"
@@ -135,7 +139,7 @@ def _download(name: str, revision: str | None) -> Path:
         sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
         files = choose_files(sizes)
         _require(files, where)
-        if _cached(name, revision) is None:  # otherwise, without room, the cached one is used
+        if _cached(name, revision) is None:  # otherwise a full disk means using the cached snapshot
             _require_space(name, info.sha, {file: sizes[file] for file in files})
         return Path(snapshot_download(name, revision=revision, allow_patterns=files))
     except UserError:
@@ -148,24 +152,24 @@ def _download(name: str, revision: str | None) -> Path:
     except errors.RepositoryNotFoundError:
         cure = "check the spelling; if it is private, `hf auth login`"
         raise UserError(f"{where}: no such folder, and no such model on the Hub; {cure}") from None
-    except Exception as error:  # which type it is depends on the library's version and transport
+    except Exception as error:  # the type depends on the library's version and the transport
         cached = _cached(name, revision)
         if cached is None:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             cure = "connect, or give a local folder"
-            if "No space left" in reason:  # hf_xet says it in an error of another type
+            if "No space left" in reason:  # hf_xet does not raise an OSError for a full disk
                 cure = "make room, or set HF_HOME to a folder on another disk"
             raise UserError(f"{where}: cannot be downloaded ({reason}); {cure}") from error
         return cached
 
 
 def _require_space(name: str, commit: str | None, sizes: Mapping[str, int]) -> None:
-    """Refuses a download that the disk has no room for; cached files need no room.
+    """Raises `UserError` if the disk has no room for the files that are not cached yet.
 
     Args:
-        name: Hub id.
+        name: the Hub id.
         commit: the commit to download.
-        sizes: bytes of each of its files.
+        sizes: the size in bytes of each file to download.
     """
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.constants import HF_HUB_CACHE
@@ -176,7 +180,7 @@ def _require_space(name: str, commit: str | None, sizes: Mapping[str, int]) -> N
 
 
 def _cached(name: str, revision: str | None) -> Path | None:
-    """Returns the snapshot of an earlier, complete download."""
+    """Returns the snapshot of an earlier, complete download; None if there is none."""
     from huggingface_hub import snapshot_download
 
     for main in (SAFETENSORS, TORCH):

@@ -21,14 +21,14 @@ from mlx_t5.checkpoints.small_files import (
 )
 
 SAMPLES = 8  # places sampled in each tensor, from its first number to its last
-ORIGIN = "converted_from"  # entry of config.json that is ignored: a folder's origin
+ORIGIN = "converted_from"  # an entry of config.json, ignored because it records only the origin
 
 
 def identity(folder: Path) -> str:
-    """Returns a digest of a model folder's content, which copying does not change.
+    """Returns a digest of a model folder's content; a copy of the folder has the same digest.
 
-    It covers the small files, except the origin in config.json; the name, type, shape and some
-    bytes of each tensor; and likewise the modules of a sentence encoder.
+    The digest covers the small files (without the origin in config.json), the name, type, shape and
+    some bytes of each tensor, and the files and tensors of a sentence encoder's modules.
 
     Raises:
         UserError: a file is damaged or too large, or there is no config.json or no weights.
@@ -45,7 +45,7 @@ def identity(folder: Path) -> str:
 
 
 def adapter_identity(folder: Path) -> str:
-    """Returns the `identity` of a PEFT adapter: of its configuration and its weights."""
+    """Returns a digest of a PEFT adapter's configuration and weights, similar to `identity`."""
     return _of_files(folder, [ADAPTER_CONFIG], ADAPTER_WEIGHTS)[:32]
 
 
@@ -55,9 +55,13 @@ def _of_files(
     weights: tuple[str, str] | None,
     root: Path | None = None,
 ) -> str:
-    """Returns a digest of the small files that exist, and of weights with these names, if any.
+    """Returns a digest of some files in a folder.
 
-    `root` is the model folder, if `folder` is inside it.
+    Args:
+        folder: the folder.
+        small: names of small files; those that do not exist are skipped.
+        weights: the names of the weights, as in `open_checkpoint`; None for no weights.
+        root: the model folder, if `folder` is inside it.
     """
     digest = hashlib.sha256()
     for name in small:

@@ -1,8 +1,9 @@
 """Writes a folder atomically: it appears complete or not at all.
 
-It is built beside its final path under a hidden name, with the process id so that two runs never
-share one, and renamed at the end. An error or a signal removes the new folder and keeps the old
-one. A killed process leaves hidden folders, which the next run restores or removes.
+The new folder is built next to its final path, under a hidden name with the process id, so that two
+runs never share a folder. At the end the folder is renamed. After an error or a signal the new
+folder is removed and the old one is kept. A killed process leaves hidden folders, which the next
+run restores or removes.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ from mlx_t5.sizes import readable
 
 
 def check_output_folder(path: Path, overwrite: bool, ours: Callable[[str], bool]) -> None:
-    """Refuses an output folder that must not be written to; removes what killed runs left.
+    """Refuses an output folder that must not be written to; cleans up after killed runs.
 
     Args:
         path: the folder's path.
         overwrite: whether an existing folder may be replaced.
-        ours: whether a file of this name may be an earlier run's; a folder with any other file is
-            never replaced.
+        ours: a function that returns whether an earlier run may have written a file of this name; a
+            folder with any other file is never replaced.
 
     Raises:
-        UserError: it exists, or overwriting it would delete somebody's other files.
+        UserError: the folder exists and `overwrite` is False, it holds other files, or `path` is a
+            file.
     """
     if path.parent.is_dir():
         _clear_leftovers(path)
@@ -52,7 +54,9 @@ def check_output_folder(path: Path, overwrite: bool, ours: Callable[[str], bool]
 
 
 def require_apart(path: Path, source: Path) -> None:
-    """Refuses to replace the folder that is read, under any name: disks of Macs ignore case.
+    """Refuses an output folder that is, contains or lies inside the source folder.
+
+    The folders are compared as files, not by name: the disks of Macs ignore upper and lower case.
 
     Args:
         path: the folder to write; it need not exist.
@@ -68,7 +72,7 @@ def require_apart(path: Path, source: Path) -> None:
 
 
 def _holds_ours(path: Path, ours: Callable[[str], bool]) -> bool:
-    """Whether this is a file, or a module's folder that contains only our files."""
+    """Whether `path` is a file, or a module's folder with nothing but files of `ours`."""
     is_module = MODULE_FOLDER.fullmatch(path.name) is not None
     if is_module != path.is_dir():
         return False
@@ -80,11 +84,11 @@ def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
     """Yields a folder to write into, which becomes `path` when the block ends without an error.
 
     Args:
-        path: as checked by `check_output_folder`; its parents are made.
-        overwrite: whether to replace what is at `path`; it stays there until the end.
+        path: the final path, as checked by `check_output_folder`; its parent folders are made.
+        overwrite: whether to replace a folder at `path`; the old folder stays there until the end.
 
     Raises:
-        UserError: `path` exists by now.
+        UserError: `path` has come to exist since it was checked, and `overwrite` is False.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _clear_leftovers(path)
@@ -112,9 +116,10 @@ def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def _undo(path: Path, partial: Path, old: Path) -> None:
-    """Restores what was at `path`, wherever the replacement stopped, and removes the new folder.
+    """Restores the old folder at `path`, if there was one, and removes the new folder.
 
-    If it is interrupted as well, the next run for the same output restores it.
+    This works at whatever point the replacement stopped. If this function is interrupted too, the
+    next run for the same output restores the old folder.
     """
     if old.exists():
         if path.exists() and not partial.exists():
@@ -127,8 +132,8 @@ def _undo(path: Path, partial: Path, old: Path) -> None:
 def _ended_by_exceptions() -> Iterator[None]:
     """Turns signals that would end the process at once into an exception.
 
-    Only in the main thread, as Python requires, and only for signals with the default handler:
-    `nohup` ignores SIGHUP.
+    Python allows this in the main thread only, so other threads change nothing. A signal that
+    already has a handler keeps it: under `nohup`, SIGHUP stays ignored.
     """
 
     def end(number: int, _: object) -> None:
@@ -156,9 +161,9 @@ def require_space(path: Path, needed: int) -> None:
 
 
 def _clear_leftovers(path: Path) -> None:
-    """Removes what killed runs for the same output have left.
+    """Removes the hidden folders that killed runs for the same output have left.
 
-    If a run was killed between the two renames, the folder that it had set aside is restored.
+    If a run was killed between the two renames, the old folder that it had renamed is restored.
     """
     name = re.compile(rf"\.{re.escape(path.name)}\.(partial|old)-(\d+)")
     for folder in path.parent.iterdir():
@@ -173,7 +178,7 @@ def _clear_leftovers(path: Path) -> None:
 
 def _is_running(pid: int) -> bool:
     if pid == os.getpid():
-        return False  # a leftover of an earlier process with our id
+        return False  # the folder is from an earlier process that had the same id
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

@@ -1,7 +1,8 @@
-"""Pools the encoder's states to one vector a text.
+"""Pools the encoder's states to one vector per text.
 
-A folder of sentence-transformers describes how (https://sbert.net, "Creating Custom Models"); see
-sentence_modules.py. Any other T5 takes the mean over the tokens. Vectors are computed in float32.
+A folder of sentence-transformers describes its pooling (https://sbert.net, "Creating Custom
+Models"); see sentence_modules.py. For any other T5 the vector is the mean over the tokens. Vectors
+are computed in float32.
 
 Symbols: B rows, S source positions.
 """
@@ -18,13 +19,15 @@ Step = Callable[[mx.array], mx.array]
 
 @dataclass(frozen=True)
 class Pooling:
-    """How texts become vectors.
+    """A function from the encoder's states to vectors, and its settings.
 
     Attributes:
-        mode: "mean" of the tokens' states, "cls" (the first state) or "lasttoken".
-        steps: functions applied to the vectors then, such as dense layers.
-        max_tokens: a text is cut to so many tokens, its end token included; None for no limit.
-        prompt: prefix of every text.
+        mode: "mean" (the mean of all tokens' states), "cls" (the first state) or "lasttoken" (the
+            last state).
+        steps: functions applied one after the other to the pooled vectors, such as dense layers.
+        max_tokens: the length to which a text is cut, in tokens with the end token; None for no
+            limit.
+        prompt: the prefix of every text.
     """
 
     mode: str = "mean"
@@ -33,18 +36,18 @@ class Pooling:
     prompt: str = ""
 
     def __call__(self, states: mx.array, mask: mx.array | None) -> mx.array:
-        """Returns float32 vectors (B, width) of states (B, S, d_model) with their mask (B, S)."""
+        """Returns float32 vectors (B, width), given states (B, S, d_model) and a mask (B, S)."""
         vectors = self._pooled(states.astype(mx.float32), mask)
         for step in self.steps:
             vectors = step(vectors)
         return vectors
 
     def width(self, d_model: int) -> int:
-        """Returns the size of a vector, without computing one."""
+        """Returns the size of a vector, without evaluating a vector."""
         return self(mx.zeros((1, 1, d_model)), None).shape[1]
 
     def cut(self, ids: list[int]) -> list[int]:
-        """Cuts a text's tokens to `max_tokens`; the end token stays the last."""
+        """Returns a text's tokens, cut to `max_tokens`; the last token stays the end token."""
         if self.max_tokens is None or len(ids) <= self.max_tokens:
             return ids
         return [*ids[: self.max_tokens - 1], ids[-1]]
@@ -60,5 +63,5 @@ class Pooling:
 
 
 def normalized(vectors: mx.array) -> mx.array:
-    """Scales vectors (…, width) to length 1; those of length 0 stay as they are."""
+    """Returns vectors (…, width) scaled to length 1; vectors of length 0 stay unchanged."""
     return vectors / mx.maximum(mx.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)

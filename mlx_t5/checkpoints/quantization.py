@@ -1,13 +1,14 @@
-"""Quantises models: decides how each layer is quantised, and does so a few rows at a time.
+"""Quantises models: decides how each layer is quantised, and quantises a few rows at a time.
 
-A mode stores each group of a row's values with few bits a value, and shared parameters: `affine` a
-scale and an offset in the model's type; `mxfp4`, `mxfp8` (the OCP microscaling formats) and `nvfp4`
-an 8-bit scale. As groups lie within a row, rows can be quantised independently.
+Each row is cut into groups of values. A group is stored with a few bits per value and with shared
+parameters, which depend on the mode. `affine` has a scale and an offset in the model's type.
+`mxfp4`, `mxfp8` (the OCP microscaling formats) and `nvfp4` have an 8-bit scale. As a group never
+crosses rows, rows can be quantised independently.
 
-A recipe decides about each layer. T5 is most sensitive in attention's values and outputs (`v` and
-`o`), so `vo_4_5` gives these more bits. The embedding and the output head are quantised to 8 bits
-on request (`embed_8`), and by default from `LARGE_VOCABULARY` tokens on. docs/converting.md has the
-figures.
+A recipe decides how each layer is quantised. T5 is most sensitive in attention's values and outputs
+(`v` and `o`), so the recipe `vo_4_5` gives these more bits. The embedding and the output head are
+quantised to 8 bits by the recipe `embed_8`, which is the default for `LARGE_VOCABULARY` tokens or
+more. docs/converting.md has the figures.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from mlx_t5.backend import mx, nn
 from mlx_t5.errors import UserError, reason
 
-# mode -> the (bits, group sizes) it knows, the defaults of mlx-lm first
+# mode -> (supported bits, supported group sizes); mlx-lm's defaults come first
 MODES = MappingProxyType(
     {
         "affine": ((4, 2, 3, 5, 6, 8), (64, 32, 128)),
@@ -29,32 +30,32 @@ MODES = MappingProxyType(
         "nvfp4": ((4,), (16,)),
     }
 )
-# mlx-lm's `mixed_A_B` mean something else than vo_A_B: B bits in `v`, in the feed-forward's output
-# and in the head, not at every depth.
+# mlx-lm's recipes `mixed_A_B` differ from vo_A_B: they give B bits to the head and, at some depths
+# only, to `v` and the feed-forward's output.
 VO_4_5 = "vo_4_5"  # 4 bits in most layers, 5 in attention's `v` and `o`
-EMBED_8 = "embed_8"  # the embedding and the output head too, in 8 bits; goes with any bits
-LAYERS = "layers"  # attention and feed-forward alone, however large the vocabulary
+EMBED_8 = "embed_8"  # 8 bits in the embedding and the output head, any bits in other layers
+LAYERS = "layers"  # only attention and feed-forward, however large the vocabulary is
 PREDICATES = (VO_4_5, EMBED_8, f"{VO_4_5}+{EMBED_8}", LAYERS)
-LARGE_VOCABULARY = 100_000  # tokens; below, the head is a smaller part of what a pass reads
+LARGE_VOCABULARY = 100_000  # tokens; with fewer, the head is a smaller part of a pass's reads
 _VALUES_AND_OUTPUTS = frozenset("vo")
 _EMBEDDING_AND_HEAD = frozenset(("shared", "lm_head"))
 _LAYERS = frozenset(("q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"))
-PARTS = ("weight", "scales", "biases")  # as nn.QuantizedLinear names them
+PARTS = ("weight", "scales", "biases")  # the names of nn.QuantizedLinear's arrays
 
 
 def quantize_predicate(path: str, module: nn.Module | None = None) -> bool:
-    """Whether a layer is quantised by default: attention and feed-forward.
+    """Whether a layer belongs to attention or feed-forward, which are quantised by default.
 
     Args:
         path: the layer's name in the model.
-        module: not looked at; `nn.quantize` gives it to its `class_predicate`.
+        module: unused; `nn.quantize` passes it to its `class_predicate`.
     """
     return path.rsplit(".", 1)[-1] in _LAYERS
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """One way to quantise; the fields are those of `quantization` in config.json."""
+    """A quantisation's settings; the fields are those of `quantization` in config.json."""
 
     group_size: int
     bits: int
@@ -67,7 +68,7 @@ class Quantization:
         """Returns the quantisation for these options; None is the mode's default.
 
         Raises:
-            UserError: MLX has no such combination.
+            UserError: the mode does not exist, or does not support these bits or this group size.
         """
         if mode not in MODES:
             raise UserError(f"unknown quantisation mode {mode!r}; known: {', '.join(MODES)}")
@@ -80,7 +81,7 @@ class Quantization:
         return cls(group_size or MODES[mode][1][0], bits or MODES[mode][0][0], mode)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a weight's rows divide into groups; if not, it stays as it is, as in mlx-lm."""
+        """Whether a weight's rows divide into groups; otherwise it stays unquantised."""
         return len(shape) == 2 and shape[-1] % self.group_size == 0
 
     def quantize(self, name: str, rows: mx.array) -> dict[str, mx.array]:
@@ -88,11 +89,11 @@ class Quantization:
 
         Args:
             name: the weight's name, ending in `.weight`.
-            rows: (n, columns), in the type that scales and offsets shall have.
+            rows: (n, columns); their type becomes the type of scales and offsets in mode affine.
 
         Returns:
-            The arrays by their names: `.weight` (packed in uint32), `.scales` and in mode affine
-            `.biases` (the offsets), each of n rows.
+            Arrays of n rows by their names, which end in `.weight` (the values, packed in uint32),
+            `.scales` and, in mode affine only, `.biases` (the offsets).
         """
         arrays = mx.quantize(rows, group_size=self.group_size, bits=self.bits, mode=self.mode)
         path = name.removesuffix("weight")
@@ -101,12 +102,13 @@ class Quantization:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How each layer of a model is quantised.
+    """The quantisation of each layer of a model.
 
     Attributes:
         general: quantisation of most layers.
-        special: quantisation of attention's values and outputs; None: as most layers.
-        embedding: that of the embedding and a separate output head; None does not quantise them.
+        special: quantisation of attention's values and outputs; None uses `general`.
+        embedding: quantisation of the embedding and a separate output head; None leaves them
+            unquantised.
     """
 
     general: Quantization
@@ -122,17 +124,18 @@ class Recipe:
         predicate: str | None = None,
         vocab_size: int = 0,
     ) -> Recipe:
-        """Returns the recipe for these options; None is the mode's default.
+        """Returns the recipe for these options.
 
         Args:
-            bits: bits of every layer but the embedding and the head.
-            group_size: group size of every layer.
-            mode: mode of every layer; an embedding in 8 bits is always affine.
-            predicate: one of `PREDICATES`; `VO_4_5` decides bits and mode itself.
-            vocab_size: the model's V; from `LARGE_VOCABULARY` on, the default is `EMBED_8`.
+            bits: bits of all layers except the embedding and the head; None is the mode's default.
+            group_size: group size of the layers; None is the mode's default.
+            mode: mode of all layers except the embedding and the head, which are always affine.
+            predicate: one of `PREDICATES`; `VO_4_5` sets bits and mode itself. None is `EMBED_8`
+                for `LARGE_VOCABULARY` tokens or more, and otherwise `LAYERS`.
+            vocab_size: the number of the model's tokens.
 
         Raises:
-            UserError: MLX has no such combination.
+            UserError: an option is unknown, or the options cannot be combined.
         """
         if predicate is not None and predicate not in PREDICATES:
             known = ", ".join(PREDICATES)
@@ -151,7 +154,7 @@ class Recipe:
         return cls(four, five, embedding)
 
     def wanted(self, path: str) -> Quantization | None:
-        """Returns the quantisation of a layer, if its rows divide into groups."""
+        """Returns the quantisation that the recipe has for a layer; None leaves it unquantised."""
         if path in _EMBEDDING_AND_HEAD:
             return self.embedding
         if not quantize_predicate(path):
@@ -160,12 +163,14 @@ class Recipe:
         return self.special if self.special and sensitive else self.general
 
     def for_layer(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
-        """Returns how to quantise a parameter of this name and shape; None leaves it as it is."""
+        """Returns the quantisation of a parameter; None if it has none or its rows do not fit."""
         how = self.wanted(name.removesuffix(".weight"))
         return how if how and how.fits(shape) else None
 
     def entry(self, layers: dict[str, Quantization]) -> dict:
-        """Returns the entry for config.json: the general quantisation, and that of other layers.
+        """Returns the entry for config.json.
+
+        The entry has the general quantisation, and by path the layers with a different one.
 
         Args:
             layers: the quantisation of every quantised layer, by path.
@@ -175,7 +180,7 @@ class Recipe:
 
 
 def layer_settings(entry: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Returns a layer's group_size, bits and mode, as far as config.json has them.
+    """Returns a layer's group_size, bits and mode, except those that config.json lacks.
 
     Args:
         entry: the config's `quantization`, see `Recipe.entry`.
@@ -187,9 +192,9 @@ def layer_settings(entry: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def changed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a quantised layer after an adapter has changed it.
+    """Returns the settings of a quantised layer after an adapter has changed the layer.
 
-    It gets 8 bits, because fewer bits round away much of the adapter's change.
+    The layer gets 8 bits, because fewer bits would round away much of the adapter's change.
     """
     return {"group_size": max(32, settings.get("group_size", 64)), "bits": 8, "mode": "affine"}
 
@@ -200,21 +205,25 @@ def change_weight(
     settings: Mapping[str, Any],
     change: Callable[[mx.array], mx.array],
 ) -> dict[str, mx.array]:
-    """Changes the weight of a layer that may be quantised, and quantises it again.
+    """Changes the weight of a layer; if the layer is quantised, quantises the result again.
 
     Args:
         path: the layer's path.
-        arrays: its arrays by name, as `Quantization.quantize` returns them, or the weight alone.
-        settings: from `layer_settings`.
-        change: changes the floating-point weight (out, in).
+        arrays: the layer's arrays by name: the weight, and if the layer is quantised the other
+            arrays of `Quantization.quantize`.
+        settings: the layer's present settings, from `layer_settings`.
+        change: a function that returns the changed floating-point weight (out, in).
 
     Returns:
-        Its changed arrays; a quantised layer's have `changed_settings`.
+        The layer's arrays by name; if the layer is quantised, they have `changed_settings`.
+
+    Raises:
+        UserError: the arrays cannot be dequantised with these settings.
     """
     weight, scales, offsets = (arrays.get(f"{path}.{part}") for part in PARTS)
     if scales is None:
         return {f"{path}.weight": change(weight)}
-    if offsets is not None:  # the other modes' scales are exact in any type
+    if offsets is not None:  # mode affine; in the other modes the scales are exact in any type
         scales, offsets = scales.astype(mx.float32), offsets.astype(mx.float32)
     try:
         plain = mx.dequantize(weight, scales, offsets, **settings)

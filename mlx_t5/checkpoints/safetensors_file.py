@@ -1,9 +1,9 @@
 """The safetensors container: a reader that checks the header, and a writer that streams.
 
-A file is the header's length in 8 little-endian bytes, a JSON header
+A file has the header's length in 8 little-endian bytes, then a JSON header
 `{name: {dtype, shape, data_offsets}}` with an optional `__metadata__`, then the tensors' bytes
-without gaps (https://github.com/huggingface/safetensors#format). As the header comes first and
-shapes give the sizes, a file of any size can be written a few rows at a time.
+without gaps (https://github.com/huggingface/safetensors#format). The header needs only the types
+and shapes, which are known first, so a file of any size can be written a few rows at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlx_t5.checkpoints.stored_tensor import StoredTensor, row_major
 from mlx_t5.disk import flush
 from mlx_t5.errors import UserError, shown
 
-_MAX_HEADER = 1 << 22  # bytes; that of t5-11b takes 60 kB
+_MAX_HEADER = 1 << 22  # bytes; t5-11b has a header of 60 kB
 _TYPES = MappingProxyType(
     {
         "F64": ("float64", 8),
@@ -52,7 +52,7 @@ def read_header(path: Path) -> tuple[list[StoredTensor], dict[str, str]]:
         path: the file; only its header is read.
 
     Returns:
-        Its tensors, in the order of their bytes, and its metadata: texts by name.
+        The tensors, in the order of their bytes; and the file's metadata, texts by name.
 
     Raises:
         UserError: the file is truncated, or its header is malformed or does not match the file.
@@ -78,10 +78,10 @@ def read_header(path: Path) -> tuple[list[StoredTensor], dict[str, str]]:
     for tensor in tensors:
         if tensor.offset != end:
             name = shown(tensor.name)
-            raise UserError(f"{path}: damaged: {name} overlaps another tensor or a gap")
+            raise UserError(f"{path}: damaged: {name} overlaps another tensor or follows a gap")
         end += tensor.nbytes
     if end != size:
-        raise UserError(f"{path}: has {size} bytes where its header says {end}: fetch it again")
+        raise UserError(f"{path}: has {size} bytes, but its header says {end}: fetch it again")
     return tensors, {str(key): str(value) for key, value in metadata.items()}
 
 
@@ -101,18 +101,23 @@ def _tensor(path: Path, name: str, info: dict, data_start: int) -> StoredTensor:
         raise ValueError(f"{shown(name)} has the unknown type {shown(info['dtype'])}")
     dtype, itemsize = _TYPES[info["dtype"]]
     if end - begin != math.prod(shape) * itemsize:
-        raise ValueError(f"{shown(name)} has {end - begin} bytes, which is not its shape's size")
+        raise ValueError(f"{shown(name)} has {end - begin} bytes, which does not fit its shape")
     shape = tuple(shape)
     return StoredTensor(name, path, dtype, itemsize, shape, row_major(shape), data_start + begin)
 
 
 def data_size(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> int:
-    """Returns the bytes of tensors in a file without its header; see `SafetensorsWriter`."""
+    """Returns the number of bytes of tensors in a file, without the header.
+
+    `tensors` is as in `SafetensorsWriter`.
+    """
     return sum(math.prod(shape) * _CODES[dtype][1] for dtype, shape in tensors.values())
 
 
 class SafetensorsWriter:
-    """Writes one file, header first, then each tensor's bytes as they come; a context manager.
+    """Writes one file: first the header, then each tensor's rows as they arrive.
+
+    It is a context manager, which closes the file.
 
     Args:
         path: the file to make; it must not exist.
@@ -144,8 +149,8 @@ class SafetensorsWriter:
         self._put(len(text).to_bytes(8, "little") + text)
 
     def append(self, name: str, rows: mx.array) -> None:
-        """Writes the next rows of one tensor; tensors may be interleaved."""
-        # numpy has no bfloat16; its bytes are the same under any 16-bit type.
+        """Writes the next rows of one tensor; rows of several tensors may alternate."""
+        # numpy has no bfloat16; the bytes are the same if viewed as a different 16-bit type.
         rows = rows.view(mx.uint16) if rows.dtype == mx.bfloat16 else rows
         data = np.ascontiguousarray(np.array(rows, copy=False))
         start = self._next[name]

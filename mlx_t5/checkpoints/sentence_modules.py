@@ -1,9 +1,10 @@
-"""The modules and settings of a folder of sentence-transformers: read, copied, or refused.
+"""Reads and copies the modules and settings of a folder of sentence-transformers.
 
-modules.json lists a Transformer, which is the folder itself, and the modules that turn its states
-into a vector: `1_Pooling/config.json`, `2_Dense/config.json` with its weights, `3_Normalize`. They
-and the settings beside them work as in `SentenceTransformer.encode` of version 6. Unsupported and
-unknown entries are refused by name. All files are untrusted.
+modules.json lists a Transformer, which is the folder itself, and the modules that turn the
+Transformer's states into a vector: `1_Pooling/config.json`, `2_Dense/config.json` with weights,
+`3_Normalize`. The modules and the settings in the other files have the same effect as in version
+6's `SentenceTransformer.encode`. Unsupported and unknown entries are refused by name. All files are
+untrusted.
 """
 
 from __future__ import annotations
@@ -32,18 +33,19 @@ from mlx_t5.ranges import POSITIVE, Range, checked
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 READING, GENERAL = SENTENCE_SETTINGS
 _MAX_MODULES = 16
-_KINDS = ("Transformer",), ("Pooling",), ("Dense", "Normalize")  # in this order, the last repeated
+# The allowed kinds of the first, the second and every later module.
+_KINDS = ("Transformer",), ("Pooling",), ("Dense", "Normalize")
 _PACKAGE = "sentence_transformers."
 _CLASSES = f"{_PACKAGE}models."
 _TORCH = "torch.nn."
-# Limit on the size of a dense layer's output; published: 768 and 1024.
+# Limit on the width of a dense layer's output; published models have 768 and 1024.
 _WIDTH = Range(int, 1, 2**16, "a whole number from 1 to 65536")
-_UNLIMITED = 1e20  # what transformers takes for no limit; it writes 1e30
-_NOTHING: tuple[Any, ...] = (None, False, {}, [])  # entries of these values ask for nothing
+_UNLIMITED = 1e20  # transformers takes a larger number for no limit; it writes 1e30
+_NOTHING: tuple[Any, ...] = (None, False, {}, [])  # values with which an entry has no effect
 _ACTIVATIONS: Mapping[str, Step] = MappingProxyType(
     {"Identity": lambda x: x, "Tanh": mx.tanh, "ReLU": nn.relu, "GELU": nn.gelu}
 )
-# Flags that older versions write in place of `pooling_mode`.
+# Flags that older versions write instead of `pooling_mode`.
 _FLAGS: Mapping[str, str] = MappingProxyType(
     {
         "pooling_mode_mean_tokens": "mean",
@@ -51,13 +53,13 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
         "pooling_mode_lasttoken": "lasttoken",
     }
 )
-# Entries that are read, or do not change a vector.
+# Entries that are read, and entries that do not change a vector.
 _KNOWN = frozenset(
     "max_seq_length unpad_inputs prompts default_prompt_name __version__ requirements "
     "similarity_fn_name in_features out_features bias activation_function embedding_dimension "
     "word_embedding_dimension pooling_mode".split()
 ) | frozenset(_FLAGS)
-# The supported values of other entries, in the files of settings and of modules.
+# The supported values of other entries: first in settings, then in the config.json of modules.
 _OF_SETTINGS: Mapping[str, tuple] = MappingProxyType(
     {
         "model_type": ("SentenceTransformer",),
@@ -79,12 +81,13 @@ _OF_MODULES: Mapping[str, tuple] = MappingProxyType(
 
 
 def modules(folder: Path) -> list[tuple[str, Path]]:
-    """Reads modules.json: the kind of each module, such as "Pooling", and its folder.
+    """Reads modules.json, and returns the kind and the folder of each module.
 
-    The kind is the class's name, with its package's if that is not sentence-transformers.
+    The kind, such as "Pooling", is the class's name. It includes the package's name if the package
+    is not sentence-transformers.
 
     Raises:
-        UserError: it is no such list, or names a folder outside its own.
+        UserError: the file holds no list of modules, or names a folder outside the model's.
     """
     file = folder / MODULES
     text = read_small(file)
@@ -105,11 +108,11 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
 
 
 def copy_modules(source: Path, target: Path) -> None:
-    """Copies the modules of a folder, if it has any, with safetensors for weights.
+    """Copies the modules of a folder, if it has any; writes their weights as safetensors.
 
     Args:
         source: a folder that `read_pooling` has read without an error.
-        target: a folder to write into.
+        target: the folder to write into.
 
     Raises:
         UserError: a file is damaged.
@@ -138,8 +141,8 @@ def read_pooling(folder: Path, d_model: int) -> Pooling:
     """Reads the pooling of a model folder.
 
     Args:
-        folder: the folder; it has a modules.json if it is one of sentence-transformers.
-        d_model: width of the encoder's states.
+        folder: the model folder. If it has no modules.json, the default pooling is returned.
+        d_model: the width of the encoder's states.
 
     Raises:
         UserError: a file is damaged, or has an unsupported entry.
@@ -165,7 +168,11 @@ def read_pooling(folder: Path, d_model: int) -> Pooling:
 
 
 def _entries(file: Path, root: Path, supported: Mapping[str, tuple]) -> dict[str, Any]:
-    """Reads a file's entries, which must be known or `supported`; {} if there is no file."""
+    """Returns the entries of a file; {} if it does not exist.
+
+    Raises:
+        UserError: an entry is not in `_KNOWN` and its value has an effect that is not `supported`.
+    """
     raw = read_object(file, "fetch it again", root) if os.path.lexists(file) else {}
     for name, value in raw.items():
         if name not in _KNOWN and value is not None and value not in supported.get(name, _NOTHING):
@@ -179,10 +186,10 @@ def _refused(file: Path, name: str, value: Any) -> UserError:
 
 
 def _mode(file: Path, root: Path) -> str:
-    """Reads the mode in a Pooling module's config.json, given by name or by a flag."""
+    """Reads the pooling mode in a Pooling module's config.json, from its name or its flags."""
     raw = _entries(file, root, _OF_MODULES)
     if not raw:
-        raise UserError(f"{file} says nothing of how to pool: fetch it again")
+        raise UserError(f"{file} has no pooling mode: fetch it again")
     flags = [mode for flag, mode in _FLAGS.items() if raw.get(flag)]
     given = raw.get("pooling_mode", flags or "mean")
     modes = given if isinstance(given, list) else [given]
@@ -192,7 +199,7 @@ def _mode(file: Path, root: Path) -> str:
 
 
 def _dense(module: Path, root: Path, inputs: int) -> tuple[Step, int]:
-    """Reads a linear layer with its activation; also returns the width of its output."""
+    """Reads a Dense module; returns its function (linear layer, activation) and output width."""
     file = module / CONFIG
     raw = _entries(file, root, _OF_MODULES)
     outputs = checked(f"{file}: out_features", raw.get("out_features"), _WIDTH)
@@ -212,7 +219,7 @@ def _dense(module: Path, root: Path, inputs: int) -> tuple[Step, int]:
 
 
 def _prompt(folder: Path) -> str:
-    """Reads the default prefix of texts."""
+    """Reads the prefix of every text; "" if there is none."""
     file = folder / GENERAL
     raw = _entries(file, folder, _OF_SETTINGS)
     name, prompts = raw.get("default_prompt_name"), raw.get("prompts")
@@ -225,7 +232,7 @@ def _prompt(folder: Path) -> str:
 
 
 def _max_tokens(folder: Path) -> int | None:
-    """Reads the maximum of tokens in a text, the end token included; None for no limit."""
+    """Reads the maximum number of a text's tokens, with the end token; None for no limit."""
     reading, file = _entries(folder / READING, folder, _OF_SETTINGS), folder / TOKENIZER
     own = read_object(file, "fetch it again", folder) if os.path.lexists(file) else {}
     if own.get("truncation_side") not in (None, "right"):

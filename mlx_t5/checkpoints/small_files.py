@@ -1,8 +1,8 @@
 """Reads the small files of a model folder, and checks that files are the folder's own.
 
-A folder is untrusted: config.json may be a pipe on which nobody writes, an endless device, a
-hundred gigabytes, or a link to somebody's keys. So every file that is read or copied from a model
-folder, weights included, is checked by `require_own` first.
+A folder is untrusted: config.json may be a pipe on which nobody writes, an endless device, a file
+of a hundred gigabytes, or a link to somebody's keys. So `require_own` checks every file, weights
+included, before it is read or copied from a model folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOKENIZER_FILES = (
 MODULES = "modules.json"
 SENTENCE_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
 MODULE_FOLDER = re.compile(r"\d{1,2}_(Pooling|Dense|Normalize)")
-# All that are fetched and copied with the weights.
+# All files that are downloaded and copied with the weights.
 SMALL_FILES = (
     "config.json",
     "generation_config.json",
@@ -37,21 +37,21 @@ SMALL_FILES = (
     MODULES,
     *SENTENCE_SETTINGS,
 )
-# Not copied or downloaded, as T5 has no chats; but transformers reads them if they exist.
+# Neither downloaded nor copied, as T5 has no chats; but transformers reads them if they exist.
 CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
-MORE_CHAT_TEMPLATES = "additional_chat_templates"  # a folder of them
-JSON_BYTES = 1 << 22  # of a config.json or an index; those of t5-11b take 200 kB at most
+MORE_CHAT_TEMPLATES = "additional_chat_templates"  # a folder of chat templates
+JSON_BYTES = 1 << 22  # maximum size of a config.json or an index; t5-11b has at most 200 kB
 SNAPSHOTS, BLOBS = "snapshots", "blobs"  # see `require_own`
 _REPOSITORY = "models--"
-TOKENIZER_BYTES = 1 << 26  # of a tokenizer's file; the largest published ones take 35 MB
+TOKENIZER_BYTES = 1 << 26  # maximum size of a tokenizer's file; the largest published has 35 MB
 
 
 def place(name: str | Path) -> Path:
-    """Resolves a path that a user has typed: follows `~` and links.
+    """Returns the absolute path that a user has typed, with `~` and links resolved.
 
     Raises:
-        UserError: it is impossible: there is no such user, links form a circle, or the disk does
-            not accept the name.
+        UserError: the path is impossible: there is no such user, links form a circle, or the disk
+            does not accept the name.
     """
     try:
         path = Path(name).expanduser().resolve()
@@ -68,12 +68,12 @@ def read_small(path: Path, limit: int = JSON_BYTES, root: Path | None = None) ->
 
     Args:
         path: the file.
-        limit: maximum of bytes.
+        limit: the maximum number of bytes.
         root: as in `require_own`.
 
     Raises:
-        UserError: it is no regular file, too large, or a link out of the folder.
-        OSError: it does not exist or cannot be read.
+        UserError: the path is no regular file, is too large, or is a link out of the folder.
+        OSError: the file does not exist or cannot be read.
     """
     require_own(path, root)
     # Opening a pipe would wait for a writer.
@@ -87,15 +87,16 @@ def read_small(path: Path, limit: int = JSON_BYTES, root: Path | None = None) ->
 
 
 def read_object(path: Path, cure: str, root: Path | None = None) -> dict[str, Any]:
-    """Returns the object in a JSON file of a model folder.
+    """Returns the JSON object in a file of a model folder.
 
     Args:
         path: the file.
-        cure: advice for the error if it cannot be read.
+        cure: the advice in the error message if the file cannot be read.
         root: as in `require_own`.
 
     Raises:
-        UserError: the file is missing, too large, damaged, no object, or a link out of the folder.
+        UserError: the file is missing, too large or damaged, holds no object, or is a link out of
+            the folder.
     """
     try:
         text = read_small(path, root=root)
@@ -111,10 +112,11 @@ def read_object(path: Path, cure: str, root: Path | None = None) -> dict[str, An
 
 
 def require_small(path: Path, limit: int = TOKENIZER_BYTES, root: Path | None = None) -> None:
-    """Refuses anything but a regular file of at most `limit` bytes; for files that libraries read.
+    """Checks a file before a library reads it; the arguments are those of `read_small`.
 
     Raises:
-        UserError: see `read_small`, or it does not exist.
+        UserError: the file does not exist, is no regular file, is too large, or is a link out of
+            the folder.
     """
     require_own(path, root)
     try:
@@ -132,18 +134,19 @@ def snapshot_id(folder: Path) -> str | None:
 
 
 def require_own(path: Path, root: Path | None = None) -> None:
-    """Refuses a link out of a model folder: reading it could disclose or publish another file.
+    """Refuses a link out of a model folder: reading it could disclose or publish a private file.
 
-    Links within the folder are allowed, and the folder itself may be a link. In the Hub's cache,
-    `models--OWNER--NAME/snapshots/COMMIT` consists of links into `models--OWNER--NAME/blobs`, and
-    these may be links into a `blobs` that all repositories share.
+    Links within the folder are allowed, and the folder itself may be a link. Links into the Hub
+    cache's folders of contents are allowed as well: `models--OWNER--NAME/snapshots/COMMIT` consists
+    of links into `models--OWNER--NAME/blobs`, which may in turn hold links into a folder `blobs`
+    that all repositories share.
 
     Args:
         path: a file or a folder in the model folder; it need not exist.
-        root: the model folder; None is the folder that `path` is in.
+        root: the model folder; None is the folder that contains `path`.
 
     Raises:
-        UserError: the path, or a folder on the way to it, is a link out of the model folder.
+        UserError: `path`, or a folder that contains it, is a link out of the model folder.
     """
     folder = Path(os.path.realpath(root or path.parent))
     allowed, repository = [folder], folder.parent.parent
@@ -157,5 +160,5 @@ def _check(path: Path, facts: os.stat_result, limit: int) -> None:
     if not stat.S_ISREG(facts.st_mode):
         raise UserError(f"{path} is no regular file; put a copy of the original there")
     if facts.st_size > limit:
-        sizes = f"{readable(facts.st_size)}, and none has more than {readable(limit)}"
+        sizes = f"{readable(facts.st_size)}, and no such file has more than {readable(limit)}"
         raise UserError(f"{path} has {sizes}: fetch it again")

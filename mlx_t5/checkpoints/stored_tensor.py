@@ -1,11 +1,12 @@
-"""One tensor in a file: its position, and how to read it whole or a few rows at a time.
+"""Describes the position of a tensor in a file, and reads it whole or a few rows at a time.
 
 In every weight format that `checkpoint.py` reads (safetensors, zip `.bin`, legacy `.bin`), a tensor
-is raw little-endian elements at an offset in a file, with a type, a shape and strides. A
-`StoredTensor` holds these facts, checked against the file, and one reader serves all formats.
+is stored as raw little-endian elements at an offset in a file, and has a type, a shape and strides.
+A `StoredTensor` holds these facts, which have been checked against the file. So all formats share
+one reader.
 
-The bytes are read, not mapped: pages of a mapped file count as resident memory of the process until
-the system evicts them, and a file that is truncated while it is mapped kills the process.
+The bytes are read, not memory-mapped. Pages of a mapped file count as resident memory of the
+process until the system evicts them, and truncating a mapped file kills the process.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ import numpy as np
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError, shown
 
-# Element types a T5 checkpoint can hold, by name the numpy type to read them as. numpy has no
-# bfloat16: its 16 bits are read as an integer and viewed by MLX.
+# The types that a T5 checkpoint can hold, and the numpy type by which each is read. numpy has no
+# bfloat16: the 16 bits are read as an integer, and MLX views them as bfloat16.
 READABLE = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
-# What MLX folders hold besides: quantised weights, and the scales of some modes.
+# The further types in MLX folders: those of quantised weights, and of some modes' scales.
 PACKED = {"uint32": np.uint32, "uint8": np.uint8}
 
 
@@ -35,11 +36,11 @@ class StoredTensor:
     Attributes:
         name: the tensor's name in the checkpoint.
         path: the file that holds it.
-        dtype: "float32", "float16", "bfloat16", or another type's name (then it cannot be read).
+        dtype: the type's name; `read` supports "float32", "float16" and "bfloat16" only.
         itemsize: bytes per element.
         shape: the tensor's shape.
-        strides: strides in elements, one a dimension.
-        offset: position of its first element in the file, in bytes.
+        strides: the stride of each dimension, in elements.
+        offset: the position of the first element in the file, in bytes.
     """
 
     name: str
@@ -57,12 +58,12 @@ class StoredTensor:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes, without gaps between the elements."""
+        """The size in bytes, without gaps between the elements."""
         return self.size * self.itemsize
 
     @property
     def extent(self) -> int:
-        """The number of elements in the file from its first to its last, both included."""
+        """The number of elements in the file from the tensor's first to its last, gaps included."""
         if self.size == 0:
             return 0
         return 1 + sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
@@ -75,14 +76,15 @@ class StoredTensor:
     def row_tiles(self, file: FileIO, max_bytes: int) -> Iterator[mx.array]:
         """Yields the tensor as tiles of whole rows (slices along the first dimension), in order.
 
-        A tensor with gaps or in another order (a slice, a transposed view) is first read whole.
+        A tensor with gaps or not in row-major order (a slice, a transposed view) is read whole
+        first.
 
         Args:
-            file: `self.path`, opened unbuffered for reading in binary mode.
-            max_bytes: approximate maximum of a tile; a tile has at least one row.
+            file: the file at `self.path`, opened unbuffered for reading in binary mode.
+            max_bytes: the approximate maximum size of a tile; a tile has at least one row.
 
         Raises:
-            UserError: the type is not one that MLX computes with, or the file ends too early.
+            UserError: the type is not one of `READABLE`, or the file ends too early.
         """
         self.require_readable()
         rows = self.shape[0] if self.shape else 1
@@ -106,9 +108,9 @@ class StoredTensor:
         return self.part(file, 0, slice(0, self.shape[0] if self.shape else 1))
 
     def part(self, file: FileIO, axis: int, where: slice) -> mx.array:
-        """Reads the rows (axis 0) or columns (axis 1) of a slice, and only these without gaps.
+        """Reads only some rows (axis 0) or columns (axis 1); `file` and errors as in `row_tiles`.
 
-        Quantised weights are read as they are stored. `file` and errors as in `row_tiles`.
+        A tensor with gaps is read whole first. Quantised weights are read as they are stored.
         """
         if self.dtype not in PACKED:
             self.require_readable()
@@ -130,7 +132,7 @@ class StoredTensor:
         return result.view(mx.bfloat16) if self.dtype == "bfloat16" else result
 
     def _strided(self, file: FileIO) -> np.ndarray:
-        """Reads a tensor with gaps or in another order, as a strided view of its elements."""
+        """Reads a tensor with gaps or not in row-major order, as a strided view."""
         flat = self._empty(self.extent)
         self._read_into(flat, file, 0)
         steps = tuple(step * self.itemsize for step in self.strides)
@@ -140,7 +142,7 @@ class StoredTensor:
         return np.empty(shape, np.dtype((READABLE | PACKED)[self.dtype]).newbyteorder("<"))
 
     def _read_into(self, array: np.ndarray, file: FileIO, start: int) -> None:
-        """Fills an array with the file's elements from `start` on."""
+        """Fills an array with elements of the file; `start` is the index of the first element."""
         buffer = array.data.cast("B") if array.size else memoryview(b"")
         file.seek(self.offset + start * self.itemsize)
         while len(buffer):

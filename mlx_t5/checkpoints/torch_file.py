@@ -2,12 +2,12 @@
 
 Two containers exist (torch/serialization.py in the torch sources):
 
-- zip (torch >= 1.6): `<prefix>/data.pkl`, and each storage as an uncompressed entry
-  `<prefix>/data/<key>`;
+- zip (torch >= 1.6): an archive with the pickle `<prefix>/data.pkl`, and with each storage as an
+  uncompressed entry `<prefix>/data/<key>`;
 - legacy: five pickles (magic number, protocol, system info, the object, the list of storage keys),
   then for each key an 8-byte element count and the storage's bytes.
 
-torch_pickle.py reads the pickles, and executes nothing.
+torch_pickle.py reads the pickles without executing anything.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _PROTOCOL = 1001
 
 
 def read_torch(path: Path) -> list[StoredTensor]:
-    """Returns the tensors of a state dict saved by torch, zip or legacy, in its order.
+    """Returns the tensors of a state dict saved by torch, in the order of the state dict.
 
     Args:
-        path: the file; its pickle is interpreted, the tensors' bytes are not read.
+        path: the file. Its pickle is interpreted, and the tensors' bytes are not read.
 
     Raises:
-        UserError: the pickle names anything that is no part of a tensor (nothing is executed), or
-            the file is damaged or no state dict.
+        UserError: the pickle names an object that is no part of a tensor (nothing is executed), or
+            the file is damaged or holds no state dict.
     """
     try:
         with open(path, "rb") as file:
@@ -48,7 +48,7 @@ def read_torch(path: Path) -> list[StoredTensor]:
 
 
 def _read_zip(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]]]:
-    """Returns the state dict, and by storage key the start and the number of its bytes."""
+    """Returns the state dict of a zip file, and the position and size in bytes of each storage."""
     try:
         with _Archive(path) as whole, zipfile.ZipFile(whole) as archive:
             entries = {info.filename: info for info in archive.infolist()}
@@ -82,8 +82,8 @@ def _read_zip(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]]
 
 
 def _entry_start(file: io.BufferedReader, info: zipfile.ZipInfo) -> int:
-    # The local header repeats the name and has an extra field of its own length (torch aligns the
-    # data with it), so the data's position is in no central directory.
+    # The data follows the entry's local header. Only this header says how long its extra field is,
+    # by which torch aligns the data.
     file.seek(info.header_offset)
     header = file.read(30)
     if len(header) < 30 or header[:4] != b"PK\x03\x04":
@@ -93,7 +93,7 @@ def _entry_start(file: io.BufferedReader, info: zipfile.ZipInfo) -> int:
 
 
 def _read_legacy(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]]]:
-    """Does the same as `_read_zip`; storages follow the pickles, each after its element count."""
+    """Returns the same as `_read_zip`, for a legacy file."""
     with open(path, "rb") as file:
         head = io.BytesIO(file.read(MAX_PICKLE))
         if Machine(head, MAX_HEAD).run() != _MAGIC:
@@ -152,15 +152,15 @@ def _place(
         offset=start + tensor.offset * storage.itemsize,
     )
     held = min(storage.size, nbytes // storage.itemsize)
-    # A tensor with more elements than its storage repeats some of them: no weight does, and a small
-    # file could demand any amount of memory so.
+    # A tensor with more elements than its storage repeats some of them. No weight does that, and it
+    # would let a small file demand any amount of memory.
     if max(tensor.offset + result.extent, result.size) > held:
         raise UserError(f"{shown(name)} reaches beyond its storage of {held} elements")
     return result
 
 
 class _Archive(io.FileIO):
-    """A file for `zipfile` that limits its list of entries, which `zipfile` reads at once."""
+    """A file for `zipfile` that limits the size of the list of entries, read in one call."""
 
     def read(self, size: int | None = -1) -> bytes:
         if size is not None and size > MAX_PICKLE:

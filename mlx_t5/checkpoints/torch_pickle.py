@@ -1,10 +1,10 @@
-"""Reads torch's pickles without unpickling: the tensors of a state dict, and their positions.
+"""Reads the tensors of a state dict, and their positions, from torch's pickle without unpickling.
 
-A pickle is a program, and unpickling an untrusted one runs it. Here a small stack machine reads the
-opcodes. It knows strings, numbers, containers and the few names that a tensor is made of, and has
-no code path that imports or calls anything else. Any other name is refused, by name.
+A pickle is a program, and unpickling an untrusted pickle runs it. Here a small stack machine reads
+the opcodes. It knows strings, numbers, containers and the few names from which a tensor is built,
+and it has no code path that imports or calls anything else. An error names any name it refuses.
 
-A storage is a flat run of elements, and several tensors may be views of one.
+A storage is a flat run of elements, and several tensors may be views of one storage.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from mlx_t5.checkpoints.limits import MAX_RANK, natural
 from mlx_t5.errors import UserError, shown
 
 # t5-11b needs a pickle of 60 kB with 20,000 opcodes, names of 60 characters, and an archive's list
-# of 60 kB. Anything larger than these limits is refused before it is read.
-MAX_PICKLE = 1 << 21  # bytes, also of an archive's list of entries
+# of entries of 60 kB. Larger files than these limits allow are refused.
+MAX_PICKLE = 1 << 21  # bytes of a pickle, and of an archive's list of entries
 MAX_OPCODES = 1 << 18
-MAX_HEAD = 1 << 10  # opcodes of the small pickles before the object of a legacy file
-_MAX_NAME = 1 << 10  # characters; a dictionary compares its keys again and again
+MAX_HEAD = 1 << 10  # opcodes in each small pickle that precedes the object in a legacy file
+_MAX_NAME = 1 << 10  # characters in a key; dictionaries compare their keys often
 _MAX_ARGUMENTS = 16
 
 # storage class in the pickle -> (element type, bytes an element)
@@ -46,7 +46,7 @@ _STORAGES = MappingProxyType(
 
 @dataclass(frozen=True)
 class Storage:
-    """A storage: its key in the file, its type and its size."""
+    """A storage's key in the file, its element type and its size."""
 
     key: str
     dtype: str
@@ -56,7 +56,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A view of a storage, counted in elements."""
+    """A tensor: a view of a storage, with offset and strides in elements."""
 
     storage: Storage
     offset: int  # elements
@@ -66,7 +66,12 @@ class Tensor:
 
 @dataclass(frozen=True)
 class _Name:
-    """A name in the pickle; `call` is called in its place, None for a storage class."""
+    """A supported name in the pickle.
+
+    Attributes:
+        call: the function that is called when the pickle calls this name; None for a storage class.
+        storage: the element type and size of a storage class; None for a function.
+    """
 
     call: Callable[..., object] | None
     storage: tuple[str, int] | None = None
@@ -102,15 +107,15 @@ _CONTAINERS = MappingProxyType({"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_T
 
 
 def _check_key(key: Any) -> None:
-    """Refuses keys that take long to hash or to compare: nested tuples, huge numbers and texts."""
+    """Refuses dictionary keys that are slow to hash: tuples, huge numbers, long texts."""
     if type(key) not in (str, int):
         raise UserError(f"damaged: a {type(key).__name__} as a dictionary key")
     if len(key) > _MAX_NAME if type(key) is str else key.bit_length() > 64:
-        raise UserError("damaged: a dictionary key of more than any name's length")
+        raise UserError("damaged: a dictionary key that is longer than any name")
 
 
 class Machine:
-    """Interprets one pickle from a stream and leaves the stream right behind it."""
+    """Interprets one pickle from a stream, and leaves the stream at the pickle's end."""
 
     def __init__(self, stream: io.BytesIO, most: int = MAX_OPCODES):
         self._stream = stream
@@ -121,7 +126,7 @@ class Machine:
         self.storages: dict[str, Storage] = {}
 
     def run(self) -> Any:
-        """Returns the object: plain containers, `Storage` and `Tensor`."""
+        """Returns the pickled object, made of plain containers, `Storage` and `Tensor`."""
         for n, (opcode, argument, _) in enumerate(pickletools.genops(self._stream)):
             if n == self._most:
                 raise UserError(f"its pickle has more than {n} opcodes; no list of tensors has")
@@ -149,7 +154,7 @@ class Machine:
         elif op == "REDUCE":
             self._reduce()
         elif op == "BUILD":
-            stack.pop()  # attributes of an OrderedDict (torch's `_metadata`): nothing we need
+            stack.pop()  # the unneeded attributes of an OrderedDict (torch's `_metadata`)
         elif op not in ("PROTO", "FRAME", "STOP"):
             self._container_step(op)
 

@@ -1,1 +1,1 @@
-"""Several machines, or several processes on one: they share a model or a file."""
+"""Runs on several machines, or in several processes of one, that share a model or a file."""

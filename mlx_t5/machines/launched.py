@@ -1,7 +1,7 @@
-"""The processes that `mlx.launch` starts: they connect, agree on the job, and only rank 0 prints.
+"""Lets processes started by `mlx.launch` connect, compare their jobs, and print on rank 0 only.
 
-Rank 0 reads and writes; the others are silent. A rank that fails exits with a status that is not 0,
-and `mlx.launch` then ends all of them.
+Rank 0 reads the input and writes the output; the other ranks are silent. A rank that fails exits
+with a status that is not 0, and `mlx.launch` then ends all ranks.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from mlx_t5.network.ranks import Ranks
 
 Options = TypeVar("Options")
-PLACES = ("model", "draft_model", "adapter_path")  # options
+PLACES = ("model", "draft_model", "adapter_path")  # options with paths, which may differ
 CURE = "start all ranks with the same options, models and versions"
 LAUNCH = "mlx.launch -n 2 -- python main.py …"
 BAD_INPUT, INTERRUPTED = 2, 130  # exit statuses
-JOINING = 60.0  # seconds for all ranks to connect; a ring gives up after a few
-MEANWHILE = 2.0  # seconds in which rank 0 may report the same error, and the launcher end all
+JOINING = 60.0  # seconds for all ranks to connect; one attempt of MLX's ring lasts a few seconds
+MEANWHILE = 2.0  # seconds in which rank 0 may report the same error and the launcher end all ranks
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:
     """Returns the rank of this process; None if `mlx.launch` has not started it.
 
     Raises:
-        UserError: the variable is damaged.
+        UserError: the variable MLX_RANK is no number.
     """
     text = environment.get("MLX_RANK")
     if text is None:
@@ -46,17 +46,21 @@ def rank_of(environment: Mapping[str, str]) -> int | None:
 
 
 class Disagreement(UserError):
-    """The error of all ranks if one has failed or has another job; rank 0 prints it."""
+    """The error that all ranks raise if a rank has failed or has a different job.
+
+    Rank 0 prints the error.
+    """
 
 
 def one_voice(options: Callable[[], Options], command: Callable[[Options], int]) -> int:
-    """Runs a command of which only rank 0 prints, except for an error of another rank alone.
+    """Runs a command so that only rank 0 prints.
 
-    Output of libraries is hidden: a ring reports ten times that a peer has gone.
+    A different rank prints only an error that rank 0 does not report. Messages of libraries are
+    hidden, because MLX's ring reports ten times that a peer has gone.
 
     Args:
-        options: parses and checks the command line, which is the same on all ranks.
-        command: does the work and returns an exit status.
+        options: a function that parses and checks the command line, which is the same on all ranks.
+        command: a function that does the work and returns an exit status.
 
     Returns:
         The exit status.
@@ -90,7 +94,10 @@ def one_voice(options: Callable[[], Options], command: Callable[[Options], int])
 
 
 def join_ranks() -> Ranks:
-    """Connects this process to the others; returns `ALONE` unless `mlx.launch` started several.
+    """Connects this process to the other ranks.
+
+    Returns:
+        The ranks; `ALONE` unless `mlx.launch` started several processes.
 
     Raises:
         UserError: the ranks cannot reach each other.
@@ -100,7 +107,7 @@ def join_ranks() -> Ranks:
 
     hosts = Path(os.environ.get("MLX_HOSTFILE", ""))
     if rank_of(os.environ) is None or (hosts.is_file() and not hosts.read_bytes().strip()):
-        return ALONE  # the launcher's list is empty if it started one process
+        return ALONE  # the launcher's host file is empty if it started one process
     end = time.monotonic() + JOINING
     while True:
         try:
@@ -113,16 +120,16 @@ def join_ranks() -> Ranks:
 
 
 def leave_interrupts_to_rank_0(ranks: Ranks) -> None:
-    """Makes the other ranks ignore Ctrl-C, so that they finish what rank 0 waits for."""
+    """Makes all ranks except rank 0 ignore Ctrl-C, so that they finish the work it waits for."""
     if ranks.rank:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def to_compare(decoder: SpeculativeDecoder, options: Mapping[str, object]) -> dict[str, str]:
-    """Returns the facts that must be equal on all ranks before their first pass, by name.
+    """Returns facts by name that must be equal on all ranks before their first pass.
 
     Ranks with models of different shapes would wait for each other forever. The models' paths may
-    differ. Options are not sent to other machines, as they may contain a key.
+    differ. Only a digest of the options is sent to other machines, as options may contain a key.
     """
     from mlx_t5.backend import cpu_only, mx
 
@@ -130,7 +137,7 @@ def to_compare(decoder: SpeculativeDecoder, options: Mapping[str, object]) -> di
     asked = sorted((name, str(value)) for name, value in options.items() if name not in PLACES)
     return {
         "version of MLX": mx.__version__,
-        "kind of device": str(cpu_only()),  # it decides how arrays are padded
+        "kind of device": str(cpu_only()),  # decides how arrays are padded
         "set of options": hashlib.sha256(repr(asked).encode()).hexdigest(),
         "dtype (see --dtype)": str(decoder.model.dtype),
         "config of the target": str(decoder.model.config),
@@ -141,14 +148,14 @@ def to_compare(decoder: SpeculativeDecoder, options: Mapping[str, object]) -> di
 
 @contextlib.contextmanager
 def agreeing(ranks: Ranks) -> Iterator[dict[str, str]]:
-    """A stage without common computation that either all ranks complete or none.
+    """Runs a stage that either all ranks complete or none; ranks do not compute together in it.
 
     Yields:
         An empty dictionary, to be filled with facts that must be equal on all ranks.
 
     Raises:
-        Disagreement: a rank has failed, or its facts differ from rank 0's. A process alone raises
-            its own error.
+        Disagreement: a rank has failed, or its facts differ from rank 0's. With one process, the
+            original error is raised instead.
     """
     facts: dict[str, str] = {}
     failed: BaseException | None = None

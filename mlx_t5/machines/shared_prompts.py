@@ -1,4 +1,4 @@
-"""Prompts that rank 0 reads and all ranks that share a model decode."""
+"""Shares the prompts that rank 0 reads with all ranks that decode together."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from typing import Any
 from mlx_t5.errors import UserError
 from mlx_t5.network.ranks import Ranks
 
-AT_ONCE = 64  # prompts that are shared at a time, of those that need not be waited for
+AT_ONCE = 64  # maximum number of prompts shared at a time, if they are ready
 
 
 class SharedPrompts:
-    """Yields the items of rank 0's iterator on every rank; all ranks must read in step."""
+    """An iterator that yields the items of rank 0's iterator on every rank.
+
+    All ranks must call its methods in the same order.
+    """
 
     def __init__(self, prompts: Any, ranks: Ranks) -> None:
-        """Shares prompts.
+        """Prepares to share prompts.
 
         Args:
-            prompts: on rank 0 an iterator of texts, pairs or errors with `ready` and `count`, such
-                as `cli.input.Lines`; None on the other ranks.
-            ranks: the ranks that decode them.
+            prompts: on rank 0 an iterator of texts, pairs or errors that has `ready` and `count`,
+                such as `cli.input.Lines`; None on the other ranks.
+            ranks: the ranks that decode the prompts.
         """
         self._prompts, self._ranks = prompts, ranks
         self.count: int | None = prompts.count if prompts else None
@@ -47,7 +50,7 @@ class SharedPrompts:
         return self._here.popleft()
 
     def _share(self, wait: bool) -> None:
-        """Reads some prompts on rank 0, and sends them to all ranks."""
+        """Reads some prompts on rank 0 and sends them to all ranks; `wait`: for at least one."""
         message: list[Any] = [[], None, False]
         if self._ranks.rank == 0:
             message = self._drawn(wait)
@@ -61,7 +64,7 @@ class SharedPrompts:
                 items.append(_packed(next(self._prompts)))
         except StopIteration:
             return [items, None, True]
-        except UserError as error:  # the rest of the input cannot be read
+        except UserError as error:  # the input cannot be read from here on
             return [items, str(error), True]
         return [items, None, False]
 

@@ -1,6 +1,7 @@
-"""Groups labelled examples into batches of similar length.
+"""Groups labelled examples of similar length into batches.
 
-Their order depends on the seed and the step alone, so a resumed run sees the same batches.
+A step's batch depends only on the examples, the batch size, the seed and the step's number, so a
+resumed run gets the same batches.
 
 Symbols: B rows, S source positions, T answer positions, K likeliest tokens.
 """
@@ -22,21 +23,22 @@ if TYPE_CHECKING:
     from mlx_t5.training.teacher_answers import LabelledExample
     from model import T5
 
-BATCHES_AT_ONCE = 32  # cut from examples sorted by length; with more, batches would be less random
-ANSWER_STEP = 8  # T is a multiple of it, so that few shapes occur
+BATCHES_AT_ONCE = 32  # batches cut from examples sorted together; more would be less random
+ANSWER_STEP = 8  # T is a multiple of this number, so that few shapes occur
 
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """The labelled examples of a step, or of a micro-batch, as arrays.
+    """The labelled examples of a micro-batch, as arrays.
 
     Attributes:
-        source: (B, S) int32.
+        source: (B, S) int32, the prompts' tokens.
         mask: (B, S) bool, False where the source is padded.
-        states: (B, S, d_model) the target's encoder output; None if it is not kept.
-        tokens: (B, T) int32, the decoder's input: the start token and the answer without its last.
+        states: (B, S, d_model) the target's encoder output; None if the model computes it.
+        tokens: (B, T) int32, the decoder's input: the start token, then the answer without its last
+            token.
         top_ids: (B·T, K) int32, the likeliest tokens at each position.
-        top_p: (B·T, K) their probabilities.
+        top_p: (B·T, K) the probabilities of these tokens.
         counted: (B·T,) 1 for the answers' tokens, 0 for padding.
     """
 
@@ -50,16 +52,16 @@ class TrainingBatch:
 
     @property
     def arrays(self) -> list[Any]:
-        """All fields, as arguments of `TrainingBatch`."""
+        """All fields in order, so that `TrainingBatch(*arrays)` equals this batch."""
         return [getattr(self, field.name) for field in fields(self)]
 
 
 def batch_at(
     labelled: Sequence[LabelledExample] | Sequence[TrainingPair], size: int, seed: int, step: int
 ) -> list[int]:
-    """Returns the indices of the examples in a step's batch; every epoch has its own order."""
+    """Returns the indices of the examples in a step's batch; each epoch has a different order."""
     size = min(size, len(labelled))
-    steps = len(labelled) // size  # of an epoch; the remainder left out varies
+    steps = len(labelled) // size  # steps per epoch; each epoch leaves out different examples
     epoch, index = divmod(step, steps)
     rng = random.Random(f"order {seed} {epoch}")
     shuffled = rng.sample(range(len(labelled)), steps * size)
@@ -75,7 +77,16 @@ def batch_at(
 def micro_batches(
     labelled: Sequence[LabelledExample], draft: T5, size: int, rows: int, seed: int, step: int
 ) -> list[TrainingBatch]:
-    """Returns the batch of a step, in micro-batches of at most so many rows."""
+    """Returns the batch of a step, cut into micro-batches.
+
+    Args:
+        labelled: all examples to train on.
+        draft: the model that is trained, a `model.T5`.
+        size: examples per batch.
+        rows: maximum number of rows in a micro-batch.
+        seed: the seed of the order.
+        step: the number of the step.
+    """
     config, chosen = draft.config, [labelled[i] for i in batch_at(labelled, size, seed, step)]
     tokens = config.decoder_start_token_id, config.pad_token_id
     kept = draft.shares_with is not None and all(e.states for e in chosen)
@@ -86,13 +97,13 @@ def micro_batches(
 def collate(
     labelled: Sequence[LabelledExample], start_token: int, pad_token: int, keep_states: bool
 ) -> TrainingBatch:
-    """Pads labelled examples to one width.
+    """Returns labelled examples as one batch, padded to the same width.
 
     Args:
         labelled: B labelled examples.
         start_token: the decoder's first input.
-        pad_token: pads sources and answers.
-        keep_states: whether the draft reads the target's encoder output.
+        pad_token: the token that pads sources and answers.
+        keep_states: whether the batch has the target's encoder output, because the draft reads it.
     """
     width = source_width(max(len(example.source) for example in labelled))
     length = -(-max(len(example.answer) for example in labelled) // ANSWER_STEP) * ANSWER_STEP
@@ -113,7 +124,7 @@ def collate(
 
 
 def _padded(rows: Sequence[np.ndarray], width: int, filler: float) -> np.ndarray:
-    """Pads rows (n, …) of different n to one array (B, width, …)."""
+    """Returns rows (n, …) of different lengths n as one padded array (B, width, …)."""
     out = np.full((len(rows), width, *rows[0].shape[1:]), filler, rows[0].dtype)
     for i, row in enumerate(rows):
         out[i, : len(row)] = row
@@ -121,6 +132,6 @@ def _padded(rows: Sequence[np.ndarray], width: int, filler: float) -> np.ndarray
 
 
 def _flat(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
-    """Pads rows with zeros to one array (B·length, …)."""
+    """Returns rows (n, …) of different lengths n, padded with zeros, as one array (B·length, …)."""
     padded = _padded(rows, length, 0)
     return padded.reshape(-1, *padded.shape[2:])

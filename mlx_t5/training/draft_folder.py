@@ -1,8 +1,8 @@
-"""Writes drafts as model folders: whole, or without the modules shared with their target.
+"""Writes a draft as a model folder, either standalone or without the modules of its target.
 
-The folder of a draft that shares has the tensors of its decoder only, and in config.json the
-target's fingerprint (network/sharing.py). A standalone folder has all tensors, and `model.load`
-reads it like any other.
+The folder of a draft that shares its target's modules has only the tensors of the draft's decoder,
+and its config.json has the target's fingerprint (network/sharing.py). A standalone folder has all
+tensors, and `model.load` reads it without the target.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Parameter:
     """One array of a model on its way to the disk.
 
     Attributes:
-        name: its name in the folder.
-        array: its values.
-        dtype: the type to store.
+        name: the array's name in the folder.
+        array: the values.
+        dtype: the type in which they are stored.
     """
 
     name: str
@@ -54,11 +54,11 @@ class Parameter:
     dtype: mx.Dtype
 
     def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Its type and shape, by name."""
+        """Returns the stored type and the shape, by name."""
         return {self.name: (_name(self.dtype), self.array.shape)}
 
     def chunks(self) -> Iterator[dict[str, mx.array]]:
-        """Yields its rows, a few at a time.
+        """Yields the array's rows, a few at a time, by name.
 
         Raises:
             UserError: a number is too large for the type.
@@ -77,15 +77,15 @@ def save_draft(
     dtype: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Writes a draft as a model folder, which appears when it is complete.
+    """Writes a draft as a model folder, which appears only when it is complete.
 
     Args:
-        draft: a `model.T5`. One that shares nothing is always written whole.
-        folder: folder of its target, or, if it shares nothing, of the model that it started from;
-            configuration and tokenizer come from there.
+        draft: the draft, a `model.T5`. A draft that shares nothing is always written whole.
+        folder: the folder from which configuration and tokenizer are copied. It holds the draft's
+            target or, if the draft shares nothing, the model from which training started.
         output: the folder to write.
-        standalone: whether to write the shared tensors, too; quantised ones stay quantised.
-        dtype: "bfloat16", "float16" or "float32"; None takes the type of `folder`.
+        standalone: whether to write the shared tensors too; quantised tensors stay quantised.
+        dtype: "bfloat16", "float16" or "float32"; None is the type of `folder`.
         overwrite: whether to replace a model folder at `output`.
 
     Returns:
@@ -104,7 +104,7 @@ def save_draft(
         stored = dtype or stored_dtype_of(source)
         shards = into_shards(_parameters(draft, whole, getattr(mx, stored)), SHARD_BYTES)
         with new_model_folder(path, overwrite, source, shards) as partial:
-            for name in (MODULES, *SENTENCE_SETTINGS):  # a draft makes no embeddings
+            for name in (MODULES, *SENTENCE_SETTINGS):  # a draft computes no embeddings
                 (partial / name).unlink(missing_ok=True)
             config = _config(raw, draft, stored, whole)
             if not whole and target is not None:
@@ -120,7 +120,7 @@ def save_draft(
 
 
 def _parameters(draft: T5, whole: bool, dtype: mx.Dtype) -> list[Parameter]:
-    """Returns the parameters to write, in their order."""
+    """Returns the parameters to write, in the order of storage."""
     parts = ("decoder", *(SHARED if whole else ()))
     parameters = [Parameter(TABLE, draft.d2t, draft.d2t.dtype)] if TABLE in draft else []
     for part in parts:
@@ -136,12 +136,12 @@ def _parameters(draft: T5, whole: bool, dtype: mx.Dtype) -> list[Parameter]:
 
 
 def _config(raw: dict, draft: T5, dtype: str, whole: bool) -> dict:
-    """Returns the draft's config.json, made from that of another model."""
+    """Returns the content of the draft's config.json, made from that of `folder` (`raw`)."""
     dropped = ("quantization", "quantization_config", "converted_from", ENTRY, *OF_DRAFT)
     config = {name: value for name, value in raw.items() if name not in dropped}
     config |= {n: value for n in OF_DRAFT if (value := getattr(draft.config, n)) is not None}
     config["torch_dtype"] = dtype
-    if "dtype" in raw:  # what transformers 5 calls it
+    if "dtype" in raw:  # transformers 5 uses this name
         config["dtype"] = dtype
     layers = {
         f"{part}.{path}".removesuffix("."): Quantization(layer.group_size, layer.bits, layer.mode)
@@ -160,7 +160,7 @@ def _modules(module: nn.Module | None) -> list[tuple[str, Any]]:
 
 
 def stored_dtype_of(folder: Path) -> str:
-    """Returns the type that a model folder is stored in."""
+    """Returns the floating-point type in which a model folder's weights are stored."""
     with open_checkpoint(folder) as checkpoint:
         stored = stored_dtype(checkpoint)
     return stored if stored in READABLE else "float32"

@@ -1,8 +1,9 @@
-"""Reads the data to train a model on, and splits off data to evaluate it.
+"""Reads the data on which a model is trained, and holds out a part to evaluate the model.
 
-A draft is trained on prompts: a line of the file is one, or an object with a "prompt" and, if the
-target's answer is known already, a "completion". Equal prompts are one, so that no prompt is in
-both parts. A model is fine-tuned on pairs: every prompt has a completion, or several.
+A draft is trained on prompts. Each line of the file is a prompt, or an object with a "prompt" and,
+if the target's answer is known already, a "completion". A repeated prompt is used once. A model is
+fine-tuned on pairs of a prompt and a completion; a prompt may have several completions. No prompt
+is both trained on and held out.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from typing import Any, TypeVar
 from mlx_t5.errors import UserError, shown
 from mlx_t5.text.prompts import token_ids
 
-LEAST = 32  # prompts; a draft memorises fewer
+LEAST = 32  # minimum number of prompts; with fewer, a draft only memorises them
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 128
 LINES_NAMED = 10  # unusable lines that are reported one by one
-LONGEST = 8192  # tokens of a prompt: memory is reserved for the longest, and T5 was trained on 512
+LONGEST = 8192  # tokens of a prompt, as memory is reserved for the longest; T5 was trained on 512
 
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt as tokens.
+    """A prompt, and possibly its answer, as tokens.
 
     Attributes:
-        source: its tokens, EOS included.
-        answer: the target's answer, EOS included; None if the target still has to answer.
+        source: the prompt's tokens, EOS included.
+        answer: the tokens of the target's answer; None if the target still has to answer.
     """
 
     source: tuple[int, ...]
@@ -65,15 +66,15 @@ def read_examples(
     """Reads prompts, and skips unusable lines.
 
     Args:
-        lines: pairs of a prompt and its completion or None, or the `UserError` of a bad line; see
-            `cli.input.Lines`.
+        lines: pairs of a prompt and its completion (None if it has none), or the `UserError` of a
+            bad line; see `cli.input.Lines`.
         tokenizer: the target's tokenizer.
-        vocab_size: V of the target.
-        max_tokens: maximum of tokens in an answer; longer completions are cut.
-        log: gets a line about each skipped line.
+        vocab_size: the size of the target's vocabulary.
+        max_tokens: maximum number of tokens in an answer; longer completions are cut.
+        log: a function that is given messages about the skipped lines.
 
     Returns:
-        Examples in the order of the lines, no two with the same source.
+        Examples in the order of the lines; no two have the same source.
 
     Raises:
         UserError: fewer than `LEAST` prompts are usable.
@@ -111,9 +112,9 @@ def read_pairs(
     Args:
         lines: pairs of a prompt and its completion, or the `UserError` of a bad line.
         tokenizer: the model's tokenizer.
-        vocab_size: V.
-        longest: maximum of tokens in a prompt, and in a completion.
-        log: gets a line about each skipped line.
+        vocab_size: the size of the model's vocabulary.
+        longest: the maximum numbers of tokens in a prompt and in a completion.
+        log: a function that is given messages about the skipped lines.
 
     Returns:
         Pairs in the order of the lines, without duplicates.
@@ -137,7 +138,7 @@ def read_pairs(
 def _usable(
     lines: Iterable[Any], make: Callable[..., Made], log: Callable[[str], None]
 ) -> Iterator[Made]:
-    """Yields `make` of each usable line."""
+    """Yields the result of `make` for each usable line, and logs the other lines."""
     bad = 0
     for line in lines:
         reason = line
@@ -155,7 +156,7 @@ def _usable(
 
 
 def digest(examples: Iterable[Example | TrainingPair]) -> str:
-    """Returns a digest of the tokens, by which a resumed run recognises its data."""
+    """Returns a digest of the examples' tokens, by which a resumed run recognises its data."""
     tokens = hashlib.sha256()
     for example in examples:
         tokens.update(repr((example.source, example.answer)).encode())
@@ -163,15 +164,16 @@ def digest(examples: Iterable[Example | TrainingPair]) -> str:
 
 
 def longest(examples: Sequence[Any]) -> tuple[int, int]:
-    """Returns the number of tokens of the longest source, and of the longest answer."""
+    """Returns the lengths in tokens of the longest source and of the longest answer."""
     source, answer = (max(len(getattr(e, name)) for e in examples) for name in ("source", "answer"))
     return source, answer
 
 
 def hold_out(examples: Sequence[Made], seed: int) -> tuple[list[Made], list[Made]]:
-    """Splits examples into those to train on, in random order, and at most a tenth to evaluate on.
+    """Splits examples at random into a part to train on and a part to evaluate with.
 
-    No prompt is in both parts.
+    The second part has about a tenth of the prompts, at least 1 and at most `MOST_HELD_OUT`. No
+    prompt is in both parts. Both parts are in random order.
     """
     prompts = list(dict.fromkeys(example.source for example in examples))
     shuffled = random.Random(f"split {seed}").sample(prompts, len(prompts))

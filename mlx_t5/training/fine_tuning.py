@@ -1,7 +1,8 @@
 """Prepares a model for fine-tuning, and writes the result.
 
-Either the whole model is trained, or LoRA adapters of some layers (network/adapting.py). Adapters
-are written in PEFT's format, whole models in Hugging Face's, so that other programs read both.
+Training changes either the model's own weights or LoRA adapters of some layers
+(network/adapting.py). Adapters are written in PEFT's format, whole models in Hugging Face's, so
+that other programs can read both.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ if TYPE_CHECKING:
 
 Arrays = Mapping[str, mx.array]
 _WEIGHT = ".weight"
-_OF_MLX = ("quantization", "quantization_config", "converted_from")  # entries of config.json
+_OF_MLX = ("quantization", "quantization_config", "converted_from")  # dropped from config.json
 
 
 def paths(config: Any) -> dict[str, str]:
-    """Returns the path of every attention and feed-forward layer, by its Hugging Face name."""
+    """Returns the path in our model of every attention and feed-forward layer.
+
+    The keys are the layers' Hugging Face names.
+    """
     names = tensor_names(config).items()
     layers = {a.removesuffix(_WEIGHT): b.removesuffix(_WEIGHT) for a, b in names}
     return {theirs: ours for theirs, ours in layers.items() if quantize_predicate(ours)}
@@ -47,8 +51,8 @@ def targets(config: Any, lora: LoraConfig, num_layers: int) -> list[str]:
 
     Args:
         config: the model's config.
-        lora: names the layers.
-        num_layers: adapt only the last so many layers of each stack; -1 for all.
+        lora: the adapter's configuration, which names the layers.
+        num_layers: the number of layers to adapt at the end of each stack; -1 adapts all layers.
 
     Raises:
         UserError: a name matches no layer, or the rank is too large.
@@ -84,7 +88,7 @@ def adapt(
 
 
 def unfreeze_last(model: T5, num_layers: int) -> None:
-    """Freezes all but the last so many layers of each stack; -1 trains the whole model."""
+    """Freezes a model except the last `num_layers` layers of each stack; -1 freezes nothing."""
     if num_layers < 0:
         return
     model.freeze()
@@ -104,19 +108,22 @@ def write_adapter(
     """Writes the trained weights as a PEFT adapter.
 
     Args:
-        path: see `save_adapter`.
-        model: a `model.T5`.
+        path: the folder to write, see `save_adapter`.
+        model: the trained `model.T5`.
         weights: A, B and DoRA's lengths, by our names.
         lora: as given to `adapt`.
         num_layers: as given to `adapt`.
         entries: further entries of adapter_config.json.
+
+    Returns:
+        `path`.
     """
     names = {ours: theirs for theirs, ours in paths(model.config).items()}
     tensors: dict[str, dict[str, mx.array]] = {}
     for name, array in weights.items():
         layer, _, part = name.rpartition(".")
         tensors.setdefault(names[layer], {})[part] = array
-    # Which layers these are in both stacks, PEFT could not tell from a number of layers.
+    # With `num_layers`, every layer is listed: PEFT cannot limit the two stacks by one number.
     named = lora.target_modules if num_layers < 0 else sorted(tensors)
     of_lora = {name: getattr(lora, name) for name in ("r", "lora_alpha", "use_rslora", "use_dora")}
     modules = named if isinstance(named, str) else list(named)
@@ -124,12 +131,16 @@ def write_adapter(
 
 
 def write_model(path: Path, model: T5, source: Path) -> Path:
-    """Writes a whole model as a Hugging Face folder, which appears when it is complete.
+    """Writes a whole model as a Hugging Face folder, which appears only when it is complete.
 
     Args:
         path: the folder, as checked by `check_output_folder`.
-        model: a `model.T5` in float32.
-        source: folder of the model that it started from, for configuration, tokenizer and type.
+        model: a `model.T5`.
+        source: the folder of the model from which training started; the output has its
+            configuration, tokenizer and type.
+
+    Returns:
+        `path`.
 
     Raises:
         UserError: there is too little disk space, or a number is too large for the type.
@@ -153,12 +164,16 @@ def write_model(path: Path, model: T5, source: Path) -> Path:
 
 
 def base_name(folder: Path) -> str:
-    """Returns the name of an adapter's base model for PEFT: the folder's Hub id, or its path."""
+    """Returns the name that PEFT needs for an adapter's base model.
+
+    It is the Hub id from which the folder was made, or the folder's path if there is no such id or
+    an adapter has been merged.
+    """
     name = source_of(folder)
     return str(folder.absolute()) if name is None or ADAPTED in name else name
 
 
 def _first_layers(config: Any, num_layers: int) -> dict[str, int]:
-    """Returns the first trained layer of each stack."""
+    """Returns the index of the first trained layer of each stack."""
     depths = {"encoder": config.num_layers, "decoder": config.num_decoder_layers}
     return {n: max(0, d - num_layers) if num_layers >= 0 else 0 for n, d in depths.items()}

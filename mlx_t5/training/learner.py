@@ -1,16 +1,16 @@
-"""One training step: the loss's gradient and the update, as functions of the state.
+"""Takes training steps: computes the gradient of the loss and updates the weights.
 
-A step returns a new state and does not change the old one, so an interruption leaves a complete
+A step returns a new state and does not change the old state, so an interruption leaves a complete
 state.
 
-All parameters are trained that are the model's own and not frozen. For a draft that shares the
-target's encoder, embedding and head these are its decoder's. The table of a draft's own vocabulary
-stays as it is.
+A step trains all parameters that belong to the model and are not frozen. A draft that shares the
+target's encoder, embedding and head trains only its decoder. The table of a draft's own vocabulary
+is never trained.
 
-By default rates are relative to the scale of each tensor, as in Adafactor, with which T5 was
-trained (Shazeer and Stern, https://arxiv.org/abs/1804.04235, section 8): T5 does not divide
-attention scores by sqrt(d_kv), so its queries are much smaller than its embeddings, and one
-absolute rate for all would saturate the attention.
+By default rates are relative to the scale of each tensor, as in Adafactor (Shazeer and Stern,
+https://arxiv.org/abs/1804.04235, section 8), with which T5 was trained. T5 does not divide
+attention scores by sqrt(d_kv), so the weights of its queries are much smaller than its embeddings,
+and one absolute rate for all tensors would saturate the attention.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from model import T5
 
 Arrays = dict[str, mx.array]  # by name
-# A function of the model's weights and a batch; returns a number to differentiate, and the loss
+# A function of the model's weights and a batch. It returns a number to differentiate, and the loss
 # summed over the tokens.
 Loss = Callable[[Arrays, TrainingBatch], tuple[mx.array, mx.array]]
-WARM_UP_SHARE = 0.05  # share of the steps
+WARM_UP_SHARE = 0.05  # share of the steps that are warm-up by default
 
 
 @dataclass(frozen=True)
 class State:
-    """The state that a step changes.
+    """The state of a training between two steps.
 
     Attributes:
         weights: the trained parameters by name, float32.
-        moments: the optimiser's state by name.
-        step: number of steps taken.
+        moments: the arrays of the optimiser's state, by name.
+        step: the number of steps taken.
     """
 
     weights: Arrays
@@ -67,15 +67,17 @@ class Learner:
         """Prepares to train.
 
         Args:
-            model: a `model.T5` in float32; `put` gives it the state's weights.
-            loss: the model's loss.
-            iters: steps of the whole run.
-            learning_rate: the largest rate; with Adafactor relative to a tensor's scale.
+            model: a `model.T5` whose trained parameters are in float32.
+            loss: the function that computes the model's loss.
+            iters: number of steps in the whole run.
+            learning_rate: the largest rate; with Adafactor it is relative to a tensor's scale.
             compiled: whether to compile the steps; None compiles on a GPU only.
-            schedule: the share of that rate at a step; None is `linear` with a short warm-up.
+            schedule: a function that returns the rate at a step as a share of `learning_rate`; None
+                is `linear` with a short warm-up.
             optimizer: an optimiser of `mlx.optimizers`; None is Adafactor.
-            drop: called with the random key of a step's dropout, and with None after the step.
-            seed: seed of the dropout.
+            drop: a function that sets the model's dropout. It is called with a random key before
+                each micro-batch and with None after it; None trains without dropout.
+            seed: the seed of the dropout.
         """
         self.model, self._loss = model, loss
         self.iters, self.learning_rate = iters, learning_rate
@@ -98,11 +100,11 @@ class Learner:
 
         Args:
             state: the state before the step.
-            batch: its micro-batches; the gradients of their tokens are added.
+            batch: the micro-batches of the step; their gradients are added.
 
         Returns:
-            The state after the step, None if the loss or a gradient is NaN or infinite; and the
-            loss per token before the step.
+            The state after the step, and the mean loss per token before it. If the loss or a
+            gradient is NaN or infinite, the state is None and the loss is NaN.
         """
         count = sum(mx.sum(micro_batch.counted) for micro_batch in batch)
         total, slopes = mx.array(0.0), dict[str, mx.array]()
@@ -110,7 +112,7 @@ class Learner:
             loss, more = self._slopes(state.weights, micro_batch.arrays, self._key(state.step, i))
             total = total + loss
             slopes = {n: slopes[n] + more[n] for n in more} if slopes else more
-            mx.eval(total, slopes)  # so that memory holds one micro-batch's activations
+            mx.eval(total, slopes)  # so that memory holds only one micro-batch's activations
         slopes = {name: slope / count for name, slope in slopes.items()}
         norm = mx.sqrt(sum(mx.sum(slope * slope) for slope in slopes.values()))
         if not mx.isfinite(total + norm).item():
@@ -122,7 +124,7 @@ class Learner:
         return State(weights, moments, state.step + 1), mean.item()
 
     def put(self, weights: Arrays) -> None:
-        """Gives the model these weights."""
+        """Sets the model's trained parameters to these weights."""
         self.model.update(tree_unflatten(list(weights.items())))
 
     def loss(self, weights: Arrays, batch: TrainingBatch) -> tuple[mx.array, mx.array]:
@@ -131,7 +133,10 @@ class Learner:
         return self._loss(weights, batch)
 
     def _key(self, step: int, i: int) -> mx.array | None:
-        """Returns the random key of a micro-batch, which depends on seed and step alone."""
+        """Returns the random key of micro-batch `i`; None without dropout.
+
+        The key depends only on the seed, the step and `i`, so a resumed run gets the same keys.
+        """
         if self._drop is None:
             return None
         return mx.random.key(random.Random(f"dropout {self._seed} {step} {i}").getrandbits(64))
@@ -168,8 +173,8 @@ class Learner:
 def adafactor(relative_step: bool = False) -> Any:
     """Returns Adafactor, the optimiser with which T5 was trained.
 
-    Its hyperparameters are those of transformers' `Adafactor`. With `relative_step` the rate
-    depends on the number of steps instead of the schedule.
+    Its hyperparameters are those of transformers' `Adafactor`. If `relative_step` is true, the
+    optimiser computes the rate from the number of steps and ignores the schedule.
     """
     return optimizers.Adafactor(learning_rate=1.0, relative_step=relative_step)
 
@@ -180,7 +185,12 @@ def adamw(weight_decay: float = 0.0) -> Any:
 
 
 def linear(iters: int, warm_up: float) -> Callable[[int], float]:
-    """Returns a schedule, as a share of the rate: linear warm-up, then linear decay to 0."""
+    """Returns a schedule of linear warm-up, then linear decay to 0.
+
+    Args:
+        iters: number of steps in the whole run.
+        warm_up: number of steps of warm-up.
+    """
 
     def share(step: int) -> float:
         decay = (iters - step) / max(1.0, iters - warm_up)
@@ -190,5 +200,5 @@ def linear(iters: int, warm_up: float) -> Callable[[int], float]:
 
 
 def constant(warm_up: float) -> Callable[[int], float]:
-    """Returns a schedule of linear warm-up without decay."""
+    """Returns a schedule of linear warm-up for `warm_up` steps, then a constant rate."""
     return lambda step: min(1.0, (step + 1) / max(1.0, warm_up))

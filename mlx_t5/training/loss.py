@@ -1,23 +1,23 @@
-"""The loss KL(p || q) of a model's distribution q of the next token.
+"""Computes the training loss: the divergence KL(p || q) of a model's next-token distribution q.
 
-For a draft, p is the target's distribution. For a given text, p is 1 for its token, and KL(p || q)
-is the cross-entropy.
+When a draft is trained, p is the target's distribution. When a model is trained on given texts, p
+is 1 for the text's next token, and KL(p || q) is the cross-entropy.
 
-Only the K likeliest tokens of p are kept, and the mass r of all others (`teacher_answers.TOP_K`).
-With t = 1 - sum of q over the K tokens,
+Of p, only the probabilities of its K likeliest tokens (`teacher_answers.TOP_K`) and the sum r of
+all other probabilities are used. With t = 1 - sum of q over these K tokens,
 
-    loss = sum of p_k log(p_k / q_k) + r log(r / t),
+    loss = sum of p_k log(p_k / q_k) + r log(r / t).
 
-the divergence if all other tokens count as one. Its gradient with respect
-to the logits is q_k - p_k at the K tokens and q_j (1 - r / t) at the others, so one softmax gives
-both (forward KL: Hinton et al., https://arxiv.org/abs/1503.02531).
+This is the divergence if all other tokens count as one token. Its gradient with respect to the
+logits is q_k - p_k at the K tokens and q_j (1 - r / t) at every other token j, so one softmax gives
+both the loss and the gradient (forward KL: Hinton et al., https://arxiv.org/abs/1503.02531).
 
-A draft with a vocabulary of its own has logits of its tokens only. Tokens that it lacks count as
-others, even if they are the target's likeliest.
+A draft with its own vocabulary has logits for its own tokens only. The tokens that it lacks count
+as other tokens, even if they are among the target's K likeliest.
 
 The logits of all positions would be by far the largest array of a training step. So they are
-computed a chunk of positions at a time, and the gradients with respect to hidden states and head
-are accumulated. `divergence` returns a number that has this gradient.
+computed for a chunk of positions at a time, and the gradients with respect to hidden states and
+head are accumulated. `divergence` returns a number that has this gradient.
 
 Symbols: N positions, K likeliest tokens, V vocabulary.
 """
@@ -35,18 +35,20 @@ from mlx_t5.training.batches import TrainingBatch
 if TYPE_CHECKING:
     from model import T5
 
-LOGITS_AT_ONCE = 1 << 24  # numbers: 64 MB in float32
+LOGITS_AT_ONCE = 1 << 24  # numbers in a chunk's logits: 64 MB in float32
 LEAST_TAIL = 1e-6  # minimum of t: in float32 smaller values are rounding noise
-LEAST_PROBABILITY = 1e-30  # minimum of q_k in its logarithm
-Head = Callable[..., mx.array]  # hidden states (N, d_model), and weights if it has own → (N, V)
+LEAST_PROBABILITY = 1e-30  # minimum of probabilities in logarithms
+# A function from hidden states (N, d_model), and the head's weights if they are trained, to logits
+# (N, V).
+Head = Callable[..., mx.array]
 
 
 def token_loss(draft: T5, temp: float) -> Callable[..., tuple[mx.array, mx.array]]:
-    """Returns the loss of a draft or a fine-tuned model, for `learner.Learner`.
+    """Returns the loss of a draft or a fine-tuned model, as a function for `learner.Learner`.
 
     Args:
-        draft: a `model.T5`; it reads the target's encoder output if a batch has it.
-        temp: temperature at which the target is sampled; 0 is greedy.
+        draft: the trained `model.T5`; it reads the target's encoder output if a batch has it.
+        temp: the temperature at which the target is sampled; 0 is greedy.
     """
     vocabulary = DraftVocabulary(draft, draft.config.vocab_size)
     rows_of, size = vocabulary.rows, vocabulary.size
@@ -65,7 +67,8 @@ def token_loss(draft: T5, temp: float) -> Callable[..., tuple[mx.array, mx.array
         def head(states: mx.array, *weight: mx.array) -> mx.array:
             logits = draft.logits(states, Matrix.plain(*weight) if weight else None)
             if rows_of is None:
-                return logits  # otherwise a spare logit, of probability 0, is for missing tokens
+                return logits
+            # A last logit, of probability 0, stands for the tokens that the draft lacks.
             return mx.pad(logits, ((0, 0), (0, 1)), constant_values=-mx.inf)
 
         ids, p = batch.top_ids, batch.top_p
@@ -89,17 +92,17 @@ def divergence(
     """Computes the loss, summed over positions, chunk by chunk.
 
     Args:
-        head: computes float32 logits from hidden states.
-        states: (N, d_model) hidden states of the draft.
-        weights: further arguments of `head`, if its weights are trained, too.
+        head: a function that computes float32 logits from hidden states.
+        states: (N, d_model) the draft's hidden states.
+        weights: further arguments of `head`; its weights, if they are trained too.
         top_ids: (N, K) the target's likeliest tokens.
-        top_p: (N, K) their probabilities.
+        top_p: (N, K) the probabilities of these tokens.
         counted: (N,) 1 where a position counts, 0 for padding.
-        temp: temperature of q, the same as of p.
+        temp: the temperature of q, equal to the temperature of p.
 
     Returns:
-        A number that has the loss's gradient with respect to `states` and `weights`, but no
-        meaningful value; and the sum of the losses, whose gradient is 0.
+        Two numbers. The first has the gradient of the loss with respect to `states` and `weights`,
+        but its value has no meaning. The second is the sum of the losses, and its gradient is 0.
     """
     fixed, frozen = mx.stop_gradient(states), list(map(mx.stop_gradient, weights))
     step = max(1, LOGITS_AT_ONCE // head(fixed[:1], *frozen).shape[-1])
@@ -107,7 +110,7 @@ def divergence(
     of_states: list[mx.array] = []
     for start in range(0, len(fixed), step):
         chunk = slice(start, start + step)
-        # After the previous chunk, so that memory holds the logits of one chunk only.
+        # Computed after the previous chunk, so that memory holds the logits of only one chunk.
         (x,) = mx.depends([fixed[chunk]], [total, *of_states[-1:]])
         logits = head(x, *frozen) / temp
         loss, slope = loss_and_slope(logits, top_ids[chunk], top_p[chunk], counted[chunk])
@@ -123,9 +126,10 @@ def divergence(
 def loss_and_slope(
     logits: mx.array, top_ids: mx.array, top_p: mx.array, counted: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """Returns the loss, summed over positions, and its gradient (N, V) by the logits (N, V).
+    """Returns the loss, summed over positions, and its gradient (N, V) with respect to the logits.
 
-    Arguments as in `divergence`; the logits are already divided by the temperature.
+    `logits` (N, V) are already divided by the temperature. The other arguments are as in
+    `divergence`.
     """
     q = mx.softmax(logits, axis=-1)
     top_q = mx.take_along_axis(q, top_ids, axis=-1)
@@ -138,6 +142,6 @@ def loss_and_slope(
 
 
 def _terms(p: mx.array, q: mx.array) -> mx.array:
-    """Returns p log(p / q), 0 where p is 0."""
+    """Returns p log(p / q), which is 0 where p is 0."""
     p_log, q_log = (mx.log(mx.maximum(x, LEAST_PROBABILITY)) for x in (p, q))
     return p * (p_log - q_log)

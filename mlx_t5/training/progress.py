@@ -10,14 +10,14 @@ from mlx_t5.training.trainer import Trainer
 
 
 def bar(what: str, unit: str, total: int, done: int, items: Iterable[int] | None = None) -> Any:
-    """Returns a progress bar on standard error, shown if that is a terminal.
+    """Returns a progress bar on standard error, shown only if standard error is a terminal.
 
     Args:
-        what: the activity.
-        unit: the unit that is counted.
-        total: number of all units.
-        done: number of units done by earlier runs.
-        items: items to iterate over; without them call `update`.
+        what: the name of the activity.
+        unit: the name of the units that are counted.
+        total: the number of all units.
+        done: the number of units done by earlier runs.
+        items: the items over which the bar iterates; without items, `update` moves the bar.
     """
     from tqdm import tqdm
 
@@ -33,15 +33,15 @@ def reported(
     steps: Iterable[int],
     done: int,
 ) -> Iterator[int]:
-    """Yields the numbers of steps, with a progress bar and a line every so many steps.
+    """Yields the numbers of steps, shows a progress bar, and logs a line at regular intervals.
 
     Args:
-        trainer: takes the steps.
-        tokens: returns the number of tokens in a step's batch.
-        every: steps between lines.
-        log: gets the lines.
-        steps: the numbers of the steps.
-        done: number of steps taken before.
+        trainer: the trainer that takes the steps.
+        tokens: a function that returns the number of tokens in a step's batch, given the step.
+        every: the number of steps between two lines.
+        log: a function that is given the lines.
+        steps: the numbers of the steps to take.
+        done: the number of steps taken before.
     """
     began, total, iters = time.perf_counter(), 0, trainer.schedule.iters
     for step in bar("training", "steps", iters, done, steps):

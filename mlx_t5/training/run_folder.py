@@ -1,7 +1,8 @@
-"""The files by which a run can be resumed: settings, answers, state, best weights.
+"""Writes and reads the files by which a run can be resumed: settings, answers, state, best weights.
 
-An interruption leaves either the old version of a file or the new one. `best` is written before the
-`state` that refers to it; a run that resumes an older state reaches the same state again.
+An interruption leaves each file either in its old version or in its new version. The best weights
+are written before the state that refers to them. If only the best weights are new, the run resumes
+from the old state and reaches the new state again.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ class TrainingProgress:
     """The progress of a run.
 
     Attributes:
-        best: value of the best evaluation so far; None before the first evaluation.
-        best_step: number of steps before the best evaluation.
-        evaluated: number of steps before the last evaluation; -1 if there was none.
-        behind: number of evaluations since the best.
-        seconds: training time of all runs.
+        best: the value of the best evaluation so far; None before the first evaluation.
+        best_step: the number of steps taken before the best evaluation.
+        evaluated: the number of steps taken before the last evaluation; -1 if there was none.
+        behind: the number of evaluations since the best one.
+        seconds: the training time in seconds, including that of earlier runs.
     """
 
     best: float | None = None
@@ -45,10 +46,10 @@ class TrainingProgress:
 
 
 class RunFolder:
-    """The folder of one run, beside its output."""
+    """The work folder of one run."""
 
     def __init__(self, path: Path) -> None:
-        """Names the folder; `open` makes it."""
+        """Stores the folder's path; `claimed` makes the folder."""
         self.path = path
 
     @property
@@ -58,10 +59,10 @@ class RunFolder:
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """Makes the folder and locks it against other runs, if the file system supports that.
+        """Makes the folder and, if the file system supports that, locks it against other runs.
 
         Raises:
-            UserError: another run uses the folder, or it cannot be made.
+            UserError: another run uses the folder, or the folder cannot be made.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -80,19 +81,22 @@ class RunFolder:
             os.close(descriptor)
 
     def open(self, answers: Mapping[str, Any], training: Mapping[str, Any], resume: bool) -> bool:
-        """Writes the settings, or checks that an earlier run had the same.
+        """Writes the settings; if there was an earlier run, first compares them with its settings.
+
+        If a setting in `training` has changed, the earlier run's state is removed, so that the
+        training starts over.
 
         Args:
-            answers: settings that the target's answers depend on, by their option's name.
-            training: further settings that the training depends on.
+            answers: the settings that a resuming run must not change, by the option's name.
+            training: the further settings on which the training depends.
             resume: whether to resume an earlier run.
 
         Returns:
-            Whether an earlier state was discarded because the training has other settings.
+            Whether the state of an earlier run was removed.
 
         Raises:
-            UserError: there is an earlier run that is not to be resumed, or its answers were made
-                with other settings.
+            UserError: there was an earlier run, and `resume` is false or a setting in `answers` has
+                changed.
         """
         settings = json.loads(json.dumps({"answers": dict(answers), "training": dict(training)}))
         before = self._settings()
@@ -103,7 +107,7 @@ class RunFolder:
             if changed:
                 raise UserError(
                     f"{self.path} was made with another {changed[0]}; give that again, or remove "
-                    "the folder to begin anew"
+                    "the folder to start over"
                 )
         dropped = before is not None and before["training"] != settings["training"]
         if dropped:
@@ -114,19 +118,20 @@ class RunFolder:
         return dropped
 
     def save(self, state: State, progress: TrainingProgress) -> None:
-        """Writes the state."""
+        """Writes the state and the progress to a file."""
         arrays = _by_name(state)
         facts = {"step": str(state.step), "progress": json.dumps(asdict(progress))}
         replace_file(self.path / STATE, lambda path: mx.save_safetensors(str(path), arrays, facts))
 
     def state(self, like: State) -> tuple[State, TrainingProgress] | None:
-        """Reads the last state; None if there is none.
+        """Reads the last state and progress; returns None if there is no file of them.
 
         Args:
             like: the state before the first step, whose arrays have the same names and shapes.
 
         Raises:
-            UserError: it cannot be read, or belongs to another model.
+            UserError: the file, or that of the best weights, is damaged or belongs to a different
+                model.
         """
         if not (self.path / STATE).exists():
             return None
@@ -136,7 +141,7 @@ class RunFolder:
         weights = {name: arrays[f"weights.{name}"] for name in like.weights}
         moments = {name: arrays[f"moments.{name}"] for name in like.moments}
         if progress.best is not None:
-            self.best(weights)  # fails now, not after hours
+            self.best(weights)  # if this file is damaged, fails now and not after hours
         return State(weights, moments, step), progress
 
     def save_best(self, weights: Arrays) -> None:
@@ -150,26 +155,29 @@ class RunFolder:
             like: arrays of the same names and shapes.
 
         Raises:
-            UserError: they cannot be read, or are another model's.
+            UserError: the file is damaged or belongs to a different model.
         """
         with self._reading(BEST):
             return self._load(BEST, like)[0]
 
     def vocabulary(self, count: Callable[[], np.ndarray]) -> np.ndarray:
-        """Returns the draft's tokens: those that an earlier run chose, or else `count()`.
+        """Returns the ids of the tokens that the draft proposes.
+
+        Args:
+            count: a function that chooses the ids; called unless an earlier run has chosen them.
 
         Raises:
-            UserError: the file is damaged.
+            UserError: the file of the earlier run is damaged.
         """
         file = self.path / VOCABULARY
         if not file.exists():
             ids = count()
             replace_file(file, lambda path: np.save(path, ids))
-        with self._reading(VOCABULARY, f"{VOCABULARY}, {STATE} and {BEST} to train anew"):
+        with self._reading(VOCABULARY, f"{VOCABULARY}, {STATE} and {BEST} to train again"):
             return np.load(file)
 
     def finish(self) -> int:
-        """Removes the state, which is no longer needed; returns the bytes of what remains."""
+        """Removes the state, which is no longer needed; returns the bytes of the other files."""
         self._remove_state()
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
@@ -181,29 +189,36 @@ class RunFolder:
         """Reads the settings of an earlier run; None if there was none."""
         file = self.path / SETTINGS
         if not file.exists():
-            # Hidden files are macOS's, or those of a run that was killed at its beginning.
+            # Hidden files are ignored: macOS or a run that was killed at its beginning made them.
             if any(self.path.glob("[!.]*")):
                 raise UserError(
                     f"{self.path} is no folder of an earlier run; choose another --output"
                 )
             return None
-        with self._reading(SETTINGS, "the folder to begin anew"):
+        with self._reading(SETTINGS, "the folder to start over"):
             settings = json.loads(file.read_text(encoding="utf-8"))
             return {name: dict(settings[name]) for name in ("answers", "training")}
 
     def _load(self, name: str, like: Arrays) -> tuple[Arrays, dict[str, str]]:
-        """Reads a file's arrays and metadata; ValueError unless names and shapes match `like`."""
+        """Reads the arrays and the metadata of a file.
+
+        Raises:
+            ValueError: the names and shapes of the arrays differ from those of `like`.
+        """
         arrays, facts = mx.load(str(self.path / name), return_metadata=True)
         if {n: a.shape for n, a in arrays.items()} != {n: a.shape for n, a in like.items()}:
-            raise ValueError("it is another model's")
+            raise ValueError("it belongs to another model")
         mx.eval(arrays)
         return arrays, facts
 
     @contextlib.contextmanager
     def _reading(
-        self, name: str, damaged: str = f"{STATE} and {BEST} to train anew"
+        self, name: str, damaged: str = f"{STATE} and {BEST} to train again"
     ) -> Iterator[None]:
-        """Turns errors in reading a file into a `UserError` that says what to remove."""
+        """Turns errors in reading the file `name` into a `UserError`.
+
+        `damaged` says what the user should remove, and why.
+        """
         try:
             yield
         except (RuntimeError, ValueError, KeyError, TypeError, RecursionError, EOFError) as error:
@@ -212,7 +227,7 @@ class RunFolder:
 
 
 def _by_name(state: State) -> Arrays:
-    """Returns all arrays of a state by their names in a file."""
+    """Returns the arrays of a state by the names that they have in the file."""
     return {f"weights.{name}": array for name, array in state.weights.items()} | {
         f"moments.{name}": array for name, array in state.moments.items()
     }

@@ -1,4 +1,4 @@
-"""Checks whether a model can be trained, or be the draft that a training starts from."""
+"""Checks that a model can be trained, and that a draft can be the start of a training."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ ORIGINAL = "start from the model that it was made of"
 
 
 def start_from(draft: T5, target: T5, name: str, trained: bool) -> Any:
-    """Returns the draft to start from, with all of its target's tokens even if it had only some.
+    """Returns the draft to start from, with all tokens of the target.
+
+    A draft that shares its target's modules and has its own, smaller vocabulary gets the target's.
 
     Args:
-        draft: a `model.T5`.
-        target: a `model.T5`.
+        draft: the draft that the user named, a `model.T5`.
+        target: the target, a `model.T5`.
         name: the user's name for the draft.
-        trained: whether it will be trained; otherwise it only gets a smaller vocabulary.
+        trained: whether the draft will be trained; otherwise only its vocabulary may change.
 
     Raises:
-        UserError: it does not fit the target, cannot be trained, or cannot get all tokens.
+        UserError: the draft does not fit the target, cannot be trained, or cannot get all tokens.
     """
     if trained:
         require_plain(draft, name)
@@ -44,7 +46,7 @@ def start_from(draft: T5, target: T5, name: str, trained: bool) -> Any:
 
 
 def require_texts(model: T5, tokenizer: Any, name: str) -> None:
-    """Raises `UserError` unless a model reads and writes texts, with all of its tokens."""
+    """Raises `UserError` unless a model has a tokenizer, a decoder and all of its tokens."""
     if tokenizer is None:
         raise UserError(f"{name} has no tokenizer, and prompts are texts; add its files")
     if not model.can_decode:
@@ -53,6 +55,6 @@ def require_texts(model: T5, tokenizer: Any, name: str) -> None:
 
 
 def require_plain(model: T5, name: str) -> None:
-    """Raises `UserError` if a model that is to be trained has quantised weights."""
+    """Raises `UserError` if a model has quantised weights, which cannot be trained."""
     if any("scales" in layer for _, layer in model.named_modules()):
         raise UserError(f"{name} is quantised, and such weights cannot be trained; {ORIGINAL}")

@@ -1,10 +1,10 @@
-"""The target's answers and their probabilities, kept on disk while a draft is trained.
+"""Generates the target's answers and their probabilities, and keeps them on disk for training.
 
-A draft has to guess what the target writes, so it learns from the target's own answers (Kim and
-Rush, https://arxiv.org/abs/1606.07947), which are generated before the training begins. Each token
-is stored with the `TOP_K` likeliest tokens at its position and their probabilities. The target's
-encoder output is stored as well for a draft that reads it: with a large target, computing it in
-every step would take longer than the step.
+A draft has to guess the target's text, so it learns from the target's own answers (Kim and Rush,
+https://arxiv.org/abs/1606.07947), which are generated before the training begins. At each position
+of an answer, its token, the `TOP_K` likeliest tokens and their probabilities are stored. If the
+draft reads the target's encoder output, this output is stored as well: with a large target,
+computing it in every step would take longer than the step.
 
 A file has the answers to `SHARD` examples, so an interrupted run loses at most a part of one file.
 
@@ -34,11 +34,11 @@ from mlx_t5.training.loss import LOGITS_AT_ONCE
 if TYPE_CHECKING:
     from model import T5
 
-TOP_K = 8  # tokens, which have 0.999 of the bundled target's mass
+TOP_K = 8  # tokens; together they have 0.999 of the bundled target's probability
 SHARD = 64  # examples in a file
 Tokens = tuple[int, ...]
-# Generates the answers to examples, in order, given the index of each among all; None if one
-# failed.
+# A function of some examples and their indices among all examples. It yields the answer to each
+# example in order, or None if answering the example failed.
 Answer = Callable[[Sequence[Example], Sequence[int]], Iterator[Tokens | None]]
 
 
@@ -50,9 +50,9 @@ class LabelledExample:
         source: (S,) tokens of the prompt, EOS included.
         answer: (T,) tokens of the answer.
         top_ids: (T, K) the target's likeliest tokens at each position.
-        top_p: (T, K) float32, their probabilities.
-        states: returns the target's encoder output (S, d_model), read from disk at each call, in
-            16 bits; None if it is not kept.
+        top_p: (T, K) float32, the probabilities of these tokens.
+        states: a function that returns the target's encoder output (S, d_model); for a stored
+            example, it reads the output from disk, in 16 bits. None if the output is not kept.
     """
 
     source: np.ndarray
@@ -63,22 +63,27 @@ class LabelledExample:
 
 
 def given(source: Sequence[int], answer: Sequence[int]) -> LabelledExample:
-    """Returns an example with a given answer, whose tokens have probability 1."""
+    """Returns an example with this answer, whose tokens have probability 1."""
     ids = np.array(answer, np.int32)
     return LabelledExample(np.array(source), ids, ids[:, None], np.ones((len(ids), 1), np.float32))
 
 
 class Answers:
-    """The files of one run."""
+    """The files with the labelled examples of one run."""
 
     def __init__(self, folder: Path, examples: Sequence[Example]) -> None:
-        """Finds the answers of earlier runs in `folder`, which had the same `examples`."""
+        """Opens the folder of the files, and makes it if necessary.
+
+        Args:
+            folder: the folder. Answers of an earlier run in it are used again.
+            examples: the examples to answer; those of the earlier run must have been the same.
+        """
         self.folder, self.examples = folder, examples
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def done(self) -> int:
-        """The number of answered examples: those in the files before the first missing one."""
+        """The number of answered examples, counted up to the first missing file."""
         shards = -(-len(self.examples) // SHARD)
         written = next((i for i in range(shards) if not self._file(i).exists()), shards)
         return min(written * SHARD, len(self.examples))
@@ -91,14 +96,14 @@ class Answers:
         keep_states: bool,
         answered: Callable[[], object],
     ) -> None:
-        """Generates the target's answers to the remaining examples.
+        """Generates, labels and writes the target's answers to the remaining examples.
 
         Args:
-            target: the model.
-            answer: generates the answers.
-            temp: temperature of the probabilities.
+            target: the target, a `model.T5`.
+            answer: the function that generates the answers.
+            temp: the temperature of the probabilities; 0 means 1.
             keep_states: whether to keep the encoder's output.
-            answered: called after every answer.
+            answered: a function that is called after every answer.
 
         Raises:
             UserError: the disk is full.
@@ -116,7 +121,7 @@ class Answers:
             self._write((first + start) // SHARD, label(target, pairs, temp), keep_states)
 
     def labelled(self) -> list[LabelledExample]:
-        """Returns all labelled examples, without those whose answers failed.
+        """Reads all labelled examples, except those whose answers failed.
 
         Raises:
             UserError: a file is damaged.
@@ -138,12 +143,12 @@ class Answers:
             columns = [_cut(arrays[name], lengths[:, 1]) for name in names]
         asked = {e.source for e in self.examples[shard * SHARD : (shard + 1) * SHARD]}
         if not asked.issuperset(tuple(source.tolist()) for source in sources):
-            raise ValueError("it is of other prompts")
+            raise ValueError("it belongs to other prompts")
         states: list[Any] = [None] * len(sources)
         if keep_states:
             file, ends = self._states(shard), [0, *np.cumsum(lengths[:, 0]).tolist()]
             if len(np.load(file, mmap_mode="r" if sources else None)) != ends[-1]:
-                raise ValueError(f"{file.name} is of other prompts")
+                raise ValueError(f"{file.name} belongs to other prompts")
             states = [partial(_rows, file, *span) for span in pairwise(ends)]
         return list(map(LabelledExample, sources, *columns, states))
 
@@ -173,13 +178,13 @@ class Answers:
 def answer_notes(
     labelled: Sequence[LabelledExample], asked: int, end: int, max_tokens: int
 ) -> Iterator[str]:
-    """Returns lines about answers that failed or were cut off.
+    """Yields lines about answers that failed or were cut off.
 
     Args:
         labelled: the examples whose answers did not fail.
-        asked: number of all examples.
+        asked: the number of all examples.
         end: the end token.
-        max_tokens: maximum of tokens in an answer.
+        max_tokens: maximum number of tokens in an answer.
     """
     if failed := asked - len(labelled):
         yield f"{failed} prompts had no answer and are left out; try some with main.py"
@@ -188,20 +193,22 @@ def answer_notes(
         share = sum(map(len, endless)) / sum(len(example.answer) for example in labelled)
         yield (
             f"{len(endless)} of {len(labelled)} answers had no end within --max-tokens "
-            f"{max_tokens} ({share:.0%} of all tokens); where that is much, look whether the "
-            "prompts have their task prefix"
+            f"{max_tokens} ({share:.0%} of all tokens); if that is much, check that the prompts "
+            "have their task prefix"
         )
 
 
 def label(
     target: T5, pairs: Sequence[tuple[Tokens, Tokens]], temp: float = 0.0
 ) -> list[LabelledExample]:
-    """Labels answers with the target's probabilities at every token, several answers a pass.
+    """Returns answers labelled with the target's likeliest tokens and their probabilities.
+
+    A pass of the target computes the probabilities of several answers.
 
     Args:
-        target: the model.
-        pairs: sources and answers.
-        temp: temperature of the probabilities; 0 means 1.
+        target: the target, a `model.T5`.
+        pairs: the tokens of each source and its answer.
+        temp: the temperature of the probabilities; 0 means 1.
     """
     labelled: dict[int, LabelledExample] = {}
     order = sorted(range(len(pairs)), key=lambda i: (len(pairs[i][1]), len(pairs[i][0])))
@@ -223,7 +230,7 @@ def label(
 def _likeliest(
     target: T5, cache: Cache, answers: Sequence[Tokens], temp: float
 ) -> tuple[mx.array, mx.array]:
-    """Returns the K likeliest tokens (B, T, K) at each position, and their probabilities."""
+    """Returns the K likeliest tokens at each position (B, T, K), and their probabilities."""
     longest = max(map(len, answers))
     start = target.config.decoder_start_token_id
     rows = [[start, *a[:-1]] + [start] * (longest - len(a)) for a in answers]
@@ -236,7 +243,10 @@ def _likeliest(
 def _groups(
     order: Sequence[int], pairs: Sequence[tuple[Tokens, Tokens]], vocab_size: int
 ) -> Iterator[list[int]]:
-    """Groups answers, the shortest first, so that a group's logits fit into memory."""
+    """Yields groups of consecutive indices whose answers' logits together fit into memory.
+
+    `order` has the indices of `pairs`, sorted so that the shortest answers come first.
+    """
     group: list[int] = []
     for i in order:
         if group and (len(group) + 1) * len(pairs[i][1]) * vocab_size > LOGITS_AT_ONCE:
@@ -248,20 +258,20 @@ def _groups(
 
 
 def _rows(file: Path, start: int, end: int) -> np.ndarray:
-    """Reads rows of a file, and closes it again, as there may be thousands of files."""
+    """Reads some rows of a file; the file is closed again, as there may be thousands of files."""
     return np.array(np.load(file, mmap_mode="r")[start:end])
 
 
 def joined(arrays: Sequence[Any], kind: type) -> np.ndarray:
-    """Stacks arrays along their rows; returns an array without rows if there are none."""
+    """Returns arrays concatenated along their rows; an array without rows if there are none."""
     return np.concatenate(arrays).astype(kind) if arrays else np.empty(0, kind)
 
 
 def _cut(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """Cuts an array into parts of these lengths; the inverse of `joined`.
+    """Returns an array's rows cut into parts of these lengths; the inverse of `joined`.
 
     Raises:
-        ValueError: the array has another length.
+        ValueError: the lengths do not add up to the number of rows.
     """
     if len(array) != sum(lengths.tolist()):
         raise ValueError("it lacks some of its rows")

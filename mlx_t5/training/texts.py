@@ -1,4 +1,4 @@
-"""Evaluates the texts of a model: exact match, chrF, and a few samples to look at."""
+"""Evaluates the texts of a model: exact match, chrF, and a few samples to read."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 from mlx_t5.errors import shown
 
-ORDERS, BETA = 6, 2  # chrF2: runs of up to six characters, recall counts twice
+ORDERS, BETA = 6, 2  # chrF2: n-grams of up to six characters; recall counts twice
 SAMPLES, SAMPLE_CHARACTERS = 3, 100
 
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts that a model wrote.
+    """The texts that a model wrote, and their references.
 
     Attributes:
         prompts: the prompts.
-        written: the model's texts.
-        right: the reference texts.
+        written: the model's text for each prompt.
+        right: the reference text of each prompt.
     """
 
     prompts: Sequence[str]
@@ -28,24 +28,24 @@ class Texts:
 
     @property
     def exact_match(self) -> float:
-        """The share of texts that equal the reference, apart from white space around them."""
+        """The share of texts that equal their reference, ignoring white space at both ends."""
         return sum(map(self._is_right, range(len(self.right)))) / len(self.right)
 
     @property
     def chrf(self) -> float:
-        """See `chrf`."""
+        """The chrF2 of the texts, from 0 to 100."""
         return chrf(self.written, self.right)
 
     @property
     def value(self) -> float:
-        """The criterion for the best model: chrF, then exact match."""
+        """The criterion for the best weights: chrF, and at equal chrF the exact match."""
         return self.chrf + 1e-6 * self.exact_match
 
     def __str__(self) -> str:
         return f"exact match {self.exact_match:.1%}, chrF {self.chrf:.1f}"
 
     def samples(self) -> str:
-        """A few of the texts with their references, wrong ones first."""
+        """Returns a few texts with their prompts and references; wrong texts come first."""
         rows = []
         for i in sorted(range(len(self.right)), key=self._is_right)[:SAMPLES]:
             texts = self.prompts[i], self.written[i], self.right[i]
@@ -59,9 +59,9 @@ class Texts:
 
 
 def chrf(written: Sequence[str], right: Sequence[str]) -> float:
-    """Returns chrF2 of all texts together, 0 to 100 (https://aclanthology.org/W15-3049).
+    """Returns the chrF2 of all texts together, from 0 to 100 (https://aclanthology.org/W15-3049).
 
-    It equals sacrebleu's: character n-grams without white space, counted over all texts.
+    Character n-grams without white space are counted over all texts. The result equals sacrebleu's.
     """
     precisions, recalls = [], []
     for n in range(1, ORDERS + 1):

@@ -1,4 +1,4 @@
-"""The training loop: steps, evaluations, the best weights so far, and resuming."""
+"""Runs the training loop: takes steps, evaluates, keeps the best weights, and resumes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlx_t5.training.learner import Learner
 from mlx_t5.training.run_folder import RunFolder, TrainingProgress
 from mlx_t5.training.texts import Texts
 
-PATIENCE = 5  # evaluations without a better one, after which the training ends
+PATIENCE = 5  # the training ends after this number of evaluations without improvement
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Schedule:
     """The schedule of a run.
 
     Attributes:
-        iters: steps of the whole run.
-        steps_per_eval: steps between evaluations.
-        save_every: steps between writing the state.
+        iters: the number of steps in the whole run.
+        steps_per_eval: the number of steps between two evaluations.
+        save_every: the number of steps after which the state is written.
     """
 
     iters: int
@@ -35,8 +35,8 @@ class Evaluation:
     """The evaluation of a draft in the engine, on held-out prompts.
 
     Attributes:
-        acceptance: accepted / drafted tokens.
-        tokens_per_call: tokens decided per pass of the target: the more, the better.
+        acceptance: the number of accepted tokens divided by the number of drafted tokens.
+        tokens_per_call: the mean number of tokens decided per pass of the target.
     """
 
     acceptance: float
@@ -52,11 +52,12 @@ class Evaluation:
 
 
 class Trainer:
-    """One run of training, which may resume another.
+    """One run of training, which may resume an earlier run.
 
     Attributes:
         state: the state after the last complete step.
         progress: the progress up to that step.
+        loss: the mean loss per token in the last step; NaN before the first step of this run.
     """
 
     def __init__(
@@ -68,15 +69,16 @@ class Trainer:
         evaluate: Callable[[], Evaluation | Texts],
         log: Callable[[str], object],
     ) -> None:
-        """Resumes an earlier run, if there is one.
+        """Reads the state of an earlier run, if there is one.
 
         Args:
-            learner: trains the model.
-            batch: returns the micro-batches of a step, given its number.
+            learner: the learner, which trains the model.
+            batch: a function that returns the micro-batches of a step, given its number.
             schedule: the schedule of the run.
-            folder: keeps the state.
-            evaluate: evaluates the learner's model; called when that has the state's weights.
-            log: gets one line after every evaluation.
+            folder: the work folder, which keeps the state.
+            evaluate: a function that evaluates the learner's model; before each call, the model is
+                given the state's weights.
+            log: a function that is given one line after every evaluation.
         """
         self.learner, self.batch, self.schedule, self.folder = learner, batch, schedule, folder
         self.evaluate, self.log = evaluate, log
@@ -92,10 +94,11 @@ class Trainer:
     def run(self, steps: Callable[[Iterable[int], int], Iterable[int]]) -> None:
         """Trains to the end, and gives the model the best weights.
 
-        If it is interrupted, it writes the state of the last complete step before it ends.
+        After Ctrl-C, it first writes the state of the last complete step.
 
         Args:
-            steps: wraps the steps' numbers in a progress bar, given the number already taken.
+            steps: a function that wraps the numbers of the steps in a progress bar. Its second
+                argument is the number of steps already taken.
         """
         try:
             self._evaluate_if_due()
@@ -114,7 +117,7 @@ class Trainer:
             if state is None:
                 self.log(
                     f"step {self.state.step + 1}: the loss or its gradient is no number; stopped. "
-                    "The best so far is kept; try a lower --learning-rate"
+                    "The best weights so far are kept; try a lower --learning-rate"
                 )
                 return
             now = time.perf_counter()
@@ -128,7 +131,9 @@ class Trainer:
             began += time.perf_counter() - now
 
     def _evaluate_if_due(self) -> bool:
-        """Evaluates the model every so many steps and at the end, and writes state and best.
+        """Evaluates the model if an evaluation is due, and writes the state and the best weights.
+
+        An evaluation is due after every `steps_per_eval` steps and at the end.
 
         Returns:
             Whether an evaluation was due.

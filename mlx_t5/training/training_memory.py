@@ -1,4 +1,4 @@
-"""Estimates the memory of training, and the number of rows in a micro-batch.
+"""Estimates the memory that training takes, and chooses the number of rows in a micro-batch.
 
 Symbols: B rows, S source positions, T answer positions, H heads, V vocabulary.
 """
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from model import T5
 
 FLOAT = 4  # bytes
-STEP_SHARE = 0.125  # share of the memory for the activations of a step
-# Copies of every trained number: itself, its gradient and an earlier micro-batch's, the update and
-# what it replaces, and the square that Adafactor takes.
+STEP_SHARE = 0.125  # share of the memory that a step's activations may take
+# Arrays of the size of the trained parameters: the parameters, two gradients (of this micro-batch
+# and the sum of the earlier ones), the update, the new parameters, and the squares for Adafactor.
 COPIES = 6
-ADAM_COPIES = 9  # AdamW has three more: two moments and what replaces one of them
-LOGIT_COPIES = 5  # of a chunk's logits: with their probabilities, the slope and its products
+ADAM_COPIES = 9  # AdamW has three more: its two moments, and the new value of one moment
+LOGIT_COPIES = 5  # arrays of the size of a chunk's logits: also probabilities, gradient, products
 
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """The peak bytes of training.
+    """The peak memory of training.
 
     Attributes:
-        draft: bytes of trained numbers, their gradients and the optimiser's arrays.
-        step: bytes of a step's activations.
-        rows: B, the rows of a micro-batch.
+        draft: bytes of the trained parameters, their gradients and the optimiser's arrays.
+        step: bytes of a micro-batch's activations and logits.
+        rows: B, the number of rows in a micro-batch.
     """
 
     draft: int
@@ -48,15 +48,17 @@ class TrainingMemory:
 def estimate(
     draft: T5, source: int, target: int, batch_size: int, copies: int = COPIES, adapted: int = 0
 ) -> TrainingMemory:
-    """Estimates the memory of training a draft or a model, without weights that are not trained.
+    """Estimates the memory of training, and chooses the rows of a micro-batch.
+
+    Weights that are not trained are not counted.
 
     Args:
-        draft: a `model.T5`.
-        source: tokens of the longest prompt.
-        target: tokens of the longest answer.
-        batch_size: rows of a step.
-        copies: copies of every trained number.
-        adapted: copies of their inputs that the adapters of a layer keep.
+        draft: the trained draft or model, a `model.T5`.
+        source: number of tokens in the longest prompt.
+        target: number of tokens in the longest answer.
+        batch_size: number of rows in a step.
+        copies: number of arrays of the size of the trained parameters.
+        adapted: number of copies of its input that an adapted layer keeps.
     """
     trained = sum(array.size for _, array in tree_flatten(draft.trainable_parameters()))
     config, with_encoder = draft.config, draft.shares_with is None
@@ -74,12 +76,12 @@ def memory_notes(
     names: tuple[str, str] = ("target", "draft"),
     cure: str = "a lower --max-tokens, shorter prompts or fewer --decoder-layers",
 ) -> Iterator[str]:
-    """Returns lines about the memory that training takes beside the target, and if it suffices.
+    """Yields a line about the memory that training takes, and a warning if it is too much.
 
     Args:
-        target: a `model.T5`.
-        size: from `estimate`.
-        names: names of the target, and of the trained model.
+        target: the target, or the model that is fine-tuned; a `model.T5`.
+        size: the result of `estimate`.
+        names: the names, in the lines, of `target` and of the trained parameters' owner.
         cure: advice that reduces the memory.
     """
     weights = sum(array.nbytes for _, array in tree_flatten(target.parameters()))
@@ -88,7 +90,7 @@ def memory_notes(
     total, shown = sum(sizes), ", ".join(f"{n} {readable(b)}" for n, b in parts.items())
     yield f"memory: at most {readable(total)} of {readable(limit())} ({shown})"
     if total > limit():
-        yield f"warning: that is more than there is; take {cure}"
+        yield f"warning: that is more than there is; use {cure}"
 
 
 def row_bytes(
@@ -99,20 +101,22 @@ def row_bytes(
     grad_checkpoint: bool = False,
     adapted: int = 0,
 ) -> int:
-    """Returns the bytes of a row's activations, forward and backward; measured without a GPU.
+    """Returns the bytes of one row's activations in the forward and backward pass.
+
+    The factors in the formula were measured without a GPU.
 
     Args:
-        config: the draft's config.
-        source: S.
-        target: T.
-        with_encoder: whether the encoder is trained, too.
-        grad_checkpoint: whether layers keep only their inputs.
-        adapted: copies of their inputs that adapters keep.
+        config: the config of the trained model.
+        source: S, the number of source positions.
+        target: T, the number of answer positions.
+        with_encoder: whether the trained model also runs an encoder of its own.
+        grad_checkpoint: whether layers keep only their inputs and compute the rest twice.
+        adapted: number of copies of its input that an adapted layer keeps.
     """
     inner, heads = config.num_heads * config.d_kv, config.num_heads
     hidden = config.d_ff * (5 if config.is_gated_act else 3)
     inputs = adapted * (5 * config.d_model + inner + config.d_ff)
-    # Of a layer's position: residuals and norms, queries to outputs, the feed-forward.
+    # Numbers per layer and position: residuals and norms, then attention, then the feed-forward.
     decoding = 10 * config.d_model + 14 * inner + hidden + 2 * inputs
     encoding = 6 * config.d_model + 8 * inner + hidden + inputs
     scores = 4 * heads * target * (round_up(target) + source)
@@ -129,7 +133,16 @@ def row_bytes(
 def _layers(
     depth: int, length: int, width: int, scores: int, config: T5Config, grad_checkpoint: bool
 ) -> int:
-    """Returns the numbers that layers keep: so many a position, and the attention scores."""
+    """Returns how many numbers a row's layers keep.
+
+    Args:
+        depth: the number of layers.
+        length: the number of positions.
+        width: the numbers that a layer keeps per position.
+        scores: the numbers in a layer's attention scores.
+        config: the config of the trained model.
+        grad_checkpoint: whether only one layer at a time keeps more than its inputs.
+    """
     if not grad_checkpoint:
         return depth * (length * width + scores)
     return length * width + scores + depth * length * 3 * config.d_model

@@ -1,4 +1,7 @@
-"""Measures whether a draft is worth it: every proposer beside regular decoding, interleaved."""
+"""Measures the speed-up of a new draft and of other proposers over regular decoding.
+
+The timed runs of the proposers and of regular decoding alternate.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,16 @@ from mlx_t5.timing import Ratio, interleave, speed_up
 Decode = Callable[[int], list[Result]]
 
 BUDGET_SECONDS = 60.0  # approximate time for measuring
-LEAST_TURNS, REPEATS = 4, 3
-REGULAR, LOOKUP = "", "lookup"  # names of regular decoding and of copying
-NEAR = 0.02  # proposers whose speeds differ by less count as equally fast
+LEAST_TURNS, REPEATS = 4, 3  # a turn decodes one prompt
+REGULAR, LOOKUP = "", "lookup"  # the names of regular decoding and of copying
+NEAR = 0.02  # speeds that differ by less than this share count as equal
 
 
 def typical(results: Sequence[Result]) -> Sequence[Result]:
-    """Returns the texts that came to an end; all texts if these are fewer than half.
+    """Returns the results whose text ended with EOS; all results if fewer than half did.
 
-    A text without end mostly repeats itself: it is by far the longest, and a draft guesses either
-    all of it or nothing. A few such texts would decide which draft is the best.
+    A text without an end mostly repeats itself. It is by far the longest text, and a draft guesses
+    either all of it or nothing. A few texts like this would decide which draft is the best.
     """
     ended = [result for result in results if result.finish_reason == "stop"]
     return ended if 2 * len(ended) >= len(results) else results
@@ -34,10 +37,10 @@ class Proposer:
     """A proposer and its measurements.
 
     Attributes:
-        name: its --draft-model.
-        acceptance: accepted / drafted; None if nothing was drafted.
-        tokens_per_call: tokens decided per pass of the target.
-        measured: speed-up over regular decoding.
+        name: the value of --draft-model that selects the proposer.
+        acceptance: accepted tokens divided by drafted tokens; None if nothing was drafted.
+        tokens_per_call: the mean number of tokens decided per pass of the target.
+        measured: the speed-up over regular decoding.
     """
 
     name: str
@@ -49,15 +52,16 @@ class Proposer:
 def measure_proposers(
     decoding: Callable[[str], Decode], names: Sequence[str], most: int
 ) -> tuple[list[Proposer], int]:
-    """Measures every proposer beside regular decoding.
+    """Measures every proposer's speed-up over regular decoding.
 
     Args:
-        decoding: decodes the prompt of a turn, with a proposer or regularly.
-        names: names of the proposers.
-        most: number of turns available.
+        decoding: a function that is given a proposer's name, or `REGULAR`. It returns a function
+            that decodes the prompt of a turn, given the turn's index.
+        names: the names of the proposers.
+        most: the number of turns available.
 
     Returns:
-        The proposers, and the number of prompts that they were measured on.
+        The measured proposers, and the number of prompts used.
     """
     regular = decoding(REGULAR)
     regular(0)
@@ -80,9 +84,9 @@ def recommended(proposers: Sequence[Proposer], new: str) -> Proposer | None:
 
     Args:
         proposers: the proposers, without regular decoding.
-        new: name of the new draft, which must be faster than the others to replace them.
+        new: the name of the new draft. It is returned only if no other proposer is nearly as fast.
     """
-    useful = [p for p in proposers if p.acceptance]  # without acceptance a speed-up is chance
+    useful = [p for p in proposers if p.acceptance]  # a speed-up without acceptance is chance
     fastest = max((p.measured.value for p in useful), default=0.0)
     if fastest <= 1 + NEAR:
         return None
@@ -91,14 +95,14 @@ def recommended(proposers: Sequence[Proposer], new: str) -> Proposer | None:
 
 
 def report(proposers: Sequence[Proposer], new: str, prompts: int, public: str | None = None) -> str:
-    """Returns the report that is printed at the end.
+    """Returns the report: a table of the measurements, and a recommendation.
 
     Args:
         proposers: the proposers, without regular decoding.
-        new: name of the new draft.
-        prompts: number of prompts decoded.
-        public: public name of the new draft, for a report with only those proposers that other
-            people have: the new draft and copying.
+        new: the name of the new draft.
+        prompts: the number of prompts decoded.
+        public: the public name of the new draft. If it is given, the report is for other people and
+            has only the proposers available to them: the new draft and copying.
     """
     if public:
         proposers = [p for p in proposers if p.name in (new, LOOKUP)]
@@ -119,10 +123,10 @@ def report(proposers: Sequence[Proposer], new: str, prompts: int, public: str | 
 
 
 def advice(proposers: Sequence[Proposer], new: str) -> str:
-    """Returns the line that says which proposer to use."""
+    """Returns a line that recommends a proposer."""
     best = recommended(proposers, new)
     if best is None:
-        return "keep --draft-model none: no way of proposing is faster than regular decoding here"
+        return "keep --draft-model none: no proposer is faster than regular decoding here"
     line = f"--draft-model {best.name}, {best.measured} times as fast"
     if best.name == LOOKUP:
         return f"keep to copying, without a draft: {line}"

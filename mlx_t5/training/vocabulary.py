@@ -1,9 +1,9 @@
-"""Chooses the tokens that a draft proposes: those that the target writes most.
+"""Chooses the tokens that a draft proposes: the most frequent tokens of the target's answers.
 
-They are counted in the answers that the draft is trained on. The answers to held-out prompts decide
-how many are enough. See network/draft_vocabulary.py.
+Tokens are counted in the answers on which the draft is trained. The answers to held-out prompts
+decide how many tokens are chosen. See network/draft_vocabulary.py.
 
-Symbols: N tokens of the draft, V of the target.
+Symbols: N tokens of the draft, V tokens of the target.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 
 from mlx_t5.training.teacher_answers import joined
 
-STEP = 1024  # N is a multiple of it
-ENOUGH = 0.995  # share of the held-out answers' tokens
+STEP = 1024  # N is a multiple of this number by default
+ENOUGH = 0.995  # share of the tokens in held-out answers that the chosen tokens must cover
 
 
 def by_frequency(answers: Sequence[Any], ends: Sequence[int], size: int) -> np.ndarray:
-    """Returns all ids below `size`: the end tokens `ends`, then the others by frequency.
+    """Returns all ids below `size`: first the end tokens `ends`, then the others by frequency.
 
-    Equally frequent ids are in ascending order, as tokenizers mostly have common tokens first.
+    Equally frequent ids are in ascending order, because most tokenizers have common tokens first.
     """
     tokens = joined(answers, np.int64)
     counts = np.bincount(tokens[(tokens >= 0) & (tokens < size)], minlength=size)
@@ -37,9 +37,9 @@ def chosen(
 
     Args:
         order: all ids, from `by_frequency`.
-        held_out: answers that show how many are enough.
-        size: N; None takes the `smallest` that is enough.
-        log: gets a line about the choice.
+        held_out: the answers to held-out prompts.
+        size: N; None chooses N by `smallest`.
+        log: a function that is given a line about the choice.
     """
     ids = np.sort(order[: size or smallest(order, held_out)])
     share = f"{coverage(ids, held_out):.1%} of what the target writes to held-out prompts"
@@ -48,17 +48,19 @@ def chosen(
 
 
 def coverage(ids: np.ndarray, answers: Sequence[Any]) -> float:
-    """Returns the share of the answers' tokens that are among `ids`; 1 without answers."""
+    """Returns the share of the answers' tokens that are in `ids`; 1 if there are no answers."""
     tokens = joined(answers, np.int64)
     return float(np.isin(tokens, ids).mean()) if len(tokens) else 1.0
 
 
 def smallest(order: np.ndarray, answers: Sequence[Any]) -> int:
-    """Returns N: the smallest multiple of `STEP` whose most frequent tokens are enough, or all.
+    """Returns the smallest N, a multiple of `STEP`, at which the coverage reaches `ENOUGH`.
+
+    If there is none, it returns V.
 
     Args:
         order: all ids, the most frequent first.
-        answers: answers to held-out prompts.
+        answers: the answers to held-out prompts.
     """
     sizes = range(STEP, len(order), STEP)
     return next((n for n in sizes if coverage(order[:n], answers) >= ENOUGH), len(order))

@@ -124,7 +124,7 @@ def test_a_folder_without_weights_is_refused(tmp_path):
     (tmp_path / "tf_model.h5").touch()
     with pytest.raises(UserError, match="no model.safetensors.*it holds tf_model.h5"):
         open_checkpoint(tmp_path)
-    with pytest.raises(UserError, match="empty or not there"):
+    with pytest.raises(UserError, match="empty or missing"):
         open_checkpoint(tmp_path / "nowhere")
 
 

@@ -201,7 +201,7 @@ def test_an_unknown_task_is_refused_with_the_known_names(folder):
 def test_a_damaged_file_is_refused_in_one_line(folder, raw, message):
     with pytest.raises(UserError, match=message) as refused:
         read_generation_config(folder(raw))
-    assert str(refused.value).endswith("; --ignore-generation-config does without it")
+    assert str(refused.value).endswith("; --ignore-generation-config ignores the file's settings")
 
 
 @pytest.mark.parametrize(

@@ -98,8 +98,8 @@ def put(path: Path, thing: str, outside: Path) -> None:
 
 THINGS = {
     "link": "is a link out of its folder; put a copy of the file",
-    "pipe": "is no regular file|that are not there|: no model.safetensors or",
-    "folder": "is no regular file|that are not there|: no model.safetensors or",
+    "pipe": "is no regular file|that are missing|: no model.safetensors or",
+    "folder": "is no regular file|that are missing|: no model.safetensors or",
     "huge": "has 1099.* GB, and none|header|not a whole torch",
 }
 

@@ -105,7 +105,7 @@ def test_the_embedding_of_a_large_vocabulary_gets_8_bits(tiny, tmp_path, monkeyp
     for predicate in (None, "embed_8", "layers"):
         out = convert(tiny, tmp_path / str(predicate), quantize=True, quant_predicate=predicate)
         configs[predicate] = json.loads((out / "config.json").read_text())
-        note = "40 tokens: the embedding and the output head get 8 bits; --quant-predicate"
+        note = "40 tokens: the embedding and the output head get 8 bits; avoid it by --quant"
         assert (note in capsys.readouterr().err) == (predicate is None)
         bits = configs[predicate]["quantization"].get("shared", {}).get("bits")
         assert bits == (None if predicate == "layers" else 8)

@@ -20,8 +20,8 @@ def entry(shape, start, end, dtype="F32"):
 @pytest.mark.parametrize(
     ("header", "cause"),
     (
-        ({"a": entry([2], 0, 12)}, "not its shape's size"),
-        ({"a": entry([4], 0, 16)}, "bytes where its header says"),
+        ({"a": entry([2], 0, 12)}, "does not fit its shape"),
+        ({"a": entry([4], 0, 16)}, "bytes, but its header says"),
         ({"a": entry([-2], 8, 0)}, "no natural number"),
         ({"a": entry([True], 0, 4)}, "no natural number"),
         ({"a": entry([2], 0, 8, "F99")}, "unknown type F99"),

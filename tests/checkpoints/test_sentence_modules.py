@@ -142,7 +142,7 @@ def test_unsupported_modules_are_refused(tmp_path, modules, message):
         ("modules.json", '[{"type": "a.Pooling", "path": "/etc"}]', "no folder of its own"),
         ("modules.json", '[{"type": "a.Pooling", "path": ""}]', "module 0 a.Pooling is not"),
         ("modules.json", "[]", "has no Pooling module"),
-        (POOLING, "{}", "says nothing of how to pool"),
+        (POOLING, "{}", "has no pooling mode"),
         (POOLING, "no", "no valid JSON"),
         (DENSE, "{}", "out_features is None; it must be a whole number from 1"),
         (DENSE, '{"out_features": 99999999}', "out_features is 99999999"),

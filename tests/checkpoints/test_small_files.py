@@ -20,7 +20,7 @@ from mlx_t5.names import locate
 def test_a_small_file_is_read(tmp_path):
     (tmp_path / "a").write_bytes(b"12345")
     assert read_small(tmp_path / "a", 5) == b"12345"
-    with pytest.raises(UserError, match="and none has more than"):
+    with pytest.raises(UserError, match="and no such file has more than"):
         read_small(tmp_path / "a", 4)
     with pytest.raises(FileNotFoundError):
         read_small(tmp_path / "b")

@@ -89,7 +89,7 @@ ONES = b"K\1" * 100_000 + b"t"
         (b"\x80\x02)" + b"q\0h\0\x86" * 60 + b"Q.", "not a whole|damaged"),
         (b"\x80\x02" + b"}" * 1_000_000 + b".", "more than 262144 opcodes"),
         # Keys that are hashed or compared 50,000 times, at 200 kB each time.
-        (b"\x80\x02}" + LONG + b"q\0Ns" + b"h\0Ns" * 50_000 + b".", "more than any name's length"),
+        (b"\x80\x02}" + LONG + b"q\0Ns" + b"h\0Ns" * 50_000 + b".", "longer than any name"),
         (b"\x80\x02}" + TEXT + b"q\0Ns" + TEXT + b"q\1Ns" + b"h\1Ns" * 50_000 + b".", "any name"),
         # A call with 100,000 arguments, and a shape of as many numbers.
         (CALL + b"(" + b"N" * 100_000 + b"tq\0R0h\0R.", "too many arguments"),

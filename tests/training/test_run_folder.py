@@ -99,7 +99,7 @@ def test_a_state_of_another_draft_or_without_the_best_one_is_refused_at_once(fol
     folder.save_best(one)
     assert folder.state(State(one, {}))
     for like in (State(other, {}), State(one, other)):
-        with pytest.raises(UserError, match=f"{STATE} is damaged .it is another model's"):
+        with pytest.raises(UserError, match=f"{STATE} is damaged .it belongs to another model"):
             folder.state(like)
 
 

@@ -88,7 +88,7 @@ def test_damaged_answers_are_named(target, tmp_path):
                 made.labelled()
         file.write_bytes(content)
     assert len(made.labelled()) == 2
-    with pytest.raises(UserError, match="is of other prompts"):
+    with pytest.raises(UserError, match="belongs to other prompts"):
         Answers(tmp_path, [Example((5, 1)), Example((6, 8, 1))]).labelled()
     states.unlink()
     with pytest.raises(UserError, match="is damaged .*No such file"):
