@@ -1,4 +1,4 @@
-"""Before any test module: exact float32 products on every device, and Ctrl-C that arrives."""
+"""Sets up all tests: exact float32 products on every device, and a Ctrl-C that arrives."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 os.environ["MLX_ENABLE_TF32"] = "0"  # read once, when MLX is imported
-# A shell starts what it runs in the background without it, and children would inherit that.
+# Shells start background processes that ignore Ctrl-C, and child processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest  # noqa: E402
@@ -19,26 +19,26 @@ if os.environ.get("T5_REHEARSE"):
 
 
 def pytest_collection_finish():
-    """One thread for torch, whose models are tiny here: several mostly wait for each other."""
+    """Gives torch one thread, because with tiny models threads mostly wait for each other."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
-    """`made(family)`: the family's reference model and its folder, made on the first call."""
+    """Returns `made(family)`: the family's reference model, made and saved on the first call."""
     return families.Maker(tmp_path_factory.mktemp("families"))
 
 
 @pytest.fixture(params=families.FAMILIES, ids=lambda family: family.name)
 def reference(request, made):
-    """The reference of every family in turn."""
+    """Returns the reference model of each family in turn."""
     return made(request.param)
 
 
 @pytest.fixture
 def tiny(tmp_path):
-    """A small Hugging Face folder with random weights."""
+    """Returns a small Hugging Face folder with random weights."""
     import checkpoints
 
     return checkpoints.tiny(tmp_path / "source")
@@ -46,9 +46,9 @@ def tiny(tmp_path):
 
 @pytest.fixture
 def respelled(monkeypatch):
-    """`respelled(folder)`: its name in capitals, which leads to it, as a Mac's disk has it.
+    """Returns `respelled(folder)`: its path in capitals, which leads to it as on a Mac's disk.
 
-    Where the disk minds case, that is a link, and none are followed to see what a path stands for.
+    On a disk that distinguishes case the path is a link, and resolving paths follows no links.
     """
 
     def respell(folder: Path) -> Path:
@@ -63,7 +63,7 @@ def respelled(monkeypatch):
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory) -> list[str]:
-    """Options that name a random target and draft, which proposes 5 tokens, in float32."""
+    """Returns options for a random target and draft in float32, with 5 proposed tokens."""
     from command_line import byte_model
 
     root = tmp_path_factory.mktemp("models")
@@ -74,14 +74,14 @@ def models(tmp_path_factory) -> list[str]:
 
 @pytest.fixture
 def unpadded(monkeypatch):
-    """Sources as wide as the longest of them, also where GPUs pad them to multiples of 32."""
+    """Pads sources to the longest source only, also on GPUs, which use multiples of 32."""
     for module in ("network.cache", "network.memory", "network.encoding"):
         monkeypatch.setattr(f"mlx_t5.{module}.source_width", lambda longest, rows=2: longest)
 
 
 @pytest.fixture
 def costs_of_a_cpu(monkeypatch):
-    """What "auto" expects of passes before it has seen any is the same on every machine."""
+    """Makes "auto" start from the same costs of passes on every machine."""
     from mlx_t5.drafting import costs
 
     monkeypatch.setattr(costs, "device_kind", lambda weights: (costs.CPU, "cpu"))
@@ -89,7 +89,7 @@ def costs_of_a_cpu(monkeypatch):
 
 @pytest.fixture
 def unchecked_indices():
-    """Without the check of indices, which waits for the device."""
+    """Turns off the check of indices, which waits for the device."""
     index_checks.remove()
     yield
     if os.environ.get("T5_REHEARSE"):
@@ -98,7 +98,7 @@ def unchecked_indices():
 
 @pytest.fixture
 def run(capsys):
-    """Runs the command line in this process: status, standard output, standard error."""
+    """Returns a function that runs main.py: (status, standard output, standard error)."""
     import main
 
     def run(*argv: str) -> tuple[int, str, str]:
@@ -113,7 +113,7 @@ def run(capsys):
 
 @pytest.fixture(scope="session")
 def server():
-    """A server of the bundled pair that copies as well, in a process of its own."""
+    """Starts a process that serves the bundled pair with lookup."""
     from serving_process import LOOKUP_TOO, Server
 
     running = Server(*LOOKUP_TOO)
@@ -121,9 +121,9 @@ def server():
     running.close()
 
 
-@pytest.fixture(scope="module")  # not longer: other tests measure this process's memory
+@pytest.fixture(scope="module")  # freed early, as other tests measure memory
 def decoder():
-    """The same models in this process: what the server is to write."""
+    """Returns a decoder of the same models, which writes the expected texts of the server."""
     from convert import convert
     from decoder import SpeculativeDecoder
     from mlx_t5 import loading

@@ -1,4 +1,4 @@
-"""The task that demo/american.py makes."""
+"""Tests the task that demo/american.py makes."""
 
 import json
 import random

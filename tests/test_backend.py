@@ -1,4 +1,4 @@
-"""A fast BLAS is loaded before MLX where it helps, and missed once where there is none."""
+"""A fast BLAS is loaded before MLX where it helps; if it is missing, one hint says so."""
 
 import ast
 import os
@@ -27,7 +27,7 @@ def installed(name):
 
 
 def test_a_hint_is_given_only_if_a_blas_is_missed():
-    """Only where a BLAS is missed: none is loaded nor refused, and no GPU to compute on."""
+    """A BLAS is missed if none is loaded, the user has not refused one, and there is no GPU."""
     assert "pip install" in hint(REFERENCE, "", cpu=True)
     assert hint("OpenBLAS 0.3.21, Zen kernels", "", cpu=True) == ""
     assert hint(REFERENCE, "none", cpu=True) == hint(REFERENCE, "", cpu=False) == ""
@@ -52,7 +52,7 @@ print(device_name(), file=sys.stderr)
 
 
 def python(code, *argv, **variables):
-    """Standard output and standard error of a process with these variables of the environment."""
+    """Runs Python code in a process with these variables; returns its output and errors."""
     environment = {name: value for name, value in (os.environ | variables).items() if value}
     command = [sys.executable, "-c", code, *argv]
     done = subprocess.run(
@@ -63,7 +63,7 @@ def python(code, *argv, **variables):
 
 @pytest.mark.skipif(not backend.cpu_only(), reason="a GPU takes the place of a BLAS")
 def test_importing_without_a_blas_prints_one_hint():
-    """Whatever is imported first: one hint, on standard error."""
+    """The hint is on standard error and appears once, whichever module is imported first."""
     tried, errors = python(RUN, "absent", **{blas.VARIABLE: ""})
     assert set(tried.split()) == {"first"}
     assert [line.startswith("hint:") for line in errors.splitlines()] == [True, False]
@@ -91,7 +91,7 @@ print(open("/proc/self/maps").read())
 @WITH_MKL
 @pytest.mark.parametrize("layer", ["", "INTEL"])
 def test_mkl_multiplies_with_tbb_threads_by_default(layer):
-    """TBB's, which sleep when there is nothing to do, unless the user wants others."""
+    """Idle TBB threads sleep; the user may choose other threads."""
     maps, _ = python(MULTIPLY, MKL_THREADING_LAYER=layer, **{blas.VARIABLE: "mkl"})
     in_use = set(re.findall(r"libmkl_(\w+)_thread", maps))
     assert in_use == {"intel" if layer else "tbb"}
@@ -122,7 +122,7 @@ def test_an_unknown_blas_is_refused_in_one_line(command, variable, choices):
 
 
 def test_the_device_is_the_one_that_computes(monkeypatch):
-    """`is_available` says how MLX was built; a Mac that was told to use its CPU has a GPU too."""
+    """`is_available` only says how MLX was built; a Mac that uses its CPU also has a GPU."""
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     facts = {mx.cpu: {"device_name": "Some CPU"}, mx.gpu: {"device_name": "Apple M9"}}
     for device, told in ((mx.cpu, f"Some CPU, {os.cpu_count()} cores, "), (mx.gpu, "Apple M9")):
@@ -147,7 +147,7 @@ def test_t5_device_chooses_the_device():
 
 
 def test_mlx_is_told_before_it_is_imported():
-    """Each setting is its name's value in MLX's sources; what the user has set stays."""
+    """Settings have the names from MLX's sources; values set by the user stay."""
     code = (
         "import os, sys\n"
         "class Watch:\n"

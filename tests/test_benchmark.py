@@ -1,4 +1,4 @@
-"""benchmark.py's command line; each subcommand's own options are tested with it."""
+"""Tests benchmark.py's command line; the options of subcommands have tests of their own."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Which BLAS is loaded, from where and with which kernels; the libraries are stand-ins."""
+"""Tests which BLAS is loaded, from where and with which kernels, with stand-in libraries."""
 
 import ctypes
 from importlib import metadata
@@ -14,7 +14,7 @@ INTEL = b"Intel(R) Advanced Vector Extensions 512 (Intel(R) AVX-512) enabled pro
 
 
 class Loader:
-    """A stand-in for `ctypes.CDLL` on a machine with these libraries."""
+    """Stands in for `ctypes.CDLL` on a machine with the given libraries."""
 
     def __init__(self, *installed, environment=None, processor=INTEL):
         self.installed, self.processor = installed, processor
@@ -46,7 +46,7 @@ OPENBLAS = "libopenblas.so.0"
 
 @pytest.fixture
 def mkl(tmp_path):
-    """The file of MKL in a folder with all its parts."""
+    """Returns MKL's file in a folder with all its parts."""
     for name in (*MKL, "libmkl_tbb_thread.so.3", "libtbb.so"):
         (tmp_path / name).touch()
     return tmp_path / MKL[0]
@@ -80,7 +80,7 @@ def test_general_kernels_of_mkl_are_named(mkl):
 
 @pytest.mark.parametrize("missing", ["libmkl_tbb_thread.so.3", "libtbb.so.12"])
 def test_openblas_takes_over_where_a_part_of_mkl_is_missing(mkl, missing):
-    """MKL itself would end the process at the first product."""
+    """An incomplete MKL would end the process at the first product."""
     (mkl.parent / missing).unlink()
     loader = Loader(*MKL, OPENBLAS)
     assert load(loader, mkl) == "OpenBLAS 0.3.21, SkylakeX kernels"

@@ -1,4 +1,4 @@
-"""convert.py: the same numbers in the output, for every family, format and type."""
+"""Tests convert.py: the output has the same numbers, for every family, format and type."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def as_torch(array: mx.array) -> torch.Tensor:
 
 
 def our_name(config: T5Config, name: str) -> str | None:
-    """Ours for a tensor of a Hugging Face checkpoint, None for a stray."""
+    """Returns this project's name of a Hugging Face tensor, None for a stray tensor."""
     return "shared.weight" if "embed_tokens" in name else tensor_names(config).get(name)
 
 
 def test_every_family_is_converted(reference, tmp_path):
-    """Each stored tensor arrives, under our name and unchanged; each of ours comes from one."""
+    """Each stored tensor arrives unchanged under the project's name, and no other appears."""
     out = convert(reference.folder, tmp_path / "out", dtype="float32")
     stored = safetensors.torch.load_file(reference.folder / "model.safetensors")
     config = load(reference.folder)[0].config
@@ -48,7 +48,7 @@ def test_every_family_is_converted(reference, tmp_path):
     for name, tensor in stored.items():
         if origins[name] in converted:
             assert torch.equal(as_torch(converted[origins[name]]), tensor), name
-        else:  # dropped: the head, where it is the embedding again, and strays
+        else:  # a tied head or a stray tensor, which is dropped
             assert name in ("lm_head.weight", families.STRAY)
     assert ("lm_head.weight" in converted) == reference.family.separate_head
     ids = mx.array([[5, 3, 9, 1]])
@@ -73,7 +73,7 @@ def test_every_format_and_type_is_converted(tmp_path, format, stored, wanted):
 
 
 def test_transposed_and_shared_storages_are_converted(tmp_path):
-    """Weights as views of one storage, and ties by value, by storage and under every name."""
+    """Weights are views of one storage, and tied by value, by storage and under every name."""
     state = checkpoints.random_state(TINY)
     for name, tensor in state.items():
         if name.endswith(("q.weight", "wi.weight")):
@@ -92,8 +92,8 @@ def test_transposed_and_shared_storages_are_converted(tmp_path):
 @pytest.mark.parametrize("adapted", [False, True])
 @pytest.mark.parametrize("options", [{}, {"quantize": True, "q_bits": 3, "q_group_size": 32}])
 def test_reading_in_tiles_gives_the_same_file(tiny, tmp_path, monkeypatch, options, adapted):
-    """Reading a few rows at a time gives the same file as reading all at once."""
-    if adapted:  # by an adapter of rank 1, whose product is exact whatever multiplies it
+    """The file is the same if a few rows are read at a time."""
+    if adapted:  # with an adapter of rank 1, whose product is exact on every device
         q = "decoder.block.1.layer.0.SelfAttention.q"
         adapters.by_hand(tmp_path / "lora", {q: (64, 64)}, target_modules=[q])
         options = {**options, "adapter_path": tmp_path / "lora"}
@@ -144,7 +144,7 @@ def test_small_files_are_copied_beside_the_weights(tiny, tmp_path):
 
 def test_a_number_too_large_for_float16_is_refused(tiny, tmp_path):
     state = checkpoints.random_state(TINY)
-    state["encoder.block.0.layer.1.DenseReluDense.wo.weight"][0, 0] = 1e5  # stays float32
+    state["encoder.block.0.layer.1.DenseReluDense.wo.weight"][0, 0] = 1e5  # wo stays float32
     checkpoints.save(state, tiny, config=TINY)
     convert(tiny, tmp_path / "out", dtype="float16")
     state["encoder.block.0.layer.0.SelfAttention.q.weight"][0, 0] = 1e5
@@ -155,7 +155,7 @@ def test_a_number_too_large_for_float16_is_refused(tiny, tmp_path):
 
 
 def test_freed_buffers_do_not_pile_up_and_the_limit_is_put_back(tiny, tmp_path, monkeypatch):
-    """MLX keeps what is freed, on a GPU without a bound that would matter here."""
+    """MLX keeps freed buffers; on a GPU its own limit is too high to matter here."""
     limits = []
     monkeypatch.setattr(mx, "set_cache_limit", lambda limit: limits.append(limit) or 12345)
     convert(tiny, tmp_path / "out")
@@ -166,7 +166,7 @@ def test_freed_buffers_do_not_pile_up_and_the_limit_is_put_back(tiny, tmp_path, 
 @cpu_allocation
 @pytest.mark.parametrize("format", checkpoints.FORMATS)
 def test_peak_memory_does_not_grow_with_the_checkpoint(tmp_path, format):
-    """A checkpoint of 300 MB with a tensor of 98 MB: neither is ever in memory."""
+    """A checkpoint of 300 MB with a tensor of 98 MB is converted with neither in memory."""
     peak_memory.make(tmp_path / "in", format, 300)
     arguments = ("--model", str(tmp_path / "in"), "--mlx-path", str(tmp_path / "out"))
     over = peak_memory.peak(*arguments, "--quantize") - peak_memory.peak()

@@ -1,4 +1,4 @@
-"""convert.py: what is refused, said in one line; and nothing is ever left half-written."""
+"""convert.py refuses bad input in one line and never leaves a half-written folder."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_overwriting_only_ever_replaces_models(tiny, tmp_path):
     for name, make, remove in (
         ("thesis.tex", Path.touch, Path.unlink),
         ("photos", Path.mkdir, Path.rmdir),
-        ("2_Dense", Path.touch, Path.unlink),  # no folder of a module
+        ("2_Dense", Path.touch, Path.unlink),  # not the folder of a module
     ):
         make(out / name)
         with pytest.raises(UserError, match=rf"more than a model \({name}\)"):
@@ -95,7 +95,7 @@ def test_a_part_of_the_source_is_not_replaced(tiny, tmp_path):
     for folder, out in ((tiny, tiny / "1_Pooling"), (tiny / "1_Pooling", tiny)):
         with pytest.raises(UserError, match="holds it or is a part of it"):
             require_apart(out, folder)
-    require_apart(tiny / "mlx", tiny)  # new, it replaces nothing
+    require_apart(tiny / "mlx", tiny)  # a new folder replaces nothing
     require_apart(tmp_path / "new", tiny)
 
 
@@ -122,7 +122,7 @@ def test_required_space_covers_the_output(tiny, tmp_path, monkeypatch):
         assert taken <= wanted.pop() <= taken + (1 << 20)
 
 
-SLOW = (  # runs a command whose conversion stops for good at its first tensor
+SLOW = (  # runs a command whose conversion waits for ever at its first tensor
     "import sys, time, runpy\n"
     "file, *sys.argv[1:] = sys.argv[1:]\n"
     "sys.argv[0] = file\n"
@@ -147,7 +147,7 @@ SLOW = (  # runs a command whose conversion stops for good at its first tensor
     ),
 )
 def test_a_stopped_conversion_leaves_nothing_that_looks_complete(tiny, tmp_path, command, how):
-    """Whichever command began it. The process waits while it writes, so this is no race."""
+    """This holds for every command. The process waits inside the conversion: there is no race."""
     (work := tmp_path / "work").mkdir()
     files = {file.name: file.read_bytes() for file in tiny.iterdir()}
     arguments = [str(ROOT / command[0]), *command[1:], "--model", "google-t5/t5-tiny"]
@@ -158,7 +158,7 @@ def test_a_stopped_conversion_leaves_nothing_that_looks_complete(tiny, tmp_path,
             env=hub.environment(tmp_path / "hf") | {"PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # The one that runs the tests may ignore it, as under nohup, and children inherit that.
+            # The tests' process may ignore the signal, as under nohup, and children inherit that.
             preexec_fn=lambda: how == signal.SIGKILL or signal.signal(how, signal.SIG_DFL),
         )
         assert process.stdout.readline() == b"writing\n"
@@ -179,7 +179,7 @@ def test_a_stopped_conversion_leaves_nothing_that_looks_complete(tiny, tmp_path,
 def test_the_command_line_converts_into_the_default_folder(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["--model", "source", "-q", "--q-bits", "8"]) == 0
-    out = tmp_path / "models" / "source"  # the default place
+    out = tmp_path / "models" / "source"  # the default folder
     assert capsys.readouterr().out == f"{out}\n"
     assert json.loads((out / "config.json").read_text())["quantization"]["bits"] == 8
     before = (out / "model.safetensors").read_bytes()
@@ -216,7 +216,7 @@ def test_bad_input_is_one_line_and_status_2(
     (tmp_path / "file").touch()
     try:
         status = main(arguments)
-    except SystemExit as exit:  # argparse
+    except SystemExit as exit:  # from argparse
         status = exit.code
     captured = capsys.readouterr()
     assert status == 2 and captured.out == ""

@@ -1,4 +1,4 @@
-"""What is done for an NVIDIA GPU, with an MLX that says it has one."""
+"""Tests the setup for an NVIDIA GPU, with an MLX that reports one."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ FACTS = {"device_name": "NVIDIA H100", "architecture": "sm_90", "total_memory": 
 def test_kernels_are_kept_by_version_and_gpu_in_the_users_cache(tmp_path):
     kept = {"XDG_CACHE_HOME": str(tmp_path)}
     for version, architecture in (("0.32.4", "sm_90"), ("0.32.5", "sm_90"), ("0.32.5", "sm_89")):
-        # As by a process that has started another one, whose GPU may be another.
+        # As in a child process, whose GPU may be different.
         keep_kernels(kept, version, {**FACTS, "architecture": architecture})
         assert kept[KERNELS] == str(tmp_path / "mlx" / version / "ptx" / architecture)
         assert Path(kept[KERNELS]).is_dir()
@@ -36,7 +36,7 @@ def test_a_cache_that_cannot_be_written_is_left_alone(tmp_path, monkeypatch):
 
 
 def test_kernels_cut_short_are_removed(tmp_path):
-    """MLX would end with an error in every run. An ELF file says where it ends."""
+    """Such a kernel would make MLX fail in every run. An ELF file says where it ends."""
     kept = {"XDG_CACHE_HOME": str(tmp_path)}
     keep_kernels(kept, "1", FACTS)
     folder = Path(kept[KERNELS])
@@ -73,7 +73,7 @@ def test_compiling_is_announced_once_and_only_the_first_time(tmp_path, monkeypat
 
 
 def test_a_rank_without_a_gpu_says_how_ranks_share_one():
-    """As `mlx.launch -n 2` starts it where there is one GPU: NCCL would end without a word."""
+    """With `mlx.launch -n 2` on one GPU, NCCL would end the rank without a message."""
     require_gpu(FACTS)
     with pytest.raises(
         ValueError, match="T5_DEVICE=cpu computes without one, and mlx.launch --backend"

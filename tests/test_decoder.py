@@ -1,4 +1,4 @@
-"""The decoder's calls on fake models: samples, seeds, order, streams, ends; see test_laws.py."""
+"""Tests the decoder on fake models: samples, seeds, order, streams, ends; see test_laws.py."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_samples_of_a_prompt_come_one_after_the_other(batch_size):
     decoder = SpeculativeDecoder(model, drafter(good(model.table), model), None, 5)
     options = {"max_tokens": 9, "temp": 1.0, "seed": 5}
     samples = decoder.generate(SOURCES[:2], num_samples=3, batch_size=batch_size, **options)
-    # The streams are those of a call with every prompt written three times.
+    # The random streams equal those of a call with every prompt written three times.
     each = decoder.generate([SOURCES[0]] * 3 + [SOURCES[1]] * 3, **options)
     assert [r.tokens for r in samples] == [r.tokens for r in each]
     assert len({tuple(r.tokens) for r in samples}) == 6
@@ -98,7 +98,7 @@ def test_the_start_token_counts_as_output_only_where_the_model_writes_it():
 @pytest.mark.parametrize(
     ("draft", "most", "counts"),
     [
-        # 3 + 1, 3 + 1, and the last step may use one proposal: 1 + 1.
+        # Steps decide 3 + 1, 3 + 1 and, as only two tokens are left, 1 + 1 tokens.
         (without(TABLE, EOS), 10, (3, 7, 7)),
         (always(EOS, V), 5, (5, 3 + 3 + 2 + 1 + 0, 0)),
         (None, 5, (5, 0, 0)),
@@ -118,7 +118,7 @@ def test_times_come_from_the_clock():
     ticks = iter(range(100))
     decoder = SpeculativeDecoder(FakeModel(without(TABLE, EOS), V), clock=lambda: next(ticks))
     stats = decoder.generate(SOURCES[0], max_tokens=4).stats
-    # One tick for the insertion and one a step.
+    # One tick for the insertion and one for each step.
     assert (stats.encode_seconds, stats.decode_seconds) == (1, 4)
     assert stats.tokens_per_second == 1.0
 

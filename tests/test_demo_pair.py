@@ -1,4 +1,4 @@
-"""The trained pair as it is bundled."""
+"""Tests the trained pair that is bundled."""
 
 import json
 import math

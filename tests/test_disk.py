@@ -1,4 +1,4 @@
-"""disk.py: what is flushed, and how, on disks of other systems too."""
+"""Tests disk.py: flushing of files and folders on disks of all systems."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mlx_t5.disk import flush, is_macos_file, sync
 
 
 def refusing(number: int):
-    """An `os.fsync` of a disk that cannot do it."""
+    """Returns an `os.fsync` that fails with this error number."""
 
     def fsync(descriptor: int) -> None:
         raise OSError(number, os.strerror(number))

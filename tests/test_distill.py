@@ -1,4 +1,4 @@
-"""distill.py, from a file of prompts to a draft and its verdict; stopped, it goes on."""
+"""Tests distill.py from a file of prompts to a draft and its verdict, and resumed runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUICK += ["--max-tokens", "16"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The command line for the bundled target and short prompts, with two lines that are none."""
+    """Returns the command line for the bundled target and short prompts; two lines are bad."""
     path = tmp_path_factory.mktemp("data") / "prompts.txt"
     path.write_bytes("\n".join([*shortest_prompts(60), "", "last"]).encode() + b"\n\xff\n")
 
@@ -46,12 +46,12 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def quickly():
-    """Measures as little as can be, keeps answers in small files, and narrows the draft."""
+    """Makes measurements short, files of answers small and the draft's vocabulary narrow."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"LEAST_TURNS": 1, "REPEATS": 1, "BUDGET_SECONDS": 0}.items():
             patch.setattr(verdict, name, value)
         patch.setattr(teacher_answers, "SHARD", 16)
-        patch.setattr(vocabulary, "ENOUGH", 0.8)  # so few answers have few tokens
+        patch.setattr(vocabulary, "ENOUGH", 0.8)  # these few answers have few tokens
         yield
 
 
@@ -62,7 +62,7 @@ def no_verdict(monkeypatch):
 
 @pytest.fixture(scope="module")
 def made(run, tmp_path_factory):
-    """A run that nothing has stopped: its output, and what it said."""
+    """Returns the output and the messages of a run without interruption."""
     output = tmp_path_factory.mktemp("made") / "draft"
     with pytest.MonkeyPatch.context() as patch, heard() as (log, printed):
         patch.setattr("huggingface_hub.HfApi", FakeApi)
@@ -71,7 +71,7 @@ def made(run, tmp_path_factory):
 
 
 class FakeApi:
-    """As much of huggingface_hub's as is used, for one repository."""
+    """Stands in for huggingface_hub.HfApi with one repository."""
 
     sent: dict[str, bytes] = {}
 
@@ -111,7 +111,7 @@ def test_a_few_steps_make_a_sharing_draft_and_a_verdict(made):
 
 @pytest.mark.slow
 def test_a_draft_is_sent_with_its_verdict(made):
-    """Under its name on the Hub, beside what others have too."""
+    """The card names the draft by its Hub id and leaves out local models."""
     output, told = made
     assert FakeApi.sent == {file.name: file.read_bytes() for file in output.iterdir()}
     assert "sent: https://huggingface.co/me/draft/commit/1" in told
@@ -139,8 +139,8 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_draft(made, run, tmp_path, n
 def test_answers_are_reused_and_a_draft_with_its_own_encoder_is_trained(
     made, run, tmp_path, monkeypatch, no_verdict, capsys
 ):
-    """A draft with an encoder of its own, from answers that are there already."""
-    better = iter([1.0, 2.0])  # the bundled draft has learned more than two steps could add
+    """The second run trains a draft with its own encoder on the first run's answers."""
+    better = iter([1.0, 2.0])  # two steps cannot improve the bundled draft, so scores are faked
     monkeypatch.setattr(
         distill.Distillation, "_evaluate", lambda self: Evaluation(0.5, next(better))
     )
@@ -154,7 +154,7 @@ def test_answers_are_reused_and_a_draft_with_its_own_encoder_is_trained(
     assert own.shares_with is None
     after = dict(tree_flatten(own.parameters()))
     assert after.keys() == before.keys() | {"d2t", "lm_head.weight"}
-    before["lm_head.weight"] = before["shared.weight"][after["d2t"]]  # and trained as its own
+    before["lm_head.weight"] = before["shared.weight"][after["d2t"]]  # trained as a separate head
     encoder = "encoder.layers.0.self_attention.q.weight"
     for name in ("lm_head.weight", "shared.weight", encoder, "decoder.norm.weight"):
         assert not mx.array_equal(before[name], after[name]), name
@@ -165,7 +165,7 @@ def test_answers_are_reused_and_a_draft_with_its_own_encoder_is_trained(
 def test_an_existing_draft_gets_a_new_vocabulary_without_training(
     made, run, tmp_path, capsys, quantised
 ):
-    """Nothing else of it changes, and the verdict has both."""
+    """Only its head changes, and the verdict compares both drafts."""
     start, output = BUNDLED / "draft", tmp_path / "own"
     if quantised:
         options = {"quantize": True, "q_group_size": 32, "quant_predicate": "embed_8"}
@@ -210,7 +210,7 @@ def test_unusable_answers_and_drafts_are_reported_and_left_out(run, tmp_path, mo
 
 
 def unlike(folder: Path) -> Path:
-    """A draft whose vocabulary is not the bundled target's."""
+    """Makes a draft whose vocabulary differs from the bundled target's."""
     shutil.copytree(BUNDLED / "draft", folder)
     config = json.loads((folder / "config.json").read_text()) | {"eos_token_id": 2}
     (folder / "config.json").write_text(json.dumps(config))
@@ -219,7 +219,7 @@ def unlike(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def models_given(tmp_path_factory) -> dict[str, str]:
-    """Folders of models that do not suit, by the names that options have for them."""
+    """Returns folders of unsuitable models, by their names in the options."""
     root = tmp_path_factory.mktemp("models")
     unlike(root / "other")
     convert(BUNDLED / "draft", root / "quantised", quantize=True, q_group_size=32)

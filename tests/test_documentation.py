@@ -1,4 +1,4 @@
-"""README, docs and CONTRIBUTING: snippets print what the pages say, and what these name exists."""
+"""Tests README, docs and CONTRIBUTING: snippets print their output, and named things exist."""
 
 import functools
 import re
@@ -19,8 +19,8 @@ DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [README, *DOCS]
 OTHERS = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "demo/README.md")
 TEXTS = [*PAGES, *(ROOT / name for name in OTHERS)]
-TODAY = [page for page in TEXTS if page.name != "CHANGELOG.md"]  # which also names what is gone
-# What commands write, owners on the Hub, and what an earlier commit has.
+TODAY = [page for page in TEXTS if page.name != "CHANGELOG.md"]  # which also names removed things
+# Outputs of commands, owners on the Hub, and folders of an earlier commit.
 ELSEWHERE = ("models/", ".venv/", "google/", "google-t5/", "me/", "demo/recipe/", "castorini/")
 ELSEWHERE += ("sentence-transformers/", "PixArt-alpha/")
 ids = functools.partial(pytest.mark.parametrize, ids=lambda page: str(page.relative_to(ROOT)))
@@ -28,7 +28,7 @@ ids = functools.partial(pytest.mark.parametrize, ids=lambda page: str(page.relat
 
 @pytest.fixture(scope="module")
 def load_once():
-    """`model.load` that keeps what it has loaded, in the type that is the same on every device."""
+    """Returns a `model.load` that keeps loaded models, in float32 unless a type is given."""
     load, loaded = model.load, {}
 
     def once(folder, dtype=None, shared_with=None):
@@ -44,7 +44,7 @@ def load_once():
 
 @pytest.fixture
 def session(tmp_path, monkeypatch, request, load_once):
-    """A session that works through one page as a reader would."""
+    """Returns a session that runs one page as a reader would."""
     monkeypatch.setattr(model, "load", load_once)
     monkeypatch.delenv("NO_COLOR", raising=False)
     folder = tmp_path / "t5-mlx"
@@ -53,7 +53,7 @@ def session(tmp_path, monkeypatch, request, load_once):
 
 
 @pytest.mark.slow
-@ids("page", [page for page in PAGES if page.name != "works-with.md"])  # has a module of its own
+@ids("page", [page for page in PAGES if page.name != "works-with.md"])  # has its own test file
 def test_snippets_print_what_the_page_says(page, session):
     for snippet in snippets.read(page):
         location = f"{page.name}:{snippet.line}"
@@ -67,7 +67,7 @@ def test_snippets_print_what_the_page_says(page, session):
 
 
 def test_the_first_screens_figures_are_those_of_the_table():
-    """By the first table of docs/performance.md: milliseconds a token on an NVIDIA GPU."""
+    """The table is the first one of docs/performance.md: ms per token on an NVIDIA GPU."""
     page = text(ROOT / "docs" / "performance.md")
     rows = [
         [float(cell) for cell in found.split(" | ")]
@@ -94,17 +94,17 @@ def test_readme_is_short_and_ends_with_an_index_of_the_pages():
 
 
 def text(page: Path) -> str:
-    """All of a page."""
+    """Returns the text of a page."""
     return page.read_text(encoding="utf-8")
 
 
 def prose(page: Path) -> str:
-    """A page without its blocks."""
+    """Returns a page without its blocks."""
     return re.sub(r"^```.*?^```$", "", text(page), flags=re.MULTILINE | re.DOTALL)
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """The words of every command of a page, in blocks and in sentences, run or not."""
+    """Yields the words of every command of a page, in blocks and in sentences."""
     for command in re.findall(r"`(python [^`]+)`", prose(page)):
         yield from snippets.commands(command.replace("\n", " "))
     for snippet in snippets.read(page):
@@ -149,7 +149,7 @@ def test_the_version_is_the_same_everywhere(capsys):
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors of a page, as GitHub makes them."""
+    """Returns the anchors of a page, as GitHub makes them."""
     titles = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -164,7 +164,7 @@ def test_files_that_pages_name_exist(page):
 
 
 def is_project_file(word: str) -> bool:
-    """Whether a word reads as a file or folder of the project."""
+    """Returns whether a word looks like a file or folder of the project."""
     if not re.fullmatch(r"[\w.][\w./+-]*", word):
         return False
     if "/" not in word:
@@ -174,7 +174,7 @@ def is_project_file(word: str) -> bool:
 
 @functools.cache
 def options(program: str) -> set[str]:
-    """All long options of a program, those of its subcommands included."""
+    """Returns all long options of a program and of its subcommands."""
     subcommand_options = ()
     if program == "benchmark":
         subcommand_options = (snippets.options(program, name) for name in subcommands())
@@ -182,7 +182,7 @@ def options(program: str) -> set[str]:
 
 
 def subcommands() -> list[str]:
-    """What `benchmark.py` can do, by the table of the page about it."""
+    """Returns the subcommands of `benchmark.py` in the table of docs/measuring.md."""
     table = text(ROOT / "docs" / "measuring.md").partition("| subcommand |")[2]
     return re.findall(r"^\| `(\w+)` \|", table.partition("\n\n")[0], re.MULTILINE)
 
@@ -195,7 +195,7 @@ def test_options_that_pages_name_exist(page):
         line = " ".join(words)
         program = re.search(r"python (-m )?([\w.]+?)(\.py)?(?= |$)", line)
         if program and program[2] in snippets.PROGRAMS:
-            arguments = line[program.end() :].split()  # what is before them is its launcher's
+            arguments = line[program.end() :].split()  # after any launcher
             assert {a for a in arguments if re.match(r"--[a-z]", a)} <= options(program[2]), words
 
 

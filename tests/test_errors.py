@@ -1,4 +1,4 @@
-"""What an exception says to the user: its words, without those of the program that raised it."""
+"""Tests the message of an exception for the user, without names of functions and numbers."""
 
 import errno
 
@@ -10,7 +10,7 @@ import main
 from mlx_t5.backend import mx
 from mlx_t5.errors import reason
 
-LONG = "x" * 300  # a name that no file system takes
+LONG = "x" * 300  # a name that no file system accepts
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""finetune.py from its options to the folders it writes, with the bundled target."""
+"""Tests finetune.py from its options to its output folders, with the bundled target."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LORA = "--learning-rate 0.01 --lora-dropout 0.1 --target-modules q v wi --r 4".s
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """Short pairs, and lines that cannot be used."""
+    """Returns a file of short pairs and of lines that cannot be used."""
     prompts = shortest_prompts(30)
     pairs = [{"prompt": f"new {prompt}", "completion": "We eat bread."} for prompt in prompts]
     pairs += [pairs[0], {"prompt": "alone"}, {"prompt": "a", "completion": " "}]
@@ -43,7 +43,7 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(data):
-    """The command line for the bundled target and these pairs."""
+    """Returns the command line for the bundled target and these pairs."""
 
     def command(output: Path, *more: str) -> int:
         given = ["--model", TARGET, "--data", str(data), "--output", str(output)]
@@ -54,7 +54,7 @@ def run(data):
 
 @pytest.fixture(scope="module")
 def made(run, tmp_path_factory):
-    """A run of LoRA that nothing has stopped: its output, what it logged and what it printed."""
+    """Returns the output, the log and the printed lines of a LoRA run without interruption."""
     output = tmp_path_factory.mktemp("made") / "adapter"
     with heard() as (log, out):
         assert run(output, *LORA) == 0
@@ -184,7 +184,7 @@ def test_bad_options_are_refused(made, data, run, tmp_path, capsys, options, mes
 
 @pytest.mark.slow
 def test_an_adapted_model_gets_a_draft_without_a_merged_copy(made, tmp_path, monkeypatch, capsys):
-    """distill.py answers as adapted, and the draft works with the adapter and not without it."""
+    """distill.py uses the adapter, and its draft works only with the adapted target."""
     answered = []
     complete = Answers.complete
     monkeypatch.setattr(

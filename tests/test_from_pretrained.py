@@ -1,4 +1,4 @@
-"""`load` and `SpeculativeDecoder.from_pretrained` by name, from a Hub on this machine."""
+"""Tests `load` and `SpeculativeDecoder.from_pretrained` by name, with a fake Hub."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def repositories(tmp_path_factory):
-    """A target, its default draft, another revision, one in MLX's format and one that is gated."""
+    """Returns a target, its default draft, an old revision, an MLX folder and a gated model."""
     root = tmp_path_factory.mktemp("hub")
     target, draft = byte_model(root / "target"), byte_model(root / "draft", noise=0.1)
     converted = convert(target, root / "mlx", dtype="float32")
@@ -46,7 +46,7 @@ def repositories(tmp_path_factory):
 
 @pytest.fixture
 def python(tmp_path):
-    """Runs lines in a process; `tell(value)` in them gives a line of what is returned."""
+    """Returns a function that runs lines in a process; `tell(value)` adds to its results."""
 
     def run(hub: FakeHub, *lines: str, **environment: str) -> tuple[list, str]:
         code = (
@@ -130,7 +130,7 @@ def test_an_unavailable_draft_is_skipped_and_a_target_is_an_error(repositories, 
 
 
 def test_folders_are_loaded_by_path_and_by_name(tmp_path, monkeypatch, capsys):
-    """As for main.py; the bundled target has its own draft."""
+    """Names work as in main.py; the bundled target has a default draft."""
     decoder = SpeculativeDecoder.from_pretrained(BUNDLED / "target", dtype="float32")
     assert decoder.drafter and decoder.generate(PROMPT).text == "She has two cats."
     assert "target demo/target, draft demo/draft\n" in capsys.readouterr().err
@@ -141,7 +141,7 @@ def test_folders_are_loaded_by_path_and_by_name(tmp_path, monkeypatch, capsys):
     assert SpeculativeDecoder.from_pretrained("mine", None).drafter is None
     with pytest.raises(UserError, match="mine is a folder, and a revision is of a Hub id"):
         load("models/mine", revision="main")
-    # What is in models/ may be any revision.
+    # Models in models/ have an unknown revision.
     asked = []
     monkeypatch.setattr(
         "mlx_t5.checkpoints.hub.resolve", lambda *a: asked.append(a) or BUNDLED / "draft"

@@ -1,4 +1,4 @@
-"""`demo.grow`: a larger model with the same logits, of the published sizes."""
+"""Tests `demo.grow`: a larger model of the published sizes has the same logits."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from mlx_t5.network.weights import read_config
 from model import expected_parameters, load
 
 DEMO = Path(grow.__file__).parent
-# More of everything than either of the pair has, and nothing a multiple of anything.
+# Larger than both models of the pair in every size, and without common divisors.
 ODD = dict(zip(SIZES, (3111, 301, 1103, 5, 71, 4, 5), strict=True))
 
 
 def logits(folder: Path, dtype: str = "float32") -> np.ndarray:
-    """Of two prompts of different lengths, one of them padded, and of some answer."""
+    """Returns a model's logits for two prompts, one of them padded, and arbitrary answers."""
     model, _ = load(folder, dtype)
-    ids = mx.array(np.random.default_rng(0).integers(3, 96, (2, 30)))  # 96: all that families have
+    ids = mx.array(np.random.default_rng(0).integers(3, 96, (2, 30)))  # all families have 96 ids
     mask = mx.arange(30)[None] < mx.array([[30], [17]])
     return np.array(model(ids, ids[:, ::3], mask))
 
 
 def difference(folder: Path, source: Path, dtype: str = "float32") -> float:
-    """Largest difference between the logits of two models, in standard deviations of theirs.
+    """Returns the largest difference between two models' logits, in standard deviations.
 
-    Tokens that only the larger model has must be out of reach: their probability is zero.
+    Tokens that only the larger model has must have probability zero.
     """
     small, large = logits(source), logits(folder, dtype)
     assert np.all(large[..., small.shape[-1] :] < -1000)
@@ -47,7 +47,7 @@ def difference(folder: Path, source: Path, dtype: str = "float32") -> float:
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory) -> Path:
-    """The target, grown in every size."""
+    """Returns the target grown in every size."""
     folder = tmp_path_factory.mktemp("grown") / "odd"
     grow.grow(DEMO / "target", folder, ODD)
     return folder
@@ -55,7 +55,7 @@ def odd(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory) -> Path:
-    """The target in the shape of t5-small."""
+    """Returns the target in the shape of t5-small."""
     folder = tmp_path_factory.mktemp("grown") / "small"
     assert grow.main(["--shape", "t5-small", "--path", str(folder)]) == 0
     return folder
@@ -77,7 +77,7 @@ def test_one_size_at_a_time_or_none_can_grow(tmp_path, name):
 
 @pytest.mark.slow
 def test_every_family_can_grow(reference, tmp_path):
-    """Gated, untied, unscaled and umT5's bias in every layer."""
+    """The families include gated, untied and unscaled models, and umT5's bias in every layer."""
     raw = read_config(reference.folder)
     sizes = {name: raw.get(name, raw["num_layers"]) + 5 for name in SIZES}
     grow.grow(reference.folder, tmp_path / "out", sizes)
@@ -92,7 +92,7 @@ def test_all_sizes_can_grow_at_once_and_be_converted(odd, tmp_path):
     assert np.array_equal(logits(exact), logits(odd))
     assert difference(convert(odd, tmp_path / "bfloat16"), DEMO / "target") < 0.1
     sizes = {"d_model": 128, "vocab_size": 3200, "d_ff": 320, "num_heads": 3, "num_layers": 3}
-    grow.grow(DEMO / "draft", tmp_path / "even", sizes)  # rows that divide into groups
+    grow.grow(DEMO / "draft", tmp_path / "even", sizes)  # row lengths that divide into groups
     quantized = convert(tmp_path / "even", tmp_path / "quantized", quantize=True, q_bits=8)
     assert difference(quantized, DEMO / "draft") < 0.2
 
@@ -104,7 +104,7 @@ HALF = {"vocab_size": 3200, "d_model": 128}
 @pytest.mark.parametrize(
     ("name", "sizes", "dtype", "computed", "tolerance"),
     [
-        # The norms are halved then, which no type rounds: so it is for t5-large, 3b and 11b.
+        # The norms are halved here, which is exact in every type, as for t5-large, 3b and 11b.
         ("target", ODD | {"d_model": 1024}, "bfloat16", "float32", 2e-5),
         ("draft", HALF, "bfloat16", "bfloat16", 0.1),
         ("draft", HALF, "float16", "float16", 0.1),
@@ -113,13 +113,13 @@ HALF = {"vocab_size": 3200, "d_model": 128}
 def test_growing_keeps_the_function_in_16_bit_types(
     tmp_path, name, sizes, dtype, computed, tolerance
 ):
-    """New tokens stay out of reach, and at four times the width nothing is lost."""
+    """New tokens keep probability zero, and at four times the width no precision is lost."""
     grow.grow(DEMO / name, tmp_path / "out", sizes, dtype=dtype)
     assert difference(tmp_path / "out", DEMO / name, computed) < tolerance
 
 
 def test_growing_keeps_the_function_with_a_large_epsilon(tmp_path):
-    """Where it is no trifle: what stands in for a part of it is as large, in every type."""
+    """With a large epsilon, the value that replaces a part of it is exact in every type."""
     shutil.copytree(DEMO / "draft", tmp_path / "in")
     raw = read_config(tmp_path / "in") | {"layer_norm_epsilon": 0.3}
     (tmp_path / "in" / "config.json").write_text(json.dumps(raw))
@@ -132,7 +132,7 @@ def test_growing_keeps_the_function_with_a_large_epsilon(tmp_path):
 # -- the shapes ------------------------------------------------------------------------------------
 
 
-PARAMETERS = {  # as the Hub counts them in the published files
+PARAMETERS = {  # as counted by the Hub in the published files
     "t5-small": 60_506_624, "t5-base": 222_903_552, "t5-large": 737_668_096,
     "t5-3b": 2_851_598_336, "t5-11b": 11_307_321_344,
 }  # fmt: skip
@@ -163,7 +163,7 @@ def test_the_grown_folder_has_the_files_and_sizes(small):
 
 
 def test_added_weights_look_like_other_weights(odd):
-    """No zeros that a kernel could skip, and no numbers that are slow or overflow."""
+    """There are no zeros that kernels could skip, and no slow or overflowing numbers."""
     with open_checkpoint(odd) as checkpoint:
         for name, tensor in checkpoint.items():
             values = np.array(tensor)

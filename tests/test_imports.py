@@ -1,4 +1,4 @@
-"""What the commands import: nothing slow before it is needed, and torch not at all."""
+"""The commands import no slow package before it is needed, and never torch."""
 
 import re
 import subprocess
@@ -13,12 +13,12 @@ SLOW = {"mlx", "numpy", "transformers", "torch", "huggingface_hub", "fastapi", "
 
 
 def names(log: str) -> set[str]:
-    """The packages that a process says it has imported, by -X importtime."""
+    """Returns the packages in the log of -X importtime."""
     return set(re.findall(r"^import time:.*\| *(\w+)", log, re.MULTILINE))
 
 
 def imported(folder, *argv: str) -> set[str]:
-    """The packages that a command imports, in a folder without models."""
+    """Returns the packages that a command imports in a folder without models."""
     file, *rest = argv
     command = [sys.executable, "-X", "importtime", str(ROOT / file), *rest]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
@@ -74,7 +74,7 @@ def test_the_server_serves_without_torch():
 
 @pytest.mark.slow
 def test_torch_can_be_imported_after_a_tokenizer():
-    """Leaving it out is not forbidding it: who loads a model here may use transformers as well."""
+    """Torch is not imported but stays available, for users of transformers' models."""
     code = (
         "from mlx_t5.text import tokenizer; tokenizer.load_tokenizer('demo/target')\n"
         "import transformers; print(transformers.is_torch_available())"

@@ -1,4 +1,4 @@
-"""Reading or writing out of bounds is an error where it is made, and correct indices are not."""
+"""Indices out of bounds raise an error at the call, and correct indices do not."""
 
 import os
 

@@ -1,6 +1,6 @@
-"""The laws of the engine, for every kind of proposals and settings: docs/how-it-is-built.md.
+"""Tests the laws of docs/how-it-is-built.md with every kind of proposals and settings.
 
-On fake models, whose cache is the list of tokens fed to them; the second law on a real one. That
+The models are fakes whose cache is the list of their tokens; law 2 uses a real model. That
 sampled text has the target's own distribution is in tests/sampling/test_distribution.py.
 """
 
@@ -39,14 +39,14 @@ FAST = ("good", "prediction")
 
 
 def every_kind(names, every, few):
-    """With each kind of proposals these values of other parameters: few, if it is not in `FULL`."""
+    """Parametrizes by kind of proposals; kinds in `FULL` get the cases `every`, others `few`."""
     cases = [(kind, *case) for kind in DRAFTERS for case in (every if kind in FULL else few)]
     slow = [() if kind in FAST else pytest.mark.slow for kind, *_ in cases]
     params = [pytest.param(*case, marks=marks) for case, marks in zip(cases, slow, strict=True)]
     return pytest.mark.parametrize(("kind", *names), params)
 
 
-# Numbers of the rows, or what passes cost where the number is "auto".
+# Numbers of proposals of the rows, or the price of passes if the number is "auto".
 EVERY_SAMPLING = [(sampling, number) for sampling in SAMPLING for number in ("given", "a CPU")]
 
 
@@ -59,13 +59,13 @@ def rows_of(sampling, number, kind="none"):
 
 
 def check_caches(engine):
-    """Of the rows that are still in flight."""
+    """Asserts that the caches of running rows hold exactly the committed tokens."""
     drafter = engine.drafter
     draft = getattr(drafter, "draft", drafter)
     for i, row in enumerate(engine.rows):
         assert engine.cache.slots[i][: row.decided] == row.committed[:-1]
         if i < len(getattr(draft, "fed", ())) - len(getattr(draft, "waiting", ())):
-            # What the draft was fed last may go on past what the target kept of it.
+            # The draft's last tokens may extend past the tokens that the target kept.
             true, ids = min(draft.fed[i], row.decided), draft.model.config.vocab_size
             known = [token if token < ids else 0 for token in row.committed[:true]]
             assert draft.cache.slots[i][:true] == known
@@ -79,10 +79,10 @@ def finish(engine):
 
 @every_kind(("sampling", "number"), EVERY_SAMPLING, [("mixed", "given"), ("lenient", "a CPU")])
 def test_caches_hold_what_was_committed_and_rows_are_written_as_if_alone(kind, sampling, number):
-    """Laws 1 and 6: whatever was proposed, and whoever is in the batch."""
+    """Tests laws 1 and 6, with any proposals and any other rows in the batch."""
     engine, together = engine_of(kind, number), rows_of(sampling, number, kind)
     engine.insert(together[:2])
-    for row in together[2:]:  # they join while others run, so no two are of one length
+    for row in together[2:]:  # they join while other rows run, so all have different lengths
         engine.step()
         check_caches(engine)
         engine.insert([row])
@@ -92,12 +92,12 @@ def test_caches_hold_what_was_committed_and_rows_are_written_as_if_alone(kind, s
         engine.insert([alone])
         finish(engine)
         assert (alone.committed, alone.finish_reason) == (row.committed, row.finish_reason)
-        # Where numbers are chosen by what was right before, greedy rows share what they learn.
+        # If numbers are chosen by earlier acceptance, greedy rows share what they learn.
         assert alone.writers == row.writers or number != "given"
 
 
 def test_the_tested_batches_mix_writers_and_numbers():
-    """Rows copy while others draft, and the numbers that are chosen change."""
+    """Rows copy while other rows draft, and the chosen numbers change."""
     engine, mixed = engine_of("copy or good", "given"), rows_of("greedy", "given")
     engine.insert(mixed)
     TARGET.calls.clear()
@@ -113,14 +113,14 @@ def test_the_tested_batches_mix_writers_and_numbers():
 
 
 class Waits:
-    """Counts the ways in which Python can wait for an MLX array."""
+    """Counts Python's waits for MLX arrays, in every way of waiting."""
 
     def __init__(self, monkeypatch):
         self.count = 0
         for name in ("tolist", "item", "__bool__", "__int__", "__float__", "__index__", "__iter__"):
             if hasattr(mx.array, name):
                 monkeypatch.setattr(mx.array, name, self.counted(getattr(mx.array, name)))
-        for name in ("eval", "synchronize"):  # async_eval hands work over and waits for none
+        for name in ("eval", "synchronize"):  # async_eval does not wait
             monkeypatch.setattr(mx, name, self.counted(getattr(mx, name)))
 
     def counted(self, function):
@@ -145,7 +145,7 @@ def pair():
 def test_one_wait_a_step_and_none_while_drafting(
     pair, temp, candidates, rules, number, monkeypatch, unchecked_indices
 ):
-    """Law 2, and its exception: a step in which the candidates of top-p fall short waits again."""
+    """Tests law 2; as an exception, a step whose top-p candidates fall short waits twice."""
     monkeypatch.setattr(draws, "CANDIDATES", candidates)
     engine = SpeculativeDecoder(*pair, None, number).engine(Settings())
     settings = Settings(20, temp, top_p=0.9, num_draft=number, **rules)
@@ -165,7 +165,7 @@ def test_one_wait_a_step_and_none_while_drafting(
     while running := len(engine.rows):
         engine.step()
         steps += 1
-        last_steps += len(engine.rows) < running  # of some row: it asks whether the pass has failed
+        last_steps += len(engine.rows) < running  # checks for a failed pass
     assert steps > last_steps > 1
     most = 2 * steps if temp and candidates == 1 else steps
     assert steps <= waits.count - last_steps <= most
@@ -176,7 +176,7 @@ def test_one_wait_a_step_and_none_while_drafting(
 
 @every_kind((), [()], [()])
 def test_no_token_is_fed_to_the_target_twice(kind):
-    """Law 3: what is rejected costs no further pass."""
+    """Tests law 3: rejected tokens cost no further pass."""
     if kind == "none":
         pytest.skip("nothing is rejected")
     engine, expected = engine_of(kind, "given"), 0
@@ -192,7 +192,7 @@ def test_no_token_is_fed_to_the_target_twice(kind):
 
 
 def test_equal_sources_are_encoded_once(monkeypatch, unpadded):
-    """Law 4."""
+    """Tests law 4."""
     encoded, encode = [], TARGET.encode
     spied = lambda ids, mask: encoded.append(ids.tolist()) or encode(ids, mask)  # noqa: E731
     monkeypatch.setattr(TARGET, "encode", spied)
@@ -204,7 +204,7 @@ def test_equal_sources_are_encoded_once(monkeypatch, unpadded):
 @pytest.mark.parametrize("place", [0, 1, 2, 3, 5, 8])
 @pytest.mark.parametrize("num_draft", [1, 2, 4, 8])
 def test_an_end_token_anywhere_ends_the_row_there(place, num_draft):
-    """Law 5."""
+    """Tests law 5."""
     free = FakeModel(without(random_table(V), EOS), V)
     expected, _ = greedy(free, SOURCES[1], 9)
 
@@ -214,11 +214,11 @@ def test_an_end_token_anywhere_ends_the_row_there(place, num_draft):
         return logits
 
     model = FakeModel(ending_here, V)
-    # The draft knows the place, so EOS lies inside the accepted tokens, and it goes on after it.
+    # The draft knows the place, so EOS is among the accepted tokens, with more tokens after it.
     decoder = SpeculativeDecoder(model, drafter(ending_here, model), None, num_draft)
     result = decoder.generate(SOURCES[1], max_tokens=30)
     assert (result.tokens, result.finish_reason) == (expected[:place], "stop")
-    # Every proposal is right: only the last token of a full step is the target's own.
+    # Every proposal is right, so only the last token of a full step is the target's own.
     stats, steps = result.stats, -(-(place + 1) // (num_draft + 1))
     assert stats.target_calls == steps
     assert stats.drafted == stats.accepted == place + 1 - (place + 1) // (num_draft + 1)
@@ -231,7 +231,7 @@ TARGETS_DRAFTERS = {eos_bias: drafters(model) for eos_bias, model in TARGETS.ite
 
 @cache
 def greedy_texts(eos_bias, rules, max_tokens):
-    """Of the target alone, token by token."""
+    """Returns the texts of the target alone, decoded token by token."""
     alone = FakeModel(processed(TARGETS[eos_bias].table, RULES.get(rules, {})), V)
     return [greedy(alone, source, max_tokens) for source in SOURCES]
 
@@ -242,7 +242,7 @@ EVERY_NUMBER += [*((3, rules) for rules in RULES), ("a CPU", "all")]
 
 @every_kind(("number", "rules"), EVERY_NUMBER, [(3, "none"), (3, "all"), ("a CPU", "all")])
 def test_greedy_output_is_that_of_the_target_alone(kind, number, rules):
-    """Law 7."""
+    """Tests law 7."""
     for eos_bias, model in TARGETS.items():
         decoder = decoder_of(model, TARGETS_DRAFTERS[eos_bias][kind], number)
         for max_tokens in (1, 2, 7, 20) if rules == "none" else (20,):

@@ -1,4 +1,4 @@
-"""The shape of the house: imports go down only, and nothing grows long."""
+"""Tests the layout of the code: imports go down only, and files and functions are short."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = "mlx_t5"
 REAL_FILES = {"main", "convert", "model", "decoder", "server", "benchmark", "distill", "finetune"}
-# Imports go down only: a room may import those before it, and itself. Types that stand above are
-# named under TYPE_CHECKING.
+# Imports go down only: a room may import itself and the rooms before it. Types of later rooms are
+# imported under TYPE_CHECKING.
 FLOORS = """
 errors sizes | ranges blas cuda | backend timing disk grouping | settings
 checkpoints | text | sampling | network | names | model
@@ -21,7 +21,7 @@ convert | demo | benchmarks | main server distill finetune benchmark
 """
 ROOMS = [floor.split() for floor in FLOORS.strip().replace("\n", "|").split("|")]
 FLOOR = {room: number for number, rooms in enumerate(ROOMS) for room in rooms}
-# About 350 lines a file and 40 a function, its docstring aside; these are longer.
+# The limits are 350 lines a file and 40 a function without its docstring; these are longer.
 FILE_LINES, FUNCTION_LINES = 350, 45
 LONG_FILES = {"decoder.py"}
 LONG_FUNCTIONS = {"convert.convert"}
@@ -38,7 +38,7 @@ ALL_FILES = [*FILES, *ROOT.glob("demo/**/*.py"), *ROOT.glob("tests/**/*.py")]
 
 
 def imported(tree: ast.AST) -> set[str]:
-    """Modules of ours that a tree imports, but for type checkers alone."""
+    """Returns the project's modules that a tree imports, except under TYPE_CHECKING."""
     found = set()
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -59,7 +59,7 @@ def imports(module: str) -> frozenset[str]:
 
 
 def room(module: str) -> str:
-    """The folder or file of a module: "engine" of `mlx_t5.engine.rows`."""
+    """Returns the folder or file of a module, as "engine" for `mlx_t5.engine.rows`."""
     first, *others = module.split(".")
     return others[0] if first == LIBRARY and others else first
 
@@ -86,7 +86,7 @@ def test_no_two_modules_import_each_other():
         return max((1 + depth(below) for below in imports(module)), default=0)
 
     for module in MODULES:
-        depth(module)  # a circle has no end
+        depth(module)  # a cycle raises a RecursionError
 
 
 def test_the_root_has_only_the_listed_files():
@@ -104,7 +104,7 @@ def lines(node: ast.stmt) -> int:
 
 
 def functions(file: Path) -> Iterator[tuple[str, int]]:
-    """How long each function of a file is without its docstring."""
+    """Yields the name and the number of lines of each function, without its docstring."""
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             docstring = lines(node.body[0]) if ast.get_docstring(node) is not None else 0

@@ -1,4 +1,4 @@
-"""Names of models: what each stands for, and what is taken when none is given."""
+"""Tests the names of models, and the models used when none is named."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from mlx_t5.network import memory
 
 @pytest.fixture(autouse=True)
 def working_folder(tmp_path, monkeypatch):
-    """Every test stands in a folder of its own, with no models converted."""
+    """Runs every test in a separate folder without converted models."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -30,7 +30,7 @@ def chosen_for(model, draft_model, regular=False):
 
 
 def test_the_large_pair_is_the_default_once_both_are_converted():
-    """Until then it is the bundled one, and the note says what is missing."""
+    """Before that the bundled pair is the default, and the note names the missing models."""
     bundled = (names.BUNDLED / "target", names.BUNDLED / "draft")
     for missing in ("models/t5-11b and models/t5-small", "models/t5-small"):
         chosen = chosen_for(None, None)
@@ -90,7 +90,7 @@ SIZES = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
 
 
 def test_a_default_draft_never_ends_in_an_error():
-    """Where folders do not say what they are, or hold another model."""
+    """This includes folders without a record, and folders that hold a different model."""
     converted("flan-t5-xl", "flan-t5-small")
     for folder, vocab_size in (("flan-t5-xl", 50), ("flan-t5-small", 60)):
         config = {"model_type": "t5", "vocab_size": vocab_size, **SIZES}
@@ -103,7 +103,7 @@ def test_a_default_draft_never_ends_in_an_error():
 
 @pytest.fixture
 def hub(monkeypatch):
-    """What is converted: `fetch(model)` chooses a pair and says so; `in_cache` and `absent` too."""
+    """Returns a fake Hub: `fetch(model)` chooses a pair; it has sets `in_cache` and `absent`."""
 
     class Hub:
         asked: list[str] = []
@@ -141,7 +141,7 @@ def test_an_unavailable_default_draft_is_reported_and_skipped(hub, monkeypatch):
         "target models/flan-t5-xl (regular decoding: no default draft, as google/flan-t5-small: "
         "cannot be downloaded)"
     )
-    # Once the target is there, nobody expects a download.
+    # Once the target has been converted, nobody expects a download.
     chosen, asked = hub.fetch("google/flan-t5-xl")
     assert not asked and "its default draft is not there" in chosen.note
     hub.absent, hub.in_cache = set(), {"google/flan-t5-small"}
@@ -175,7 +175,7 @@ def test_a_path_to_no_folder_is_not_looked_up_on_the_hub(name, reason):
 
 
 def converted_from(folder: str, source: str | dict) -> None:
-    """A folder as convert.py writes it from a Hub id, or with another record."""
+    """Makes a folder as convert.py does from a Hub id, or with the given record."""
     converted(folder)
     record = source if isinstance(source, dict) else {"model": source, "commit": "0" * 40}
     text = json.dumps({"model_type": "t5", "converted_from": record})

@@ -1,4 +1,4 @@
-"""The engine on real T5s: equal to transformers' own `generate`, and to itself without a draft."""
+"""On real T5s the engine writes the texts of transformers, with and without a draft."""
 
 import copy
 import dataclasses
@@ -20,8 +20,8 @@ NEVER = -1  # an end token that is never written
 slow = pytest.mark.slow
 
 
-# With a tied embedding a random T5 repeats its last token, and with wide random queries it looks
-# at one place only; these widths make its greedy text lively.
+# With a tied embedding a random T5 repeats its last token, and with wide random queries it attends
+# to one place only; with these widths its greedy text has many different tokens.
 SCALES = {"shared": 0.1, "relative": 1.0, ".q.": 0.3, ".o.": 2.0, ".wo.": 2.0, "": 1.0}
 
 
@@ -30,7 +30,7 @@ def part_of_a_product(name):
 
 
 def reference(seed, perturbation=0.0):
-    """A tiny random T5 of transformers whose greedy output is lively."""
+    """Returns a tiny random T5 of transformers whose greedy text has many different tokens."""
     torch.manual_seed(seed)
     config = T5Config(
         vocab_size=V, d_model=64, d_kv=64, d_ff=128, num_layers=2, num_heads=2,
@@ -58,10 +58,10 @@ class Pair:
     target: T5
     draft: T5
     reference: T5ForConditionalGeneration
-    folder: Path  # of the target
+    folder: Path  # the target's folder
 
     def expected(self, prompt, ends=(), **rules):
-        """What transformers writes, greedily: (tokens without the end token, reason)."""
+        """Returns transformers' greedy text: (tokens without the end token, reason)."""
         rules = {RENAMED.get(name, name): value for name, value in rules.items()}
         out = self.reference.generate(
             torch.tensor([prompt]), max_new_tokens=LONGEST, do_sample=False,
@@ -84,7 +84,7 @@ def pair(request, tmp_path_factory):
 
 
 def ending_with(model, eos=NEVER, *more):
-    """The same weights with other end tokens."""
+    """Returns a model with the same weights and other end tokens."""
     other = copy.copy(model)
     other.config = dataclasses.replace(model.config, eos_token_id=eos, more_eos_token_ids=more)
     return other
@@ -101,7 +101,7 @@ RULES = [
 @pytest.mark.slow
 @pytest.mark.parametrize("rules", [RULES[0], *(pytest.param(r, marks=slow) for r in RULES[1:])])
 def test_greedy_output_is_that_of_transformers(pair, rules):
-    """With one end token, several or none, whatever is proposed and wherever the text is cut."""
+    """The test covers one, several or no end tokens, all kinds of proposals and all lengths."""
     free, _ = pair.expected(PROMPTS[0])
     for ends in ((), (free[0],), (free[4],), (free[9], free[5])):
         expected = [pair.expected(prompt, ends, **rules) for prompt in PROMPTS]
@@ -126,7 +126,7 @@ def test_the_drafts_in_these_tests_are_neither_perfect_nor_useless(pair):
 @slow
 @pytest.mark.parametrize("mode", ["bfloat16", "4 bit"])
 def test_rounding_may_only_break_ties(pair, mode):
-    """Where half precision differs from regular decoding, two logits were as good as equal."""
+    """Where half precision differs from regular decoding, two logits are almost equal."""
     target, _ = load(pair.folder, mx.bfloat16 if mode == "bfloat16" else mx.float32)
     target = ending_with(target)
     if mode == "4 bit":

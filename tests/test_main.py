@@ -1,4 +1,4 @@
-"""The command line from end to end: on small random models, and on the bundled pair."""
+"""Tests the command line from end to end, on small random models and the bundled pair."""
 
 import json
 import os
@@ -46,9 +46,9 @@ def texts(out: str) -> list[str]:
 
 @pytest.mark.slow
 def test_without_options_the_bundled_pair_translates():
-    process = start(stdin=subprocess.DEVNULL, cwd="/")  # from any folder
+    process = start(stdin=subprocess.DEVNULL, cwd="/")  # works in any folder
     out, err = (stream.decode() for stream in process.communicate())
-    assert process.returncode == 0 and out.startswith("Allons au magasin")  # on a GPU in bfloat16
+    assert process.returncode == 0 and out.startswith("Allons au magasin")  # a GPU has bfloat16
     assert "the bundled pair" in err
     assert main.DEFAULT_PROMPT in err
     assert re.search(r"\d+ tokens in .* tokens/s · acceptance \d+%", err.splitlines()[-1])
@@ -93,7 +93,7 @@ def test_the_draft_changes_how_the_text_is_made_and_not_the_text(run, draft):
     _, out, told = run(*argv, "--regular-decode")
     slow = json.loads(out)
     assert fast["tokens"] == slow["tokens"] and "regular decoding" in told
-    if draft:  # "auto" proposes nothing where a busy machine makes drafts dear
+    if draft:  # with "auto" a busy machine may propose nothing
         assert 2 * fast["stats"]["target_calls"] < slow["stats"]["target_calls"]
     assert (slow["stats"]["drafted"], slow["stats"]["tokens_per_call"]) == (0, 1)
     copied = fast["stats"]["speculation"]["copied_accepted"]
@@ -104,7 +104,7 @@ def test_the_draft_changes_how_the_text_is_made_and_not_the_text(run, draft):
     "options", [["--draft-model", "none"], ["--regular-decode"], ["--num-beams", "2"], ["--embed"]]
 )
 def test_a_prediction_in_a_line_is_copied_ignored_or_refused(run, tmp_path, options):
-    """It is copied from, left alone where nothing is proposed, and refused beside beams."""
+    """It is copied, ignored if nothing is proposed, and refused with beams."""
     name, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [{"prompt": main.DEFAULT_PROMPT, "prediction": TRANSLATION}, {"prompt": "a"}]
     name.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -146,7 +146,7 @@ def test_every_write_has_whole_characters(models):
     sampling = ["--temp", "0.7", "--seed", "5", "-m", "400"]
     process = start(*models, *sampling, "--prompt", "x")
     parts = iter(lambda: os.read(process.stdout.fileno(), 1 << 16), b"")
-    written = [part.decode() for part in parts]  # raises where a character is cut
+    written = [part.decode() for part in parts]  # raises an error if a character is cut
     assert process.wait() == 0
     assert len(written) > 20, "the text arrives piece by piece"
     assert any(ord(character) > 127 for character in "".join(written))
@@ -167,7 +167,7 @@ def test_verbose_adds_only_marks(run, models, monkeypatch):
 
 @pytest.mark.slow
 def test_standard_input_is_decoded_without_torch(models):
-    """Whose absence nobody hears of: standard error is ours alone."""
+    """Libraries print no warning about missing torch on standard error."""
     code = "import sys; sys.modules['torch'] = None; import main; sys.exit(main.main())"
     argv = [sys.executable, "-c", code, *models, "-m", "5", "--json", "--prompt", "-"]
     given = "première ligne\nseconde\n".encode()

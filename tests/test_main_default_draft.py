@@ -1,4 +1,4 @@
-"""main.py with a Hub id alone: the draft that comes along, from a Hub on this machine."""
+"""main.py with only a Hub id also downloads the default draft, from a fake Hub."""
 
 import shutil
 import subprocess
@@ -14,7 +14,7 @@ TARGET, DRAFT = "google/byt5-xl", "google/byt5-small"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """The files of a target and of its draft."""
+    """Returns the files of a target and of its draft by repository."""
     root = tmp_path_factory.mktemp("hub")
     folders = {TARGET: byte_model(root / "target"), DRAFT: byte_model(root / "draft", noise=0.1)}
     return {
@@ -25,7 +25,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def main(tmp_path):
-    """`main(hub, *options, **environment)`: status, standard output, standard error."""
+    """Returns `main(hub, *options, **environment)`: (status, standard output, standard error)."""
 
     def run(hub: FakeHub, *options: str, **environment: str) -> tuple[int, str, str]:
         command = [sys.executable, str(ROOT / "main.py"), "--model", TARGET, "--prompt", "a"]
@@ -53,11 +53,11 @@ def test_the_default_draft_comes_with_its_target_and_is_kept(files, main, tmp_pa
         hub.requests.clear()
         assert main(hub)[:2] == (0, text)
         assert not hub.requests, "everything is there"
-        # From Hugging Face's cache it is converted again, without a connection too.
+        # The draft is converted again from Hugging Face's cache, even without a connection.
         shutil.rmtree(tmp_path / "models" / "byt5-small")
         status, again, err = main(hub, HF_HUB_OFFLINE="1")
         assert (status, again) == (0, text) and "converted google/byt5-small to models/" in err
-        # No request where the target has been here for long: that might take its time to fail.
+        # No request is made if the target was converted earlier, because it might fail slowly.
         for folder in ("models/byt5-small", "hf"):
             shutil.rmtree(tmp_path / folder)
         hub.requests.clear()
@@ -65,7 +65,7 @@ def test_the_default_draft_comes_with_its_target_and_is_kept(files, main, tmp_pa
         assert (status, again) == (0, text) and not hub.requests
         told = f"its default draft is not there; get it with: python convert.py --model {DRAFT})\n"
         assert f"target models/byt5-xl (regular decoding: {told}" in err
-        # Beams do without a draft, so it is not worth a download.
+        # Beams use no draft, so none is downloaded.
         shutil.rmtree(tmp_path / "models")
         status, _, err = main(hub, "--num-beams", "2")
         assert status == 0 and "its default draft is not there" in err

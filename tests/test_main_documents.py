@@ -1,4 +1,4 @@
-"""Documents on the command line, from end to end on the bundled pair."""
+"""Tests documents on the command line, from end to end with the bundled pair."""
 
 import json
 import os
@@ -36,7 +36,7 @@ SPLIT = [*MODEL, "--split", "sentences"]
 
 @pytest.fixture
 def failing(monkeypatch):
-    """Pieces that have a dog cannot be decoded."""
+    """Makes pieces that contain "dog" fail."""
 
     def refusing(prompt, *args):
         if "dog" in prompt:
@@ -226,7 +226,7 @@ def test_each_line_of_json_is_a_document_and_resumed_as_one(run, file, tmp_path)
     out.write_bytes(b"".join(whole[:2]) + whole[2][:40])
     status, _, err = run(*options, "--resume")
     again = [json.loads(line) for line in out.read_text().splitlines()]
-    assert status == 2 and "resuming: 2 of 4" in err  # of its own prompts the last fails
+    assert status == 2 and "resuming: 2 of 4" in err  # status 2, because the last prompt fails
     assert [record["text"] for record in again] == [record["text"] for record in records]
 
 

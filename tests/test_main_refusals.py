@@ -1,4 +1,4 @@
-"""What the command line does with bad input, and when it is interrupted."""
+"""Tests how the command line handles bad input and interruptions."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The command lines and what they read from and write to: pipes, closed streams, odd names."""
+"""Tests pipes, closed streams and odd file names on the command lines."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ PATIENCE = 120
 
 @contextlib.contextmanager
 def typing(*argv: str):
-    """The command line, with a standard input that stays open."""
+    """Yields the running command line, whose standard input stays open."""
     argv = [*argv, "-m", "5", "--json", "--input-file", "-"]
     with start(*argv, stdin=subprocess.PIPE, bufsize=0) as process:
         try:
@@ -69,7 +69,7 @@ def test_each_line_is_answered_before_the_next_one_is_written(models, end):
 
 
 class Prompt(str):
-    """A text that can be watched: nothing keeps it alive that does not need it."""
+    """A prompt that weak references can follow, to see whether it is freed."""
 
 
 def test_neither_prompts_nor_results_are_kept(tmp_path):
@@ -120,7 +120,7 @@ def test_neither_prompts_nor_results_are_kept(tmp_path):
 
 
 def closed(redirections: str, *argv: str) -> subprocess.CompletedProcess:
-    """Runs a command with streams closed as a shell does it."""
+    """Runs a command with streams closed or redirected by a shell."""
     command = ["sh", "-c", f'exec "$0" "$@" {redirections}', sys.executable, *argv]
     return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=PATIENCE)
 
@@ -137,7 +137,7 @@ def closed(redirections: str, *argv: str) -> subprocess.CompletedProcess:
     ],
 )
 def test_closed_streams_are_handled(models, tmp_path, redirections, command, status, lines, error):
-    """No standard input is an empty one, and what has nowhere to go is not written elsewhere."""
+    """A closed standard input counts as empty, and output for a closed stream goes nowhere else."""
     out = tmp_path / "out.jsonl"
     command = command.replace("MODELS", shlex.join(models)).replace("OUT", str(out))
     done = closed(redirections, *shlex.split(command))

@@ -1,7 +1,7 @@
-"""The model against transformers, family by family, and the decoder's cache against full passes.
+"""Tests the model against transformers for every family, and the cache against full passes.
 
-Tolerances are relative to the standard deviation of what is compared: 2e-4 to transformers in
-float32, 1e-4 between two ways through our own decoder.
+Tolerances are relative to the standard deviation of the compared values: 2e-4 to transformers in
+float32, 1e-4 between two computations of this project's decoder.
 """
 
 import math
@@ -31,7 +31,7 @@ def assert_close(ours, theirs, tolerance):
 
 
 def batch(family, source=(S, 11, 1), target=T, seed=0):
-    """Random sources of these lengths, padded; their mask; random targets behind the start."""
+    """Returns random padded sources of these lengths, their mask, and random targets."""
     rng = np.random.default_rng(seed)
     mask = np.arange(max(source)) < np.array(source)[:, None]
     ids = np.where(mask, rng.integers(3, 96, mask.shape), family.raw["pad_token_id"])
@@ -47,7 +47,7 @@ def ours(reference):
 
 @pytest.fixture
 def small(made):
-    """One model for what does not depend on the family: uneven depth, its own buckets."""
+    """Returns a model for tests of any family: uneven depth and unusual buckets."""
     return load(made("buckets").folder)[0]
 
 
@@ -55,7 +55,7 @@ def small(made):
 def test_activations_are_those_of_transformers(name):
     x = np.concatenate([np.linspace(-12, 12, 4001), [0.0]]).astype(np.float32)
     theirs = ACT2FN[name](torch.tensor(x)).numpy()
-    tolerance = 1e-6 if cpu_only() else 1e-5  # a GPU has its own exp and erf
+    tolerance = 1e-6 if cpu_only() else 1e-5  # a GPU has different exp and erf
     found = np.array(ACTIVATIONS[name](mx.array(x)))
     np.testing.assert_allclose(found, theirs, tolerance, tolerance)
 
@@ -65,7 +65,7 @@ def test_the_configuration_accepts_what_the_model_has():
 
 
 def test_a_feed_forward_gated_by_its_flag_alone(made):
-    """config.json without `feed_forward_proj`, as transformers reads it."""
+    """transformers reads a config.json without `feed_forward_proj` like this."""
     entries = {"is_gated_act": True, "dense_act_fn": "quick_gelu"}
     reference = made(families.Family("flag", entries, False, True))
     model = load(reference.folder)[0]
@@ -90,7 +90,7 @@ def test_logits_equal_transformers_past_the_last_bucket(made, name):
 
 
 def test_references_obey_their_family(reference):
-    """The models we compare with have the intended head and scale, whatever transformers does."""
+    """The reference models have the intended head and scale in every version of transformers."""
     ids, _, decoder_ids = (torch.tensor(a) for a in batch(reference.family))
     model, family = reference.model, reference.family
     with torch.no_grad():
@@ -117,7 +117,7 @@ def test_incremental_decoding_equals_one_pass(reference, ours, blocks):
 
 @pytest.mark.parametrize("offsets", [[3, 9, 0], [3, 3, 3]])
 def test_rows_roll_back_and_continue_independently(reference, ours, offsets):
-    """They take 4, 1 and 2 tokens in one pass, over wrong ones; the tails are padding."""
+    """One pass feeds 4, 1 and 2 tokens over wrong tokens; the rest is padding."""
     ids, mask, decoder_ids = map(mx.array, batch(reference.family))
     full = ours(ids, decoder_ids, mask)
     cache = ours.cache(ours.encode(ids, mask), mask, capacity=T + 4)
@@ -161,7 +161,7 @@ def test_cross_attention_is_computed_once(small, made):
 
 
 def large_model(out=1.0, hidden=1.0):
-    """A FLAN-like model whose feed-forwards, or the gated products in them, are this large."""
+    """Returns a FLAN-like model; `out`, `hidden` scale feed-forward outputs and gated products."""
     config = T5Config.from_dict({"model_type": "t5", **SHAPE, **families.UNTIED})
     mx.random.seed(3)
     model = T5(config, separate_head=True)
@@ -175,7 +175,7 @@ def large_model(out=1.0, hidden=1.0):
 @pytest.mark.parametrize("sizes", [{}, {"out": 1e6}, {"hidden": 2e3}])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(mx.bfloat16, 0.2), (mx.float16, 0.05)])
 def test_half_precision_stays_close_to_float32(dtype, tolerance, sizes):
-    """Also where hidden units and residual leave the range of float16, as they do in FLAN."""
+    """This includes hidden units and residuals beyond the range of float16, as in FLAN."""
     ids, decoder_ids = mx.arange(3, 20)[None], mx.arange(2, 12)[None]
     model = large_model(**sizes)
     half = T5(model.config, separate_head=True)
@@ -189,7 +189,7 @@ def test_half_precision_stays_close_to_float32(dtype, tolerance, sizes):
 
 @pytest.mark.parametrize("mode", ["float32", "bfloat16", "float16"])
 def test_norms_have_their_weights_in_the_residuals_type(monkeypatch, mode):
-    """Cast once, if at all: MLX would cast a float16 weight for a float32 residual in each call."""
+    """Weights are cast once, because MLX would cast float16 weights in each call."""
     model, norm, given = random_t5(mode), mx.fast.rms_norm, []
 
     def watched(x, weight, eps):
@@ -208,7 +208,7 @@ def test_norms_have_their_weights_in_the_residuals_type(monkeypatch, mode):
 
 
 def test_large_values_leave_the_range_of_float16():
-    """What the test above relies on."""
+    """The test of half precision relies on this."""
     largest = float(np.finfo(np.float16).max)
     model = large_model(out=1e6)
     x = model.shared(mx.arange(3, 20))

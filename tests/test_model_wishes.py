@@ -1,4 +1,4 @@
-"""`--task`, generation_config.json and adapters on the command line."""
+"""Tests `--task`, generation_config.json and adapters on the command line."""
 
 import json
 import re
@@ -24,7 +24,7 @@ TASKS = {
 
 @pytest.fixture
 def wishing(tmp_path):
-    """The bundled target with tasks, and with a generation_config.json of a test's own."""
+    """Returns a maker of options for the bundled target with tasks and a generation_config.json."""
 
     def make(**generation):
         folder = tmp_path / "target"
@@ -63,7 +63,7 @@ def test_a_task_gives_prefix_and_settings_and_options_override_them(run, wishing
 
 
 def test_a_task_gives_its_prefix_to_what_is_scored_or_embedded(run, wishing, tmp_path):
-    """Not to targets; the results show the prompts as they were given."""
+    """Targets get no prefix; the results show the prompts without it."""
     model, pairs = wishing()[:-1], tmp_path / "pairs.jsonl"
     pair = {"prompt": SENTENCE, "target": "She has two cats."}
     pairs.write_text(json.dumps(pair) + "\n")
@@ -85,7 +85,7 @@ def test_generation_config_gives_defaults(run, wishing):
         (record,), _ = generated(run, *model, *prompt, *options)
         tokens[i] = len(record["tokens"])
     assert tokens == [2, 4, 6]
-    samples, _ = generated(run, *model, *prompt, "--num-samples", "2")  # it samples by itself
+    samples, _ = generated(run, *model, *prompt, "--num-samples", "2")  # the file's default
     assert len(samples) == 2
     assert run(*model, *prompt, "--num-samples", "2", "--temp", "0")[0] == 2
 
@@ -107,7 +107,7 @@ def test_bad_tasks_and_adapters_are_refused(run, wishing, options, message):
 def test_an_adapter_merged_at_load_or_conversion_writes_the_same_text(
     run, wishing, tmp_path, monkeypatch, capsys
 ):
-    """Both write the same text, which is another than that of the model alone."""
+    """Both write the same text, which differs from the text of the model alone."""
     model = wishing()
     layers = {f"decoder.block.{i}.layer.2.DenseReluDense.wo": (256, 1024) for i in range(3)}
     adapters.by_hand(

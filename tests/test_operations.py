@@ -1,4 +1,4 @@
-"""docs/backends.md lists what is used of MLX, so that nothing comes in without a look at GPUs."""
+"""docs/backends.md lists all used operations of MLX, so each one is checked for GPUs."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ MODULES = {"mx": mx, "nn": nn}
 
 
 def operations(code: str) -> set[str]:
-    """The functions of MLX that some code names; types, constants and modules are none."""
+    """Returns the functions of MLX in code, without types, constants and modules."""
     names = {
         ast.unparse(node)
         for node in ast.walk(ast.parse(code))

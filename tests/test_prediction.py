@@ -1,4 +1,4 @@
-"""A draft text from the caller: what it saves, and that it changes nothing else."""
+"""A prediction from the caller saves passes and changes nothing else."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def pair():
 
 @pytest.fixture(scope="module")
 def regular(pair):
-    """Regular decoding, which has a decoder of its own: predictions need no draft."""
+    """Returns a decoder without a draft, because predictions need none."""
     target, _, tokenizer = pair
     return SpeculativeDecoder(target, None, tokenizer, 5)
 
@@ -55,7 +55,7 @@ def test_a_right_prediction_needs_few_passes(regular, text, pair):
     plain = regular.generate(PROMPT)
     result = regular.generate(PROMPT, prediction=text)
     assert result.tokens == plain.tokens
-    tokens = len(plain.tokens) + 1  # and the end token
+    tokens = len(plain.tokens) + 1  # with the end token
     assert plain.stats.target_calls == tokens
     drafted, accepted, calls = counts(result)
     assert drafted == accepted == result.stats.accepted == tokens - tokens // 6
@@ -97,7 +97,7 @@ def test_a_prediction_that_is_nonsense_is_soon_left_alone(pair, num_draft, monke
         assert all(result.tokens == plain.tokens for result in wrong)
         drafted = looked_up.generate(PROMPT).stats.drafted
         copied = [counts(result)[0] for result in wrong]
-        if num_draft == "auto":  # at most once at its full length, and then it has learned
+        if num_draft == "auto":  # proposed at full length at most once before it learns
             assert 0 < copied[0] <= drafted + MOST and copied[2] <= copied[0] / 2
         else:
             assert 0 < copied[0] <= max(drafted, MOST)
@@ -168,7 +168,7 @@ def test_bad_predictions_are_refused(regular, prompts, options, message):
 
 @pytest.mark.parametrize("kind", ["none", "good", "copy", "copy or good"])
 def test_a_prediction_does_not_change_other_rows(kind):
-    """They join before, with and after a row with a prediction, and outlive it."""
+    """Other rows join before, with and after a row with a prediction, and run longer."""
     target = FakeModel(table_of(), V)
     decoder = SpeculativeDecoder(target, drafters(target)[kind], None, 4)
     alone = [decoder.generate([source], max_tokens=20)[0].stats for source in SOURCES]

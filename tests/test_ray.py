@@ -1,4 +1,4 @@
-"""The example with Ray Data, where Ray is installed."""
+"""Tests the example with Ray Data, if Ray is installed."""
 
 import importlib.util
 import os

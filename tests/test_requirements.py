@@ -1,4 +1,4 @@
-"""The requirements of each kind of machine: one library of MLX, and the same packages otherwise."""
+"""Each kind of machine gets one library of MLX and otherwise the same packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAC = {"sys_platform": "darwin", "platform_machine": "arm64", **PYTHON}
 
 
 def required(name: str, machine: dict[str, str]) -> dict[str, Requirement]:
-    """What pip would install from a file, by package."""
+    """Returns the requirements that pip would install from a file, by package."""
     found: dict[str, Requirement] = {}
     file = ROOT / name
     for line in file.read_text(encoding="utf-8").splitlines():
@@ -33,11 +33,11 @@ def required(name: str, machine: dict[str, str]) -> dict[str, Requirement]:
 
 
 def test_one_library_of_mlx_for_each_machine():
-    """mlx[cpu] and mlx[cuda13] own a file of the same name, and on a Mac mlx brings its own."""
+    """mlx[cpu] and mlx[cuda13] have a file of the same name; on a Mac mlx has its own."""
     assert required("requirements.txt", LINUX)["mlx"].extras == {"cpu"}
     assert required("requirements.txt", MAC)["mlx"].extras == set()
     assert required("requirements/cuda.txt", LINUX)["mlx"].extras == {"cuda13"}
-    for name in ("server", "benchmark"):  # installed beside either
+    for name in ("server", "benchmark"):  # installed with either file
         assert "mlx" not in required(f"requirements/{name}.txt", LINUX)
 
 
@@ -50,7 +50,7 @@ def test_a_gpu_needs_all_but_mkl():
 
 
 def test_a_mac_with_python_310_has_no_sentences():
-    """Whose package has no wheel for it."""
+    """The package has no wheel for it."""
     old = required("requirements.txt", MAC | {"python_version": "3.10"})
     assert set(required("requirements.txt", MAC)) - set(old) == {"sentencex"}
 
@@ -58,8 +58,8 @@ def test_a_mac_with_python_310_has_no_sentences():
 @pytest.mark.parametrize(
     ("name", "machine", "least", "before"),
     [
-        ("requirements.txt", MAC, "0.32.1", "0.32.0"),  # survives running out of memory
-        ("requirements/cuda.txt", LINUX, "0.32.4", "0.32.3"),  # and multiplies 4 and 8 bits right
+        ("requirements.txt", MAC, "0.32.1", "0.32.0"),  # survives lack of memory
+        ("requirements/cuda.txt", LINUX, "0.32.4", "0.32.3"),  # multiplies 4 and 8 bits correctly
     ],
 )
 def test_a_gpu_needs_an_mlx_without_known_bugs(name, machine, least, before):

@@ -1,4 +1,4 @@
-"""The API with the official `openai` client, against a server process."""
+"""Tests the API of a server process with the official `openai` client."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 from openai import OpenAI
 
 FIX = "fix grammar: My sisters wants to buy some tools including saws, hmamers, and brushes."
-# Far from what the models have learned, so that samples differ.
+# Unlike the training texts, so that samples differ.
 VAGUE = "translate English to French: The president discussed economic policy."
 FIXED = "My sisters want to buy some tools including saws, hammers, and brushes."
 
@@ -176,7 +176,7 @@ def test_the_origin_of_each_token_is_reported(client, decoder, stream):
     assert stats["target_calls"] == expected.stats.target_calls
 
 
-# ---- chat, predict, and what is known of the model --------------------------------------------
+# ---- chat, predict, models and metrics -----------------------------------------------------------
 
 
 def test_a_chat_of_one_turn_is_answered(client):

@@ -1,4 +1,4 @@
-"""Settings: bad values are refused in one line, good ones become plain numbers, pages agree."""
+"""Tests settings: bad values are refused, good values become plain numbers, pages agree."""
 
 import math
 import re
@@ -26,7 +26,7 @@ TABLE = random_table(V)
 NOT_NUMBERS = [None, "5", "", b"5", [], (1,), {}, True, np.bool_(True), 1j, object(), mx.ones(2)]
 NOT_FINITE = [math.nan, math.inf, -math.inf, np.float32("nan")]
 NOT_WHOLE = [1.5, 2.0, np.float64(2), Fraction(3, 2)]
-HUGE = 10**5000  # more digits than Python writes out
+HUGE = 10**5000  # more digits than Python prints
 BEYOND = {
     "max_tokens": [0, -1, np.int8(-1)],
     "temp": [-0.1, 1e-46, 1e-45, 1e-40, 1e-38, 1e39, HUGE, np.float32(1e-40)],
@@ -50,12 +50,12 @@ OF_THE_CALL = ("batch_size", "num_samples", "seed")
 
 
 def bad_values(name):
-    """Every wrong kind of value, and what is out of range."""
+    """Returns values of every wrong kind and values out of range."""
     kind = SETTINGS[name].range.kind
     wrong = [v for v in NOT_NUMBERS if not (kind is bool and isinstance(v, bool | np.bool_))]
-    if name == "num_draft":  # None: "auto"
+    if name == "num_draft":  # None means "auto"
         wrong = [value for value in wrong if value is not None]
-    if name == "seed":  # several of them may be given
+    if name == "seed":  # may be several seeds
         wrong = [value for value in wrong if not isinstance(value, list | tuple | mx.array)]
     return wrong + NOT_FINITE + (NOT_WHOLE if kind is int else []) + BEYOND[name]
 
@@ -146,7 +146,7 @@ PAGES = Path(__file__).parents[1].glob("docs/*.md")
 
 
 def documented() -> list[list[str]]:
-    """The rows of the table of settings, cell by cell."""
+    """Returns the cells of each row of the table of settings."""
     tables = [text.partition(COLUMNS)[2] for text in (page.read_text("utf-8") for page in PAGES)]
     lines = "".join(tables).partition("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
@@ -170,7 +170,7 @@ def numbers(text: str) -> set[str]:
     return set(re.findall(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", text))
 
 
-# ---- what they come to ---------------------------------------------------------------------------
+# ---- effects -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("top_p", [1e-300, 1e-46, 1e-40, 1e-20])

@@ -1,4 +1,4 @@
-"""sizes.py: each unit, and where the one gives way to the other."""
+"""Tests sizes.py: every unit, and the sizes at which units change."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Interleaved measuring, and every figure that is made of times, by the letter."""
+"""Tests interleaved measuring and every figure made of times, with exact values."""
 
 from mlx_t5.timing import Ratio, Timed, interleave, median_total, speed_up, spread
 
@@ -11,15 +11,15 @@ def test_medians_and_spreads_are_those_of_the_turns():
 
 
 def test_a_speed_up_is_the_median_of_the_repeats_and_so_lies_in_their_range():
-    base = Timed([[4.0, 4.0], [2.0, 2.0], [3.0, 9.0]], [[1, 1]] * 3)  # 8, 4 and 12
-    other = Timed([[1.0, 1.0], [2.0, 2.0], [1.0, 1.0]], [[1, 1]] * 3)  # 2, 4 and 2
+    base = Timed([[4.0, 4.0], [2.0, 2.0], [3.0, 9.0]], [[1, 1]] * 3)  # totals 8, 4 and 12
+    other = Timed([[1.0, 1.0], [2.0, 2.0], [1.0, 1.0]], [[1, 1]] * 3)  # totals 2, 4 and 2
     assert speed_up(base, other) == Ratio(4.0, 1.0, 6.0)
     assert str(speed_up(base, other)) == "4.00 (1.00 to 6.00)"
-    # Turn by turn the medians are 9 and 9 against 5 and 5, which no repeat has shown.
+    # By turn the medians are 9 and 9 against 5 and 5, a ratio that no repeat has.
     base = Timed([[1.0, 9.0], [9.0, 1.0], [9.0, 9.0]], [[1, 1]] * 3)
     other = Timed([[5.0, 5.0], [5.0, 5.0], [9.0, 9.0]], [[1, 1]] * 3)
     assert speed_up(base, other) == Ratio(1.0, 1.0, 1.0)
-    # Texts of different lengths are compared by the token.
+    # Texts of different lengths are compared by time per token.
     assert speed_up(Timed([[10.0]], [[10]]), Timed([[20.0]], [[40]])).value == 2.0
     assert Timed([[20.0], [30.0]], [[40], [20]]).repeats_a_token() == [0.5, 1.5]
 
@@ -36,14 +36,14 @@ def test_variants_are_interleaved_and_the_warm_up_is_not_counted():
         return run
 
     def pause():
-        now[0] += 100  # outside of all times
+        now[0] += 100  # outside all measured times
 
     variants = {"a": variant("a", 1.0), "b": variant("b", 2.0)}
     timed = interleave(variants, 2, 3, len, clock=lambda: now[0], before=pause)
     assert timed["a"] == Timed([[1.0, 2.0]] * 3, [[3, 3]] * 3, [["aaa"] * 2] * 3)
     assert timed["b"].seconds == [[2.0, 3.0]] * 3
     assert len(seen) == 2 * 2 * (3 + 1)
-    # Both have done a turn before either does the next.
+    # Both variants finish a turn before either starts the next.
     assert [turn for turn, _ in seen] == [0, 0, 1, 1] * 4
     seen.clear()
     interleave(variants, 2, 3, len, clock=lambda: now[0], warm_up=False)

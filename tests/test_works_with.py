@@ -1,4 +1,4 @@
-"""docs/works-with.md: each recipe runs by itself, with the library that it is for."""
+"""Tests docs/works-with.md: each recipe runs alone with its library."""
 
 import itertools
 import re
@@ -19,7 +19,7 @@ PRINTING = ("Works with", "LangChain", "LiteLLM", "sentence-transformers")
 
 
 def recipes() -> dict[str, list[snippets.Snippet]]:
-    """The page's blocks, by the heading that they are under."""
+    """Returns the page's blocks by their heading."""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     titles = [(number, line) for number, line in enumerate(lines, 1) if re.match("#+ ", line)]
     ends = [*(number for number, _ in titles[1:]), len(lines)]
@@ -32,7 +32,7 @@ def recipes() -> dict[str, list[snippets.Snippet]]:
 
 @pytest.fixture(scope="module")
 def downloads(tmp_path_factory):
-    """Small random models under the names of those that the page has from the Hub."""
+    """Returns a folder of small random models named as the page's models from the Hub."""
     folder = tmp_path_factory.mktemp("downloads")
     ranking_models.save(folder / RANKER, decoder_start_token_id=0)
     dense = sentence_folders.dense(32, 48)
@@ -50,8 +50,8 @@ def ranking_server(downloads):
 
 @pytest.fixture
 def run(tmp_path, downloads, request, monkeypatch):
-    """Runs a recipe in a folder of its own; returns what it has defined."""
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # fetches nothing
+    """Returns a function that runs a recipe in a separate folder and returns its variables."""
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # avoids a download
     servers = {"8080": "server", "8081": "ranking_server"}
 
     def run(title: str) -> dict:
@@ -108,7 +108,7 @@ def test_prompt_embeddings_are_those_of_the_pipelines_own_encoder(run, downloads
 
 
 def save_pipeline(folder):
-    """A PixArt of one layer, which makes pictures of 512 x 512, and its text encoder."""
+    """Saves a PixArt of one layer, for pictures of 512 x 512, and its text encoder."""
     from diffusers import (
         AutoencoderKL,
         DPMSolverMultistepScheduler,

@@ -1,4 +1,4 @@
-"""`compare`: its tables by the letter, and small runs. What it measures is not judged."""
+"""Tests `compare`: exact tables and small runs. The measured values are not judged."""
 
 import contextlib
 import io
@@ -37,7 +37,7 @@ def test_a_table_as_it_is_printed():
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """One run of everything: its lines, and its tables by temperature, batch size and task."""
+    """Returns the lines of a run, and its tables by temperature, batch size and task."""
     folder = tmp_path_factory.mktemp("compare")
     options = "--num-draft 2 auto --ways draft --task mixed --temp 0 0.7 --batch-size 1 2".split()
     argv = ["compare", "--count", "3", *SMALL, *options, "--json", str(folder / "x.json")]
@@ -65,7 +65,7 @@ def test_every_proposer_writes_the_same_texts(made):
         for row in table["rows"]:
             assert row["different"] == 0 and len(row["seconds"][0]) == table["count"] == count
         assert list(table["costs"]["v"]) == [str(m) for m in range(1, 17)]
-    # Two tables of single rows, and one of the batch.
+    # Each temperature has two tables with batch size 1 and one with batch size 2.
     assert sum(line.startswith("| draft auto |") for line in lines) == 2 * (2 + 1)
 
 
@@ -92,7 +92,7 @@ def test_different_texts_set_the_exit_status(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_less_changed_predictions_need_fewer_passes(tmp_path):
-    """With a draft and without, the less of them is changed the fewer passes it takes."""
+    """The test covers decoding with and without a draft."""
     argv = "compare --count 2 --num-draft 5 --task translate --ways draft --predictions 0 100"
     assert benchmark.main([*argv.split(), *SMALL, "--json", str(tmp_path / "x.json")]) == 0
     (table,) = json.loads((tmp_path / "x.json").read_text())["tables"]

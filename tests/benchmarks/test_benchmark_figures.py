@@ -1,4 +1,4 @@
-"""What passes cost, and every figure of a variant of decoding, by the letter."""
+"""Tests the costs of passes and every figure of a decoding variant, with exact values."""
 
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ COSTS = PairCosts({1: 2.0, 3: 3.0}, {1: 1.0, 3: 1.5}, 0.25)
 
 
 def text(tokens, steps):
-    """A turn of one prompt; `steps` are how many were proposed and accepted."""
+    """Returns a turn of one prompt; `steps`: the tokens proposed and accepted in each step."""
     calls = {"tokens_per_call": (len(tokens) + 1) / len(steps)}
     stats = Stats(**calls)
     for step in steps:
@@ -42,7 +42,7 @@ def test_the_figures_of_a_variant_are_means_over_its_repeats():
     assert row["tokens_per_call"] == 8 / 3 and row["different"] == 0
     assert row["tokens_per_second"] == 2.0 and row["speed_up"] == Ratio(8 / 3, 4 / 3, 4.0)
     assert row["steps_by_accepted"] == [1.0, 0.0, 1.5, 0.5]
-    row = figures.figures(REGULAR, REGULAR)  # steps without a proposal accepted none
+    row = figures.figures(REGULAR, REGULAR)  # steps without proposals accept nothing
     assert row["steps_by_accepted"] == [8.0] and row["acceptance_rate"] is None
 
 
@@ -73,10 +73,10 @@ def test_every_width_and_a_chain_of_draft_passes_are_timed():
 def test_weights_read_counts_the_bytes_of_one_pass():
     inner = 2 * 4
     attention = 4 * 8 * inner
-    # Self-attention whole, of cross-attention q and o, feed-forward, three norms.
+    # All of self-attention, q and o of cross-attention, the feed-forward and three norms.
     layer = attention + attention // 2 + 2 * 8 * 16 + 3 * 8
     expected = 3 * layer + 32 * 8
-    # A head of its own is read instead of the embedding, which is only looked up.
+    # A pass reads a separate head, but only looks up a few rows of the embedding.
     for model in (T5(CONFIG, separate_head=True), T5(CONFIG)):
         assert model.weights_read().bytes == 4 * expected
     model.set_dtype(mx.bfloat16)

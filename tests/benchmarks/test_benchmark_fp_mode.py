@@ -1,4 +1,4 @@
-"""A target in an fp mode: changed in place, timed before and after. No time is judged."""
+"""A target is changed to an fp mode in place and timed before and after. No time is judged."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from random_models import random_t5
 
 @pytest.fixture
 def mac(monkeypatch):
-    """As on a Mac's GPU."""
+    """Makes the code behave as on a Mac's GPU."""
     monkeypatch.setattr(fp_mode, "cpu_only", lambda: False)
     monkeypatch.setattr(fp_mode, "ON_CUDA", False)
 

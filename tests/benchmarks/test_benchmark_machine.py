@@ -1,4 +1,4 @@
-"""What a run says about the machine."""
+"""Tests the facts about the machine that a run reports."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Seconds of single passes: which are timed, in what time, and as a step makes them."""
+"""Tests how single passes are timed: which passes, in how much time, and in which form."""
 
 import pytest
 
@@ -9,7 +9,7 @@ BUDGET = 0.4  # seconds
 
 
 class Machine:
-    """Passes that take a given time; the first of a shape compiles its kernels as well."""
+    """Passes of given durations; the first pass of a shape also compiles its kernels."""
 
     def __init__(self, takes, compiling=0.1):
         self.takes, self.compiling, self.passes, self.spent = takes, compiling, [], 0.0
@@ -38,7 +38,7 @@ def test_a_slow_model_is_measured_at_the_needed_points_only():
 
 
 def test_a_round_on_a_slower_machine_counts_like_the_others():
-    """What another program takes for a while changes all passes alike, and so no ratio."""
+    """A program that runs for a while slows all passes alike, so ratios do not change."""
     rounds = iter([1.0] * 8 + [5.0] * 4 + [1.0] * 100)
     measured = ladder(lambda n: n * next(rounds), (1, 2, 3, 4), 10_000.0)
     assert measured == pytest.approx({1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0})
@@ -51,7 +51,7 @@ def test_a_fast_model_is_measured_in_a_bounded_number_of_rounds():
 
 
 def test_passes_are_timed_as_in_a_decoding_step():
-    """The target's over all positions, to what the host waits for; a draft's in a chain of some."""
+    """A target's pass includes what Python waits for; draft passes are timed as a chain."""
     model, clock = FakeModel(random_table(5), 5), iter([10.0, 18.0, 20.0, 28.0])
     assert timer(model, lambda: next(clock))(5) == 8.0
     assert model.calls == [([0], [[0] * 5])]

@@ -1,4 +1,4 @@
-"""Processes that are called: what comes back, and how they end."""
+"""Tests calls to other processes: their answers, and how the processes end."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ CALL = {"prompts": [[5, 6]], "num_draft": 0, "max_tokens": 9, "batch_size": 1}
 
 
 def ended(pid: int) -> bool:
-    """Whether a process is gone, within the time that this takes on a busy machine."""
+    """Returns whether a process ends within 30 seconds, which suffice on a busy machine."""
     for _ in range(300):
         try:
             os.kill(pid, 0)
@@ -33,7 +33,7 @@ def test_a_method_runs_in_a_process_with_its_own_environment(capfd):
         assert process.call("decode", **CALL) == [[6, 5]]
         assert process.call("encode", texts=["été"]) == [[3, 1]]
     assert ended(about["pid"])
-    assert capfd.readouterr() == ("", "libraries talk\n")  # which is no answer
+    assert capfd.readouterr() == ("", "libraries talk\n")  # not part of an answer
 
 
 def test_a_process_loads_no_library_that_its_program_does_not():
@@ -55,7 +55,7 @@ def test_a_process_loads_no_library_that_its_program_does_not():
 )
 def test_a_failed_call_raises_one_line(fails, why):
     with Process(FAKE, {}, fails=fails) as process:
-        for _ in range(1 if fails.startswith("at ") else 2):  # what it raises, it survives
+        for _ in range(1 if fails.startswith("at ") else 2):  # an exception ends no process
             with pytest.raises(UserError) as caught:
                 process.call("decode", **CALL)
             assert str(caught.value) == why

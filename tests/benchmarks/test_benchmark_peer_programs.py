@@ -1,4 +1,4 @@
-"""The programs that are compared, on the bundled weights: the same tokens from all."""
+"""The compared programs write the same tokens with the bundled weights."""
 
 import json
 import sys
@@ -52,7 +52,7 @@ def test_all_programs_write_the_same_tokens(project, transformers, ctranslate2, 
         for program in (transformers, ctranslate2):
             assert program.decode(ids[::-1], 0, longest, batch_size) == expected[::-1]
             assert program.decode(ids, 0, longest, batch_size) == expected
-    for program in (project, transformers):  # one token to choose from
+    for program in (project, transformers):  # only one token can be sampled
         assert program.decode(ids, 0, longest, 2, temp=2.0, top_k=1) == expected
         assert program.decode(ids, 0, longest, 2, temp=2.0, top_p=1e-6) == expected
 
@@ -73,7 +73,7 @@ def test_a_program_times_itself_and_describes_its_environment(
     (text,) = answer.tokens
     assert [text] == project.decode(ids[:1], 0, 9, 1)
     assert answer.seconds > 0 and answer.first_seconds > 0
-    # The end token counts, but no more tokens than may be decided.
+    # The end token counts, unless the text already has the largest number of tokens.
     assert project.timed(len(text) + 5, False, num_draft=0, **one).decided == len(text) + 1
     assert project.timed(2, False, num_draft=0, **one).decided == 2
     assert project.timed(9, False, num_draft=0, **both).first_seconds is None

@@ -1,4 +1,4 @@
-"""`peers`: its figures by the letter, and small runs. What it measures is not judged."""
+"""Tests `peers`: exact figures and small runs. The measured values are not judged."""
 
 import contextlib
 import importlib
@@ -32,7 +32,7 @@ def args(**more):
 
 
 def timed(seconds, tokens=([5, 6, 7], [8]), first=None):
-    """Two repeats of one turn; the time and the tokens that others counted play no part."""
+    """Returns two repeats of one turn; only the times and tokens in the answers count."""
     decided = sum(len(text) + 1 for text in tokens)
     return Timed(
         [[0.0]] * 2, [[0]] * 2, [[Answer(list(tokens), decided, s, first)] for s in seconds]
@@ -84,7 +84,7 @@ def test_rows_have_ratios_to_other_variants_and_the_fastest_is_first():
     table = {"batch_size": 4, "document": False, "count": 2, "rows": rows, "left_out": {}}
     assert peers.written(table, "float32").endswith(f"not so: {peers.GREEDY}.")
     assert "rounding" in peers.written(table, "bfloat16")
-    (row,) = table["rows"] = peers.summarise({"regular": timed([1.0] * 2)})  # without the others
+    (row,) = table["rows"] = peers.summarise({"regular": timed([1.0] * 2)})  # no other programs
     assert "rounding" not in peers.written(table, "bfloat16")
     assert [write(row) for write in peers.COLUMNS.values()][3:5] == ["", ""]
 
@@ -98,7 +98,7 @@ def test_decoding_time_leaves_out_the_first_tokens():
     assert draft["decode_speed_up"] == Ratio(2.5, 2.0, 3.0)
     cells = [write(draft) for write in peers.DECODING.values()]
     assert cells == ["draft 5", "1000.0", "500.00", "2.50 (2.00 to 3.00)"]
-    # Texts that end at once have no figures of decoding.
+    # Empty texts have no figures of decoding.
     (row,) = peers.summarise({"regular": timed([1.0] * 2, [[], []], first=1.0)})
     assert "decode_speed_up" not in row
 
@@ -172,9 +172,9 @@ def test_the_parent_process_loads_no_library_of_the_programs():
 
 @pytest.mark.slow
 def test_a_run_in_processes_without_one_program(capfd, tmp_path, monkeypatch):
-    """The others' models take seconds to load; test_benchmark_peer_programs.py has them.
+    """The other programs are fakes; test_benchmark_peer_programs.py loads the real ones.
 
-    One thread with OpenBLAS: several may wait long for each other on a busy machine.
+    It uses one OpenBLAS thread, because threads may wait for each other on a busy machine.
     """
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
@@ -190,7 +190,7 @@ def test_a_run_in_processes_without_one_program(capfd, tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "PROGRAMS", programs)
     file = tmp_path / "figures.json"
     argv = ["peers", *OPTIONS, "--num-draft", "2", "--batch-size", "1", "3", "--json", str(file)]
-    assert benchmark.main([*argv, "--dtype", "float32"]) == 0  # others' texts are no failure
+    assert benchmark.main([*argv, "--dtype", "float32"]) == 0  # the fakes may differ
     out, _ = capfd.readouterr()
     for part in ("machine ", "mlx ", "blas " if on_cpu() else "device gpu"):
         assert part in out.split("\n")[1]
@@ -218,7 +218,7 @@ def test_programs_get_valid_arguments_and_threads_that_soon_sleep(monkeypatch):
 
     monkeypatch.setattr(peers, "Process", process)
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    monkeypatch.setenv("KMP_BLOCKTIME", "7")  # a wish of the user's
+    monkeypatch.setenv("KMP_BLOCKTIME", "7")  # set by the user
     peers.start(peers.PROJECT, {}, model="a", draft_model="b", dtype=None)
     project = SimpleNamespace(call=lambda method, scratch: [f"{scratch}/target", "draft"])
     with contextlib.ExitStack() as stack:
@@ -250,7 +250,7 @@ def test_ctrl_c_ends_all_processes(tmp_path):
         line = running.stdout.readline()
         assert line, running.stderr.read()
         pids += re.findall(r"\bpid (\d+)", line)
-    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to all of the group
+    os.killpg(running.pid, signal.SIGINT)  # a terminal signals the whole process group
     _, errors = running.communicate()
     assert (running.returncode, errors) == (INTERRUPTED, 3 * "libraries talk\n")
     for pid in pids:

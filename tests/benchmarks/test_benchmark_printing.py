@@ -1,4 +1,4 @@
-"""The form of tables and files."""
+"""Tests the format of tables and files."""
 
 import json
 from dataclasses import dataclass

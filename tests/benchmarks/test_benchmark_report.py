@@ -1,4 +1,4 @@
-"""`report`: how much it measures in what time, the row, and a small run. No time is judged."""
+"""Tests `report`: the number of turns, the row and a small run. No time is judged."""
 
 import itertools
 import json
@@ -24,7 +24,7 @@ PAIR = ["--model", str(BUNDLED / "target"), "--draft-model", str(BUNDLED / "draf
 
 
 class Clock:
-    """Seconds that pass only where a turn takes them."""
+    """A clock that advances only during a turn."""
 
     def __init__(self):
         self.now = 0.0
@@ -51,7 +51,7 @@ def test_the_opening_sets_the_number_of_turns_of_all_four_rounds():
     assert turns == [(name, n) for name in (REGULAR, DRAFT, DRAFT, REGULAR) for n in range(3)]
     assert timed[REGULAR].seconds == [[4.0] * 3] * 2 and timed[DRAFT].seconds == [[1.0] * 3] * 2
     assert timed[DRAFT].tokens == [[10] * 3] * 2
-    # However slow, there is one turn, and however fast, not more than there are.
+    # A slow decoder gets at least one turn; a fast decoder gets at most all turns.
     for seconds, turns in ((500.0, 1), (0.001, 5)):
         log.clear()
         in_turns(*[clock.decode("", seconds, log)] * 2, affordable(1.0, 5, clock), clock)
@@ -59,7 +59,7 @@ def test_the_opening_sets_the_number_of_turns_of_all_four_rounds():
 
 
 class Exact:
-    """Stands in for the decoder: texts follow from the prompt, and from more where it is broken."""
+    """Stands in for the decoder. Its texts depend on the prompt alone, unless it is broken."""
 
     broken = refused = False
     made = []
@@ -103,7 +103,7 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(report, "MOST_PROMPTS", 2)
     monkeypatch.setattr(report, "SpeculativeDecoder", Exact)
-    monkeypatch.setattr(Exact, "made", [])  # not kept: other tests measure this process's memory
+    monkeypatch.setattr(Exact, "made", [])  # freed, as other tests measure memory
     return tmp_path
 
 
@@ -134,7 +134,7 @@ def test_a_report_is_printed_and_saved(in_a_folder_of_its_own, capsys):
 
 @pytest.mark.parametrize("num_draft", [2, 20, 66])
 def test_every_width_of_a_step_is_timed(num_draft, capsys):
-    """Also where it has more proposals than v(M) is shown for."""
+    """This includes more proposals than the report shows v(M) for."""
     subject = Subject.load(PAIR[1], PAIR[3], "float32")
     row = report.measured(subject, ["fix grammar: I has two cat."], num_draft, 0.0)
     assert len(row["passes"]) == max(NEEDED, num_draft + 1)

@@ -1,4 +1,4 @@
-"""The load command: its figures by the letter, and one small run, not judged by its speed."""
+"""Tests the load command: exact figures and one small run. No speed is judged."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ def test_the_table_compares_with_single_requests_repeat_by_repeat():
     latencies = [i / 10 for i in range(20)]
     texts, changed = (["text"] * 9 + [last] for last in ("text", "changed"))
     single = Measurement(Timed([[4.0], [2.0], [2.0]], [[50]] * 3, [[texts]] * 3), [0.5] * 20)
-    outcomes = [[texts], [changed], [changed]]  # a text that changes is counted once
+    outcomes = [[texts], [changed], [changed]]  # a changed text is counted once
     batched = Measurement(Timed([[2.0], [2.0], [0.5]], [[50]] * 3, outcomes), latencies)
     assert [batched.percentile(share) for share in (0.5, 0.95, 1.0)] == [1.0, 1.9, 1.9]
     rows = server.table_rows({(4, server.SINGLE): single, (4, server.BATCHED): batched})

@@ -1,4 +1,4 @@
-"""The decoders that are measured."""
+"""Tests the decoders that are measured."""
 
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ from mlx_t5.network.layers import PASSES
 
 
 class Decoder:
-    """Remembers how it was asked."""
+    """Records the calls that it gets."""
 
     def __init__(self, error=None):
         self.calls, self.error = [], error

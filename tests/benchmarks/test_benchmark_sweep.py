@@ -1,4 +1,4 @@
-"""`sweep`: quality, which setting is recommended on grids small enough to see by eye, a run."""
+"""Tests `sweep`: quality, the recommended setting of small grids, and a small run."""
 
 import json
 
@@ -26,25 +26,25 @@ def row(delta, gamma, speed, exact=90.0, chrf=99.0, references=True, tokens=None
     lossless = {"exact_match_lossless": exact, "chrf_lossless": chrf}
     speed_up = Ratio(speed, speed - 0.1, speed + 0.1)
     setting = {"delta": delta, "num_draft": gamma, "speed_up": speed_up}
-    setting["tokens_per_call"] = tokens or 2 + delta  # relaxing keeps more proposals
+    setting["tokens_per_call"] = tokens or 2 + delta  # a larger delta keeps more proposals
     return setting | unknown | lossless | judged
 
 
 SOUND, STEPS = row(0.0, 3, 1.5), [row(0.0, 3, 2.0), row(0.5, 3, 2.5), row(0.9, 3, 2.55)]
 LENIENT = [SOUND, row(0.5, 3, 2.0, exact=89.5), row(1.0, 3, 3.0, exact=50.0)]
-WITHOUT = [  # references
+WITHOUT = [  # without references
     row(0.0, 3, 1.5, exact=100.0, chrf=100.0, references=False),
     row(0.5, 3, 2.0, exact=98.0, chrf=99.9, references=False),
 ]
 
 
 def gaining(speed):
-    """Where the slowest repeat is 0.1 below the figure, and what counts begins at 2 %."""
+    """Returns rows with a setting whose slowest repeat, `speed` - 0.1, must gain 2 %."""
     return [row(0.0, 2, 1.5), row(0.0, 3, 2.0), row(0.5, 2, speed), row(0.5, 3, 1.9)]
 
 
 def keeping(tokens):
-    """Compared with as many proposals: three yield more tokens than two in any case."""
+    """Returns rows whose relaxed setting must yield more tokens than strict decoding with 3."""
     strict = [row(0.0, 2, 1.5, tokens=2.0), row(0.0, 3, 1.4, tokens=2.5)]
     return [*strict, row(0.5, 3, 3.0, tokens=tokens)]
 
@@ -56,11 +56,11 @@ def keeping(tokens):
         (LENIENT, 0.1, (0.0, 3)),
         (LENIENT, 50.0, (1.0, 3)),
         ([SOUND, row(0.5, 3, 2.0, chrf=97.0)], 1.0, (0.0, 3)),  # both measures have to hold
-        ([SOUND, row(0.5, 3, 2.0, exact=95.0)], 1.0, (0.5, 3)),  # better than lossless is no loss
-        ([row(0.0, 5, 2.0), row(0.0, 3, 1.97), row(0.0, 2, 1.95)], 1.0, (0.0, 3)),  # the fewest
+        ([SOUND, row(0.5, 3, 2.0, exact=95.0)], 1.0, (0.5, 3)),  # better than lossless is fine
+        ([row(0.0, 5, 2.0), row(0.0, 3, 1.97), row(0.0, 2, 1.95)], 1.0, (0.0, 3)),  # the smallest
         *((gaining(speed), 1.0, (0.0, 3)) for speed in (2.03, 2.13)),
         (gaining(2.15), 1.0, (0.5, 2)),
-        (STEPS, 1.0, (0.5, 3)),  # each step has to be worth it by itself
+        (STEPS, 1.0, (0.5, 3)),  # each step must gain enough by itself
         ([*STEPS, row(1.0, 3, 3.0)], 1.0, (1.0, 3)),
         *((keeping(tokens), 1.0, (0.0, 2)) for tokens in (2.5, 2.54)),
         (keeping(2.56), 1.0, (0.5, 3)),
@@ -86,7 +86,7 @@ def test_a_small_sweep_is_drawn_and_saved(capsys, tmp_path):
     assert "recommended: --" in out and f"wrote {name}.png and {name}.json" in out
     record = json.loads(name.with_suffix(".json").read_text())
     settings = [(row["delta"], row["num_draft"]) for row in record["rows"]]
-    assert settings == [(0.0, 2), (0.0, 3), (1.0, 2), (1.0, 3)]  # 0 is always among them
+    assert settings == [(0.0, 2), (0.0, 3), (1.0, 2), (1.0, 3)]  # delta 0 is always measured
     for row in record["rows"]:
         if row["delta"] == 0:
             assert row["different"] == 0 and row["exact_match_lossless"] == 100.0

@@ -1,4 +1,4 @@
-"""Which prompts are measured, and what the header says of them."""
+"""Tests which prompts are measured and how the header describes them."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""adapter_config.json: which layers, how strong; and what is refused by its name."""
+"""Tests how adapter_config.json sets layers and scale, and which entries are refused."""
 
 import json
 import math
@@ -24,7 +24,7 @@ def read(**entries) -> LoraConfig:
     "entries",
     [
         {},
-        {"target_modules": ["Attention.q"]},  # ends of names begin at a dot
+        {"target_modules": ["Attention.q"]},  # a suffix of a name begins at a dot
         {"target_modules": ["SelfAttention.q", "wo", CROSS[1]]},
         {"exclude_modules": ["SelfAttention.q"]},
         {"target_modules": ["lm_head", "q"], "exclude_modules": [CROSS[3]]},
@@ -39,7 +39,7 @@ def test_target_layers_are_those_of_peft(entries):
 def test_default_and_all_linear_targets_are_those_of_peft():
     all_linear = read(target_modules="All-Linear").targets(LAYERS)
     assert all_linear == [layer for layer in LAYERS if "." in layer]
-    assert read(target_modules=None) == read(target_modules=["q", "v"])  # PEFT's for T5
+    assert read(target_modules=None) == read(target_modules=["q", "v"])  # PEFT's default for T5
 
 
 def test_the_scale_follows_rank_and_alpha():

@@ -1,4 +1,4 @@
-"""LoRA adapters: merged as PEFT merges them, at conversion, at load and into quantised weights."""
+"""LoRA adapters are merged as by PEFT: at conversion, at load and into quantised weights."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ Q_LAYERS = {
 
 @pytest.fixture(autouse=True)
 def apart(monkeypatch):
-    """Layers whose weights lie side by side once a model is loaded keep their own names."""
+    """Keeps loaded models from joining layers, so that every layer keeps its own name."""
     monkeypatch.setattr(T5, "join", lambda model: None)
 
 
 @pytest.fixture
 def adapter(tmp_path):
-    """One of rank 1, whose products are exact whatever multiplies them, and its matrices."""
+    """Returns an adapter of rank 1, whose products are exact on every device, and its matrices."""
     folder = tmp_path / "adapter"
     return folder, adapters.by_hand(folder, Q_LAYERS)
 
 
 def parameters(folder, **options) -> dict[str, np.ndarray]:
-    """All parameters of a loaded model, by our names."""
+    """Returns all parameters of a loaded model by this project's names."""
     model, _ = load(folder, **options)
     return {name: np.array(array) for name, array in tree_flatten(model.parameters())}
 
@@ -84,7 +84,7 @@ def test_merged_weights_equal_those_of_peft(made, tmp_path, family, config):
 
 
 def test_a_torch_file_gives_the_same_adapter_as_safetensors(tiny, adapter, tmp_path):
-    """A torch file, its numbers in half precision."""
+    """Early versions of PEFT wrote torch files; this one holds float16 numbers."""
     folder, _ = adapter
     safe = folder / "adapter_model.safetensors"
     halves = {name: array.astype(np.float16) for name, array in load_file(safe).items()}
@@ -98,7 +98,7 @@ def test_a_torch_file_gives_the_same_adapter_as_safetensors(tiny, adapter, tmp_p
 
 
 def test_merging_reads_one_row_tile_at_a_time(adapter, monkeypatch):
-    """Neither of the weight nor of the matrix B, so that memory does not depend on their size."""
+    """The memory thus depends on the size of neither the weight nor the matrix B."""
     read, original = [], StoredTensor._read_into
     monkeypatch.setattr(
         StoredTensor, "_read_into", lambda *a: (read.append(a[1].nbytes), original(*a))[1]
@@ -108,7 +108,7 @@ def test_merging_reads_one_row_tile_at_a_time(adapter, monkeypatch):
         merged = opened.row_tiles(f"{Q}.weight", weight)
         assert len(next(merged)) == 20 and len(next(merged)) == 20
         assert len(list(weight)) == 1
-        assert read == [4 * 64, 4 * 20, 4 * 20]  # A, which is read whole, and rows of B
+        assert read == [4 * 64, 4 * 20, 4 * 20]  # all of A, and rows of B
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_merging_reads_one_row_tile_at_a_time(adapter, monkeypatch):
     ],
 )
 def test_a_quantised_weight_is_quantised_again_in_8_bits(tiny, tmp_path, options):
-    """From each layer's own bits, and no other layer touched."""
+    """Each adapted layer is dequantised from its own bits; other layers do not change."""
     layers = {f"{name[:-1]}{part}": shape for name, shape in Q_LAYERS.items() for part in "qv"}
     targets = {"target_modules": ["q", "v"], "lora_alpha": 1}
     matrices = adapters.by_hand(tmp_path / "adapter", layers, **targets)
@@ -146,7 +146,7 @@ def test_a_quantised_weight_is_quantised_again_in_8_bits(tiny, tmp_path, options
 
 
 def test_merging_into_an_unquantised_mlx_folder_rounds_once(tiny, adapter, tmp_path):
-    """Rounded once: as if the stored weights had been float32."""
+    """The merged weights equal those of a float32 sum that is rounded once."""
     folder, matrices = adapter
     out = convert(tiny, tmp_path / "out", "bfloat16")
     name = tensor_names(T5Config.from_dict(TINY))[f"{Q}.weight"]
@@ -177,7 +177,7 @@ A = f"{Q}.lora_A.weight"
     ],
 )
 def test_a_damaged_or_mismatched_adapter_is_refused(tiny, adapter, tmp_path, name, shape, message):
-    """Numbers of another type stand in a tensor's place, beside the others, or none do."""
+    """A tensor is removed or replaced, or a tensor that does not belong is added."""
     folder, _ = adapter
     file = folder / "adapter_model.safetensors"
     tensors = load_file(file)
@@ -250,7 +250,7 @@ def test_a_missing_adapter_folder_is_refused(tiny, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     for attempt in (
         lambda: load(tiny, adapter=name),
-        lambda: convert("a/hub-id", tmp_path / "out", adapter_path=name),  # nothing is fetched
+        lambda: convert("a/hub-id", tmp_path / "out", adapter_path=name),  # nothing is downloaded
     ):
         with pytest.raises(UserError, match=f"there is no adapter folder '{name}'"):
             attempt()

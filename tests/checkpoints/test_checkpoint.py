@@ -1,4 +1,4 @@
-"""checkpoint.py: every format gives the same tensors, and no file, however broken, does harm."""
+"""Tests checkpoint.py: all formats give the same tensors, and broken files do no harm."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_missing_shards_of_an_index_are_named(tmp_path):
     (tmp_path / "model-00002-of-00003.safetensors").unlink()
     with pytest.raises(UserError, match="not there: model-00002-of-00003.safetensors; fetch them$"):
         open_checkpoint(tmp_path)
-    checkpoints.save(state, tmp_path, "legacy")  # as flan-ul2 has it: still no silent choice
+    checkpoints.save(state, tmp_path, "legacy")  # as in flan-ul2: not chosen silently
     with pytest.raises(UserError, match="00002-of-00003.*delete the index to use the .bin"):
         open_checkpoint(tmp_path)
 

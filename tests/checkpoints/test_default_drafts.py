@@ -1,4 +1,4 @@
-"""The table of default drafts: what the README says of it, and the names that it is asked for."""
+"""Tests the table of default drafts, its copy on the page, and the names of targets."""
 
 from pathlib import Path
 

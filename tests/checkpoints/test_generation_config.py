@@ -1,4 +1,4 @@
-"""generation_config.json and task_specific_params: the settings they mean, and what is left out."""
+"""Tests the settings read from generation_config.json and task_specific_params."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from mlx_t5.checkpoints.generation_config import (
 from mlx_t5.errors import UserError
 from model import load
 
-# As t5-small's config.json has it.
+# From t5-small's config.json.
 SUMMARIES = {
     "early_stopping": True, "length_penalty": 2.0, "max_length": 200, "min_length": 30,
     "no_repeat_ngram_size": 3, "num_beams": 4, "prefix": "summarize: ",
@@ -42,20 +42,20 @@ def folder(tmp_path):
     ("raw", "settings"),
     [
         ({}, {}),
-        ({"max_length": 20}, {"max_tokens": 19}),  # it counts the start token
+        ({"max_length": 20}, {"max_tokens": 19}),  # max_length includes the start token
         ({"max_length": 20, "max_new_tokens": 7}, {"max_tokens": 7}),
         ({"max_new_tokens": 7, "max_length": 20}, {"max_tokens": 7}),
         ({"min_length": 5}, {"min_tokens": 4}),
         ({"min_length": 0}, {"min_tokens": 0}),
         ({"min_length": 5, "min_new_tokens": 2}, {"min_tokens": 2}),
         ({"do_sample": False, "temperature": 0.7}, {"temp": 0.0}),
-        ({"temperature": 0.7}, {}),  # transformers does not sample either
+        ({"temperature": 0.7}, {}),  # without do_sample, transformers does not sample either
         ({"do_sample": True}, {"temp": 1.0, "top_k": 50}),
         ({"do_sample": True, "temperature": 0.7, "top_k": 0}, {"temp": 0.7, "top_k": 0}),
         ({"top_k": 20, "top_p": 0.9}, {"top_k": 20, "top_p": 0.9}),
         ({"repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
         ({"max_length": None, "do_sample": None}, {}),
-        # As published, and no file at all.
+        # Published files, and no file.
         ({"_from_model_config": True, "transformers_version": "4.27", **IDS}, {}),
         (None, {}),
     ],
@@ -65,7 +65,7 @@ def test_entries_become_settings(folder, raw, settings):
     assert (preset.settings, preset.left_out, preset.note) == (settings, (), "")
 
 
-# What transformers makes a logits processor or a stopping criterion of, and values that it may be.
+# Entries that transformers may turn into a logits processor or stopping criterion, and values.
 NUMBERS = {
     "encoder_no_repeat_ngram_size": (0, 1, 2),
     "encoder_repetition_penalty": (1, 1.0, 1.5),
@@ -103,7 +103,7 @@ def test_unsupported_numbers_are_named_only_where_transformers_uses_them(folder,
         ({"diversity_penalty": 0.0, "num_beam_groups": 1, "num_return_sequences": 1}, False),
         ({"num_beam_groups": 2}, True),
         ({"bad_words_ids": [[5]]}, True),
-        ({"eos_token_id": [1, 5]}, True),  # config.json has 1 alone
+        ({"eos_token_id": [1, 5]}, True),  # config.json has only 1
         ({"use_cache": False, "suppress_tokens": [], "epsilon_cutoff": 0.0}, False),
         ({"penalty_alpha": 1}, True),
         ({"penalty_alpha": 0}, False),
@@ -128,7 +128,7 @@ def test_unsupported_entries_are_named_unless_neutral(folder, entries, named):
     ],
 )
 def test_settings_in_config_json_are_those_of_transformers(made, tmp_path, entries):
-    """As long as there is no generation_config.json."""
+    """This holds if there is no generation_config.json."""
     reference = made("t5")
     folder = shutil.copytree(reference.folder, tmp_path / "m")
     (folder / FILE).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""hub.py: what is asked of the Hub, what is not, and what the user reads when it fails."""
+"""Tests hub.py: which files are requested from the Hub, and the messages of failures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def hub():
 
 @pytest.fixture
 def ask(hub, tmp_path):
-    """Resolves names (`id` or `id@revision`), each to its folder or to `error: …`."""
+    """Returns a function that resolves `id` or `id@revision` to a folder or to `error: …`."""
 
     def run(*models: str, **settings: str) -> list[str]:
         code = (
@@ -56,7 +56,7 @@ def names(folder: str) -> set[str]:
 def test_only_the_needed_files_are_fetched(hub, ask):
     both = {"model.safetensors": b"1", "pytorch_model.bin": b"2"}
     hub.repos["google-t5/t5-small"] = SMALL | STRANGERS | both
-    hub.renamed["t5-small"] = "google-t5/t5-small"  # the Hub redirects ids of old
+    hub.renamed["t5-small"] = "google-t5/t5-small"  # the Hub redirects old ids
     # An index without its shards does not count; google/flan-ul2 has one on main.
     index = {"model.safetensors.index.json": b"{}", "model-00001-of-00002.safetensors": b""}
     shards = {f"pytorch_model-0000{i}-of-00002.bin": bytes(i) for i in (1, 2)}
@@ -70,7 +70,7 @@ def test_only_the_needed_files_are_fetched(hub, ask):
     assert (Path(folders[2]) / "model.safetensors").read_bytes() == b"old"
     assert not any(name in path for _, path in hub.requests for name in STRANGERS)
     assert "Bearer hf_secret" in hub.tokens
-    # From now on it is in the cache, and a lost connection or HF_HUB_OFFLINE makes no difference.
+    # The files are cached now, so a lost connection or HF_HUB_OFFLINE makes no difference.
     assert ask(*ids, HF_HUB_OFFLINE="1") == ask(*ids, HF_ENDPOINT=NOWHERE) == folders
 
 
@@ -127,7 +127,7 @@ def test_a_disk_that_fills_up_during_a_download_is_reported(monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", full)
     with pytest.raises(UserError, match=r"No space left on device\); make room, or set HF_HOME"):
         resolve("a/t5")
-    # An older snapshot is taken then, so nothing is refused before.
+    # The older snapshot is used in this case, so nothing is refused beforehand.
     siblings[1].size = 10**18
     monkeypatch.setattr("mlx_t5.checkpoints.hub._cached", lambda *_: Path("old"))
     assert resolve("a/t5") == Path("old")
@@ -146,7 +146,7 @@ def test_local_folders_never_touch_the_network(no_network, tmp_path, monkeypatch
     (tmp_path / "google" / "t5").mkdir(parents=True)
     assert resolve(str(tmp_path)) == tmp_path
     monkeypatch.chdir(tmp_path)
-    assert resolve("google/t5") == Path("google/t5")  # a folder goes before a Hub id
+    assert resolve("google/t5") == Path("google/t5")  # a folder is preferred to a Hub id
     assert resolve("google") == Path("google")
 
 

@@ -1,4 +1,4 @@
-"""What tells models apart, whatever runs them: copies are the same, any change is another."""
+"""Copies of a model have the same identity; any change gives a different identity."""
 
 import shutil
 
@@ -38,7 +38,7 @@ def test_copies_of_a_model_have_one_identity_wherever_they_come_from(folder):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda weight: mx.concatenate([weight[:-1], 2 * weight[-1:]]),  # far behind the first
+        lambda weight: mx.concatenate([weight[:-1], 2 * weight[-1:]]),  # in the last row
         lambda weight: weight.astype(mx.float16),
         lambda weight: weight + 1e-3,
     ],

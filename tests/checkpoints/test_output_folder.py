@@ -1,4 +1,4 @@
-"""output_folder.py: a folder appears whole or not at all."""
+"""Tests output_folder.py: an output folder appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mlx_t5.errors import UserError
 
 @pytest.fixture
 def ended() -> int:
-    """The id of a process that has ended."""
+    """Returns the id of a process that has ended."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
@@ -104,9 +104,9 @@ def test_an_interrupt_right_after_renaming_restores_the_old_folder(tmp_path, mon
 
 
 def test_an_interrupt_at_any_point_loses_nothing(tmp_path):
-    """At every instruction of output_folder.py in turn, and as often as it is reached."""
+    """Interrupts every instruction of output_folder.py in turn, each time that it is reached."""
     found, stop = [], 0
-    while len(found) == stop:  # once for each instruction that is reached
+    while len(found) == stop:  # one round for each instruction that is reached
         (place := tmp_path / str(stop)).mkdir()
         out, reached = folder_with(place / "out", "old"), 0
 
@@ -122,7 +122,7 @@ def test_an_interrupt_at_any_point_loses_nothing(tmp_path):
             return trace
 
         before = sys.gettrace()
-        sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for one when it starts
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 reads this when tracing starts
         sys.settrace(trace)
         try:
             replace(out)
@@ -131,7 +131,7 @@ def test_an_interrupt_at_any_point_loses_nothing(tmp_path):
         finally:
             sys.settrace(before)
         with contextlib.suppress(UserError), new_folder(out, overwrite=False):
-            pass  # the next run
+            pass  # the next run clears up
         content = (out / "config.json").read_text()
         assert content in ("old", "new") and siblings(out) == {"out"}
         stop += 1
@@ -143,7 +143,7 @@ def test_other_threads_work_and_ignored_signals_stay_ignored(tmp_path):
     try:
         with new_folder(tmp_path / "out", overwrite=False):
             assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, before)
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # by nohup
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as set by nohup
         assert signal.getsignal(signal.SIGTERM) is before[0]
     finally:
         signal.signal(signal.SIGHUP, before[1])

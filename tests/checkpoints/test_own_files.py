@@ -1,4 +1,4 @@
-"""What is read or copied from a folder is its own, and no pipe; the Hub's cache works."""
+"""Only a folder's own regular files are read or copied; folders in the Hub's cache work."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Q = "encoder.block.0.layer.0.SelfAttention.q"
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A folder with a file of every kind, and an adapter."""
+    """Returns a model folder with a file of every kind, and an adapter folder."""
     root = tmp_path_factory.mktemp("whole")
     folder = root / "model"
     train(folder, "t5")
@@ -57,7 +57,7 @@ def whole(tmp_path_factory):
 
 
 def read(folder, adapter, out):
-    """All that reads a folder where it is."""
+    """Calls every function that reads a folder in place."""
     load(folder, adapter=adapter)
     return read_generation_config(folder), read_tasks(folder)
 
@@ -68,7 +68,7 @@ def copy(folder, adapter, out):
 
 @pytest.fixture(autouse=True)
 def ends():
-    """Without the check some of these tests would wait for ever."""
+    """Ends a test that hangs, as some would without the check of files."""
 
     def hangs(*_: object) -> None:
         raise TimeoutError("it hangs")
@@ -81,7 +81,7 @@ def ends():
 
 
 def put(path: Path, thing: str, outside: Path) -> None:
-    """Something else at `path`: a link to the same elsewhere, or what is no small file."""
+    """Replaces the file at `path` by a link to it, or by a thing that is no small file."""
     if thing == "link":
         shutil.move(path, outside)
         path.symlink_to(outside)
@@ -93,7 +93,7 @@ def put(path: Path, thing: str, outside: Path) -> None:
         path.mkdir()
     else:
         with open(path, "wb") as file:
-            file.truncate(1 << 40)  # a terabyte that takes no room
+            file.truncate(1 << 40)  # a sparse file of a terabyte
 
 
 THINGS = {
@@ -135,7 +135,7 @@ def test_a_link_out_of_an_adapter_is_refused(whole, tmp_path, name, use):
 
 
 def linked(folder: Path, target: Path, place) -> Path:
-    """`folder` again, with links only; `place` makes a file's name into where the file is put."""
+    """Copies `folder` to `target` as links to files, which `place(name)` says where to put."""
     for file in (path for path in folder.rglob("*") if path.is_file()):
         name = file.relative_to(folder)
         real, link = place(str(name).replace("/", "-")), target / name
@@ -155,7 +155,7 @@ def test_links_within_the_folder_and_a_linked_folder_are_followed(whole, tmp_pat
 
 @pytest.mark.parametrize("shared", [False, True], ids=["blobs", "shared blobs"])
 def test_folders_in_the_hub_cache_are_read(whole, tmp_path, shared):
-    """Its snapshots are links; huggingface_hub 2 has the blobs of all repositories in one place."""
+    """Snapshots are links; huggingface_hub 2 keeps the blobs of all repositories in one folder."""
     folder, adapter = whole
     repository = tmp_path / "hub" / "models--a--t5"
     snapshot, blobs = repository / "snapshots" / "0a1b", repository / "blobs"

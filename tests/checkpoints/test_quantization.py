@@ -1,4 +1,4 @@
-"""quantization.py: the same numbers as nn.quantize, and a clear word about what MLX lacks."""
+"""Tests quantization.py: the numbers of nn.quantize, and clear errors for unsupported modes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EVERY_MODE = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "bits", "group"), [*EVERY_MODE, ("affine", "vo_4_5", 32)])
 def test_quantised_weights_equal_those_of_mlx(tiny, tmp_path, mode, bits, group):
-    """The output holds what `nn.quantize` makes of the same model, layer by layer."""
+    """The output equals the same model after `nn.quantize`, layer by layer."""
     mixed = bits == "vo_4_5"
     options = {"quant_predicate": bits} if mixed else {"q_bits": bits, "q_mode": mode}
     out = convert(tiny, tmp_path / "out", "float32", quantize=True, q_group_size=group, **options)
@@ -58,7 +58,7 @@ def test_quantised_weights_equal_those_of_mlx(tiny, tmp_path, mode, bits, group)
         assert array.dtype == converted[name].dtype and mx.array_equal(array, converted[name]), name
     skip_narrow_4_bits(how["bits"], mode)
     ids = mx.array([[5, 3, 9, 1]])
-    loaded, _ = load(out, "float32")  # whose joined layers are products of another shape
+    loaded, _ = load(out, "float32")  # joined layers are products of other shapes
     np.testing.assert_allclose(loaded(ids, ids), model(ids, ids), atol=1e-5)
 
 
@@ -73,7 +73,7 @@ def test_quantised_weights_equal_those_of_mlx(tiny, tmp_path, mode, bits, group)
     ids=lambda options: "-".join(map(str, options.values())),
 )
 def test_an_8_bit_embedding_and_head_equal_their_dequantised_weights(made, tmp_path, tied, options):
-    """They give what their dequantised weights give: looked up, multiplied and, if tied, scaled."""
+    """This holds for look-ups, for products and, if the head is tied, for scaled products."""
     source = made("t5" if tied else "flan").folder
     out = convert(source, tmp_path / "out", "float32", quantize=True, q_group_size=32, **options)
     model, plain = load(out, "float32")[0], load(source, "float32")[0]
@@ -124,7 +124,7 @@ def test_only_a_large_vocabulary_changes_the_recipe():
 def test_a_quantised_embedding_does_not_hide_the_type_of_a_model(
     tiny, tmp_path, dtype, monkeypatch
 ):
-    """Without a wish a GPU computes in the folder's type, and memory is counted in that one."""
+    """By default a GPU computes in the folder's type, and memory is counted in that type."""
     monkeypatch.setattr(weights_module, "on_cpu", lambda: False)
     out = convert(tiny, tmp_path / "out", dtype, quantize=True, quant_predicate="embed_8")
     quantised, plain = load(out)[0], load(tiny, dtype)[0]
@@ -137,7 +137,7 @@ def test_a_quantised_embedding_does_not_hide_the_type_of_a_model(
     ("options", "message"),
     (
         ({"predicate": "vo_3_5"}, "unknown --quant-predicate 'vo_3_5'; known: vo_4_5, "),
-        ({"predicate": "mixed_4_6"}, "unknown --quant-predicate 'mixed_4_6'"),  # mlx-lm's
+        ({"predicate": "mixed_4_6"}, "unknown --quant-predicate 'mixed_4_6'"),  # of mlx-lm
         ({"predicate": "vo_4_5+vo_4_5"}, "unknown --quant-predicate 'vo_4_5.vo_4_5'"),
         ({"predicate": "embed_8+vo_4_5"}, "unknown --quant-predicate 'embed_8.vo_4_5'"),
         ({"predicate": "vo_4_5+embed_8", "bits": 4}, "vo_4_5 says .* itself; leave --q-bits out"),
@@ -173,7 +173,7 @@ def test_a_recipe_gives_each_parameter_its_bits(predicate):
         "encoder.norm": None,
     }.items():
         assert recipe.for_layer(f"{name}.weight", (64, 64)) == expected
-        assert recipe.for_layer(f"{name}.weight", (64, 96)) is None  # no groups
+        assert recipe.for_layer(f"{name}.weight", (64, 96)) is None  # 96 has no groups
 
 
 def test_an_embedding_in_8_bits_is_affine_in_every_mode():

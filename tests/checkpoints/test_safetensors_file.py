@@ -1,4 +1,4 @@
-"""safetensors_file.py: headers that lie are refused; the writer keeps its promises."""
+"""Tests safetensors_file.py: headers that lie are refused; written files are correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: what they make of texts, and what is refused."""
+"""Tests folders of sentence-transformers: their vectors, and what is refused."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ PROMPTS = {"prompts": {"q": "query: ", "none": ""}}
     [
         *([pooling(mode)] for mode in ("mean", "cls", "lasttoken")),
         *([flags(*names)] for names in ((), ["cls_token"], ["lasttoken"])),
-        [flags("mean_tokens"), dense(bias=False), NORMALIZE],  # as of sentence-t5
+        [flags("mean_tokens"), dense(bias=False), NORMALIZE],  # as in sentence-t5
         [pooling(["mean"]), dense(32, 24, "Tanh"), dense(24, 8, "GELU"), dense(8, 8, "ReLU")],
     ],
 )

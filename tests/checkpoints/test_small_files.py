@@ -1,4 +1,4 @@
-"""small_files.py: how large a file may be, and where a path leads."""
+"""Tests small_files.py: the largest size of a file, and where a path leads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_limits_leave_room_for_real_files(tmp_path):
 
 def test_a_path_that_leads_nowhere_is_reported_in_one_line(tmp_path, capsys):
     (tmp_path / "loop").symlink_to("loop")
-    too_long = str(tmp_path / ("a" * 300))  # as what is no UTF-8 on a Mac, no disk takes it
+    too_long = str(tmp_path / ("a" * 300))  # as a name that is not UTF-8 on a Mac
     for name in ("~nosuchuser/t5", str(tmp_path / "loop"), too_long):
         for argv in (["--model", name], ["--model", "demo/target", "--mlx-path", name]):
             assert main(argv) == 2

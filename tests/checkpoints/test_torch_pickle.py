@@ -1,4 +1,4 @@
-"""Checkpoints by torch: what it wrote is found; what it would not write is never executed."""
+"""Checkpoints written by torch are read; other pickled calls are never executed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BIN_FORMATS = pytest.mark.parametrize("format", ("zip", "legacy"))
 
 
 class Calls:
-    """Pickles as a call of `function`."""
+    """An object that is pickled as a call of `function`."""
 
     def __init__(self, function, *arguments):
         self.call = function, arguments
@@ -55,7 +55,7 @@ def test_a_malicious_pickle_is_refused_by_name(tmp_path, format, protocol, funct
 
 
 def legacy(pickled: bytes, path: Path) -> Path:
-    """A legacy file whose object is the given pickle."""
+    """Writes a legacy file whose object is the given pickle; returns its folder."""
     head = [0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}]
     body = b"".join(pickle.dumps(part, 2) for part in head)
     path.write_bytes(body + pickled + pickle.dumps([], 2))
@@ -91,7 +91,7 @@ ONES = b"K\1" * 100_000 + b"t"
         # Keys that are hashed or compared 50,000 times, at 200 kB each time.
         (b"\x80\x02}" + LONG + b"q\0Ns" + b"h\0Ns" * 50_000 + b".", "longer than any name"),
         (b"\x80\x02}" + TEXT + b"q\0Ns" + TEXT + b"q\1Ns" + b"h\1Ns" * 50_000 + b".", "any name"),
-        # A call with 100,000 arguments, and a shape of as many numbers.
+        # A call with 100,000 arguments, and a shape of 100,000 numbers.
         (CALL + b"(" + b"N" * 100_000 + b"tq\0R0h\0R.", "too many arguments"),
         (REBUILD + b"(" + STORAGE + b"K\0(" + ONES + b"(" + ONES + b"tR.", "8 dimensions"),
     ),
@@ -137,7 +137,7 @@ def test_a_tensor_larger_than_its_storage_is_refused(tmp_path, format):
     (
         (b"K\x02K\x03\x86", b"K\x02K\x04\x86"),  # the shape (2, 3)
         (b"K\x03K\x01\x86", b"K\x05K\x01\x86"),  # the strides (3, 1)
-        (b"QK\x00", b"QK\x01"),  # the offset, which follows the storage
+        (b"QK\x00", b"QK\x01"),  # the offset, which follows the storage in the pickle
     ),
 )
 def test_a_tensor_reaching_out_of_its_storage_is_refused(tmp_path, old, new):
@@ -195,7 +195,7 @@ def test_an_archive_entry_that_ends_after_the_file_is_refused(tmp_path):
     header = data.index(b"PK\x01\x02")
     while not data[header + 46 :].startswith(b"pytorch_model/data/0"):
         header = data.index(b"PK\x01\x02", header + 1)
-    data[header + 20 : header + 28] = struct.pack("<II", 2**30, 2**30)  # its two sizes
+    data[header + 20 : header + 28] = struct.pack("<II", 2**30, 2**30)  # both sizes of the entry
     path.write_bytes(data)
     with pytest.raises(UserError, match="data/0 lies beyond the end of the file"):
         open_checkpoint(tmp_path)

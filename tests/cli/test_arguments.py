@@ -1,4 +1,4 @@
-"""Options: ranges are those of the settings, and what goes wrong is one line and a status."""
+"""Options have the ranges of the settings, and an error is one line and a status."""
 
 import argparse
 import errno

@@ -1,4 +1,4 @@
-"""What the command line writes of scores and vectors, above all the array of NumPy's."""
+"""Tests the files that the command line writes for vectors: arrays in NumPy's format."""
 
 import os
 
@@ -10,7 +10,7 @@ from mlx_t5.cli.output import check_output_file
 from mlx_t5.errors import UserError
 
 VECTORS = np.arange(12, dtype=np.float32).reshape(4, 3) / 7
-MANY = np.tile(VECTORS, (30, 1))  # so many that the header's figures grow
+MANY = np.tile(VECTORS, (30, 1))  # enough rows for a longer header
 
 
 def test_the_array_is_as_numpy_writes_it(tmp_path):

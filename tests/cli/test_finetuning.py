@@ -1,4 +1,4 @@
-"""Files of pairs, and what finetune.py makes of its options."""
+"""Tests files of pairs and the options of finetune.py."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Reading prompts: from the command line, a file or a pipe, as they are asked for."""
+"""Prompts are read from the command line, a file or a pipe, as they are needed."""
 
 import io
 import os
@@ -15,7 +15,7 @@ from mlx_t5.errors import UserError
 
 @pytest.fixture
 def standard_input(monkeypatch):
-    """Gives data to read there, through a pipe; the writer's end stays open if it is to `wait`."""
+    """Returns `give(data, wait)`, which pipes data to stdin; `wait` keeps the pipe open."""
     opened = []
 
     def give(data: bytes, wait: bool = False) -> io.FileIO:
@@ -42,7 +42,7 @@ def written(tmp_path, name: str, data: str | bytes) -> str:
 
 
 def lines(name):
-    """What `Lines` finds, errors as their message."""
+    """Returns the prompts that `Lines` reads, and the messages of its errors."""
     return [str(p) if isinstance(p, UserError) else p for p in input.Lines(name)]
 
 
@@ -67,11 +67,11 @@ def test_a_line_ends_as_any_system_ends_it(tmp_path, end):
 
 def test_only_input_that_can_be_read_twice_is_counted(standard_input, tmp_path, monkeypatch):
     standard_input(b"one\ntwo\n")
-    piped = input.Lines(f"/dev/fd/{sys.stdin.fileno()}")  # as <(command) and /dev/stdin are
+    piped = input.Lines(f"/dev/fd/{sys.stdin.fileno()}")  # like <(command) and /dev/stdin
     assert (piped.count, list(piped)) == (None, ["one", "two"])
     with open(written(tmp_path, "p.txt", "one\ntwo\nthree\n")) as file:
         assert file.readline() == "one\n"
-        os.lseek(file.fileno(), 4, os.SEEK_SET)  # `read` in a shell has taken a line
+        os.lseek(file.fileno(), 4, os.SEEK_SET)  # as after `read` in a shell, which consumes a line
         monkeypatch.setattr(sys, "stdin", file)
         redirected = input.Lines("-")
         assert (redirected.count, list(redirected)) == (2, ["two", "three"])
@@ -180,7 +180,7 @@ def test_unreadable_files_are_refused(tmp_path):
         ("", "empty"),
         ("  \n", "empty"),
         ("caf\udce9", "not valid Unicode"),
-    ],  # bytes that are no text
+    ],  # not UTF-8
 )
 def test_empty_and_undecodable_prompts_are_refused(prompt, reason, standard_input):
     with pytest.raises(UserError, match=f"the prompt is {reason}"):
@@ -209,7 +209,7 @@ def test_a_bounded_number_of_items_is_read_ahead():
             yield drawn[-1]
 
     reader = ReadAhead(endless(), ahead=3)
-    wait_until(lambda: len(drawn) == 4)  # one is in the reader's hand
+    wait_until(lambda: len(drawn) == 4)  # three wait, and the reader holds one more
     assert [next(reader) for _ in range(10)] == list(range(10))
     wait_until(lambda: len(drawn) == 14)
     time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Writing results, without any model: files, colours, statistics added up."""
+"""Tests how results are written, without a model: files, colours and sums of statistics."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def result(text: str | None, **more) -> Result:
 
 
 class Coloured:
-    """A painter of which every line is the same."""
+    """A painter whose every line is the same."""
 
     def line(self, result: Result) -> str:
         return "coloured"
@@ -54,7 +54,7 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path):
 
 
 def test_a_finished_result_is_written_at_once_on_one_line(tmp_path):
-    """And a file is left as it is until there is one."""
+    """The old file stays unchanged until the first result is finished."""
     path = tmp_path / "out.txt"
     path.write_text("from yesterday")
     with results(str(path)) as file:
@@ -135,7 +135,7 @@ def test_a_prompt_without_a_result_keeps_its_place(tmp_path):
         assert lines == ["one", "", "three"]
 
 
-# ---- who wrote what ------------------------------------------------------------------------------
+# ---- origins of tokens ---------------------------------------------------------------------------
 
 
 def test_every_token_is_marked_with_its_origin(monkeypatch):

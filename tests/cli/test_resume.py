@@ -1,4 +1,4 @@
-"""Outputs that are resumed: what is kept, and that they end as if never interrupted."""
+"""Resumed outputs keep finished results and end as if they had never been interrupted."""
 
 import json
 import os
@@ -76,7 +76,7 @@ SAMPLES = ["-m", "12", "--temp", "1", "--num-samples", "2"]
 
 
 def timeless(path: Path) -> str:
-    """An output without its times."""
+    """Returns the text of an output without its times."""
     if path.suffix != ".jsonl":
         return path.read_text("utf-8")
     records = [json.loads(line) for line in path.read_text("utf-8").split("\n")[:-1]]
@@ -106,7 +106,7 @@ def test_a_run_cut_anywhere_resumes_to_the_output_of_a_whole_run(
     lines.write_text("".join(map("{}\n".format, items)))
     out = tmp_path / name
     argv = [*models, *options, "--input-file", str(lines), "--output-file", str(out)]
-    # Scores' last digits depend on what else is in a pass.
+    # The last digits of scores depend on the other rows of a pass.
     argv += ["--batch-size", "2" if options == SAMPLES else "1"]
     assert run(*argv)[0] == 2
     whole, wanted = out.read_bytes(), timeless(out)
@@ -137,7 +137,7 @@ def test_without_resume_an_output_is_overwritten(run, models, tmp_path):
 
 @pytest.fixture
 def begun(run, models, tmp_path):
-    """`begun(name, *options)`: the command of a run that was cut after two of its five prompts."""
+    """Returns `begun(name, *options)`: the command and output of a run cut after 2 of 5 prompts."""
     (tmp_path / "in.txt").write_text("".join(f"line {i}\n" for i in range(5)))
 
     def begin(name: str, *options: str) -> tuple[list[str], Path]:
@@ -157,7 +157,7 @@ def begun(run, models, tmp_path):
 
 
 def stop_after(lines: int):
-    """`LineFile.write_line`, and Ctrl-C in the place of a line too many."""
+    """Returns a `LineFile.write_line` that raises Ctrl-C after so many lines."""
     write, written = LineFile.write_line, []
 
     def write_line(self, *args):
@@ -214,7 +214,7 @@ def test_resuming_with_another_job_is_refused(begun, run, models, tmp_path, name
 )
 def test_settings_that_change_no_text_may_differ(begun, run, tmp_path, name, options, more):
     argv, out = begun(name, *options)
-    if out.suffix == ".jsonl":  # whose objects have their prompts: the input may grow
+    if out.suffix == ".jsonl":  # its objects hold their prompts, so the input may grow
         with open(tmp_path / "in.txt", "a") as more_prompts:
             more_prompts.write("line 5\n")
     status, _, err = run(*argv, *more, "--resume")

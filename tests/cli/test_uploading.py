@@ -1,4 +1,4 @@
-"""--upload-repo: what is sent, file by file, what the card says, and what is refused before."""
+"""Tests --upload-repo: the files sent, the text of the card, and refusals beforehand."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def metadata(card: str) -> dict:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """A Hugging Face folder whose card says its licence."""
+    """Returns a Hugging Face folder whose card names its licence."""
     folder = byte_model(tmp_path_factory.mktemp("source") / "byt5")
     (folder / CARD).write_text(f"---\n{yaml.safe_dump(SAID)}---\n# ByT5\n")
     return folder
@@ -60,7 +60,7 @@ def test_a_conversion_is_sent_file_by_file_and_can_be_loaded_by_its_name(hub, tm
     sent = hub.repos["me/byt5-4bit"]
     assert sent == {file.name: file.read_bytes() for file in folder.iterdir()}
     assert {"config.json", "model.safetensors", "model.safetensors.index.json", CARD} < set(sent)
-    commit = hashlib.sha1(SOURCE.encode()).hexdigest()  # of the Hub that the test has
+    commit = hashlib.sha1(SOURCE.encode()).hexdigest()  # as computed by the test's Hub
     assert json.loads(sent["config.json"])["converted_from"] == {"model": SOURCE, "commit": commit}
     assert f"sending to me/byt5-4bit on the Hugging Face Hub: {', '.join(sorted(sent))}\n" in err
     assert f"sent: {hub.endpoint}/me/byt5-4bit/commit/1" in err
@@ -107,7 +107,7 @@ def test_an_impossible_upload_is_refused_before_the_work(hub, tmp_path):
 
 
 def test_only_the_models_files_are_sent(tmp_path):
-    """Whatever lies in the folder besides; links are never followed."""
+    """Other files in the folder stay, and links are never followed."""
     pooled = sentence_folders.pooling("mean"), sentence_folders.dense()
     sentences = sentence_folders.folder_of(tmp_path / "in", *pooled)
     folder = convert(sentences, tmp_path / "out", dtype="float32")
@@ -155,7 +155,7 @@ def converted(folder: Path, **more: object) -> Path:
 
 
 def test_a_card_says_only_known_facts(tmp_path, capsys, monkeypatch):
-    """Of a local source without a card, with a bad one, and with one that is a link."""
+    """The source is local and has no card, a damaged card, or a card that is a link."""
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: pytest.fail("looked up"))
     made, source = converted(tmp_path / "made"), tmp_path / "my-t5"
     source.mkdir()

@@ -1,4 +1,4 @@
-"""How many tokens rows are proposed, and what that costs, by tables of costs and patterns."""
+"""Tests the chosen numbers of proposals and their time, with tables of costs and patterns."""
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ from mlx_t5.engine.rows import Row
 from mlx_t5.settings import Settings
 from simulated_decoding import COSTS, Line, Simulation, Table, patterns
 
-NOISE = 0.2  # of a step's seconds, standard deviation of the logarithm
-# What a draft pass costs, and v at 1 to 8 positions, as measured or published.
+NOISE = 0.2  # standard deviation of the logarithm of a step's seconds
+# The cost of a draft pass, and v at 1 to 8 positions, as measured or published.
 MACHINES = {
     "H100, t5-large": (0.30, (1, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.35)),
     "CPU, MKL": (0.10, (1, 1.17, 1.6, 2.0, 2.18, 2.4, 2.5, 2.65)),
@@ -34,9 +34,9 @@ def lines(alphas, tokens, seed, kind=DRAFT):
 
 
 def over_the_best(table, make, seeds=8, before=0):
-    """Mean time of the lines `make(seed)` relative to that with the best fixed number.
+    """Returns the mean time of the lines `make(seed)` relative to the best fixed number.
 
-    `before` texts have been decoded by the same learner.
+    The same learner has decoded `before` texts already.
     """
     auto, fixed = 0.0, np.zeros(8)
     for seed in range(seeds):
@@ -72,7 +72,7 @@ def test_rows_with_different_acceptance_rates_share_a_step(machine, rows):
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("factor", [1.5, 1 / 1.5], ids=["too cheap", "too dear"])
 def test_a_table_that_is_wrong_by_half_is_corrected(machine, factor):
-    def wrong(positions, passes):  # a step with a draft takes up to half as long again, or less
+    def wrong(positions, passes):  # steps with a draft take up to half more or less time
         return factor ** min((positions - 1) / 4, 1)
 
     for alpha in (0.0, 0.6, 0.95):
@@ -132,7 +132,7 @@ def test_more_rows_get_fewer_proposals():
 
 
 def test_a_row_with_poor_acceptance_does_not_slow_down_other_rows():
-    """Its draft is refused; what it is proposed beside the others costs no pass."""
+    """Its drafts are rejected, but proposing them beside other rows costs no extra pass."""
     simulation = Simulation(Table(0.05, lambda n: 1.0))
     simulation.auto(lines([0.95, 0.95, 0.95, 0.0], 200, 0))
     assert np.mean([max(step) for step in simulation.chosen[10:40]]) > 4
@@ -142,7 +142,7 @@ def test_a_row_with_poor_acceptance_does_not_slow_down_other_rows():
 
 
 def numbers(line, table=COSTS["a CPU"], beside=(), noise=0.0):
-    """What a row is proposed in each step, and what the first row is after its end."""
+    """Returns the number of proposals of the first row in each step."""
     simulation = Simulation(table, 7, noise)
     simulation.auto([line, *beside])
     return [step[0] for step in simulation.chosen]
@@ -193,12 +193,12 @@ def test_expected_tokens_are_those_of_a_beta_distribution():
 @pytest.mark.parametrize(
     ("proposed", "accepted", "written", "ended", "counts"),
     [
-        (5, 5, 6, False, (5, 5)),  # all kept, and the target's own
+        (5, 5, 6, False, (5, 5)),  # all kept, and one token of the target's
         (5, 0, 1, False, (1, 0)),
-        (5, 2, 3, False, (3, 2)),  # the third rejected, the others not judged
-        (5, 3, 3, True, (3, 2)),  # the third was the end token, and two stood behind it
-        (3, 3, 3, True, (2, 2)),  # the end token was the last
-        (3, 2, 3, True, (3, 2)),  # the target ended the text instead
+        (5, 2, 3, False, (3, 2)),  # the third is rejected, the last two are not judged
+        (5, 3, 3, True, (3, 2)),  # the third is the end token, and two proposals follow it
+        (3, 3, 3, True, (2, 2)),  # the end token is the last proposal
+        (3, 2, 3, True, (3, 2)),  # the target ends the text instead
         (0, 0, 1, False, (0, 0)),
     ],
 )
@@ -245,7 +245,7 @@ def test_a_given_number_is_proposed_up_to_the_end_of_text_or_copy():
 
 
 def test_steps_with_catching_up_or_sampling_teach_no_cost():
-    adaptive = Adaptive(Table(0.5, lambda n: n))  # a draft hardly ever pays
+    adaptive = Adaptive(Table(0.5, lambda n: n))  # a draft hardly ever saves time
     greedy, draft = row("auto", max_tokens=200), [[Offer(DRAFT, None, 5)]]
     for _ in range(60):
         choices = adaptive.choose([greedy], draft)

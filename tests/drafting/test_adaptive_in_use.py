@@ -1,4 +1,4 @@
-"""How many tokens an engine proposes by itself, with fake models."""
+"""Tests how many tokens an engine proposes with "auto", on fake models."""
 
 import pytest
 
@@ -24,7 +24,7 @@ CHEAP = Table(0.01, lambda n: 1 + 0.005 * (n - 1))
 
 
 class Ticks:
-    """A clock whose steps all take a second."""
+    """A clock on which every step takes a second."""
 
     def __init__(self):
         self.now = 0.0
@@ -38,7 +38,7 @@ def auto(draft, prices, **options):
     decoder = SpeculativeDecoder(ENDLESS, DRAFTS.get(draft), clock=Ticks(), **options)
     decoder.adaptive = Adaptive(prices)
     if draft == "never right":
-        decoder.adaptive.timed = lambda *_: None  # the table holds
+        decoder.adaptive.timed = lambda *_: None  # keeps the table of costs
     return decoder
 
 
@@ -70,7 +70,7 @@ def test_a_draft_that_is_not_asked_is_not_called_and_catches_up_in_one_pass():
     proposer = drafter(contrary(target.table), target)
     decoder = SpeculativeDecoder(target, proposer)
     decoder.adaptive = Adaptive(COSTS["a CPU"])
-    decoder.adaptive.timed = lambda *_: None  # the table holds
+    decoder.adaptive.timed = lambda *_: None  # keeps the table of costs
     stats = decoder.generate(SOURCE, 200).stats
     calls = proposer.model.calls
     assert len(calls) == stats.drafted < 60, "one pass a proposal"
@@ -120,7 +120,7 @@ def test_a_draft_that_is_not_asked_does_not_read_the_source(monkeypatch):
 
 
 class OtherRank(Ranks):
-    """A rank that hears of the first's clock, which says three seconds a step."""
+    """A rank that receives the times of rank 0, which are three seconds a step."""
 
     def __init__(self):
         super().__init__()
@@ -133,7 +133,7 @@ class OtherRank(Ranks):
 
 
 def test_all_ranks_learn_from_the_clock_of_rank_0():
-    """But not from the first step, in which the draft reads the source."""
+    """They do not learn from the first step, in which the draft reads the source."""
     decoder = auto("good", CHEAP)
     engine, noted = decoder.engine(Settings(num_draft="auto")), []
     engine.ranks = OtherRank()

@@ -1,4 +1,4 @@
-"""What steps cost: by the table for a device, and as the steps turn out."""
+"""Tests the costs of steps: from the table of devices, and learned from measured steps."""
 
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ MODEL = FakeModel(random_table(5), 5)
         ("applegpu_g16p", "nvfp4", "quantized"),
         ("applegpu_g17s", "float16", "16 bits"),
         ("applegpu_g17s", "float32", "matrix kernel"),
-        ("", "bfloat16", "16 bits"),  # a device that does not say what it is
+        ("", "bfloat16", "16 bits"),  # a device without a name
     ],
 )
 def test_an_apple_gpu_finds_its_row_of_the_table(architecture, weights, row, monkeypatch):
@@ -88,7 +88,7 @@ def expected(rows, positions, passes):
 
 
 def ratios(learned, rows=1):
-    """Learned seconds over the expected ones, by the number of drafts."""
+    """Returns learned seconds relative to expected seconds, by the number of proposals."""
     shapes = grid(rows, NUMBERS, (0,))
     prior = expected(rows, shapes.positions, shapes.passes)
     return (learned.seconds(shapes) / prior)[:, 0]
@@ -96,7 +96,7 @@ def ratios(learned, rows=1):
 
 def test_the_table_holds_at_first_and_the_first_step_of_a_shape_is_ignored():
     learned = StepCosts(expected)
-    learned.note(1, 5, 4, 1000.0)  # kernels were compiled
+    learned.note(1, 5, 4, 1000.0)  # this step compiled kernels
     assert ratios(learned) == pytest.approx(1.0)
 
 

@@ -1,4 +1,4 @@
-"""What the draft model drafter proposes, and what it feeds its model."""
+"""Tests the proposals of the draft model drafter, and the tokens that it feeds its model."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ SOURCE = (3, 4)
 
 
 def sampling(rows, temp=0.0):
-    """Sampled rows are lenient: only then q is wanted."""
+    """Returns settings of rows; sampled rows are lenient, because only these need q."""
     return settings(rows, temp=temp, delta=0.1 if temp else 0.0)
 
 
@@ -38,7 +38,7 @@ def drafted(lengths):
 
 
 def continuation(table, seen, count):
-    """What greedy decoding of the table writes after `seen`."""
+    """Returns the tokens that greedy decoding of the table writes after `seen`."""
     seen = list(seen)
     for _ in range(count):
         seen.append(int(np.argmax(table(SOURCE, tuple(seen)))))
@@ -66,17 +66,17 @@ def test_the_draft_catches_up_with_the_committed_tokens():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE, SOURCE))
     rows = [[0], [0], [0]]
     first = draft.propose(rows, drafted([3] * 3), sampling(3), None).tokens[0].tolist()
-    # All accepted and one more; one accepted; none.
+    # Rows with all proposals accepted and one more token, one accepted, and none.
     rows = [[0, *first, 5], [0, first[0], 5], [0, 6]]
     draft.note(rows)
     second = draft.propose(rows, drafted([2] * 3), sampling(3), None)
     assert second.tokens.tolist() == [continuation(TABLE, row, 2) for row in rows]
-    # The first row lacks its last proposal and the new token, the others the new token only.
+    # The first row lacks its last proposal and the new token; other rows lack the new token.
     offsets, block = draft.model.calls[3]
     assert offsets == [3, 2, 1]
     assert [row[:1] for row in block[1:]] == [[5], [6]]
     assert block[0] == [first[2], 5]
-    # Rejected proposals, then steps without a draft, leave more to catch up with.
+    # After rejections and steps without a draft there are more tokens to catch up with.
     for token in (2, 3, 4, 5):
         rows = [[*row, token] for row in rows]
         draft.note(rows)
@@ -136,7 +136,7 @@ def test_a_wider_draft_proposes_common_ids_only():
 
     def beyond(source, seen):
         logits = wide(source, seen).copy()
-        logits[V:] = 50  # it would always write an id that the target does not have
+        logits[V:] = 50  # ids that the target does not have are the likeliest
         return logits
 
     model = FakeModel(TABLE, V)
@@ -174,11 +174,11 @@ def test_output_is_the_targets_whatever_the_drafts_width(width):
     assert result.stats.drafted and all(sample.stats.drafted for sample in samples)
 
 
-OWN = [EOS, 2, 5, 6]  # the tokens of a draft with a vocabulary of its own
+OWN = [EOS, 2, 5, 6]  # the tokens of a draft with its own vocabulary
 
 
 def test_a_draft_proposes_only_its_own_vocabulary(monkeypatch):
-    """As if all other logits were -inf; a greedy step never has logits of all tokens."""
+    """All other logits count as -inf; a greedy step never computes logits of all tokens."""
     target = FakeModel(TABLE, V)
     draft = started(drafter(TABLE, target, d2t=OWN))
     proposal = draft.propose([[0]], drafted([4]), sampling(1, 1.0), position_keys(1, 5))

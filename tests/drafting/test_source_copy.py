@@ -1,4 +1,4 @@
-"""Copying from the source: where an alignment leads, and that the output stays the target's own."""
+"""Copying from the source follows an alignment and does not change the target's text."""
 
 import numpy as np
 import pytest
@@ -43,8 +43,8 @@ def test_the_first_tokens_need_no_match():
         ([A, B, X, C], [D, E, F]),  # X is inserted
         ([A, B, X, Y, Z, C, D], [E, F, G]),  # a longer insertion
         ([A, D], [E, F, G]),  # B and C are left out
-        ([A, X, E], [F, G, EOS]),  # X replaces more than it is long
-        ([E, F, A], [B, C, D]),  # parts change places
+        ([A, X, E], [F, G, EOS]),  # X replaces several tokens
+        ([E, F, A], [B, C, D]),  # parts swap places
         ([A, B, C, D, E, F, G], [EOS]),
         ([A, B, C, D, E, F, G, X, Y], []),  # past the end of the source
     ],
@@ -54,12 +54,12 @@ def test_copying_resumes_where_the_source_resumes(output, expected):
 
 
 def test_the_longest_match_is_preferred_and_then_the_nearest():
-    # "B C" occurs three times; what stands in front of it tells which one is meant.
+    # "B C" occurs three times; the tokens before it decide between the places.
     source = [A, B, C, D, X, B, C, E, Y, B, C, F, EOS]
     assert ahead(source, [X, B, C], 1) == [E]
     assert ahead(source, [Y, B, C], 1) == [F]
     assert ahead(source, [A, B, C], 1) == [D]
-    # Nothing tells B from B after an insertion: the one ahead of the alignment is taken.
+    # After an insertion both places of B match alike, so the one after the alignment is used.
     assert ahead(source, [A, B, C, D, Z, B, C], 1) == [E]
 
 
@@ -110,7 +110,7 @@ def test_a_long_prediction_is_read_a_few_times_and_not_once_a_token(words):
 def test_phrases_of_the_output_are_copied_when_they_recur():
     output = [20, 21, 22, 23, 24, 25, 20, 21, 22]
     assert ahead(SENTENCE, output) == [23, 24, 25]
-    # Two tokens are too few to go by.
+    # Two equal tokens are too few for a match.
     assert ahead(SENTENCE, [20, 21, 22, 30, 20, 21])[:1] != [22]
 
 
@@ -127,7 +127,7 @@ def test_copies_are_likely_where_half_of_the_last_four_tokens_were_copies():
     assert kind([A, B, X, Y]) == COPY
     assert kind([A, B, X, Y, Z]) == WEAK_COPY
     assert kind([A, X, Y, Z, D]) == WEAK_COPY
-    # A phrase of the output that recurs is as good.
+    # A phrase that recurs in the output counts as much.
     assert kind([20, 21, 22, 23, 24, 25, 20, 21, 22]) == COPY
 
 
@@ -145,10 +145,10 @@ def test_a_prediction_is_read_from_its_beginning_and_found_again():
     assert predicted(SENTENCE, [A, B, X]) == (PREDICTION, [D, E, F])  # a replacement
     assert predicted(SENTENCE, [A, B, X, C]) == (PREDICTION, [D, E, F])  # an insertion
     assert predicted(SENTENCE, [X, Y, Z, D]) == (WEAK_PREDICTION, [E, F, G])  # one match
-    assert predicted(SENTENCE, [X]) is None  # nothing speaks for it
+    assert predicted(SENTENCE, [X]) is None  # nothing matches
     assert predicted(SENTENCE, [*SENTENCE[:-1]]) == (PREDICTION, [EOS])
     assert predicted(SENTENCE, SENTENCE[:-1] + [X]) is None
-    # Nothing but the prediction is copied.
+    # Only the prediction is copied.
     assert predicted(SENTENCE, [20, 21, 22, 23, 20, 21, 22]) is None
 
 
@@ -156,11 +156,11 @@ def test_a_prediction_is_read_from_its_beginning_and_found_again():
     "text, counts",
     [
         (SENTENCE[:-1], (7, 7)),
-        ([A, B], (2, 2)),  # the rest was not read
+        ([A, B], (2, 2)),  # the rest of the prediction is not reached
         ([A, X, C, D], (4, 3)),  # one is replaced
         ([A, B, X, Y, C, D], (4, 4)),  # two are inserted
         ([A, B, F, G], (7, 4)),  # three are left out
-        ([E, F, A, B, E, F], (6, 4)),  # parts change places, and one is written twice
+        ([E, F, A, B, E, F], (6, 4)),  # parts swap places, and one is written twice
         ([X, Y, Z], (3, 0)),
         ([X] * 20, (7, 0)),
         ([], (0, 0)),
@@ -175,7 +175,7 @@ def test_copies_come_from_the_prediction_before_the_source():
     assert predicted(SENTENCE, [A], source) == (PREDICTION, [B, C, D])
     assert predicted(SENTENCE, [X], source) == (WEAK_COPY, [Y, Z, C])
     assert predicted(SENTENCE, [X, Y, Z, C], source) == (COPY, [20, EOS])
-    # It is not read on into the source.
+    # A copy from the prediction does not continue in the source.
     assert predicted([A, B], [A], source, 5) == (PREDICTION, [B])
     assert predicted([A, B], [20, 21, 22, 23, 20, 21, 22], source) == (COPY, [23, 20, 21])
 
@@ -192,14 +192,14 @@ def test_a_task_prefix_is_skipped():
 
 
 def editing_table(seed, change=0.25):
-    """A target that copies its source with an edit now and then, of every kind."""
+    """Returns the table of a target that copies its source with occasional edits of all kinds."""
 
     def table(source, seen):
         rng = np.random.default_rng((seed, *source, 999, *seen))
         logits = rng.normal(0, 0.5, V).astype(np.float32)
         alignment = Alignment(source, 0)
         alignment.follow(seen[1:])
-        wanted = alignment.place + (rng.random() < change / 3)  # leaves a token out
+        wanted = alignment.place + (rng.random() < change / 3)  # may leave a token out
         token = source[wanted] if wanted < len(source) else EOS
         if rng.random() < change:
             token = int(rng.integers(20, V))  # replaces or inserts

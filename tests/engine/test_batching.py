@@ -1,4 +1,4 @@
-"""Continuous batching: who joins when, and what is in hand."""
+"""Tests continuous batching: when rows join, and how many are read ahead."""
 
 import pytest
 
@@ -13,7 +13,7 @@ ENDING = FakeModel(random_table(V, eos_bias=0.3), V)
 
 
 class Noting:
-    """An engine of which only what joins between two steps is of interest."""
+    """An engine that only records which rows join between two steps."""
 
     def __init__(self):
         self.rows, self.joined = [], []
@@ -40,17 +40,17 @@ def test_the_oldest_row_joins_first_with_rows_of_similar_length():
 @pytest.mark.parametrize(
     ("lengths", "expected"),
     [
-        ([1024] * 7, [[1024]] * 7),  # a stream in between waits for one of them, not for seven
-        ([5000, 3, 4, 2000, 6], [[5000], [3, 4, 6], [2000]]),  # one may join whatever its length
+        ([1024] * 7, [[1024]] * 7),  # a running row waits for one row that joins, not for seven
+        ([5000, 3, 4, 2000, 6], [[5000], [3, 4, 6], [2000]]),  # one row of any length may join
         ([300, 300, 300, 300, 40], [[300, 300, 300], [300, 40]]),
-        ([500, 20, 510, 30], [[500, 510], [20, 30]]),  # padding counts: 20 would be 510
+        ([500, 20, 510, 30], [[500, 510], [20, 30]]),  # padding counts: 20 would cost 510
         ([10] * 40, [[10] * 40]),
     ],
 )
 def test_the_tokens_that_join_between_two_steps_are_bounded(lengths, expected):
     engine, waiting = Noting(), rows(lengths)
     for i, row in enumerate(waiting):
-        row.ids[0] = 100 + i  # no two are equal
+        row.ids[0] = 100 + i  # makes all rows different
     queue = batching.Queue(engine, 64, waiting)
     assert engine.joined_at(queue, len(expected)) == expected
     assert queue.waiting == []
@@ -91,7 +91,7 @@ def test_the_next_row_is_awaited_only_when_none_is_running():
             yield row
 
     def ready(drawn):
-        return drawn == 2  # the third comes with the second
+        return drawn == 2  # the third row is ready with the second
 
     for i, _ in enumerate(batching.decode_rows(Engine(ENDING, None), source(), 2, ready)):
         happened.append(f"done {i}")

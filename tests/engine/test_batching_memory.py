@@ -1,4 +1,4 @@
-"""Rows that memory does not suffice for: who waits, who fails, and what is left as it was."""
+"""Tests rows that do not fit into memory: which wait, which fail, and what stays unchanged."""
 
 import pytest
 
@@ -17,7 +17,7 @@ ENDING = FakeModel(random_table(V, eos_bias=0.3), V)
 
 
 class SmallMemory(FakeModel):
-    """Cannot encode more than so many source tokens at once, padding included."""
+    """A model that cannot encode more than `limit` source positions at once."""
 
     limit = 40
 
@@ -28,7 +28,7 @@ class SmallMemory(FakeModel):
 
 
 def test_without_memory_to_encode_ahead_rows_join_alone():
-    model = SmallMemory(without(random_table(V), 1), V)  # 40 positions a pass
+    model = SmallMemory(without(random_table(V), 1), V)  # at most 40 positions a pass
     many = different([38, 39, 40], max_tokens=5)
     finished = list(batching.decode_rows(Engine(model, None), many, 1))
     assert [row.error for row in finished] == [None] * 3
@@ -55,14 +55,14 @@ def test_rows_encoded_ahead_count_as_memory(monkeypatch):
 
 
 class Scarce(FakeModel):
-    """Needs a unit of memory for each source token of its batch, padding included."""
+    """A model that needs a unit of memory for each source position of its batch."""
 
     def cache_memory(self, prompts, source, target, rows=0):
         return prompts * source
 
 
 def scarce(monkeypatch, units):
-    """An engine in whose memory so many source tokens have room; its rows never end early."""
+    """Returns an engine with memory for `units` source positions; its rows never end early."""
     monkeypatch.setattr(memory, "limit", lambda: units)
     monkeypatch.setattr(mx, "get_active_memory", lambda: 0)
     return Tried(Scarce(without(random_table(V), 1), V), None)
@@ -85,7 +85,7 @@ def test_short_prompts_do_not_overtake_a_long_one_for_good(monkeypatch):
     queue = batching.Queue(engine, 4)
     first, second, long = rows([4, 5, 20], max_tokens=5)
     later = [rows([3], max_tokens=5)[0] for _ in range(12)]
-    for row in [first, second, long, *later]:  # one comes at every step
+    for row in [first, second, long, *later]:  # one row arrives before each step
         queue.waiting.append(row)
         assert queue.admit() == []
         engine.step()

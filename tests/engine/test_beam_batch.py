@@ -1,4 +1,4 @@
-"""Rows that search in a batch: beside each other, on fake models and on a real network."""
+"""Tests several beam searches in one batch, on fake models and on a real network."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def test_a_row_is_the_same_beside_others_and_alone():
             batch.step()
         expected.append(outcome(row))
     together, batch = rows(), Beams(FakeModel(TABLE, V), K)
-    for row in together:  # one joins before each step
+    for row in together:  # one row joins before each step
         batch.insert([row])
         batch.step()
     while batch.rows:

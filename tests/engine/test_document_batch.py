@@ -1,4 +1,4 @@
-"""Documents through the batch: answers are those of each piece alone, in order; few wait."""
+"""Documents in a batch get the answers of each piece alone, in order; few pieces wait."""
 
 import json
 import tracemalloc
@@ -29,9 +29,9 @@ def counts(stats: Stats) -> dict:
 
 
 class Echo:
-    """A decoder of which each prompt is its own answer, in upper case; some fail.
+    """A decoder that answers each prompt with its text in upper case; some prompts fail.
 
-    It draws so many prompts ahead as the real one.
+    It reads as far ahead as the real decoder.
     """
 
     def __init__(self, ahead=64, fails=lambda prompt: False, n_positions=None):
@@ -76,7 +76,7 @@ def run(decoder, prompts, split="sentences", prefix="", **how):
 
 @pytest.fixture(scope="module")
 def alone(decoder):
-    """The result of every sentence by itself."""
+    """Returns the result of every sentence decoded alone."""
     return [decoder.generate(TASK + sentence) for sentence in SENTENCES]
 
 
@@ -199,7 +199,7 @@ def test_a_split_needs_a_tokenizer(decoder):
         SpeculativeDecoder(decoder.model).generate("One.", split="lines")
 
 
-# ---- how many are in hand ------------------------------------------------------------------------
+# ---- how many pieces are read ahead --------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ def test_a_large_text_takes_memory_for_its_pieces_only():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert i == 3_999
-    # Beside the text: a piece, its result, its tokens and its text; and those in hand.
+    # Besides the text, each piece needs its result, tokens and text; few are read ahead.
     assert peak - sizes[0] < 4_000 * 700 + 3 * len(text)
 
 

@@ -1,4 +1,4 @@
-"""The next pass of regular decoding begins before the last token is read, and changes no text."""
+"""Regular decoding begins a pass before the last token is read, which changes no text."""
 
 from types import SimpleNamespace
 
@@ -21,7 +21,7 @@ SOURCES = [[5], [2, 3, 4, 5, 6, 2], [3, 3], [6, 5, 4, 3]]
 
 
 class SharedBy:
-    """A model that so many ranks share."""
+    """A model that `size` ranks share."""
 
     def __init__(self, model, size):
         self.model, self.ranks = model, SimpleNamespace(size=size)
@@ -32,7 +32,7 @@ class SharedBy:
 
 @pytest.fixture
 def early(monkeypatch):
-    """As on a GPU."""
+    """Makes the code behave as on a GPU."""
     monkeypatch.setattr(early_pass, "cpu_only", lambda: False)
 
 
@@ -69,7 +69,7 @@ def test_a_pass_begins_early_only_without_proposals_and_ranks(early, ranks, prop
 def test_passes_begin_early_while_a_draft_that_is_wrong_is_not_asked(early, temp):
     model = FakeModel(without(TABLE, EOS), V)
     engine = Engine(model, drafter(contrary(model.table), model), adaptive=Adaptive(COSTS["a CPU"]))
-    engine.adaptive.timed = lambda *_: None  # the table holds: fake passes take no time
+    engine.adaptive.timed = lambda *_: None  # keeps the table of costs, as fake passes take no time
     taken = []
     take = engine.early.take
     engine.early.take = lambda rows: taken.append(take(rows)) or taken[-1]

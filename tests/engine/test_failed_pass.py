@@ -1,4 +1,4 @@
-"""A pass that has failed, which Metal may say only after it has given zeros: never a text."""
+"""A failed pass never gives a text, though Metal may return zeros before the error."""
 
 import pytest
 
@@ -18,7 +18,7 @@ TOLD = r"the last pass failed \(Insufficient Memory\); decode fewer texts at a t
 
 
 class Failing:
-    """Stands in for `mx.synchronize`; a call fails if so many have been made since `after`."""
+    """Stands in for `mx.synchronize`; one call fails after `after` successful calls."""
 
     def __init__(self, monkeypatch, after):
         self.left, self.own = after, mx.synchronize
@@ -41,7 +41,7 @@ def test_all_rows_of_a_failed_pass_are_errors_and_later_ones_are_right(monkeypat
     how = {"batch_size": 2, "max_tokens": 9, "num_beams": 3 if kind == "beams" else 1}
     expected = decoder_of(kind).generate(SOURCES, **how)
     assert all(result.tokens or result.finish_reason == "stop" for result in expected)
-    Failing(monkeypatch, after=1)  # the first two have joined
+    Failing(monkeypatch, after=1)  # the first two rows have joined
     results = decoder_of(kind).generate(SOURCES, **how)
     failed = [result for result in results if result.error]
     assert len(failed) == 2, "the row that has ended, and the one beside it"
@@ -71,7 +71,7 @@ def test_several_ranks_end_after_a_failed_pass(monkeypatch):
     engine.insert([row])
     engine.ranks = ranks = Ranks()
     ranks.size, ranks.of_first = 2, lambda array: array
-    engine.early = None  # which ranks do without
+    engine.early = None  # several ranks begin no early pass
     Failing(monkeypatch, after=0)
     with pytest.raises(RanksApart, match="Insufficient Memory"):
         while True:

@@ -1,4 +1,4 @@
-"""Sums over the statistics of texts."""
+"""Tests sums over the statistics of texts."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from mlx_t5.engine.tally import Tally, acceptance_probability
 
 
 def result(drafted, accepted, calls, decided):
-    """A text whose steps proposed as many as each other, and accepted at the first place only."""
+    """Returns a text with equally many proposals a step, accepted in the first place only."""
     positions = Speculation(
         drafted_by_position=[calls] * (drafted // calls), accepted_by_position=[accepted]
     )
@@ -20,14 +20,14 @@ def test_counts_add_up():
     tally = Tally.of([result(4, 3, 4, 7), result(4, 1, 2, 3)])
     assert tally == Tally(6, 10, 8, 4, [6, 2], [4])
     assert (tally.acceptance, tally.tokens_per_call) == (4 / 8, 10 / 6)
-    assert tally.alpha == pytest.approx(4 / 8)  # six first proposals and two second ones
+    assert tally.alpha == pytest.approx(4 / 8)  # 6 first and 2 second proposals
     nothing = Tally.of([result(0, 0, 3, 3)])
     assert (nothing.acceptance, nothing.tokens_per_call, nothing.alpha) == (None, 1.0, 0.0)
 
 
 def test_alpha_counts_each_proposal_up_to_the_first_that_is_refused():
-    # Steps of 3 that kept 3, 1 and 0: judged 3, 2 and 1 of them.
+    # Steps of 3 proposals that kept 3, 1 and 0 judged 3, 2 and 1 proposals.
     assert acceptance_probability([3, 3, 3], [2, 1, 1]) == 4 / 6
-    # A step with one proposal that is kept and a step of two that keeps one.
+    # One step keeps its only proposal, and another keeps one of two.
     assert acceptance_probability([2, 1], [2, 0]) == 2 / 3
     assert acceptance_probability([], []) is None

@@ -1,4 +1,4 @@
-"""Ranks as `mlx.launch` starts them: who is who, and that all of them agree or end."""
+"""Tests ranks started by `mlx.launch`: their numbers, and that all agree or end."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_a_rank_is_read_from_the_launchers_variable():
 def test_one_process_is_alone(monkeypatch, tmp_path):
     assert launched.join_ranks() is ALONE
     hosts = tmp_path / "hosts"
-    hosts.write_text("\n")  # what `mlx.launch -n 1` leaves there
+    hosts.write_text("\n")  # as left by `mlx.launch -n 1`
     monkeypatch.setenv("MLX_RANK", "0")
     monkeypatch.setenv("MLX_HOSTFILE", str(hosts))
     assert launched.join_ranks() is ALONE

@@ -1,4 +1,4 @@
-"""main.py and server.py started by mlx.launch: one voice, and an end of all together."""
+"""main.py and server.py under mlx.launch print once, and all ranks end together."""
 
 import json
 import os
@@ -20,26 +20,26 @@ from model import load
 from standard_error import messages
 
 pytestmark = [needs_ring, pytest.mark.slow]
-SECONDS = 60  # for what takes a moment; more is a hang
+SECONDS = 60  # allowed for short waits; a longer wait is a hang
 PROMPT = "fix grammar: She have two cat."
 LONG = ["--max-tokens", "100000", "--min-tokens", "100000", "--batch-size", "1"]
 
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory):
-    """The folder of a draft that uses the bundled target's encoder."""
+    """Returns the folder of a draft that uses the bundled target's encoder."""
     target, _ = load(BUNDLED / "target")
     place = tmp_path_factory.mktemp("drafts") / "draft"
     return str(save_draft(shared_draft(target, 2), BUNDLED / "target", place))
 
 
 def said(err: str) -> list[str]:
-    """What rank 0 has written to standard error, without the launcher's own lines."""
+    """Returns the lines of standard error without those of the launcher and of Metal."""
     return [line for line in messages(err) if "[WARN]" not in line]
 
 
 def begun(*argv: str) -> subprocess.Popen:
-    """Two ranks that have begun to write a text which takes for ever."""
+    """Starts two ranks and waits until they have begun to write an endless text."""
     started = launch(2, "main.py", "--dtype", "float32", "--prompt", PROMPT, *LONG, *argv)
     assert started.stdout
     hanging = threading.Timer(SECONDS, os.killpg, (started.pid, signal.SIGKILL))
@@ -50,7 +50,7 @@ def begun(*argv: str) -> subprocess.Popen:
 
 
 def ended(started: subprocess.Popen) -> bool:
-    """Whether all ranks have ended, which takes them a moment."""
+    """Returns whether all ranks end within SECONDS."""
     deadline = time.monotonic() + SECONDS
     while ranks_of(started) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -63,7 +63,7 @@ def test_a_killed_rank_ends_all_ranks(draft):
     os.kill(ranks_of(started)[1], signal.SIGKILL)
     _, err = finish(started, SECONDS)
     assert "Node with rank 1 exited with code -9" in err, "the launcher's line"
-    told = [line for line in said(err) if line.startswith("error")]  # or it is ended before
+    told = [line for line in said(err) if line.startswith("error")]  # may be empty
     assert told in ([], ["error: another rank has ended; start again"])
     assert ended(started)
 
@@ -96,13 +96,13 @@ def test_a_server_answers_over_ranks_and_ends_with_rank_0(draft):
 @finds_ranks
 def test_ctrl_c_ends_all_ranks():
     started = begun()
-    os.killpg(started.pid, signal.SIGINT)  # as a terminal sends it
+    os.killpg(started.pid, signal.SIGINT)  # a terminal signals the whole process group
     finish(started, SECONDS)
     assert ended(started)
 
 
 def test_ranks_with_unlike_models_end_with_one_line(tmp_path):
-    """The shell that the launcher starts each rank with gives rank 1 another model's folder."""
+    """A shell command gives rank 1 the folder of a different model."""
     other = shutil.copytree(BUNDLED / "target", tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"layer_norm_epsilon": 0.5}))
@@ -121,7 +121,7 @@ def test_ranks_with_unlike_models_end_with_one_line(tmp_path):
 
 
 def test_a_document_is_decoded_by_ranks_that_share_a_model(draft, tmp_path):
-    """Rank 0 reads it and writes the output."""
+    """Rank 0 reads the document and writes the output."""
     name, out = tmp_path / "in.txt", tmp_path / "out.txt"
     name.write_bytes(b"She have two cat. I has a dog.\r\n\r\n***\r\n")
     options = ["--draft-model", draft, "--split", "sentences", "--prefix", "fix grammar: "]

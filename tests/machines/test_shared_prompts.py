@@ -1,4 +1,4 @@
-"""Prompts that rank 0 reads and all ranks draw."""
+"""Tests prompts that rank 0 reads and passes to all ranks."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from mlx_t5.machines.shared_prompts import AT_ONCE, SharedPrompts
 
 
 class Source:
-    """Prompts of rank 0, of which so many are at hand."""
+    """Prompts of rank 0, of which `at_hand` can be read without waiting."""
 
     def __init__(self, items, at_hand=10**6):
         self._items, self.at_hand, self.count = iter(items), at_hand, None

@@ -1,6 +1,6 @@
-"""One model over 2 and 4 ranks of this machine: the texts, scores and vectors of one rank.
+"""A model split over 2 or 4 ranks gives the texts, scores and vectors of a single rank.
 
-Ranks decide otherwise, as unlike machines may: `shared_models.sabotage`.
+Other ranks compute different decisions, as unlike machines may: `shared_models.sabotage`.
 """
 
 import json
@@ -26,7 +26,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(root):
-    """What one rank writes."""
+    """Returns the results of a single rank by model."""
     draft, _ = load(root / "draft", "float32")
     made = {}
     for name in ("gated", "quantised", "half", "tied"):
@@ -41,7 +41,7 @@ def json_like(found):
 
 @pytest.fixture(scope="module", params=[2, 4])
 def found(request, root):
-    """What each of 2 or 4 ranks has written; 4 on few cores wait long for each other."""
+    """Returns the results of each of 2 or 4 ranks; 4 ranks run one model, as they are slow."""
     names = ["gated", "quantised", "half"] if request.param == 2 else ["tied"]
     _, err = finish(launch(request.param, str(SCRIPT), str(root), *names))
     files = [root / f"{rank}-of-{request.param}.json" for rank in range(request.param)]
@@ -50,18 +50,18 @@ def found(request, root):
 
 
 def assert_alike(found, expected, tolerance=2e-4):
-    """Numbers up to the rounding of sums in another order; whole ones, as tokens, exactly."""
+    """Asserts equal results: tokens exactly, other numbers up to rounding."""
     for name, values in expected.items():
         if name in ("logits", "beam_scores", "vectors", "scores"):
             for a, b in zip(found[name], values, strict=True):
                 np.testing.assert_allclose(a, b, atol=tolerance, rtol=tolerance)
-        elif not (name == "exact" and None in (found[name], values)):  # refused on one of the two
+        elif not (name == "exact" and None in (found[name], values)):  # refused on one side
             assert found[name] == values, name
 
 
 def test_several_ranks_give_the_results_of_one_rank(alone, found):
     for name in found[0].keys() & alone.keys():
-        if name == "half":  # a part is rounded to 16 bits before it is added
+        if name == "half":  # parts are rounded to 16 bits before they are added
             assert_alike(found[0][name], {"logits": alone[name]["logits"]}, 0.05)
         else:
             assert_alike(found[0][name], alone[name])
@@ -84,7 +84,7 @@ def test_ranks_exchange_values(found):
 
 
 def test_drafts_that_share_the_encoder_are_accepted_now_and_then(alone):
-    """What the two tests above find equal over ranks is then worth comparing."""
+    """The comparisons of the two tests above thus cover accepted and rejected drafts."""
     for name, made in alone.items():
         _, drafted, accepted = zip(*made["shared encoder"], strict=True)
         assert 0 < sum(accepted) < sum(drafted), name

@@ -1,4 +1,4 @@
-"""Attention: buckets as in transformers, the causal mask in the same gather, long sources."""
+"""Tests attention: the buckets of transformers, bias and mask in one gather, long sources."""
 
 import numpy as np
 import pytest
@@ -23,14 +23,14 @@ SMALL = T5Config(
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize("num_buckets", [4, 5, 6, 8, 10, 12, 16, 21, 32, 36, 64, 100])
 def test_buckets_equal_transformers(num_buckets, bidirectional):
-    """All of the published models'; of others, but for boundaries.
+    """All buckets of published models are equal; those of other models, except at boundaries.
 
-    There the last bit of torch's float32 logarithm decides, which depends on the processor.
+    At a boundary the last bit of torch's float32 logarithm decides, which depends on the processor.
     """
     one_side = num_buckets // 2 if bidirectional else num_buckets
     exact = one_side // 2
     for max_distance in {*range(exact + 1, exact + 60), 100, 127, 128, 129, 256, 1000}:
-        distances = np.arange(-max_distance - 99, max_distance + 100)  # beyond the last bucket
+        distances = np.arange(-max_distance - 99, max_distance + 100)  # past the last bucket
         ours = relative_buckets(distances, bidirectional, num_buckets, max_distance)
         theirs = T5Attention._relative_position_bucket(
             torch.tensor(distances), bidirectional, num_buckets, max_distance
@@ -71,7 +71,7 @@ def test_other_weights_make_another_table():
     assert mx.array_equal(bias(index), 2 * old)
 
 
-@pytest.mark.parametrize("family", ["t5", "umt5"])  # one bias for all layers, and one a layer
+@pytest.mark.parametrize("family", ["t5", "umt5"])  # shared bias, and one for each layer
 def test_chunks_give_transformers_states(made, monkeypatch, family):
     reference = made(family)
     model = load(reference.folder)[0]
@@ -88,7 +88,7 @@ def test_chunks_give_transformers_states(made, monkeypatch, family):
         return fused(q, *rest, **options)
 
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", watched)
-    monkeypatch.setattr(attention, "ON_CUDA", False)  # where it is three operations
+    monkeypatch.setattr(attention, "ON_CUDA", False)  # CUDA has three operations
     in_chunks = np.array(model.encode(mx.array(ids), mx.array(mask)))
     assert queries == [40, 40, 40, 30] * 3
     expected = reference.encode(ids.tolist(), mask.astype(int).tolist())
@@ -98,7 +98,7 @@ def test_chunks_give_transformers_states(made, monkeypatch, family):
 
 @pytest.mark.parametrize("mode", ["float32", "bfloat16"])
 def test_attention_on_cuda_equals_attention_of_mlx(monkeypatch, mode):
-    """In three kernels where there is a mask, additive, is what MLX's one gives; also of beams."""
+    """CUDA's three kernels for additive masks equal MLX's single one, also for beams."""
     model, logits, fused = random_t5(mode), [], []
     ids = mx.arange(24).reshape(3, 8) + 3
     mask = mx.arange(8) < mx.array([[8], [3], [5]])
@@ -124,7 +124,7 @@ def test_attention_on_cuda_equals_attention_of_mlx(monkeypatch, mode):
 
 @pytest.mark.slow
 def test_chunks_reduce_the_memory_of_a_long_source(monkeypatch):
-    """A quarter of the scores at once takes less than half of the memory, as is reckoned."""
+    """Small chunks of the scores take less than half of the memory, as estimated."""
     shape = {"vocab_size": 32, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2}
     model = T5(T5Config(**shape, num_heads=16))
     mx.eval(model.parameters())

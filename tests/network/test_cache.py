@@ -1,4 +1,4 @@
-"""The decoder's cache: rows come, go and grow, and nothing a row can see changes."""
+"""Tests the decoder's cache: rows join, leave and grow without changing each other."""
 
 import math
 
@@ -27,7 +27,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def rows(model):
-    """Five prompts of different lengths, targets for them, and each one's logits by itself."""
+    """Returns five prompts, their targets, and the logits of each prompt decoded alone."""
     rng = np.random.default_rng(0)
     prompts = [mx.array(rng.integers(3, 96, (1, n))) for n in (5, 17, 1, 9, 17)]
     targets = mx.array(rng.integers(3, 96, (5, T)))
@@ -36,7 +36,7 @@ def rows(model):
 
 
 def cache_of(model, prompts, capacity=T):
-    """One cache for prompts padded to the longest."""
+    """Returns one cache for prompts padded to the longest prompt."""
     width = max(ids.shape[1] for ids in prompts)
     pads = [width - ids.shape[1] for ids in prompts]
     ids = mx.concatenate([mx.pad(a, ((0, 0), (0, p))) for a, p in zip(prompts, pads, strict=True)])
@@ -47,7 +47,7 @@ def cache_of(model, prompts, capacity=T):
 
 
 def feed(model, cache, targets, offsets, length):
-    """Feed `length` tokens of each row from its offset on."""
+    """Feeds `length` tokens of each row from its offset on; returns their logits."""
     tokens = [targets[i, o : o + length] for i, o in enumerate(offsets)]
     return model.decode(mx.stack(tokens), cache, offsets)
 
@@ -124,7 +124,7 @@ def test_reserve_keeps_the_tokens_fed_before(model, rows):
 
 
 def test_attention_sees_all_earlier_slots_across_multiples(model, rows):
-    """Attention looks at all slots up to its own, also when they are just past a multiple."""
+    """A position just past a multiple also sees all slots before it."""
     prompts, _, _ = rows
     length = 2 * SLOT_MULTIPLE + 3
     targets = mx.array(np.random.default_rng(5).integers(3, 96, (1, length)))
@@ -135,7 +135,7 @@ def test_attention_sees_all_earlier_slots_across_multiples(model, rows):
 
 
 def test_slots_after_a_rows_position_change_nothing(model, rows):
-    """Whatever slots behind a row's position hold changes nothing, not even a rounding."""
+    """The contents of slots after a row's position do not even change the rounding."""
     prompts, targets, _ = rows
     outs = []
     for garbage in (0.0, 1e4):
@@ -166,14 +166,14 @@ def test_offsets_that_do_not_fit_are_refused(model, rows, offsets, length, told)
 @pytest.mark.parametrize("passes", [0, math.inf], ids=["compiled", "plain"])
 @pytest.mark.parametrize("offsets", [[5, 5], [5, 9]])
 def test_decoding_is_in_place(model, rows, offsets, passes, monkeypatch):
-    """Neither the model nor the graph holds on to arrays of a pass before."""
+    """Neither the model nor the graph keeps arrays of an earlier pass."""
     monkeypatch.setattr(layers, "passes_before_compiling", lambda: passes)
     before = mx.get_active_memory()
     cache = cache_of(model, [rows[0][1], rows[0][4]], capacity=256 * SLOT_MULTIPLE)
     size = sum(a.nbytes for a in cache.keys + cache.values)
     for step in range(4):
         tokens = mx.zeros((2, 1), mx.int32)
-        for i in range(3):  # several passes in one graph, as the draft decodes
+        for i in range(3):  # several passes in one graph, as a draft model decodes
             logits = model.decode(tokens, cache, [o + 3 * step + i for o in offsets])
             tokens = mx.argmax(logits, axis=-1)
         mx.eval(tokens)
@@ -188,7 +188,7 @@ def test_decoding_is_in_place(model, rows, offsets, passes, monkeypatch):
     [(True, False, (20, 20)), (False, False, (32, 32)), (False, True, (20, 32))],
 )
 def test_gpus_use_few_cache_sizes(monkeypatch, cpu, cuda, widths):
-    """Sources in multiples of 32, but for a row alone on CUDA; slots in powers of two."""
+    """Sources are padded to multiples of 32, except one row on CUDA; slots to powers of two."""
     monkeypatch.setattr("mlx_t5.network.cache.FEW_SHAPES", not cpu)
     monkeypatch.setattr("mlx_t5.network.cache.ON_CUDA", cuda)
     assert (source_width(20, 1), source_width(20, 2)) == widths

@@ -1,4 +1,4 @@
-"""Compiled layers are the plain ones, also where weights are replaced."""
+"""Compiled layers compute what plain layers compute, also after weights are replaced."""
 
 import math
 import sys
@@ -22,7 +22,7 @@ FAMILIES = {
 
 
 def made(family, kind):
-    """A random model of a family, in a type or quantised."""
+    """Returns a random model of a family in a type, or quantised."""
     model = T5(T5Config.from_dict(CONFIG | FAMILIES[family]))
     dtype = getattr(mx, kind, mx.float32)
     randomise(model, mx.random.split(mx.random.key(3), 200), 0.0, dtype)
@@ -30,7 +30,7 @@ def made(family, kind):
         bits = {"4 bits": (4, 4), "8 bits": (8, 8), "mixed bits": (4, 8)}[kind]
 
         def quantized(path, layer):
-            """Values may have other bits than queries and keys, so that they are not joined."""
+            """With mixed bits, values differ from queries and keys and are not joined with them."""
             if not quantize_predicate(path, layer):
                 return False
             return {"group_size": 32, "bits": bits[path.endswith((".v", ".wi_1"))]}
@@ -41,7 +41,7 @@ def made(family, kind):
 
 
 def cache_of(model, rows, source=8):
-    """A cache of so many rows; the sources of all but the first are padded."""
+    """Returns a cache of `rows` rows; all sources but the first are padded."""
     ids = mx.arange(rows * source).reshape(rows, source) % (V - 3) + 3
     mask = (mx.arange(source) < source - mx.arange(rows)[:, None]) if rows > 1 else None
     return model.cache(model.encode(ids, mask), mask)
@@ -49,7 +49,7 @@ def cache_of(model, rows, source=8):
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """Passes of a model, compiled or plain: logits of each, and what the cache holds at last."""
+    """Returns a function that runs passes, compiled or plain: their logits and the final cache."""
 
     def decoded(model, rows, compiled):
         monkeypatch.setattr(layers, "passes_before_compiling", lambda: 0 if compiled else math.inf)
@@ -60,7 +60,7 @@ def decoded(monkeypatch):
             logits.append(model.decode(tokens, cache, at))
             mx.eval(logits[-1], cache.state)
             at = [place + length - (row + len(logits)) % 2 for row, place in enumerate(at)]
-            if len(logits) == 4 and rows > 1:  # one row leaves, and another joins
+            if len(logits) == 4 and rows > 1:  # one row leaves and another joins
                 cache.keep([2, 0])
                 cache.append(cache_of(model, 1, source=11))
                 at = [at[2], at[0], 0]
@@ -81,9 +81,9 @@ def decoded(monkeypatch):
     ],
 )
 def test_compiled_layers_equal_plain_ones(decoded, family, kind):
-    """Ragged rows, several lengths, caches that grow, lose a row and take one in.
+    """Passes of several lengths over ragged rows; the cache grows, loses a row and gains one.
 
-    To the bit, but on a Mac, whose compilers and Accelerate join products and sums as they like.
+    Results are equal to the bit, except on a Mac, where compilers may fuse products and sums.
     """
     off = {"float32": 1e-4}.get(kind, 0.05) if sys.platform == "darwin" else 0
     model = made(family, kind)
@@ -98,7 +98,7 @@ def test_compiled_layers_equal_plain_ones(decoded, family, kind):
 
 @pytest.fixture
 def described(monkeypatch):
-    """How often a decoder layer is described, where all are compiled."""
+    """Returns the calls that trace a decoder layer while all layers are compiled."""
     layers._compiled.cache_clear()
     calls, layer = [], layers.decoder_layer
     monkeypatch.setattr(layers, "decoder_layer", lambda *args: calls.append(args) or layer(*args))
@@ -107,7 +107,7 @@ def described(monkeypatch):
 
 
 def compiled():
-    """How many shapes are kept."""
+    """Returns the number of compiled shapes that are kept."""
     return layers._compiled.cache_info().currsize
 
 

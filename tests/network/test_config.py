@@ -1,4 +1,4 @@
-"""config.json as publishers saved it, as transformers 5 does, and as a stranger may write it."""
+"""Tests config.json as saved by publishers and transformers 5, and hostile contents."""
 
 import pytest
 
@@ -11,7 +11,7 @@ RAW = {"model_type": "t5", **SHAPE}
 
 
 def nested(depth: int) -> list:
-    """A list in a list in a list: its `repr` ends with a RecursionError."""
+    """Returns a list nested so deeply that its `repr` raises a RecursionError."""
     result = []
     for _ in range(depth):
         result = [result]
@@ -52,7 +52,7 @@ def test_activation_as_saved_wins():
         ({"tie_word_embeddings": None}, True),
         ({"tie_word_embeddings": True}, True),
         ({"tie_word_embeddings": False}, False),
-        # transformers 5 writes true for every model, and the truth beside it
+        # transformers 5 writes true for every model, and the real value beside it
         ({"tie_word_embeddings": True, "scale_decoder_outputs": False}, False),
         ({"tie_word_embeddings": True, "model_type": "mt5"}, False),
         ({"model_type": "mt5"}, False),

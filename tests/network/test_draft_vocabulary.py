@@ -1,4 +1,4 @@
-"""draft_vocabulary.py: heads of a few rows, their folders, and tables that are refused."""
+"""Tests draft_vocabulary.py: small heads, their folders, and refused tables."""
 
 import json
 import shutil
@@ -28,11 +28,11 @@ def a_draft(folder, shares):
 
 @pytest.fixture(params=["t5", "flan", "quantised", "mxfp8"])
 def folder(request, made, tmp_path):
-    """A target's folder: tied, with a head of its own, and that or the embedding quantised."""
+    """Returns a target's folder: tied, with a separate head, or quantised."""
     kind = request.param
     if kind == "quantised":
         return convert(made("flan").folder, tmp_path / kind, "float32", **IN_BITS)
-    if kind == "mxfp8":  # the rest in another mode
+    if kind == "mxfp8":  # other layers are in mxfp8, the embedding is affine
         more = IN_BITS | {"q_mode": "mxfp8"}
         return convert(made("t5").folder, tmp_path / kind, "float32", **more)
     return made(kind).folder
@@ -67,7 +67,7 @@ def test_a_narrowed_draft_keeps_the_logits_of_its_tokens(folder, shares, tmp_pat
 
 @pytest.fixture(scope="module")
 def paths(made, tmp_path_factory):
-    """A target, and folders of drafts by whether they share."""
+    """Returns a target, and the root of two drafts' folders: "True" shares with it."""
     root, folder = tmp_path_factory.mktemp("drafts"), made("flan").folder
     for shares in (True, False):
         target, draft = a_draft(folder, shares)
@@ -77,7 +77,7 @@ def paths(made, tmp_path_factory):
 
 
 def changed(folder, size=None, **arrays):
-    """Gives a draft's folder another size in config.json, or other arrays; None removes one."""
+    """Changes a draft's folder: its size in config.json, or arrays; None removes an array."""
     config = json.loads((folder / "config.json").read_text())
     config["draft_vocab_size"] = len(IDS) if size is None else size
     (folder / "config.json").write_text(json.dumps(config))

@@ -17,7 +17,7 @@ def test_states_depend_on_neither_order_nor_neighbours_of_sources():
 
 @pytest.mark.parametrize("cuda", [False, True])
 def test_the_only_source_needs_no_mask_on_cuda(monkeypatch, cuda):
-    """Several are padded as on every GPU."""
+    """Several sources are padded as on every GPU."""
     monkeypatch.setattr("mlx_t5.network.cache.FEW_SHAPES", True)
     monkeypatch.setattr("mlx_t5.network.cache.ON_CUDA", cuda)
     model, _ = load(BUNDLED / "target")

@@ -1,4 +1,4 @@
-"""Passes of one shape: the bits of a row depend on nothing but the row."""
+"""With passes of one shape, the bits of a row depend only on the row."""
 
 import math
 import random
@@ -20,14 +20,14 @@ from mlx_t5.network.exactness import WIDTHS, exact_target
 from random_models import V, random_t5
 
 WIDTH, ROWS, LENGTH = 8, 8, 8
-MODES = {"float32": 4, "float16": 4, "bfloat16": 8, "4 bit": 8}  # runs of eight rows
+MODES = {"float32": 4, "float16": 4, "bfloat16": 8, "4 bit": 8}  # numbers of runs with eight rows
 
 
 @pytest.fixture
 def another_order_for_many_rows(monkeypatch):
-    """A device that sums in another order where a product has more than three rows.
+    """Simulates a device that changes the order of sums for products of more than three rows.
 
-    Without a GPU, 16-bit products are summed in the same order whatever their rows.
+    Without a GPU, 16-bit products always have the same order of sums.
     """
 
     def by_rows(x, weight):
@@ -41,11 +41,11 @@ def another_order_for_many_rows(monkeypatch):
     monkeypatch.setattr(linear, "forms", lambda *_: ((range(10**4), by_rows),))
     monkeypatch.setattr(
         layers, "passes_before_compiling", lambda: math.inf
-    )  # as forms are for CPUs
+    )  # like the forms for CPUs
 
 
 def texts(rng, count):
-    """Sources and targets of so many rows."""
+    """Returns random sources and targets of `count` rows."""
     sources = [[rng.randrange(2, V) for _ in range(rng.randint(1, 30))] for _ in range(count)]
     return sources, [[rng.randrange(2, V) for _ in range(LENGTH + WIDTH)] for _ in range(count)]
 
@@ -58,7 +58,7 @@ def caches(model, sources):
 
 
 def logits_of(model, sources, targets, rng=None):
-    """Logits (LENGTH, V) of each row: token by token, or in blocks of which each keeps some."""
+    """Returns logits (LENGTH, V) of each row, decoded by token or in random blocks."""
     cache, at = caches(model, sources), [0] * len(sources)
     found = [[] for _ in sources]
     while min(at) < LENGTH:
@@ -77,7 +77,7 @@ def logits_of(model, sources, targets, rng=None):
 @pytest.mark.parametrize("mode, runs", MODES.items(), ids=MODES)
 @exact_or_refused
 def test_bits_depend_on_neither_blocks_nor_neighbours(mode, runs):
-    """Each row of each run is one of a pair: token by token, and in blocks beside other rows."""
+    """Each row is decoded twice: by token, and in blocks beside other rows."""
     skip_narrow_4_bits(4 if mode == "4 bit" else 16)
     model, rng = random_t5(mode), random.Random(7)
     target, differ = exact_target(model, ROWS, WIDTH - 1), 0
@@ -93,7 +93,7 @@ def test_bits_depend_on_neither_blocks_nor_neighbours(mode, runs):
     for i in range(2):
         differ += (logits_of(model, [sources[i]], [targets[i]], rng) != plainly[i]).any()
         assert np.abs(plainly[i] - regular[i]).max() < 0.08 * np.abs(regular[i]).max()
-    # MLX's own products add in one order, whatever their shape.
+    # MLX's own products add in one order for every shape.
     assert differ or blas_name() == blas.REFERENCE, "without padding some bits differ"
 
 
@@ -108,7 +108,7 @@ DRAFTERS = {
 
 @pytest.fixture(scope="module")
 def decoders():
-    """A decoder of the same 4-bit target with each drafter; they share what was checked."""
+    """Returns a decoder with each drafter; all share one checked 4-bit target."""
     model = random_t5("4 bit")
     made = {
         name: SpeculativeDecoder(model, drafter(model), None, 5, exact=True)

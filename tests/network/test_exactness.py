@@ -1,4 +1,4 @@
-"""The check before exact decoding, on devices whose sums depend on where a row stands."""
+"""Tests the check before exact decoding, on devices whose sums depend on a row's place."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def model():
 
 
 def halves(x, weight, dtype=mx.float32):
-    """The product, summed in another order: rounded to this type once more on the way."""
+    """Returns the product as a sum of two halves, computed in the type `dtype`."""
     half, given = x.shape[1] // 2, x.dtype
     x, weight = x.astype(dtype), weight.astype(dtype)
     return (x[:, half:] @ weight[:, half:].T + x[:, :half] @ weight[:, :half].T).astype(given)
@@ -23,7 +23,7 @@ def halves(x, weight, dtype=mx.float32):
 
 @pytest.fixture
 def device(monkeypatch):
-    """`device(rule)`: rows for which rule(place, number of rows) holds are summed otherwise."""
+    """Returns `device(rule)`, which sums rows with rule(place, rows) in a different order."""
 
     def install(rule, dtype=mx.float32):
         def product(x, weight):
@@ -77,7 +77,7 @@ def test_the_check_covers_attention(model, monkeypatch):
 
 
 def test_the_check_covers_the_whole_decoder(model, device):
-    """A number of rows that was not checked against the largest shows here."""
+    """This check finds a number of rows whose products differ from those of other numbers."""
     device(lambda place, rows: rows == 8, mx.bfloat16)
     assert not exactness.decoder_holds(ExactTarget(model, 8, (1, 2)))
     assert exactness.decoder_holds(ExactTarget(model, 8, (2,)))

@@ -1,4 +1,4 @@
-"""fingerprint.py: one model in all its types, and others that differ in a number."""
+"""Tests fingerprint.py: one model in all types, and models that differ in one number."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_the_fingerprint_survives_types_and_quantisation(made, tmp_path):
     ],
 )  # fmt: skip
 def test_the_fingerprint_changes_with_one_weight(made, name, change, same):
-    """At its very end."""
+    """The change is in the last column of a weight."""
     model, _ = load(made("flan").folder, "float32")
     before = fingerprint(model)
     weight = dict(tree_flatten(model.parameters()))[f"{name}.weight"]

@@ -1,4 +1,4 @@
-"""Every form of a product has the same numbers, and layers over one input are one product."""
+"""All forms of a product are equal, and layers over the same input are one product."""
 
 import time
 
@@ -28,7 +28,7 @@ HIGH = 512
     [(form, rows) for form in (as_written, in_tiles, weight_first) for rows in (1, 2, 6, 16)]
     + [(doubled, 1)],
 )
-@pytest.mark.parametrize("outputs", [384, 500])  # tiles divide the first
+@pytest.mark.parametrize("outputs", [384, 500])  # tiles divide 384 only
 def test_every_form_gives_the_same_product(form, rows, outputs):
     rng = np.random.default_rng(0)
     x, weight = (rng.standard_normal((n, WIDTH), np.float32) for n in (rows, outputs))
@@ -41,7 +41,7 @@ SQUARE, NARROW, SMALL, HEAD = (1024, 1024), (3072, 768), (256, 256), (32128, 102
 
 
 def test_a_tied_embedding_multiplies_as_the_head():
-    """Whole, or the rows that a rank multiplies with; quantised or not."""
+    """The test covers a plain and a quantised head, and the rows of one rank."""
     x = mx.random.normal((3, WIDTH))
     for head in (nn.Embedding(HIGH, WIDTH), nn.Embedding(HIGH, WIDTH).to_quantized(32, 8)):
         logits = Matrix.of(head).times(x)
@@ -51,14 +51,14 @@ def test_a_tied_embedding_multiplies_as_the_head():
 
 
 def layers(bits=(), outputs=(64, 64, 32)):
-    """Linear layers over 64 inputs, quantised to these numbers of bits."""
+    """Returns linear layers over 64 inputs, quantised to `bits` if given."""
     made = [nn.Linear(64, n, bias=False) for n in outputs]
     return [made[i].to_quantized(32, b) for i, b in enumerate(bits)] or made
 
 
 @pytest.fixture
 def exact_buffers():
-    """No array gets a larger buffer that another has left, which would count in full."""
+    """Frees buffers at once: a larger reused buffer would count with its whole size."""
     kept = mx.set_cache_limit(0)
     yield
     mx.set_cache_limit(kept)
@@ -72,8 +72,8 @@ def test_layers_over_the_same_input_are_one_product(monkeypatch, bits, exact_buf
     mx.eval(own, apart)
     memory = mx.get_active_memory()
     join_layers(*own)
-    end = time.monotonic() + 5  # the thread that joined may hold the parts a moment longer
-    while mx.get_active_memory() > memory + 1024:  # else something is held doubled
+    end = time.monotonic() + 5  # the joining thread may hold the parts for a moment
+    while mx.get_active_memory() > memory + 1024:  # some weights are held twice
         assert time.monotonic() < end
         time.sleep(0.01)
     (matrix,) = matrices(*own)
@@ -88,7 +88,7 @@ def new_weight(layers):
 
 @pytest.mark.parametrize("own", [new_weight(layers()), layers((4, 4, 8)), layers()])
 def test_unsuitable_layers_are_not_joined(own):
-    """One has been given another weight, or is of another kind, or nobody has joined them."""
+    """A layer has a new weight or a different kind, or the layers were never joined."""
     x = mx.random.normal((3, 64))
     if "scales" in own[0]:
         join_layers(*own)
@@ -101,7 +101,7 @@ def test_unsuitable_layers_are_not_joined(own):
 @pytest.mark.parametrize("form", [as_written, weight_first])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "wider residual", "quantised"])
 def test_a_product_adds_the_residual(monkeypatch, form, kind):
-    """In the residual's type; half a type is never lost to the weight's."""
+    """The sum has the residual's type, so no precision is lost to the weight's type."""
     forms = ((range(3, 4), form),) if form is not as_written else ()
     monkeypatch.setattr(linear, "forms", lambda *_: forms)
     (layer,), x = layers((8,) if kind == "quantised" else (), (64,)), mx.random.normal((3, 64))

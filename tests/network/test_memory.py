@@ -1,4 +1,4 @@
-"""Bytes by the formula against bytes that MLX holds, and published numbers of parameters."""
+"""Tests the formulas of memory against the bytes that MLX holds."""
 
 import pytest
 import torch
@@ -100,13 +100,13 @@ def test_models_that_do_not_fit_give_a_warning(monkeypatch):
     ("memory", "cure"),
     [
         (10**9, ", or raise that until the next start: sudo sysctl iogpu.wired_limit_mb=30"),
-        (33_000_000, ""),  # not even the machine has so much to spare
+        (33_000_000, ""),  # more than the whole machine can spare
     ],
 )
 def test_a_mac_is_warned_near_what_macos_recommends(monkeypatch, memory, cure):
     folders = [BUNDLED / "target", BUNDLED / "draft"]  # 27.7 MB in float32
     FakeMetal(monkeypatch, recommended=31_000_000)
-    assert warning(folders, "float32") is None  # 0.894 of it
+    assert warning(folders, "float32") is None  # 0.894 of the recommended memory
     FakeMetal(monkeypatch, recommended=30_500_000, memory=memory)  # 0.909
     assert warning(folders, "float32") == (
         "the weights take 27.7 MB, and macOS recommends at most 30.5 MB for the GPU "
@@ -115,10 +115,10 @@ def test_a_mac_is_warned_near_what_macos_recommends(monkeypatch, memory, cure):
 
 
 def test_a_float32_folder_on_a_gpu_gives_a_hint(monkeypatch, tmp_path, made):
-    original = made("t5").folder  # float32, as most of the Hub
+    original = made("t5").folder  # float32, as most models on the Hub
     converted = convert(original, tmp_path / "mlx", "float32")
     monkeypatch.setattr(memory, "on_cpu", lambda: True)
-    assert dtype_hint(original, None) is None  # there float32 is right
+    assert dtype_hint(original, None) is None  # on a CPU float32 is right
     monkeypatch.setattr(memory, "on_cpu", lambda: False)
     assert dtype_hint(original, None) == (
         f"{original} is in float32; --dtype bfloat16 takes half the memory"
@@ -126,7 +126,7 @@ def test_a_float32_folder_on_a_gpu_gives_a_hint(monkeypatch, tmp_path, made):
     assert dtype_hint(original, "float32") is dtype_hint(converted, None) is None
     assert dtype_hint(BUNDLED / "target", None) is None  # bfloat16
     checkpoints.save({"x": torch.zeros(2)}, tmp_path / "other")
-    assert dtype_hint(tmp_path / "other", None) is None  # no T5, which loading will say
+    assert dtype_hint(tmp_path / "other", None) is None  # no T5, which loading reports later
 
 
 def test_weights_are_wired_while_they_are_loaded(monkeypatch):
@@ -170,7 +170,7 @@ def test_caches_are_wired_and_buffers_kept_as_far_as_memory_allows(monkeypatch):
     needed = one.cache_memory(1, source_width(10), 20) + one.encoder_memory(1, source_width(10))
     assert metal.limits == [metal.active + metal.cached + needed + memory.SLACK]
     assert metal.cache_limits == [((26 << 30) - needed) // 4]
-    for metal.active in ((48 << 30) - 2 * needed, 48 << 30):  # however little is free
+    for metal.active in ((48 << 30) - 2 * needed, 48 << 30):  # with little or no free memory
         memory.wire(needed)
         memory.keep_buffers(needed)
     assert metal.limits[1:] == [48 << 30] * 2, "nothing beyond what macOS recommends"
@@ -189,7 +189,7 @@ def test_nothing_is_wired_without_metal_and_a_cpu_keeps_what_mlx_keeps(monkeypat
 
 
 def test_a_macs_cpu_keeps_as_many_buffers_as_its_gpu(monkeypatch):
-    """Both have Metal's allocator, which by itself keeps half as much again as macOS recommends."""
+    """Both use Metal's allocator, which by default keeps 1.5 times what macOS recommends."""
     monkeypatch.setattr(memory, "cpu_only", lambda: True)
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     metal = FakeMetal(monkeypatch, recommended=48 << 30)

@@ -1,4 +1,4 @@
-"""What ranks tell each other is the CPU's work from end to end."""
+"""Values that ranks exchange are computed by the CPU from start to end."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from mlx_t5.network.ranks import Ranks
 
 
 class Streams:
-    """Stands in for `mx.stream`; `device` is where operations are described to go at the moment."""
+    """Stands in for `mx.stream`; `device` is the device of the current block."""
 
     def __init__(self):
         self.device = "default"
@@ -25,7 +25,7 @@ class Streams:
 
 
 class Gathered(list):
-    """What `all_gather` gives; every operation on it, or on a part of it, is noted."""
+    """The result of `all_gather`; it records each operation on it or on a part."""
 
     def __init__(self, parts, note):
         super().__init__(parts)

@@ -1,4 +1,4 @@
-"""What each rank reads: its part of every weight and no more, in every format."""
+"""Each rank reads only its part of every weight, in every format."""
 
 import math
 
@@ -26,7 +26,7 @@ from model import load
 
 
 class Group:
-    """A rank of a group whose others do not exist: enough to load, too little to compute."""
+    """A rank in a group without other ranks: it can load a model but not compute."""
 
     def __init__(self, rank, size):
         self._numbers = rank, size
@@ -39,14 +39,14 @@ class Group:
 
 
 def parts(folder, size=2, **how):
-    """The parameters of every rank."""
+    """Returns the parameters of every rank."""
     models = [load(folder, "float32", group=Group(r, size), **how)[0] for r in range(size)]
     assert all(model.passes == -math.inf for model in models)
     return [dict(tree_flatten(model.parameters())) for model in models]
 
 
 def assert_whole(found, folder, **how):
-    """The parts, one beside the other, are the whole model."""
+    """Asserts that the joined parts are the whole model."""
     for name, whole in tree_flatten(load(folder, "float32", **how)[0].parameters()):
         own = [part[name] for part in found]
         if own[0].shape == whole.shape:
@@ -98,7 +98,7 @@ def test_a_draft_on_a_part_of_a_target_has_the_same_bits_and_asks_no_rank(root, 
     expected = load(root / f"{name}-draft", shared_with=whole)[0]
     for rank in (0, 1):
         part = load(root / name, "float32", group=Group(rank, 2))[0]
-        # With this group a collective would fail, as in the encoder of a part.
+        # With this group every collective fails, as the encoder of a part does.
         draft = load(root / f"{name}-draft", shared_with=part)[0]
         logits = [
             model.decode(WRITTEN, model.cache(states, capacity=3), [0])
@@ -106,7 +106,7 @@ def test_a_draft_on_a_part_of_a_target_has_the_same_bits_and_asks_no_rank(root, 
         ]
         assert mx.array_equal(*logits)
         assert draft.shared.weight is part.shared.weight
-        with pytest.raises(TypeError):  # its target encodes for it, and there is no other rank
+        with pytest.raises(TypeError):  # the target's encoder needs the missing rank
             draft.encode(IDS)
 
 

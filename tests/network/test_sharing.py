@@ -1,4 +1,4 @@
-"""sharing.py: drafts made of their target's decoder, and what tells that target from others."""
+"""Tests sharing.py: drafts made of a target's decoder, and how their target is recognised."""
 
 import json
 
@@ -24,13 +24,13 @@ from random_models import random_t5
 IDS = mx.array([[5, 9, 3, 1], [40, 41, 42, 1]])
 WRITTEN = mx.array([[0, 7, 8], [0, 20, 21]])
 PROMPTS = [[7, 8, 9, 1], [30, 31, 1], [*range(20, 45), 1], [5, 1], [50, 2, 50, 2, 50, 1], [7, 8, 1]]
-# Tied, with a head of its own and gated, with a bias in every layer, with few decoder layers.
+# Tied; gated with a separate head; a bias in every layer; few decoder layers.
 KINDS = ("t5", "flan", "umt5", "byt5", "quantised")
 
 
 @pytest.fixture(scope="module")
 def folders(made, tmp_path_factory):
-    """`folders(kind)`: a target's folder; one is quantised, embedding and head as well."""
+    """Returns `folders(kind)`: a target's folder; "quantised" includes embedding and head."""
     root = tmp_path_factory.mktemp("targets")
     in_bits = {"quantize": True, "q_group_size": 32, "quant_predicate": "embed_8"}
 
@@ -68,7 +68,7 @@ def test_a_draft_of_all_layers_equals_the_target_and_holds_its_decoder(folders, 
 
 
 def test_layers_are_taken_evenly_from_the_first_on(made):
-    target, _ = load(made("umt5").folder, "float32")  # three layers, each with its own bias
+    target, _ = load(made("umt5").folder, "float32")  # three layers, each with a separate bias
     draft = shared_draft(target, 2)
     for i, place in enumerate((0, 1)):
         ours, theirs = draft.decoder, target.decoder
@@ -99,7 +99,7 @@ def decoders(target, draft, **options):
 
 
 def narrowed(target):
-    """A draft that proposes every other token."""
+    """Returns a draft that proposes only odd tokens."""
     draft = shared_draft(target, 1)
     narrow(draft, np.arange(1, target.config.vocab_size, 2))
     return draft
@@ -112,7 +112,7 @@ def test_texts_are_those_of_the_target(mode):
     regular = [r.tokens for r in SpeculativeDecoder(target).generate(PROMPTS, 20)]
     accepted = 0
     for decoder in decoders(target, draft):
-        results = decoder.generate(PROMPTS, 20, batch_size=4)  # two join while others run
+        results = decoder.generate(PROMPTS, 20, batch_size=4)  # two rows join while others run
         assert [r.tokens for r in results] == regular
         accepted += sum(r.writers.count("draft") for r in results)
     assert accepted > 20, "else the drafts were never right, and little is shown"
@@ -147,7 +147,7 @@ def test_a_draft_is_refused_with_another_target(tmp_path, made):
 
 @pytest.fixture
 def recorded(made, tmp_path):
-    """A target, and what gives its draft's folder another record of it."""
+    """Returns a target, and a function that changes the record in its draft's folder."""
     target, _ = load(made("t5").folder)
     path = save_draft(shared_draft(target, 1), made("t5").folder, tmp_path / "draft")
     file = path / "config.json"

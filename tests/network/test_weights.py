@@ -1,4 +1,4 @@
-"""Folders into models: every family's tensors, quantised and sharded folders, broken folders."""
+"""Tests loading of folders: every family, quantised, sharded and broken folders."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ RAW = {"model_type": "t5", **SHAPE, **UNTIED, "d_ff": 64, "d_model": 64, "d_kv":
 
 
 def edited(source, folder, edit):
-    """A copy of a checkpoint whose tensors (a dict) `edit` has changed."""
+    """Copies a checkpoint with tensors changed by `edit(tensors)`; returns the new folder."""
     shutil.copytree(source, folder)
     tensors = load_file(folder / "model.safetensors")
     tensors = edit(tensors) or tensors
@@ -33,7 +33,7 @@ def edited(source, folder, edit):
 
 
 def mlx_folder(folder, model, raw, **entries):
-    """Write a model as convert.py and mlx-lm do."""
+    """Writes a model as convert.py and mlx-lm do; returns the folder."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**raw, **entries}))
     parameters = dict(tree_flatten(model.parameters()))
@@ -43,7 +43,7 @@ def mlx_folder(folder, model, raw, **entries):
 
 @pytest.fixture
 def plain():
-    """A small random model of ours, of a size that can be quantised."""
+    """Returns a small random T5 whose sizes can be quantised."""
     mx.random.seed(7)
     model = T5(T5Config.from_dict(RAW), separate_head=True)
     mx.eval(model.parameters())
@@ -51,7 +51,7 @@ def plain():
 
 
 def assert_same(model, other):
-    """But for rounding: a loaded model has joined some layers, whose product has another shape."""
+    """Asserts equal logits up to rounding, as a loaded model has joined some layers."""
     np.testing.assert_allclose(*(np.array(m(IDS, TARGET)) for m in (model, other)), atol=1e-5)
 
 
@@ -71,10 +71,10 @@ CROSS_O = "decoder.block.1.layer.1.EncDecAttention.o.weight"
 BIAS = "encoder.block.{}.layer.0.SelfAttention.relative_attention_bias.weight"
 WO = "decoder.block.0.layer.2.DenseReluDense.wo.weight"
 STRANGERS = (
-    "encoder.block.0.layer.1.DenseReluDense.wi.weight",  # the model is gated
-    "encoder.block.6.layer.0.SelfAttention.q.weight",  # it has layers 0 to 5
-    "decoder.block.2.layer.0.SelfAttention.q.weight",  # 0 to 1
-    BIAS.format(1),  # not umT5
+    "encoder.block.0.layer.1.DenseReluDense.wi.weight",  # this model is gated
+    "encoder.block.6.layer.0.SelfAttention.q.weight",  # the model has layers 0 to 5
+    "decoder.block.2.layer.0.SelfAttention.q.weight",  # the model has layers 0 and 1
+    BIAS.format(1),  # only umT5 has this bias
     "encoder.block.0.layer.0.SelfAttention.q.bias",
     "classifier.weight",
 )
@@ -109,7 +109,7 @@ def test_the_embedding_is_found_under_any_name(made, tmp_path, embedding):
 
 
 def test_a_head_that_differs_in_its_last_row_is_separate(made, tmp_path, monkeypatch):
-    tiles = Checkpoint.row_tiles  # a few rows each, as in a large checkpoint
+    tiles = Checkpoint.row_tiles  # tiles of a few rows, as in a large checkpoint
     monkeypatch.setattr(Checkpoint, "row_tiles", lambda self, name, _: tiles(self, name, 1000))
 
     def nudge(tensors):
@@ -145,7 +145,7 @@ def test_an_mlx_folder_is_loaded_strictly(tmp_path, separate):
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_quantised_folder_gives_the_quantised_model(tmp_path, plain, settings, dtype):
-    """The model that was quantised, but for rounding in whatever type it computes."""
+    """The loaded model equals the quantised model up to rounding, in every type."""
     skip_narrow_4_bits(settings["bits"], settings.get("mode", "affine"))
     nn.quantize(plain, **settings, class_predicate=quantize_predicate)
     folder = mlx_folder(tmp_path / "m", plain, RAW, quantization=settings)
@@ -158,7 +158,7 @@ def test_a_quantised_folder_gives_the_quantised_model(tmp_path, plain, settings,
 
 
 def test_single_layers_may_be_quantised_differently(tmp_path, plain):
-    """As mlx-lm writes it: settings of a layer by its path."""
+    """mlx-lm writes the settings of a layer under its path."""
     special = "encoder.layers.0.feed_forward.wo"
     entry = {"group_size": 64, "bits": 4, special: {"group_size": 32, "bits": 8}}
 
@@ -186,7 +186,7 @@ def test_senseless_quantization_is_refused(tmp_path, plain, entry):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", mx.bfloat16, None])
 @pytest.mark.parametrize("stored", [mx.float32, mx.bfloat16])
 def test_the_default_dtype_depends_on_the_device(tmp_path, monkeypatch, plain, stored, dtype):
-    """Without a wish: float32 on a machine without a GPU, else the folder's."""
+    """The default is float32 without a GPU and the folder's type with a GPU."""
     plain.set_dtype(stored)
     folder = mlx_folder(tmp_path / "m", plain, RAW)
     for cpu in (True, False):

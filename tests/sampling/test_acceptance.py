@@ -1,4 +1,4 @@
-"""Which proposals are kept: literal cases first, then the distribution that comes out."""
+"""Tests which proposals are kept: literal cases first, then the resulting distribution."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ from mlx_t5.backend import mx
 from mlx_t5.sampling import acceptance
 from mlx_t5.sampling.draws import OWN, fold, one_hot, sample
 
-# A relaxation that float32 does not see, as 1 - delta is 1: proposals are judged by the rule of
-# Leviathan et al., p and q.
+# A delta so small that 1 - delta is 1 in float32: proposals are judged by the rule of
+# Leviathan et al. with p and q.
 STRICT = 1e-9
 
 
@@ -17,7 +17,7 @@ def test_keep_greedy_wants_the_argmax_itself():
     logits = mx.array([[[1.0, 3.0, 3.0], [0.0, 5.0, 4.9]]])
     keep = acceptance.keep_greedy(logits, mx.array([[1, 2]]), mx.array([0.0]))
     assert keep.tolist() == [[True, False]]
-    # Token 2 ties with the argmax, yet regular decoding would have written token 1.
+    # Token 2 ties with the argmax, but regular decoding would have written token 1.
     keep = acceptance.keep_greedy(logits, mx.array([[2, 1]]), mx.array([0.0]))
     assert keep.tolist() == [[False, True]]
 
@@ -49,7 +49,7 @@ def test_keep_sampled_at_the_ends_of_the_unit_interval():
     ends = mx.array([[0.0, 1 - 2**-24]])
     one = mx.ones((1, 2))
     zero_delta = mx.array([0.0])
-    # The target would write it for sure; never; and delta = 1 keeps what is impossible.
+    # The target always writes the token, or never; delta = 1 keeps even an impossible token.
     assert acceptance.keep_sampled(one, one, zero_delta, ends).tolist() == [[True, True]]
     assert acceptance.keep_sampled(0 * one, one, zero_delta, ends).tolist() == [[False, False]]
     assert acceptance.keep_sampled(0 * one, one, mx.array([1.0]), ends).tolist() == [[True, True]]
@@ -61,10 +61,10 @@ def test_accepted_length_stops_at_the_first_rejection_and_at_the_padding():
     assert acceptance.accepted_length(keep, lengths).tolist() == [2, 0, 4, 2]
 
 
-def test_the_residual_is_the_normalised_excess_of_p_over_q():
+def test_the_residual_is_the_excess_of_p_over_q():
     p = mx.array([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2], [0.5, 0.3, 0.2]])
     q = mx.array([[0.7, 0.1, 0.2], [0.5, 0.3, 0.2], [0.0, 0.0, 0.0]])
-    expected = [[0, 0.2, 0], [0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]  # row 1: p = q, nothing is left
+    expected = [[0, 0.2, 0], [0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]  # row 1: p = q, so the residual is p
     np.testing.assert_allclose(acceptance.residual(p, q), expected, atol=1e-6)
 
 
@@ -79,11 +79,11 @@ def test_verify_without_proposals_is_one_token_of_the_target():
 
 
 def greedily(logits, drafts, length, delta):
-    """The rule for one greedy row, read off its logits: accepted, and the tokens that count."""
+    """Applies the rule to one greedy row; returns (number accepted, tokens that count)."""
     kept = []
     for i, position in enumerate(logits):
         largest, best = position.max(), int(position.argmax())
-        if not np.isfinite(largest):  # NaN somewhere, +inf, or everything forbidden
+        if not np.isfinite(largest):  # NaN, +inf, or all tokens forbidden
             best = acceptance.NO_TOKEN
             break
         if i == length:
@@ -101,7 +101,7 @@ def greedily(logits, drafts, length, delta):
 def test_greedy_rows_follow_the_rule_whatever_the_logits(positions, deltas):
     rng = np.random.default_rng(positions)
     rows, vocab = 240, 5
-    # Few values, so that many tie; one of 20 logits is forbidden, and one of 100 is no number.
+    # Few values, so that many tie; one of 20 logits is -inf, and one of 100 is NaN or +inf.
     odds = np.array([0.235, 0.235, 0.235, 0.235, 0.05, 0.005, 0.005])
     values = np.array([0.0, 0.4, 1.0, 2.5, -np.inf, np.inf, np.nan], np.float32)
     logits = rng.choice(values, (rows, positions, vocab), p=odds)
@@ -123,7 +123,7 @@ def test_greedy_rows_follow_the_rule_whatever_the_logits(positions, deltas):
     assert any(tokens[-1] == acceptance.NO_TOKEN for _, tokens in written)
 
 
-# p and q of one position over four tokens: what a draft may be.
+# p and q of one position over four tokens, for different kinds of drafts.
 P = np.array([0.5, 0.3, 0.2, 0.0])
 LOGITS = mx.maximum(mx.log(mx.array(P)), -1e4)  # -inf would say that rules forbid the token
 DRAFTS = {
@@ -153,7 +153,7 @@ def test_a_drafted_position_follows_the_mixture(draft, delta):
         position_keys(draws, 2, 2),
     )
     check_draws(tokens[:, 0], (1 - delta) * P + delta * q)
-    # After an accepted proposal one more token comes from p itself.
+    # After an accepted proposal, the next token is drawn from p.
     more = np.array(tokens)[np.array(accepted) == 1, 1]
     if len(more):
         check_draws(more, P)
@@ -177,7 +177,7 @@ def test_forbidden_tokens_are_never_kept(temp, delta):
 
 @pytest.mark.parametrize("delta", [(0.0, 0.0), (STRICT,) * 2, (0.0, STRICT)], ids=str)
 def test_certain_proposals_need_no_draft_probabilities(delta):
-    """q = None is q = 1 at each proposal, worked out without a vocabulary of it."""
+    """q = None means q = 1 for each proposal and needs no probabilities of other tokens."""
     draws, gamma, vocab = 1000, 3, 5
     logits = mx.random.normal((draws, gamma + 1, vocab), key=mx.random.key(3))
     drafts = mx.random.randint(0, vocab, (draws, gamma), key=mx.random.key(4))

@@ -1,4 +1,4 @@
-"""One search on literals, and the texts and scores of transformers on random models."""
+"""Tests a search on literal scores, and against transformers on random models."""
 
 import copy
 import dataclasses
@@ -22,7 +22,7 @@ def search(num_beams=2, eos=(EOS,), **settings):
 
 
 def advance(found, *continuations):
-    """Continuations are (score, beam, token), the best first."""
+    """Advances a search with continuations (score, beam, token), the best first."""
     rest = [NO_BEAM] * (found.looked_at - len(continuations))
     scores = [score for score, _, _ in continuations] + rest
     places = [k * V + token for _, k, token in continuations] + [0] * len(rest)
@@ -42,7 +42,7 @@ def test_texts_that_end_make_room_for_the_next_best_beams():
     advance(found, (-1.0, 0, 5), (-1.5, 0, EOS), (-2.0, 0, 6), (-3.0, 0, 7))
     assert beams(found) == [([5], -1.0), ([6], -2.0)] and found.parents == [0, 0]
     assert texts(found) == [([EOS], -1.5, "stop")]
-    # An end past the first K is no text, and makes room all the same.
+    # An end token past the first K is no text, but it also makes room.
     advance(found, (-2.5, 1, 5), (-3.0, 0, 7), (-3.5, 0, EOS), (-4.0, 0, 8))
     assert beams(found) == [([6, 5], -2.5), ([5, 7], -3.0)] and found.parents == [1, 0]
     assert texts(found) == [([EOS], -1.5, "stop")] and not found.done
@@ -64,7 +64,7 @@ def test_scores_are_divided_by_the_length_to_the_power_of_the_penalty(length_pen
         (True, 9, -1.0, True),  # two texts are enough
         (False, 9, -1.0, False),  # -1.0 / 2 may become better than -3 / 2
         (False, 9, -3.5, True),
-        ("never", 9, -3.5, False),  # -3.5 / 9 may
+        ("never", 9, -3.5, False),  # -3.5 / 9 may become better
         ("never", 9, -13.6, True),
         ("never", 2, -3.5, True),  # the longest text is reached
     ],
@@ -90,7 +90,7 @@ def test_forbidden_continuations_are_neither_beams_nor_texts():
 @pytest.mark.parametrize("count", [1, 2, 17])
 def test_the_largest_values_and_their_places_are_found(width, count):
     values = np.random.default_rng(width).normal(size=(3, width)).astype(np.float32)
-    values[1] = np.arange(width) // 7  # ties: the first comes first
+    values[1] = np.arange(width) // 7  # ties: the first value comes first
     values[2, 1:] = -np.inf
     count = min(count, width)
     found, places = largest(mx.array(values), count)
@@ -105,7 +105,7 @@ def test_the_largest_values_and_their_places_are_found(width, count):
 
 
 class Lift(transformers.LogitsProcessor):
-    """Adds a bias; ours is the same in MLX."""
+    """Adds a bias; `ours` is the same processor for MLX."""
 
     def __init__(self, bias):
         self.bias, self.ours = torch.tensor(bias), lambda tokens, logits: logits + mx.array(bias)
@@ -116,7 +116,7 @@ class Lift(transformers.LogitsProcessor):
 
 @dataclasses.dataclass
 class Case:
-    """A call, drawn at random: some texts end at once, some never, some are forbidden to."""
+    """A random call: some texts end at once, some never, and some must not end early."""
 
     prompts: list[list[int]]
     eos: list[int]
@@ -145,7 +145,7 @@ class Case:
         return cls(prompts, eos, Lift(bias), options | limits)
 
     def theirs(self, model, pad):
-        """[(tokens, score)], those of an end token included."""
+        """Returns transformers' [(tokens, score)] with end tokens."""
         width = max(map(len, self.prompts))
         ids = torch.tensor([p + [pad] * (width - len(p)) for p in self.prompts])
         mask = torch.tensor([[1] * len(p) + [0] * (width - len(p)) for p in self.prompts])

@@ -1,7 +1,7 @@
-"""Top-k and top-p look at the likeliest tokens only, and yet keep exactly what they should.
+"""Top-k and top-p look at the likeliest tokens only, but keep exactly the right tokens.
 
-The expected nuclei are worked out here in float64, of the whole vocabulary sorted. `CANDIDATES` is
-made small, so that small vocabularies have more tokens.
+The expected nuclei are computed in float64 from the whole sorted vocabulary. `CANDIDATES` is
+made small, so that small vocabularies exceed it.
 """
 
 import numpy as np
@@ -26,12 +26,12 @@ FLAT = {"temp": 9.0, "top_p": 0.8}
 
 @pytest.fixture
 def few(monkeypatch):
-    """Candidates that hardly ever suffice."""
+    """Makes the candidates so few that they rarely suffice."""
     monkeypatch.setattr(draws, "CANDIDATES", 2)
 
 
 def kept(logits, temp=1.0, top_k=0, top_p=1.0):
-    """What a row samples from, in float64: every token that ties with the last one kept stays."""
+    """Returns the float64 probabilities of a row; tokens that tie with the last one kept stay."""
     logits = np.float64(logits) / temp
     p = np.exp(logits - logits.max())
     if top_k:
@@ -109,7 +109,7 @@ def test_top_k_and_then_top_p_count_ties_as_transformers_does():
 
     logits = np.float32([[2, 2, 2, 2, 1, 0]])
     scores = theirs.TopKLogitsWarper(2)(None, torch.tensor(logits))
-    assert (theirs.TopPLogitsWarper(0.7)(None, scores) > -np.inf).sum() == 3  # of equals, some
+    assert (theirs.TopPLogitsWarper(0.7)(None, scores) > -np.inf).sum() == 3  # splits the equals
     p, _ = probabilities(mx.array(logits)[None], mixed({"temp": 1.0, "top_k": 2, "top_p": 0.7}))
     np.testing.assert_allclose(p[0, 0], [0.25] * 4 + [0, 0], rtol=1e-6)
 

@@ -1,9 +1,9 @@
-"""Whole sampled sequences against the exact distribution, enumerated prefix by prefix.
+"""Compares sampled sequences with the exact distribution, enumerated prefix by prefix.
 
-The expected distribution is worked out here in float64 from the tables of the fake models. At
-delta = 0 it is the target's own, whatever the draft and its length. At delta > 0 a drafted
-position follows the mixture (1 - delta) p + delta q and a position that the target wrote after
-a full step follows p, so the expectation walks through the steps too.
+The expected distribution is computed in float64 from the tables of the fake models. At
+delta = 0 it is the target's own, for any draft and any number of proposals. At delta > 0 a drafted
+position follows the mixture (1 - delta) p + delta q, and the token that the target adds after
+a full step follows p. The expected distribution is therefore computed step by step.
 """
 
 from collections import Counter
@@ -42,7 +42,7 @@ NO_FOUR = without(TABLE, 4)
 
 
 def law(table, seen, temp, top_k, top_p):
-    """p(. | seen) in float64, after temperature, top-k and top-p."""
+    """Returns p(. | seen) in float64, after temperature, top-k and top-p."""
     logits = table(SOURCE, seen).astype(np.float64) / temp
     order = np.argsort(-logits)
     p = np.exp(logits - logits.max())
@@ -55,11 +55,11 @@ def law(table, seen, temp, top_k, top_p):
 
 
 def expected(target, draft, num_draft, delta, **sampling):
-    """{sequence: probability} of what the engine should write."""
+    """Returns {sequence: probability} of the texts that the engine should write."""
     outcome = Counter()
 
     def walk(seen, probability, left):
-        """`left` proposals of the running block are still to be judged."""
+        """Adds the outcomes after `seen`, with `left` proposals of the block still to be judged."""
         if len(seen) > 1 and seen[-1] == EOS or len(seen) > MAX_TOKENS:
             outcome[seen[1:]] += probability
             return
@@ -84,7 +84,7 @@ def expected(target, draft, num_draft, delta, **sampling):
 
 
 def sampled(target, make, num_draft, draws=DRAWS, **settings):
-    """The same, from the engine: one batch of rows of the same prompt."""
+    """Returns {sequence: count} from the engine, with one batch of rows of the same prompt."""
     model = FakeModel(target, V)
     engine = Engine(model, make(model))
     settings = Settings(MAX_TOKENS, num_draft=num_draft, **settings)
@@ -97,26 +97,26 @@ def sampled(target, make, num_draft, draws=DRAWS, **settings):
 
 
 def distance(seen, exact):
-    """Total variation, in units of what a fair draw may reach."""
+    """Returns the total variation relative to the bound for fair draws."""
     draws = sum(seen.values())
     found = sum(abs(seen[s] / draws - exact[s]) for s in exact | seen) / 2
     return found / total_variation_bound(len(exact), draws)
 
 
 def compare(seen, exact):
-    """That counted sequences look as if drawn with the exact probabilities."""
+    """Asserts that counted sequences look as if drawn with the exact probabilities."""
     assert sum(exact.values()) == pytest.approx(1)
     assert set(seen) <= set(exact), "a sequence was written that has probability 0"
     assert distance(seen, exact) < 1
 
 
 def modelled(table, ids=None):
-    """Makes the drafter of a draft model, which has these tokens alone, if any are given."""
+    """Returns a maker of draft model drafters; `ids` limits the draft's tokens."""
     return lambda model: drafter(table, model, d2t=ids)
 
 
 def copying(source, seen, likely_only=False):
-    """The law of copied proposals: all mass on the next token of the alignment, if there is one."""
+    """Returns the law of copied proposals: all mass on the next aligned token, None without one."""
     alignment = Alignment(source, 0)
     alignment.follow(seen[1:])
     copy = alignment.find(1)
@@ -128,11 +128,11 @@ PREDICTION = (4, 2, 3)
 
 
 def nothing(model):
-    """No drafter; then the rows have a prediction."""
+    """Makes no drafter; the rows have a prediction in this case."""
 
 
 def predicted(source, seen):
-    """The law of tokens copied from the prediction."""
+    """Returns the law of tokens copied from the prediction, None without a copy."""
     alignment = Alignment((), 0)
     alignment.predict(PREDICTION)
     alignment.follow(seen[1:])
@@ -141,19 +141,19 @@ def predicted(source, seen):
 
 
 def copying_or_good(source, seen):
-    """A copy after strong matches, the draft model's law otherwise."""
+    """Returns the law of a copy after a strong match, else the draft model's law."""
     copied = copying(source, seen, likely_only=True)
     return GOOD(source, seen) if copied is None else copied
 
 
 def first_only(otherwise):
-    """A good draft's law for the first token, and this for the others."""
+    """Returns a good draft's law for the first token and `otherwise` for later tokens."""
     return lambda source, seen: GOOD(source, seen) if len(seen) == 1 else otherwise
 
 
 GOOD = good(TABLE)
 LIKELIEST = int(np.argmax(TABLE(SOURCE, (START,))))
-# The tokens of drafts with vocabularies of their own, by what they lack.
+# The tokens of drafts with their own vocabularies, named by the missing tokens.
 VOCABULARIES = {
     "the likeliest token": [t for t in range(V) if t != LIKELIEST],
     "EOS": [t for t in range(V) if t != EOS],
@@ -161,7 +161,7 @@ VOCABULARIES = {
 }
 PLAIN = {"temp": 1.0, "top_k": 0, "top_p": 1.0}
 NAN = np.full(V, np.nan, np.float32)
-# Target, law of the proposals, what makes the drafter, and how many it proposes.
+# Target, law of the proposals, maker of the drafter, and number of proposals.
 CASES = {
     "draft = target": (TABLE, TABLE, modelled(TABLE), 2),
     "good draft": (TABLE, GOOD, modelled(GOOD), 2),
@@ -175,14 +175,14 @@ CASES = {
         f"own vocabulary without {name}": (TABLE, only(GOOD, ids), modelled(GOOD, ids), 2)
         for name, ids in VOCABULARIES.items()
     },
-    # One proposal a step, so that what a row does is a function of its tokens alone.
+    # One proposal a step, so that a row's behaviour depends on its tokens alone.
     "copies beside drafts": (
         TABLE, copying_or_good, lambda model: CopyOrDraft(SourceCopy(), drafter(GOOD, model)), 1,
     ),
-    # It proposes nothing there, and what came before is verified as a step that ends there.
+    # It proposes nothing there, so the step ends with the proposals before.
     "draft whose logits break": (TABLE, first_only(None), modelled(first_only(NAN)), 2),
 }  # fmt: skip
-# At delta = 1 every proposal is kept, and these show it.
+# The kinds that are tested with delta = 1, where every proposal is kept.
 LENIENT = ("good draft", "copies beside drafts", "own vocabulary without the likeliest token")
 EVERY = [(case, delta) for case in CASES for delta in (0.0, 0.3)] + [(c, 1.0) for c in LENIENT]
 
@@ -193,7 +193,7 @@ def test_sequences_follow_the_exact_distribution(case, delta):
     target, law, make, num_draft = CASES[case]
     exact = expected(target, law, num_draft, delta, **PLAIN)
     compare(sampled(target, make, num_draft, delta=delta, **PLAIN), exact)
-    if delta == 0:  # and that is the target's own, without any draft
+    if delta == 0:  # which is the target's own distribution without a draft
         alone = expected(target, law, 0, 0.0, **PLAIN)
         assert all(exact[s] == pytest.approx(alone[s]) for s in exact | alone)
 
@@ -233,7 +233,7 @@ def test_sequences_follow_the_law_when_candidates_fall_short_of_top_p(case, monk
 
 
 def fading(tokens, logits):
-    """A processor that depends on the last token and on how many there are."""
+    """Returns logits that depend on the last token and on the number of tokens."""
     return logits - 0.8 * tokens.shape[0] * (mx.arange(V) == tokens[-1])
 
 
@@ -256,7 +256,7 @@ def test_with_processors_the_law_is_that_of_the_processed_target(rules, draws, d
 
 
 class Unprocessed(DraftModel):
-    """A draft whose logits the rules leave as they are."""
+    """A draft whose logits the rules do not change."""
 
     def propose(self, committed, chosen, sampling, keys):
         return super().propose(committed, chosen, replace(sampling, processing=None), keys)
@@ -302,6 +302,6 @@ def test_adaptive_numbers_of_proposals_keep_the_law(table, monkeypatch):
 
 
 def test_a_wrong_rule_exceeds_the_bound():
-    """The bound is tight enough: keeping every proposal is told apart from the target's law."""
+    """The bound is tight enough to detect a rule that keeps every proposal."""
     kept = sampled(TABLE, modelled(GOOD), 2, delta=1.0, **PLAIN)
     assert distance(kept, expected(TABLE, GOOD, 2, 0.0, **PLAIN)) > 1

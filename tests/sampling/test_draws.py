@@ -1,4 +1,4 @@
-"""What a row samples from, and that its draws are its own."""
+"""Tests the probabilities that a row samples from, and its independent draws."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def test_the_draws_of_a_row_do_not_depend_on_other_rows():
 
 @pytest.mark.parametrize("p", [1e-3, 2e-8, 1e-10, 1e-14])
 def test_a_token_wins_the_race_as_often_as_its_weight_says(p):
-    """Integrated over u from 0 to where it always loses to all others, whose rate is 1 - p."""
+    """Integrates over u, from 0 to where the token always loses to tokens of total rate 1 - p."""
     points, end = 2**20, 40 * p * 2**32  # in steps of 2**-32
     steps, digits = np.divmod((np.arange(points) + 0.5) / points * end, 1)
     u = np.stack([steps * 2.0**-32, digits], axis=1).astype(np.float32)
@@ -64,7 +64,7 @@ def test_no_waiting_time_is_zero_and_zero_weights_never_win():
 
 
 def test_tiny_waiting_times_are_as_fine_grained_as_long_ones():
-    """Where times came in steps of 2**-24, a token of 2e-8 was drawn a quarter as often."""
+    """With times in steps of 2**-24, a token of probability 2e-8 was drawn a quarter as often."""
     size, rows = 250_112, 60
     found = []
     for key in np.array(keys(rows)):

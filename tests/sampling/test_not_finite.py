@@ -1,4 +1,4 @@
-"""Logits that are not numbers: the row ends with an error that says so, and the others go on."""
+"""A row with NaN or infinite logits ends with an error, and other rows continue."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ BREAKS = {
 
 
 def breaking(kind, table=TABLE, place=4):
-    """Breaks after so many tokens of the bad source."""
+    """Returns a table whose logits are broken after `place` tokens of the bad source."""
 
     def broken(source, seen):
         logits = table(source, seen)
@@ -64,9 +64,9 @@ def test_a_row_whose_logits_break_ends_with_an_error_and_others_go_on(kind, num_
 @pytest.mark.parametrize("temp", [0.0, 1.0])
 @pytest.mark.parametrize("delta", [0.0, 1.0])
 def test_a_draft_that_breaks_decides_nothing(kind, temp, delta):
-    """Its row is written as if the drafts ended where it broke: even delta = 1 keeps none.
+    """The row is written as if proposals ended where the draft broke, even with delta = 1.
 
-    Greedy and with delta = 0 it may, by chance, propose the target's own token.
+    Greedy rows with delta = 0 may propose the target's own token by chance.
     """
     model = FakeModel(TABLE, V)
     broken = drafter(breaking(kind, good(TABLE), place=0), model)

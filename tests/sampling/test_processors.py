@@ -1,4 +1,4 @@
-"""The rules against transformers' own, and the engine with them against decoding token by token."""
+"""Tests the rules against transformers, and in the engine against decoding by token."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ INF = float("inf")
 
 
 def one_position(rule, tokens, logits, *options):
-    """The rule for one row and one position, as a list."""
+    """Applies a rule to one row and one position; returns a list of logits."""
     logits = mx.array(logits, mx.float32)[None, None]
     return rule(History.align([tokens]), logits, *options)[0, 0].tolist()
 
@@ -66,7 +66,7 @@ VOCAB = 11
 
 
 def theirs(tokens, logits, penalty, n, least):
-    """transformers' processors, in its order, for one row."""
+    """Applies transformers' processors, in their order, to one row."""
     ids, scores = torch.tensor([tokens]), torch.tensor(logits)[None]
     rules = [RepetitionPenaltyLogitsProcessor(float(penalty))]
     rules += [NoRepeatNGramLogitsProcessor(n)] if n else []
@@ -151,7 +151,7 @@ V = 7
 
 
 def test_the_drafts_logits_are_processed_too():
-    """A draft that is the target stays right throughout, whatever the rules change."""
+    """A draft equal to the target is always accepted, with any rules."""
     model = FakeModel(random_table(V, eos_bias=-0.5), V)
     decoder = SpeculativeDecoder(model, drafter(model.table, model), None, 3)
     for temp in (0.0, 1.0):
@@ -160,7 +160,7 @@ def test_the_drafts_logits_are_processed_too():
 
 
 def test_greedy_relaxation_compares_processed_logits():
-    """The second best token is within the floor, unless the logits are spread out."""
+    """The second best token is accepted, unless a processor spreads out the logits."""
 
     def table(source, seen):
         return np.array([-9, -9, 3.0, 2.9, -9, -9, -9], np.float32)

@@ -1,4 +1,4 @@
-"""Vectors against transformers' states, and encoders alone."""
+"""Tests vectors against transformers' states, and encoders without a decoder."""
 
 import json
 
@@ -19,7 +19,7 @@ ENCODERS = {"t5": transformers.T5EncoderModel, "umt5": transformers.UMT5EncoderM
 
 
 def states(reference, source):
-    """transformers' encoder output (S, d_model) of one prompt."""
+    """Returns transformers' encoder output (S, d_model) of one prompt."""
     return reference.encode([source])[0]
 
 
@@ -41,7 +41,7 @@ def test_vectors_are_means_over_the_tokens(made, batch_size):
 
 @pytest.fixture(scope="module", params=["t5", "umt5", "madlad"])
 def encoder_folder(request, made, tmp_path_factory):
-    """What the encoder class of transformers saves of a family's model."""
+    """Returns a family's model and the folder in which transformers saved its encoder."""
     reference = made(request.param)
     folder = tmp_path_factory.mktemp("encoders") / request.param
     alone = ENCODERS[reference.family.raw["model_type"]](reference.model.config)
@@ -69,7 +69,7 @@ def test_an_encoder_alone_loads_and_converts(encoder_folder, tmp_path, form):
 @pytest.mark.slow
 @pytest.mark.parametrize("encoder_folder", ["umt5"], indirect=True)
 def test_adapters_of_encoders_and_of_whole_models_merge_into_an_encoder(encoder_folder, tmp_path):
-    """As PEFT merges them: at load and at conversion, and what there is for a decoder is left."""
+    """They merge as in PEFT, at load and at conversion; weights for a decoder are skipped."""
     reference, folder = encoder_folder
     alone = type(reference.model).__name__.replace("ForConditionalGeneration", "EncoderModel")
     theirs = getattr(transformers, alone).from_pretrained(folder)

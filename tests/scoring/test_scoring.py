@@ -1,4 +1,4 @@
-"""Scores against transformers' log softmax, family by family, and what shares a pass with what."""
+"""Tests scores against transformers' log softmax by family, and the sharing of passes."""
 
 import math
 from operator import attrgetter
@@ -22,7 +22,7 @@ TARGETS = [[6, 7, 8, 1], [9, 1], [3], [20, 21, 22, 23, 24, 25, 26, 1], [10, 11, 
 
 
 def expected(reference, source, target):
-    """Log softmax of transformers' logits at each token of the target."""
+    """Returns the log softmax of transformers' logits at each token of the target."""
     start = reference.family.raw["decoder_start_token_id"]
     logits = reference.logits([source], [[start, *target[:-1]]], None)[0]
     logprobs = torch.log_softmax(torch.tensor(logits).double(), -1).numpy()
@@ -147,13 +147,13 @@ def test_a_batch_too_large_for_memory_is_halved(byte_decoder, monkeypatch):
 
 
 def test_ranking_is_the_recipe_of_monot5(tmp_path):
-    """With transformers' T5: log softmax over the two words' logits at the first position."""
+    """The recipe with transformers: log softmax over two words' logits at the first position."""
     folder = ranking_models.save(tmp_path / "ranker")
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
     model, tokenizer = load(folder, "float32")
     decoder = SpeculativeDecoder(model, None, tokenizer)
     true, false = tokenizer.convert_tokens_to_ids(["▁true", "▁false"])
-    most = 40  # tokens, for monoT5's 512
+    most = 40  # tokens, where monoT5 has 512
     long = "a much longer text about other things " * 3
     documents = ["a cat", "dogs and cats", "the", long, "x."]
 

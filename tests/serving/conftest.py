@@ -1,4 +1,4 @@
-"""A thread that serves a fake model, and a browser."""
+"""Fixtures: a thread that serves a fake model, and a browser."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAM
 
 @pytest.fixture
 def serve():
-    """`serve(model=…, …)`: a thread that serves a model, which no job may outlive."""
+    """Returns `serve(model=…, …)`: a thread that serves a model; no job may remain at the end."""
     served = []
 
     def serve(model=None, max_batch=4, max_queue=8, tokenizer=None, start=True, **options):
@@ -43,7 +43,7 @@ def serve():
 
 @pytest.fixture(scope="module")
 def browser():
-    """A Chromium that is installed already; nothing is downloaded."""
+    """Starts an installed Chromium; nothing is downloaded."""
     if CHROMIUM is None:
         pytest.skip("no Chromium found: install one (apt, brew), or set CHROMIUM to its path")
     sync_api = pytest.importorskip("playwright.sync_api", exc_type=ImportError)
@@ -55,14 +55,14 @@ def browser():
 
 @pytest.fixture
 def visit(browser):
-    """`visit(server, **options)`: the page, which may raise no error and load nothing foreign."""
+    """Returns `visit(server, **options)`: the page, which must have no errors or foreign loads."""
     contexts, problems = [], []
 
     def start(server, **options):
         contexts.append(browser.new_context(**options))
         page = contexts[-1].new_page()
         page.on("pageerror", lambda error: problems.append(str(error)))
-        # What is left behind when a page is left is no failure.
+        # Requests that end because the page is left are no failures.
         page.on("requestfailed", lambda r: "ABORTED" in r.failure or problems.append(r.url))
         page.on("request", lambda r: r.url.startswith(server.url) or problems.append(r.url))
         page.goto(server.url)

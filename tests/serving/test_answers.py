@@ -1,4 +1,4 @@
-"""Answers made of a worker's updates: tokens with log-probabilities, joined, are the text."""
+"""Tests answers made of a worker's updates: their tokens with log-probabilities form the text."""
 
 import itertools
 
@@ -17,12 +17,12 @@ from mlx_t5.serving.schemas import CompletionChoice
 from mlx_t5.serving.worker import Worker
 from mlx_t5.text.detokenizer import decode
 
-NAMES = ["<0xC3>", "<0xA9>", "<0xE4>", "<0x41>", *PIECES, *SPECIAL[1:]]  # of pieces_and_bytes
-LETTERS = "abé é "  # of bytes_alone
+NAMES = ["<0xC3>", "<0xA9>", "<0xE4>", "<0x41>", *PIECES, *SPECIAL[1:]]  # in pieces_and_bytes
+LETTERS = "abé é "  # in bytes_alone
 
 
 def favouring(tokens, vocab_size):
-    """A table by which only these tokens are written; the end token last."""
+    """Returns a table that only writes the given tokens."""
     table = random_table(vocab_size, spread=2.0)
 
     def logits(source, seen):
@@ -34,7 +34,7 @@ def favouring(tokens, vocab_size):
 
 
 def models():
-    """A tokenizer of each kind, and a table of tokens that are likely."""
+    """Yields a tokenizer of each kind and the ids of its likely tokens."""
     tokenizer = pieces_and_bytes()
     yield tokenizer, tokenizer.convert_tokens_to_ids(NAMES)
     tokenizer = bytes_alone()
@@ -43,7 +43,7 @@ def models():
 
 @pytest.fixture(scope="module", params=["pieces and bytes", "bytes"])
 def served(request):
-    """A tokenizer, and `ask(stream, seed, **settings)`: the updates of one job."""
+    """Returns a tokenizer, and `ask(stream, seed, **settings)`: the updates of one job."""
     tokenizer, tokens = list(models())[request.param == "bytes"]
     model = FakeModel(favouring(tokens, len(tokenizer)), len(tokenizer))
     draft = drafter(good(model.table), model)

@@ -1,4 +1,4 @@
-"""Requests: how bodies are read, their bounds, and how much is said of one that is all wrong."""
+"""Tests requests: the reading of bodies, their bounds, and the errors of wrong bodies."""
 
 import asyncio
 import contextlib
@@ -99,7 +99,7 @@ def test_the_best_n_texts_of_a_search_are_returned():
 
 
 def read(body):
-    """The value of a body."""
+    """Returns the JSON value of a body."""
 
     async def receive():
         return {"type": "http.request", "body": body, "more_body": False}

@@ -1,4 +1,4 @@
-"""Log-probabilities against softmax by hand, and against the target asked token by token."""
+"""Tests log-probabilities against softmax by hand and against the target token by token."""
 
 import math
 
@@ -15,7 +15,7 @@ from mlx_t5.settings import Settings
 
 V = 9
 TABLE = random_table(V, eos_bias=-0.5)
-ALTERNATIVES = {0: 0, 2: 3}  # by a row's first token; the one between asks for none
+ALTERNATIVES = {0: 0, 2: 3}  # by a row's first token; row 1 requests none
 
 
 def test_likeliest_logprobs_equal_the_log_softmax():

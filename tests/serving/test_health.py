@@ -1,4 +1,4 @@
-"""A thread that dies and a step that hangs: what clients are told, and what /health says."""
+"""Tests what clients and /health report if the thread dies or a step hangs."""
 
 import asyncio
 import json
@@ -18,15 +18,15 @@ from mlx_t5.text.tokenizer import load_tokenizer
 
 
 class Died(BaseException):
-    """What no part of the thread expects."""
+    """An exception that no part of the thread expects."""
 
 
 def fail(*_):
     raise Died("of a secret prompt")
 
 
-# Where the thread dies: with a text to report, with rows that are in no batch yet, and as it gets
-# over a step that has failed.
+# Where the thread dies: with a text to report, with rows that are in no batch yet, or while it
+# recovers from a failed step.
 DEADLY = {
     "reporting": {"chunk": fail},
     "joining": {"rows": fail},
@@ -74,7 +74,7 @@ def test_a_hanging_step_is_reported_until_it_ends(serve):
     assert status == "stalled" and "no step has ended for 73 s" in reason
     served.release()
     assert len(short.results()[0].tokens) == 9
-    until(lambda: served.worker.health() == ("ok", None))  # while the other one is decoded
+    until(lambda: served.worker.health() == ("ok", None))  # while the other job is decoded
     served.worker.jobs.cancel(endless.job)
     assert served.worker.stop(PATIENCE)
     assert served.worker.health()[0] == "stopping"

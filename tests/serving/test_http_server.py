@@ -1,4 +1,4 @@
-"""Limits on connections to an application that answers everything, and on requests to any."""
+"""Tests limits on connections and requests, with small applications."""
 
 import asyncio
 import gc
@@ -14,7 +14,7 @@ from mlx_t5.serving import http_server
 from mlx_t5.serving.http_server import LimitedConnection, Middleware, Server
 from mlx_t5.serving.metrics import Metrics
 
-PATIENCE = 30  # seconds for what takes a moment
+PATIENCE = 30  # seconds allowed for short waits
 ASK = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 SCOPE = {"type": "http", "method": "POST", "path": "/predict", "headers": []}
 START = {"type": "http.response.start", "status": 200, "headers": []}
@@ -28,7 +28,7 @@ async def app(scope, receive, send):
 
 @pytest.fixture
 def connect(monkeypatch):
-    """`connect()`: a new connection to a server that takes two of them."""
+    """Returns `connect()`: a new connection to a server that accepts two at a time."""
     monkeypatch.setattr(LimitedConnection, "limit", 2)
     server, opened = Server(app, 1, print), []
     listener = socket.create_server(("127.0.0.1", 0))
@@ -48,7 +48,7 @@ def connect(monkeypatch):
 
 
 def answer(connection, request=ASK):
-    """Status and body of the answer to a request."""
+    """Sends a request; returns the status and the whole answer."""
     connection.sendall(request)
     received = b""
     while not received.endswith((b"answered", b"}", b"0\r\n\r\n")):
@@ -68,7 +68,7 @@ def test_one_connection_too_many_is_refused_until_there_is_room(connect):
     assert answer(first)[0] == 200, "who is in stays in"
     second.close()
     end = time.monotonic() + PATIENCE
-    while answer(connect())[0] != 200:  # until its end has come to be known
+    while answer(connect())[0] != 200:  # until the server notices that a connection has ended
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -117,7 +117,7 @@ def test_a_websocket_request_gets_http_and_logs_no_advice(connect, caplog):
 
 
 def ask(app, receive, send, scope=SCOPE):
-    """One request; returns the statuses that were counted."""
+    """Handles one request; returns the counted statuses and their paths."""
     metrics = Metrics()
     answer = Middleware(app, None, metrics, {"/predict"})(scope, receive, send)
     asyncio.run(asyncio.wait_for(answer, 5))

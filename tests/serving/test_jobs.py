@@ -1,4 +1,4 @@
-"""Jobs on their way to the thread: on every rank they are taken, withdrawn and done alike."""
+"""Every rank takes, withdraws and finishes the same jobs."""
 
 import time
 from dataclasses import asdict
@@ -11,7 +11,7 @@ from mlx_t5.settings import Settings
 
 
 def jobs():
-    """One of each kind."""
+    """Returns a job of each kind."""
     settings = Settings(temp=0.5, stop=("a",))
     return [
         GenerationJob([[5, 1], [6, 1]], Job(settings, 3, 2), logprobs=1, size=4),
@@ -29,7 +29,7 @@ def test_ranks_take_the_same_jobs_and_lose_them_in_the_same_round():
         while (new := queue.next_round(busy=bool(taken))) is not None:
             taken += new
             rounds.append([(asdict(job), job.cancelled) for job in taken])
-            if asked and queue.open:  # meanwhile, as when the server gives up
+            if asked and queue.open:  # a new job meanwhile, as while the server gives up
                 queue.close("stopping")
                 for job in queue.unfinished():
                     queue.cancel(job)

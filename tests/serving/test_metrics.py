@@ -1,4 +1,4 @@
-"""What is counted of a step: it never becomes less, as Prometheus demands of a counter."""
+"""Tests that counters of steps never decrease, as Prometheus demands."""
 
 from types import SimpleNamespace
 

@@ -1,6 +1,6 @@
-"""The page in headless Chromium: what a user sees, by keyboard and on a phone.
+"""Tests the page in headless Chromium: what a user sees, by keyboard and on a phone.
 
-PAGE_SCREENSHOT=mlx_t5/serving/page/screenshot.png takes the README's picture anew.
+PAGE_SCREENSHOT=mlx_t5/serving/page/screenshot.png takes the README's picture again.
 """
 
 import json
@@ -22,7 +22,7 @@ TASKS |= {"translate": {"prefix": "translate English to German: "}}
 
 @pytest.fixture(scope="module")
 def ranker(browser, tmp_path_factory):
-    """A server of a model that has tasks and can rank."""
+    """Starts a server of a model that has tasks and can rank."""
     folder = tmp_path_factory.mktemp("models") / "ranker"
     ranking_models.save(folder, task_specific_params=TASKS)
     running = Server("--model", str(folder), "--draft-model", "none", "--dtype", "float32")
@@ -39,7 +39,7 @@ def test_the_page_shows_each_tokens_origin_beside_regular_decoding(visit, server
     result = decoder.generate(FIX)
     for panel in ("speculative", "regular"):
         assert page.inner_text(f"#{panel} .text") == FIXED
-    # Every token is marked, but for those that are a space alone.
+    # Every token is marked, except tokens that are a space alone.
     shown = writers(page, "speculative")
     spaces = [i for i, t in enumerate(result.tokens) if not decoder.tokenizer.decode([t]).strip()]
     assert shown == [w for i, w in enumerate(result.writers) if i not in spaces]
@@ -116,7 +116,7 @@ def test_on_a_phone_nothing_sticks_out_and_both_schemes_can_be_read(visit, serve
     for label, bar in zip(labels.all(), bars.all(), strict=True):
         box, below = label.bounding_box(), bar.bounding_box()
         assert box["y"] + box["height"] <= below["y"], "a bar covers its label"
-    # A browser may paint a bar outside of its box; so labels have to look the same without any.
+    # A browser may paint a bar outside its box, so labels must look the same without bars.
     with_bars = [label.screenshot() for label in labels.all()]
     bars.evaluate_all("all => all.forEach(bar => (bar.style.visibility = 'hidden'))")
     assert with_bars == [label.screenshot() for label in labels.all()]
@@ -145,7 +145,7 @@ def test_only_its_own_scripts_run(visit, server):
     for source in sources:
         if source[0] == "/":
             assert server.http.get(source).status_code == 200, source
-    page = visit(server)  # which checks that nothing foreign is loaded
+    page = visit(server)  # checks that nothing foreign is loaded
     page.goto(server.url + "/docs")
     page.get_by_text("/v1/chat/completions").first.wait_for()
 
@@ -192,7 +192,7 @@ def test_the_page_handles_errors_keys_and_a_missing_draft(visit):
         guarded.close()
 
 
-# ---- beams, tasks, and what takes no decoding ----------------------------------------------------
+# ---- beams, tasks, scores and vectors ------------------------------------------------------------
 
 
 def test_beams_show_their_texts_with_scores(visit, server, decoder):

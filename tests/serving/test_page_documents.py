@@ -1,4 +1,4 @@
-"""The page's view of documents in headless Chromium: text in, side by side, and a file out."""
+"""Tests the page's view of documents in headless Chromium: input, results and download."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ NARROW = PHONE | {"viewport": {"width": 390, "height": 844}}
 
 @pytest.fixture
 def view(visit, server):
-    """`view(**options)`: the page at its view of documents."""
+    """Returns `view(**options)`: the page at its view of documents."""
 
     def start(**options):
         page = visit(server, **options)
@@ -53,14 +53,14 @@ def done(page, count):
 
 
 def downloaded(page):
-    """The name and the bytes of the download."""
+    """Downloads the answer; returns its file name and bytes."""
     with page.expect_download() as download:
         page.click("#download")
     return download.value.suggested_filename, Path(download.value.path()).read_bytes()
 
 
 def pieces(page):
-    """Source and answer of each row."""
+    """Returns the source and the answer of each row."""
     rows = page.locator("#pieces li").all()
     return [tuple(row.locator("p").all_text_contents()) for row in rows]
 
@@ -150,7 +150,7 @@ def test_stopping_keeps_the_finished_pieces(view, server):
 
 
 def events(count, failed=()):
-    """A stream of so many pieces, each of which is `a b`; what is in it looks like HTML."""
+    """Yields the stream of `count` pieces, all from `a b`; the answers look like HTML."""
     bold = "<b id=injected>x</b>"
     stats = dict.fromkeys(TextStats.model_fields, 1)
     tokens = [{"text": bold, "writer": "draft"}]
@@ -202,4 +202,4 @@ def test_the_page_shows_thousands_of_pieces_and_survives_a_broken_stream(view):
     assert last.locator("p").first.text_content() == "a b"
     shown = "l => getComputedStyle(l).contentVisibility"
     assert last.evaluate(shown) == "auto", "what is out of sight is not laid out"
-    page.locator("#download:enabled").wait_for()  # what there is can be kept
+    page.locator("#download:enabled").wait_for()  # the finished pieces can be kept

@@ -1,4 +1,4 @@
-"""A document's pieces in the server: drawn, decoded in any order, joined; no model is needed."""
+"""Tests how the server splits a document and joins its answers; no model is needed."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def served(thread, prefix="", limit=64):
 
 
 def cut(thread, prompt=TEXT, prefix="", limit=64, **fields):
-    """Its pieces, none of which has been drawn."""
+    """Returns the pieces of a prompt, of which none has been read."""
     body = CompletionRequest(prompt=prompt, **{"split": "sentences", **fields})
     return asyncio.run(Service.cut(served(thread, prefix, limit), body))
 
@@ -68,7 +68,7 @@ def prompts(some):
 
 
 def test_each_piece_has_the_prefix(tokenizer):
-    """Of the prompt itself, of a task, or a chat's system message."""
+    """The prefix comes from the prompt, from a task or from a chat's system message."""
     for how in (
         lambda: cut(tokenizer, "fix grammar: " + TEXT.lstrip()),
         lambda: cut(tokenizer, prefix="fix grammar: "),
@@ -159,7 +159,7 @@ def test_limits_count_pieces_times_prompt_tokens(tokenizer, monkeypatch):
         cut(tokenizer)
 
 
-# ---- on their way --------------------------------------------------------------------------------
+# ---- decoding ------------------------------------------------------------------------------------
 
 
 def update(index, text, reason="stop", error=None):
@@ -170,7 +170,7 @@ def update(index, text, reason="stop", error=None):
 
 
 def run(some, thread, answer, size=2, kind=CompletionBuilder, streamed=False):
-    """Events or the whole answer; `answer(i)` becomes of piece i, the last that is there first."""
+    """Returns the events or the answer; `answer(i)` answers piece i, the last piece first."""
     builder = kind(CompletionRequest(prompt="x", stream=streamed), "a model", None)
 
     async def client():

@@ -1,4 +1,4 @@
-"""Embeddings, scores and ranks over HTTP."""
+"""Tests embeddings, scores and ranks over HTTP."""
 
 import base64
 import re
@@ -20,7 +20,7 @@ TEXTS = ["a cat", "two dogs", "the long tale of a mouse", "a"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A random T5 whose tokenizer has the words of monoT5."""
+    """Returns the folder of a random T5 whose tokenizer has the words of monoT5."""
     tasks = {"telling": {"prefix": "the tale: "}}
     return ranking_models.save(
         tmp_path_factory.mktemp("ranking") / "ranker", task_specific_params=tasks
@@ -41,7 +41,7 @@ def ranker(folder, decoder):
 
 def test_the_official_client_gets_vectors(ranker, decoder):
     client = OpenAI(base_url="http://localhost/v1", api_key="any", http_client=ranker.http)
-    found = client.embeddings.create(model="ranker", input=TEXTS)  # base64, which it decodes
+    found = client.embeddings.create(model="ranker", input=TEXTS)  # decodes base64
     plain = client.embeddings.create(model="ranker", input="a cat", encoding_format="float")
     normal = client.embeddings.create(model="ranker", input=TEXTS, extra_body={"normalize": True})
     expected = decoder.embed(TEXTS)
@@ -82,9 +82,9 @@ def test_scores_are_those_of_the_decoder(ranker, decoder):
 
 
 def test_very_unlikely_scores_are_not_clipped(folder):
-    """OpenAI's API has no log-probability below -9999; scores are no part of it."""
+    """OpenAI's API has no log-probability below -9999, but scores are not part of that API."""
     model, tokenizer = load(folder, "float32")
-    model.shared.weight = 1e4 * model.shared.weight  # which is the head as well
+    model.shared.weight = 1e4 * model.shared.weight  # also the head
     decoder = SpeculativeDecoder(model, None, tokenizer)
     (score,) = decoder.score("a cat", "mouse")
     assert score.logprob < min(score.token_logprobs) < -9999

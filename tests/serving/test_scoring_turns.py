@@ -1,4 +1,4 @@
-"""Turns of scores, ranks and embeddings in the thread that owns MLX."""
+"""Tests how scores, ranks and embeddings take turns in the thread that owns MLX."""
 
 import queue
 import time
@@ -16,7 +16,7 @@ from mlx_t5.serving.worker import ScoringTurns
 
 
 class Parts(ScoringJob):
-    """Work of as many batches as `parts()` yields."""
+    """A job with one batch for each item of `parts()`."""
 
     def __init__(self, events, parts, count):
         super().__init__("embed", 0, ids=[[]] * count)
@@ -29,7 +29,7 @@ def batches(monkeypatch):
 
 
 def test_forward_passes_take_turns_with_steps(serve):
-    """A text goes on while a request of three passes is worked on."""
+    """A text continues while a request of three passes is computed."""
     served = serve()
     steps, events = [], queue.Queue()
 
@@ -47,7 +47,7 @@ def test_forward_passes_take_turns_with_steps(serve):
 
 
 def turns():
-    """What takes turns, and `begin(job)`, which lets a job join."""
+    """Returns the turns of jobs, and `begin(job)`, which adds a job."""
     jobs = JobQueue(2, 99, time.monotonic)
     turns = ScoringTurns(None, 2, jobs, Metrics())
 
@@ -60,7 +60,7 @@ def turns():
 
 
 def test_requests_take_turns_pass_by_pass():
-    """A small one waits for one pass of each that came before, however large these are."""
+    """A small request waits for one pass of each earlier request, however large."""
     order, events = [], queue.Queue()
 
     def named(name, passes):

@@ -1,4 +1,4 @@
-"""The server's command line: what it refuses, and how it ends."""
+"""Tests the server's command line: refused options, and how it ends."""
 
 import signal
 import socket

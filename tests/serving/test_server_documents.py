@@ -1,4 +1,4 @@
-"""Documents over HTTP: what `generate` makes of them, beside other requests."""
+"""Tests documents over HTTP: the same text as from `generate`, beside other requests."""
 
 import json
 
@@ -22,7 +22,7 @@ def complete(server, **fields):
 
 
 def streamed(server, path="/v1/completions", **fields):
-    """The JSON of all events."""
+    """Returns the JSON of all events of a stream."""
     body = {"split": "sentences", "stream": True, **fields}
     with server.http.stream("POST", path, json=body) as answer:
         lines = [line for line in answer.iter_lines() if line]
@@ -31,7 +31,7 @@ def streamed(server, path="/v1/completions", **fields):
 
 
 def held_out(count):
-    """A document of so many sentences of the held-out texts."""
+    """Returns a document of `count` held-out sentences."""
     prompts = workload.held_out(workload.MIXED, count).prompts
     return " ".join(prompt.split(": ", 1)[1] for prompt in prompts)
 
@@ -97,7 +97,7 @@ def test_others_are_answered_while_a_long_document_runs(server):
         assert next(pieces)["finish_reason"] is None
         state = server.http.get("/health").json()
         assert state["running"] + state["waiting"] == 8, "it goes on"
-    server.until(lambda: server.metric(CANCELLED) > cancelled)  # with its client
+    server.until(lambda: server.metric(CANCELLED) > cancelled)  # as its client leaves
 
 
 def test_only_completions_and_chats_are_split(server):

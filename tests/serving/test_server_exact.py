@@ -1,4 +1,4 @@
-"""`--exact` over HTTP: the same bits whatever else is in the batch; and `--log-prompts`."""
+"""Tests `--exact` over HTTP: the same bits with any batch; and `--log-prompts`."""
 
 from concurrent.futures import ThreadPoolExecutor
 

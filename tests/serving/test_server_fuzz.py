@@ -1,4 +1,4 @@
-"""Requests made up by schemathesis from our own OpenAPI description: valid ones and broken ones."""
+"""Sends valid and broken requests that schemathesis makes from the OpenAPI description."""
 
 import re
 import subprocess
@@ -15,14 +15,14 @@ FIELDS = {"prompt", "max_tokens", "temperature", "seed", "stop", "num_draft", "d
 
 @pytest.fixture(scope="module")
 def short():
-    """A server of short answers."""
+    """Starts a server whose answers are short."""
     running = Server("--host", "localhost", "--max-tokens", "4", "--api-key", KEY, key=KEY)
     yield running
     running.close()
 
 
 def test_a_host_name_is_reported_as_the_address_that_it_got(short):
-    """A Mac's first one for localhost is ::1, which who asks 127.0.0.1 does not reach."""
+    """On a Mac localhost is ::1 first, and a client of 127.0.0.1 would not reach that."""
     assert re.fullmatch(r"http://(127\.0\.0\.1|\[::1\]):\d+", short.url)
 
 
@@ -40,7 +40,7 @@ def test_the_openapi_description_has_our_fields_and_errors(short):
 def test_no_request_that_was_made_up_breaks_it(short, tmp_path):
     command = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"]
     command += ["run", f"{short.url}/openapi.json", "--max-examples", "12", "--seed", "1"]
-    # Whether a valid request can be served also depends on the model and on the limits.
+    # The model and the limits also decide whether a valid request can be served.
     command += ["--checks", "all", "--exclude-checks", "positive_data_acceptance"]
     command += ["--phases", "coverage,fuzzing", "--continue-on-failure", "--no-color"]
     command += ["--suppress-health-check", "all", "-H", f"Authorization: Bearer {KEY}"]

@@ -1,4 +1,4 @@
-"""Many clients at once, clients that go away, and a long day. Loopback only, and bounded."""
+"""Tests many clients at once, clients that leave, and many requests, on loopback only."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ LONG = {"prompt": "x", "max_tokens": 1000, "temperature": 0.7, "seed": 1}
 
 @pytest.fixture(scope="module")
 def endless(models):
-    """A server of random models that never end a text by themselves."""
+    """Starts a server of random models that never end a text by themselves."""
     running = Server(*models, "--max-batch", "4", "--max-queue", "4", "--api-key", KEY, key=KEY)
     yield running
     running.close()
@@ -30,7 +30,7 @@ def endless(models):
 
 
 def mixed_requests(count):
-    """Requests of every kind, no two neighbours alike."""
+    """Yields requests of every kind, in which neighbours differ."""
     for i, prompt in enumerate(workload.held_out(workload.MIXED, count).prompts):
         body = {"prompt": prompt, "max_tokens": (60, 7, 25)[i % 3], "num_draft": i % 7}
         if i % 2:
@@ -48,17 +48,17 @@ def mixed_requests(count):
 
 
 def alone(decoder, body):
-    """The texts that `generate` writes for a request, with nothing beside it."""
+    """Returns the texts that `generate` writes for a request alone."""
     names = {"temperature": "temp", "n": "num_samples"}
     options = {names.get(name, name): value for name, value in body.items()}
     if options.pop("draft", True) is False or options["num_draft"] == "auto":
-        options["num_draft"] = 0  # greedy texts do not depend on it
+        options["num_draft"] = 0  # greedy texts do not depend on num_draft
     results = decoder.generate([options.pop("prompt")], **options)
     return [result.text for result in results]
 
 
 def ask(server, body, stream):
-    """The texts that the server sends."""
+    """Returns the texts that the server sends."""
     if not stream:
         answer = server.http.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
@@ -108,13 +108,13 @@ def test_a_client_that_does_not_read_delays_nobody(endless):
     endless.until(lambda: endless.http.get("/health").json()["running"] == 1)
     answer = endless.http.post("/predict", json={"prompt": "y", "max_tokens": 20})
     assert answer.json()["stats"]["generated_tokens"] == 20
-    endless.until(endless.idle)  # its text is complete, though unread
+    endless.until(endless.idle)  # its text is complete but unread
     assert endless.http.get("/health").json()["status"] == "ok"
     kill(lazy)
 
 
 def whole_answer(connection):
-    """All that a server sends until it closes the connection."""
+    """Returns all bytes that a server sends until it closes the connection."""
     return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
@@ -135,7 +135,7 @@ def test_a_graceful_shutdown_finishes_running_requests(models):
 
 def test_unfinished_requests_are_refused_at_shutdown(models):
     server = Server(*models, "--max-batch", "1", "--max-tokens", "99999", "--shutdown-seconds", "1")
-    body = {"prompt": "x", "max_tokens": 99999}  # greedily, it does not end by itself
+    body = {"prompt": "x", "max_tokens": 99999}  # a greedy text never ends by itself
     stream = raw_request(server.url, "/v1/completions", body | {"stream": True})
     server.until(lambda: server.http.get("/health").json()["running"] == 1)
     paths = ["/v1/completions", "/predict", "/v1/chat/completions"]
@@ -160,7 +160,7 @@ def test_a_second_ctrl_c_does_not_wait(models):
     stream = raw_request(server.url, "/v1/completions", LONG | {"stream": True})
     server.until(lambda: server.http.get("/health").json()["running"] == 1)
     server.signal(signal.SIGINT)
-    time.sleep(0.2)  # two at once are one
+    time.sleep(0.2)  # two signals at once would count as one
     server.signal(signal.SIGINT)
     assert server.wait() == 130
     assert len(server.lines) == 2
@@ -172,7 +172,7 @@ def test_a_second_ctrl_c_does_not_wait(models):
 
 
 def one_of_many(server, i):
-    """A short request of one kind or another."""
+    """Sends a short request of kind i % 8; returns 200 if its status is as expected."""
     body = {"prompt": f"fix grammar: {i}", "max_tokens": 3}
     kind = i % 8
     if kind < 3:
@@ -193,7 +193,7 @@ def one_of_many(server, i):
 
 
 def most_resident(server, numbers):
-    """The most bytes that are resident when nothing runs, looked at after every 200 requests."""
+    """Returns the most resident bytes of an idle server, measured after every 200 requests."""
     levels = []
     for first in numbers[::200]:
         with ThreadPoolExecutor(8) as clients:
@@ -207,9 +207,9 @@ def most_resident(server, numbers):
 @pytest.mark.skipif(sys.platform != "linux", reason="what is resident is no measure elsewhere")
 @cpu_allocation
 def test_memory_is_flat_after_400_requests():
-    """A request of which anything large stayed behind would show: 25 kB each are 10 MB."""
-    # One heap for all threads: several keep more or less for reuse, whichever way the requests
-    # fall to them, which is 15 MB now and 0 then.
+    """A leak would show: 25 kB per request are 10 MB."""
+    # One heap for all threads: several heaps keep between 0 and 15 MB for reuse, depending on
+    # which threads handle the requests.
     with closing(Server(*LOOKUP_TOO, MALLOC_ARENA_MAX="1")) as server:
         early = most_resident(server, range(400))
         late = most_resident(server, range(400, 800))

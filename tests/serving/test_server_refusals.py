@@ -1,4 +1,4 @@
-"""What the server refuses, and how it says so."""
+"""Tests which requests the server refuses, and its error messages."""
 
 import json
 import re
@@ -19,14 +19,14 @@ LIMITS += ["--max-batch", "2", "--max-queue", "4"]
 
 @pytest.fixture(scope="module")
 def guarded(models):
-    """A server with a key and low limits."""
+    """Starts a server with a key and low limits."""
     running = Server(*models, *LIMITS, T5_API_KEY=KEY, key=KEY)
     yield running
     running.close()
 
 
 def refused(answer, status, param=None):
-    """Checks the shape of an error and returns its message."""
+    """Checks the format of an error and returns its message."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/json"
     (error,) = answer.json().values()
@@ -137,7 +137,7 @@ PATHS = ("predict", "v1/completions", "v1/chat/completions")
 PATHS += ("v1/embeddings", "v1/score", "v1/rerank")
 NOT_JSON = [b"{", b'{"prompt": NaN}', b'{"prompt": "\xff"}', b"[" * 15_000, b"9" * 10_000]
 NOT_JSON += [b"[-Infinity]", '"x"'.encode("utf-16")]
-HALF = "\ud800".encode(errors="surrogatepass")  # of a character that is no text by itself
+HALF = "\ud800".encode(errors="surrogatepass")  # half of a surrogate pair, which is no text
 NOT_JSON += [b'["x", "\\ud800"]', b'{"a\\udc00\\ud800": 1}', b'{"prompt": "' + HALF + b'"}']
 
 
@@ -169,13 +169,13 @@ def test_names_of_fields_are_shown_as_far_as_they_can_be_read(guarded):
 
 
 def test_a_body_has_to_be_json_and_small(guarded):
-    # A page from elsewhere can send such bodies without being asked whether it may.
+    # Foreign pages can send such bodies without a preflight request.
     for headers in ({"Content-Type": "text/plain"}, {}):
         refused(guarded.http.post("/predict", content='{"prompt": "x"}', headers=headers), 415)
     large = json.dumps({"prompt": "x" * MAX_BODY}).encode()
     message = f"larger than {MAX_BODY} bytes"
     assert message in refused(guarded.http.post("/predict", content=large), 413)
-    pieces = (large[i : i + 10_000] for i in range(0, len(large), 10_000))  # its length is not told
+    pieces = (large[i : i + 10_000] for i in range(0, len(large), 10_000))  # no Content-Length
     assert message in refused(guarded.http.post("/predict", content=pieces), 413)
 
 
@@ -192,7 +192,7 @@ def test_unknown_addresses_methods_and_models_are_refused(guarded):
 
 
 def ask(running, path, method="GET", header=None, **options):
-    """An answer to a request with this `Authorization`, None for none."""
+    """Sends a request with the `Authorization` header, unless None; returns the answer."""
     headers = {"Authorization": (header or "").encode("latin-1")}
     request = running.http.build_request(method, path, headers=headers, **options)
     if header is None:

@@ -1,4 +1,4 @@
-"""Between requests and the thread, where no model is needed."""
+"""Tests the service between requests and the thread; no model is needed."""
 
 import asyncio
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from mlx_t5.text.tokenizer import load_tokenizer
 
 
 def served(vocab_size, presets=None, exact=False, delta=0.0):
-    """The service of a model with so many ids, and the bundled tokenizer."""
+    """Returns the service of a model with `vocab_size` ids, and the bundled tokenizer."""
     model = SimpleNamespace(
         config=SimpleNamespace(vocab_size=vocab_size, n_positions=None, task_prefixes=()),
         dtype="mlx.core.float32",
@@ -74,7 +74,7 @@ def test_a_text_at_which_the_tokenizer_panics_is_a_bad_request():
 
 @pytest.mark.parametrize("batch, waiting", [(8, 128), (1, 0), (2, 4)])
 def test_a_queue_in_which_nothing_waits_has_room_for_the_largest_request(batch, waiting):
-    """8 and 128 are the defaults, with which there is room for several."""
+    """With the defaults, 8 and 128, there is room for several requests."""
     service, _ = served(32)
     queue = JobQueue(batch, waiting, lambda: 0.0)
     service.limits = RequestLimits(10, 10, batch + waiting)
@@ -111,7 +111,7 @@ def test_a_request_overrides_its_task_and_a_task_overrides_the_model():
         found = service._settings(body, service.task(body.task, ["x"]))
         return found.max_tokens, found.temp, found.top_k
 
-    assert settings() == (10, 0.5, 9)  # no longer than the server's limit
+    assert settings() == (10, 0.5, 9)  # limited by the server
     assert settings(task="fixing") == (4, 0.5, 3)
     assert settings(task="fixing", max_tokens=5, temperature=0) == (5, 0, 3)
     wanted = {"prefix": "fix grammar: ", "max_tokens": 4, "top_k": 3}

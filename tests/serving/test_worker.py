@@ -1,4 +1,4 @@
-"""The thread that owns MLX, on models whose cache is the list of tokens fed to them."""
+"""Tests the thread that owns MLX, on models whose cache is the list of their tokens."""
 
 import pytest
 
@@ -159,7 +159,7 @@ METAL_OUT_OF_MEMORY = (
 
 
 class Failing(Gated):
-    """Raises these errors in its next passes, the last one first; None is none."""
+    """Raises the errors in its next passes, the last error first; None raises nothing."""
 
     def __init__(self, table, vocab_size):
         super().__init__(table, vocab_size)
@@ -186,7 +186,7 @@ def test_a_failed_step_ends_only_its_own_rows(serve, caplog, error, status):
     served = serve(model, max_batch=1)
     broken = served.submit_held([[2]], max_tokens=50)
     waits = served.submit([[3]], max_tokens=5, logprobs=0)
-    model.errors += [error, None]  # when the other one is known to wait
+    model.errors += [error, None]  # set when the other job is known to wait
     served.release()
     failure = broken.next()
     assert failure.status == status
@@ -317,7 +317,7 @@ def test_a_gpu_has_kernels_compiled_for_every_kind_of_request(cpu, exact, monkey
     decoder = SpeculativeDecoder(model, draft, num_draft=AUTO if not exact else 2)
     decoder.exact = exact
     asked, generate, encode = [], decoder.generate, model.encode
-    for place, learn in ((Outcomes, "add"), (StepCosts, "note")):  # nothing from a dummy text
+    for place, learn in ((Outcomes, "add"), (StepCosts, "note")):  # learns nothing from dummy texts
         monkeypatch.setattr(place, learn, pytest.fail)
 
     def noted(prompts, **settings):
@@ -335,5 +335,5 @@ def test_a_gpu_has_kernels_compiled_for_every_kind_of_request(cpu, exact, monkey
     inexact = [("delta", 8, None), ("delta", "temp", 8, None), ("num_beams", 8, MAX_BEAMS)]
     kinds = [] if cpu else [regular, *sampled, *([] if exact else inexact)]
     assert asked == [regular, *kinds]
-    # One pass for each call, two for scores and vectors, and one for the passes of every width.
+    # A pass for each call, two for scores and vectors, and one for passes of every width.
     assert len(encoded) == len(asked) + 2 * (not cpu) + (not exact)

@@ -1,4 +1,4 @@
-"""Documents in the thread that owns MLX: many texts, of which few are in the queue at a time."""
+"""Tests documents in the thread that owns MLX: few of their pieces wait at a time."""
 
 import pytest
 

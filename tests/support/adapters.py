@@ -1,4 +1,4 @@
-"""Makes LoRA adapters for tests: with PEFT, and by hand where PEFT would add nothing but time."""
+"""Makes LoRA adapters for tests with PEFT, or by hand where PEFT would only cost time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLAIN = {"peft_type": "LORA", "bias": "none", "r": 1, "lora_alpha": 2, "target_m
 
 
 def by_peft(model: torch.nn.Module, folder: Path, **config) -> dict[str, torch.Tensor]:
-    """Saves a random adapter for a model of transformers; returns what PEFT merges it to."""
+    """Saves a random adapter for a model of transformers; returns the weights merged by PEFT."""
     import peft
 
     generator = torch.Generator().manual_seed(1)
@@ -27,7 +27,7 @@ def by_peft(model: torch.nn.Module, folder: Path, **config) -> dict[str, torch.T
                 if "lora_" in name:
                     weight.normal_(std=0.2, generator=generator)
         adapted.save_pretrained(folder)
-        # As one who loads it merges it.
+        # Merged as after loading it from the folder.
         loaded = peft.PeftModel.from_pretrained(copy.deepcopy(model), folder)
         return loaded.merge_and_unload().state_dict()
 
@@ -38,10 +38,10 @@ def by_hand(
     """Saves a random adapter of these layers; returns the matrices A and B of each.
 
     Args:
-        folder: made if it is not there.
-        shapes: of the weights (out, in), by the layers' names.
-        rank: of all matrices.
-        entries: of adapter_config.json, beside `PLAIN`.
+        folder: created if it does not exist.
+        shapes: the shapes (out, in) of the weights by layer name.
+        rank: the rank of all matrices.
+        entries: entries of adapter_config.json, added to `PLAIN`.
     """
     random = np.random.default_rng(0)
     matrices = {

@@ -1,4 +1,4 @@
-"""Rows for a batch of fake models, and an engine that notes which were to join."""
+"""Rows for batches of fake models, and an engine that records attempts to join."""
 
 from decoder import Engine
 from mlx_t5.engine.rows import Row
@@ -13,7 +13,7 @@ def rows(lengths, **settings):
 
 
 def different(lengths, **settings):
-    """Rows no two of which are equal, so that each has to be encoded."""
+    """Returns rows that all differ, so that each has to be encoded."""
     many = rows(lengths, **settings)
     for i, row in enumerate(many):
         row.ids[0] = 2 + i
@@ -21,7 +21,7 @@ def different(lengths, **settings):
 
 
 class Tried(Engine):
-    """Notes which rows were to join at which step."""
+    """An engine that records which rows tried to join at which step."""
 
     steps = 0
 

@@ -1,4 +1,4 @@
-"""Tokenizers of a few tokens: words, pieces and single bytes."""
+"""Tokenizers with few tokens: words, pieces and single bytes."""
 
 import tokenizers
 import transformers
@@ -8,7 +8,7 @@ SPECIAL = ["<pad>", "</s>", "<unk>", "<extra_id_0>"]
 
 
 def pieces_and_bytes():
-    """A unigram tokenizer that spells what it does not know in bytes, as mT5's does."""
+    """Returns a unigram tokenizer that spells unknown text in bytes, as mT5's does."""
     names = [*SPECIAL, *(f"<0x{i:02X}>" for i in range(256)), *PIECES]
     model = tokenizers.models.Unigram([(name, 0.0) for name in names], 2, byte_fallback=True)
     tokenizer = tokenizers.Tokenizer(model)
@@ -20,7 +20,7 @@ def pieces_and_bytes():
 
 
 class Words:
-    """A tokenizer whose tokens are these words; text is their concatenation."""
+    """A tokenizer whose tokens are the given words; a text is their concatenation."""
 
     def __init__(self, words):
         self.words = words
@@ -39,5 +39,5 @@ class Words:
 
 
 def bytes_alone():
-    """ByT5's."""
+    """Returns ByT5's tokenizer."""
     return transformers.ByT5Tokenizer()

@@ -1,4 +1,4 @@
-"""Makes checkpoints for tests, in every format Hugging Face folders come in, with torch."""
+"""Makes checkpoints for tests with torch, in every format of Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def save(
 
     Args:
         state: the tensors by name.
-        folder: made if it is not there.
+        folder: created if it does not exist.
         format: "safetensors", "zip" (torch >= 1.6) or "legacy" (torch < 1.6).
-        shards: number of files; more than one come with an index.
-        config: what config.json shall hold, if there shall be one.
+        shards: the number of files; several files have an index.
+        config: the contents of config.json; None writes no such file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     stem, suffix = ("model", "safetensors") if format == "safetensors" else ("pytorch_model", "bin")
@@ -63,7 +63,7 @@ def save(
 
 
 def write(state: object, path: Path, format: str) -> Path:
-    """Writes one file; safetensors wants every tensor on its own and contiguous."""
+    """Writes one file; safetensors needs separate and contiguous tensors."""
     if format == "safetensors":
         state = {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}
         safetensors.torch.save_file(state, path, metadata={"format": "pt"})
@@ -73,7 +73,7 @@ def write(state: object, path: Path, format: str) -> Path:
 
 
 def random_state(config: dict, dtype: str = "float32") -> dict[str, torch.Tensor]:
-    """Random tensors by Hugging Face's names, for a config.json with a tied head."""
+    """Returns random tensors under Hugging Face's names, for a config.json with a tied head."""
     ours = T5Config.from_dict(config)
     shapes = expected_parameters(ours)
     generator = torch.Generator().manual_seed(0)
@@ -85,7 +85,7 @@ def random_state(config: dict, dtype: str = "float32") -> dict[str, torch.Tensor
 
 
 def arrays(folder: Path) -> dict[str, mx.array]:
-    """Every array of an MLX folder, by name."""
+    """Returns every array of an MLX folder by name."""
     result = {}
     for file in folder.glob("*.safetensors"):
         found, metadata = mx.load(str(file), return_metadata=True)
@@ -95,7 +95,7 @@ def arrays(folder: Path) -> dict[str, mx.array]:
 
 
 def views(dtype: str = "float32") -> OrderedDict[str, torch.Tensor]:
-    """A state dict with all that makes reading hard: views, ties, a scalar, an empty tensor."""
+    """Returns a state dict that is hard to read: views, ties, a scalar, an empty tensor."""
     torch.manual_seed(0)
     base = torch.randn(6, 8).to(getattr(torch, dtype))
     state = OrderedDict(
@@ -109,17 +109,17 @@ def views(dtype: str = "float32") -> OrderedDict[str, torch.Tensor]:
         parameter=torch.nn.Parameter(torch.randn(5).to(base.dtype)),
         empty=base[:0],
     )
-    state._metadata = OrderedDict({"": {"version": 1}})  # torch's own modules add this
+    state._metadata = OrderedDict({"": {"version": 1}})  # torch's modules add this
     return state
 
 
 def siblings(path: Path) -> set[str]:
-    """Names of all that lies beside a path, itself included."""
+    """Returns the names in the folder of a path."""
     return {entry.name for entry in path.parent.iterdir()}
 
 
 def tiny(folder: Path) -> Path:
-    """A small checkpoint with other files beside it, wanted and not; it has no tokenizer."""
+    """Makes a small checkpoint without a tokenizer, with needed and useless files beside it."""
     save(random_state(TINY), folder, config=TINY)
     (folder / "generation_config.json").write_text("{}")
     (folder / "tf_model.h5").touch()

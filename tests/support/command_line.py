@@ -15,10 +15,10 @@ ROOT = Path(main.__file__).parent
 
 
 def byte_model(folder: Path, noise: float = 0.0) -> Path:
-    """A random T5 that spells in bytes, so that a character may take two tokens.
+    """Saves a random T5 that spells in bytes, so that a character may have two tokens.
 
-    Only the bytes of some letters can win, so greedy decoding never ends by itself. With noise it
-    is a draft that mostly agrees with the one without.
+    Only bytes of some letters are likely, so greedy decoding never ends by itself. With noise it
+    is a draft that mostly agrees with the model without noise.
     """
     sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
     config = transformers.T5Config(vocab_size=384, decoder_start_token_id=0, **sizes)
@@ -42,7 +42,7 @@ def byte_model(folder: Path, noise: float = 0.0) -> Path:
 
 
 def start(*argv: str, **options) -> subprocess.Popen:
-    """Runs the command line in a process of its own."""
+    """Starts the command line in a separate process."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     pipes["env"] = {name: os.environ[name] for name in os.environ if name != "PYTHONUNBUFFERED"}
     return subprocess.Popen([sys.executable, str(ROOT / "main.py"), *argv], **pipes)

@@ -1,4 +1,4 @@
-"""What only holds on some devices; `T5_DEVICE=cpu` has MLX compute on the CPU of any machine."""
+"""Conditions of tests on devices; `T5_DEVICE=cpu` makes MLX compute on the CPU."""
 
 import functools
 import os
@@ -18,13 +18,13 @@ cpu_allocation = pytest.mark.skipif(
 
 
 def skip_narrow_4_bits(bits: int, mode: str = "affine") -> None:
-    """Leaves out products of 64 inputs in 4 bits, which are NaN with MLX 0.32.4 on CUDA."""
+    """Skips products of 64 inputs in 4 bits, which are NaN with MLX 0.32.4 on CUDA."""
     if ON_CUDA and (bits, mode) == (4, "affine"):
         pytest.skip("weights of 64 inputs in 4 bits come out wrong on CUDA")
 
 
 def exact_or_refused(test: Callable[..., None]) -> Callable[..., None]:
-    """A test of exact decoding; where the device cannot keep the promise, of its refusal."""
+    """Decorates a test of exact decoding, which also passes if the device refuses it."""
 
     @functools.wraps(test)
     def either(*args, **kwargs):
@@ -38,8 +38,8 @@ def exact_or_refused(test: Callable[..., None]) -> Callable[..., None]:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether an error is the refusal of exact decoding, on a device where it may be."""
-    # Intel's and AMD's processors keep the promise with the kernels that MKL takes by itself.
+    """Returns whether an error refuses exact decoding on a device that may refuse it."""
+    # Intel's and AMD's processors decode exactly with the kernels that MKL chooses by default.
     kernels = re.match("MKL .*(AVX-512|general)", blas_name()) and on_cpu()
     keeps = kernels and not os.environ.keys() & {"MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR"}
     return REFUSAL in str(error) and not keeps

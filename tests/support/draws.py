@@ -1,4 +1,4 @@
-"""Rows that sample, their keys, and how far from its distribution a fair draw may be."""
+"""Sampled rows, their keys, and the bound for the distance of fair draws."""
 
 import numpy as np
 
@@ -8,22 +8,22 @@ from mlx_t5.sampling.draws import Sampling, fold, row_key
 from mlx_t5.sampling.processors import Processing
 from mlx_t5.settings import Settings
 
-# A statistic may exceed its bound by chance in one run of this many.
+# The probability with which a statistic may exceed its bound by chance.
 FALSE_ALARM = 1e-6
 
 
 def settings(rows=1, **values):
-    """What rows of the same settings sample by; they sample unless `temp` says otherwise."""
+    """Returns the sampling of rows with the same settings; `temp` is 1 unless given."""
     return mixed({"temp": 1.0} | values, times=rows)
 
 
 def mixed(*rows, times=1):
-    """What rows sample by, of whose settings these are the values."""
+    """Returns the sampling of rows with the given settings."""
     return Sampling.of([Settings(**row) for row in rows] * times)
 
 
 def rules(*rows, eos=(EOS,)):
-    """The rules for the texts of rows, of whose settings these are the values."""
+    """Returns the rules for the texts of rows with the given settings."""
     return Processing.of([Settings(**row) for row in rows], eos)
 
 
@@ -32,19 +32,19 @@ def keys(rows, seed=0):
 
 
 def position_keys(rows, positions, seed=0):
-    """Keys (rows, positions, 2), as of a step."""
+    """Returns the keys (rows, positions, 2) of a step."""
     each = mx.broadcast_to(many_keys(rows, seed)[:, None], (rows, positions, 2))
     return fold(each, mx.arange(positions), 0)
 
 
 def many_keys(rows, seed=0):
-    """As `keys`, without a graph node a row."""
+    """Returns the same as `keys`, without a graph node for each row."""
     base = mx.broadcast_to(row_key(seed, 0), (rows, 2))
     return fold(base, mx.arange(rows), 0)
 
 
 def total_variation_bound(categories, draws):
-    """Empirical TV distance that is exceeded with probability below FALSE_ALARM.
+    """Returns the empirical TV distance that is exceeded with probability below FALSE_ALARM.
 
     E[TV] <= sqrt(categories / draws) / 2, and by McDiarmid's inequality
     P(TV > E[TV] + t) <= exp(-2 draws t^2).

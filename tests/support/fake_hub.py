@@ -1,4 +1,4 @@
-"""A Hugging Face Hub on the loopback interface, small enough to see everything it is asked for."""
+"""A small Hugging Face Hub on the loopback interface that records all requests."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass
 class FakeHub:
-    """What the Hub holds and what has happened to it.
+    """The contents of the Hub and the requests that it has received.
 
     Attributes:
         repos: repository id → file name → content, for revision `main`; other revisions are
             repositories named `id@revision`.
         renamed: old id → id, answered with a redirect as for `t5-small`.
         gated: ids that need a token with access.
-        sizes: file name → the bytes that it is said to have, where that is not the truth.
-        roles: token → "write" or "read"; others are refused where one is needed.
-        uploaded: large files on their way into a repository, by their digest.
+        sizes: file name → a false number of bytes that the Hub reports.
+        roles: token → "write" or "read"; unknown tokens are refused where a token is needed.
+        uploaded: large files that are being uploaded, by digest.
         requests: every (method, path) so far.
         tokens: every Authorization header so far.
         endpoint: address to give as HF_ENDPOINT.
@@ -48,19 +48,19 @@ class FakeHub:
 
     @property
     def fetched(self) -> set[str]:
-        """Names of the files whose content has been asked for."""
+        """Returns the names of the files whose content has been requested."""
         gets = (path for method, path in self.requests if method == "GET" and "/resolve/" in path)
         return {path.split("/resolve/")[1].split("/", 1)[1] for path in gets}
 
     def environment(self, home: Path) -> dict[str, str]:
-        """Variables for a process that shall use this Hub, and nothing of the user's own."""
+        """Returns environment variables for a process that uses this Hub only."""
         ours = ("HF_", "TRANSFORMERS_")
         kept = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
         loopback = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1")
         return kept | loopback | {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home)}
 
     def python(self, folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess:
-        """Runs Python there with this Hub; the library reads its settings when it is imported."""
+        """Runs Python in a folder with this Hub, in a process, as settings are read at import."""
         return subprocess.run(
             [sys.executable, *arguments],
             cwd=folder,
@@ -71,7 +71,7 @@ class FakeHub:
         )
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body for a path."""
+        """Returns status, headers and body for a path."""
         for old, new in self.renamed.items():
             for prefix in ("/api/models/", "/"):
                 rest = path.removeprefix(f"{prefix}{old}")
@@ -104,7 +104,7 @@ class FakeHub:
         return 200, {}, json.dumps(info).encode()
 
     def take(self, path: str, token: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body for what is sent to a path."""
+        """Receives a body that is sent to a path; returns status, headers and body."""
         plain = unquote(urlsplit(path).path)
         if plain.startswith("/large/"):
             self.uploaded[plain.removeprefix("/large/")] = body
@@ -123,7 +123,7 @@ class FakeHub:
             name = f"{owner}/{asked['name'].rpartition('/')[2]}"
             self.repos.setdefault(name, {})
             return _json({"url": f"{self.endpoint}/{name}"})
-        for entry in asked.get("objects", ()):  # of large files
+        for entry in asked.get("objects", ()):  # large files
             entry["actions"] = {"upload": {"href": f"{self.endpoint}/large/{entry['oid']}"}}
         for file in asked.get("files", ()):
             large = file["path"].endswith(".safetensors")
@@ -137,7 +137,7 @@ class FakeHub:
         return self.uploaded[value["oid"]]
 
     def whoami(self, token: str) -> tuple[int, dict[str, str], bytes]:
-        """Whose token this is."""
+        """Returns the answer that names the owner of a token."""
         if token not in self.roles:
             return 401, {}, b'{"error": "Invalid username or password."}'
         return _json({"name": "me", "auth": {"accessToken": {"role": self.roles[token]}}})

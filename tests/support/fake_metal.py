@@ -1,4 +1,4 @@
-"""A Mac's GPU as far as the few calls of MLX about its memory show it."""
+"""A fake of MLX's few calls about the memory of a Mac's GPU."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ class FakeMetal:
     """Stands in for MLX's memory calls and refuses what Metal refuses.
 
     Attributes:
-        recommended: bytes of the working set.
-        active: bytes held.
-        cached: bytes of freed buffers.
-        limits: those that were set, the first first.
-        cache_limits: bytes of freed buffers that may be kept; those that were set.
-        cleared: how often the freed buffers were given back.
+        recommended: the recommended working set in bytes.
+        active: the bytes of arrays in use.
+        cached: the bytes of freed buffers.
+        limits: the limits that were set, in order.
+        cache_limits: the limits of freed buffers in bytes that were set, in order.
+        cleared: the number of times that freed buffers were released.
     """
 
     def __init__(self, monkeypatch, recommended: int, memory: int = 0) -> None:

@@ -1,7 +1,7 @@
-"""A target and drafts whose cache is the plain list of tokens fed to them.
+"""A target and drafts whose cache is the plain list of the tokens fed to them.
 
 A fake model's logits are a fixed random function of the source and of the
-tokens that stand in its cache, so an engine that leaves a wrong token there,
+tokens in its cache, so an engine that leaves a wrong token there,
 or reads past it, changes the output. Everything is small enough to enumerate.
 """
 
@@ -36,10 +36,10 @@ class FakeConfig:
 
 
 class FakeCache:
-    """Rows of slots; None where nothing was ever written."""
+    """A cache of rows of slots; None marks slots that were never written."""
 
     def __init__(self, sources, capacity, beams=1):
-        self.sources, self.beams = list(sources), beams  # rows of each source
+        self.sources, self.beams = list(sources), beams  # number of rows of each source
         self.slots = [[None] * capacity for _ in self.sources for _ in range(beams)]
         self.state = []
 
@@ -52,7 +52,7 @@ class FakeCache:
         self.reorder([i * self.beams + k for i in sources for k in range(self.beams)])
 
     def reorder(self, rows):
-        self.slots = [list(self.slots[i]) for i in rows]  # a row may be asked for twice
+        self.slots = [list(self.slots[i]) for i in rows]  # a row may be requested twice
 
     def shared(self, beams, capacity):
         return FakeCache(self.sources, capacity, beams)
@@ -68,7 +68,7 @@ class FakeCache:
 
 
 class FakeModel:
-    """Logits (V,) = table(source, tokens so far); only those of the ids in `d2t`, if there are."""
+    """A model with logits (V,) = table(source, tokens so far), limited to the ids of `d2t`."""
 
     can_decode, pooling, ranks = True, Pooling(), ALONE
 
@@ -81,7 +81,7 @@ class FakeModel:
         return ids.astype(mx.float32)[..., None]  # a token is its own state
 
     def weights_read(self):
-        return WeightsRead(12, 5 * 10**8, "float32")  # as if it were a t5-base
+        return WeightsRead(12, 5 * 10**8, "float32")  # as for a t5-base
 
     def cache_memory(self, prompts, source, target, rows=0):
         return 0
@@ -116,7 +116,7 @@ class FakeModel:
 
 
 def random_table(vocab_size, seed=0, eos_bias=0.0, spread=1.5):
-    """A table whose logits are normal with this standard deviation."""
+    """Returns a table of normal logits with standard deviation `spread`."""
 
     def table(source, seen):
         words = (seed, *(t + 1 for t in source), 999, *(t + 1 for t in seen))
@@ -128,7 +128,7 @@ def random_table(vocab_size, seed=0, eos_bias=0.0, spread=1.5):
 
 
 def good(table, seed=77, noise=0.7):
-    """A draft that is the target with noise on its logits."""
+    """Returns the table of a draft: the target's logits with noise."""
 
     def draft(source, seen):
         words = (seed, *(t + 1 for t in source), 999, *(t + 1 for t in seen))
@@ -141,19 +141,19 @@ def good(table, seed=77, noise=0.7):
 
 
 def contrary(table):
-    """A draft that likes best what the target likes least."""
+    """Returns the table of a draft that prefers the target's least likely tokens."""
     return lambda source, seen: -3 * table(source, seen)
 
 
 def always(token, vocab_size):
-    """A draft with q(token) = 1, whatever came before."""
+    """Returns the table of a draft with q(token) = 1 in every place."""
     logits = np.full(vocab_size, -np.inf, np.float32)
     logits[token] = 0
     return lambda source, seen: logits
 
 
 def without(table, token):
-    """A target that never writes this token: p = 0."""
+    """Returns the table of a target that never writes a token: p = 0."""
 
     def forbidding(source, seen):
         logits = table(source, seen).copy()
@@ -164,7 +164,7 @@ def without(table, token):
 
 
 def only(table, ids):
-    """What a draft with these tokens alone knows of a table."""
+    """Returns a table with only the logits of `ids`; other logits are -inf."""
 
     def masked(source, seen):
         logits = np.full_like(table(source, seen), -np.inf)
@@ -175,23 +175,23 @@ def only(table, ids):
 
 
 def small(model):
-    """The model, a fake or a real one, whose passes "auto" expects to take no time."""
+    """Returns the model, changed so that "auto" expects its passes to take no time."""
     model.weights_read = lambda: WeightsRead(0, 0, "float32")
     return model
 
 
 def drafter(table, target, vocab_size=None, d2t=None):
-    """The draft model drafter around a fake draft, with a vocabulary of its own if `d2t` says."""
+    """Returns the drafter of a fake draft model; `d2t`: the ids of its own vocabulary."""
     config = {"eos_token_id": target.config.eos_token_id, "d2t": d2t}
     draft = FakeModel(table, vocab_size or target.config.vocab_size, **config)
     return DraftModel(small(draft), target)
 
 
 class PassClock:
-    """Seconds that the passes of fake models would take somewhere, the same on every run.
+    """A clock that counts fixed seconds for the passes of fake models.
 
     Args:
-        passes: models, and the seconds of a pass by the positions of all its rows.
+        passes: pairs of a model and a function from a pass's positions in all rows to seconds.
     """
 
     def __init__(self, *passes):
@@ -200,7 +200,7 @@ class PassClock:
 
     def __call__(self):
         for i, (model, seconds) in enumerate(self.passes):
-            if len(model.calls) < self.counted[i]:  # cleared by a test
+            if len(model.calls) < self.counted[i]:  # a test has cleared the calls
                 self.counted[i] = 0
             for _, tokens in model.calls[self.counted[i] :]:
                 self.now += seconds(len(tokens) * len(tokens[0]))
@@ -209,7 +209,7 @@ class PassClock:
 
 
 def greedy(model, source, max_tokens):
-    """Token-by-token decoding straight from the table: (tokens without EOS, reason)."""
+    """Decodes token by token from the table; returns (tokens without EOS, reason)."""
     seen = [model.config.decoder_start_token_id]
     while len(seen) <= max_tokens:
         token = int(np.argmax(model.table(tuple(source), tuple(seen))))

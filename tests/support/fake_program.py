@@ -10,7 +10,7 @@ from mlx_t5.errors import UserError
 
 
 class Fake(Program):
-    """Writes each source backwards, and fails in the way that it, or the environment, is told."""
+    """Writes each source backwards; fails as `fails`, or the variable FAKE_FAILS, says."""
 
     def __init__(self, fails="", **like_any_program):
         self.fails = fails or os.environ.get("FAKE_FAILS", "")

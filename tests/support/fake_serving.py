@@ -19,11 +19,11 @@ from serving_process import Asked
 
 V = 7
 ENDLESS = without(random_table(V), 1)
-PATIENCE = 30  # seconds for what takes none; no test waits so long unless it fails
+PATIENCE = 30  # seconds; no test waits so long unless it fails
 
 
 class Gated(FakeModel):
-    """Decodes only while the gate is open; says how many passes wait at it."""
+    """A model that decodes only while its gate is open; `arrived` counts its passes."""
 
     def __init__(self, table, vocab_size):
         super().__init__(table, vocab_size)
@@ -61,7 +61,7 @@ class Client:
         return self.events.get(timeout=PATIENCE)
 
     def results(self):
-        """Results of all rows, in their order."""
+        """Returns the results of all rows in order."""
         found = {}
         while len(found) < self.count:
             event = self.next()
@@ -78,23 +78,23 @@ class Served:
         self.worker, self.decoder, self.model = worker, decoder, model
 
     def submit(self, prompts, **options):
-        """A client that waits for the texts of these prompts."""
+        """Returns a client that has submitted these prompts."""
         return Client(self.worker, self.decoder).submit(prompts, **options)
 
     def submit_held(self, prompts, **options):
-        """The same, with the engine stopped inside its first pass, until `release`."""
+        """Does the same as `submit`, but stops the engine inside its first pass until `release`."""
         hold(self.model)
         client = self.submit(prompts, **options)
         assert self.model.arrived.acquire(timeout=PATIENCE)
         return client
 
     def release(self):
-        """Lets the engine go on."""
+        """Lets the engine continue."""
         self.model.gate.set()
 
 
 class LocalServer(Asked):
-    """A server in this process, without a network; a stream is given when it is complete."""
+    """A server in this process without a network; a stream is returned when complete."""
 
     def __init__(self, decoder, name, presets=None):
         metrics = Metrics()
@@ -107,11 +107,11 @@ class LocalServer(Asked):
         return self
 
     def __exit__(self, *error):
-        self.http.__exit__(*error)  # which stops the thread
+        self.http.__exit__(*error)  # stops the thread
 
 
 def until(condition):
-    """Waits for something that another thread is about to do."""
+    """Waits until a condition holds that another thread fulfils."""
     end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ALL_EMBEDDINGS = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
 STRAY = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-CLASSES = {"t5": "T5", "mt5": "MT5", "umt5": "UMT5"}  # what their names begin with
+CLASSES = {"t5": "T5", "mt5": "MT5", "umt5": "UMT5"}  # beginnings of the classes' names
 SHAPE = {
     "vocab_size": 96, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 4,
     "eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 0, "layer_norm_epsilon": 1e-6,
@@ -28,7 +28,7 @@ SHAPE = {
 
 
 def __getattr__(name: str) -> Any:
-    """`torch` and `transformers`, when they are first asked for: importing them takes seconds."""
+    """Imports `torch` or `transformers` on first use, because importing takes seconds."""
     if name not in ("torch", "transformers"):
         raise AttributeError(name)
     return pytest.importorskip(name, reason=f"requirements/dev.txt installs {name}")
@@ -36,14 +36,14 @@ def __getattr__(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Family:
-    """What is particular to a family.
+    """The particular properties of a family.
 
     Attributes:
-        name: of the family.
-        config: what its config.json holds beside `SHAPE`; None removes an entry.
+        name: the name of the family.
+        config: the entries of its config.json added to `SHAPE`; None removes an entry.
         separate_head: whether `lm_head` is not the embedding.
         scaled: whether hidden states are multiplied by d_model^-0.5 before the head.
-        embeddings: names under which the embedding is stored.
+        embeddings: the names under which the embedding is stored.
         stores_head: whether `lm_head.weight` is stored.
         stray: whether the checkpoint has a tensor that belongs to no layer.
     """
@@ -58,7 +58,7 @@ class Family:
 
     @property
     def raw(self) -> dict[str, Any]:
-        """The content of config.json."""
+        """Returns the content of config.json."""
         raw = {"model_type": "t5", **SHAPE, **self.config}
         return {name: value for name, value in raw.items() if value is not None}
 
@@ -97,14 +97,14 @@ FAMILIES = (
 
 @dataclass
 class Reference:
-    """A family's model in transformers, and the folder that it has been saved in."""
+    """A family's model in transformers, and the folder in which it was saved."""
 
     family: Family
     model: torch.nn.Module
     folder: Path
 
     def encode(self, ids: list[list[int]], mask: list[list[int]] | None = None) -> Any:
-        """The encoder's output (B, S, d_model) as a numpy array."""
+        """Returns the encoder's output (B, S, d_model) as a numpy array."""
         import torch
 
         mask = None if mask is None else torch.tensor(mask)
@@ -115,7 +115,7 @@ class Reference:
     def logits(
         self, ids: list[list[int]], decoder_ids: list[list[int]], mask: list[list[int]] | None
     ) -> Any:
-        """Logits (B, T, V) as a numpy array."""
+        """Returns logits (B, T, V) as a numpy array."""
         import torch
 
         mask = None if mask is None else torch.tensor(mask)
@@ -145,7 +145,7 @@ class Maker:
 
 
 def classes(model_type: str) -> tuple[Any, Any]:
-    """The classes of transformers for a kind's configuration and model."""
+    """Returns transformers' classes of the configuration and the model of a model type."""
     from families import transformers
 
     names = f"{CLASSES[model_type]}Config", f"{CLASSES[model_type]}ForConditionalGeneration"
@@ -153,7 +153,7 @@ def classes(model_type: str) -> tuple[Any, Any]:
 
 
 def build(family: Family, seed: int = 0) -> torch.nn.Module:
-    """A random model of transformers that obeys the family's rules for scale and head."""
+    """Returns a random model of transformers with the family's rules for scale and head."""
     from families import torch
 
     config_class, model_class = classes(family.raw["model_type"])
@@ -167,13 +167,13 @@ def build(family: Family, seed: int = 0) -> torch.nn.Module:
         for name, weight in model.named_parameters():
             _randomise(name, weight, config.d_kv, generator)
     if family.raw["model_type"] == "umt5":
-        # transformers 4 and the training code scale umT5 as config.json says; 5 always does.
+        # transformers 4 and the training code scale umT5 by config.json; version 5 always scales.
         model.config.tie_word_embeddings = family.scaled
     return model
 
 
 def _randomise(name: str, weight: torch.Tensor, d_kv: int, generator: torch.Generator) -> None:
-    """Fill a parameter with values of the size that trained ones have."""
+    """Fills a parameter with values of the size of trained ones."""
     weight.normal_(generator=generator)
     if "norm" in name:
         weight.abs_().add_(0.5)
@@ -184,7 +184,7 @@ def _randomise(name: str, weight: torch.Tensor, d_kv: int, generator: torch.Gene
 
 
 def save(model: torch.nn.Module, family: Family, folder: Path) -> None:
-    """Write the folder as the family's publishers did."""
+    """Writes the folder as the family's publishers did."""
     import torch
     from safetensors.torch import save_file
 

@@ -1,4 +1,4 @@
-"""What the engine's laws hold for: kinds of proposals, how many, and settings, on a fake target."""
+"""The cases of the engine's laws: kinds and numbers of proposals, and settings."""
 
 from functools import lru_cache
 
@@ -25,17 +25,17 @@ from mlx_t5.sampling.processors import History, Processing
 from mlx_t5.settings import Settings
 
 V = 12
-FOLLOWING = 2  # a source that begins with this is repeated by the target, mostly
-# The first and the third copy while the others ask the draft.
+FOLLOWING = 2  # the target mostly repeats a source that begins with this
+# The first and the third source are copied while other rows use the draft.
 SOURCES = [[FOLLOWING, *range(3, 12)] * 2, [4, 5, 6], [FOLLOWING, 7, 9, 11, 3, 5], [3] * 9, [5]]
-# What each of their texts is expected to be, in the kinds of that name: nearly right, not at all.
+# The prediction of each text in the kinds with predictions: nearly right, or wrong.
 PREDICTIONS = [
     [FOLLOWING, *range(3, 9), 4, 10, 11, EOS], [], [FOLLOWING, 7, 9, 4, 3], [11, 10, 9] * 3, [5, 6],
 ]  # fmt: skip
 PREDICTED = ("prediction", "prediction or disagrees")
 NUMBERS = [4, 2, 1, 6, 3]
-WRITTEN = [EOS, 4, 5, 6, 8, 9, 11]  # the tokens of drafts with a vocabulary of their own
-# Seconds of a draft pass, and of the target's by its positions, where the number is "auto".
+WRITTEN = [EOS, 4, 5, 6, 8, 9, 11]  # the tokens of drafts with their own vocabulary
+# Seconds of a draft pass, and of a target's pass by its positions, if the number is "auto".
 PRICES = {
     "cheap": (0.01, lambda n: 1 + 0.005 * (n - 1)),
     "a GPU": (0.05, lambda n: 1 + 0.4 * ((n - 1) // 5) + 0.01 * n),
@@ -45,7 +45,7 @@ PRICES = {
 
 
 def favour_rising(tokens, logits):
-    """A processor that depends on the last token and on how many there are."""
+    """Returns logits that depend on the last token and on the number of tokens."""
     bonus = (mx.arange(logits.shape[-1]) > tokens[-1]).astype(mx.float32)
     return logits + bonus * (tokens.shape[0] % 3)
 
@@ -58,7 +58,7 @@ RULES = {
 }
 RULES["all"] = {**RULES["penalty"], **RULES["bigrams"], **RULES["minimum"], **RULES["callable"]}
 SAMPLED = {"temp": 1.0, "top_p": 0.95}
-# A row takes the settings of its place; the last kind differs from row to row.
+# Row i uses settings i; in the last kind the settings differ between rows.
 SAMPLING = {
     "greedy": [{}] * 5,
     "sampled": [SAMPLED] * 5,
@@ -68,7 +68,7 @@ SAMPLING = {
 
 
 def table_of(eos_bias=-1.0):
-    """A target's table, which follows some sources."""
+    """Returns the table of a target that follows some sources."""
     random = random_table(V, eos_bias=eos_bias)
 
     def table(source, seen):
@@ -81,11 +81,11 @@ def table_of(eos_bias=-1.0):
 
 
 def drafters(target, table=None):
-    """Every kind of drafter; those with models disagree with the target and with the copies."""
+    """Returns every kind of drafter; draft models disagree with the target and with copies."""
     table = table or random_table(V, eos_bias=-1.0)
     good_draft, contrary_draft = drafter(good(table), target), drafter(contrary(table), target)
     target.encoder = object()
-    sharing = small(FakeModel(good(table), V))  # it must not be asked to encode
+    sharing = small(FakeModel(good(table), V))  # must not encode
     sharing.shares_with, sharing.encode = target, None
     return {
         "none": None,
@@ -109,12 +109,12 @@ def drafters(target, table=None):
 
 
 def predictions_of(kind):
-    """Of each source; empty ones where the kind has none."""
+    """Returns the prediction of each source, empty if the kind has none."""
     return PREDICTIONS if kind in PREDICTED else [[]] * len(SOURCES)
 
 
 def decoder_of(target, kind, number=5):
-    """A decoder with drafts of a kind; `number` may be a price, for "auto"."""
+    """Returns a decoder with a kind of drafts; `number` may name a price of "auto"."""
     if number not in PRICES:
         return SpeculativeDecoder(target, kind, None, number)
     draft_pass, verify = PRICES[number]
@@ -125,7 +125,7 @@ def decoder_of(target, kind, number=5):
 
 
 def rows(sampling="greedy", numbers=NUMBERS, max_tokens=20, sources=SOURCES, kind="none"):
-    """A row a source, with settings of a kind."""
+    """Returns a row for each source, with the settings of a kind."""
     each = zip(sources, SAMPLING[sampling], numbers, predictions_of(kind), strict=False)
     return [
         Row(
@@ -139,7 +139,7 @@ def rows(sampling="greedy", numbers=NUMBERS, max_tokens=20, sources=SOURCES, kin
 
 
 def processed(table, rules):
-    """The table of a model whose logits come out processed."""
+    """Returns the table of a model with processed logits."""
     processing = Processing.of([Settings(**rules)], [EOS])
 
     def new(source, seen):

@@ -29,7 +29,7 @@ finds_ranks = pytest.mark.skipif(not os.path.isdir("/proc"), reason="finds proce
 
 
 def free_ports(count: int) -> int:
-    """The first of so many ports in a row that nobody listens on."""
+    """Returns the first of `count` consecutive free ports."""
     for first in range(20000 + os.getpid() % 10000, 60000, 16):
         try:
             for port in range(first, first + count):
@@ -42,7 +42,7 @@ def free_ports(count: int) -> int:
 
 
 def launch(ranks: int, *command: str) -> subprocess.Popen:
-    """Starts ranks; standard input stays open, as the launcher spins where it has ended."""
+    """Starts ranks; standard input stays open, because the launcher spins after its end."""
     assert LAUNCHER
     how = ["-n", str(ranks), "--backend", "ring", "--python", sys.executable]
     how += ["--starting-port", str(free_ports(ranks)), "--cwd", str(ROOT)]
@@ -55,10 +55,10 @@ def launch(ranks: int, *command: str) -> subprocess.Popen:
 
 
 def finish(started: subprocess.Popen, seconds: float = 120) -> tuple[str, str]:
-    """Waits for all ranks; returns standard output and error of rank 0 and the launcher.
+    """Waits for all ranks; returns the standard output and error of rank 0 and the launcher.
 
     Raises:
-        TimeoutExpired: they hang; then they are ended.
+        TimeoutExpired: if the ranks hang; they are ended first.
     """
     assert started.stdin and started.stdout and started.stderr
     try:
@@ -71,7 +71,7 @@ def finish(started: subprocess.Popen, seconds: float = 120) -> tuple[str, str]:
 
 
 def ranks_of(started: subprocess.Popen) -> dict[int, int]:
-    """Process ids of the ranks by their number."""
+    """Returns the process ids of the ranks by rank number."""
     found = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:

@@ -1,4 +1,4 @@
-"""Files with markup for tests: hand-written ones, generated ones, and how they are answered."""
+"""Hand-written and generated files with markup for tests, and their answers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ CUE_BITS = (
     "&gt;&gt;|- |-|♪|<|>|3|  |<00|{x}|-->x".split("|")
 )
 NEWLINES = ("\n", "\r\n", "\r")
-# White space of Python that ends no word or line of a file, and characters without a width.
+# White space in Python that ends no word or line of a file, and characters without a width.
 ODD_SPACES = "\x1c\x1d\x1e\x1f\x85\xa0\u2007\u2028\u202f\u3000\u200b\ufeff\u200e"
-# Beginning and end of a cue, as programs and people write them.
+# Times of a cue, as programs and people write them.
 ODD_TIMES = (
     "\ufeff00:00:0{},000 --> 00:00:0{},000",
     "\u200e00:00:0{},000 --> \u200f00:00:0{},000",
@@ -157,7 +157,7 @@ WHOLE = {".md": MARKDOWN, ".srt": SRT, ".vtt": VTT, ".txt": "One.  Two\n\n  thre
 
 
 def answered(text: str, suffix: str, answer: Callable[[str], str]) -> str:
-    """A file whose every span is answered."""
+    """Returns a file in which every span is replaced by its answer."""
     parts, at = [], 0
     for start, end, wrapped in spans(text, suffix):
         source = text[start:end]
@@ -168,15 +168,15 @@ def answered(text: str, suffix: str, answer: Callable[[str], str]) -> str:
 
 
 def decoded(text: str, suffix: str) -> list[str]:
-    """What a model is asked of a file."""
+    """Returns the texts of a file that a model decodes."""
     found = spans(text, suffix)
     return [unwrapped(text[a:b]) if wrapped else text[a:b] for a, b, wrapped in found]
 
 
 def generated(suffix: str, seed: int) -> str:
-    """A file at random: lines of the hand-written one in any order, some with other words.
+    """Returns a random file: lines of the hand-written file in any order, some with other words.
 
-    With any line end, and sometimes a mark.
+    It has any kind of line end, and sometimes a byte order mark.
     """
     rng = Random(f"{suffix} {seed}")
     bits = MARKDOWN_BITS if suffix in (".md", ".txt") else CUE_BITS
@@ -190,7 +190,7 @@ def generated(suffix: str, seed: int) -> str:
 
 
 def _varied(rng: Random, line: str, bits: list[str]) -> str:
-    """Words at random behind what a line begins with, or odd times."""
+    """Returns random words after the first marks of a line, or odd times."""
     if "-->" in line:
         return rng.choice(ODD_TIMES).format(number := rng.randint(1, 8), number + 1)
     words = rng.choices([*WORDS, *bits], k=rng.randint(1, 9))

@@ -1,4 +1,4 @@
-"""Ranks that are threads of this process: they exchange values, and compute nothing together."""
+"""Ranks as threads of this process, which exchange values but share no computation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from mlx_t5.network.ranks import Ranks
 
 
 class Meeting:
-    """Where so many ranks exchange values."""
+    """A meeting at which `size` ranks exchange values."""
 
     def __init__(self, size: int) -> None:
         self.size, self.values = size, [None] * size
         self.barrier = threading.Barrier(size, timeout=60)
 
     def run(self, work: Callable[[Ranks], Any]) -> list[Any]:
-        """What the work of each rank returns, or the exception that it raises."""
+        """Runs the work of each rank; returns its results or the exceptions that it raises."""
         found: list[Any] = [None] * self.size
 
         def begin(rank: int) -> None:
@@ -36,7 +36,7 @@ class Meeting:
 
 
 class Present(Ranks):
-    """One of them."""
+    """A rank of a meeting."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a browser shows of the server's page."""
+"""Reads what a browser shows of the server's page."""
 
 import re
 
@@ -7,20 +7,20 @@ PHONE = {"viewport": {"width": 375, "height": 700}, "has_touch": True, "is_mobil
 
 
 def finished(page):
-    """Waits for both texts; returns the verdict."""
+    """Waits for both texts; returns the line that compares them."""
     page.locator("#verdict", has_text="passes").wait_for()
     return page.inner_text("#verdict")
 
 
 def run(page, prompt=FIX):
-    """Has a prompt decoded in both ways."""
+    """Decodes a prompt with and without drafts; returns the comparing line."""
     page.fill("#prompt", prompt)
     page.click("#run")
     return finished(page)
 
 
 def fits(page):
-    """Whether nothing sticks out of a phone's screen."""
+    """Returns whether the page is no wider than a phone's screen."""
     return page.evaluate("document.documentElement.scrollWidth") <= PHONE["viewport"]["width"]
 
 
@@ -29,13 +29,13 @@ def figure(page, panel, name):
 
 
 def writers(page, panel):
-    """Who wrote each token of a text."""
+    """Returns the origin of each token of a text."""
     tokens = page.locator(f"#{panel} .token").all()
     return [token.get_attribute("class").split()[1] for token in tokens]
 
 
 def contrast(page, selector):
-    """Contrast ratio by WCAG 2 of an element's text."""
+    """Returns the WCAG 2 contrast ratio of an element's text."""
     colours = page.locator(selector).first.evaluate(
         """e => {
           let ground = e;

@@ -1,4 +1,4 @@
-"""Measures how much memory a program takes over the interpreter with its imports."""
+"""Measures the memory of a program beyond that of the interpreter with its imports."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ sys.exit(status)
 
 
 def make(folder: Path, format: str, megabytes: int) -> int:
-    """Writes an mT5-shaped checkpoint of about this size, a third of it one tensor.
+    """Writes an mT5-shaped checkpoint of about this size; one tensor is a third of it.
 
     Returns:
-        Bytes of the largest tensor.
+        The bytes of the largest tensor.
     """
-    import checkpoints  # needs torch, which the measured process shall not have
+    import checkpoints  # needs torch, which the measured process must not import
 
     config = {
         "model_type": "mt5",
@@ -45,9 +45,9 @@ def make(folder: Path, format: str, megabytes: int) -> int:
     return max(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
-@functools.cache  # the imports alone are measured once
+@functools.cache  # the imports are measured only once
 def peak(*arguments: str, program: str = "convert") -> int:
-    """Most bytes that were resident in a process that imported a program and ran its main().
+    """Returns the peak of resident bytes of a process that imports a program and runs its main().
 
     Args:
         arguments: the command line; none measures the imports alone.
@@ -59,10 +59,10 @@ def peak(*arguments: str, program: str = "convert") -> int:
 
 
 def peak_resident() -> int:
-    """Most bytes that have been resident in this process."""
+    """Returns the peak of resident bytes of this process."""
     if sys.platform == "darwin":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # ru_maxrss on Linux starts from what the parent had when it forked; this does not.
+    # ru_maxrss on Linux starts at the parent's peak when it forked; VmHWM does not.
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found, "Linux has it"
     return 1024 * int(found[1])

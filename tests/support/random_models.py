@@ -15,13 +15,13 @@ CONFIG = {
 
 
 def randomise(model: T5, keys: mx.array, noise: float, dtype: mx.Dtype = mx.float32) -> None:
-    """Gives a model random weights of such a scale that its greedy text is lively.
+    """Gives a model random weights, scaled so that its greedy text has many different tokens.
 
     Args:
         model: changed in place.
-        keys: two a parameter at least.
-        noise: how far to move from the weights of these keys.
-        dtype: of the weights.
+        keys: at least two keys for each parameter.
+        noise: the relative distance from the weights of these keys.
+        dtype: the type of the weights.
     """
     each, weights = iter(keys), []
     for name, like in tree_flatten(model.parameters()):
@@ -36,12 +36,12 @@ def randomise(model: T5, keys: mx.array, noise: float, dtype: mx.Dtype = mx.floa
 
 
 def random_t5(mode: str = "float32", seed: int = 0, noise: float = 0.0) -> T5:
-    """A model whose greedy text is lively.
+    """Returns a random model whose greedy text has many different tokens.
 
     Args:
         mode: a type, or "4 bit" for a quantised model that computes in float32.
-        seed: of the weights.
-        noise: how far to move from these weights, for a draft.
+        seed: the seed of the weights.
+        noise: the relative distance from these weights, for a draft.
     """
     model = T5(T5Config.from_dict(CONFIG))
     dtype = mx.float32 if mode == "4 bit" else getattr(mx, mode)

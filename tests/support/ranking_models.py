@@ -12,7 +12,7 @@ PIECES += "abcdefghijklmnopqrstuvwxyzQDR"
 
 
 def save(folder: Path, **entries) -> Path:
-    """Writes its folder, with further entries of config.json."""
+    """Writes the folder of the model; `entries` are added to config.json."""
     config = {**checkpoints.TINY, **entries}
     state = {n: 3 * (t - 0.5) for n, t in checkpoints.random_state(config).items()}
     checkpoints.save(state, folder, config=config)

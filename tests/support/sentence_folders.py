@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers, small and made here, and what that library makes of texts."""
+"""Small folders of sentence-transformers, and the vectors of that library."""
 
 import json
 
@@ -20,7 +20,7 @@ SETTINGS = {
 
 
 def module(name, **config):
-    """A module with random weights, and its folder's name."""
+    """Returns (name, config, weights) of a module; the weights are random."""
     if name != "Dense":
         return name, config, {}
     sizes = config["in_features"], config["out_features"]
@@ -49,7 +49,7 @@ NORMALIZE = module("Normalize")
 
 
 def folder_of(folder, *modules, **settings):
-    """A T5 with these modules around it, and entries of its settings' files, by SETTINGS."""
+    """Makes a T5 folder with these modules; `settings`: entries of the files named in SETTINGS."""
     byte_model(folder)
     add_modules(folder, *modules)
     for name, entries in settings.items():
@@ -58,7 +58,7 @@ def folder_of(folder, *modules, **settings):
 
 
 def add_modules(folder, *modules):
-    """Makes a model folder one of sentence-transformers."""
+    """Turns a model's folder into a folder of sentence-transformers."""
     listed = [("Transformer", "")]
     for i, (kind, config, state) in enumerate(modules, 1):
         path = f"{i}_{kind}"
@@ -85,7 +85,7 @@ def embedder(folder):
 
 
 def by_sentence_transformers(folder, texts):
-    """What the library makes of texts, all in one batch."""
+    """Returns the library's vectors of texts in one batch."""
     from sentence_transformers import SentenceTransformer
 
     return SentenceTransformer(str(folder), device="cpu").encode(texts)

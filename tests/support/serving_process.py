@@ -1,4 +1,4 @@
-"""Runs the server in a process of its own, on a free port of the loopback interface."""
+"""Runs the server in a separate process, on a free port of the loopback interface."""
 
 import contextlib
 import json
@@ -20,24 +20,24 @@ import server
 from standard_error import messages
 
 ROOT = Path(server.__file__).parent
-CACHE = tempfile.TemporaryDirectory()  # of kernels, for all servers of the tests
+CACHE = tempfile.TemporaryDirectory()  # compiled kernels of all servers of the tests
 LOOKUP_TOO = (
     *("--draft-model", str(ROOT / "demo" / "draft") + "+lookup"),
     *("--dtype", "float32", "--num-draft", "5"),
 )
-PATIENCE = 60  # seconds for what takes a moment; nothing waits so long unless it fails
+PATIENCE = 60  # seconds; nothing waits so long unless it fails
 
 
 class Asked:
-    """What tests ask of any server; `http` is its client."""
+    """The requests of tests to any server; `http` is its client."""
 
     def idle(self) -> bool:
-        """Whether nothing is decoded and nothing waits."""
+        """Returns whether nothing is decoded and nothing waits."""
         state = self.http.get("/health").json()
         return state["running"] == state["waiting"] == 0
 
     def metric(self, name: str) -> float:
-        """A metric, with its labels; 0 before it was first counted."""
+        """Returns the value of a metric with labels; 0 before the first count."""
         text = self.http.get("/metrics").text
         found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
         return float(found.group(1)) if found else 0.0
@@ -48,11 +48,11 @@ class Server(Asked):
 
     Attributes:
         url: its address.
-        lines: what it has told on standard error so far.
+        lines: the lines on standard error so far.
     """
 
     def __init__(self, *argv: str, key: str | None = None, **environment: str):
-        """Starts it and waits until it listens."""
+        """Starts the server and waits until it listens."""
         command = [sys.executable, str(ROOT / "server.py"), "--port", "0", *argv]
         environment = {**os.environ, "XDG_CACHE_HOME": CACHE.name, **environment}
         self._process = subprocess.Popen(
@@ -72,27 +72,27 @@ class Server(Asked):
 
     @property
     def log(self) -> str:
-        """All of standard error so far."""
+        """Returns all of standard error so far."""
         return "".join(self.lines)
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Returns the id of the server's process."""
         return self._process.pid
 
     def until(self, condition, seconds: float = PATIENCE):
-        """Waits for something true, as long as the process lives; returns it."""
+        """Waits for a true value of `condition()` while the process lives; returns the value."""
         end = time.monotonic() + seconds
         while not (value := condition()):
             assert self._process.poll() is None, self.log
             if time.monotonic() > end:
-                self._process.kill()  # whoever was to close it may not have it yet
+                self._process.kill()  # the caller may not hold the server yet
                 raise AssertionError(self.log)
             time.sleep(0.01)
         return value
 
     def rss(self) -> int:
-        """Resident memory in bytes."""
+        """Returns the server's resident memory in bytes."""
         with contextlib.suppress(FileNotFoundError):
             pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
             return pages * os.sysconf("SC_PAGE_SIZE")
@@ -104,13 +104,13 @@ class Server(Asked):
         self._process.send_signal(number)
 
     def wait(self) -> int:
-        """Waits for the end; returns the exit status."""
+        """Waits for the end of the server; returns the exit status."""
         status = self._process.wait(PATIENCE)
         self._reader.join(PATIENCE)
         return status
 
     def close(self) -> None:
-        """Ends it, gently if that works."""
+        """Ends the server with SIGTERM, or kills it if that does not work."""
         self.http.close()
         if self._process.poll() is None:
             self.signal()
@@ -122,7 +122,7 @@ class Server(Asked):
 
 
 def raw_request(url: str, path: str, body: dict, key: str | None = None) -> socket.socket:
-    """Sends a request over a plain socket, for clients that misbehave; does not read."""
+    """Sends a request over a plain socket without reading the answer; returns the socket."""
     host, port = url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -134,6 +134,6 @@ def raw_request(url: str, path: str, body: dict, key: str | None = None) -> sock
 
 
 def kill(connection: socket.socket) -> None:
-    """Closes a connection as a process that is killed does, without a word."""
+    """Resets a connection, as the end of a killed process does."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()

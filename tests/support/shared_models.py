@@ -1,6 +1,6 @@
-"""Small models in MLX folders, and what a decoder makes of prompts with them.
+"""Small models in MLX folders, and the results of decoders with them.
 
-python shared_models.py FOLDER NAMES    # as a rank of mlx.launch: into a file a rank and way
+python shared_models.py FOLDER NAMES    # as a rank of mlx.launch; writes a file for each rank
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ SHAPE = {
     "relative_attention_max_distance": 20, "decoder_start_token_id": 0,
 }  # fmt: skip
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-# By name: config, whether there is a head, and what is loaded as: a type, or quantised.
+# By name: config, whether it has a separate head, and the type when loaded, or quantised.
 MODELS: dict[str, tuple[dict, bool, str]] = {
     "gated": ({**GATED, "model_type": "umt5"}, True, "float32"),
     "tied": ({"feed_forward_proj": "relu"}, False, "float32"),
-    "quantised": (GATED, True, "4 bit"),  # the embedding and the head as well
+    "quantised": (GATED, True, "4 bit"),  # with embedding and head
     "tied-quantised": ({"feed_forward_proj": "relu"}, False, "4 bit"),
     "half": ({"feed_forward_proj": "relu"}, False, "float16"),
 }
-NARROW = ("gated", "tied-quantised")  # their drafts have a vocabulary of their own
+NARROW = ("gated", "tied-quantised")  # their drafts have their own vocabulary
 PROMPTS = [[5, 9, 13, 21, 9, 1], [7, 30, 30, 1], [40, 41, 42, 43, 44, 45, 46, 47, 1]]
 
 
 def make(root: Path) -> None:
-    """Writes the folder of every model, and of drafts that agree with theirs now and then.
+    """Writes the folders of every model and of drafts that sometimes agree with their target.
 
-    One is for the first model; each model has one that uses its encoder.
+    One draft is whole; each model also has a draft that uses its encoder.
     """
     for name, (config, head, kind) in MODELS.items():
         write(root / name, {**SHAPE, **config}, head, kind == "4 bit")
@@ -85,7 +85,7 @@ def quantised_layer(path: str, module: nn.Module) -> bool:
 
 
 def results(root: Path, name: str, model: Any, draft: T5) -> dict[str, Any]:
-    """What decoders with this target write; of the first model in every way."""
+    """Returns the results of decoders with this target; the first model runs every variant."""
     short = {"max_tokens": 5}  # ranks that share cores wait long for each other
     made: dict[str, Any] = {}
     made["logits"] = model(mx.array([PROMPTS[0]]), mx.array([[0, 4, 7]])).tolist()
@@ -122,7 +122,7 @@ def results(root: Path, name: str, model: Any, draft: T5) -> dict[str, Any]:
 
 
 def small(draft: T5, rank: int) -> None:
-    """Has "auto" expect that drafts cost nothing; on other ranks than the first, far too much."""
+    """Makes "auto" expect free drafts on rank 0 and far too slow drafts on other ranks."""
     draft.weights_read = lambda: WeightsRead(rank * 10**6, 0, "float32")
 
 
@@ -131,12 +131,12 @@ def tokens(found: Any) -> list[list[int]]:
 
 
 def counted(found: Any) -> list[tuple[list[int], int, int]]:
-    """The tokens of each, how many were proposed, and how many of those accepted."""
+    """Returns the tokens of each result, and its numbers of proposed and accepted tokens."""
     return [(each.tokens, each.stats.drafted, each.stats.accepted) for each in found]
 
 
 def collectives(model: T5) -> list[int]:
-    """How many an encoding, a cache and a decoder's pass take."""
+    """Returns the numbers of collectives of an encoding, a cache and a decoder's pass."""
     counts = [model.ranks.collectives]
     states = model.encode(mx.array([PROMPTS[0]]))
     counts.append(model.ranks.collectives)
@@ -148,7 +148,7 @@ def collectives(model: T5) -> list[int]:
 
 
 def sabotage(rank: int, draft: T5) -> None:
-    """Has a rank draft and decide for itself otherwise than rank 0, as an unlike machine may."""
+    """Makes a rank draft and decide differently from rank 0, as an unlike machine may."""
     if rank:
         accept, largest = decoder.accept, beams.largest
         decoder.accept = lambda *given: tuple((each + rank) % V for each in accept(*given))
@@ -157,7 +157,7 @@ def sabotage(rank: int, draft: T5) -> None:
 
 
 def main(root: Path, names: list[str]) -> None:
-    """A rank."""
+    """Runs one rank and writes its results."""
     ranks = join_ranks()
     draft, _ = load(root / "draft", "float32")
     sabotage(ranks.rank, draft)
@@ -171,7 +171,7 @@ def main(root: Path, names: list[str]) -> None:
 
 
 def dtype_of(name: str) -> str:
-    """What a model is loaded as."""
+    """Returns the type in which a model is loaded."""
     kind = MODELS[name][2]
     return kind if kind == "float16" else "float32"
 

@@ -1,4 +1,4 @@
-"""Decoding without models: proposals are right by a pattern, and steps cost by a table."""
+"""Simulated decoding: a pattern says which proposals are right, and a table what steps cost."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from mlx_t5.drafting.proposals import Offer
 from mlx_t5.settings import AUTO
 
 RIGHT, WRONG = 1, 2
-ENDLESS = 10**6  # tokens that a text still has room for
+ENDLESS = 10**6  # tokens that still fit into a text
 
 
 def staircase(n):
@@ -26,9 +26,9 @@ def slope(n):
 
 @dataclass
 class Table:
-    """As `costs.Expected`: what a draft pass takes, and a target's over so many positions in all.
+    """Costs like `costs.Expected`: of a draft pass, and of a target's pass by its positions.
 
-    `wrong` is by how much the truth differs from it.
+    `wrong` is the factor of the true costs.
     """
 
     draft: float
@@ -54,7 +54,7 @@ COSTS = {
 
 
 def patterns(tokens, seed=0):
-    """For each place of an output, whether its proposal would be right."""
+    """Returns patterns by name: whether the proposal for each place of an output is right."""
     rng = np.random.default_rng(seed)
     draws, places = rng.random(tokens), np.arange(tokens)
     return {
@@ -73,9 +73,9 @@ class Line:
     """A row of a simulation.
 
     Attributes:
-        right: by kind, for each place of its text whether the proposal would be right.
-        sampled: whether it draws from probabilities.
-        delta: of the rule of acceptance.
+        right: by kind of proposals, whether the proposal for each place of its text is right.
+        sampled: whether the row samples.
+        delta: the delta of the acceptance rule.
     """
 
     right: dict
@@ -112,16 +112,16 @@ class Line:
         return offers
 
     def kept(self, kind, length):
-        """How many of so many proposals are accepted."""
+        """Returns how many of `length` proposals are accepted."""
         ahead = self.right[kind][self.place : self.place + length]
         return int(np.argmin(np.append(ahead, False)))
 
 
 class Simulation:
-    """Decodes lines beside each other, texts one after the other.
+    """Decodes lines beside each other in one batch.
 
     Attributes:
-        chosen: what each line was proposed in each step.
+        chosen: the number of proposals of each line in each step.
     """
 
     def __init__(self, table, most=MOST, noise=0.0, seed=0):
@@ -131,11 +131,11 @@ class Simulation:
         self.chosen = []
 
     def auto(self, lines):
-        """Seconds that decoding all lines takes where `Adaptive` chooses."""
+        """Returns the seconds of decoding all lines if `Adaptive` chooses the numbers."""
         return self._decode(lines, self.adaptive.choose, learn=True)
 
     def fixed(self, lines, gamma, kind=DRAFT):
-        """The same with one number of proposals of a kind."""
+        """Returns the seconds with a fixed number of proposals of a kind."""
 
         def choose(rows, offers):
             return [
@@ -148,7 +148,7 @@ class Simulation:
         return self._decode(lines, choose, learn=False)
 
     def best(self, make, kind=DRAFT):
-        """Seconds with the best fixed number; `make()` gives the lines anew."""
+        """Returns the seconds with the best fixed number; `make()` returns new lines."""
         return min(self.fixed(make(), gamma, kind) for gamma in range(self.most + 1))
 
     def _decode(self, lines, choose, learn):
@@ -166,7 +166,7 @@ class Simulation:
                 right_after = line.place + kept
                 for kind, right in line.right.items():
                     if not kind.drafted and right_after < len(right) and right[right_after]:
-                        written[-1] = RIGHT  # the target writes what could have been copied
+                        written[-1] = RIGHT  # what could have been copied
                 if learn:
                     self.adaptive.note(line, offered, choice, written, kept)
                 line.place += kept + 1

@@ -1,12 +1,12 @@
 """Reads the snippets of a Markdown page and runs them as a reader would, in this process.
 
-A ```bash or ```python block may be followed by a ```text block with what it prints. A comment
+A ```bash or ```python block may be followed by a ```text block with its output. A comment
 `<!-- not run: reason -->` right above a block says that a test cannot run it. Blocks of a page run
 in order in one empty folder, and Python blocks share their names.
 
-Commands of the project run in this process; everything else is left to the shell. Of a command's
-output the text is compared exactly. The figures of timings are not, and neither are lines on
-standard error that the page leaves out.
+Commands of the project run in this process; other commands run in the shell. The text of a
+command's output is compared exactly, except figures of timings and lines on standard error that
+the page leaves out.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from pathlib import Path
 import main
 
 ROOT = Path(main.__file__).resolve().parent
-HOME = "/home/me/t5-mlx"  # where the reader of a page has this repository
+HOME = "/home/me/t5-mlx"  # this repository's folder at the reader of a page
 PROGRAMS = ("main", "convert", "server", "benchmark", "distill", "finetune", "demo.grow")
 FENCE = re.compile(r"^```(\w*)$")
-INSTALL = re.compile(r"^pip install -r \S+ && ")  # the tests have what pages install
+INSTALL = re.compile(r"^pip install -r \S+ && ")  # the tests' environment has what pages install
 NOT_RUN = re.compile(r"^<!-- not run: (.+) -->$")
 SERVER = re.compile(r"http://127\.0\.0\.1:(808\d)")
 
-# What differs from run to run: times, speeds and memory; names and times of the server's answers.
+# Parts that differ between runs: times, speeds, memory, and ids and times of server answers.
 TIMINGS = re.compile(r'("(?:\w+_seconds|tokens_per_second|peak_memory_bytes|created)": ?)[\d.e-]+')
 NAMES = re.compile(r"\b(cmpl-|chatcmpl-)[0-9a-f]+")
-NUMBER = re.compile(r"\d+(\.\d+)?( [kMG]?B\b)?")  # memory: whatever else the process holds counts
+NUMBER = re.compile(r"\d+(\.\d+)?( [kMG]?B\b)?")  # memory depends on the whole process
 
 
 @dataclass
@@ -44,11 +44,11 @@ class Snippet:
     """One fenced block of a page.
 
     Attributes:
-        line: where it begins.
+        line: the number of its first line.
         language: "bash", "python" or "text".
-        code: what it holds.
-        expected: what the page says that it prints; None if it says nothing.
-        not_run: why a test cannot run it; None if it can.
+        code: its contents.
+        expected: its output according to the page; None if the page shows none.
+        not_run: the reason that a test cannot run it; None if it can.
     """
 
     line: int
@@ -59,10 +59,10 @@ class Snippet:
 
 
 def read(page: Path) -> list[Snippet]:
-    """The blocks of a page; a ```text block right behind another one is its output."""
+    """Returns the blocks of a page; a ```text block right after a block is its output."""
     snippets: list[Snippet] = []
     lines = iter(enumerate(page.read_text(encoding="utf-8").splitlines(), 1))
-    above, after = "", None  # the last line that was not blank; the block it closed, if any
+    above, after = "", None  # the last line that was not blank, and the block that it closed
     for number, line in lines:
         fence = FENCE.match(line)
         if fence:
@@ -85,7 +85,7 @@ def read(page: Path) -> list[Snippet]:
 
 
 def commands(code: str) -> Iterator[list[str]]:
-    """The words of each command of a ```bash block, comments dropped."""
+    """Yields the words of each command of a ```bash block, without comments."""
     for line in code.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words:
@@ -104,8 +104,8 @@ class Session:
         """Starts in an empty folder.
 
         Args:
-            folder: to work in; the bundled pair is linked into it.
-            server: returns the address of a server that stands in for the page's at a port.
+            folder: the working folder; the bundled pair is linked into it.
+            server: returns the address of the server that replaces the page's server at a port.
         """
         self.folder, self._server, self.names = folder, server, {}
         for name in ("demo", "benchmarks"):
@@ -138,7 +138,7 @@ class Session:
         return "".join(outputs), "".join(errors)
 
     def _command(self, line: str) -> tuple[str, str]:
-        """Runs one line; of a pipe, the last command may be ours."""
+        """Runs one line; the last command of a pipe may be a command of the project."""
         before, _, last = INSTALL.sub("", line).rpartition(" | ")
         words = shlex.split(last, comments=True)
         variables = {}
@@ -162,7 +162,7 @@ class Session:
 
     @contextmanager
     def _streams(self, piped: str = "", variables: dict[str, str] | None = None) -> Iterator[tuple]:
-        """Runs what is inside in the session's folder, and collects what it writes."""
+        """Runs the code of a `with` block in the session's folder and collects its output."""
         input_file = self.folder / ".stdin"
         input_file.write_text(piped, encoding="utf-8")
         output, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
@@ -183,26 +183,26 @@ class Session:
             os.environ.update(environment)
 
     def _captured(self, stream: io.TextIOWrapper) -> str:
-        """What was written, with the folders of a reader in place of those of the test."""
+        """Returns the text of a stream, with the reader's folders instead of the test's folders."""
         stream.flush()
         text = stream.buffer.getvalue().decode()
         return text.replace(f"{ROOT}/", "").replace(str(self.folder.resolve()), HOME)
 
 
 def without(expected: str, errors: str) -> str:
-    """The lines of a page's output that are not on standard error, whatever figures these have."""
+    """Returns the expected lines that are not on standard error, regardless of figures."""
     logged = {NUMBER.sub("#", line) for line in errors.splitlines()}
     lines = [line for line in expected.splitlines() if NUMBER.sub("#", line) not in logged]
     return "\n".join(lines)
 
 
 def plain(text: str) -> str:
-    """A text without what differs from run to run."""
+    """Returns a text without the parts that differ between runs."""
     return NAMES.sub(r"\1…", TIMINGS.sub(r"\1…", text)).strip()
 
 
 def help_of(program: str, *subcommand: str) -> str:
-    """What a program prints if it is asked for help."""
+    """Returns the help of a program."""
     output = io.StringIO()
     with redirect_stdout(output), suppress(SystemExit):
         import_module(program).main([*subcommand, "--help"])
@@ -210,5 +210,5 @@ def help_of(program: str, *subcommand: str) -> str:
 
 
 def options(program: str, *subcommand: str) -> set[str]:
-    """The long options of a program, by its own help."""
+    """Returns the long options in a program's help."""
     return set(re.findall(r"--[a-z][\w-]*", help_of(program, *subcommand)))

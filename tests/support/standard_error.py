@@ -1,13 +1,13 @@
-"""What a process has told on standard error, without what depends on the machine."""
+"""Standard error of processes without the lines that depend on the machine."""
 
 import re
 
 
 def without_metal(text: str) -> str:
-    """A text without the lines in which Metal says that it checks calls."""
+    """Returns a text without the lines of Metal about its validation."""
     return re.sub(r"(?m)^.* Metal \w+ Validation Enabled\n", "", text)
 
 
 def messages(text: str) -> list[str]:
-    """The lines of a text, without Metal's and without hints about the machine."""
+    """Returns the lines of a text without Metal's lines and without hints."""
     return [line for line in without_metal(text).splitlines() if not line.startswith("hint: ")]

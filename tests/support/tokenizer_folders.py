@@ -1,4 +1,4 @@
-"""Folders with tokenizers as publishers offered them over the years, small and made here."""
+"""Makes small folders with tokenizers in the layouts that publishers used over the years."""
 
 import base64
 import json
@@ -20,19 +20,19 @@ TEXTS = [
     "😀",
 ]
 SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-# pad, eos, unk, byte tokens, tokens for languages: as in t5, mt5 and MADLAD
+# pad, eos, unk, whether it has byte tokens, and language tokens: t5, mt5 and MADLAD
 LAYOUTS = {"t5": (0, 1, 2, False, []), "mt5": (0, 1, 2, True, []),
            "madlad": (1, 2, 0, True, ["<2en>", "<2fr>"]), "odd": (1, 2, 0, False, [])}  # fmt: skip
 SENTINELS = {"t5": 100}
-# How each layout is offered. "both" is what transformers 4 saved beside spiece.model; "resaved"
-# what transformers 5 makes of spiece.model, which loses byte tokens and the unknown token.
+# The files of each layout. "both": tokenizer.json of transformers 4 beside spiece.model. "resaved":
+# saved again by transformers 5, which loses byte tokens and the unknown token.
 SPIECE = [f"{layout}{kind}" for layout in LAYOUTS for kind in ("", "-both")]
 JSON = [f"{layout}-json" for layout in LAYOUTS]
 RESAVED = [f"{layout}-resaved" for layout in ("mt5", "madlad", "odd")]
 
 
 def make(root):
-    """All folders of SPIECE, JSON and RESAVED, and "byt5", under `root`."""
+    """Makes all folders of SPIECE, JSON and RESAVED, and "byt5", under `root`."""
     for layout in LAYOUTS:
         folder = root / layout
         train(folder, layout)
@@ -53,7 +53,7 @@ def settings(layout, **more):
 
 
 def train(folder, layout, **options):
-    """A sentencepiece model of the layout, in a folder such as publishers offered."""
+    """Trains a sentencepiece model of a layout and writes its folder."""
     pad, eos, unk, fallback, languages = LAYOUTS[layout]
     write(folder, None, settings(layout))
     words = " ".join(TEXTS[:3]).split()
@@ -70,7 +70,7 @@ def train(folder, layout, **options):
 
 
 def write(folder, state, own=None, model_type="t5"):
-    """A folder with these tokenizer.json and tokenizer_config.json, each unless None."""
+    """Writes a folder with tokenizer.json and tokenizer_config.json, unless they are None."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
     for name, content in (("tokenizer.json", state), ("tokenizer_config.json", own)):
@@ -80,7 +80,7 @@ def write(folder, state, own=None, model_type="t5"):
 
 
 def old_json(folder, sentinels):
-    """The tokenizer.json that transformers 4 made of a spiece.model: it keeps all whitespace."""
+    """Returns transformers 4's tokenizer.json for a spiece.model; it keeps all whitespace."""
     proto = sentencepiece_model_pb2.ModelProto()
     proto.ParseFromString((folder / "spiece.model").read_bytes())
     vocabulary = [[piece.piece, piece.score] for piece in proto.pieces]
@@ -115,13 +115,13 @@ def old_json(folder, sentinels):
 
 
 def metaspace(**entries):
-    """A pre-tokenizer or decoder, with the entries that transformers 4 last wrote or others."""
+    """Returns a pre-tokenizer or decoder, by default with transformers 4's last entries."""
     entries = entries or {"prepend_scheme": "always", "split": True}
     return {"type": "Metaspace", "replacement": "▁", **entries}
 
 
 def random_texts(count, seed=0):
-    """Texts full of what tokenizers disagree about."""
+    """Returns texts full of characters about which tokenizers disagree."""
     rng = random.Random(seed)
     words = [
         "the", "store", "  ", " ", "\t", "\n", "\r\n", "\u00a0", "\u3000", "\u2028", "▁", "a", "b",

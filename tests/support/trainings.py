@@ -1,4 +1,4 @@
-"""Runs distill.py and finetune.py in this process: whole, stopped again and again, or refused."""
+"""Runs distill.py and finetune.py in this process: to the end, interrupted, or refused."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from mlx_t5.backend import mx, on_cpu
 from mlx_t5.names import BUNDLED
 
 TARGET = str(BUNDLED / "target")
-Run = Callable[..., int]  # the command line, given its output and further options
+Run = Callable[..., int]  # runs the command line with an output and further options
 
 
 def shortest_prompts(count: int) -> list[str]:
-    """Of the bundled pair's held-out ones."""
+    """Returns the shortest held-out prompts of the bundled pair."""
     lines = (BUNDLED / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
     return sorted((json.loads(line)["prompt"] for line in lines), key=len)[:count]
 
 
 @contextlib.contextmanager
 def heard() -> Iterator[tuple[list[str], list[str]]]:
-    """What is logged meanwhile, and what is printed."""
+    """Yields the lists of lines that are logged and printed during the block."""
     with pytest.MonkeyPatch.context() as patch:
         log: list[str] = []
         printed: list[str] = []
@@ -35,12 +35,12 @@ def heard() -> Iterator[tuple[list[str], list[str]]]:
 
 
 def weights(folder: Path, name: str = "model.safetensors") -> dict[str, mx.array]:
-    """The tensors of a file."""
+    """Returns the tensors of a file."""
     return mx.load(str(folder / name))
 
 
 def same(one: dict[str, mx.array], other: dict[str, mx.array]) -> bool:
-    """Whether two runs came to the same; a GPU, and a Mac's CPU, may round in any order."""
+    """Returns whether two runs have equal weights, up to rounding on a GPU or a Mac."""
     tolerance = 0 if on_cpu() and sys.platform != "darwin" else 1e-2
     return one.keys() == other.keys() and all(
         mx.allclose(one[name], other[name], rtol=0, atol=tolerance) for name in one
@@ -50,16 +50,16 @@ def same(one: dict[str, mx.array], other: dict[str, mx.array]) -> bool:
 def stopped_at_each(
     run: Run, output: Path, stops: Sequence[tuple[object, str, int]], capsys
 ) -> list[str]:
-    """Interrupts a run and resumes it, once for each of `stops`; the last time nothing stops it.
+    """Interrupts and resumes a run once for each of `stops`, and finally lets it finish.
 
     Args:
-        run: the command line.
-        output: of all runs.
-        stops: functions, and at which call of them Ctrl-C comes.
-        capsys: pytest's.
+        run: the function that runs the command line.
+        output: the output of all runs.
+        stops: the functions, and the number of the call at which Ctrl-C arrives.
+        capsys: the fixture of pytest.
 
     Returns:
-        The names of these functions, as often as they were called until they were stopped.
+        The names of these functions, once for each call until the interrupt.
     """
     calls: list[str] = []
     for i, (owner, name, at) in enumerate(stops):
@@ -84,7 +84,7 @@ def _stopping(function: Callable, at: int, calls: list[str]) -> Callable:
 
 
 def check_refused(run: Run, output: Path, options: Sequence[str], message: str, capsys) -> None:
-    """Asserts that bad input is one line with this message, and that nothing is written."""
+    """Asserts that bad input gives one line with this message and writes nothing."""
     try:
         status = run(output, *options)
     except SystemExit as end:

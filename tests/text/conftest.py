@@ -1,4 +1,4 @@
-"""What tests of tokenizers share."""
+"""Fixtures for tests of tokenizers."""
 
 import pytest
 
@@ -7,7 +7,7 @@ import tokenizer_folders
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
-    """Folders with tokenizers of every kind, by the names in tokenizer_folders."""
+    """Returns a folder of tokenizers of every kind, named as in tokenizer_folders."""
     root = tmp_path_factory.mktemp("tokenizers")
     tokenizer_folders.make(root)
     return root

@@ -1,4 +1,4 @@
-"""Text that streams in whole characters, and vocabularies that agree."""
+"""Tests that text streams in whole characters, and that vocabularies are compared."""
 
 import random
 
@@ -18,14 +18,14 @@ def tokenizer(request, folders):
 
 
 def test_spaces_are_left_alone(folders):
-    """Also where the folder asks for the "clean up" that transformers once did by default."""
+    """This includes folders with transformers' former default "clean up"."""
     tokenizer = load_tokenizer(folders / "mt5")
     tokenizer.clean_up_tokenization_spaces = True
     assert decode(tokenizer, tokenizer.encode(TEXTS[1])) == TEXTS[1]
 
 
 def samples(tokenizer, seed):
-    """Token lists: text, anything at all, and mostly bytes that are no UTF-8."""
+    """Yields token lists: text, random tokens, and bytes that are mostly not UTF-8."""
     rng = random.Random(seed)
     text = " ".join(rng.choices(" ".join(TEXTS).split(), k=12))
     yield tokenizer.encode(text)
@@ -46,7 +46,7 @@ def test_pieces_make_the_text(tokenizer):
 
 
 def test_pieces_are_whole_and_early(tokenizer):
-    """No piece has half a character, and each goes out when it is certain."""
+    """No piece has half a character, and each piece is sent as soon as it is certain."""
     for text in TEXTS:
         tokens = tokenizer.encode(text)[:-1]
         detokenizer, so_far = StreamingDetokenizer(tokenizer), ""
@@ -86,7 +86,7 @@ def test_same_vocabulary(folders):
     load = {kind: load_tokenizer(folders / kind) for kind in KINDS}
     same_vocabulary(load["t5"], load["t5"])
     same_vocabulary(load["mt5"], load["mt5-json"])
-    same_vocabulary(load["t5"], load["t5-json"])  # 100 sentinels more are in no one's way
+    same_vocabulary(load["t5"], load["t5-json"])  # 100 further sentinels do no harm
     same_vocabulary(load["t5-json"], load["t5"])
     for other in ("mt5", "odd", "byt5"):
         with pytest.raises(UserError, match="vocabularies differ: token [0-9]+ is"):

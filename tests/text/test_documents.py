@@ -1,4 +1,4 @@
-"""Documents: what is decoded of a text, what stays of it, and answers in their places."""
+"""Tests documents: the decoded pieces, the text that stays, and answers in their places."""
 
 import random
 import sys
@@ -165,7 +165,7 @@ def test_white_space_of_several_bytes_after_a_capital_is_kept(space):
 
 
 class PanicException(BaseException):
-    """As Rust's is to Python."""
+    """Looks like the exception of a Rust panic in Python."""
 
 
 @pytest.mark.parametrize("error", [PanicException("byte 8"), ValueError("x"), RuntimeError()])
@@ -272,7 +272,7 @@ def test_text_without_spaces_is_cut_too():
     accents = "e\u0301" * 4
     assert cut(accents, 4, len) == ["e\u0301" * 2] * 2
     assert all(unicodedata.category(part[0]) != "Mn" for part in cut(accents, 3, len))
-    assert len(cut("a" + "\u0301" * 9_999, 100, len)) < 9  # halved, and not one accent at a time
+    assert len(cut("a" + "\u0301" * 9_999, 100, len)) < 9  # cut in halves, not one accent at a time
 
 
 def test_one_character_is_never_cut():

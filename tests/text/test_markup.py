@@ -1,4 +1,4 @@
-"""What may be decoded in a file, and how answers are broken into lines."""
+"""Tests which text of a file is decoded, and how answers are broken into lines."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from mlx_t5.errors import UserError
 from mlx_t5.text.markup import LINE_CHARACTERS, SUFFIXES, Span, rewrapped, spans, unwrapped
 
 ROOT = Path(__file__).resolve().parents[2]
-GENERATED = 300  # files of each kind
+GENERATED = 300  # number of files of each kind
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("demo/*.md")]
 PARSER = MarkdownIt("commonmark").enable("table")
 MARKED = ("text", "softbreak", "em_open", "em_close", "strong_open", "strong_close")
 
 
 def outline(text: str) -> list[tuple]:
-    """All that is markup in a Markdown text, and its lines, as the parser sees them."""
+    """Returns the markup of a Markdown text and its lines, as parsed."""
     return [
         (
             token.type,
@@ -49,7 +49,7 @@ def outline(text: str) -> list[tuple]:
 
 
 def answers(text: str) -> str:
-    """Letters that are others, in words of the same length."""
+    """Returns the text with changed letters in words of the same length."""
     return text.swapcase()
 
 
@@ -266,7 +266,7 @@ def test_files_full_of_marks_come_back_unchanged(suffix, begin):
 
 @pytest.mark.parametrize("suffix, begin", [(".md", "x "), (".srt", SRT), (".vtt", VTT)])
 def test_the_time_for_long_files_grows_with_their_length(suffix, begin):
-    """Patterns that took time by the square of the length would not end on these."""
+    """Patterns with quadratic time would not finish on these files."""
     for mark in ("a", " ", "a b ", "a.b-", "漢"):
         text = begin + (mark * 200_000)[:200_000] + " y"
         assert answered(text, suffix, str) == text

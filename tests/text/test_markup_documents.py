@@ -1,4 +1,4 @@
-"""Files with markup from end to end: as documents, and through the command line."""
+"""Tests files with markup from end to end, as documents and on the command line."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def test_unanswered_files_come_back_with_any_split(suffix, split):
     for text in texts:
         for limit in (None, 2):
             assert joined(document(text, suffix, split, limit), str) == text
-        assert joined(document(text, suffix, split), lambda source: None) == text  # as errors
+        assert joined(document(text, suffix, split), lambda source: None) == text  # all pieces fail
 
 
 SWAPPED = {ord(a): b for a, b in zip(ascii_letters, ascii_letters.swapcase(), strict=True)}
-TYPESET = dict.fromkeys(map(ord, " \t\r\n>"))  # what breaks lines
+TYPESET = dict.fromkeys(map(ord, " \t\r\n>"))  # characters that break lines
 
 
 @pytest.mark.parametrize("suffix", WHOLE)

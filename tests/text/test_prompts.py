@@ -1,4 +1,4 @@
-"""Prompts and settings as callers give them, good and bad."""
+"""Tests good and bad prompts and settings from callers."""
 
 import re
 
@@ -151,7 +151,7 @@ def test_prompts_are_drawn_as_they_are_needed():
 
 
 class Pieces:
-    """A tokenizer that splits a text as sentencepiece does: words with the space before them."""
+    """A tokenizer that, like sentencepiece, splits into words with the space before them."""
 
     def __init__(self):
         self.pieces = ["</s>"]
@@ -215,7 +215,7 @@ def test_text_without_a_task_has_no_prefix(text, tokenizer):
 
 
 def test_the_bundled_models_prefixes_are_found():
-    """An id that the tokenizer does not have is passed over."""
+    """An id that the tokenizer does not have is ignored."""
     tokenizer = load_tokenizer(pair.BUNDLED / "target")
     ids = tokenizer.encode("fix grammar: He go.")
     prefix = tuple(tokenizer.encode("fix grammar:")[:-1])

@@ -1,4 +1,4 @@
-"""Stop strings at every place: inside a token, across tokens, inside accepted blocks."""
+"""Tests stop strings inside a token, across tokens and inside accepted blocks."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ V, TOKENIZER = len(WORDS), Words(WORDS)
 
 
 def spoken(tokens, stop):
-    """Straight from the definition: (text, how many tokens it took, whether it was stopped)."""
+    """Returns (text, number of tokens, whether it was stopped) by the definition."""
     for count in range(1, len(tokens) + 1):
         text = TOKENIZER.decode(tokens[:count])
         places = [text.find(s) for s in stop if s in text]
@@ -26,7 +26,7 @@ def spoken(tokens, stop):
 
 
 def writing(tokens):
-    """A table that writes these tokens, whatever the source, and then EOS."""
+    """Returns a table that writes these tokens for any source, and then EOS."""
 
     def table(source, seen):
         logits = np.full(V, -9, np.float32)
@@ -73,7 +73,7 @@ def test_nothing_is_held_back_without_stop_strings():
 
 
 def test_a_byte_token_may_complete_a_stop_string():
-    """A character spelled in bytes is certain only when the next token comes: not too late."""
+    """A character spelled in bytes is certain only with the next token, but stops in time."""
 
     class Bytes(Words):
         def convert_ids_to_tokens(self, token):
@@ -110,7 +110,7 @@ def test_decoding_ends_at_a_stop_string_inside_accepted_tokens(stop, num_draft):
         assert (result.text, result.tokens) == (text, tokens[:count])
         assert result.finish_reason == "stop"
         assert result.stats.generated_tokens == len(result.writers) == count
-        # The end token, which is not in the result, may have been proposed.
+        # The proposals may include the end token, which is not in the result.
         assert result.stats.accepted - sum(result.accepted) in (0, not stopped)
         *_, last = chunks = list(decoder.stream(tokens, max_tokens=40, stop=stop))
         assert "".join(chunk.text for chunk in chunks) == last.result.text == text

@@ -1,4 +1,4 @@
-"""Tokenizers of all kinds of folders encode as sentencepiece, or transformers, would."""
+"""Tokenizers of all kinds of folders encode like sentencepiece or transformers."""
 
 import copy
 import json
@@ -33,7 +33,7 @@ def processor(folder):
 
 
 def expected(pieces, text, sentinels=0):
-    """What sentencepiece makes of a text between the names that stand for themselves."""
+    """Returns sentencepiece's ids of a text, with special names as single ids."""
     last = pieces.get_piece_size() + sentinels - 1
     names = {f"<extra_id_{i}>": last - i for i in range(sentinels)}
     names |= {name: pieces.piece_to_id(name) for name in SPECIAL.values()}
@@ -44,7 +44,7 @@ def expected(pieces, text, sentinels=0):
 
 @pytest.mark.parametrize("kind", SPIECE)
 def test_a_sentencepiece_model_overrides_tokenizer_json(folders, kind):
-    """Whatever tokenizer.json beside it says, on texts full of spaces, marks and sentinels."""
+    """The texts are full of spaces, marks and sentinels."""
     tokenizer, pieces = load_tokenizer(folders / kind), processor(folders / kind)
     texts = TEXTS + random_texts(800)
     sentinels = 100 if kind.startswith("t5") else 0
@@ -82,7 +82,7 @@ def test_without_the_model_plain_text_is_encoded_the_same(folders, kind):
 
 
 def unigram(folders, **changes):
-    """A tokenizer.json of transformers 4 with other entries; None leaves one out."""
+    """Returns transformers 4's tokenizer.json with changed entries; None removes an entry."""
     state = old_json(folders / "t5", 100) | changes
     return {name: entry for name, entry in state.items() if entry is not None}
 
@@ -164,7 +164,7 @@ def test_tokens_added_in_separate_files_are_read(folders, tmp_path, with_model):
 
 
 def test_a_bpe_vocabulary_is_read(tmp_path):
-    """transformers' own T5 class cannot read a published model with a BPE."""
+    """transformers' T5 tokenizer cannot read a published model with a BPE vocabulary."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", fuse_unk=True))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
     trainer = tokenizers.trainers.BpeTrainer(
@@ -191,7 +191,7 @@ def test_an_unknown_character_needs_no_configuration(folders, tmp_path, model_ty
 
 
 def test_unknown_characters_do_not_end_the_text(folders):
-    """transformers 5 by itself takes 2 for the unknown token, which here is the end of text."""
+    """transformers 5 assumes id 2 for the unknown token, which is the end token here."""
     for kind in ("odd", "odd-both", "odd-json", "odd-resaved"):
         tokenizer = load_tokenizer(folders / kind)
         tokens = tokenizer.encode("the 你 store")

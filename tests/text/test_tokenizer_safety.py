@@ -1,4 +1,4 @@
-"""Tokenizer files that are damaged, missing or hostile, and what loading leaves alone."""
+"""Tests damaged, missing and hostile tokenizer files, and that loading has no side effects."""
 
 import base64
 import json
@@ -28,7 +28,7 @@ def test_a_folder_without_a_tokenizer_gives_none(folders, tmp_path):
 
 
 def damaged(state, places):
-    """The tokenizer.json with other bytes at these places of its character map."""
+    """Returns the tokenizer.json with changed bytes at these places of its character map."""
     charsmap = bytearray(base64.b64decode(state["normalizer"]["precompiled_charsmap"]))
     for place in places:
         charsmap[place] ^= 0x5B
@@ -38,7 +38,7 @@ def damaged(state, places):
 
 @pytest.mark.slow
 def test_a_damaged_character_map_is_reported(folders, tmp_path, capfd):
-    """The tokenizers library panics at them: at loading, or only at some text."""
+    """The tokenizers library panics on such maps, at loading or only on some texts."""
     state, read, text = old_json(folders / "t5", 100), 0, "".join(map(chr, range(32, 0x3400)))
     rng = random.Random(0)
     for i in range(60):
@@ -87,7 +87,7 @@ def test_damaged_files_are_refused_in_one_line(folders, tmp_path, kind):
 
 
 def test_a_missing_vocabulary_is_reported(folders, tmp_path):
-    """transformers would make up one of its special tokens, and know no word."""
+    """transformers would invent a vocabulary of special tokens without any word."""
     folder = shutil.copytree(folders / "t5", tmp_path / "m")
     (folder / "spiece.model").unlink()
     with pytest.raises(UserError, match="neither tokenizer.json nor spiece.model is there"):
@@ -96,7 +96,7 @@ def test_a_missing_vocabulary_is_reported(folders, tmp_path):
 
 @pytest.mark.slow
 def test_torch_is_left_out(folders):
-    """Importing it would take longer than loading a small model and writing its first token."""
+    """Importing torch would take longer than loading a small model and decoding a token."""
     code = (
         "import sys; from mlx_t5.text import tokenizer\n"
         "tokenizer.load_tokenizer(sys.argv[1]).encode('a'); print(*sys.modules)"
@@ -137,7 +137,7 @@ def test_code_in_the_folder_never_runs(folders, tmp_path, kind):
 @pytest.mark.parametrize("kind", ["mt5", "mt5-json"])
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
 def test_settings_cannot_name_other_files(folders, tmp_path, kind, name):
-    """transformers takes paths from its settings, and a tokenizer.model before all others."""
+    """transformers reads paths from its settings, and prefers a tokenizer.model."""
     folder, private = shutil.copytree(folders / kind, tmp_path / "m"), tmp_path / "private"
     private.write_text("no tokenizer")
     (folder / "tokenizer.model").symlink_to(private)

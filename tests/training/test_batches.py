@@ -1,4 +1,4 @@
-"""Batches of like length, in an order that the seed and the step decide."""
+"""Batches have examples of similar length, in an order set by the seed and the step."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from mlx_t5.training.teacher_answers import LabelledExample
 
 
 def example(source: int, answer: int) -> LabelledExample:
-    """One of these lengths, whose tokens count on."""
+    """Returns an example of these lengths, with consecutive tokens."""
     top_ids = np.arange(answer * 2, dtype=np.int32).reshape(answer, 2)
     top_p = np.full((answer, 2), 0.4, np.float32)
     return LabelledExample(np.arange(2, source + 2), np.arange(5, answer + 5), top_ids, top_p)
@@ -21,8 +21,8 @@ def test_an_epoch_has_every_example_once_and_every_epoch_its_own_order():
         labelled, 10, 2, 3
     )
     spans = [max(i % 7 for i in batch) - min(i % 7 for i in batch) for batch in first]
-    assert np.mean(spans) <= 1  # at random it would be 6
-    # Fewer than a batch holds are one batch.
+    assert np.mean(spans) <= 1  # in random order it would be 6
+    # Fewer examples than the batch size form one batch.
     assert sorted(batch_at([example(2, 2)] * 3, 8, 0, 5)) == [0, 1, 2]
 
 
@@ -35,4 +35,4 @@ def test_a_batch_holds_padded_arrays():
     assert batch.counted.reshape(2, 16).sum(axis=1).tolist() == [2, 9]
     assert batch.top_ids.shape == batch.top_p.shape == (32, 2)
     assert batch.top_ids[16:19].tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert vars(TrainingBatch(*batch.arrays)) == vars(batch)  # the very arrays
+    assert vars(TrainingBatch(*batch.arrays)) == vars(batch)  # the same arrays

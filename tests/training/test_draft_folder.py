@@ -1,4 +1,4 @@
-"""draft_folder.py: the folders of drafts, and what is refused."""
+"""Tests draft_folder.py: the folders of drafts, and refused paths."""
 
 import json
 
@@ -17,7 +17,7 @@ from model import load
 
 @pytest.fixture
 def target(tmp_path):
-    """A target's folder."""
+    """Returns a target's folder."""
     return checkpoints.tiny(tmp_path / "target")
 
 
@@ -39,7 +39,7 @@ def test_a_folder_has_the_decoder_and_says_what_it_belongs_to(target, tmp_path):
     assert written.pop(ENTRY) == fingerprint(model) | {"model": "me/my-t5"}
     assert written.pop("num_decoder_layers") == 1
     assert written.items() <= config.items() and "converted_from" not in written
-    types = stored(path)  # the target folder's
+    types = stored(path)  # the types of the target's folder
     assert set(types.values()) == {"bfloat16"}
     assert types.keys() == dict(tree_flatten(shared_draft(model, 1).parameters())).keys()
     assert (path / "tokenizer_config.json").exists() and not (path / "modules.json").exists()

@@ -1,4 +1,4 @@
-"""Drafts that share their target's encoder, from the command lines: main and benchmark."""
+"""Tests drafts that share their target's encoder in main.py and benchmark.py."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ OPTIONS = ["--model", str(BUNDLED / "target"), "--dtype", "float32", "--max-toke
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory):
-    """The folder of a draft that shares with the bundled target."""
+    """Returns the folder of a draft that shares the bundled target's encoder."""
     target, _ = load(BUNDLED / "target")
     place = tmp_path_factory.mktemp("drafts") / "draft"
     return save_draft(shared_draft(target, 2), BUNDLED / "target", place)
@@ -34,7 +34,7 @@ def draft(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory, draft):
-    """The folder of the same with a vocabulary of its own, which lacks a token of each text."""
+    """Returns a folder of `draft` with its own vocabulary, which lacks a token of each text."""
     target, tokenizer = load(BUNDLED / "target", "float32")
     model, _ = load(draft, shared_with=target)
     texts = [r.tokens for r in SpeculativeDecoder(target, None, tokenizer).generate(PROMPTS, 25)]
@@ -45,7 +45,7 @@ def own(tmp_path_factory, draft):
 
 @pytest.fixture(params=["draft", "own"])
 def either(request):
-    """One of them."""
+    """Returns one of the two drafts."""
     return request.getfixturevalue(request.param)
 
 

@@ -1,4 +1,4 @@
-"""Prompts of a file: what is left out, and what is held out."""
+"""Tests prompts of a file: which are left out, and which are held out."""
 
 import pytest
 
@@ -9,12 +9,12 @@ from mlx_t5.training.examples import Example, TrainingPair, hold_out, read_examp
 
 
 def letters(prompt: str) -> list[int]:
-    """A token a letter, and 1 for the end."""
+    """Returns a token for each letter, and 1 for the end."""
     return [*map(ord, prompt), 1]
 
 
 class Tokenizer:
-    """Of letters, as transformers' are called."""
+    """A tokenizer of letters with the interface of transformers."""
 
     def __call__(self, text, **_):
         return type("Encoding", (), {"input_ids": letters(text)})
@@ -24,7 +24,7 @@ class Tokenizer:
 
 @pytest.fixture
 def read(tmp_path, monkeypatch):
-    """Reads a file of this name and content; returns the examples and what was logged."""
+    """Returns a function that reads a file with this name and content: (examples, log)."""
     monkeypatch.setattr(examples, "LEAST", 1)
 
     def reader(name: str, content: bytes):
@@ -60,7 +60,7 @@ def test_long_completions_are_cut_and_long_prompts_left_out(read, monkeypatch):
     monkeypatch.setattr(examples, "LONGEST", 20)
     lines = [b'{"prompt": "a", "completion": "more than five"}', b'{"prompt": "%s"}' % (b"y" * 20)]
     read_in, log = read("a.jsonl", b"\n".join(lines))
-    assert read_in == [Example((97, 1), tuple(b"more "))]  # the rest would never be generated
+    assert read_in == [Example((97, 1), tuple(b"more "))]  # the rest is never generated
     assert log == [f"left out: the prompt '{'y' * 20}': it has 21 tokens, and 20 are the most"]
 
 

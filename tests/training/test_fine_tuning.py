@@ -1,4 +1,4 @@
-"""Fine-tuning beside transformers and PEFT: loss, gradients, a run, and the folders written."""
+"""Compares fine-tuning with transformers and PEFT: loss, gradients, a run and its folders."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KINDS = {"lora": LORA, "dora": replace(LORA, use_dora=True), "full": None}
 
 
 def peft_model(reference, lora, dropout=0.0):
-    """PEFT's model with adapters that are not at their start."""
+    """Returns PEFT's model with adapters that differ from their initial values."""
     options = {"r": lora.r, "lora_alpha": lora.lora_alpha, "use_dora": lora.use_dora}
     config = peft.LoraConfig(
         target_modules=lora.target_modules, lora_dropout=dropout, use_rslora=lora.use_rslora,
@@ -56,7 +56,7 @@ def peft_model(reference, lora, dropout=0.0):
 
 
 def their_batch(config, pairs=PAIRS):
-    """The pairs as transformers takes them."""
+    """Returns the pairs as a batch for transformers."""
     width, length = (max(len(pair[i]) for pair in pairs) for i in (0, 1))
     pad = config.pad_token_id
     source = torch.tensor([[*s, *[pad] * (width - len(s))] for s, _ in pairs])
@@ -72,7 +72,7 @@ def our_batch(model, pairs=PAIRS):
 
 
 def by_our_names(model, named):
-    """Torch's arrays of parameters by our names."""
+    """Returns torch's parameters as arrays, by this project's names."""
     ours = {a.removesuffix(".weight"): b for a, b in tensor_names(model.config).items()}
     found = {}
     for name, tensor in named:
@@ -85,7 +85,7 @@ def by_our_names(model, named):
 
 
 def torch_gradients(reference, kind):
-    """The loss of the pairs by torch, and the parameters that have a gradient then."""
+    """Returns torch's loss of the pairs, and the parameters that have a gradient."""
     lora = KINDS[kind]
     model = peft_model(reference, lora) if lora else copy.deepcopy(reference.model)
     loss = model(**their_batch(reference.model.config)).loss
@@ -95,7 +95,7 @@ def torch_gradients(reference, kind):
 
 
 def check_gradients(found, expected, tolerance):
-    """Each to within so much of the largest number of its own."""
+    """Asserts equal gradients, up to `tolerance` times the largest number of each."""
     assert found.keys() >= expected.keys()
     for name, gradient in expected.items():
         gradient = np.array(gradient)
@@ -128,7 +128,7 @@ def test_loss_and_gradients_are_transformers_and_pefts(made, family, kind):
 
 
 def optimisers(kind, parameters):
-    """One of ours and torch's for the same."""
+    """Returns this project's optimiser and torch's of the same kind."""
     theirs = transformers.optimization.Adafactor
     if kind == "adamw":
         torchs = torch.optim.AdamW(parameters, 0.01, weight_decay=0.1)
@@ -172,13 +172,13 @@ def test_a_run_has_the_losses_of_transformers_and_peft(made, kind, optimizer):
 
 
 def logits(model):
-    """Of the pairs' first positions."""
+    """Returns the logits of the pairs' first positions."""
     batch = our_batch(model)
     return np.array(model(batch.source, batch.tokens[:, :2], batch.mask))
 
 
 def adapted(made, family, lora, num_layers=-1, dropout=0.0, folder=None):
-    """A model whose adapters are not at their start, and its weights."""
+    """Returns a model whose adapters differ from their initial values, and its weights."""
     model, _ = load(folder or made(family).folder, "float32")
     adapters = adapt(model, lora, num_layers, dropout, seed=7)
     weights = Learner(model, token_loss(model, 0.0), 10, 0.01).begin().weights
@@ -254,7 +254,7 @@ def test_a_checkpointed_step_is_the_same_step_also_with_dropout(made, dora):
         other, _ = learner._gradient(weights, batch, mx.random.key(2))
         plain, _ = learner._gradient(weights, batch)
         assert len({results[-1][0].item(), other.item(), plain.item()}) == 3
-        # Described as on a GPU; running it would take a C++ compiler minutes on a CPU.
+        # Traced as on a GPU but not run, because a C++ compiler would take minutes on a CPU.
         compiled = Learner(model, token_loss(model, 0.0), 10, 0.01, True, drop=adapters.drop)
         _, shaped = compiled._slopes(weights, batch, mx.random.key(1))
         assert {n: a.shape for n, a in shaped.items()} == {n: a.shape for n, a in weights.items()}
@@ -264,7 +264,7 @@ def test_a_checkpointed_step_is_the_same_step_also_with_dropout(made, dora):
 
 
 def test_dropout_applies_to_the_adapters_input_alone(made):
-    """A column of x at a time, as PEFT does it: what is left is scaled up."""
+    """As in PEFT, single elements of x are dropped and the remaining ones are scaled up."""
     model, adapters, _ = adapted(made, "t5", LORA, dropout=0.5)
     x = mx.random.normal((4, 32), key=mx.random.key(0))
     layer = model.encoder.layers[0].self_attention.q
@@ -326,7 +326,7 @@ def test_a_quantised_model_is_adapted_as_its_dequantised_weights(made, tmp_path,
 
 @pytest.mark.parametrize("mode", ["affine", "mxfp4", "mxfp8"])
 def test_a_quantised_model_writes_with_the_adapter_merged_as_it_was_trained(made, tmp_path, mode):
-    """In the folder's own bits much of what was trained was rounded away."""
+    """Rounding to the folder's own bits would lose much of the training."""
     options = {"quantize": True, "q_mode": mode, "q_group_size": 32 if mode == "affine" else None}
     folder = convert(made("flan").folder, tmp_path / "small", "float32", **options)
     model, _, weights = adapted(made, "flan", LORA, folder=folder)

@@ -1,4 +1,4 @@
-"""A step of training: its gradient, its parts, what is trained and what is refused."""
+"""Tests a training step: its gradient, its micro-batches, and the trained weights."""
 
 import math
 from dataclasses import replace
@@ -22,7 +22,7 @@ def learner_of(draft, iters=10, learning_rate=0.01, compiled=None):
 
 
 def batch_of(target, chosen=slice(None), states=True):
-    """Some labelled examples as a batch, with the encoder's output or without."""
+    """Returns labelled examples as a batch, with or without the encoder's output."""
     batch = collate(label(target, PAIRS)[chosen], 0, 0, keep_states=False)
     if not states:
         return batch
@@ -36,7 +36,7 @@ def target():
 
 @pytest.mark.parametrize("shares", (True, False))
 def test_gradients_are_finite_differences(target, shares):
-    """Of every tensor, along its gradient. Attention without a scale bends soon: small steps."""
+    """Each tensor is moved along its gradient by small steps, as attention is very nonlinear."""
     draft = shared_draft(target, 1) if shares else whole(shared_draft(target, 1))
     learner, batch = learner_of(draft), batch_of(target, states=shares)
     weights = learner.begin().weights

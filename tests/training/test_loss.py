@@ -1,4 +1,4 @@
-"""The loss and its gradient, beside torch's."""
+"""Compares the loss and its gradient with torch's."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ N, D, V, K = 7, 5, 11, 3
 
 
 def case(k=K):
-    """States, head, the k likeliest tokens and their probabilities, and what counts."""
+    """Returns states, head, the k likeliest tokens, their probabilities, and counted positions."""
     rng = np.random.default_rng(0)
     states, head = rng.normal(size=(N, D)), rng.normal(size=(V, D))
     p = torch.softmax(torch.tensor(rng.normal(size=(N, V)) * 2), -1)
@@ -26,7 +26,7 @@ def case(k=K):
 
 
 def by_torch(states, head, ids, p, counted, temp):
-    """The same from the definition, with torch's gradients."""
+    """Returns the loss by its definition, and torch's gradients."""
     states, head = (torch.tensor(a, requires_grad=True) for a in (states, head))
     q = torch.softmax(states @ head.T / temp, -1).gather(1, torch.tensor(ids))
     p = torch.tensor(p)
@@ -41,7 +41,7 @@ def by_torch(states, head, ids, p, counted, temp):
 
 @pytest.mark.parametrize("k, temp, at_once", [(K, 1.0, 1 << 24), (K, 0.7, 2 * V), (V, 1.0, V)])
 def test_loss_and_gradients_are_torchs(monkeypatch, k, temp, at_once):
-    """In one part, in parts of two positions and of one, and with the whole distribution."""
+    """The loss is computed at once and in parts, also with the whole distribution."""
     monkeypatch.setattr(loss, "LOGITS_AT_ONCE", at_once)
     states, head, ids, p, counted = case(k)
     arrays = [mx.array(a.astype(np.float32)) for a in (states, head)]
@@ -62,7 +62,7 @@ def test_loss_and_gradients_are_torchs(monkeypatch, k, temp, at_once):
 @pytest.mark.parametrize("own_head", [True, False])
 @pytest.mark.parametrize("ids", [range(1, 61, 2), [1, 3], range(60)])
 def test_a_narrowed_drafts_loss_has_the_automatic_gradient(ids, own_head):
-    """Tokens that it lacks belong to the rest, also where they are the target's likeliest."""
+    """Tokens that the draft lacks count as the rest, even if the target prefers them."""
     target = random_t5()
     draft = shared_draft(target, 1)
     draft = whole(draft) if own_head else draft

@@ -1,4 +1,4 @@
-"""What a run leaves for another, and when that is refused."""
+"""Tests the files that a run leaves for resuming, and when resuming is refused."""
 
 import json
 
@@ -55,10 +55,10 @@ def test_an_earlier_run_is_resumed_only_when_asked_for_and_with_the_same_answers
     for file in folder.path.iterdir():
         file.unlink()
     (folder.path / ".DS_Store").touch()
-    assert not again.open(ANSWERS, TRAINING, resume=True)  # as if it were new
+    assert not again.open(ANSWERS, TRAINING, resume=True)  # begins again
     (folder.path / SETTINGS).unlink()
     (folder.path / "mine.txt").touch()
-    with pytest.raises(UserError, match="is no folder of an earlier run"):  # a stranger's
+    with pytest.raises(UserError, match="is no folder of an earlier run"):  # no run's folder
         again.open(ANSWERS, TRAINING, resume=True)
 
 

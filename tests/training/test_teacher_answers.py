@@ -1,4 +1,4 @@
-"""What the target thinks of its answers, and the files that keep it."""
+"""Tests the labels of answers by the target, and the files that keep them."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def target():
 
 @pytest.mark.parametrize("temp", (0.0, 0.5))
 def test_labels_are_the_targets_probabilities_and_states(target, temp, monkeypatch):
-    """In passes of one answer each, as in one pass for all, it is what the logits say."""
+    """The labels equal the logits' probabilities, in passes of one answer or of all."""
     together = label(target, PAIRS, temp)
     monkeypatch.setattr(teacher_answers, "LOGITS_AT_ONCE", 1)
     for (source, answer), one, other in zip(
@@ -41,7 +41,7 @@ def test_labels_are_the_targets_probabilities_and_states(target, temp, monkeypat
 
 
 class Teacher:
-    """Answers with the source backwards, but not 13; is stopped after so many answers."""
+    """Answers with the reversed source, except source 13; raises Ctrl-C after some answers."""
 
     def __init__(self, stopped_after: int = 1000):
         self.remaining, self.indices = stopped_after, []

@@ -1,4 +1,4 @@
-"""Exact match, chrF and the texts that are shown."""
+"""Tests exact match, chrF and the texts that are shown."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which layers are trained, what cannot be, and what an adapter is said to be for."""
+"""Tests which layers are trained, bad options, and the base named by an adapter."""
 
 import json
 from dataclasses import replace
@@ -45,7 +45,7 @@ def test_bad_layers_and_ranks_are_refused(made, entries, num_layers, message):
 
 @pytest.mark.parametrize("record", [{"model": "a/b"}, {"model": "a/b", "adapter": "c"}, None])
 def test_an_adapter_names_the_base_that_its_weights_belong_to(tmp_path, record):
-    """With an adapter merged into it, a folder is no longer the model of its Hub id."""
+    """A folder with a merged adapter is no longer the model of its Hub id."""
     (tmp_path / "config.json").write_text(json.dumps({"converted_from": record}))
     expected = "a/b" if record == {"model": "a/b"} else str(tmp_path)
     assert base_name(tmp_path) == expected

@@ -1,4 +1,4 @@
-"""The loop: evaluations, the best draft, early ends, and stops at any moment."""
+"""Tests the training loop: evaluations, the best draft, early stopping and interruptions."""
 
 import itertools
 import os
@@ -23,13 +23,13 @@ SCHEDULE = Schedule(8, steps_per_eval=2, save_every=3)
 
 @pytest.fixture(scope="module")
 def given():
-    """A target, and what it answered."""
+    """Returns a target and its labelled answers."""
     target = random_t5()
     return target, label(target, PAIRS)
 
 
 def a_run(given, path, scores=None, log=lambda line: None):
-    """A trainer; without `scores` a draft is the better the larger its norm's first weight."""
+    """Returns a trainer; without `scores`, the score is the first weight of the draft's norm."""
     target, labelled = given
     draft = shared_draft(target, 1)
     upcoming = iter(scores or ())
@@ -46,7 +46,7 @@ def a_run(given, path, scores=None, log=lambda line: None):
 
 
 def outcome(run):
-    """All that a run ends with, but the seconds."""
+    """Returns the final progress, step and weights of a run, without its seconds."""
     arrays = [*tree_flatten(run.learner.model.parameters()), *run.state.weights.items()]
     content = [(name, np.array(array).tobytes()) for name, array in arrays]
     return replace(run.progress, seconds=0.0), run.state.step, content
@@ -58,14 +58,14 @@ def plain(steps, done):
 
 @pytest.fixture(scope="module")
 def undisturbed(given, tmp_path_factory):
-    """How a run ends that nothing has stopped."""
+    """Returns the outcome of a run without interruption."""
     run = a_run(given, tmp_path_factory.mktemp("undisturbed"))
     run.run(plain)
     return outcome(run)
 
 
 class Killed(BaseException):
-    """Ends a process at once: nothing is cleaned up."""
+    """Simulates a kill: nothing is cleaned up."""
 
 
 @pytest.mark.slow
@@ -73,7 +73,7 @@ class Killed(BaseException):
 def test_a_run_killed_at_any_file_comes_to_the_same_end(
     given, undisturbed, tmp_path, monkeypatch, before
 ):
-    """Right before, and right after, each file that is put in its place."""
+    """The run is killed right before or right after each file is moved to its place."""
     rename = os.replace
     for kills in itertools.count(1):
         calls = itertools.count(1)

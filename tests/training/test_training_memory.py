@@ -1,4 +1,4 @@
-"""Estimates of training's memory are what it takes at most, and not much more."""
+"""Estimates of training's memory are upper bounds and close to the real memory."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ SIZES = {"d_model": WIDTH, "d_ff": 512, "num_heads": 4, "d_kv": 32, "vocab_size"
 
 
 def taken(learner, batch, model, steps):
-    """Bytes that steps of training take, with the weights that are trained."""
+    """Returns the bytes that training steps take, including the trained weights."""
     state = learner.begin()
     mx.eval(state.weights, state.moments, batch.arrays, model.parameters())
     mx.clear_cache()

@@ -1,4 +1,4 @@
-"""The verdict, on numbers that can be checked by hand."""
+"""Tests the verdict on numbers that can be checked by hand."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def proposer(name, speed, acceptance=0.8):
         ([("new", 2.0), ("old", 1.97)], "keep what you have: "),  # the new one is no faster
         ([("new", 1.01)], "keep --draft-model none"),
         ([("new", 1.5), (LOOKUP, 2.0)], "keep to copying, without"),
-        # What proposes in vain is faster by chance.
+        # A proposer without accepted tokens is faster by chance.
         ([("new", 2.0, 0.0)], "keep --draft-model none"),
         ([("new", 2.0, None), ("old", 1.5)], "keep what you have: "),
     ],

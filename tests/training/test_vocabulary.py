@@ -1,4 +1,4 @@
-"""Which tokens a draft proposes: counted, sorted, and how many are enough."""
+"""Tests the vocabulary of a draft: counted, sorted and cut to the needed size."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def test_the_end_tokens_come_first_then_the_most_frequent_and_of_equals_the_lowe
 def test_the_smallest_multiple_that_covers_other_answers_is_used(monkeypatch):
     monkeypatch.setattr(vocabulary, "STEP", 2)
     order = np.array([1, 7, 5, 9, 3, 0])
-    rare = [(1, 7) * 99 + (5,), (7, 1)]  # 200 and one that is not among two
+    rare = [(1, 7) * 99 + (5,), (7, 1)]  # 200 tokens, and one that is not among the first two
     assert smallest(order, rare) == 2 and coverage(order[:2], rare) == pytest.approx(200 / 201)
     assert smallest(order, [*rare, (9,)]) == 4
     assert smallest(order, [(0,)]) == smallest(order, [(77,)]) == 6  # all
