@@ -82,7 +82,7 @@ def test_rows_have_ratios_to_other_variants_and_the_fastest_is_first():
     ratios = [str(Ratio(n, n, n)) for n in (4, 8, 2)]
     assert cells == ["draft 5", "6", *ratios, "1.00", "2.0", "equal"]
     table = {"batch_size": 4, "document": False, "count": 2, "rows": rows, "left_out": {}}
-    assert peers.written(table, "float32").endswith(f"not so: {peers.GREEDY}.")
+    assert peers.written(table, "float32").endswith(f"different: {peers.GREEDY}.")
     assert "rounding" in peers.written(table, "bfloat16")
     (row,) = table["rows"] = peers.summarise({"regular": timed([1.0] * 2)})  # no other programs
     assert "rounding" not in peers.written(table, "bfloat16")
@@ -138,7 +138,7 @@ def test_sampled_texts_are_timed_beside_greedy_ones_but_not_compared():
     settings = [{n: x for n, x in each.items() if n not in common} for _, each in seen]
     assert all(settings.count(how) == 6 for how in ({}, *peers.SAMPLING.values()))
     text = peers.written(table, "float32")
-    assert "then ms/token" in text and "not so" not in text and " | sampled |" in text
+    assert "then ms/token" in text and "different: " not in text and " | sampled |" in text
 
 
 def test_failing_programs_are_left_out_with_the_reason():

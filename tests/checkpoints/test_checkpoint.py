@@ -66,7 +66,9 @@ def test_missing_shards_of_an_index_are_named(tmp_path):
     state = {name: torch.ones(2) for name in "abc"}
     checkpoints.save(state, tmp_path, "safetensors", shards=3)
     (tmp_path / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(UserError, match="not there: model-00002-of-00003.safetensors; fetch them$"):
+    with pytest.raises(
+        UserError, match="are missing: model-00002-of-00003.safetensors; fetch them$"
+    ):
         open_checkpoint(tmp_path)
     checkpoints.save(state, tmp_path, "legacy")  # as in flan-ul2: not chosen silently
     with pytest.raises(UserError, match="00002-of-00003.*delete the index to use the .bin"):

@@ -100,7 +100,7 @@ THINGS = {
     "link": "is a link out of its folder; put a copy of the file",
     "pipe": "is no regular file|that are missing|: no model.safetensors or",
     "folder": "is no regular file|that are missing|: no model.safetensors or",
-    "huge": "has 1099.* GB, and none|header|not a whole torch",
+    "huge": "has 1099.* GB, and no such|header|not a whole torch",
 }
 
 
