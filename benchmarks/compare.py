@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 
@@ -115,7 +115,8 @@ def compare(
         numbers[way, n] = name = f"{way}, {n}"
         decoder = subject.decoder(DRAFT, n, wrong=percent)
         variants[name] = decoding(decoder, turns, batch_size, **common)
-    for percent, predictions in predicted(subject, turns, args).items():
+    texts = predicted(subject, turns, args.predictions, args.max_tokens)
+    for percent, predictions in texts.items():
         for proposer, n in itertools.product((REGULAR, *args.ways), args.num_draft):
             way = f"{proposer}, prediction {percent} % changed"
             numbers[way, n] = name = f"{way}, {n}"
@@ -141,17 +142,17 @@ def compare(
 
 
 def predicted(
-    subject: Subject, turns: list[list[str]], args: argparse.Namespace
+    subject: Subject, turns: list[list[str]], percentages: Sequence[int], max_tokens: int
 ) -> dict[int, list[list[str]]]:
     """Returns, for each percentage of changed words, the predictions of the prompts by turn."""
-    if not args.predictions:
+    if not percentages:
         return {}
     prompts = [prompt for turn in turns for prompt in turn]
     decoder = subject.decoder(DRAFT)
-    results = decoder.results(prompts, decoder.job(max_tokens=args.max_tokens))
+    results = decoder.results(prompts, decoder.job(max_tokens=max_tokens))
     texts = [str(result.text) for result in results]
     size = len(turns[0])
-    return {n: workload.cut(workload.changed(texts, n), size) for n in args.predictions}
+    return {n: workload.cut(workload.changed(texts, n), size) for n in percentages}
 
 
 def rows_of(numbers: dict[tuple[str, int | str], str], timed: dict[str, Timed]) -> list[dict]:

@@ -93,7 +93,8 @@ def run(args: argparse.Namespace, command: str) -> int:
     subject, facts = begin(args, command, judged=count)
     settings = [(d, n) for d in sorted({0.0, *args.delta}) for n in sorted(set(args.num_draft))]
     rows, regular = timings(subject, prompts, settings, args)
-    qualities = quality_of(subject, quality_prompts, settings, args)
+    how = args.way, args.quality_batch, args.max_tokens
+    qualities = quality_of(subject, quality_prompts, settings, *how)
     rows = [row | scores for row, scores in zip(rows, qualities, strict=True)]
     print(f"\n{printing.markdown(COLUMNS, rows)}\n\n{explain(rows, args.tolerance, count)}")
     best = recommend(rows, args.tolerance)
@@ -131,16 +132,21 @@ def timings(
 
 
 def quality_of(
-    subject: Subject, prompts: Workload, settings: Sequence[Setting], args: argparse.Namespace
+    subject: Subject,
+    prompts: Workload,
+    settings: Sequence[Setting],
+    way: str,
+    batch_size: int,
+    max_tokens: int,
 ) -> list[dict]:
     """Measures the quality of every setting's texts; returns the result of `quality` for each."""
 
     def texts(decoder: SpeculativeDecoder) -> list[str]:
-        turn = decoding(decoder, [prompts.prompts], args.quality_batch, max_tokens=args.max_tokens)
+        turn = decoding(decoder, [prompts.prompts], batch_size, max_tokens=max_tokens)
         return [result.text or "" for result in turn(0)]
 
     lossless = texts(subject.decoder(REGULAR))
-    written = (texts(subject.decoder(args.way, n, delta)) for delta, n in settings)
+    written = (texts(subject.decoder(way, n, delta)) for delta, n in settings)
     return [quality(lenient, prompts.references, lossless) for lenient in written]
 
 
