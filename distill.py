@@ -255,7 +255,7 @@ class Distillation:
         return save_draft(self.draft, self.source, self.args.output)
 
     def _verdict(self, path: Path) -> str:
-        """Returns the final report: the written draft compared with all other proposers."""
+        """Returns the final report, which compares the saved draft with all other proposers."""
         from mlx_t5.drafting.draft_model import DraftModel
         from mlx_t5.drafting.source_copy import SourceCopy
         from mlx_t5.training.verdict import LOOKUP, measure_proposers, report

@@ -203,7 +203,7 @@ def sampled(variants: Mapping[str, Decode]) -> dict[str, Decode]:
 
 
 def of_document(variants: Mapping[str, Decode], texts: Sequence[str]) -> dict[str, Decode]:
-    """Returns this project's variants on one document of all prompts, `REGULAR` and `OTHERS`."""
+    """Returns the variants that decode one document, which consists of all prompts."""
 
     def document(decode: Decode) -> Decode:
         return lambda prompts, **keywords: decode(prompts=texts[: len(prompts)], **keywords)

@@ -66,7 +66,7 @@ class Offer(NamedTuple):
         return room if self.tokens is None else min(room, len(self.tokens))
 
     def first(self, number: int) -> Choice:
-        """Returns a choice of the offer's first `number` tokens, or of all if it has fewer."""
+        """Returns a choice with the first `number` tokens of the offer, or all if it has fewer."""
         return Choice(self, self.most(number))
 
 

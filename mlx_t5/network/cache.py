@@ -249,7 +249,7 @@ class Cache:
         ]
 
     def _wide_mask(self, source: int) -> mx.array:
-        """Returns the mask (P, `source`) with all positions past this cache's S hidden."""
+        """Returns a mask (P, `source`) that hides every position after this cache's S."""
         mask = mx.ones((self.prompts, self.source), mx.bool_) if self.mask is None else self.mask
         return mx.pad(mask, ((0, 0), (0, source - self.source)))
 

@@ -85,9 +85,9 @@ def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
 
 
 def holding_rows(model: T5, batch: int, width: int) -> list[int]:
-    """Returns the `numbers_of_rows` common to all ranks; none if attention changes the bits.
+    """Returns the numbers of rows at which every rank gets the bits of a full batch.
 
-    Each rank tests its own shard of the weights.
+    Each rank tests its own shard, with `numbers_of_rows`. Empty if attention changes the bits.
     """
     rows = numbers_of_rows(model, batch, width) if attention_holds(model, width) else []
     held = mx.array([n in rows for n in range(batch + 1)], mx.int32)

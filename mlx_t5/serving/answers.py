@@ -93,7 +93,7 @@ class EventStream(Generic[J]):
         return sorted(last, key=lambda update: update.index)
 
     def complete(self, body: str) -> str:
-        """Returns the final body of the answer; only documents change the body."""
+        """Returns `body`, the answer's last part; the stream of a document changes it first."""
         return body
 
 
