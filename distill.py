@@ -78,7 +78,7 @@ class Distillation:
         self.draft, self.evaluated = self._first_draft(), False
 
     def run(self) -> int:
-        """Answers, trains, writes the draft, prints the verdict and returns the exit status.
+        """Runs all stages (answers, training, draft, verdict) and returns the exit status.
 
         Raises:
             UserError: the options do not match those of the earlier run, a file of that run is

@@ -145,9 +145,9 @@ class FineTuning:
         return 0
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the settings that a resuming run must not change, and those of training.
+        """Returns two groups of settings: those a resuming run must not change, and the others.
 
-        If a setting of training changes, the training starts over.
+        If one of the others, the training settings, changes, the training starts over.
         """
         from mlx_t5.checkpoints.identity import identity
         from mlx_t5.training.examples import digest

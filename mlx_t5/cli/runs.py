@@ -127,7 +127,7 @@ class Run:
         """Yields the number (from 1), the prompt and the outcome of each result, in order.
 
         Args:
-            compute: computes the outcomes; it reads a prompt before the prompt's index.
+            compute: computes the outcomes; it must read each prompt before the index of that prompt.
         """
         in_hand: deque[tuple[int, Any]] = deque()
 

@@ -248,7 +248,7 @@ def is_finite(logits: mx.array) -> mx.array:
 
 
 def likeliest(logits: mx.array) -> mx.array:
-    """Returns the token with the largest of logits (..., V), the first if equal, as int32 (...)."""
+    """Returns the tokens (...) int32 with the largest logits (..., V); the first one in a tie."""
     return mx.argmax(logits, axis=-1).view(mx.int32)  # a view, not a conversion: the same bits
 
 

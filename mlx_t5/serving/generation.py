@@ -153,7 +153,7 @@ class GenerationBatches:
         return {number for number, one in self._job_rows.items() if one.job is job}
 
     def _draw(self) -> None:
-        """Makes rows of documents' pieces while they can join; documents take turns."""
+        """Turns pieces of the documents, in turns, into rows while the batch has room."""
         others = any(not one.job.document for one in self._job_rows.values())
         most = batching.MAX_JOINING_TOKENS
         allowed = min(self._allowed + PIECE_TOKENS, most) if others else most

@@ -221,7 +221,7 @@ class LimitedConnection(H11Protocol):
     """uvicorn's protocol with a time limit on request headers, and a limit on connections.
 
     Attributes:
-        limit: maximum of open connections.
+        limit: the maximum number of open connections.
     """
 
     limit = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_DESCRIPTORS)

@@ -47,7 +47,7 @@ class Pieces:
         Args:
             document: the document.
             read: returns the tokens of a prompt.
-            count: number of its pieces, if no sentence is too long.
+            count: expected number of pieces; there are more if a sentence is too long.
             detailed: whether to report the origin of each token (draft, copy or target).
         """
         self.answers, self.count = DocumentInFlight(document), count

@@ -153,7 +153,7 @@ class _Cutter:
         return processor.id_to_piece(ids)
 
     def pre_tokenize(self, text: PreTokenizedString) -> None:
-        """Cuts the text into pieces, except its added tokens."""
+        """Cuts the text into pieces; added tokens are left whole."""
         text.split(self._cut)
 
     def _cut(self, _: int, part: NormalizedString) -> list[NormalizedString]:
