@@ -72,7 +72,7 @@ def read_small(path: Path, limit: int = JSON_BYTES, root: Path | None = None) ->
         root: as in `require_own`.
 
     Raises:
-        UserError: the path is no regular file, is too large, or is a link that leads out of the folder.
+        UserError: the path is no regular file, is too large, or links to a file outside.
         OSError: the file does not exist or cannot be read.
     """
     require_own(path, root)

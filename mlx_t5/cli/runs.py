@@ -127,7 +127,7 @@ class Run:
         """Yields the number (from 1), the prompt and the outcome of each result, in order.
 
         Args:
-            compute: computes the outcomes; it must read each prompt before the index of that prompt.
+            compute: computes the outcomes; it must read each prompt before its index.
         """
         in_hand: deque[tuple[int, Any]] = deque()
 
