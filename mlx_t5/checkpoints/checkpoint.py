@@ -207,7 +207,7 @@ def read_weight_map(index: Path, root: Path | None = None) -> dict[str, str]:
 
 
 def _merge(paths: list[Path], weight_map: dict[str, str] | None, root: Path | None) -> Checkpoint:
-    """Merges the tensors of all files; if several files have the same name, the index decides."""
+    """Merges the tensors of all files; if files share a tensor's name, the index decides."""
     tensors: dict[str, StoredTensor] = {}
     metadata: dict[str, str] = {}
     count = 0

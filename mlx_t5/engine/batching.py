@@ -156,10 +156,10 @@ def decode_rows(
 
 
 def follow(engine: Batch, row: Row) -> Iterator[int]:
-    """Decodes one row with an engine without rows.
+    """Decodes one row with an engine whose batch is empty.
 
     Yields:
-        After each step, the number of tokens that the row had before it.
+        After each step, the number of tokens that the row had before that step.
 
     Raises:
         UserError: the row cannot be decoded.

@@ -188,7 +188,7 @@ def add_attention(x: mx.array, out: mx.array, block: Block) -> mx.array:
 
 
 def add_feed_forward(config: T5Config, block: Block, x: mx.array) -> mx.array:
-    """Returns x (M, d_model) plus wo(act(wi x)), or plus wo(act(wi_0 x) * wi_1 x) since v1.1.
+    """Returns x (M, d_model) plus wo(act(wi x)), or in T5 v1.1 wo(act(wi_0 x) * wi_1 x).
 
     In float16, `wo` and its input would overflow, so they are in float32 like the residual.
     """

@@ -230,7 +230,7 @@ class Document:
 
 
 def _prefix_end(text: str, prefixes: Sequence[str]) -> int:
-    """Returns the end of a known prefix, or MADLAD's, and the space after it; 0 without one."""
+    """Returns the index after the text's prefix and its space; 0 if there is no prefix."""
     known = [_MADLAD]
     for prefix in sorted(prefixes, key=len, reverse=True):
         known.append(re.escape(prefix.strip()) + r"(?=\s)" * prefix[-1].isspace())
