@@ -274,7 +274,7 @@ class SpeculativeDecoder:
         Args:
             model: the target: a folder, the name of one in `models/`, or a Hub id.
             draft: the draft, named in the same way; "auto" uses the target's default draft if it
-                has one, "lookup" copies from the source, "NAME+lookup" does both, None neither.
+                has one, "lookup" copies from the source, "NAME+lookup" does both, None no draft.
             revision: branch, tag or commit of the target, if `model` is a Hub id.
             dtype: type to compute in; None is the default of `model.load`.
             adapter: folder of a LoRA adapter to merge into the target.

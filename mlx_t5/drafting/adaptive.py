@@ -111,7 +111,7 @@ class Adaptive:
         return choices
 
     def rests(self, rows: Sequence[Row]) -> bool:
-        """Returns whether the next step is to propose nothing, if the rows stay the same."""
+        """Returns whether the next step will not use the draft, if the rows stay the same."""
         plan = self._plan
         return rows is plan.rows and not plan.number and plan.experience.wait > 0
 
