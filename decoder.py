@@ -68,6 +68,7 @@ class Engine(Batch):
     Attributes:
         sampling: the rows' sampling settings and random keys.
         predicted: whether any row has a prediction.
+        committed: the tokens of each row so far, the start token first.
         offers: the offers of each row in the last step.
         shape: the last step's shape; several ranks learn its cost one step later.
         seconds: the seconds that the last step took.
@@ -96,9 +97,11 @@ class Engine(Batch):
         self.early = EarlyPass.of(target)
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
-    def forget(self) -> None:
-        """Discards the acceptance rates learned from sampled rows; keeps the greedy rows' rates."""
-        self.adaptive = self.adaptive.fresh()
+    def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
+        """Adds rows; the draft reads their sources now if it is in use. See `Batch.insert`."""
+        super().insert(rows, ahead)
+        if self.drafter and self.adaptive.drafts(rows):
+            self.drafter.read()
 
     def step(self) -> None:
         """Drafts, verifies, accepts and commits once; finished rows leave the batch."""
@@ -126,11 +129,14 @@ class Engine(Batch):
             self.offers = self.drafter.offers()
             self.choices = self.adaptive.choose(self.rows, self.offers)
             gamma = max(choice.length for choice in self.choices)
-        keys = self.sampling.step_keys([row.decided for row in self.rows], gamma + 1)
+        keys = None
+        if not self.sampling.all_greedy:
+            keys = self.sampling.step_keys([row.decided for row in self.rows], gamma + 1)
         if gamma and self.drafter:
             proposal = self.drafter.propose(self.committed, self.choices, self.sampling, keys)
-        proposal = proposal or Proposal.nothing(len(self.rows))
-        if proposal.tokens is not None:
+        if proposal is None:
+            return Proposal.nothing(len(self.rows)), keys
+        if self.ranks.size > 1:
             proposal.tokens = self.ranks.of_first(proposal.tokens)
         return proposal, keys
 
@@ -143,7 +149,6 @@ class Engine(Batch):
         if proposal.tokens is not None:
             tokens = mx.concatenate([tokens, proposal.tokens], axis=1)
         positions = [len(row) - 1 for row in self.committed]
-        self.cache.reserve(max(positions) + tokens.shape[1])
         return self.target.decode(tokens, self.cache, positions)
 
     def _accept(
@@ -166,10 +171,10 @@ class Engine(Batch):
         if self.ranks.size > 1:  # all ranks learn the last step's duration from rank 0
             micros = round(1e6 * self.seconds)
             outcome = mx.pad(outcome, ((0, 0), (0, 1)), constant_values=micros)
-        outcome = self.ranks.of_first(outcome)
+            outcome = self.ranks.of_first(outcome)
         if self.on_verified:
             self.on_verified(self.rows, logits, outcome[:, 1 : 1 + tokens.shape[1]])
-        if self.early and x is None and (not self.drafter or self.adaptive.rests(self.rows)):
+        if self.early and x is None and (not self.drafter or self.adaptive.idle):
             self.early.begin(self.rows, outcome[:, 1:], self.cache, outcome)
         return outcome
 
@@ -183,15 +188,17 @@ class Engine(Batch):
             if self.drafter:
                 self.adaptive.note(row, self.offers[i], self.choices[i], written, kept)
         if self.drafter:
-            shape = self.adaptive.shape(self.rows, self.choices)
+            shape = self.adaptive.shape
             if self.ranks.size > 1:
                 seconds, shape, self.shape = 1e-6 * outcome[0][-1], self.shape, shape
-            self.adaptive.timed(shape, seconds)
+            if shape:
+                self.adaptive.costs.note(*shape, seconds)
             self.drafter.note(self.committed)
         self.drop_finished()
 
     def _collect(self) -> None:
-        """Collects the rows' settings, keys and predictions."""
+        """Collects the rows' tokens, settings, keys and predictions."""
+        self.committed = [row.committed for row in self.rows]
         predictions = [row.prediction for row in self.rows]
         if any(predictions) or self.predicted:
             self.drafter, self.predicted = predicting(self.drafter, predictions), any(predictions)
@@ -447,4 +454,4 @@ class SpeculativeDecoder:
             return Beams(target, settings.num_beams, self.clock)
         drafter = self.drafter.fresh() if self.drafter else None
         self.adaptive = self.adaptive or Adaptive.of(target, drafter)
-        return Engine(target, drafter, self.clock, self.adaptive.fresh())
+        return Engine(target, drafter, self.clock, self.adaptive)

@@ -26,12 +26,12 @@ from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.pooling import Pooling
 from mlx_t5.checkpoints.sentence_modules import read_pooling
 from mlx_t5.names import locate
-from mlx_t5.network.attention import biases, source_biases
+from mlx_t5.network.attention import source_biases
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.draft_vocabulary import settle
 from mlx_t5.network.interface import require_decoder
-from mlx_t5.network.layers import checkpointed, encoder_layer, heads, layer_for, residual_dtype
+from mlx_t5.network.layers import checkpointed, encoder_layer, heads, layer_for
 from mlx_t5.network.linear import Matrix, matrices
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
 from mlx_t5.network.modules import Stack, Stacks
@@ -130,7 +130,7 @@ class T5(Stacks):
         if self.shares_with is not None:
             return self.shares_with.encode(ids, mask)
         batch, length = ids.shape
-        x = self._embed(ids)
+        x = self.shared(ids.flatten()).astype(self.encoder.last_norm.weight.dtype)
         tables = source_biases(self.encoder.relative_attention_bias, batch, length, mask)
         layer: Callable[..., mx.array] = partial(encoder_layer, self.local_config)
         layer = checkpointed(layer) if self.grad_checkpoint else layer
@@ -144,7 +144,7 @@ class T5(Stacks):
         Args:
             encoded: output of `encode`.
             mask: (B, S), as given to `encode`.
-            capacity: target positions to allocate; `Cache.reserve` adds more.
+            capacity: target positions to allocate; `decode` adds more when it needs them.
 
         Raises:
             UserError: the model has no decoder.
@@ -192,7 +192,7 @@ class T5(Stacks):
             float32 logits (B, T, V) for the token after each of `tokens`.
 
         Raises:
-            ValueError: the cache has too few slots or a different number of rows.
+            ValueError: the cache has a different number of rows.
         """
         for i, x in enumerate(self._states(tokens, cache, offsets, self.passes), 1):
             if i % LAYERS_AT_ONCE == 0:
@@ -211,16 +211,14 @@ class T5(Stacks):
         """Yields the residual (B·T, d_model) after each layer, then the output of the last norm."""
         slots = cache.slots(offsets, tokens.shape[1])
         layer = layer_for(self.local_config, slots, passes, self.grad_checkpoint)
-        x = self._embed(tokens)
-        tables = biases(self.decoder.relative_attention_bias, slots.positions, slots.seen)
-        for i, (blocks, bias) in enumerate(zip(self.decoder.blocks, cycle(tables), strict=False)):
+        x = self.shared(tokens.flatten()).astype(self.decoder.last_norm.weight.dtype)
+        tables = self.decoder.relative_attention_bias
+        index = tables[0].index(slots.positions, slots.seen)
+        biases = cycle([table(index) for table in tables])
+        for i, (blocks, bias) in enumerate(zip(self.decoder.blocks, biases, strict=False)):
             x = layer(blocks, x, bias, slots, i)
             yield x
         yield self.decoder.last_norm(x)
-
-    def _embed(self, tokens: mx.array) -> mx.array:
-        x = self.shared(tokens.flatten())
-        return x.astype(residual_dtype(x.dtype))
 
     @cached_property
     def head(self) -> Matrix:

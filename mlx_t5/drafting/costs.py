@@ -2,19 +2,17 @@
 
 No benchmark is run. For each kind of device and weights, `Expected` has a table of v(M): the time
 of a pass over M positions, relative to a pass over a single position. `StepCosts` corrects the
-table by the durations of ordinary decoding steps. The correction is a Gaussian process over the
-shapes of steps (Rasmussen and Williams, 2006, chapter 2): a measured shape also corrects similar
-shapes, and shapes far from all measured ones keep the ratios of the table.
+table by the seconds of ordinary decoding steps.
 
-Symbols: B rows, M positions, gamma proposals, K measured shapes.
+Symbols: B rows, M positions, gamma proposals, N values of gamma that are compared.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,9 +25,10 @@ if TYPE_CHECKING:
     from mlx_t5.network.exact import ExactTarget
     from model import T5
 
-Shape: TypeAlias = tuple[int, int, int]  # of a step: B, positions of each row, draft passes
+Shape: TypeAlias = tuple[int, int, int]  # of a step: B, gamma, draft passes
 
 MOST = 15  # maximum of proposals per row; more are hardly ever all accepted
+NUMBERS = (*range(9), 10, 12, MOST)  # the numbers of proposals that are compared
 MOST_ON_METAL = 7  # Metal's vector kernel for attention has up to 8 queries; more are slower
 
 
@@ -151,128 +150,72 @@ def _parts(model: T5 | ExactTarget, device: Device) -> tuple[float, float]:
     return (0.0, layers + reading) if device.grows else (layers, reading)
 
 
-UNIT = 100.0  # prior variance of the error log(seconds / expected) that all shapes share
-SPREAD = 0.15**2  # prior variance of a shape's own error
-NOISE = 0.25**2  # variance of a single step's error
-SURPRISE = 2 * NOISE**0.5  # larger deviations from the mean are clamped to this
-REACH = 6.0  # length scale of the covariance, in positions or draft passes
-KNOWN = 3.0  # steps after which a shape's seconds are known
-FADE = 0.997  # factor by which each step reduces the weight of all earlier steps
-SHAPES = 32  # maximum of shapes kept
-PATIENCE = 16  # steps between two updates of the posterior, once a shape is known
-GRIDS = 64  # maximum of grids cached
+UNIT = 100.0  # prior variance of the error of all steps
+DRAFTING = 0.15**2  # prior variance of the additional error of the steps that draft
+SHAPE = 0.12**2  # prior variance of the additional error of a single shape
+NOISE = 0.25**2  # variance of a single step's deviation
+SURPRISE = 2 * NOISE**0.5  # larger deviations are clamped to this
+DRIFT = 5e-4  # variance that each step adds to its errors, so that old steps count less
+
+
+class Error:
+    """A part of the error log(seconds / expected) of steps: its mean and its variance."""
+
+    def __init__(self, variance: float) -> None:
+        """Starts with the variance before any step was measured."""
+        self.prior = self.variance = variance
+        self.mean = 0.0
 
 
 class StepCosts:
-    """Estimates the seconds of steps by expected costs, corrected by measured steps."""
+    """Estimates the seconds of steps by expected costs, corrected by measured steps.
 
-    def __init__(self, expected: Callable[[int, Any, Any], Any]) -> None:
-        """Starts with a function of (B, positions, draft passes) that gives a time in any unit."""
-        self.expected = lru_cache(maxsize=512)(lambda *shape: float(expected(*shape)))
-        self._expected_grid = expected
-        self._seen: set[Shape] = set()
-        self._shapes: list[Shape] = []  # the K measured shapes
-        self._features = np.zeros((0, 4))  # (K, 4) features of the shapes
-        self._weights: list[float] = []  # faded number of steps of each shape, times `_scale`
-        self._errors: list[float] = []  # mean of log(seconds / expected) of each shape
-        self._scale = 1.0  # weight of the next step; it grows, so that earlier steps fade
-        self._known: Any = ()  # (K,) posterior mean of the errors
-        self._solution: np.ndarray = np.zeros(0)  # (K,) (covariance + noise)^-1 errors
-        self._unused = 0  # steps since the solution was computed
-        self._grids: dict[int, tuple[Grid, Any]] = {}  # by id: a grid and its seconds
-
-    def note(self, rows: int, positions: int, passes: int, seconds: float) -> None:
-        """Learns from a step. A shape's first step is ignored, as it may have compiled kernels."""
-        shape = rows, positions, passes
-        if shape not in self._seen or seconds <= 0:
-            self._seen.add(shape)
-            return
-        error = math.log(seconds / self.expected(*shape))
-        self._scale /= FADE
-        if new := shape not in self._shapes:
-            self._remember(shape)
-        i = self._shapes.index(shape)
-        if not new:
-            error = min(max(error, self._known[i] - SURPRISE), self._known[i] + SURPRISE)
-        self._weights[i] += self._scale
-        self._errors[i] += (error - self._errors[i]) * self._scale / self._weights[i]
-        self._unused += 1
-        if new or self._weights[i] < KNOWN * self._scale or self._unused >= PATIENCE:
-            self._solve()
-
-    def is_new(self, grid: Grid, d: int, m: int) -> bool:
-        """Returns whether the faded number of steps of shape (d, m) in a grid is below `KNOWN`."""
-        shape = grid.rows, int(grid.positions[d, m]), int(grid.passes[d, m])
-        if shape not in self._shapes:
-            return True
-        return self._weights[self._shapes.index(shape)] < KNOWN * self._scale
-
-    def seconds(self, grid: Grid) -> np.ndarray:
-        """Returns the expected seconds (N, N) of steps of these shapes."""
-        if id(grid) not in self._grids:
-            if len(self._grids) == GRIDS:
-                self._grids.clear()
-            expected = self._expected_grid(grid.rows, grid.positions, grid.passes)
-            if self._shapes:
-                correction = _covariance(grid.features, self._features) @ self._solution
-                expected = expected * np.exp(correction)
-            self._grids[id(grid)] = grid, expected
-        return self._grids[id(grid)][1]
-
-    def _solve(self) -> None:
-        """Computes the posterior of the Gaussian process from the measured errors."""
-        self._weights = [weight / self._scale for weight in self._weights]
-        self._scale, self._unused = 1.0, 0
-        covariance = _covariance(self._features, self._features)
-        noise = np.diag(NOISE / np.maximum(self._weights, 1e-3))
-        self._solution = np.linalg.solve(covariance + noise, self._errors)
-        self._known = (covariance @ self._solution).tolist()
-        self._grids.clear()
-
-    def _remember(self, shape: Shape) -> None:
-        """Adds a shape; if there are already `SHAPES`, evicts the shape with the least weight."""
-        if len(self._shapes) == SHAPES:
-            least = self._weights.index(min(self._weights))
-            for values in (self._shapes, self._weights, self._errors):
-                del values[least]
-        self._shapes.append(shape)
-        self._weights.append(0.0)
-        self._errors.append(0.0)
-        self._features = np.array([_features(*shape) for shape in self._shapes])
-
-
-class Grid(NamedTuple):
-    """Shapes of steps of B rows, by the number of draft tokens and the number of copied tokens.
-
-    Attributes:
-        rows: B.
-        positions: (N, N) positions of each row that the target verifies.
-        passes: (N, N) passes of the draft.
-        features: (N, N, 4) features of the shapes.
+    The error of a step is the sum of three: the error of all steps, of all steps that draft, and of
+    the step's shape. Each measured step corrects the three in proportion to their variances: a
+    Kalman filter (https://en.wikipedia.org/wiki/Kalman_filter) that neglects the covariances.
+    Batches whose B have the same bit length share the errors of their shapes.
     """
 
-    rows: int
-    positions: np.ndarray
-    passes: np.ndarray
-    features: np.ndarray
+    def __init__(self, expected: Callable[[int, Any, Any], Any], most: int) -> None:
+        """Starts with a function of (B, positions, draft passes) and a maximum of proposals."""
+        self.numbers = [n for n in NUMBERS if n <= most]
+        self._function = expected
+        self._expected: dict[int, list[list[float]]] = {}  # B → (2, N) expected seconds
+        self._all, self._drafting = Error(UNIT), Error(DRAFTING)
+        self._own: dict[Any, Error] = defaultdict(lambda: Error(SHAPE))
+        self._seen: set[Shape] = set()
 
+    def seconds(self, rows: int) -> list[list[float]]:
+        """Returns the seconds (2, N) of steps of B rows that only copy, and of steps that draft.
 
-@lru_cache(maxsize=GRIDS)
-def grid(
-    rows: int, drafts: tuple[int, ...], copies: tuple[int, ...], longest: int = 0, passes: int = 0
-) -> Grid:
-    """Returns the shapes of steps with at least `longest` proposals and `passes` draft passes."""
-    positions = np.maximum(np.maximum.outer(drafts, copies), longest) + 1
-    all_passes = np.broadcast_to(np.maximum(drafts, passes)[:, None], positions.shape)
-    return Grid(rows, positions, all_passes, _features(rows, positions, all_passes))
+        The seconds of drafting 0 tokens are infinite, so that this is never chosen.
+        """
+        if rows not in self._expected:
+            passes = np.outer((0, 1), self.numbers)
+            expected = np.array(self._function(rows, 1 + np.array(self.numbers), passes))
+            expected[1, 0] = np.inf
+            self._expected[rows] = expected.tolist()
+        size, own = rows.bit_length(), self._own
+        common = self._all.mean, self._all.mean + self._drafting.mean
+        return [
+            [s * math.exp(common[d] + own[size, d, n].mean) for n, s in enumerate(expected)]
+            for d, expected in enumerate(self._expected[rows])
+        ]
 
-
-def _features(rows: int, positions: Any, passes: Any) -> np.ndarray:
-    """Returns coordinates (…, 4) of shapes; shapes close to each other have similar errors."""
-    size = np.full(np.shape(positions), math.log2(rows))
-    return np.stack([size, positions / REACH, passes / REACH, np.greater(passes, 0)], axis=-1)
-
-
-def _covariance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Returns the covariance (…, K) of the errors of shapes a (…, 4) and b (K, 4)."""
-    return UNIT + SPREAD * np.exp(-np.abs(a[..., None, :] - b).sum(axis=-1))
+    def note(self, rows: int, gamma: int, passes: int, seconds: float) -> None:
+        """Learns from a step. A shape's first step is ignored, as it may have compiled kernels."""
+        shape = rows, gamma, passes
+        if gamma not in self.numbers or seconds <= 0 or shape not in self._seen:
+            self._seen.add(shape)
+            return
+        drafts, n = int(passes > 0), self.numbers.index(gamma)
+        error = math.log(seconds / self.seconds(rows)[drafts][n])
+        if self._all.variance < NOISE:
+            error = min(max(error, -SURPRISE), SURPRISE)
+        parts = [self._all, self._drafting, self._own[rows.bit_length(), drafts, n]]
+        parts = parts if passes else parts[::2]
+        variance = NOISE + sum(part.variance for part in parts)
+        for part in parts:
+            share = part.variance / variance
+            part.mean += share * error
+            part.variance = min(part.variance * (1 - share) + DRIFT, part.prior)

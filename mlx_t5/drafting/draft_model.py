@@ -68,7 +68,7 @@ class DraftModel:
         self.vocabulary = vocabulary or DraftVocabulary(model, target.config.vocab_size)
         self.cache: Any = None  # a `Cache`; None if no row is encoded
         self.fed: list[int] = []  # number of each row's tokens in the cache
-        self.unread: list[int] = []  # number of each row's tokens to catch up, without the last
+        self.unread: list[int] = []  # number of each row's tokens to feed, without the last
         self.sources: list[list[int]] = []  # source tokens of each row
         self.waiting: list[Any] = []  # encoder states, or None, of the rows not yet in the cache
 
@@ -77,17 +77,19 @@ class DraftModel:
         return DraftModel(self.model, self.target, self.vocabulary)
 
     def insert(self, sources: Rows, states: Sequence[mx.array] | None = None) -> None:
-        """Adds rows; their sources are encoded at the first proposal. See `Drafter.insert`."""
+        """Adds rows; their sources are encoded by `read` or at the first proposal."""
         config = self.model.config
         unknown, pad = config.vocab_size, config.pad_token_id
         self.sources += [[t if t < unknown else pad for t in source] for source in sources]
         self.waiting += states if states and self.shares_encoder else [None] * len(sources)
         self.fed += [0] * len(sources)
-        self.unread += map(len, sources)
+        self.unread += [0] * len(sources)
 
     def offers(self) -> Sequence[Sequence[Offer]]:
         """Returns an offer of draft tokens for every row."""
-        return [[Offer(DRAFT, None, unread)] for unread in self.unread]
+        waiting = [len(source) for source in self.sources[len(self.fed) - len(self.waiting) :]]
+        lacking = [0] * (len(self.fed) - len(waiting)) + waiting
+        return [[Offer(DRAFT, None, n + m)] for n, m in zip(self.unread, lacking, strict=True)]
 
     def propose(
         self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
@@ -96,12 +98,12 @@ class DraftModel:
 
         Every row drafts gamma tokens, the largest number chosen for any row.
         """
-        lengths = [choice.drafted for choice in choices]
+        lengths = [choice.passes for choice in choices]
         gamma = max(lengths)
         if gamma == 0:
             return None
         self.note(committed)  # proposals that were not verified are forgotten
-        logits = self._catch_up(committed, gamma)
+        logits = self._catch_up(committed)
         process, vocabulary = sampling.processing, self.vocabulary
         history = History.align(committed) if process else None
         xs: list[mx.array] = []
@@ -140,11 +142,7 @@ class DraftModel:
         """Rolls back: the cache is valid up to the last accepted proposal."""
         known = [len(row) - 1 for row in committed]
         self.fed = list(map(min, self.fed, known))
-        sources = self.sources[len(self.fed) - len(self.waiting) :]
-        lacking = [0] * (len(known) - len(sources)) + [len(source) for source in sources]
-        self.unread = [
-            n - fed + more for n, fed, more in zip(known, self.fed, lacking, strict=True)
-        ]
+        self.unread = [n - fed for n, fed in zip(known, self.fed, strict=True)]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only the rows with these indices, which are ascending."""
@@ -160,7 +158,7 @@ class DraftModel:
         else:
             self.cache = None
 
-    def _encode(self) -> None:
+    def read(self) -> None:
         """Computes cross-attention's keys and values for the waiting sources.
 
         They follow from the target's encoder states if the draft shares the encoder.
@@ -179,18 +177,18 @@ class DraftModel:
             self.cache.append(cache)
         self.waiting = []
 
-    def _catch_up(self, committed: Rows, gamma: int) -> mx.array:
+    def _catch_up(self, committed: Rows) -> mx.array:
         """Feeds the tokens that the cache lacks; returns logits (B, 1, N) after the last of them.
 
         Usually the cache lacks the target's last token, and the last proposal if it was accepted.
         Rows with fewer tokens are padded; the slots of the padding are overwritten before any query
         can see them.
         """
-        self._encode()
+        if self.waiting:
+            self.read()
         pending = [list(row[fed:]) for fed, row in zip(self.fed, committed, strict=True)]
         width = max(map(len, pending))
         tokens = mx.array([row + [0] * (width - len(row)) for row in pending], mx.int32)
-        self.cache.reserve(max(map(len, committed)) + max(width, gamma))
         logits = self._feed(tokens, self.fed)
         if all(len(row) == width for row in pending):
             return logits[:, -1:]

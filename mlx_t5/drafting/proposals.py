@@ -61,25 +61,19 @@ class Offer(NamedTuple):
     tokens: Sequence[int] | None = None
     unread: int = 0
 
-    def most(self, room: int) -> int:
-        """Returns the number of the offer's tokens, at most `room`."""
-        return room if self.tokens is None else min(room, len(self.tokens))
-
-    def first(self, number: int) -> Choice:
-        """Returns a choice with the first `number` tokens of the offer, or all if it has fewer."""
-        return Choice(self, self.most(number))
-
 
 class Choice(NamedTuple):
-    """The offer that is chosen for a row, and the number of its tokens to propose."""
+    """What a row proposes in a step.
 
-    offer: Offer | None = None
+    Attributes:
+        length: number of proposals.
+        passes: number of draft passes; 0 if the proposals are copied.
+        tokens: the copied tokens.
+    """
+
     length: int = 0
-
-    @property
-    def drafted(self) -> int:
-        """The number of draft passes that the choice needs."""
-        return self.length if self.offer and self.offer.kind.drafted else 0
+    passes: int = 0
+    tokens: Sequence[int] = ()
 
 
 NOTHING = Choice()
@@ -129,6 +123,9 @@ class Drafter(Protocol):
             states: the target's encoder output (S, d_model) of each source, for drafts that use it.
         """
 
+    def read(self) -> None:
+        """Reads the sources of new rows now, not at the first proposal."""
+
     def offers(self) -> Sequence[Sequence[Offer]]:
         """Returns each row's offers: at most one of draft tokens and one of copied tokens."""
 
@@ -139,7 +136,7 @@ class Drafter(Protocol):
 
         Args:
             committed: tokens of each row so far, the start token first.
-            choices: the offer chosen for each row, and the number of its tokens to propose.
+            choices: what each row proposes.
             sampling: settings of the rows.
             keys: (B, T, 2) random keys of the next positions; None if every row is greedy.
 

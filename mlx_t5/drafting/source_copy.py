@@ -183,6 +183,9 @@ class SourceCopy:
         known = sources if self.lookup else [()] * len(sources)
         self.alignments += [Alignment(s, len(task_prefix(s, self.tokenizer))) for s in known]
 
+    def read(self) -> None:
+        """Does nothing: sources are known already."""
+
     def offers(self) -> Sequence[Sequence[Offer]]:
         """Returns an offer of each row's next source tokens, if there are any."""
         offers = (alignment.find() for alignment in self.alignments)
@@ -192,10 +195,7 @@ class SourceCopy:
         self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
     ) -> Proposal | None:
         """Returns a proposal of the chosen tokens; see `Drafter.propose`."""
-        rows = [
-            list(offer.tokens[:length]) if offer and offer.tokens else []
-            for offer, length in choices
-        ]
+        rows = [list(choice.tokens) for choice in choices]
         lengths = [len(row) for row in rows]
         if not any(lengths):
             return None
@@ -233,6 +233,10 @@ class CopyOrDraft:
         """Adds the rows to both drafters; see `Drafter.insert`."""
         self.copy.insert(sources)
         self.draft.insert(sources, states)
+
+    def read(self) -> None:
+        """Has the draft read the sources of new rows now."""
+        self.draft.read()
 
     def offers(self) -> Sequence[Sequence[Offer]]:
         """Returns the offers of both drafters."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
 from mlx_t5.engine.rows import Row
+from mlx_t5.errors import RanksApart
 from mlx_t5.network.encoding import encoder_states, prepared
 from mlx_t5.network.memory import require_for
 from mlx_t5.network.ranks import ranks_of
@@ -55,11 +56,6 @@ class Batch:
         self.choices: list[Choice] = []
         self.rows: list[Row] = []
         self._collect()
-
-    @property
-    def committed(self) -> list[list[int]]:
-        """The tokens of each row so far, the start token first."""
-        return [row.committed for row in self.rows]
 
     def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
         """Encodes the sources of new rows and adds the rows to the batch.
@@ -104,22 +100,21 @@ class Batch:
         """Advances all rows; finished rows leave the batch."""
         raise NotImplementedError
 
-    def forget(self) -> None:
-        """Discards the experience of a call's rows; called before the rows of the next call."""
-
     def drop_finished(self) -> None:
         """Drops the finished rows, after checking that the last pass has not failed.
 
         Metal may return zeros for a failed pass and report the error at the next use. Every row
         then has tokens from the failed pass, so all rows fail.
         """
-        if any(row.finish_reason for row in self.rows):
-            try:
-                with self.ranks.in_step():
-                    mx.synchronize()
-            except RuntimeError as error:
-                for row in self.rows:
-                    row.fail(f"the last pass failed ({error}); decode fewer texts at a time")
+        if not any(row.finish_reason for row in self.rows):
+            return
+        try:
+            mx.synchronize()
+        except RuntimeError as error:
+            if self.ranks.size > 1:
+                raise RanksApart(error) from error
+            for row in self.rows:
+                row.fail(f"the last pass failed ({error}); decode fewer texts at a time")
         self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -137,7 +132,8 @@ class Batch:
         else:
             self.cache = None
         self.rows = remaining
-        self._collect()
+        if remaining:
+            self._collect()
 
     def _collect(self) -> None:
         """Collects the settings that a step needs from the rows; called when the rows change."""

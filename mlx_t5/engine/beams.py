@@ -70,7 +70,6 @@ class Beams(Batch):
         """Returns the target's logits (B·K, V) after each beam."""
         tokens = mx.array([beam.tokens[-1:] for beam in beams], mx.int32)
         positions = [len(beam.tokens) - 1 for beam in beams]
-        self.cache.reserve(max(positions) + 1)
         return self.target.decode(tokens, self.cache, positions)[:, 0]
 
     def _continuations(

@@ -56,7 +56,6 @@ class EarlyPass:
         if self._target.cache_memory(1, 0, position + 1) > MOST_COPIED:
             return
         mx.async_eval(awaited)
-        cache.reserve(position + 1)
         self._of, self._logits = (row, position), self._target.decode(tokens, cache, [position])
         mx.async_eval(self._logits)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mlx_t5.drafting.experience import Experience
+from mlx_t5.drafting.adaptive import Experience
 from mlx_t5.settings import AUTO, Settings
 
 if TYPE_CHECKING:
@@ -150,14 +150,10 @@ class Row:
     score: float | None = None
     states: mx.array | None = None
 
-    @property
-    def adapts(self) -> bool:
-        """Whether the number of its proposals may depend on other rows and the clock.
-
-        It may not if the text could depend on the proposals.
-        """
+    def __post_init__(self) -> None:
+        """Notes whether the number of proposals may depend on other rows and on the clock."""
         settings = self.settings
-        return settings.num_draft == AUTO and settings.temp == 0 and settings.delta == 0
+        self.adapts = settings.num_draft == AUTO and settings.temp == 0 and settings.delta == 0
 
     @property
     def decided(self) -> int:
@@ -167,7 +163,7 @@ class Row:
     @property
     def room(self) -> int:
         """The maximum of proposals in the next step, which also adds a token of the target."""
-        return self.settings.max_tokens - self.decided - 1
+        return self.settings.max_tokens - len(self.committed)
 
     def commit(
         self, tokens: list[int], drafted: int, writer: str, eos: Sequence[int]
@@ -199,7 +195,7 @@ class Row:
             self.finish_reason = "stop"
         self.committed += tokens
         self.writers += [writer] * accepted + ["target"] * (len(tokens) - accepted)
-        if self.finish_reason is None and self.decided >= self.settings.max_tokens:
+        if self.finish_reason is None and self.room < 0:
             self.finish_reason = "length"
         if self.watch and self.finish_reason:
             self.watch.finish()

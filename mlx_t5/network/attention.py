@@ -122,29 +122,19 @@ class ChunkedBias:
             yield chunk, self.table(index) + self.hidden
 
 
-def biases(
-    tables: Sequence[RelativeBias], queries: mx.array, keys: int, mask: mx.array | None = None
-) -> list[mx.array]:
-    """Returns each table's bias (B, H, T, N) for queries at positions (B, T) and keys at 0 … N-1.
-
-    Keys are hidden where `mask` (B, N) is False.
-    """
-    index = tables[0].index(queries, keys)
-    plain = [table(index) for table in tables]
-    if mask is None:
-        return plain
-    return [bias + hiding(mask[:, None, None], bias.dtype) for bias in plain]
-
-
 def source_biases(
     tables: Sequence[RelativeBias], batch: int, length: int, mask: mx.array | None
 ) -> Sequence[Mask]:
-    """Returns the `biases` among all positions of a source, or a `ChunkedBias` of a long one."""
+    """Returns each table's bias (B, H, S, S) among a source's positions; chunked if S is large.
+
+    Keys are hidden where `mask` (B, S) is False.
+    """
     queries = queries_at_once(batch, tables[0].weight.shape[1], length)
-    if queries == length:
-        return biases(tables, mx.arange(length)[None], length, mask)
     hidden = 0 if mask is None else hiding(mask[:, None, None], tables[0].weight.dtype)
-    return [ChunkedBias(table, length, queries, hidden) for table in tables]
+    if queries < length:
+        return [ChunkedBias(table, length, queries, hidden) for table in tables]
+    index = tables[0].index(mx.arange(length)[None], length)
+    return [table(index) if mask is None else table(index) + hidden for table in tables]
 
 
 @dataclass(frozen=True)

@@ -153,14 +153,14 @@ class Cache:
         return [*self.keys, *self.values, *chain(*self.cross), *mask]
 
     def slots(self, offsets: list[int], length: int) -> Slots:
-        """Returns the slots for `length` new tokens per row.
+        """Returns the slots for `length` new tokens per row; adds slots if there are too few.
 
         Args:
             offsets: absolute position of each row's first new token.
             length: T.
 
         Raises:
-            ValueError: there are too few slots, or not exactly one offset per row.
+            ValueError: there is not exactly one offset per row.
         """
         batch, heads, capacity, _ = self.keys[0].shape
         prompts, _, source, _ = self.cross[0][0].shape
@@ -168,8 +168,7 @@ class Cache:
             raise ValueError(f"offsets {offsets} do not fit a cache of {batch} rows")
         end = max(offsets) + length
         if end > capacity:
-            cause = f"{end} positions do not fit a cache of {capacity} slots"
-            raise ValueError(f"{cause}; reserve({end}) first")
+            self.reserve(end)
         start = offsets[0] if len(set(offsets)) == 1 else None
         first = mx.array(offsets if start is None else offsets[:1])
         positions = first[:, None] + mx.arange(length)

@@ -76,8 +76,6 @@ class ExactTarget:
         batch, length = tokens.shape
         rows = next(count for count in self.rows if count >= batch)
         tokens = mx.pad(tokens, ((0, rows - batch), (0, self.width - length)))
-        for row, offset in zip(cache.rows, offsets, strict=True):
-            row.reserve(offset + self.width)
         padded: Any = ExactCache(cache.rows, rows)
         return self.model.decode(tokens, padded, offsets)[:batch, :length]
 
@@ -110,9 +108,6 @@ class ExactCache:
     def state(self) -> list[mx.array]:
         """All arrays, for `mx.eval` and `mx.async_eval`."""
         return [array for row in self.rows for array in row.state]
-
-    def reserve(self, capacity: int) -> None:
-        """Does nothing: each row reserves its own slots."""
 
     def trim(self, source: int, capacity: int) -> None:
         """Does nothing: no row is padded to the length of a different row."""

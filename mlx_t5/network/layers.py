@@ -160,21 +160,16 @@ def project(block: Block, x: mx.array) -> list[mx.array]:
     return [matrix.times(x) for matrix in block.inputs]
 
 
-def apart(outputs: Sequence[mx.array], count: int) -> Sequence[mx.array]:
-    """Splits joined outputs, which lie side by side in axis 1, into `count` arrays."""
-    return outputs if len(outputs) == count else mx.split(outputs[0], count, axis=1)
-
-
 def heads(
     config: T5Config, projections: Sequence[mx.array], batch: int, count: int
 ) -> Sequence[mx.array]:
-    """Reshapes `count` projections (B·T, H·d_kv) to heads (B, H, T, d_kv)."""
+    """Reshapes `count` projections (B·T, H·d_kv), maybe joined, to heads (B, H, T, d_kv)."""
     length = len(projections[0]) // batch
     if length == 1:  # without a transposition, which would be a copy on CUDA
         ys = [y.reshape(batch, -1, 1, config.d_kv) for y in projections]
     else:
         ys = [y.reshape(batch, length, -1, config.d_kv).swapaxes(1, 2) for y in projections]
-    return apart(ys, count)
+    return ys if len(ys) == count else mx.split(ys[0], count, axis=1)
 
 
 def add_attention(x: mx.array, out: mx.array, block: Block) -> mx.array:
@@ -194,7 +189,7 @@ def add_feed_forward(config: T5Config, block: Block, x: mx.array) -> mx.array:
     """
     ys, act = project(block, x), ACTIVATIONS[config.dense_act_fn]
     if config.is_gated_act:
-        gate, linear = apart(ys, 2)
+        gate, linear = ys if len(ys) == 2 else mx.split(ys[0], 2, axis=1)
         hidden = act(gate).astype(x.dtype) * linear
     else:
         hidden = act(ys[0]).astype(x.dtype)

@@ -312,7 +312,6 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
         return
     cache = encoded(model, [prompt])
     for width in range(1, most + 2 if decoder.drafter else 2):
-        cache.reserve(width)
         mx.eval(model.decode(mx.array([prompt[:1] * width], mx.int32), cache, [0]))
 
 

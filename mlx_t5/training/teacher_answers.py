@@ -234,7 +234,6 @@ def _likeliest(
     longest = max(map(len, answers))
     start = target.config.decoder_start_token_id
     rows = [[start, *a[:-1]] + [start] * (longest - len(a)) for a in answers]
-    cache.reserve(longest)
     p = mx.softmax(target.decode(mx.array(rows), cache, [0] * len(rows)) / temp, axis=-1)
     ids = mx.argpartition(-p, min(TOP_K, p.shape[-1]) - 1, axis=-1)[..., :TOP_K]
     return ids.astype(mx.int32), mx.take_along_axis(p, ids, axis=-1)

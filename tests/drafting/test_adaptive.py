@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from mlx_t5.drafting.adaptive import Adaptive, compare, count_verified, expected_tokens
-from mlx_t5.drafting.costs import grid
+from mlx_t5.drafting.adaptive import Adaptive, Experience
+from mlx_t5.drafting.costs import NUMBERS
 from mlx_t5.drafting.draft_model import DRAFT
-from mlx_t5.drafting.proposals import NOTHING, Offer
+from mlx_t5.drafting.proposals import NOTHING, Choice, Offer
 from mlx_t5.drafting.source_copy import COPY, WEAK_COPY
 from mlx_t5.engine.rows import Row
 from mlx_t5.settings import Settings
@@ -151,25 +151,21 @@ def numbers(line, table=COSTS["a CPU"], beside=(), noise=0.0):
 SLOW = Table(0.1, COSTS["a CPU"].verify, lambda positions, passes: 1 + positions)
 
 
+@pytest.mark.parametrize("how", [{"sampled": True}, {"delta": 0.3}])
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 0.9])
-def test_a_sampled_row_does_not_choose_by_the_clock(alpha):
+def test_a_sampled_or_lenient_row_chooses_by_its_own_acceptances_and_the_table(alpha, how):
     right = np.random.default_rng(3).random(60) < alpha
-    line = lambda: Line({DRAFT: right}, sampled=True)  # noqa: E731
-    assert numbers(line(), SLOW, noise=NOISE) == numbers(line())
-    others = lines([0.0] * 3, 300, 1)
-    for other in others:
-        other.sampled = True
-    assert numbers(line(), beside=others)[:60] != numbers(line())
+    line = lambda: Line({DRAFT: right}, **how)  # noqa: E731
+    assert numbers(line(), SLOW, noise=NOISE) == numbers(line()), "not by the clock"
+    beside = [numbers(line(), beside=bad(how, share)) for share in (0.0, 0.95)]
+    length = len(numbers(line()))
+    assert beside[0][:length] == beside[1][:length], "not by the acceptances of other rows"
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.4, 0.9])
-def test_a_lenient_row_chooses_by_its_own_history_and_the_table(alpha):
-    right = np.random.default_rng(3).random(60) < alpha
-    line = lambda: Line({DRAFT: right}, delta=0.3)  # noqa: E731
-    alone = numbers(line())
-    others = [*lines([0.95] * 3, 300, 1), Line({DRAFT: ~np.zeros(300, bool)}, sampled=True)]
-    assert numbers(line(), SLOW, noise=NOISE) == alone
-    assert numbers(line(), beside=others)[: len(alone)] == alone
+def bad(how, share):
+    """Returns other rows, of which half are like the row and half are greedy."""
+    drawn = [Line({DRAFT: np.random.default_rng(4).random(300) < share}, **how) for _ in range(2)]
+    return [*lines([share] * 2, 300, 1), *drawn]
 
 
 def test_a_useless_draft_costs_a_sampled_row_little():
@@ -182,42 +178,63 @@ def test_a_useless_draft_costs_a_sampled_row_little():
 
 
 def test_expected_tokens_are_those_of_a_beta_distribution():
-    a, b, alphas = 3.0, 1.5, np.random.default_rng(0).beta(3.0, 1.5, 400_000)
-    drawn = [sum(np.mean(alphas**i) for i in range(n + 1)) for n in (0, 1, 3, 5)]
-    assert expected_tokens((a, b), 9, [0, 1, 3, 5]) == pytest.approx(drawn, rel=0.01)
-    assert expected_tokens((0.0, 1.0), 9, [0, 1, 3, 5]) == [1, 1, 1, 1]
-    one = expected_tokens((a, b), 1, [0, 1, 3])
-    assert one[1] == one[2] == 1 + a / (a + b), "one fits"
+    def expected(most, accepted, rejected):
+        seen = Experience({DRAFT: accepted}, {DRAFT: rejected})
+        return seen.expected_tokens(DRAFT, most, seen)
+
+    a, b = DRAFT.accepted + 1.5, DRAFT.rejected + 1.1
+    alphas = np.random.default_rng(0).beta(a, b, 400_000)
+    drawn = [sum(np.mean(alphas**i) for i in range(n + 1)) for n in NUMBERS[:8]]
+    assert expected(9, 1.5, 1.1)[:8] == pytest.approx(drawn, rel=0.01)
+    assert len(set(expected(15, 1.5, 1.1)[7:])) == 1, "after so few, at most 7"
+    assert len(set(expected(15, 50.0, 1.1))) == len(NUMBERS)
+    assert expected(1, 1.5, 1.1)[1:] == pytest.approx([1 + a / (a + b)] * (len(NUMBERS) - 1))
+
+
+def counted(choice, offers, accepted, written, **end):
+    """Returns the accepted and rejected proposals that a row and all greedy rows have seen."""
+    adaptive, seen = Adaptive(COSTS["a CPU"]), row("auto")
+    for name, value in end.items():
+        setattr(seen, name, value)
+    adaptive.note(seen, offers, choice, written, accepted)
+    own, common = (
+        [sum(counts.values()) for counts in (experience.accepted, experience.rejected)]
+        for experience in (seen.experience, adaptive.experience)
+    )
+    assert own == common
+    return tuple(own)
 
 
 @pytest.mark.parametrize(
     ("proposed", "accepted", "written", "ended", "counts"),
     [
-        (5, 5, 6, False, (5, 5)),  # all kept, and one token of the target's
-        (5, 0, 1, False, (1, 0)),
-        (5, 2, 3, False, (3, 2)),  # the third is rejected, the last two are not judged
-        (5, 3, 3, True, (3, 2)),  # the third is the end token, and two proposals follow it
-        (3, 3, 3, True, (2, 2)),  # the end token is the last proposal
-        (3, 2, 3, True, (3, 2)),  # the target ends the text instead
+        (5, 5, 6, False, (5, 0)),  # all kept, and one token of the target's
+        (5, 0, 1, False, (0, 1)),
+        (5, 2, 3, False, (2, 1)),  # the third is rejected, the last two are not judged
+        (5, 3, 3, True, (2, 1)),  # the third is the end token, and two proposals follow it
+        (3, 3, 3, True, (2, 0)),  # the end token is the last proposal
+        (3, 2, 3, True, (2, 1)),  # the target ends the text instead
         (0, 0, 1, False, (0, 0)),
     ],
 )
 def test_verified_proposals_are_counted(proposed, accepted, written, ended, counts):
-    assert count_verified(proposed, accepted, written, ended) == counts
+    end = {"ended": ended, "finish_reason": "stop" if ended else None}
+    choice = Choice(proposed, proposed)
+    assert counted(choice, [Offer(DRAFT)], accepted, [7] * written, **end) == counts
 
 
 @pytest.mark.parametrize(
     ("copy", "written", "counts"),
     [
-        ([1, 2, 3], [1, 2, 9], (3, 2)),
-        ([1, 2, 3], [1, 2], (2, 2)),  # nothing is known of the third
-        ([1], [1, 5], (1, 1)),
-        ([7], [1, 5], (1, 0)),
+        ([1, 2, 3], [1, 2, 9], (2, 1)),
+        ([1, 2, 3], [1, 2], (2, 0)),  # nothing is known of the third
+        ([1], [1, 5], (1, 0)),
+        ([7], [1, 5], (0, 1)),
         ([7], [], (0, 0)),
     ],
 )
 def test_copies_are_compared_with_the_written_tokens(copy, written, counts):
-    assert compare(copy, written) == counts
+    assert counted(NOTHING, [Offer(COPY, copy)], 0, written) == counts
 
 
 def row(num_draft, decided=0, max_tokens=20, **settings):
@@ -229,33 +246,32 @@ def test_a_given_number_is_proposed_up_to_the_end_of_text_or_copy():
     adaptive = Adaptive(COSTS["a CPU that pays for every position"])
     draft, copied, weak = Offer(DRAFT), Offer(COPY, [3, 4]), Offer(WEAK_COPY, [3, 4])
 
-    def length(row, *offers):
+    def choice(row, *offers):
         (choice,) = adaptive.choose([row], [offers])
-        return choice.offer, choice.length
+        return choice
 
-    assert length(row(3), draft) == (draft, 3)
-    assert length(row(30), draft) == (draft, 19)
-    assert length(row(3, decided=18), draft) == (draft, 1)
-    assert length(row(3, decided=19), draft) == length(row(0), draft) == NOTHING
-    assert length(row(3)) == NOTHING
-    assert length(row(3), copied, draft) == (copied, 2)
-    assert length(row(3), weak, draft) == (draft, 3)
-    assert length(row(3), weak) == (weak, 2)
-    assert length(row(1, temp=1.0), draft) == (draft, 1)
+    assert choice(row(3), draft) == Choice(3, 3)
+    assert choice(row(30), draft) == Choice(19, 19)
+    assert choice(row(3, decided=18), draft) == Choice(1, 1)
+    assert choice(row(3, decided=19), draft) == choice(row(0), draft) == NOTHING
+    assert choice(row(3)) == NOTHING
+    assert choice(row(3), copied, draft) == Choice(2, 0, [3, 4])
+    assert choice(row(3), weak, draft) == Choice(3, 3)
+    assert choice(row(3), weak) == Choice(2, 0, [3, 4])
+    assert choice(row(1, temp=1.0), draft) == Choice(1, 1)
 
 
 def test_steps_with_catching_up_or_sampling_teach_no_cost():
     adaptive = Adaptive(Table(0.5, lambda n: n))  # a draft hardly ever saves time
     greedy, draft = row("auto", max_tokens=200), [[Offer(DRAFT, None, 5)]]
-    for _ in range(60):
-        choices = adaptive.choose([greedy], draft)
-        assert (adaptive.shape([greedy], choices) is None) == bool(choices[0].length)
-    sampled = row("auto", temp=1.0)
-    assert adaptive.shape([greedy, sampled], [NOTHING, NOTHING]) is None
-    assert adaptive.shape([greedy, greedy], [NOTHING, NOTHING]) == (2, 1, 0)
-
-
-def test_the_shapes_of_a_step_include_the_choices_of_other_rows():
-    shapes = grid(3, (0, 1, 2), (0, 4), longest=2, passes=1)
-    assert shapes.positions.tolist() == [[3, 5], [3, 5], [3, 5]]
-    assert shapes.passes.tolist() == [[1, 1], [1, 1], [2, 2]]
+    lengths = set()
+    for _ in range(100):
+        (choice,) = adaptive.choose([greedy], draft)
+        assert (adaptive.shape is None) == bool(choice.length)
+        adaptive.note(greedy, draft[0], choice, [7], 0)
+        lengths.add(choice.length)
+    assert lengths > {0}
+    adaptive.choose([greedy, row("auto", temp=1.0)], [[], []])
+    assert adaptive.shape is None
+    adaptive.choose([greedy, greedy], [[], []])
+    assert adaptive.shape == (2, 0, 0)

@@ -8,7 +8,7 @@ import pytest
 from fake_model import FakeModel, random_table
 from mlx_t5.backend import mx
 from mlx_t5.drafting import costs
-from mlx_t5.drafting.costs import Expected, StepCosts, V, device_kind, grid
+from mlx_t5.drafting.costs import Expected, StepCosts, V, device_kind
 
 MODEL = FakeModel(random_table(5), 5)
 
@@ -80,32 +80,46 @@ def test_proposals_stay_within_metals_vector_kernel(monkeypatch):
 
 # ---- learned -------------------------------------------------------------------------------------
 
-NUMBERS = (0, 1, 2, 3, 4, 5, 6, 7)
-
 
 def expected(rows, positions, passes):
     return 1.0 * rows + np.multiply(0.1, positions) + np.multiply(0.2, passes)
 
 
 def ratios(learned, rows=1):
-    """Returns learned seconds relative to expected seconds, by the number of proposals."""
-    shapes = grid(rows, NUMBERS, (0,))
-    prior = expected(rows, shapes.positions, shapes.passes)
-    return (learned.seconds(shapes) / prior)[:, 0]
+    """Returns learned relative to expected seconds (2, N), infinite for drafting nothing."""
+    numbers = np.array(learned.numbers)
+    return learned.seconds(rows) / expected(rows, 1 + numbers, np.outer((0, 1), numbers))
 
 
 def test_the_table_holds_at_first_and_the_first_step_of_a_shape_is_ignored():
-    learned = StepCosts(expected)
-    learned.note(1, 5, 4, 1000.0)  # this step compiled kernels
-    assert ratios(learned) == pytest.approx(1.0)
+    learned = StepCosts(expected, 7)
+    learned.note(1, 4, 4, 1000.0)  # this step compiled kernels
+    assert ratios(learned)[0] == pytest.approx(1.0)
+    assert ratios(learned)[1, 1:] == pytest.approx(1.0)
+    assert np.isinf(learned.seconds(1)[1][0]), "drafting nothing is no choice"
 
 
 def test_slower_steps_than_expected_are_gradually_believed():
-    learned = StepCosts(expected)
+    learned = StepCosts(expected, 7)
     for _ in range(100):
-        learned.note(1, 1, 0, 3 * expected(1, 1, 0))
-        learned.note(1, 5, 4, 6 * expected(1, 5, 4))
-    found = ratios(learned)
-    assert found[0] == pytest.approx(3, rel=0.1) and found[4] == pytest.approx(6, rel=0.1)
-    assert found[0] < found[1] < found[4], "what lies between is between"
-    assert found[4] > found[7] > found[0], "what is far is less sure"
+        learned.note(1, 0, 0, 3 * expected(1, 1, 0))
+        learned.note(1, 4, 4, 6 * expected(1, 5, 4))
+    copying, drafting = ratios(learned)
+    assert copying[0] == pytest.approx(3, rel=0.1) and drafting[4] == pytest.approx(6, rel=0.1)
+    assert copying[0] < drafting[1] < drafting[4], "other steps that draft are slower as well"
+    assert ratios(learned, 8)[0, 0] > 2, "so are other batches"
+
+
+def test_a_single_slow_step_changes_little():
+    learned = StepCosts(expected, 7)
+    for _ in range(20):
+        learned.note(1, 0, 0, expected(1, 1, 0))
+    learned.note(1, 0, 0, 100 * expected(1, 1, 0))
+    assert 1 < ratios(learned)[0, 0] < 1.2
+
+
+def test_a_number_that_is_not_compared_teaches_nothing():
+    learned = StepCosts(expected, 7)
+    for _ in range(3):
+        learned.note(1, 9, 0, 5.0)
+    assert ratios(learned)[0] == pytest.approx(1.0)

@@ -6,9 +6,8 @@ import pytest
 from decoder import Engine, SpeculativeDecoder
 from draws import check_draws, position_keys, settings
 from fake_model import EOS, FakeModel, drafter, good, greedy, only, random_table
-from mlx_t5.drafting.draft_model import DRAFT, DraftModel
-from mlx_t5.drafting.proposals import NOTHING, Choice, Offer
-from mlx_t5.drafting.source_copy import COPY
+from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.drafting.proposals import NOTHING, Choice
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
 from mlx_t5.names import BUNDLED
@@ -34,7 +33,7 @@ def started(draft, sources=(SOURCE,)):
 
 
 def drafted(lengths):
-    return [Choice(Offer(DRAFT), n) for n in lengths]
+    return [Choice(n, n) for n in lengths]
 
 
 def continuation(table, seen, count):
@@ -55,7 +54,7 @@ def test_the_draft_proposes_its_own_greedy_continuation():
 
 def test_a_row_with_zero_proposals_gets_none():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE, SOURCE))
-    copied = Choice(Offer(COPY, [3, 4]), 2)
+    copied = Choice(2, 0, [3, 4])
     choices = [copied, *drafted([1]), NOTHING]
     assert draft.propose([[0]] * 3, choices, sampling(3), None).lengths == [0, 1, 0]
     choices = [copied, *drafted([0]), NOTHING]

@@ -69,7 +69,7 @@ def test_a_pass_begins_early_only_without_proposals_and_ranks(early, ranks, prop
 def test_passes_begin_early_while_a_draft_that_is_wrong_is_not_asked(early, temp):
     model = FakeModel(without(TABLE, EOS), V)
     engine = Engine(model, drafter(contrary(model.table), model), adaptive=Adaptive(COSTS["a CPU"]))
-    engine.adaptive.timed = lambda *_: None  # keeps the table of costs, as fake passes take no time
+    engine.adaptive.costs.note = lambda *_: None  # fake passes take no time
     taken = []
     take = engine.early.take
     engine.early.take = lambda rows: taken.append(take(rows)) or taken[-1]

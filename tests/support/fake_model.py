@@ -104,9 +104,9 @@ class FakeModel:
         self.calls.append((offsets, tokens))
         logits = np.empty((len(tokens), len(tokens[0]), self.config.vocab_size), np.float32)
         sources = [source for source in cache.sources for _ in range(cache.beams)]
+        cache.reserve(max(offsets) + len(tokens[0]))
         for b, (row, offset) in enumerate(zip(tokens, offsets, strict=True)):
             slots = cache.slots[b]
-            assert offset + len(row) <= len(slots), "more positions than slots"
             slots[offset : offset + len(row)] = row
             for t in range(len(row)):
                 seen = tuple(slots[: offset + t + 1])

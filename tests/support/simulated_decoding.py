@@ -5,11 +5,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from mlx_t5.drafting.adaptive import Adaptive
+from mlx_t5.drafting.adaptive import Adaptive, Experience
 from mlx_t5.drafting.costs import MOST
 from mlx_t5.drafting.draft_model import DRAFT
-from mlx_t5.drafting.experience import Experience
-from mlx_t5.drafting.proposals import Offer
+from mlx_t5.drafting.proposals import Choice, Offer
 from mlx_t5.settings import AUTO
 
 RIGHT, WRONG = 1, 2
@@ -36,7 +35,8 @@ class Table:
     wrong: object = lambda positions, passes: 1.0
 
     def seconds(self, rows, positions, passes, sampled=False):
-        return passes * self.draft + np.vectorize(self.verify, otypes=[float])(rows * positions)
+        verify = np.vectorize(self.verify, otypes=[float])
+        return np.multiply(passes, self.draft) + verify(np.multiply(rows, positions))
 
     def true(self, rows, positions, passes):
         expected = float(self.seconds(rows, positions, passes))
@@ -138,12 +138,14 @@ class Simulation:
         """Returns the seconds with a fixed number of proposals of a kind."""
 
         def choose(rows, offers):
-            return [
-                next((o for o in offered if o.kind is kind), Offer(kind)).first(
-                    min(gamma, row.room)
-                )
-                for row, offered in zip(rows, offers, strict=True)
+            lengths = [min(gamma, row.room) for row in rows]
+            if kind.drafted:
+                return [Choice(n, n) for n in lengths]
+            known = [
+                next((offer.tokens[:n] for offer in offered if offer.kind is kind), ())
+                for offered, n in zip(offers, lengths, strict=True)
             ]
+            return [Choice(len(tokens), 0, tokens) for tokens in known]
 
         return self._decode(lines, choose, learn=False)
 
@@ -157,11 +159,12 @@ class Simulation:
             offers = [line.offers() for line in running]
             choices = choose(running, offers)
             positions = 1 + max(choice.length for choice in choices)
-            passes = max(choice.drafted for choice in choices)
+            passes = max(choice.passes for choice in choices)
             seconds = self.table.true(len(running), positions, passes)
             total += seconds
             for line, offered, choice in zip(running, offers, choices, strict=True):
-                kept = line.kept(choice.offer.kind, choice.length) if choice.offer else 0
+                kind = next((k for k in line.right if k.drafted == bool(choice.passes)), DRAFT)
+                kept = line.kept(kind, choice.length) if choice.length else 0
                 written = [RIGHT] * kept + [0]
                 right_after = line.place + kept
                 for kind, right in line.right.items():
@@ -172,7 +175,8 @@ class Simulation:
                 line.place += kept + 1
             if learn:
                 noise = np.exp(self.rng.normal(0, self.noise)) if self.noise else 1.0
-                self.adaptive.timed(self.adaptive.shape(running, choices), seconds * noise)
+                if self.adaptive.shape:
+                    self.adaptive.costs.note(*self.adaptive.shape, seconds * noise)
                 self.chosen.append([choice.length for choice in choices])
             running = [line for line in running if line.place < line.tokens]
         return total
