@@ -97,6 +97,10 @@ class Engine(Batch):
         self.early = EarlyPass.of(target)
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
+    def forget(self) -> None:
+        """Discards what was learned from sampled rows; called before the rows of the next call."""
+        self.adaptive = self.adaptive.fresh()
+
     def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
         """Adds rows; the draft reads their sources now if it is in use. See `Batch.insert`."""
         super().insert(rows, ahead)
@@ -454,4 +458,4 @@ class SpeculativeDecoder:
             return Beams(target, settings.num_beams, self.clock)
         drafter = self.drafter.fresh() if self.drafter else None
         self.adaptive = self.adaptive or Adaptive.of(target, drafter)
-        return Engine(target, drafter, self.clock, self.adaptive)
+        return Engine(target, drafter, self.clock, self.adaptive.fresh())

@@ -8,9 +8,10 @@ alpha by counting accepted proposals. All rows of a batch share a step, so its s
 A few proposals say little about alpha, so alpha has a beta distribution: after a accepted and b
 rejected proposals, E[alpha^i] = product over j < i of (a + j) / (a + b + j).
 
-Greedy rows learn from each other and from the clock. A sampled row, and a row with delta > 0,
-chooses by its own acceptances and the table of costs alone, so that a seed gives the same text on
-every run.
+With delta = 0 the proposals change a text only by rounding. Greedy rows learn from each other and
+from the clock. Sampled rows learn from the rows of the same call and choose by the table of costs,
+so that a command gives the same text on every run. With delta > 0 the proposals change the text, so
+a row chooses by its own acceptances and the table alone.
 
 Symbols: B rows, gamma proposals, N values of gamma that are compared.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -42,6 +44,7 @@ EVIDENCE = 12.0  # verified proposals from which `LEAST_GAIN` applies
 LEAST_GAIN = 1.02  # smaller ratios between two estimated speeds are ignored
 TRIAL_SHARE = 0.012  # share of the time spent on trials of a draft that does not pay
 ONE = [1.0] * len(NUMBERS)  # expected tokens of a step without proposals
+CREDIT = 0.3  # credit for trials at first, in regular steps
 LEAST_PRICE = 0.06  # minimum price of a trial, in regular steps
 
 
@@ -58,7 +61,7 @@ class Experience:
 
     accepted: dict[Kind, float] = field(default_factory=lambda: defaultdict(float))
     rejected: dict[Kind, float] = field(default_factory=lambda: defaultdict(float))
-    credit: float = 0.0
+    credit: float = CREDIT
     idle: bool = False
 
     def expected_tokens(self, kind: Kind, most: int, others: Experience) -> list[float]:
@@ -123,6 +126,7 @@ class Adaptive:
 
     Attributes:
         experience: the experience of all greedy rows.
+        of_call: the experience of the sampled rows of a call.
         costs: the seconds of steps, learned from greedy steps.
         table: the seconds of steps by the table alone.
         shape: B, gamma and draft passes of the step; None if its seconds are not to be learned.
@@ -134,7 +138,7 @@ class Adaptive:
         most = most_proposals() if most is None else most
         self.costs = StepCosts(expected.seconds, most)
         self.table = StepCosts(partial(expected.seconds, sampled=True), most)
-        self.expected, self.experience = expected, Experience()
+        self.expected, self.experience, self.of_call = expected, Experience(), Experience()
         self.shape: tuple[int, int, int] | None = None
         self.idle = False
 
@@ -144,6 +148,12 @@ class Adaptive:
         most = LONGEST_AUTO if isinstance(target, ExactTarget) else None
         return cls(Expected(target, drafter.model if drafter else None), most)
 
+    def fresh(self) -> Adaptive:
+        """Returns an `Adaptive` for a new call; both share what greedy rows learn."""
+        other = copy(self)
+        other.of_call = Experience()
+        return other
+
     def drafts(self, rows: Sequence[Row]) -> bool:
         """Returns whether the next step may draft for any of these new rows."""
         return not self.experience.idle or not all(row.adapts for row in rows)
@@ -151,15 +161,20 @@ class Adaptive:
     def choose(self, rows: Sequence[Row], offers: Offers) -> list[Choice]:
         """Returns each row's choice for the next step; sets `shape` and `idle`."""
         picks: list[tuple[int, Offer | None]] = [(0, None)] * len(rows)
-        greedy = [i for i, row in enumerate(rows) if row.adapts]
+        greedy: list[int] = []
+        drawn: list[int] = []
         self.idle = True
         for i, (row, offered) in enumerate(zip(rows, offers, strict=True)):
-            number = row.settings.num_draft
-            if isinstance(number, int) and offered:
-                best = max(offered, key=lambda o: (o.kind.alpha, not o.kind.drafted))
+            number, delta = row.settings.num_draft, row.settings.delta
+            if isinstance(number, int):
+                best = max(offered, key=lambda o: (o.kind.alpha, not o.kind.drafted), default=None)
                 picks[i], self.idle = (number, best), False
-            elif not row.adapts:
+            elif delta:
                 self._pick([i], rows, offers, row.experience, self.table, picks)
+            else:
+                (greedy if row.adapts else drawn).append(i)
+        if drawn:
+            self._pick(drawn, rows, offers, self.of_call, self.table, picks)
         if greedy:
             self._pick(greedy, rows, offers, self.experience, self.costs, picks)
         choices, late = [], False
@@ -188,7 +203,7 @@ class Adaptive:
         """Picks one number of proposals for some rows, and the better offer for each of them.
 
         Args:
-            indices: the indices of all greedy rows, or of one other row.
+            indices: the indices of all greedy rows, all sampled rows, or one row with delta > 0.
             rows: all rows.
             offers: the offers of all rows.
             experience: the experience that these rows share.
@@ -213,10 +228,10 @@ class Adaptive:
         either = (map(max, *pair) for pair in offered)
         drafting = [sum(column) for column in zip(*either, strict=True)]
         drafts, n = experience.decide((copying, drafting), costs.seconds(size), late)
-        self.idle = self.idle and experience.idle and not any(copy for copy, _ in best)
-        for i, (copy, draft), (copied, drafted) in zip(indices, best, offered, strict=True):
-            wins = drafts and (not copy or drafted[n] > copied[n])
-            picks[i] = NUMBERS[n], draft if wins else copy
+        self.idle = self.idle and experience.idle and not any(copied for copied, _ in best)
+        for i, (copied, drafted), (by_copy, by_draft) in zip(indices, best, offered, strict=True):
+            wins = drafts and (not copied or by_draft[n] > by_copy[n])
+            picks[i] = NUMBERS[n], drafted if wins else copied
 
     def note(
         self, row: Row, offers: Sequence[Offer], choice: Choice, written: list[int], accepted: int
@@ -237,7 +252,8 @@ class Adaptive:
         if row.settings.num_draft != AUTO:
             return
         text = written[: len(written) - row.ended]
-        learners = (row.experience, self.experience) if row.adapts else (row.experience,)
+        shared = self.experience if row.adapts else self.of_call
+        learners = (row.experience,) if row.settings.delta else (row.experience, shared)
         for kind, tokens, _ in offers:
             if tokens is not None:  # known without a draft, so judged even if not proposed
                 known = min(len(tokens), len(text))

@@ -21,7 +21,7 @@ from mlx_t5.sampling.processors import History
 if TYPE_CHECKING:
     from model import T5
 
-DRAFT = Kind("draft", 1.5, 0.4, writer="draft", drafted=True)
+DRAFT = Kind("draft", 1.2, 0.4, writer="draft", drafted=True)
 
 
 class DraftModel:

@@ -100,6 +100,9 @@ class Batch:
         """Advances all rows; finished rows leave the batch."""
         raise NotImplementedError
 
+    def forget(self) -> None:
+        """Discards what was learned from a call's rows; called before the rows of the next call."""
+
     def drop_finished(self) -> None:
         """Drops the finished rows, after checking that the last pass has not failed.
 

@@ -77,7 +77,7 @@ def test_a_table_that_is_wrong_by_half_is_corrected(machine, factor):
 
     for alpha in (0.0, 0.6, 0.95):
         make = lambda s, a=alpha: lines([a], 200, s)  # noqa: E731
-        assert over_the_best(table(machine, wrong), make, 2) <= 1.15
+        assert over_the_best(table(machine, wrong), make, 2) <= 1.2
 
 
 @pytest.mark.slow
@@ -153,19 +153,28 @@ SLOW = Table(0.1, COSTS["a CPU"].verify, lambda positions, passes: 1 + positions
 
 @pytest.mark.parametrize("how", [{"sampled": True}, {"delta": 0.3}])
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 0.9])
-def test_a_sampled_or_lenient_row_chooses_by_its_own_acceptances_and_the_table(alpha, how):
+def test_a_sampled_or_lenient_row_does_not_choose_by_the_clock(alpha, how):
     right = np.random.default_rng(3).random(60) < alpha
     line = lambda: Line({DRAFT: right}, **how)  # noqa: E731
-    assert numbers(line(), SLOW, noise=NOISE) == numbers(line()), "not by the clock"
-    beside = [numbers(line(), beside=bad(how, share)) for share in (0.0, 0.95)]
-    length = len(numbers(line()))
-    assert beside[0][:length] == beside[1][:length], "not by the acceptances of other rows"
+    assert numbers(line(), SLOW, noise=NOISE) == numbers(line())
 
 
-def bad(how, share):
-    """Returns other rows, of which half are like the row and half are greedy."""
-    drawn = [Line({DRAFT: np.random.default_rng(4).random(300) < share}, **how) for _ in range(2)]
-    return [*lines([share] * 2, 300, 1), *drawn]
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 0.9])
+def test_a_lenient_row_chooses_by_its_own_acceptances(alpha):
+    right = np.random.default_rng(3).random(60) < alpha
+    line = lambda: Line({DRAFT: right}, delta=0.3)  # noqa: E731
+    others = [*lines([0.95] * 3, 300, 1), Line({DRAFT: ~np.zeros(300, bool)}, sampled=True)]
+    alone = numbers(line())
+    assert numbers(line(), beside=others)[: len(alone)] == alone
+
+
+def test_sampled_rows_learn_from_each_other_but_not_from_greedy_rows():
+    def row_beside(sampled, alpha):
+        others = [Line(line.right, sampled=sampled) for line in lines([alpha] * 3, 60, 1)]
+        return numbers(Line({DRAFT: np.arange(60) % 2 == 0}, sampled=True), beside=others)
+
+    assert row_beside(True, 0.0) != row_beside(True, 0.95)
+    assert row_beside(False, 0.0)[:10] == row_beside(False, 0.95)[:10]
 
 
 def test_a_useless_draft_costs_a_sampled_row_little():
