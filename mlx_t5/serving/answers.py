@@ -143,7 +143,7 @@ def _of_byte(value: int) -> Spelling:
 def usage(job: GenerationJob, results: Sequence[Stats]) -> Usage:
     """Returns the token counts of a request, from its job and the statistics of its texts."""
     prompt_tokens = sum(map(len, job.prompts)) or sum(stats.prompt_tokens for stats in results)
-    predicted = bool(job.prediction)
+    predicted = bool(job.spec.predictions)
     written = sum(stats.generated_tokens for stats in results)
     counted: list[Any] = [s.speculation if predicted else s for s in results]
     names = ("predicted", "predicted_accepted") if predicted else ("drafted", "accepted")

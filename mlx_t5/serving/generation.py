@@ -27,7 +27,6 @@ from mlx_t5.engine import batching
 from mlx_t5.engine.beams import Beams
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.beam_search import texts_of
-from mlx_t5.sampling.draws import random_keys
 from mlx_t5.serving.api_error import ApiError, failure_of
 from mlx_t5.serving.jobs import GenerationJob, JobQueue, TokenLogprob, Update
 from mlx_t5.serving.metrics import Metrics, row_counts
@@ -83,10 +82,6 @@ class GenerationBatches:
 
     def add(self, job: GenerationJob) -> None:
         """Adds a job and queues its rows; a document's rows are made when there is room."""
-        places = count(step=1 << 32) if job.document else None  # as in engine/document_batch.py
-        spec = job.spec
-        samples = spec.num_samples // spec.settings.num_return_sequences
-        job.keys = random_keys(spec.seed, samples, places)
         if job.document:
             self._documents.append(job)
         else:
@@ -107,11 +102,10 @@ class GenerationBatches:
     def _job_rows_of(
         self, job: GenerationJob, prompts: Sequence[Sequence[int]]
     ) -> Iterator[JobRow]:
-        rows = self._decoder.codec.rows
-        for prompt, keys in zip(prompts, job.keys, strict=False):
-            for row in rows(prompt, job.spec.settings, keys, job.watched, job.prediction):
-                yield JobRow(row, job, job.texts)
-                job.texts += job.spec.settings.num_return_sequences
+        # A piece comes alone, and its index is as in engine/document_batch.py.
+        for row in self._decoder.codec.rows(prompts, job.spec, count(job.texts << 32)):
+            yield JobRow(row, job, job.texts)
+            job.texts += job.spec.settings.num_return_sequences
 
     def _leave(self, job: GenerationJob) -> None:
         """Releases a job's places in the queue, and forgets the pieces of a document."""
@@ -218,7 +212,7 @@ class GenerationBatches:
             self._queues[beams].waiting.append(row)
 
     def _alternatives(self, row: Row) -> int | None:
-        return self._job_rows[id(row)].job.logprobs
+        return self._job_rows[id(row)].job.spec.logprobs
 
     def _step(self, batch: Batch) -> None:
         began, rows = self._jobs.clock(), len(batch.rows)
@@ -237,7 +231,7 @@ class GenerationBatches:
             return
         if job_row.reported == 0 and row.stats.target_calls == 1:
             self._metrics.first_token_seconds.observe(self._jobs.clock() - job.submitted)
-        if not (job.stream or row.finish_reason):
+        if not (job.spec.stream or row.finish_reason):
             return
         updates = [self._update(job_row, text, i) for i, text in enumerate(texts)]
         job_row.reported = row.decided

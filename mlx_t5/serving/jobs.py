@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -89,34 +89,19 @@ class GenerationJob(QueuedJob):
 
     Attributes:
         prompts: source tokens of each prompt; for a document, of each piece that has no row yet.
-        spec: the engine's job; its samples may be the beams of one row.
-        prediction: expected tokens of every text; None if there is no prediction.
-        stream: whether updates are sent while rows grow; otherwise each text has one, at its end.
-        pieces: whether chunks have the text that each token completed.
-        logprobs: number of alternatives per token; None for no log-probabilities.
+        spec: the engine's job; without a stream each text has one update, at its end.
         document: whether the prompts are pieces of one document; a failed piece does not end it.
         whole: for a document, whether all its pieces have been submitted.
-        keys: random keys of the rows that have not been made yet.
         texts: number of texts of the rows made so far.
     """
 
     prompts: list[list[int]]
     spec: Job
-    prediction: Sequence[int] | None = None
-    stream: bool = False
-    pieces: bool = False
-    logprobs: int | None = None
     document: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.whole, self.texts = False, 0
-        self.keys: Iterator[Any] = iter(())
-
-    @property
-    def watched(self) -> bool:
-        """Whether the rows' text has to be read while it grows."""
-        return self.stream or self.pieces or self.logprobs is not None
 
 
 @dataclass(eq=False)
@@ -302,8 +287,8 @@ def _job_of(number: int, kind: str, fields: dict[str, Any]) -> QueuedJob:
     job: QueuedJob
     if kind == "GenerationJob":
         spec = fields["spec"]
-        spec = Job(Settings(**spec.pop("settings")), **spec)
-        job = GenerationJob(**{**fields, "spec": spec})
+        spec |= {"settings": Settings(**spec["settings"]), "predictions": (*spec["predictions"],)}
+        job = GenerationJob(**{**fields, "spec": Job(**spec)})
     else:
         pairs = [Pair(tuple(p["source"]), tuple(p["target"])) for p in fields["pairs"]]
         job = ScoringJob(**{**fields, "pairs": pairs})

@@ -45,7 +45,7 @@ def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_al
         {"max_tokens": 20, "temp": 1.0, "seed": 3, "delta": 0.3, "num_draft": 2},
         {"max_tokens": 14, "num_draft": 0},
         {"max_tokens": 12, "temp": 0.7, "top_p": 0.8, "seed": 4, "samples": 2},
-        {"max_tokens": 12, "temp": 0.7, "seed": 5, "prediction": [4, 2, 5, 2, 3]},
+        {"max_tokens": 12, "temp": 0.7, "seed": 5, "predictions": [[4, 2, 5, 2, 3]]},
     ]
     prompts = [[2, 3], [4], [5, 6, 2, 2], [3, 3, 3], [4, 5]]
     hold(model)
@@ -59,7 +59,7 @@ def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_al
         alone = SpeculativeDecoder(model, drafter(good(model.table), model), None, 5).generate(
             [prompt],
             num_samples=options.pop("samples", 1),
-            prediction=[options.pop("prediction", None)],
+            prediction=options.pop("predictions", None),
             **options,
             **settings,
         )
@@ -201,10 +201,10 @@ def test_a_job_that_fails_to_start_affects_no_other_job(serve, monkeypatch):
     codec = served.decoder.codec
     make = codec.rows
 
-    def rows(prompt, *others):
-        if prompt == [2]:
+    def rows(prompts, *others):
+        if prompts == [[2]]:
             raise RuntimeError("of a secret prompt")
-        return make(prompt, *others)
+        return make(prompts, *others)
 
     monkeypatch.setattr(codec, "rows", rows)
     running = served.submit_held([[3]], max_tokens=6)

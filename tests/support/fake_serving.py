@@ -43,14 +43,14 @@ class Client:
         self.worker, self.decoder, self.events = worker, decoder, queue.Queue()
 
     def submit(self, prompts, seed=0, put=None, size=None, whole=True, **settings):
-        names = ("stream", "logprobs", "prediction", "document")
-        options = {name: settings.pop(name) for name in names if name in settings}
-        samples = settings.pop("samples", 1)
+        names = ("stream", "logprobs", "predictions")
+        kind = {name: settings.pop(name) for name in names if name in settings}
+        samples, document = settings.pop("samples", 1), settings.pop("document", False)
         settings = replace(self.decoder.defaults, **settings)
-        given = [] if options.get("document") else prompts
         self.count = len(prompts) * samples
-        spec = Job(settings, seed, samples)
-        self.job = GenerationJob(given, spec, size=size or self.count, **options)
+        spec = Job(settings, seed, samples // settings.num_return_sequences, **kind)
+        given = [] if document else prompts
+        self.job = GenerationJob(given, spec, document, size=size or self.count)
         self.job.put = put or self.events.put
         self.worker.jobs.add(self.job)
         if self.job.document:
