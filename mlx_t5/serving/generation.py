@@ -1,4 +1,4 @@
-"""Decodes the rows of generation jobs, which wait for a place, share batches, and report updates.
+"""Decodes the rows of generation jobs, which wait for a place, share batches, and report chunks.
 
 Rows join and leave a running batch between two steps. There is one batch for each number of beams.
 A piece of a document becomes a row when it can join a batch. The rows of a document are limited to
@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 from mlx_t5.backend import mx
 from mlx_t5.engine import batching
 from mlx_t5.engine.beams import Beams
-from mlx_t5.engine.rows import Row
+from mlx_t5.engine.rows import Chunk, Row, TokenLogprob
 from mlx_t5.sampling.beam_search import texts_of
 from mlx_t5.serving.api_error import ApiError, failure_of
-from mlx_t5.serving.jobs import GenerationJob, JobQueue, TokenLogprob, Update
+from mlx_t5.serving.jobs import GenerationJob, JobQueue
 from mlx_t5.serving.metrics import Metrics, row_counts
 
 if TYPE_CHECKING:
@@ -233,24 +233,24 @@ class GenerationBatches:
             self._metrics.first_token_seconds.observe(self._jobs.clock() - job.submitted)
         if not (job.spec.stream or row.finish_reason):
             return
-        updates = [self._update(job_row, text, i) for i, text in enumerate(texts)]
+        chunks = [self._chunk(job_row, text, i) for i, text in enumerate(texts)]
         job_row.reported = row.decided
         if row.finish_reason:
             self._metrics.finished(row.stats, row.finish_reason)
             seconds = row.stats.encode_seconds + row.stats.decode_seconds
             self._jobs.row_seconds += (seconds - self._jobs.row_seconds) / 8
             self._end(job_row)
-        for update in updates:  # last, so that the metrics have counted the text
-            self._jobs.put(job, update)
+        for chunk in chunks:  # last, so that the metrics have counted the text
+            self._jobs.put(job, chunk)
 
-    def _update(self, job_row: JobRow, text: Row, i: int) -> Update:
-        """Returns the update of one of a row's texts: the part added since the last report."""
+    def _chunk(self, job_row: JobRow, text: Row, i: int) -> Chunk:
+        """Returns the part of one of a row's texts that was added since the last report."""
         chunk = self._decoder.codec.chunk(text, job_row.reported)
         # If the end token alone released held-back text, its log-probability is reported.
         count = len(chunk.tokens) or bool(chunk.text)
         logprobs, job_row.logprobs = job_row.logprobs[:count], []
-        chunk = replace(chunk, stats=copy.copy(text.stats))  # the row's stats keep changing
-        return Update(job_row.index + i, chunk, logprobs)
+        stats = copy.copy(text.stats)  # the row's stats keep changing
+        return replace(chunk, stats=stats, index=job_row.index + i, logprobs=logprobs)
 
     def _fail(self, job_row: JobRow, failure: ApiError) -> None:
         """Fails a row and its job; the job's other rows leave before the next step.
@@ -261,9 +261,8 @@ class GenerationBatches:
         self._end(job_row)
         if job.document:
             row.fail(str(failure))
-            self._jobs.put(
-                job, Update(job_row.index, self._decoder.codec.chunk(row, row.decided), [])
-            )
+            chunk = self._decoder.codec.chunk(row, row.decided)
+            self._jobs.put(job, replace(chunk, index=job_row.index))
             return
         self._jobs.cancel(job)
         self._jobs.put(job, failure)

@@ -95,8 +95,8 @@ def test_searches_have_their_own_batch_and_give_their_best_texts(serve):
 def test_an_update_has_the_counts_of_its_step(serve):
     served = serve(FakeModel(ENDLESS, V))
     stream = served.submit([[2]], max_tokens=9, num_draft=0, stream=True)
-    updates = [stream.next() for _ in range(9)]
-    assert [update.chunk.stats.target_calls for update in updates] == list(range(1, 10))
+    chunks = [stream.next() for _ in range(9)]
+    assert [chunk.stats.target_calls for chunk in chunks] == list(range(1, 10))
 
 
 def test_a_withdrawn_job_leaves_the_batch_and_the_others_go_on(serve):
@@ -190,8 +190,8 @@ def test_a_failed_step_ends_only_its_own_rows(serve, caplog, error, status):
     served.release()
     failure = broken.next()
     assert failure.status == status
-    update = waits.next()
-    assert len(update.chunk.result.tokens) == len(update.logprobs) == 5
+    chunk = waits.next()
+    assert len(chunk.result.tokens) == len(chunk.logprobs) == 5
     until(lambda: served.worker.rows == (0, 0))
     assert type(error).__name__ in caplog.text and "secret" not in caplog.text
 

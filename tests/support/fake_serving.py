@@ -9,8 +9,9 @@ from starlette.testclient import TestClient
 
 from fake_model import FakeModel, random_table, without
 from mlx_t5.engine.job import Job
+from mlx_t5.engine.rows import Chunk
 from mlx_t5.serving.app import create_app
-from mlx_t5.serving.jobs import GenerationJob, Update
+from mlx_t5.serving.jobs import GenerationJob
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.service import Service
 from mlx_t5.serving.tokenizing import RequestLimits
@@ -65,9 +66,9 @@ class Client:
         found = {}
         while len(found) < self.count:
             event = self.next()
-            assert isinstance(event, Update), event
-            if event.chunk.result:
-                found[event.index] = event.chunk.result
+            assert isinstance(event, Chunk), event
+            if event.result:
+                found[event.index] = event.result
         return [found[i] for i in sorted(found)]
 
 
