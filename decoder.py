@@ -397,6 +397,7 @@ class SpeculativeDecoder:
             A chunk per step. The chunks' texts, joined, are the result's text.
         """
         how = {"seed": checked("seed", seed), "predictions": [prediction], "stream": True}
+        how |= {"num_samples": settings.pop("num_samples", 1)}  # only the first sample is decoded
         job = Job.of(self.defaults, {"max_tokens": max_tokens, **settings}, **how)
         return self.chunks(prompt, job, batch_size)
 
@@ -411,7 +412,7 @@ class SpeculativeDecoder:
         if job.settings.num_beams > 1:
             beams = f"num_beams is {job.settings.num_beams}"
             raise UserError(f"{beams}: the text is known at the end only; stream without beams")
-        (row,) = self.codec.rows([prompt], job)
+        row = next(self.codec.rows([prompt], job))
         if row.error:
             raise UserError(row.error)
         steps = batching.follow(self.engine(job.settings, checked("batch_size", batch_size)), row)
