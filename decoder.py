@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ from mlx_t5.network.exactness import exact_targets
 from mlx_t5.network.interface import require_decoder
 from mlx_t5.ranges import FLAG, checked
 from mlx_t5.sampling.acceptance import UNDECIDED, accept
-from mlx_t5.sampling.draws import Sampling, random_keys
+from mlx_t5.sampling.draws import Sampling
 from mlx_t5.sampling.processors import History, Processing
 from mlx_t5.scoring.embeddings import Embeddings
 from mlx_t5.scoring.pairs import Ranked, Score
@@ -344,15 +345,15 @@ class SpeculativeDecoder:
         prompts, single = as_list(prompts)
         settings |= {"max_tokens": max_tokens, "temp": temp, "top_k": top_k, "top_p": top_p}
         predictions = checked_predictions(prediction, prompts, single)
-        job = self.job(seed, num_samples, **settings)
-        results = list(self.results(prompts, job, batch_size, prediction=predictions))
+        job = Job.of(self.defaults, settings, num_samples, seed=seed, predictions=predictions)
+        results = list(self.results(prompts, job, batch_size))
         if single and results[0].error:
             raise UserError(results[0].error)
         return results[0] if single and len(results) == 1 else results
 
     def job(self, seed: int | Sequence[int] = 0, num_samples: int = 1, **settings: Any) -> Job:
         """Returns a job for `results`; arguments and errors as in `generate`."""
-        return Job.of(self.defaults, seed, num_samples, settings)
+        return Job.of(self.defaults, settings, num_samples, seed=seed)
 
     def results(
         self,
@@ -375,18 +376,16 @@ class SpeculativeDecoder:
             ready: called while rows are decoding; the next prompt is read only if it returns True,
                 so that reading never delays the rows.
             indexes: the prompts' indexes in a larger call, which select their random streams.
-            prediction: one prediction per prompt, each read after its prompt; if they end early,
-                the remaining prompts have none.
+            prediction: the job's predictions, if they become known with the prompts only.
         """
         require_decoder(self.model)
         job = job or self.job()
+        job = job if prediction is None else replace(job, predictions=prediction)
         self.codec.check(job)
         if job.cutting:
-            return document_batch.results(
-                self, prompts, job, batch_size, ready, indexes, prediction
-            )
+            return document_batch.results(self, prompts, job, batch_size, ready, indexes)
         batch_size, samples = checked("batch_size", batch_size), job.num_samples
-        rows = self.codec.rows_of_all(prompts, job, indexes, prediction)
+        rows = self.codec.rows(prompts, job, indexes)
         at_hand = lambda n: n % samples > 0 or ready()  # noqa: E731 (next samples need no wait)
         engine = self.engine(job.settings, batch_size)
         finished = batching.decode_rows(engine, rows, batch_size, at_hand)
@@ -408,20 +407,26 @@ class SpeculativeDecoder:
         Yields:
             A chunk per step. The chunks' texts, joined, are the result's text.
         """
+        how = {"seed": checked("seed", seed), "predictions": [prediction], "stream": True}
+        how |= {"num_samples": settings.pop("num_samples", 1)}  # only the first sample is decoded
+        job = Job.of(self.defaults, {"max_tokens": max_tokens, **settings}, **how)
+        return self.chunks(prompt, job, batch_size)
+
+    def chunks(
+        self, prompt: str | Sequence[int], job: Job, batch_size: int = DEFAULT_BATCH_SIZE
+    ) -> Generator[Chunk, None, None]:
+        """Decodes one prompt as a job with `stream` says; chunks and errors as in `stream`."""
         require_decoder(self.model)
-        job = self.job(checked("seed", seed), max_tokens=max_tokens, **settings)
         self.codec.check(job)
         if job.cutting:
-            return document_batch.stream(self, prompt, job, batch_size, prediction)
-        chosen = job.settings
-        if chosen.num_beams > 1:
-            beams = f"num_beams is {chosen.num_beams}"
+            return document_batch.stream(self, prompt, job, batch_size)
+        if job.settings.num_beams > 1:
+            beams = f"num_beams is {job.settings.num_beams}"
             raise UserError(f"{beams}: the text is known at the end only; stream without beams")
-        keys = next(random_keys(job.seed))
-        (row,) = self.codec.rows(prompt, chosen, keys, watched=True, prediction=prediction)
+        row = next(self.codec.rows([prompt], job))
         if row.error:
             raise UserError(row.error)
-        steps = batching.follow(self.engine(chosen, checked("batch_size", batch_size)), row)
+        steps = batching.follow(self.engine(job.settings, checked("batch_size", batch_size)), row)
         return (self.codec.chunk(row, seen) for seen in steps)
 
     def score(

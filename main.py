@@ -52,8 +52,6 @@ from mlx_t5.machines.launched import (
 from mlx_t5.settings import Settings
 
 if TYPE_CHECKING:
-    from typing import TypeGuard
-
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.array_file import ArrayFile
     from mlx_t5.loading import ModelPair
@@ -91,7 +89,7 @@ def _run(options: MainOptions, ranks: Ranks) -> int:
         job = _job(options, models, presets)
     if options.is_document:
         prompts = ranks.shared(prompts)
-    if _is_streamed(prompts, job):
+    if job.spec.stream and isinstance(prompts, list):
         decoder = _load(job, ranks)
         painter = _begin(decoder, job, presets)
         if options.output_file and ranks.rank:
@@ -108,14 +106,12 @@ def _run(options: MainOptions, ranks: Ranks) -> int:
     return _write_all(run, _computation(decoder, job), _output(run, painter, options), options)
 
 
-def _is_streamed(prompts: Any, job: MainJob) -> TypeGuard[list[str]]:
+def _is_streamed(options: MainOptions, settings: Settings) -> bool:
     """Whether to write a single text while it is generated; a document grows piece by piece."""
-    options = job.options
-    if not isinstance(prompts, list) or len(prompts) > 1:
+    several = len(options.prompt or []) > 1 or (options.input_file and not options.is_document)
+    if several or options.json or not options.writes_text:
         return False
-    if options.json or not options.writes_text:
-        return False
-    one = options.num_samples == job.spec.settings.num_beams == 1
+    one = options.num_samples == settings.num_beams == 1
     return (one and not options.output_file) or options.split != "none"
 
 
@@ -161,7 +157,8 @@ def _job(options: MainOptions, models: ModelPair, presets: list[Preset]) -> Main
         prefix = "".join(preset.prefix for preset in presets)
     from mlx_t5.engine.job import Job
 
-    spec = Job(settings, options.seed, options.num_samples, cutting_of(options, prefix))
+    how = options.seed, options.num_samples, cutting_of(options, prefix)
+    spec = Job(settings, *how, stream=_is_streamed(options, settings))
     return MainJob(options, spec, prefix, models)
 
 

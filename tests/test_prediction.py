@@ -9,6 +9,7 @@ from kinds import PREDICTIONS, SOURCES, V, drafters, rows, table_of
 from mlx_t5.drafting.costs import MOST
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
 from mlx_t5.names import BUNDLED
@@ -214,8 +215,7 @@ def test_only_the_beginning_of_a_far_too_long_prediction_is_read():
     text = "fix grammar: She have two cat."
     decoder = SpeculativeDecoder(model, None, tokenizer)
     prediction = "She has two cats. " * 5000
-    (row,) = decoder.codec.rows(
-        text, Settings(max_tokens=9), [row_key(0, 0)], prediction=prediction
-    )
+    job = Job(Settings(max_tokens=9), predictions=[prediction])
+    (row,) = decoder.codec.rows([text], job)
     assert 9 < len(row.prediction) < 64 * 9
     assert decoder.generate(text, prediction=prediction).text == "She has two cats."

@@ -88,9 +88,7 @@ def _stream(
         prefixes = decoder.model.config.task_prefixes
         pieces = Document(prompt, spec.cutting, lambda text: 0, prefixes=prefixes).cut()
         return chunks(decoder, [prompt], spec, batch_size), sum(1 for _ in pieces)
-    settings = vars(spec.settings)
-    prompt = job.prefix + prompt
-    return decoder.stream(prompt, seed=job.options.seed, batch_size=batch_size, **settings), 0
+    return decoder.chunks(job.prefix + prompt, spec, batch_size), 0
 
 
 def progress_bar(total: int | None, done: int, unit: str, options: MainOptions) -> tqdm:

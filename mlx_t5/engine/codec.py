@@ -42,46 +42,34 @@ class Codec:
         if job.settings.stop and self.tokenizer is None:
             raise UserError("stop strings need a tokenizer; this model folder has none")
 
-    def rows_of_all(
+    def rows(
         self,
         prompts: Iterable[str | Sequence[int] | Exception],
         job: Job,
         indexes: Iterable[int] | None = None,
-        predictions: Iterable[str | Sequence[int] | None] | None = None,
     ) -> Iterator[Row]:
-        """Yields the rows of many prompts, read lazily; arguments as in `results`.
+        """Yields the rows of prompts, one per sample; arguments as in `SpeculativeDecoder.results`.
+
+        Prompts are read lazily. The rows of an unusable prompt have "error" at once.
 
         Raises:
             UserError: the prompts are not iterable, or a seed is out of range.
         """
         prompts, seed = checked_prompts(prompts, job.seed)
-        given = chain(predictions or (), repeat(None))
+        predictions = chain(job.predictions, repeat(None))
         keys_of_prompts = random_keys(seed, job.num_samples, indexes)
-        requests = zip(prompts, given, keys_of_prompts, strict=False)
-        return chain.from_iterable(
-            self.rows(prompt, job.settings, keys, prediction=predicted)
-            for prompt, predicted, keys in requests
-        )
+        requests = zip(prompts, predictions, keys_of_prompts, strict=False)
+        return chain.from_iterable(self._rows_of(job, *request) for request in requests)
 
-    def rows(
+    def _rows_of(
         self,
+        job: Job,
         prompt: str | Sequence[int] | Exception,
-        settings: Settings,
+        prediction: str | Sequence[int] | None,
         keys: Iterable[mx.array],
-        watched: bool = False,
-        prediction: str | Sequence[int] | None = None,
     ) -> Iterator[Row]:
-        """Yields one row per key for a prompt; if it is unusable, the rows have "error" at once.
-
-        The prompt is tokenized once; each row is made when it is requested.
-
-        Args:
-            prompt: a text, token ids, or the error that reading it raised.
-            settings: the settings of every row.
-            keys: the rows' random keys, (2,) each, from `draws.random_keys`.
-            watched: whether `chunk` will read the text while it grows.
-            prediction: the expected output, as text or token ids; None without a prediction.
-        """
+        """Yields one row per key for a prompt; tokenizes once, and makes each row on request."""
+        settings = job.settings
         ids: list[int] = []
         predicted: list[int] = []
         bad: Exception | None = None
@@ -98,7 +86,7 @@ class Codec:
                 row.fail(str(bad))
             else:
                 row.prediction = predicted
-                if settings.stop or (watched and self.tokenizer):
+                if settings.stop or (job.watched and self.tokenizer):
                     row.watch = TextWatch(self.tokenizer, tuple(settings.stop))
             yield row
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, count, pairwise, repeat, zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +132,6 @@ def chunks(
     batch_size: int = DEFAULT_BATCH_SIZE,
     ready: Callable[[], bool] = lambda: True,
     indexes: Iterable[int] | None = None,
-    prediction: Iterable[Any] | None = None,
 ) -> Generator[Chunk, None, None]:
     """Decodes documents in order, and yields a chunk per piece.
 
@@ -149,7 +148,7 @@ def chunks(
     def drawn() -> Iterator[str]:
         nonlocal doubtful
         places = count() if indexes is None else indexes
-        predictions = chain(prediction or (), repeat(None))
+        predictions = chain(job.predictions, repeat(None))
         for prompt, place, predicted in zip(prompts, places, predictions, strict=False):
             document = _document(prompt, predicted, job, decoder)
             if not doubtful and (doubtful := getattr(document, "doubtful", "")):
@@ -174,7 +173,7 @@ def chunks(
             if complete:
                 in_hand.popleft()
 
-    of_pieces = replace(job, cutting=None)
+    of_pieces = Job(job.settings, job.seed)  # pieces are prompts that are not cut again
     for answer in decoder.results(drawn(), of_pieces, batch_size, at_hand, piece_places()):
         yield from finished()
         yield from finished(in_hand[0].add(answer), answer)
@@ -187,10 +186,10 @@ def results(*args: Any) -> Iterator[Result]:
 
 
 def stream(
-    decoder: SpeculativeDecoder, prompt: Any, job: Job, batch_size: int, prediction: Any
+    decoder: SpeculativeDecoder, prompt: Any, job: Job, batch_size: int
 ) -> Generator[Chunk, None, None]:
     """Decodes one document as `chunks` does, but raises `UserError` if the whole document fails."""
-    for chunk in chunks(decoder, [prompt], job, batch_size, prediction=[prediction]):
+    for chunk in chunks(decoder, [prompt], job, batch_size):
         if chunk.result and chunk.result.error:
             raise UserError(chunk.result.error)
         yield spelled(chunk, decoder.tokenizer)

@@ -1,8 +1,8 @@
-"""A job for the engine, from a Python caller, from main.py or from a request to the server."""
+"""What Python callers, main.py and requests to the server ask of the engine: a job."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -14,31 +14,46 @@ from mlx_t5.text.prompts import checked_samples
 
 @dataclass(frozen=True)
 class Job:
-    """How the prompts of a call are decoded.
+    """How the prompts of a call are decoded, and what kind of answer they get.
 
     Attributes:
         settings: the settings of every text.
         seed: one seed, of which prompt i uses random stream i, or one seed per prompt.
         num_samples: texts per prompt, each from its own random stream.
         cutting: how texts are cut into pieces; None if each prompt is decoded as a whole.
+        predictions: the expected text of each prompt, as text or token ids, or None. Each is read
+            after its prompt. If they end early, the remaining prompts have none.
+        stream: whether a text is answered in chunks while it grows.
+        by_token: whether `Chunk.pieces` has the text of each token, even without a stream.
+        logprobs: number of likeliest tokens to report with each token (by the server); None: no
+            log-probabilities.
     """
 
     settings: Settings
     seed: int | Sequence[int] = 0
     num_samples: int = 1
     cutting: Cutting | None = None
+    predictions: Iterable[str | Sequence[int] | None] = ()
+    stream: bool = False
+    by_token: bool = False
+    logprobs: int | None = None
+
+    @property
+    def watched(self) -> bool:
+        """Whether the text has to be read while it grows."""
+        return self.stream or self.by_token or self.logprobs is not None
 
     @classmethod
     def of(
-        cls, defaults: Settings, seed: int | Sequence[int], num_samples: int, given: dict[str, Any]
+        cls, defaults: Settings, given: dict[str, Any], num_samples: int = 1, **others: Any
     ) -> Job:
         """Returns the job of a call.
 
         Args:
             defaults: the values of settings that are not given.
-            seed: see the attributes.
-            num_samples: see the attributes.
             given: fields of `Settings` and `Cutting`, by name; num_draft=None counts as not given.
+            num_samples: see the attributes.
+            **others: other attributes of the job.
 
         Raises:
             UserError: a value is out of range, or a field of `Cutting` is given without a split.
@@ -55,4 +70,5 @@ class Job:
             given["num_draft"] = defaults.num_draft
         settings = replace(defaults, **given)
         samples = checked_samples(num_samples, settings.temp)
-        return cls(settings, seed, samples, None if cutting.split == "none" else cutting)
+        whole = cutting.split == "none"
+        return cls(settings, num_samples=samples, cutting=None if whole else cutting, **others)

@@ -271,6 +271,21 @@ class Result:
         return [writer != "target" for writer in self.writers]
 
 
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A written token with its log-probability.
+
+    Attributes:
+        token: the token's id.
+        logprob: natural logarithm of the token's probability.
+        top: the likeliest tokens at this position and their log-probabilities, likeliest first.
+    """
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
 @dataclass
 class Chunk:
     """The part of a streamed text that one step added.
@@ -283,6 +298,9 @@ class Chunk:
         pieces: for each of these tokens, the part of `text` that it completed.
         stats: counts and times so far.
         result: the whole result, in the last chunk only.
+        index: the text's index in its job: prompt · texts per prompt + text.
+        logprobs: log-probabilities of the tokens, if the server reports them. If the end token
+            releases held-back text, and there is no other token, it is the entry of the end token.
     """
 
     text: str
@@ -291,6 +309,8 @@ class Chunk:
     pieces: list[str]
     stats: Stats
     result: Result | None = None
+    index: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def accepted(self) -> list[bool]:

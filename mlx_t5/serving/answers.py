@@ -9,14 +9,15 @@ import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
-from mlx_t5.engine.rows import Stats
+from mlx_t5.engine.rows import Chunk, Stats, TokenLogprob
 from mlx_t5.serving import schemas
 from mlx_t5.serving.api_error import ApiError
-from mlx_t5.serving.jobs import GenerationJob, JobQueue, QueuedJob, TokenLogprob, Update
+from mlx_t5.serving.jobs import GenerationJob, JobQueue, QueuedJob
 from mlx_t5.serving.schemas import Usage
 
 Fields = dict[str, Any]
@@ -27,6 +28,17 @@ if TYPE_CHECKING:
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is very unlikely"
+
+
+@dataclass
+class DocumentChunk(Chunk):
+    """The part of a document's text that one piece added.
+
+    Attributes:
+        fields: further fields of the choice in the answer: the piece, and counts of pieces.
+    """
+
+    fields: Fields = field(default_factory=dict)
 
 
 class EventStream(Generic[J]):
@@ -53,7 +65,7 @@ class EventStream(Generic[J]):
         jobs.add(self.job)
         self._watching = asyncio.create_task(self._watch(receive))
 
-    def _put(self, event: Update | list[Any] | ApiError) -> None:
+    def _put(self, event: Chunk | list[Any] | ApiError) -> None:
         self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     async def _watch(self, receive: Callable[[], Any]) -> None:
@@ -77,20 +89,20 @@ class EventStream(Generic[J]):
             raise event
         return event
 
-    async def updates(self, first: Update) -> AsyncIterator[Update]:
-        """Yields `first` and all later updates, until every text is done."""
-        update, unfinished = first, self.job.size
+    async def chunks(self, first: Chunk) -> AsyncIterator[Chunk]:
+        """Yields `first` and all later chunks, until every text is done."""
+        chunk, unfinished = first, self.job.size
         while True:
-            unfinished -= update.chunk.result is not None
-            yield update
+            unfinished -= chunk.result is not None
+            yield chunk
             if not unfinished:
                 return
-            update = await self.next()
+            chunk = await self.next()
 
-    async def finished(self) -> list[Update]:
-        """Returns the last update of every text, in order; for jobs that do not stream."""
-        last = [update async for update in self.updates(await self.next())]
-        return sorted(last, key=lambda update: update.index)
+    async def finished(self) -> list[Chunk]:
+        """Returns the last chunk of every text, in order; for jobs that do not stream."""
+        last = [chunk async for chunk in self.chunks(await self.next())]
+        return sorted(last, key=lambda chunk: chunk.index)
 
     def complete(self, body: str) -> str:
         """Returns `body`, the answer's last part; the stream of a document changes it first."""
@@ -143,7 +155,7 @@ def _of_byte(value: int) -> Spelling:
 def usage(job: GenerationJob, results: Sequence[Stats]) -> Usage:
     """Returns the token counts of a request, from its job and the statistics of its texts."""
     prompt_tokens = sum(map(len, job.prompts)) or sum(stats.prompt_tokens for stats in results)
-    predicted = bool(job.prediction)
+    predicted = bool(job.spec.predictions)
     written = sum(stats.generated_tokens for stats in results)
     counted: list[Any] = [s.speculation if predicted else s for s in results]
     names = ("predicted", "predicted_accepted") if predicted else ("drafted", "accepted")
@@ -158,9 +170,8 @@ def usage(job: GenerationJob, results: Sequence[Stats]) -> Usage:
     )
 
 
-def speculation(update: Update) -> Fields:
+def speculation(chunk: Chunk) -> Fields:
     """Returns a chunk's tokens with their origins; text after the last token is the target's."""
-    chunk = update.chunk
     rest = chunk.text[sum(map(len, chunk.pieces)) :]
     # The last tokens of a stop string may have no piece.
     written = [*zip(chunk.pieces, chunk.writers, strict=False)]
@@ -201,30 +212,32 @@ class CompletionBuilder:
         fields = {"id": f"{kind}-{self._id}", "created": self._created, "model": self._model}
         return fields | {"choices": choices} | ({} if counts is None else {"usage": counts})
 
-    def choice(self, update: Update) -> Fields:
+    def choice(self, chunk: Chunk) -> Fields:
         """Returns the fields of one choice, of a chunk or of the whole answer."""
-        result = update.chunk.result
-        text = update.chunk.text if self.stream or not result else result.text or ""
+        result = chunk.result
+        text = chunk.text if self.stream or not result else result.text or ""
         choice = {
-            "index": update.index,
-            "logprobs": self._logprobs(update) if self.logprobs else None,
+            "index": chunk.index,
+            "logprobs": self._logprobs(chunk) if self.logprobs else None,
             "finish_reason": result.finish_reason if result else None,
-            **self._text(update.index, text),
+            **self._text(chunk.index, text),
         }
         if result and result.score is not None:
             choice["score"] = result.score
-        if self.detailed and not update.fields:
-            choice["speculation"] = speculation(update)
-        return choice | update.fields
+        if isinstance(chunk, DocumentChunk):
+            return choice | chunk.fields
+        if self.detailed:
+            choice["speculation"] = speculation(chunk)
+        return choice
 
     def _text(self, index: int, text: str) -> Fields:
         return {"text": text}
 
-    def _logprobs(self, update: Update) -> Fields:
-        entries, tokens = update.logprobs, completed(update)
-        start = self._lengths.get(update.index, 0)
+    def _logprobs(self, chunk: Chunk) -> Fields:
+        entries, tokens = chunk.logprobs, completed(chunk)
+        start = self._lengths.get(chunk.index, 0)
         *offsets, end = itertools.accumulate(map(len, tokens), initial=start)
-        self._lengths[update.index] = end
+        self._lengths[chunk.index] = end
         return {
             "tokens": tokens,
             "token_logprobs": [json_number(entry.logprob) for entry in entries],
@@ -266,8 +279,8 @@ class ChatBuilder(CompletionBuilder):
         self._lengths[index] = len(text)
         return {"delta" if self.stream else "message": message}
 
-    def _logprobs(self, update: Update) -> Fields:
-        return {"content": list(map(self._entry, update.logprobs)), "refusal": None}
+    def _logprobs(self, chunk: Chunk) -> Fields:
+        return {"content": list(map(self._entry, chunk.logprobs)), "refusal": None}
 
     def _entry(self, entry: TokenLogprob) -> Fields:
         def named(token: int, value: float) -> Fields:
@@ -278,14 +291,14 @@ class ChatBuilder(CompletionBuilder):
         return {**named(entry.token, entry.logprob), "top_logprobs": top}
 
 
-def completed(update: Update) -> list[str]:
+def completed(chunk: Chunk) -> list[str]:
     """Returns the text that each token with log-probabilities completed.
 
     Joined, these texts are the chunk's text. So a text may differ from its token's own spelling:
     the last byte of a character completes the character, a special token completes nothing, and a
     possible beginning of a stop string is held back until a later token decides.
     """
-    chunk, count = update.chunk, len(update.logprobs)
+    count = len(chunk.logprobs)
     texts = [*chunk.pieces, *[""] * count][:count]
     if texts:
         texts[-1] += chunk.text[sum(map(len, texts)) :]

@@ -17,6 +17,7 @@ from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 
+from mlx_t5.engine.rows import Chunk
 from mlx_t5.serving import answers, api, schemas, scoring_routes
 from mlx_t5.serving.api_error import (
     ApiError,
@@ -27,7 +28,7 @@ from mlx_t5.serving.api_error import (
     internal_error,
 )
 from mlx_t5.serving.http_server import HAS_KEY, PUBLIC_PATHS, Middleware, StrictRoute
-from mlx_t5.serving.jobs import GenerationJob, Update
+from mlx_t5.serving.jobs import GenerationJob
 from mlx_t5.serving.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -152,8 +153,8 @@ def _add_generation(app: FastAPI) -> None:
     async def predict(body: api.PredictRequest, request: Request) -> schemas.Prediction:
         """Returns the text that T5 generates for a prompt."""
         stream = await service.submit(body, request.receive)
-        (update,) = await stream.finished()
-        result: Any = update.chunk.result
+        (chunk,) = await stream.finished()
+        result: Any = chunk.result
         service.log_texts([result])
         return schemas.Prediction(
             text=result.text, finish_reason=result.finish_reason, stats=result.stats
@@ -171,11 +172,11 @@ async def _openai(
     stream = await service.submit(body, request.receive)
     if not builder.stream:
         with contextlib.closing(stream):
-            updates = await stream.finished()
-        results: list[Any] = [update.chunk.result for update in updates]
+            chunks = await stream.finished()
+        results: list[Any] = [chunk.result for chunk in chunks]
         service.log_texts(results)
         counts = answers.usage(stream.job, [result.stats for result in results])
-        answer = builder.answer(list(map(builder.choice, updates)), counts)
+        answer = builder.answer(list(map(builder.choice, chunks)), counts)
         content = stream.complete(answer.model_dump_json(exclude_unset=True))
         return Response(content, media_type="application/json")
     first = await stream.next()  # before the status is sent, as the event may be an error
@@ -191,18 +192,18 @@ async def _events(
     service: Service,
     stream: answers.EventStream[GenerationJob],
     builder: answers.CompletionBuilder,
-    first: Update,
+    first: Chunk,
     usage: bool,
 ) -> AsyncIterator[str]:
     """Yields the server-sent events; if `usage`, token counts come before the end."""
     last: list[Any] = []
     try:
-        async for update in stream.updates(first):
-            if update.chunk.result:
-                last.append(update.chunk.result)
-            shown = update.chunk.text or update.chunk.result or update.fields
+        async for chunk in stream.chunks(first):
+            if chunk.result:
+                last.append(chunk.result)
+            shown = chunk.text or chunk.result or isinstance(chunk, answers.DocumentChunk)
             if shown or builder.logprobs or builder.detailed:
-                yield _sse(builder.answer([builder.choice(update)], None))
+                yield _sse(builder.answer([builder.choice(chunk)], None))
         if usage:
             counts = answers.usage(stream.job, [result.stats for result in last])
             yield _sse(builder.answer([], counts))

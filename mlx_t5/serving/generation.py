@@ -1,4 +1,4 @@
-"""Decodes the rows of generation jobs, which wait for a place, share batches, and report updates.
+"""Decodes the rows of generation jobs, which wait for a place, share batches, and report chunks.
 
 Rows join and leave a running batch between two steps. There is one batch for each number of beams.
 A piece of a document becomes a row when it can join a batch. The rows of a document are limited to
@@ -25,11 +25,10 @@ from typing import TYPE_CHECKING
 from mlx_t5.backend import mx
 from mlx_t5.engine import batching
 from mlx_t5.engine.beams import Beams
-from mlx_t5.engine.rows import Row
+from mlx_t5.engine.rows import Chunk, Row, TokenLogprob
 from mlx_t5.sampling.beam_search import texts_of
-from mlx_t5.sampling.draws import random_keys
 from mlx_t5.serving.api_error import ApiError, failure_of
-from mlx_t5.serving.jobs import GenerationJob, JobQueue, TokenLogprob, Update
+from mlx_t5.serving.jobs import GenerationJob, JobQueue
 from mlx_t5.serving.metrics import Metrics, row_counts
 
 if TYPE_CHECKING:
@@ -83,10 +82,6 @@ class GenerationBatches:
 
     def add(self, job: GenerationJob) -> None:
         """Adds a job and queues its rows; a document's rows are made when there is room."""
-        places = count(step=1 << 32) if job.document else None  # as in engine/document_batch.py
-        spec = job.spec
-        samples = spec.num_samples // spec.settings.num_return_sequences
-        job.keys = random_keys(spec.seed, samples, places)
         if job.document:
             self._documents.append(job)
         else:
@@ -107,11 +102,10 @@ class GenerationBatches:
     def _job_rows_of(
         self, job: GenerationJob, prompts: Sequence[Sequence[int]]
     ) -> Iterator[JobRow]:
-        rows = self._decoder.codec.rows
-        for prompt, keys in zip(prompts, job.keys, strict=False):
-            for row in rows(prompt, job.spec.settings, keys, job.watched, job.prediction):
-                yield JobRow(row, job, job.texts)
-                job.texts += job.spec.settings.num_return_sequences
+        # A piece comes alone, and its index is as in engine/document_batch.py.
+        for row in self._decoder.codec.rows(prompts, job.spec, count(job.texts << 32)):
+            yield JobRow(row, job, job.texts)
+            job.texts += job.spec.settings.num_return_sequences
 
     def _leave(self, job: GenerationJob) -> None:
         """Releases a job's places in the queue, and forgets the pieces of a document."""
@@ -218,7 +212,7 @@ class GenerationBatches:
             self._queues[beams].waiting.append(row)
 
     def _alternatives(self, row: Row) -> int | None:
-        return self._job_rows[id(row)].job.logprobs
+        return self._job_rows[id(row)].job.spec.logprobs
 
     def _step(self, batch: Batch) -> None:
         began, rows = self._jobs.clock(), len(batch.rows)
@@ -237,26 +231,26 @@ class GenerationBatches:
             return
         if job_row.reported == 0 and row.stats.target_calls == 1:
             self._metrics.first_token_seconds.observe(self._jobs.clock() - job.submitted)
-        if not (job.stream or row.finish_reason):
+        if not (job.spec.stream or row.finish_reason):
             return
-        updates = [self._update(job_row, text, i) for i, text in enumerate(texts)]
+        chunks = [self._chunk(job_row, text, i) for i, text in enumerate(texts)]
         job_row.reported = row.decided
         if row.finish_reason:
             self._metrics.finished(row.stats, row.finish_reason)
             seconds = row.stats.encode_seconds + row.stats.decode_seconds
             self._jobs.row_seconds += (seconds - self._jobs.row_seconds) / 8
             self._end(job_row)
-        for update in updates:  # last, so that the metrics have counted the text
-            self._jobs.put(job, update)
+        for chunk in chunks:  # last, so that the metrics have counted the text
+            self._jobs.put(job, chunk)
 
-    def _update(self, job_row: JobRow, text: Row, i: int) -> Update:
-        """Returns the update of one of a row's texts: the part added since the last report."""
+    def _chunk(self, job_row: JobRow, text: Row, i: int) -> Chunk:
+        """Returns the part of one of a row's texts that was added since the last report."""
         chunk = self._decoder.codec.chunk(text, job_row.reported)
         # If the end token alone released held-back text, its log-probability is reported.
         count = len(chunk.tokens) or bool(chunk.text)
         logprobs, job_row.logprobs = job_row.logprobs[:count], []
-        chunk = replace(chunk, stats=copy.copy(text.stats))  # the row's stats keep changing
-        return Update(job_row.index + i, chunk, logprobs)
+        stats = copy.copy(text.stats)  # the row's stats keep changing
+        return replace(chunk, stats=stats, index=job_row.index + i, logprobs=logprobs)
 
     def _fail(self, job_row: JobRow, failure: ApiError) -> None:
         """Fails a row and its job; the job's other rows leave before the next step.
@@ -267,9 +261,8 @@ class GenerationBatches:
         self._end(job_row)
         if job.document:
             row.fail(str(failure))
-            self._jobs.put(
-                job, Update(job_row.index, self._decoder.codec.chunk(row, row.decided), [])
-            )
+            chunk = self._decoder.codec.chunk(row, row.decided)
+            self._jobs.put(job, replace(chunk, index=job_row.index))
             return
         self._jobs.cancel(job)
         self._jobs.put(job, failure)

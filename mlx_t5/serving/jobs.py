@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -26,39 +26,6 @@ REST_SECONDS = 10  # maximum of waiting for work before a round
 IDLE_SECONDS = 0.05  # with several ranks; a sleep, as waiting in a collective takes CPU time
 
 
-@dataclass(frozen=True)
-class TokenLogprob:
-    """A written token with its log-probability.
-
-    Attributes:
-        token: the token's id.
-        logprob: natural logarithm of the token's probability.
-        top: the likeliest tokens at this position and their log-probabilities, likeliest first.
-    """
-
-    token: int
-    logprob: float
-    top: list[tuple[int, float]]
-
-
-@dataclass(frozen=True)
-class Update:
-    """The part that was added to one text since the last update.
-
-    Attributes:
-        index: the text's index in its job: prompt · samples + sample.
-        chunk: the added part, with a copy of the statistics; the last chunk has the result.
-        logprobs: log-probabilities of the chunk's tokens, if requested. If the end token releases
-            held-back text, and the chunk has no token, it is the entry of the end token.
-        fields: further fields for the choice in the answer.
-    """
-
-    index: int
-    chunk: Chunk
-    logprobs: list[TokenLogprob]
-    fields: dict[str, Any] = field(default_factory=dict)
-
-
 @dataclass(eq=False)
 class QueuedJob:
     """The work of one request; its fields are sent to all ranks.
@@ -67,7 +34,7 @@ class QueuedJob:
         size: number of texts that the job counts as in the queue; for a document, the maximum of
             its rows at a time.
         put: called with every event by the thread that owns MLX; it must not wait. An event is an
-            `Update` of a text, the list of all values (scores, vectors), or the `ApiError` that
+            `Chunk` of a text, the list of all values (scores, vectors), or the `ApiError` that
             ends the job. On ranks other than 0, which have no clients, it does nothing.
         number: the job's number in the queue, the same on every rank.
         unfinished: the part of `size` that is not done.
@@ -78,7 +45,7 @@ class QueuedJob:
     size: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.put: Callable[[Update | list[Any] | ApiError], None] = lambda event: None
+        self.put: Callable[[Chunk | list[Any] | ApiError], None] = lambda event: None
         self.number, self.unfinished = -1, self.size
         self.cancelled, self.submitted = False, 0.0
 
@@ -89,34 +56,19 @@ class GenerationJob(QueuedJob):
 
     Attributes:
         prompts: source tokens of each prompt; for a document, of each piece that has no row yet.
-        spec: the engine's job; its samples may be the beams of one row.
-        prediction: expected tokens of every text; None if there is no prediction.
-        stream: whether updates are sent while rows grow; otherwise each text has one, at its end.
-        pieces: whether chunks have the text that each token completed.
-        logprobs: number of alternatives per token; None for no log-probabilities.
+        spec: the engine's job; without a stream each text has one chunk, at its end.
         document: whether the prompts are pieces of one document; a failed piece does not end it.
         whole: for a document, whether all its pieces have been submitted.
-        keys: random keys of the rows that have not been made yet.
         texts: number of texts of the rows made so far.
     """
 
     prompts: list[list[int]]
     spec: Job
-    prediction: Sequence[int] | None = None
-    stream: bool = False
-    pieces: bool = False
-    logprobs: int | None = None
     document: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.whole, self.texts = False, 0
-        self.keys: Iterator[Any] = iter(())
-
-    @property
-    def watched(self) -> bool:
-        """Whether the rows' text has to be read while it grows."""
-        return self.stream or self.pieces or self.logprobs is not None
 
 
 @dataclass(eq=False)
@@ -282,7 +234,7 @@ class JobQueue:
         """Notes that a round has ended."""
         self._progressed = self.clock()
 
-    def put(self, job: QueuedJob, event: Update | list[Any] | ApiError) -> None:
+    def put(self, job: QueuedJob, event: Chunk | list[Any] | ApiError) -> None:
         """Sends an event to a job."""
         try:
             job.put(event)
@@ -302,8 +254,8 @@ def _job_of(number: int, kind: str, fields: dict[str, Any]) -> QueuedJob:
     job: QueuedJob
     if kind == "GenerationJob":
         spec = fields["spec"]
-        spec = Job(Settings(**spec.pop("settings")), **spec)
-        job = GenerationJob(**{**fields, "spec": spec})
+        spec |= {"settings": Settings(**spec["settings"]), "predictions": (*spec["predictions"],)}
+        job = GenerationJob(**{**fields, "spec": Job(**spec)})
     else:
         pairs = [Pair(tuple(p["source"]), tuple(p["target"])) for p in fields["pairs"]]
         job = ScoringJob(**{**fields, "pairs": pairs})

@@ -15,9 +15,9 @@ from typing import Any, cast
 
 from mlx_t5.engine.document_batch import DocumentInFlight
 from mlx_t5.engine.rows import Chunk, Result
-from mlx_t5.serving.answers import EventStream, speculation
+from mlx_t5.serving.answers import DocumentChunk, EventStream, speculation
 from mlx_t5.serving.api_error import ApiError
-from mlx_t5.serving.jobs import GenerationJob, Update
+from mlx_t5.serving.jobs import GenerationJob
 from mlx_t5.serving.schemas import AnsweredPiece
 from mlx_t5.serving.tokenizing import TokenizerThread
 from mlx_t5.text.documents import Cutting, Document
@@ -53,7 +53,7 @@ class Pieces:
         self.answers, self.count = DocumentInFlight(document), count
         self._read, self._detailed = read, detailed
         self._prompts, self._tokens = self.answers.prompts(), 0
-        self._early, self._done = dict[int, Update](), 0
+        self._early, self._done = dict[int, Chunk](), 0
 
     def draw(self, most: int) -> list[list[int]]:
         """Returns the tokens of the next prompts, of at most `most` prompts.
@@ -67,41 +67,41 @@ class Pieces:
         return ids
 
     def advance(
-        self, updates: Sequence[Update], most: int, _: Any = None
-    ) -> tuple[list[Update], list[list[int]]]:
+        self, chunks: Sequence[Chunk], most: int, _: Any = None
+    ) -> tuple[list[DocumentChunk], list[list[int]]]:
         """Joins the answers of finished pieces, and reads further prompts in their place.
 
         Args:
-            updates: the updates of finished pieces, in any order.
+            chunks: the chunks of finished pieces, in any order.
             most: maximum of submitted pieces that are not finished.
 
         Returns:
-            The updates of the document's text, in order, and the tokens of the further prompts.
+            The chunks of the document's text, in order, and the tokens of the further prompts.
 
         Raises:
             ApiError: the document has too many tokens, or no piece could be decoded.
         """
-        self._done += len(updates)
-        self._early |= {update.index: update for update in updates}
+        self._done += len(chunks)
+        self._early |= {chunk.index: chunk for chunk in chunks}
         gained = []
-        while update := self._early.pop(len(self.answers.result.pieces), None):
-            gained.append(self._joined(update))
+        while chunk := self._early.pop(len(self.answers.result.pieces), None):
+            gained.append(self._joined(chunk))
         return gained, self.draw(most - self.answers.drawn + self._done)
 
-    def _joined(self, update: Update) -> Update:
-        """Returns the update of the document's text that a piece's update causes."""
+    def _joined(self, chunk: Chunk) -> DocumentChunk:
+        """Returns the part of the document's text that a piece's last chunk completes."""
         answers, result = self.answers, None
-        text = answers.add(cast(Result, update.chunk.result))
+        text = answers.add(cast(Result, chunk.result))
         if answers.complete:
             text, result = text + answers.finish(), answers.result
             if result.error:
                 raise ApiError(500, result.error)
         fields = vars(answers.result.pieces[-1])
         piece = {name: value for name, value in fields.items() if value is not None}
-        piece |= {"speculation": speculation(update)} if self._detailed else {}
+        piece |= {"speculation": speculation(chunk)} if self._detailed else {}
         stats = vars(answers.stats) | {"pieces": max(self.count, answers.drawn)}
-        chunk = Chunk(text, [], [], [], answers.stats, result)
-        return Update(0, chunk, [], {"pieces": [piece], "stats": stats})
+        fields = {"pieces": [piece], "stats": stats}
+        return DocumentChunk(text, [], [], [], answers.stats, result, fields=fields)
 
 
 async def cut(
@@ -159,7 +159,7 @@ def require_few(tokens: int) -> None:
 
 
 class DocumentStream(EventStream[GenerationJob]):
-    """The events of a document's job, turned into updates of its text."""
+    """The events of a document's job, turned into chunks of its text."""
 
     def __init__(self, pieces: Pieces, first: list[list[int]], thread: TokenizerThread, *job: Any):
         """Submits a document.
@@ -174,28 +174,28 @@ class DocumentStream(EventStream[GenerationJob]):
         self._pieces, self._thread, self._json = pieces, thread, list[str]()
         self._jobs.extend(self.job, first, pieces.answers.whole)
 
-    async def updates(self, first: Update) -> AsyncIterator[Update]:
-        """Yields the updates of the text, in order; the last one has the document's result."""
+    async def chunks(self, first: Chunk) -> AsyncIterator[DocumentChunk]:
+        """Yields the chunks of the text, in order; the last one has the document's result."""
         events, answers, most = [first], self._pieces.answers, HANDED_IN * self.job.size
         while True:
             work = partial(self._pieces.advance, events, most)
             gained, prompts = await self._thread.run(work)
             if prompts:
                 self._jobs.extend(self.job, prompts, answers.whole)
-            for update in gained:
-                yield update
+            for chunk in gained:
+                yield chunk
             if answers.complete:
                 return
             events = [await self.next()]
             while not self._events.empty():
                 events.append(await self.next())
 
-    async def finished(self) -> list[Update]:
-        """Returns the last update, without the pieces, which `complete` adds."""
-        async for update in self.updates(await self.next()):
-            (piece,) = update.fields["pieces"]
+    async def finished(self) -> list[Chunk]:
+        """Returns the last chunk, without the pieces, which `complete` adds."""
+        async for chunk in self.chunks(await self.next()):
+            (piece,) = chunk.fields["pieces"]
             self._json.append(AnsweredPiece(**piece).model_dump_json(exclude_unset=True))
-        return [replace(update, fields={**update.fields, "pieces": []})]
+        return [replace(chunk, fields={**chunk.fields, "pieces": []})]
 
     def complete(self, body: str) -> str:
         """Returns the body with the pieces; texts cannot match, as their quotes are escaped."""

@@ -162,16 +162,16 @@ class Service:
             ApiError: the request is not valid, or the queue is full or closed.
         """
         self._require_decoder()
-        options: dict[str, Any] = {}
+        kind: dict[str, Any] = {}
         samples, pieces, prompts = 1, None, body.prompts
         if not isinstance(body, api.PredictRequest):
-            samples, options["pieces"] = body.n or 1, bool(body.speculation)
+            samples, kind["by_token"] = body.n or 1, bool(body.speculation)
             if body.split in (None, "none"):
-                options |= {"stream": bool(body.stream), "logprobs": body.alternatives}
+                kind |= {"stream": bool(body.stream), "logprobs": body.alternatives}
             else:
-                pieces, options["document"] = await self.cut(body), True
+                pieces = await self.cut(body)
         task = self.task(body.task, prompts)
-        settings = several(self._settings(body, task), body, samples, **options)
+        settings = several(self._settings(body, task), body, samples, **kind)
         size = len(prompts) * samples
         if pieces:  # rows of the document at a time
             size = min(pieces.count, self.worker.max_batch, self.limits.rows)
@@ -181,12 +181,12 @@ class Service:
         ids = await self.tokenizer.token_ids([] if pieces else prompts, prefix=task.prefix)
         longest = settings.max_tokens * CHARACTERS
         predictions = [body.prediction.text[:longest]] if body.prediction else []
-        prediction = next(iter(await self.tokenizer.token_ids(predictions, "prediction")), None)
+        kind["predictions"] = await self.tokenizer.token_ids(predictions, "prediction")
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
         if self.log_prompts:
             log.info("prompts: %r", list(prompts))
-        spec = Job(settings, seed, samples)
-        job = GenerationJob(ids, spec, prediction, size=size, **options)
+        spec = Job(settings, seed, samples // settings.num_return_sequences, **kind)
+        job = GenerationJob(ids, spec, bool(pieces), size=size)
         if pieces:
             first = await self.documents.run(lambda _: pieces.draw(HANDED_IN * size))
             return DocumentStream(pieces, first, self.documents, job, self.worker.jobs, receive)
@@ -296,8 +296,8 @@ def several(
         settings: the settings, combined from the request, its task and the server.
         body: the request.
         samples: number of texts per prompt.
-        stream: see `GenerationJob`.
-        logprobs: see `GenerationJob`.
+        stream: see `Job`.
+        logprobs: see `Job`.
 
     Raises:
         ApiError: the settings do not allow several texts, streaming or log-probabilities.

@@ -153,8 +153,8 @@ def checked_prompts(prompts: Any, seed: Any = 0) -> tuple[Iterable, int | list[i
     return prompts, checked("seed", seed)
 
 
-def checked_predictions(prediction: Any, prompts: Sequence[Any], single: bool) -> list | None:
-    """Returns the predictions, one per prompt; None if there are none.
+def checked_predictions(prediction: Any, prompts: Sequence[Any], single: bool) -> Sequence[Any]:
+    """Returns the predictions, one per prompt; () if there are none.
 
     Args:
         prediction: the prediction of a single prompt, or a list with one entry per prompt. None
@@ -166,7 +166,7 @@ def checked_predictions(prediction: Any, prompts: Sequence[Any], single: bool) -
         UserError: the numbers of predictions and prompts differ.
     """
     if prediction is None:
-        return None
+        return ()
     predictions = [prediction] if single else listed(prediction)
     if predictions is None or len(predictions) != len(prompts):
         expected = f"a list of {len(prompts)}, one a prompt, each {PROMPT} or None"

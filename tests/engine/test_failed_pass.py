@@ -67,7 +67,7 @@ def test_a_stream_ends_in_the_error(monkeypatch):
 def test_several_ranks_end_after_a_failed_pass(monkeypatch):
     decoder = decoder_of("regular")
     engine = decoder.engine(decoder.defaults)
-    (row,) = decoder.codec.rows(SOURCES[0], decoder.defaults, [mx.random.key(0)])
+    (row,) = decoder.codec.rows([SOURCES[0]], decoder.job())
     engine.insert([row])
     engine.ranks = ranks = Ranks()
     ranks.size, ranks.of_first = 2, lambda array: array

@@ -1,4 +1,4 @@
-"""Tests answers made of a worker's updates: their tokens with log-probabilities form the text."""
+"""Tests answers made of a worker's chunks: their tokens with log-probabilities form the text."""
 
 import itertools
 
@@ -9,9 +9,9 @@ from byte_tokenizers import PIECES, SPECIAL, bytes_alone, pieces_and_bytes
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, random_table
 from fake_serving import PATIENCE, Client
+from mlx_t5.engine.rows import Chunk
 from mlx_t5.serving.answers import CompletionBuilder, TokenSpelling
 from mlx_t5.serving.api import CompletionRequest
-from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.schemas import CompletionChoice
 from mlx_t5.serving.worker import Worker
@@ -43,7 +43,7 @@ def models():
 
 @pytest.fixture(scope="module", params=["pieces and bytes", "bytes"])
 def served(request):
-    """Returns a tokenizer, and `ask(stream, seed, **settings)`: the updates of one job."""
+    """Returns a tokenizer, and `ask(stream, seed, **settings)`: the chunks of one job."""
     tokenizer, tokens = list(models())[request.param == "bytes"]
     model = FakeModel(favouring(tokens, len(tokenizer)), len(tokenizer))
     draft = drafter(good(model.table), model)
@@ -55,10 +55,10 @@ def served(request):
         client = Client(worker, decoder)
         client.submit([[5 + seed]], seed, temp=1.0, stream=stream, logprobs=3, **settings)
         while True:
-            update = client.next()
-            assert isinstance(update, Update), update
-            yield update
-            if update.chunk.result:
+            chunk = client.next()
+            assert isinstance(chunk, Chunk), chunk
+            yield chunk
+            if chunk.result:
                 return
 
     yield tokenizer, ask
@@ -94,7 +94,7 @@ def test_the_tokens_joined_are_the_text(served, stream, settings):
             texts.append(choice.text)
             offsets += found.text_offset
             tokens += found.tokens
-        assert "".join(texts) == event.chunk.result.text
+        assert "".join(texts) == event.result.text
         assert offsets == list(itertools.accumulate(map(len, tokens), initial=0))[: len(tokens)]
 
 

@@ -7,10 +7,10 @@ import httpx
 import pytest
 
 from fake_serving import ENDLESS, PATIENCE, Gated, V, hold, until
+from mlx_t5.engine.rows import Chunk
 from mlx_t5.names import BUNDLED
 from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.app import create_app
-from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.service import Service
 from mlx_t5.serving.tokenizing import RequestLimits
@@ -47,7 +47,7 @@ def test_if_the_thread_dies_every_client_is_told(serve, caplog, monkeypatch, bro
         monkeypatch.setattr(decoder if name == "engine" else decoder.codec, name, function)
     served.release()
     for waiting in clients:
-        while isinstance(event := waiting.next(), Update):
+        while isinstance(event := waiting.next(), Chunk):
             pass
         assert event.status == 500
     served.worker._thread.join(PATIENCE)

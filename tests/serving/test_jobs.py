@@ -14,7 +14,7 @@ def jobs():
     """Returns a job of each kind."""
     settings = Settings(temp=0.5, stop=("a",))
     return [
-        GenerationJob([[5, 1], [6, 1]], Job(settings, 3, 2), logprobs=1, size=4),
+        GenerationJob([[5, 1], [6, 1]], Job(settings, 3, 2, logprobs=1), size=4),
         ScoringJob("score", 2, [Pair((5, 1), (6, 7, 1))]),
         ScoringJob("embed", 2, ids=[[5, 1]], normalize=True),
     ]

@@ -16,7 +16,7 @@ from mlx_t5.serving import pieces
 from mlx_t5.serving.answers import ChatBuilder, CompletionBuilder
 from mlx_t5.serving.api import ChatRequest, CompletionRequest
 from mlx_t5.serving.api_error import ApiError
-from mlx_t5.serving.jobs import GenerationJob, JobQueue, Update
+from mlx_t5.serving.jobs import GenerationJob, JobQueue
 from mlx_t5.serving.pieces import HANDED_IN, DocumentStream
 from mlx_t5.serving.service import Service
 from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread
@@ -162,11 +162,11 @@ def test_limits_count_pieces_times_prompt_tokens(tokenizer, monkeypatch):
 # ---- decoding ------------------------------------------------------------------------------------
 
 
-def update(index, text, reason="stop", error=None):
+def chunk(index, text, reason="stop", error=None):
     tokens = [] if error else [5]
     result = Result(text, tokens, ["draft"][: len(tokens)], reason, Stats(), error)
-    chunk = Chunk(text or "", tokens, result.writers, [text][: len(tokens)], Stats(), result)
-    return Update(index, chunk, [])
+    pieces = [text][: len(tokens)]
+    return Chunk(text or "", tokens, result.writers, pieces, Stats(), result, index)
 
 
 def run(some, thread, answer, size=2, kind=CompletionBuilder, streamed=False):
@@ -182,7 +182,7 @@ def run(some, thread, answer, size=2, kind=CompletionBuilder, streamed=False):
         if streamed:
             found = [
                 builder.answer([builder.choice(one)], None).model_dump(exclude_unset=True)
-                async for one in stream.updates(await stream.next())
+                async for one in stream.chunks(await stream.next())
             ]
         else:
             (last,) = await stream.finished()
@@ -214,7 +214,7 @@ JOINED = " Sie\n\n- He has a dog.  Es \n"
 
 
 def test_a_piece_that_failed_keeps_its_source_and_is_marked(tokenizer):
-    found = run(cut(tokenizer), tokenizer, lambda i: update(i, *ANSWERS[i]))
+    found = run(cut(tokenizer), tokenizer, lambda i: chunk(i, *ANSWERS[i]))
     choice = choice_of(found)
     assert (choice["text"], choice["finish_reason"]) == (JOINED, "length")
     assert choice["pieces"] == [
@@ -234,7 +234,7 @@ def test_a_piece_that_failed_keeps_its_source_and_is_marked(tokenizer):
 def test_chunks_come_in_order_and_add_up_to_the_text(tokenizer):
     document = cut(tokenizer, speculation=True)
     how = {"kind": ChatBuilder, "streamed": True}
-    found = [*map(choice_of, run(document, tokenizer, lambda i: update(i, *ANSWERS[i]), **how))]
+    found = [*map(choice_of, run(document, tokenizer, lambda i: chunk(i, *ANSWERS[i]), **how))]
     assert "".join(choice["delta"]["content"] for choice in found) == JOINED
     assert [choice["finish_reason"] for choice in found] == [None, None, "length"]
     assert [[p["start"] for p in choice["pieces"]] for choice in found] == [[1], [20], [35]]
@@ -253,7 +253,7 @@ def test_many_pieces_are_joined_outside_the_event_loop(tokenizer, monkeypatch):
     )
     lines = [f'{i} "pieces":[] \\' for i in range(500)]
     document = cut(tokenizer, "\n".join(lines), split="lines")
-    choice = choice_of(run(document, tokenizer, lambda i: update(i, f'"pieces":[] {i}')))
+    choice = choice_of(run(document, tokenizer, lambda i: chunk(i, f'"pieces":[] {i}')))
     assert choice["text"].split("\n") == [f'"pieces":[] {i}' for i in range(500)]
     assert [piece["text"] for piece in choice["pieces"]] == choice["text"].split("\n")
     assert choice["stats"] == {"pieces": 500, "cut": 0, "failed": 0}
@@ -262,7 +262,7 @@ def test_many_pieces_are_joined_outside_the_event_loop(tokenizer, monkeypatch):
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_document_whose_pieces_all_fail_is_an_error(tokenizer, streamed):
-    failed = lambda i: update(i, None, "error", "NaN logits")  # noqa: E731
+    failed = lambda i: chunk(i, None, "error", "NaN logits")  # noqa: E731
     with pytest.raises(ApiError, match="NaN logits") as error:
         run(cut(tokenizer), tokenizer, failed, streamed=streamed)
     assert error.value.status == 500

@@ -137,7 +137,7 @@ def test_a_prediction_needs_no_draft_and_is_tokenized_without_the_tasks_prefix()
     body = api.PredictRequest(prompt="a", task="fixing", num_draft=7, prediction=prediction)
     asyncio.run(service.submit(body, gone))
     (job,) = service.worker.jobs.unfinished()
-    assert job.prediction == tokenizer.encode("a b")
+    assert job.spec.predictions == [tokenizer.encode("a b")]
     assert job.spec.settings.num_draft == 7
     for fields in ({"num_draft": 7}, {"draft": True}):
         with pytest.raises(ApiError, match="no draft"):

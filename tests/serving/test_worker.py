@@ -44,7 +44,7 @@ def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_al
         {"max_tokens": 20, "temp": 1.0, "seed": 3, "delta": 0.3, "num_draft": 2},
         {"max_tokens": 14, "num_draft": 0},
         {"max_tokens": 12, "temp": 0.7, "top_p": 0.8, "seed": 4, "samples": 2},
-        {"max_tokens": 12, "temp": 0.7, "seed": 5, "prediction": [4, 2, 5, 2, 3]},
+        {"max_tokens": 12, "temp": 0.7, "seed": 5, "predictions": [[4, 2, 5, 2, 3]]},
     ]
     prompts = [[2, 3], [4], [5, 6, 2, 2], [3, 3, 3], [4, 5]]
     hold(model)
@@ -58,7 +58,7 @@ def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_al
         alone = SpeculativeDecoder(model, drafter(good(model.table), model), None, 5).generate(
             [prompt],
             num_samples=options.pop("samples", 1),
-            prediction=[options.pop("prediction", None)],
+            prediction=options.pop("predictions", None),
             **options,
             **settings,
         )
@@ -94,8 +94,8 @@ def test_searches_have_their_own_batch_and_give_their_best_texts(serve):
 def test_an_update_has_the_counts_of_its_step(serve):
     served = serve(FakeModel(ENDLESS, V))
     stream = served.submit([[2]], max_tokens=9, num_draft=0, stream=True)
-    updates = [stream.next() for _ in range(9)]
-    assert [update.chunk.stats.target_calls for update in updates] == list(range(1, 10))
+    chunks = [stream.next() for _ in range(9)]
+    assert [chunk.stats.target_calls for chunk in chunks] == list(range(1, 10))
 
 
 def test_a_withdrawn_job_leaves_the_batch_and_the_others_go_on(serve):
@@ -189,8 +189,8 @@ def test_a_failed_step_ends_only_its_own_rows(serve, caplog, error, status):
     served.release()
     failure = broken.next()
     assert failure.status == status
-    update = waits.next()
-    assert len(update.chunk.result.tokens) == len(update.logprobs) == 5
+    chunk = waits.next()
+    assert len(chunk.result.tokens) == len(chunk.logprobs) == 5
     until(lambda: served.worker.rows == (0, 0))
     assert type(error).__name__ in caplog.text and "secret" not in caplog.text
 
@@ -200,10 +200,10 @@ def test_a_job_that_fails_to_start_affects_no_other_job(serve, monkeypatch):
     codec = served.decoder.codec
     make = codec.rows
 
-    def rows(prompt, *others):
-        if prompt == [2]:
+    def rows(prompts, *others):
+        if prompts == [[2]]:
             raise RuntimeError("of a secret prompt")
-        return make(prompt, *others)
+        return make(prompts, *others)
 
     monkeypatch.setattr(codec, "rows", rows)
     running = served.submit_held([[3]], max_tokens=6)

@@ -55,7 +55,7 @@ def test_pieces_that_come_late_are_decoded_and_a_stop_waits_for_them(serve):
     client.next()
     served.worker.jobs.close("stopping")
     served.worker.jobs.extend(client.job, [[4]], True)
-    assert len(client.next().chunk.result.tokens) == 5
+    assert len(client.next().result.tokens) == 5
     until(lambda: served.worker.rows == (0, 0))
 
 

@@ -9,8 +9,9 @@ from starlette.testclient import TestClient
 
 from fake_model import FakeModel, random_table, without
 from mlx_t5.engine.job import Job
+from mlx_t5.engine.rows import Chunk
 from mlx_t5.serving.app import create_app
-from mlx_t5.serving.jobs import GenerationJob, Update
+from mlx_t5.serving.jobs import GenerationJob
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.service import Service
 from mlx_t5.serving.tokenizing import RequestLimits
@@ -43,14 +44,14 @@ class Client:
         self.worker, self.decoder, self.events = worker, decoder, queue.Queue()
 
     def submit(self, prompts, seed=0, put=None, size=None, whole=True, **settings):
-        names = ("stream", "logprobs", "prediction", "document")
-        options = {name: settings.pop(name) for name in names if name in settings}
-        samples = settings.pop("samples", 1)
+        names = ("stream", "logprobs", "predictions")
+        kind = {name: settings.pop(name) for name in names if name in settings}
+        samples, document = settings.pop("samples", 1), settings.pop("document", False)
         settings = replace(self.decoder.defaults, **settings)
-        given = [] if options.get("document") else prompts
         self.count = len(prompts) * samples
-        spec = Job(settings, seed, samples)
-        self.job = GenerationJob(given, spec, size=size or self.count, **options)
+        spec = Job(settings, seed, samples // settings.num_return_sequences, **kind)
+        given = [] if document else prompts
+        self.job = GenerationJob(given, spec, document, size=size or self.count)
         self.job.put = put or self.events.put
         self.worker.jobs.add(self.job)
         if self.job.document:
@@ -65,9 +66,9 @@ class Client:
         found = {}
         while len(found) < self.count:
             event = self.next()
-            assert isinstance(event, Update), event
-            if event.chunk.result:
-                found[event.index] = event.chunk.result
+            assert isinstance(event, Chunk), event
+            if event.result:
+                found[event.index] = event.result
         return [found[i] for i in sorted(found)]
 
 
