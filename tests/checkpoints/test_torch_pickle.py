@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch_views import views
 
 import checkpoints
-from checkpoints import views
 from mlx_t5.checkpoints.checkpoint import open_checkpoint
 from mlx_t5.errors import UserError
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from string import ascii_letters
 
+import markup_files
 import pytest
-
-import document_answers
-from command_line import ROOT
 from markup_files import NEWLINES, WHOLE, generated
+
+from command_line import ROOT
 from mlx_t5.settings import SPLITS
 from mlx_t5.text.documents import Cutting, Document
 from mlx_t5.text.markup import LINE_CHARACTERS
@@ -24,7 +24,7 @@ def document(text: str, suffix: str, split: str, limit: int | None = None) -> Do
 
 
 def joined(made: Document, answer: Callable[[str], str | None]) -> str:
-    return document_answers.joined(made, [answer(made.source(piece)) for piece in made.cut()])
+    return markup_files.joined(made, [answer(made.source(piece)) for piece in made.cut()])
 
 
 @pytest.mark.slow

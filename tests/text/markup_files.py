@@ -1,12 +1,15 @@
-"""Hand-written files with markup (tests/text/files), and random files made of their lines."""
+"""Files with markup, random files made of their lines, and documents with their answers."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-FILES = Path(__file__).parents[1] / "text" / "files"
+from mlx_t5.text.documents import Document
+
+FILES = Path(__file__).with_name("files")
 # The files end no line with a space: · stands for it.
 WHOLE = {
     f".{kind}": (FILES / f"written.{kind}").read_text("utf-8").replace("·", " ")
@@ -57,3 +60,10 @@ def _varied(rng: Random, line: str, bits: list[str]) -> str:
     words = rng.choices([*WORDS, *bits], k=rng.randint(1, 9))
     gaps = ("", " ", " ", " ", "  ", rng.choice(ODD_SPACES))
     return re.match(r"[^\w<{]*", line)[0] + "".join(word + rng.choice(gaps) for word in words)
+
+
+def joined(document: Document, answers: Sequence[str | None]) -> str:
+    """Returns the document with answers in place of its pieces; None: the piece failed."""
+    texts = [document.answered(*pair) for pair in zip(document.pieces, answers, strict=True)]
+    parts = [document.part(i, texts) for i in range(len(texts))]
+    return "".join([*parts, document.before(len(texts))])
