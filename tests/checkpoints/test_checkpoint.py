@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch_views import views
 
 import checkpoints
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.checkpoint import open_checkpoint, read_weight_map
 from mlx_t5.errors import UserError
+from torch_views import views
 
 EVERY_FORMAT = pytest.mark.parametrize("format", checkpoints.FORMATS)
 

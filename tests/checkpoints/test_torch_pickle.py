@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch_views import views
 
 import checkpoints
 from mlx_t5.checkpoints.checkpoint import open_checkpoint
 from mlx_t5.errors import UserError
+from torch_views import views
 
 BIN_FORMATS = pytest.mark.parametrize("format", ("zip", "legacy"))
 

@@ -163,18 +163,6 @@ def test_rows_encoded_ahead_count_as_memory(monkeypatch):
     assert required[2] == 3 * 100, "no pass is larger than that"
 
 
-class Tried(Engine):
-    """An engine that records which rows tried to join at which step."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.attempts = []
-
-    def insert(self, rows, ahead=()):
-        self.attempts.append([len(row.ids) for row in rows])
-        super().insert(rows, ahead)
-
-
 class Scarce(FakeModel):
     """A model that needs a unit of memory for each source position of its batch."""
 
@@ -186,7 +174,7 @@ def scarce(monkeypatch, units):
     """Returns an engine with memory for `units` source positions; its rows never end early."""
     monkeypatch.setattr(memory, "limit", lambda: units)
     monkeypatch.setattr(mx, "get_active_memory", lambda: 0)
-    return Tried(Scarce(without(random_table(V), 1), V), None)
+    return Engine(Scarce(without(random_table(V), 1), V), None)
 
 
 def test_rows_wait_for_memory_and_fail_only_if_they_would_fail_alone(monkeypatch):
@@ -211,7 +199,6 @@ def test_short_prompts_do_not_overtake_a_long_one_for_good(monkeypatch):
         assert queue.admit() == []
         engine.step()
     assert len(long.output()[0]) == 5
-    assert [len(batch) for batch in engine.attempts if 20 in batch] == [1, 3, 2, 1, 4, 2, 1]
     assert sum(row.decided > 0 for row in later) == 4, "and then they follow"
 
 

@@ -11,10 +11,10 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from fake_serving import kill, raw_request
 
 from benchmarks import workload
 from devices import cpu_allocation
+from fake_serving import kill, raw_request
 from serving_process import LOOKUP_TOO, Server
 
 pytestmark = pytest.mark.slow

@@ -6,9 +6,9 @@ import socket
 
 import openai
 import pytest
-from fake_serving import kill, raw_request
 from openai import OpenAI
 
+from fake_serving import kill, raw_request
 from mlx_t5.serving.http_server import MAX_BODY
 from serving_process import Server
 

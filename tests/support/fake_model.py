@@ -74,9 +74,9 @@ class FakeModel:
     encoder_memory = cache_memory
 
     def cache(self, encoded, mask=None, capacity=4):
-        rows = encoded[..., 0].astype(mx.int32)
-        lengths = mask.sum(axis=1).tolist() if mask is not None else [rows.shape[1]] * len(rows)
-        sources = [tuple(row[:n]) for row, n in zip(rows.tolist(), lengths, strict=True)]
+        rows = np.array(encoded[..., 0].astype(mx.int32))
+        real = np.ones(rows.shape, bool) if mask is None else np.array(mask, bool)
+        sources = [tuple(row[keep].tolist()) for row, keep in zip(rows, real, strict=True)]
         return FakeCache(sources, capacity)
 
     def decode(self, tokens, cache, offsets):

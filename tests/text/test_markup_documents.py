@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from string import ascii_letters
 
-import markup_files
 import pytest
-from markup_files import NEWLINES, WHOLE, generated
 
+import markup_files
 from command_line import ROOT
+from markup_files import NEWLINES, WHOLE, generated
 from mlx_t5.settings import SPLITS
 from mlx_t5.text.documents import Cutting, Document
 from mlx_t5.text.markup import LINE_CHARACTERS
