@@ -1,5 +1,6 @@
 """Sets up all tests: exact float32 products on every device, and a Ctrl-C that arrives."""
 
+import functools
 import os
 import signal
 import sys
@@ -26,8 +27,14 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
-    """Returns `made(family)`: the family's reference model, made and saved on the first call."""
-    return families.Maker(tmp_path_factory.mktemp("families"))
+    """Returns `made(family or name)`: the reference model, made and saved on the first call."""
+    root, named = tmp_path_factory.mktemp("families"), {f.name: f for f in families.FAMILIES}
+
+    @functools.cache
+    def once(family: families.Family) -> families.Reference:
+        return families.made(family, root / family.name)
+
+    return lambda family: once(named.get(family, family))
 
 
 @pytest.fixture(params=families.FAMILIES, ids=lambda family: family.name)

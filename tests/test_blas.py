@@ -60,10 +60,7 @@ def load(loader, mkl, wish="", flags=AVX512):
 def test_mkl_comes_first_with_threads_that_sleep(mkl):
     loader = Loader(*MKL, OPENBLAS)
     assert load(loader, mkl) == "MKL 2026.2, AVX-512 kernels"
-    assert loader.asked == [
-        ("libtbb.so.12", False),
-        ("libmkl_rt.so.3", True),
-    ]
+    assert loader.asked == [("libtbb.so.12", False), ("libmkl_rt.so.3", True)]
     assert loader.threads == blas.TBB_THREADS
 
 

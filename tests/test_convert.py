@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,8 +16,8 @@ import adapters
 import checkpoints
 import convert as module
 import families
-import peak_memory
 from checkpoints import TINY, arrays, siblings
+from command_line import ROOT
 from convert import convert
 from devices import cpu_allocation
 from mlx_t5.backend import mx, tree_flatten
@@ -162,14 +164,35 @@ def test_freed_buffers_do_not_pile_up_and_the_limit_is_put_back(tiny, tmp_path, 
     assert limits == [module.BLOCK_BYTES, 12345]
 
 
+PEAK = """
+import convert, re, resource, sys
+status = convert.main(sys.argv[1:]) if sys.argv[1:] else 0
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+if sys.platform != "darwin":  # ru_maxrss starts at the parent's peak when it forked
+    peak = 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
+print(peak)
+sys.exit(status)
+"""
+
+
+@functools.cache  # the imports are measured only once
+def peak(*arguments: str) -> int:
+    """Returns the peak of resident bytes of convert.py, or of its imports without arguments."""
+    command = [sys.executable, "-c", PEAK, *arguments]
+    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return int(output.split()[-1])
+
+
 @pytest.mark.slow
 @cpu_allocation
 @pytest.mark.parametrize("format", checkpoints.FORMATS)
 def test_peak_memory_does_not_grow_with_the_checkpoint(tmp_path, format):
     """A checkpoint of 300 MB with a tensor of 98 MB is converted with neither in memory."""
-    peak_memory.make(tmp_path / "in", format, 300)
-    arguments = ("--model", str(tmp_path / "in"), "--mlx-path", str(tmp_path / "out"))
-    over = peak_memory.peak(*arguments, "--quantize") - peak_memory.peak()
-    shutil.rmtree(tmp_path / "in")
-    shutil.rmtree(tmp_path / "out")
+    config = {
+        "model_type": "mt5", "vocab_size": 24_000, "d_model": 1024, "d_kv": 64, "d_ff": 4096,
+        "num_layers": 4, "num_decoder_layers": 1, "num_heads": 16, "tie_word_embeddings": True,
+    }  # fmt: skip
+    state = checkpoints.random_state(config)
+    checkpoints.save(state, tmp_path / "in", format, config=config)
+    over = peak("--model", str(tmp_path / "in"), "--mlx-path", str(tmp_path / "out"), "-q") - peak()
     assert 10e6 < over < 150e6

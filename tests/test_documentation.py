@@ -1,8 +1,12 @@
 """Tests README, docs and CONTRIBUTING: snippets print their output, and named things exist."""
 
 import functools
+import io
 import re
+import shlex
 from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -23,6 +27,7 @@ TODAY = [page for page in TEXTS if page.name != "CHANGELOG.md"]  # which also na
 # Outputs of commands, owners on the Hub, and folders of an earlier commit.
 ELSEWHERE = ("models/", ".venv/", "google/", "google-t5/", "me/", "demo/recipe/", "castorini/")
 ELSEWHERE += ("sentence-transformers/", "PixArt-alpha/")
+PROGRAMS = ("main", "convert", "server", "benchmark", "distill", "finetune", "demo.grow")
 ids = functools.partial(pytest.mark.parametrize, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -106,10 +111,11 @@ def prose(page: Path) -> str:
 def commands(page: Path) -> Iterator[list[str]]:
     """Yields the words of every command of a page, in blocks and in sentences."""
     for command in re.findall(r"`(python [^`]+)`", prose(page)):
-        yield from snippets.commands(command.replace("\n", " "))
+        yield shlex.split(command)
     for snippet in snippets.read(page):
         if snippet.language == "bash":
-            yield from snippets.commands(snippet.code)
+            lines = snippet.code.replace("\\\n", " ").splitlines()
+            yield from filter(None, (shlex.split(line, comments=True) for line in lines))
 
 
 @ids("page", TEXTS)
@@ -173,12 +179,19 @@ def is_project_file(word: str) -> bool:
 
 
 @functools.cache
+def help_of(program: str, *subcommand: str) -> str:
+    """Returns the help of a program."""
+    output = io.StringIO()
+    with redirect_stdout(output), suppress(SystemExit):
+        import_module(program).main([*subcommand, "--help"])
+    return output.getvalue()
+
+
 def options(program: str) -> set[str]:
     """Returns all long options of a program and of its subcommands."""
-    subcommand_options = ()
-    if program == "benchmark":
-        subcommand_options = (snippets.options(program, name) for name in subcommands())
-    return snippets.options(program).union(*subcommand_options)
+    parts = [[name] for name in subcommands()] if program == "benchmark" else []
+    helps = "".join(help_of(program, *part) for part in [[], *parts])
+    return set(re.findall(r"--[a-z][\w-]*", helps))
 
 
 def subcommands() -> list[str]:
@@ -189,18 +202,18 @@ def subcommands() -> list[str]:
 
 @ids("page", TODAY)
 def test_options_that_pages_name_exist(page):
-    known = set().union(*map(options, snippets.PROGRAMS))
+    known = set().union(*map(options, PROGRAMS))
     assert set(re.findall(r"`(--[a-z][\w-]*)", prose(page))) <= known
     for words in commands(page):
         line = " ".join(words)
         program = re.search(r"python (-m )?([\w.]+?)(\.py)?(?= |$)", line)
-        if program and program[2] in snippets.PROGRAMS:
+        if program and program[2] in PROGRAMS:
             arguments = line[program.end() :].split()  # after any launcher
             assert {a for a in arguments if re.match(r"--[a-z]", a)} <= options(program[2]), words
 
 
 def test_the_page_about_measuring_lists_every_subcommand():
-    offered = re.findall(r"^    (\w+)  ", snippets.help_of("benchmark"), re.MULTILINE)
+    offered = re.findall(r"^    (\w+)  ", help_of("benchmark"), re.MULTILINE)
     assert offered and sorted(subcommands()) == sorted(offered)
 
 

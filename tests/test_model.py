@@ -8,10 +8,11 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from transformers.activations import ACT2FN
 
 import families
-from families import SHAPE, torch
+from families import SHAPE
 from mlx_t5.backend import cpu_only, mx, tree_flatten
 from mlx_t5.network import config, layers
 from mlx_t5.network.config import T5Config
@@ -67,7 +68,7 @@ def test_the_configuration_accepts_what_the_model_has():
 def test_a_feed_forward_gated_by_its_flag_alone(made):
     """transformers reads a config.json without `feed_forward_proj` like this."""
     entries = {"is_gated_act": True, "dense_act_fn": "quick_gelu"}
-    reference = made(families.Family("flag", entries, False, True))
+    reference = made(families.Family("flag", entries))
     model = load(reference.folder)[0]
     ids, mask, decoder_ids = batch(reference.family)
     logits = model(mx.array(ids), mx.array(decoder_ids), mx.array(mask))
@@ -97,7 +98,7 @@ def test_references_obey_their_family(reference):
         encoded = model.encoder(input_ids=ids).last_hidden_state
         hidden = model.decoder(input_ids=decoder_ids, encoder_hidden_states=encoded)[0]
         head = model.lm_head.weight if family.separate_head else model.shared.weight
-        scale = family.raw["d_model"] ** -0.5 if family.scaled else 1.0
+        scale = family.raw["d_model"] ** -0.5 if not family.separate_head else 1.0
         expected = scale * hidden @ head.T
         logits = model(input_ids=ids, decoder_input_ids=decoder_ids).logits
         assert_close(logits.numpy(), expected.numpy(), 1e-5)

@@ -68,7 +68,7 @@ def test_a_process_ends_with_its_parent():
         f"print(Process({FAKE!r}, {{}}).call('describe')['pid'], flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "benchmarks")])
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

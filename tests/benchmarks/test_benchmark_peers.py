@@ -235,7 +235,7 @@ def test_ctrl_c_ends_all_processes(tmp_path):
         f"peers.PROGRAMS = dict.fromkeys(peers.PROGRAMS, {FAKE!r})\n"
         f"sys.exit(benchmark.main(['peers', *{OPTIONS!r}]))"
     )
-    more = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])}
+    more = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "benchmarks")])}
     more |= {"FAKE_FAILS": "by sleeping", "TMPDIR": str(tmp_path)}
     running = subprocess.Popen(
         [sys.executable, "-c", code],

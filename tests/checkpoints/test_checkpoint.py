@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import checkpoints
-from checkpoints import views
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.checkpoint import open_checkpoint, read_weight_map
 from mlx_t5.errors import UserError
+from torch_views import views
 
 EVERY_FORMAT = pytest.mark.parametrize("format", checkpoints.FORMATS)
 

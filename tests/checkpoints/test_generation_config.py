@@ -4,9 +4,10 @@ import json
 import shutil
 
 import pytest
+import torch
+import transformers
 
 from decoder import SpeculativeDecoder
-from families import torch, transformers
 from mlx_t5.checkpoints.generation_config import (
     FILE,
     Preset,

@@ -5,14 +5,13 @@ import shutil
 import pytest
 
 import adapters
-import shared_models
-from launching import ROOT
+from mlx_t5 import names
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.identity import adapter_identity, identity
 from mlx_t5.errors import UserError
 from sentence_folders import add_modules, change, pooling
 
-BUNDLED = ROOT / "demo" / "target"
+BUNDLED = names.BUNDLED / "target"
 
 
 @pytest.fixture
@@ -63,10 +62,9 @@ def test_the_identity_covers_the_modules_of_a_sentence_encoder(folder):
 
 
 def test_different_adapters_have_different_identities(tmp_path):
-    shape = (128, shared_models.SHAPE["d_model"])
     layer = "encoder.block.0.layer.0.SelfAttention.q"
     for name, rank in (("a", 1), ("b", 2)):
-        adapters.by_hand(tmp_path / name, {layer: shape}, rank=rank, target_modules=["q"])
+        adapters.by_hand(tmp_path / name, {layer: (128, 64)}, rank=rank, target_modules=["q"])
     assert adapter_identity(tmp_path / "a") != adapter_identity(tmp_path / "b")
 
 

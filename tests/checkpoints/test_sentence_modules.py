@@ -2,28 +2,44 @@
 
 import numpy as np
 import pytest
+import torch
 
 from convert import convert
-from families import torch
+from decoder import SpeculativeDecoder
 from mlx_t5.checkpoints.pooling import Pooling
 from mlx_t5.checkpoints.sentence_modules import read_pooling
 from mlx_t5.errors import UserError
-from sentence_folders import (
+from model import load
+from sentence_folders import (  # fmt: skip
     NORMALIZE,
     SETTINGS,
-    by_sentence_transformers,
     change,
     dense,
-    embedder,
-    flags,
     folder_of,
     module,
     pooling,
-    refused,
 )
 
 TEXTS = ["ab", "abcdefgh", "c"]
 PROMPTS = {"prompts": {"q": "query: ", "none": ""}}
+
+
+def flags(*names):
+    others = {"pooling_mode_max_tokens": False, "pooling_mode_mean_sqrt_len_tokens": False}
+    named = {f"pooling_mode_{name}": True for name in names}
+    return module("Pooling", word_embedding_dimension=32, **others, **named)
+
+
+def embedder(folder):
+    model, tokenizer = load(folder, "float32")
+    return SpeculativeDecoder(model, None, tokenizer)
+
+
+def by_sentence_transformers(folder, texts):
+    """Returns the library's vectors of texts in one batch."""
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu").encode(texts)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +99,13 @@ def test_texts_are_cut_at_the_configured_length(tmp_path, settings, limit):
 
 POOLING, DENSE, NORM = "1_Pooling/config.json", "2_Dense/config.json", "3_Normalize/config.json"
 READING, GENERAL, TOKENIZER = SETTINGS.values()
+
+
+def refused(folder, message):
+    with pytest.raises(UserError, match=message) as error:
+        read_pooling(folder, 32)
+    assert "\n" not in str(error.value)
+    return str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,7 @@ from pathlib import Path
 import pytest
 
 from convert import convert, main
-from mlx_t5.checkpoints.small_files import (
-    JSON_BYTES,
-    read_small,
-    require_small,
-    snapshot_id,
-)
+from mlx_t5.checkpoints.small_files import JSON_BYTES, read_small, require_small, snapshot_id
 from mlx_t5.errors import UserError
 from mlx_t5.names import locate
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import checkpoints
-from checkpoints import views
 from mlx_t5.checkpoints.checkpoint import open_checkpoint
 from mlx_t5.errors import UserError
+from torch_views import views
 
 BIN_FORMATS = pytest.mark.parametrize("format", ("zip", "legacy"))
 

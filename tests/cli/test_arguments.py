@@ -105,10 +105,7 @@ CUDA_OUT_OF_MEMORY = "cudaMallocAsync(&data, size) failed: out of memory"
             ModuleNotFoundError(name="uvicorn.main"),
             f"uvicorn is not installed; pip install -r {SERVER}",
         ),
-        (
-            ModuleNotFoundError(name="mlx"),
-            "mlx is not installed; pip install -r requirements.txt",
-        ),
+        (ModuleNotFoundError(name="mlx"), "mlx is not installed; pip install -r requirements.txt"),
         (RuntimeError(f"{METAL_OUT_OF_MEMORY}."), NO_MEMORY),
         (RuntimeError(CUDA_OUT_OF_MEMORY), NO_MEMORY),
         (RuntimeError("[malloc] Unable to allocate 5 bytes."), NO_MEMORY),

@@ -176,11 +176,7 @@ def test_unreadable_files_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("prompt", "reason"),
-    [
-        ("", "empty"),
-        ("  \n", "empty"),
-        ("caf\udce9", "not valid Unicode"),
-    ],  # not UTF-8
+    [("", "empty"), ("  \n", "empty"), ("caf\udce9", "not valid Unicode")],  # not UTF-8
 )
 def test_empty_and_undecodable_prompts_are_refused(prompt, reason, standard_input):
     with pytest.raises(UserError, match=f"the prompt is {reason}"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
@@ -13,7 +15,7 @@ import yaml
 import sentence_folders
 from command_line import ROOT, byte_model
 from convert import convert
-from fake_hub import FakeHub, serve
+from fake_hub import Answer, FakeHub, as_json, serve
 from mlx_t5.backend import mx
 from mlx_t5.cli.uploading import CARD, conversion_card, draft_card, model_files, upload
 from mlx_t5.errors import UserError
@@ -31,6 +33,53 @@ TOKEN = {"HF_TOKEN": "hf_writes", "HF_HUB_DISABLE_XET": "1"}
 WRITERS = {"hf_writes": "write", "hf_reads": "read"}
 
 
+class WritableHub(FakeHub):
+    """A Hub that also receives files: `roles` has "write" or "read" for each token."""
+
+    def __init__(self, repos: dict, roles: dict[str, str]) -> None:
+        super().__init__(repos)
+        self.roles, self.large = roles, {}
+
+    def answer(self, path: str, token: str, body: bytes) -> Answer:
+        if not body and "whoami" not in path:
+            return super().answer(path, token, body)
+        plain = unquote(urlsplit(path).path)
+        if plain.startswith("/large/"):
+            self.large[plain.removeprefix("/large/")] = body
+            return 200, {}, b""
+        if token not in self.roles or body and self.roles[token] != "write":
+            return 401, {}, b'{"error": "Invalid username or password."}'
+        if plain == "/api/whoami-v2":
+            return as_json({"name": "me", "auth": {"accessToken": {"role": self.roles[token]}}})
+        return as_json(self._received(plain, body))
+
+    def _received(self, path: str, body: bytes) -> dict:
+        repo = "/".join(path.removeprefix("/api/models/").split("/")[:2])
+        if "/commit/" in path:
+            for entry in map(json.loads, body.splitlines()):
+                if entry["key"] != "header":
+                    self.repos[repo][entry["value"]["path"]] = self._content(entry["value"])
+            return {"commitUrl": f"{self.endpoint}/{repo}/commit/1", "commitOid": "1" * 40}
+        asked = json.loads(body)
+        if path == "/api/repos/create":
+            owner = asked.get("organization") or asked["name"].partition("/")[0]
+            name = f"{owner}/{asked['name'].rpartition('/')[2]}"
+            self.repos.setdefault(name, {})
+            return {"url": f"{self.endpoint}/{name}"}
+        for entry in asked.get("objects", ()):  # large files
+            entry["actions"] = {"upload": {"href": f"{self.endpoint}/large/{entry['oid']}"}}
+        for file in asked.get("files", ()):
+            large = file["path"].endswith(".safetensors")
+            file |= {"uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
+        return {"errors": [], "warnings": []} | asked
+
+    def _content(self, value: dict) -> bytes:
+        if "content" in value:
+            return base64.b64decode(value["content"])
+        assert hashlib.sha256(self.large[value["oid"]]).hexdigest() == value["oid"]
+        return self.large[value["oid"]]
+
+
 def metadata(card: str) -> dict:
     return yaml.safe_load(card.split("---\n")[1])
 
@@ -46,7 +95,7 @@ def source(tmp_path_factory):
 @pytest.fixture
 def hub(source):
     files = {file.name: file.read_bytes() for file in source.iterdir()}
-    with serve(FakeHub({SOURCE: files}, roles=dict(WRITERS))) as running:
+    with serve(WritableHub({SOURCE: files}, WRITERS)) as running:
         yield running
 
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from byte_tokenizers import Words
 from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, random_table
 from families import SHAPE
@@ -15,6 +14,7 @@ from mlx_t5.network.config import T5Config
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
 from model import T5
+from words import Words
 
 V = 11
 TABLE = random_table(V, eos_bias=-1.0)

@@ -4,7 +4,7 @@ import pytest
 
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, random_table
-from meeting import Meeting
+from meeting import meet
 from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
 from mlx_t5.machines import launched
@@ -42,7 +42,7 @@ def test_ranks_that_agree_go_on():
             facts["dtype"] = "float32"
         return ranks.rank
 
-    assert Meeting(3).run(work) == [0, 1, 2]
+    assert meet(3, work) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("failing", [0, 2])
@@ -52,7 +52,7 @@ def test_one_ranks_error_ends_all_ranks_with_one_line(failing):
             if ranks.rank == failing:
                 raise FileNotFoundError("there is no such file")
 
-    found = Meeting(3).run(work)
+    found = meet(3, work)
     where = f"rank {failing}: " if failing else ""
     assert [str(each) for each in found] == [f"{where}there is no such file"] * 3
     assert all(isinstance(each, Disagreement) for each in found)
@@ -63,7 +63,7 @@ def test_a_setting_that_differs_between_ranks_is_named():
         with agreeing(ranks) as facts:
             facts |= {"dtype": "float32", "adapter": "none" if ranks.rank < 2 else "another"}
 
-    for error in Meeting(3).run(work):
+    for error in meet(3, work):
         assert str(error).startswith("rank 2 has another adapter than rank 0; start all ranks with")
 
 

@@ -1,5 +1,6 @@
 """main.py and server.py under mlx.launch print once, and all ranks end together."""
 
+import contextlib
 import json
 import os
 import re
@@ -8,11 +9,12 @@ import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 
-from launching import finds_ranks, finish, free_ports, launch, needs_ring, ranks_of
+from launching import finish, free_ports, launch, needs_ring
 from mlx_t5.names import BUNDLED
 from mlx_t5.network.sharing import shared_draft
 from mlx_t5.training.draft_folder import save_draft
@@ -20,6 +22,7 @@ from model import load
 from standard_error import messages
 
 pytestmark = [needs_ring, pytest.mark.slow]
+finds_ranks = pytest.mark.skipif(not os.path.isdir("/proc"), reason="finds processes in /proc")
 SECONDS = 60  # allowed for short waits; a longer wait is a hang
 PROMPT = "fix grammar: She have two cat."
 LONG = ["--max-tokens", "100000", "--min-tokens", "100000", "--batch-size", "1"]
@@ -36,6 +39,20 @@ def draft(tmp_path_factory):
 def said(err: str) -> list[str]:
     """Returns the lines of standard error without those of the launcher and of Metal."""
     return [line for line in messages(err) if "[WARN]" not in line]
+
+
+def ranks_of(started: subprocess.Popen) -> dict[int, int]:
+    """Returns the process ids of the ranks by rank number."""
+    ranks = {}
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            pid, number = (
+                int(environ.parent.name),
+                re.search(rb"\0MLX_RANK=(\d)", environ.read_bytes()),
+            )
+            if number and os.getsid(pid) == started.pid:
+                ranks[int(number[1])] = pid
+    return ranks
 
 
 def begun(*argv: str) -> subprocess.Popen:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meeting import Meeting
+from meeting import meet
 from mlx_t5.errors import UserError
 from mlx_t5.machines.shared_prompts import AT_ONCE, SharedPrompts
 
@@ -25,7 +25,7 @@ class Source:
 def test_all_ranks_get_the_prompts_that_rank_0_reads(count):
     items = [f"é {i}" if i % 2 else ("a", f"b {i}") for i in range(count)]
     shared = lambda ranks: SharedPrompts(None if ranks.rank else Source(items), ranks)  # noqa: E731
-    assert Meeting(3).run(lambda ranks: list(shared(ranks))) == [items] * 3
+    assert meet(3, lambda ranks: list(shared(ranks))) == [items] * 3
 
 
 def test_errors_reach_all_ranks_in_order():
@@ -37,7 +37,7 @@ def test_errors_reach_all_ranks_in_order():
         prompts = SharedPrompts(None if ranks.rank else Source(broken()), ranks)
         return str(next(prompts)), pytest.raises(UserError, next, prompts).value.args
 
-    assert Meeting(2).run(work) == [("line 1 is empty", ("cannot read it",))] * 2
+    assert meet(2, work) == [("line 1 is empty", ("cannot read it",))] * 2
 
 
 def test_all_ranks_know_how_many_prompts_are_ready():
@@ -53,4 +53,4 @@ def test_all_ranks_know_how_many_prompts_are_ready():
         ranks.gathered(None)
         return drawn, prompts.ready(), next(prompts)
 
-    assert Meeting(2).run(work) == [(["one", "two"], True, "three")] * 2
+    assert meet(2, work) == [(["one", "two"], True, "three")] * 2

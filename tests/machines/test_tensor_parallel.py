@@ -1,19 +1,120 @@
 """A model split over 2 or 4 ranks gives the texts, scores and vectors of a single rank.
 
-Other ranks compute different decisions, as unlike machines may: `shared_models.sabotage`.
+Other ranks compute different decisions, as unlike machines may: `sabotage`.
 """
 
 import json
+import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import decoder
 import shared_models
-from launching import ROOT, finish, launch, needs_ring
-from model import load
+from decoder import SpeculativeDecoder
+from devices import is_refusal
+from launching import finish, launch, needs_ring
+from mlx_t5.backend import mx
+from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.engine import beams
+from mlx_t5.errors import UserError
+from mlx_t5.machines.launched import join_ranks
+from mlx_t5.network.interface import WeightsRead
+from mlx_t5.network.ranks import ranks_of
+from model import T5, load
+from random_models import randomise
 
 pytestmark = [needs_ring, pytest.mark.slow]
-SCRIPT = ROOT / "tests/support/shared_models.py"
+PROMPTS = [[5, 9, 13, 21, 9, 1], [7, 30, 30, 1], [40, 41, 42, 43, 44, 45, 46, 47, 1]]
+
+
+def results(root: Path, name: str, model: Any, draft: T5) -> dict[str, Any]:
+    """Returns the results of decoders with this target; the first model runs every variant."""
+    short = {"max_tokens": 5}  # ranks that share cores wait long for each other
+    made: dict[str, Any] = {}
+    made["logits"] = model(mx.array([PROMPTS[0]]), mx.array([[0, 4, 7]])).tolist()
+    decoder = SpeculativeDecoder(model, draft, num_draft=3)
+    made["greedy"] = tokens(decoder.generate(PROMPTS, **short))
+    own, _ = load(root / f"{name}-draft", shared_with=model)
+    sharing = SpeculativeDecoder(model, own, num_draft=3)
+    made["shared encoder"] = counted(sharing.generate(PROMPTS, **short))
+    if name != "gated":
+        return made
+    made["sampled"] = tokens(decoder.generate(PROMPTS, temp=0.8, top_k=20, seed=4, **short))
+    some = sharing.generate(PROMPTS, temp=0.8, seed=4, batch_size=2, **short)
+    made["shared encoder, sampled"] = counted(some)
+    small(own, ranks_of(model).rank)
+    adapting = SpeculativeDecoder(model, own, num_draft="auto")
+    made["auto"] = tokens(adapting.generate(PROMPTS, **short))
+    made["auto, sampled"] = counted(adapting.generate(PROMPTS, temp=0.8, seed=4, **short))
+    copying = SpeculativeDecoder(model, SourceCopy(), num_draft=4)
+    made["lookup"] = tokens(copying.generate(PROMPTS, **short))
+    found = decoder.generate(PROMPTS, num_beams=3, num_return_sequences=2, **short)
+    made["beams"], made["beam_scores"] = tokens(found), [each.score for each in found]
+    scores = decoder.score(PROMPTS[:2], [[5, 6, 1], [8, 1]])
+    made["scores"] = [each.token_logprobs for each in scores]
+    both = CopyOrDraft(SourceCopy(), DraftModel(own, model))
+    exact = SpeculativeDecoder(model, both, num_draft=3, exact=True)
+    try:
+        made["exact"] = counted(exact.generate(PROMPTS, batch_size=3, **short))
+    except UserError as error:
+        if not is_refusal(error):
+            raise
+        made["exact"] = None
+    made["vectors"] = decoder.embed(PROMPTS).tolist()
+    return made
+
+
+def small(draft: T5, rank: int) -> None:
+    """Makes "auto" expect free drafts on rank 0 and far too slow drafts on other ranks."""
+    draft.weights_read = lambda: WeightsRead(rank * 10**6, 0, "float32")
+
+
+def tokens(found: Any) -> list[list[int]]:
+    return [each.tokens for each in found]
+
+
+def counted(found: Any) -> list[tuple[list[int], int, int]]:
+    """Returns the tokens of each result, and its numbers of proposed and accepted tokens."""
+    return [(each.tokens, each.stats.drafted, each.stats.accepted) for each in found]
+
+
+def collectives(model: T5) -> list[int]:
+    """Returns the numbers of collectives of an encoding, a cache and a decoder's pass."""
+    counts = [model.ranks.collectives]
+    states = model.encode(mx.array([PROMPTS[0]]))
+    counts.append(model.ranks.collectives)
+    cache = model.cache(states, capacity=4)
+    counts.append(model.ranks.collectives)
+    mx.eval(model.decode(mx.array([[0, 4, 7]]), cache, [0]))
+    counts.append(model.ranks.collectives)
+    return [b - a for a, b in zip(counts, counts[1:], strict=False)]
+
+
+def sabotage(rank: int, draft: T5) -> None:
+    """Makes a rank draft and decide differently from rank 0, as an unlike machine may."""
+    if rank:
+        accept, largest = decoder.accept, beams.largest
+        decoder.accept = lambda *given: tuple((a + rank) % shared_models.V for a in accept(*given))
+        beams.largest = lambda *given: tuple(each[:, ::-1] for each in largest(*given))
+        randomise(draft, mx.random.split(mx.random.key(rank), 400), 0.1)
+
+
+def run_rank(root: Path, names: list[str]) -> None:
+    """Runs one rank of `mlx.launch` and writes its results."""
+    ranks = join_ranks()
+    draft, _ = load(root / "draft", "float32")
+    sabotage(ranks.rank, draft)
+    models, report = {}, {}
+    for name in names:
+        models[name], _ = load(root / name, shared_models.dtype_of(name), group=ranks.group)
+        report[name] = results(root, name, models[name], draft)
+    report["collectives"] = {name: collectives(model) for name, model in models.items()}
+    report["answers"] = ranks.gathered([ranks.rank, "ä"]), ranks.any(ranks.rank == 1)
+    (root / f"{ranks.rank}-of-{ranks.size}.json").write_text(json.dumps(report))
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +132,7 @@ def alone(root):
     made = {}
     for name in ("gated", "quantised", "half", "tied"):
         model, _ = load(root / name, shared_models.dtype_of(name))
-        made[name] = json_like(shared_models.results(root, name, model, draft))
+        made[name] = json_like(results(root, name, model, draft))
     return made
 
 
@@ -43,7 +144,7 @@ def json_like(found):
 def found(request, root):
     """Returns the results of each of 2 or 4 ranks; 4 ranks run one model, as they are slow."""
     names = ["gated", "quantised", "half"] if request.param == 2 else ["tied"]
-    _, err = finish(launch(request.param, str(SCRIPT), str(root), *names))
+    _, err = finish(launch(request.param, __file__, str(root), *names))
     files = [root / f"{rank}-of-{request.param}.json" for rank in range(request.param)]
     assert all(file.exists() for file in files), err
     return [json.loads(file.read_text()) for file in files]
@@ -88,3 +189,7 @@ def test_drafts_that_share_the_encoder_are_accepted_now_and_then(alone):
     for name, made in alone.items():
         _, drafted, accepted = zip(*made["shared encoder"], strict=True)
         assert 0 < sum(accepted) < sum(drafted), name
+
+
+if __name__ == "__main__":
+    run_rank(Path(sys.argv[1]), sys.argv[2:])

@@ -15,13 +15,7 @@ from mlx_t5.names import BUNDLED
 from mlx_t5.network import memory, modules
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.memory import (
-    cache_bytes,
-    dtype_hint,
-    encoder_bytes,
-    stored_bytes,
-    warning,
-)
+from mlx_t5.network.memory import cache_bytes, dtype_hint, encoder_bytes, stored_bytes, warning
 from mlx_t5.settings import Settings
 from model import T5, load
 

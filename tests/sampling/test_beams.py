@@ -6,9 +6,11 @@ import random
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from decoder import SpeculativeDecoder
-from families import FAMILIES, Maker, torch, transformers
+from families import FAMILIES
 from mlx_t5.backend import mx
 from mlx_t5.sampling.beam_search import NO_BEAM, BeamSearch, largest
 from mlx_t5.settings import Settings
@@ -172,15 +174,10 @@ class Case:
         )
 
 
-@pytest.fixture(scope="module")
-def maker(tmp_path_factory):
-    return Maker(tmp_path_factory.mktemp("families"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_texts_and_scores_are_those_of_transformers(family, maker):
-    reference = maker(family)
+def test_texts_and_scores_are_those_of_transformers(family, made):
+    reference = made(family)
     model, _ = load(reference.folder, mx.float32)
     rng = random.Random(family.name)
     for _ in range(3):

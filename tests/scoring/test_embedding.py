@@ -4,12 +4,13 @@ import json
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 import adapters
 from command_line import byte_model
 from convert import convert
 from decoder import SpeculativeDecoder
-from families import torch, transformers
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from model import load

@@ -5,12 +5,12 @@ from operator import attrgetter
 
 import numpy as np
 import pytest
+import torch
 import transformers
 
 import ranking_models
 from command_line import byte_model
 from decoder import SpeculativeDecoder
-from families import torch
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.scoring import scores as scoring

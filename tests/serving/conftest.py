@@ -7,7 +7,7 @@ import pytest
 
 from decoder import SpeculativeDecoder
 from fake_model import drafter, good
-from fake_serving import ENDLESS, PATIENCE, Gated, Served, V, until
+from fake_serving import ENDLESS, PATIENCE, Client, Gated, V, hold, until
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.worker import Worker
 
@@ -15,6 +15,28 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 NAMES += ("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",)
 NAMES += ("/Applications/Chromium.app/Contents/MacOS/Chromium",)
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Served:
+    """A thread that serves a model, and its clients."""
+
+    def __init__(self, worker, decoder, model):
+        self.worker, self.decoder, self.model = worker, decoder, model
+
+    def submit(self, prompts, **options):
+        """Returns a client that has submitted these prompts."""
+        return Client(self.worker, self.decoder).submit(prompts, **options)
+
+    def submit_held(self, prompts, **options):
+        """Does the same as `submit`, but stops the engine inside its first pass until `release`."""
+        hold(self.model)
+        client = self.submit(prompts, **options)
+        assert self.model.arrived.acquire(timeout=PATIENCE)
+        return client
+
+    def release(self):
+        """Lets the engine continue."""
+        self.model.gate.set()
 
 
 @pytest.fixture

@@ -4,8 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
+import tokenizers
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from byte_tokenizers import PIECES, SPECIAL, bytes_alone, pieces_and_bytes
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, random_table
 from fake_serving import PATIENCE, Client
@@ -17,8 +18,22 @@ from mlx_t5.serving.schemas import CompletionChoice
 from mlx_t5.serving.worker import Worker
 from mlx_t5.text.detokenizer import decode
 
+PIECES = ["▁", "▁She", "▁has", "s", "▁two", "▁cat", ".", "é", "▁naïve"]
+SPECIAL = ["<pad>", "</s>", "<unk>", "<extra_id_0>"]
 NAMES = ["<0xC3>", "<0xA9>", "<0xE4>", "<0x41>", *PIECES, *SPECIAL[1:]]  # in pieces_and_bytes
-LETTERS = "abé é "  # in bytes_alone
+LETTERS = "abé é "  # in ByT5's tokenizer
+
+
+def pieces_and_bytes():
+    """Returns a unigram tokenizer that spells unknown text in bytes, as mT5's does."""
+    names = [*SPECIAL, *(f"<0x{i:02X}>" for i in range(256)), *PIECES]
+    model = tokenizers.models.Unigram([(name, 0.0) for name in names], 2, byte_fallback=True)
+    tokenizer = tokenizers.Tokenizer(model)
+    parts = [tokenizers.decoders.ByteFallback(), tokenizers.decoders.Metaspace()]
+    tokenizer.decoder = tokenizers.decoders.Sequence(parts)
+    named = dict(zip(("pad_token", "eos_token", "unk_token"), SPECIAL, strict=False))
+    more = {"additional_special_tokens": SPECIAL[3:]}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named, **more)
 
 
 def favouring(tokens, vocab_size):
@@ -37,7 +52,7 @@ def models():
     """Yields a tokenizer of each kind and the ids of its likely tokens."""
     tokenizer = pieces_and_bytes()
     yield tokenizer, tokenizer.convert_tokens_to_ids(NAMES)
-    tokenizer = bytes_alone()
+    tokenizer = ByT5Tokenizer()
     yield tokenizer, sorted({*tokenizer.encode(LETTERS), tokenizer.convert_tokens_to_ids("<unk>")})
 
 
@@ -114,7 +129,7 @@ def test_single_tokens_are_spelled_as_text_and_bytes():
     assert spell(len(tokenizer) + 5) == ("", None), "models have more ids than tokenizers"
 
 
-@pytest.mark.parametrize("make", [pieces_and_bytes, bytes_alone])
+@pytest.mark.parametrize("make", [pieces_and_bytes, ByT5Tokenizer])
 @pytest.mark.parametrize("text", ["She has two cats.", " naïve é", "你好 😀 s"])
 def test_the_bytes_of_all_tokens_are_the_text(make, text):
     tokenizer = make()

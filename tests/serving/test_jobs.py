@@ -3,7 +3,7 @@
 import time
 from dataclasses import asdict
 
-from meeting import Meeting
+from meeting import meet
 from mlx_t5.engine.job import Job
 from mlx_t5.scoring.pairs import Pair
 from mlx_t5.serving.jobs import GenerationJob, JobQueue, ScoringJob
@@ -39,7 +39,7 @@ def test_ranks_take_the_same_jobs_and_lose_them_in_the_same_round():
                 taken.remove(job)
         return rounds, queue.admitted
 
-    first, second = Meeting(2).run(work)
+    first, second = meet(2, work)
     assert first == second
     assert first == ([[(asdict(job), gone) for job in jobs()] for gone in (False, True)], 0)
 
@@ -62,7 +62,7 @@ def test_ranks_get_the_same_pieces_of_a_document_and_stop_when_it_is_whole():
         assert queue.next_round(busy=False) is None
         return rounds
 
-    first, second = Meeting(2).run(work)
+    first, second = meet(2, work)
     assert first == second
     (known, whole), *rest = first
     assert (known["prompts"], whole) == ([[5, 1], [6, 1]], False)

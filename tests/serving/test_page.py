@@ -11,13 +11,42 @@ import pytest
 
 import ranking_models
 from mlx_t5.serving.schemas import TextStats
-from page_views import FIX, PHONE, contrast, figure, finished, fits, run, writers
+from page_views import PHONE, contrast
 from serving_process import Server
 
 pytestmark = pytest.mark.slow  # starts a browser
 FIXED = "My sisters want to buy some tools including saws, hammers, and brushes."
 TASKS = {"shorten": {"prefix": "shorten: ", "num_beams": 3, "length_penalty": 2.0, "max_length": 6}}
 TASKS |= {"translate": {"prefix": "translate English to German: "}}
+FIX = "fix grammar: My sisters wants to buy some tools including saws, hmamers, and brushes."
+
+
+def finished(page):
+    """Waits for both texts; returns the line that compares them."""
+    page.locator("#verdict", has_text="passes").wait_for()
+    return page.inner_text("#verdict")
+
+
+def run(page, prompt=FIX):
+    """Decodes a prompt with and without drafts; returns the comparing line."""
+    page.fill("#prompt", prompt)
+    page.click("#run")
+    return finished(page)
+
+
+def fits(page):
+    """Returns whether the page is no wider than a phone's screen."""
+    return page.evaluate("document.documentElement.scrollWidth") <= PHONE["viewport"]["width"]
+
+
+def figure(page, panel, name):
+    return float(page.inner_text(f"#{panel} [data-figure={name}]"))
+
+
+def writers(page, panel):
+    """Returns the origin of each token of a text."""
+    tokens = page.locator(f"#{panel} .token").all()
+    return [token.get_attribute("class").split()[1] for token in tokens]
 
 
 @pytest.fixture(scope="module")

@@ -6,16 +6,38 @@ import re
 import numpy as np
 import pytest
 from openai import OpenAI
+from starlette.testclient import TestClient
 
 import ranking_models
 from convert import convert
 from decoder import SpeculativeDecoder
-from fake_serving import LocalServer
 from mlx_t5.checkpoints.generation_config import read_tasks
-from mlx_t5.serving.service import Presets
+from mlx_t5.serving.app import create_app
+from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.service import Presets, Service
+from mlx_t5.serving.tokenizing import RequestLimits
+from mlx_t5.serving.worker import Worker
 from model import load
+from serving_process import Asked
 
 TEXTS = ["a cat", "two dogs", "the long tale of a mouse", "a"]
+
+
+class LocalServer(Asked):
+    """A server in this process without a network; a stream is returned when complete."""
+
+    def __init__(self, decoder, name, presets=None):
+        metrics = Metrics()
+        worker = Worker(lambda: decoder, max_batch=2, max_queue=4, metrics=metrics)
+        service = Service(worker, RequestLimits(60, 20, 6), name, 0.0, presets=presets)
+        self.http = TestClient(create_app(service, metrics, None), base_url="http://localhost")
+
+    def __enter__(self):
+        self.http.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self.http.__exit__(*error)  # stops the thread
 
 
 @pytest.fixture(scope="module")

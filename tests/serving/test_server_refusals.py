@@ -8,8 +8,9 @@ import openai
 import pytest
 from openai import OpenAI
 
+from fake_serving import kill, raw_request
 from mlx_t5.serving.http_server import MAX_BODY
-from serving_process import Server, kill, raw_request
+from serving_process import Server
 
 KEY = "a secret key"
 SECRET = "the confidential words"
@@ -201,8 +202,7 @@ def ask(running, path, method="GET", header=None, **options):
 
 
 @pytest.mark.parametrize(
-    "header",
-    [None, "", "Bearer", "Bearer x", f"Basic {KEY}", KEY, f"Bearer {KEY}x", "Bearer \xe9"],
+    "header", [None, "", "Bearer", "Bearer x", f"Basic {KEY}", KEY, f"Bearer {KEY}x", "Bearer \xe9"]
 )
 def test_a_wrong_key_is_refused(guarded, header):
     for method, path in [("POST", "/v1/completions"), ("POST", "/predict"), ("GET", "/metrics")]:

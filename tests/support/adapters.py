@@ -1,7 +1,5 @@
 """Makes LoRA adapters for tests with PEFT, or by hand where PEFT would only cost time."""
 
-from __future__ import annotations
-
 import copy
 import json
 import warnings
@@ -32,9 +30,7 @@ def by_peft(model: torch.nn.Module, folder: Path, **config) -> dict[str, torch.T
         return loaded.merge_and_unload().state_dict()
 
 
-def by_hand(
-    folder: Path, shapes: dict[str, tuple[int, int]], rank: int = 1, **entries
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def by_hand(folder: Path, shapes: dict, rank: int = 1, **entries) -> dict[str, tuple]:
     """Saves a random adapter of these layers; returns the matrices A and B of each.
 
     Args:
@@ -44,13 +40,8 @@ def by_hand(
         entries: entries of adapter_config.json, added to `PLAIN`.
     """
     random = np.random.default_rng(0)
-    matrices = {
-        layer: (
-            random.normal(size=(rank, inputs)).astype(np.float32),
-            random.normal(size=(outputs, rank)).astype(np.float32),
-        )
-        for layer, (outputs, inputs) in shapes.items()
-    }
+    draw = lambda *shape: random.normal(size=shape).astype(np.float32)  # noqa: E731
+    matrices = {layer: (draw(rank, n), draw(m, rank)) for layer, (m, n) in shapes.items()}
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         f"base_model.model.{layer}.lora_{part}.weight": matrix

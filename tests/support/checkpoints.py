@@ -1,9 +1,6 @@
 """Makes checkpoints for tests with torch, in every format of Hugging Face folders."""
 
-from __future__ import annotations
-
 import json
-from collections import OrderedDict
 from pathlib import Path
 
 import safetensors.torch
@@ -15,30 +12,19 @@ from mlx_t5.network.weights import HEAD, tensor_names
 from model import expected_parameters
 
 TINY = {
-    "model_type": "t5",
-    "vocab_size": 40,
-    "d_model": 64,
-    "d_kv": 16,
-    "d_ff": 128,
-    "num_layers": 2,
-    "num_heads": 4,
-}
+    "model_type": "t5", "vocab_size": 40, "d_model": 64, "d_kv": 16, "d_ff": 128,
+    "num_layers": 2, "num_heads": 4,
+}  # fmt: skip
 
 FORMATS = ("safetensors", "zip", "legacy")
 DTYPES = ("float32", "float16", "bfloat16")
 
 
-def save(
-    state: dict[str, torch.Tensor],
-    folder: Path,
-    format: str = "safetensors",
-    shards: int = 1,
-    config: dict | None = None,
-) -> Path:
+def save(state: dict, folder: Path, format="safetensors", shards=1, config=None) -> Path:
     """Writes `state` into `folder` as Hugging Face would.
 
     Args:
-        state: the tensors by name.
+        state: the tensors of torch by name.
         folder: created if it does not exist.
         format: "safetensors", "zip" (torch >= 1.6) or "legacy" (torch < 1.6).
         shards: the number of files; several files have an index.
@@ -46,8 +32,7 @@ def save(
     """
     folder.mkdir(parents=True, exist_ok=True)
     stem, suffix = ("model", "safetensors") if format == "safetensors" else ("pytorch_model", "bin")
-    names = list(state)
-    weight_map = {}
+    names, weight_map = list(state), {}
     for i in range(shards):
         part = {name: state[name] for name in names[i::shards]}
         file = f"{stem}.{suffix}" if shards == 1 else f"{stem}-{i + 1:05}-of-{shards:05}.{suffix}"
@@ -72,16 +57,21 @@ def write(state: object, path: Path, format: str) -> Path:
     return path
 
 
-def random_state(config: dict, dtype: str = "float32") -> dict[str, torch.Tensor]:
-    """Returns random tensors under Hugging Face's names, for a config.json with a tied head."""
-    ours = T5Config.from_dict(config)
-    shapes = expected_parameters(ours)
-    generator = torch.Generator().manual_seed(0)
-    return {
-        theirs: torch.rand(shapes[name], generator=generator).to(getattr(torch, dtype))
-        for theirs, name in tensor_names(ours).items()
-        if name != HEAD
-    }
+def random_state(config: dict, dtype="float32", noise=0.0) -> dict[str, torch.Tensor]:
+    """Returns random tensors under Hugging Face's names, for a config.json with a tied head.
+
+    They are scaled so that texts have many different tokens. With noise it is a draft that mostly
+    agrees with the model without noise.
+    """
+    ours, state = T5Config.from_dict(config), {}
+    own, others = (torch.Generator().manual_seed(seed) for seed in (0, 1))
+    names = {theirs: name for theirs, name in tensor_names(ours).items() if name != HEAD}
+    for theirs, name in names.items():
+        shape = expected_parameters(ours)[name]
+        weight = torch.randn(shape, generator=own) + noise * torch.randn(shape, generator=others)
+        scale = 1.0 if "norm" in name or "shared" in name else shape[-1] ** -0.5
+        state[theirs] = (scale * weight).to(getattr(torch, dtype))
+    return state
 
 
 def arrays(folder: Path) -> dict[str, mx.array]:
@@ -92,25 +82,6 @@ def arrays(folder: Path) -> dict[str, mx.array]:
         assert metadata == {"format": "mlx"}
         result |= found
     return result
-
-
-def views(dtype: str = "float32") -> OrderedDict[str, torch.Tensor]:
-    """Returns a state dict that is hard to read: views, ties, a scalar, an empty tensor."""
-    torch.manual_seed(0)
-    base = torch.randn(6, 8).to(getattr(torch, dtype))
-    state = OrderedDict(
-        base=base,
-        tied=base,
-        transposed=base.T,
-        inner=base[2:5, 1:7:2],
-        cube=base.view(2, 3, 8).permute(2, 0, 1),
-        tail=base.view(-1)[41:],
-        scalar=base[3, 3],
-        parameter=torch.nn.Parameter(torch.randn(5).to(base.dtype)),
-        empty=base[:0],
-    )
-    state._metadata = OrderedDict({"": {"version": 1}})  # torch's modules add this
-    return state
 
 
 def siblings(path: Path) -> set[str]:

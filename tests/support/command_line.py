@@ -21,22 +21,15 @@ def byte_model(folder: Path, noise: float = 0.0) -> Path:
     is a draft that mostly agrees with the model without noise.
     """
     sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
-    config = transformers.T5Config(vocab_size=384, decoder_start_token_id=0, **sizes)
+    config = {"model_type": "t5", "vocab_size": 384, "tie_word_embeddings": False, **sizes}
     tokenizer = transformers.ByT5Tokenizer()
     letters = sorted(set(tokenizer.encode("abcdefghijklmnopqrstuvwxyzàáâãçèéê")[:-1]))
-    own, others = (torch.Generator().manual_seed(seed) for seed in (0, 1))
-    state = {}
-    for name, value in transformers.T5ForConditionalGeneration(config).state_dict().items():
-        scale = 1.0 if name == "shared.weight" or value.ndim == 1 else value.shape[-1] ** -0.5
-        weight = torch.randn(value.shape, generator=own)
-        state[name] = scale * (weight + noise * torch.randn(value.shape, generator=others))
-    for name in state:
-        if name.endswith("embed_tokens.weight"):
-            state[name] = state["shared.weight"].clone()
-    head = torch.zeros(config.vocab_size, config.d_model)
-    head[letters] = 16 * state["lm_head.weight"][letters]
-    state["lm_head.weight"] = head
-    checkpoints.save(state, folder, config={**config.to_dict(), "tie_word_embeddings": False})
+    state = checkpoints.random_state(config, noise=noise)
+    seeds = (torch.Generator().manual_seed(seed) for seed in (2, 3))
+    own, others = (torch.randn(len(letters), 32, generator=seed) for seed in seeds)
+    state["lm_head.weight"] = torch.zeros_like(state["shared.weight"])
+    state["lm_head.weight"][letters] = 16 * 32**-0.5 * (own + noise * others)
+    checkpoints.save(state, folder, config=config)
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -3,7 +3,6 @@
 import functools
 import os
 import re
-from collections.abc import Callable
 
 import pytest
 
@@ -23,7 +22,7 @@ def skip_narrow_4_bits(bits: int, mode: str = "affine") -> None:
         pytest.skip("weights of 64 inputs in 4 bits come out wrong on CUDA")
 
 
-def exact_or_refused(test: Callable[..., None]) -> Callable[..., None]:
+def exact_or_refused(test):
     """Decorates a test of exact decoding, which also passes if the device refuses it."""
 
     @functools.wraps(test)

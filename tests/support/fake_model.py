@@ -5,7 +5,6 @@ tokens in its cache, so an engine that leaves a wrong token there,
 or reads past it, changes the output. Everything is small enough to enumerate.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -13,26 +12,11 @@ import numpy as np
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.pooling import Pooling
 from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.network.config import T5Config
 from mlx_t5.network.interface import WeightsRead
 from mlx_t5.network.ranks import ALONE
 
 START, EOS = 0, 1
-
-
-@dataclass(frozen=True)
-class FakeConfig:
-    vocab_size: int
-    pad_token_id: int = 0
-    eos_token_id: int = EOS
-    decoder_start_token_id: int = START
-    more_eos_token_ids: tuple[int, ...] = ()
-    draft_vocab_size: int | None = None
-    n_positions: int | None = None
-    task_prefixes: tuple[str, ...] = ()
-
-    @property
-    def eos_token_ids(self):
-        return (self.eos_token_id, *self.more_eos_token_ids)
 
 
 class FakeCache:
@@ -74,7 +58,8 @@ class FakeModel:
 
     def __init__(self, table, vocab_size, d2t=None, **config):
         self.table, self.d2t = lru_cache(maxsize=None)(table), d2t
-        self.config = FakeConfig(vocab_size, draft_vocab_size=d2t and len(d2t), **config)
+        shape = (vocab_size, *[1] * 5)  # one layer, one head
+        self.config = T5Config(*shape, draft_vocab_size=d2t and len(d2t), **config)
         self.calls = []  # (offsets, tokens) of every decoder pass
 
     def encode(self, ids, mask=None):
@@ -83,19 +68,15 @@ class FakeModel:
     def weights_read(self):
         return WeightsRead(12, 5 * 10**8, "float32")  # as for a t5-base
 
-    def cache_memory(self, prompts, source, target, rows=0):
+    def cache_memory(self, *counts, **more):
         return 0
 
-    def encoder_memory(self, rows, source):
-        return 0
+    encoder_memory = cache_memory
 
     def cache(self, encoded, mask=None, capacity=4):
-        rows = encoded[..., 0].astype(mx.int32).tolist()
-        real = [[1] * len(row) for row in rows] if mask is None else mask.tolist()
-        sources = (
-            tuple(t for t, m in zip(row, keep, strict=True) if m)
-            for row, keep in zip(rows, real, strict=True)
-        )
+        rows = np.array(encoded[..., 0].astype(mx.int32))
+        real = np.ones(rows.shape, bool) if mask is None else np.array(mask, bool)
+        sources = [tuple(row[keep].tolist()) for row, keep in zip(rows, real, strict=True)]
         return FakeCache(sources, capacity)
 
     def decode(self, tokens, cache, offsets):
@@ -115,27 +96,24 @@ class FakeModel:
         return mx.array(logits if self.d2t is None else logits[..., self.d2t])
 
 
+def normal(seed, source, seen, spread, size):
+    """Returns numbers of this standard deviation, fixed by a seed, a source and tokens."""
+    words = (seed, *(t + 1 for t in source), 999, *(t + 1 for t in seen))
+    return np.random.default_rng(words).normal(0, spread, size).astype(np.float32)
+
+
 def random_table(vocab_size, seed=0, eos_bias=0.0, spread=1.5):
     """Returns a table of normal logits with standard deviation `spread`."""
-
-    def table(source, seen):
-        words = (seed, *(t + 1 for t in source), 999, *(t + 1 for t in seen))
-        logits = np.random.default_rng(words).normal(0, spread, vocab_size)
-        logits[EOS] += eos_bias
-        return logits.astype(np.float32)
-
-    return table
+    bias = np.float32(eos_bias) * (np.arange(vocab_size) == EOS)
+    return lambda source, seen: normal(seed, source, seen, spread, vocab_size) + bias
 
 
 def good(table, seed=77, noise=0.7):
     """Returns the table of a draft: the target's logits with noise."""
 
     def draft(source, seen):
-        words = (seed, *(t + 1 for t in source), 999, *(t + 1 for t in seen))
         logits = table(source, seen)
-        return logits + np.random.default_rng(words).normal(0, noise, len(logits)).astype(
-            np.float32
-        )
+        return logits + normal(seed, source, seen, noise, len(logits))
 
     return draft
 
@@ -156,9 +134,8 @@ def without(table, token):
     """Returns the table of a target that never writes a token: p = 0."""
 
     def forbidding(source, seen):
-        logits = table(source, seen).copy()
-        logits[token] = -1e4  # -inf would say that rules for the text forbid it
-        return logits
+        logits = table(source, seen)  # -inf would say that rules for the text forbid it
+        return np.where(np.arange(len(logits)) == token, np.float32(-1e4), logits)
 
     return forbidding
 
@@ -167,9 +144,8 @@ def only(table, ids):
     """Returns a table with only the logits of `ids`; other logits are -inf."""
 
     def masked(source, seen):
-        logits = np.full_like(table(source, seen), -np.inf)
-        logits[ids] = table(source, seen)[ids]
-        return logits
+        logits = table(source, seen)
+        return np.where(np.isin(np.arange(len(logits)), ids), logits, np.float32(-np.inf))
 
     return masked
 
@@ -185,27 +161,6 @@ def drafter(table, target, vocab_size=None, d2t=None):
     config = {"eos_token_id": target.config.eos_token_id, "d2t": d2t}
     draft = FakeModel(table, vocab_size or target.config.vocab_size, **config)
     return DraftModel(small(draft), target)
-
-
-class PassClock:
-    """A clock that counts fixed seconds for the passes of fake models.
-
-    Args:
-        passes: pairs of a model and a function from a pass's positions in all rows to seconds.
-    """
-
-    def __init__(self, *passes):
-        self.passes, self.now = passes, 0.0
-        self.counted = [len(model.calls) for model, _ in passes]
-
-    def __call__(self):
-        for i, (model, seconds) in enumerate(self.passes):
-            if len(model.calls) < self.counted[i]:  # a test has cleared the calls
-                self.counted[i] = 0
-            for _, tokens in model.calls[self.counted[i] :]:
-                self.now += seconds(len(tokens) * len(tokens[0]))
-            self.counted[i] = len(model.calls)
-        return self.now
 
 
 def greedy(model, source, max_tokens):

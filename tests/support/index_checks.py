@@ -6,18 +6,13 @@ for the indices, so it is for rehearsals (`backend.REHEARSE`). Indices that are 
 traced within `mx.compile` have no values yet, so only their axis is checked.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 from mlx_t5.backend import mx
 
-FUNCTIONS = (
-    *((mx, name) for name in ("take", "take_along_axis", "put_along_axis")),
-    *((mx.array, name) for name in ("__getitem__", "__setitem__")),
-)
+FUNCTIONS = [(mx, name) for name in ("take", "take_along_axis", "put_along_axis")]
+FUNCTIONS += [(mx.array, name) for name in ("__getitem__", "__setitem__")]
 
 
 def require_within(index: Any, size: int, call: str) -> None:
@@ -49,7 +44,7 @@ def remove() -> None:
         setattr(owner, name, getattr(function, "__wrapped__", function))
 
 
-def _checked(function: Callable, check: Callable[..., None]) -> Callable:
+def _checked(function: Any, check: Any) -> Any:
     @wraps(function)
     def checked(array: mx.array, index: Any, *rest: Any, **options: Any) -> Any:
         check(function.__name__, array, index, *rest, **options)

@@ -5,17 +5,7 @@ from functools import lru_cache
 import numpy as np
 
 from decoder import SpeculativeDecoder
-from fake_model import (
-    EOS,
-    FakeModel,
-    PassClock,
-    always,
-    contrary,
-    drafter,
-    good,
-    random_table,
-    small,
-)
+from fake_model import EOS, FakeModel, always, contrary, drafter, good, random_table, small
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
@@ -84,6 +74,7 @@ def drafters(target, table=None):
     """Returns every kind of drafter; draft models disagree with the target and with copies."""
     table = table or random_table(V, eos_bias=-1.0)
     good_draft, contrary_draft = drafter(good(table), target), drafter(contrary(table), target)
+    own_vocabulary = drafter(good(table), target, d2t=WRITTEN)
     target.encoder = object()
     sharing = small(FakeModel(good(table), V))  # must not encode
     sharing.shares_with, sharing.encode = target, None
@@ -95,13 +86,11 @@ def drafters(target, table=None):
         "always the same": drafter(always(8, V), target),
         "always ends": drafter(always(EOS, V), target),
         "fewer ids": drafter(lambda source, seen: table(source, seen)[: V - 3], target, V - 3),
-        "own vocabulary": drafter(good(table), target, d2t=WRITTEN),
+        "own vocabulary": own_vocabulary,
         "shared encoder": DraftModel(sharing, target),
         "copy": SourceCopy(),
         "copy or good": CopyOrDraft(SourceCopy(), good_draft),
-        "copy or own vocabulary": CopyOrDraft(
-            SourceCopy(), drafter(good(table), target, d2t=WRITTEN)
-        ),
+        "copy or own vocabulary": CopyOrDraft(SourceCopy(), own_vocabulary),
         "copy or disagrees": CopyOrDraft(SourceCopy(), contrary_draft),
         "prediction": None,
         "prediction or disagrees": contrary_draft,
@@ -111,6 +100,27 @@ def drafters(target, table=None):
 def predictions_of(kind):
     """Returns the prediction of each source, empty if the kind has none."""
     return PREDICTIONS if kind in PREDICTED else [[]] * len(SOURCES)
+
+
+class PassClock:
+    """A clock that counts fixed seconds for the passes of fake models.
+
+    Args:
+        passes: pairs of a model and a function from a pass's positions in all rows to seconds.
+    """
+
+    def __init__(self, *passes):
+        self.passes, self.now = passes, 0.0
+        self.counted = [len(model.calls) for model, _ in passes]
+
+    def __call__(self):
+        for i, (model, seconds) in enumerate(self.passes):
+            if len(model.calls) < self.counted[i]:  # a test has cleared the calls
+                self.counted[i] = 0
+            for _, tokens in model.calls[self.counted[i] :]:
+                self.now += seconds(len(tokens) * len(tokens[0]))
+            self.counted[i] = len(model.calls)
+        return self.now
 
 
 def decoder_of(target, kind, number=5):
@@ -127,15 +137,11 @@ def decoder_of(target, kind, number=5):
 def rows(sampling="greedy", numbers=NUMBERS, max_tokens=20, sources=SOURCES, kind="none"):
     """Returns a row for each source, with the settings of a kind."""
     each = zip(sources, SAMPLING[sampling], numbers, predictions_of(kind), strict=False)
-    return [
-        Row(
-            list(source),
-            Settings(max_tokens, num_draft=number, **settings),
-            row_key(3, i),
-            prediction=prediction,
-        )
-        for i, (source, settings, number, prediction) in enumerate(each)
-    ]
+    made = []
+    for i, (source, settings, number, prediction) in enumerate(each):
+        own = Settings(max_tokens, num_draft=number, **settings)
+        made.append(Row(list(source), own, row_key(3, i), prediction=prediction))
+    return made
 
 
 def processed(table, rules):

@@ -1,50 +1,36 @@
 """Ranks as threads of this process, which exchange values but share no computation."""
 
-from __future__ import annotations
-
 import json
 import threading
-from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 from mlx_t5.network.ranks import Ranks
-
-
-class Meeting:
-    """A meeting at which `size` ranks exchange values."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.values = size, [None] * size
-        self.barrier = threading.Barrier(size, timeout=60)
-
-    def run(self, work: Callable[[Ranks], Any]) -> list[Any]:
-        """Runs the work of each rank; returns its results or the exceptions that it raises."""
-        found: list[Any] = [None] * self.size
-
-        def begin(rank: int) -> None:
-            try:
-                found[rank] = work(Present(self, rank))
-            except Exception as error:
-                found[rank] = error
-
-        threads = [threading.Thread(target=begin, args=(i,)) for i in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return found
 
 
 class Present(Ranks):
     """A rank of a meeting."""
 
-    def __init__(self, meeting: Meeting, rank: int) -> None:
+    def __init__(self, rank, values, barrier):
         super().__init__()
-        self._meeting, self.rank, self.size = meeting, rank, meeting.size
+        self.rank, self.size, self._values, self._barrier = rank, len(values), values, barrier
 
-    def gathered(self, value: Any) -> list[Any]:
-        self._meeting.values[self.rank] = json.dumps(value)
-        self._meeting.barrier.wait()
-        found = [json.loads(each) for each in self._meeting.values]
-        self._meeting.barrier.wait()
-        return found
+    def gathered(self, value):
+        self._values[self.rank] = json.dumps(value)
+        self._barrier.wait()
+        values = list(map(json.loads, self._values))
+        self._barrier.wait()
+        return values
+
+
+def meet(size, work):
+    """Runs `work(rank)` for each rank; returns its results or the exceptions that it raises."""
+    values, barrier = [None] * size, threading.Barrier(size, timeout=60)
+
+    def outcome(rank):
+        try:
+            return work(Present(rank, values, barrier))
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(outcome, range(size)))

@@ -2,14 +2,9 @@
 
 import json
 
-import pytest
+import torch
 
 from command_line import byte_model
-from decoder import SpeculativeDecoder
-from families import torch
-from mlx_t5.checkpoints.sentence_modules import read_pooling
-from mlx_t5.errors import UserError
-from model import load
 
 PACKAGE = "sentence_transformers.models."
 SETTINGS = {
@@ -29,20 +24,13 @@ def module(name, **config):
 
 
 def dense(inputs=32, outputs=32, activation="Identity", **more):
-    name = f"torch.nn.modules.{'linear' if activation == 'Identity' else 'activation'}.{activation}"
-    return module(
-        "Dense", in_features=inputs, out_features=outputs, activation_function=name, **more
-    )
+    place = "linear" if activation == "Identity" else "activation"
+    more["activation_function"] = f"torch.nn.modules.{place}.{activation}"
+    return module("Dense", in_features=inputs, out_features=outputs, **more)
 
 
 def pooling(mode):
     return module("Pooling", pooling_mode=mode, embedding_dimension=32)
-
-
-def flags(*names):
-    others = {"pooling_mode_max_tokens": False, "pooling_mode_mean_sqrt_len_tokens": False}
-    named = {f"pooling_mode_{name}": True for name in names}
-    return module("Pooling", word_embedding_dimension=32, **others, **named)
 
 
 NORMALIZE = module("Normalize")
@@ -61,38 +49,17 @@ def add_modules(folder, *modules):
     """Turns a model's folder into a folder of sentence-transformers."""
     listed = [("Transformer", "")]
     for i, (kind, config, state) in enumerate(modules, 1):
-        path = f"{i}_{kind}"
-        listed.append((kind, path))
-        (folder / path).mkdir()
-        (folder / path / "config.json").write_text(json.dumps(config))
+        path = folder / f"{i}_{kind}"
+        listed.append((kind, path.name))
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps(config))
         if state:
-            torch.save(state, folder / path / "pytorch_model.bin")
-    entries = [
-        {"idx": i, "name": str(i), "path": path, "type": kind if "." in kind else PACKAGE + kind}
-        for i, (kind, path) in enumerate(listed)
-    ]
+            torch.save(state, path / "pytorch_model.bin")
+    named = [(kind if "." in kind else PACKAGE + kind, path) for kind, path in listed]
+    entries = [{"idx": i, "name": str(i), "path": p, "type": t} for i, (t, p) in enumerate(named)]
     (folder / "modules.json").write_text(json.dumps(entries))
 
 
 def change(file, entries):
     own = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(json.dumps(own | entries))
-
-
-def embedder(folder):
-    model, tokenizer = load(folder, "float32")
-    return SpeculativeDecoder(model, None, tokenizer)
-
-
-def by_sentence_transformers(folder, texts):
-    """Returns the library's vectors of texts in one batch."""
-    from sentence_transformers import SentenceTransformer
-
-    return SentenceTransformer(str(folder), device="cpu").encode(texts)
-
-
-def refused(folder, message):
-    with pytest.raises(UserError, match=message) as error:
-        read_pooling(folder, 32)
-    assert "\n" not in str(error.value)
-    return str(error.value)

@@ -1,12 +1,7 @@
 """Runs the server in a separate process, on a free port of the loopback interface."""
 
-import contextlib
-import json
 import os
 import re
-import signal
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -21,10 +16,8 @@ from standard_error import messages
 
 ROOT = Path(server.__file__).parent
 CACHE = tempfile.TemporaryDirectory()  # compiled kernels of all servers of the tests
-LOOKUP_TOO = (
-    *("--draft-model", str(ROOT / "demo" / "draft") + "+lookup"),
-    *("--dtype", "float32", "--num-draft", "5"),
-)
+LOOKUP_TOO = ("--draft-model", f"{ROOT}/demo/draft+lookup")
+LOOKUP_TOO += ("--dtype", "float32", "--num-draft", "5")
 PATIENCE = 60  # seconds; nothing waits so long unless it fails
 
 
@@ -48,6 +41,8 @@ class Server(Asked):
 
     Attributes:
         url: its address.
+        pid: the id of its process.
+        signal: sends it a signal.
         lines: the lines on standard error so far.
     """
 
@@ -55,14 +50,14 @@ class Server(Asked):
         """Starts the server and waits until it listens."""
         command = [sys.executable, str(ROOT / "server.py"), "--port", "0", *argv]
         environment = {**os.environ, "XDG_CACHE_HOME": CACHE.name, **environment}
-        self._process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env=environment
-        )
+        pipes = {"stderr": subprocess.PIPE, "text": True}
+        self._process = subprocess.Popen(command, env=environment, **pipes)
+        self.pid = self._process.pid
+        self.signal = self._process.send_signal
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        found = self.until(lambda: re.search(r"serving .* at (http://\S+)", self.log))
-        self.url = found.group(1)
+        self.url = self.until(lambda: re.search(r"serving .* at (http://\S+)", self.log))[1]
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.http = httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE)
 
@@ -75,11 +70,6 @@ class Server(Asked):
         """Returns all of standard error so far."""
         return "".join(self.lines)
 
-    @property
-    def pid(self) -> int:
-        """Returns the id of the server's process."""
-        return self._process.pid
-
     def until(self, condition, seconds: float = PATIENCE):
         """Waits for a true value of `condition()` while the process lives; returns the value."""
         end = time.monotonic() + seconds
@@ -91,18 +81,6 @@ class Server(Asked):
             time.sleep(0.01)
         return value
 
-    def rss(self) -> int:
-        """Returns the server's resident memory in bytes."""
-        with contextlib.suppress(FileNotFoundError):
-            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-            return pages * os.sysconf("SC_PAGE_SIZE")
-        size = subprocess.check_output(["ps", "-o", "rss=", "-p", str(self.pid)])
-        return 1024 * int(size)
-
-    def signal(self, number: int = signal.SIGTERM) -> None:
-        """Sends a signal."""
-        self._process.send_signal(number)
-
     def wait(self) -> int:
         """Waits for the end of the server; returns the exit status."""
         status = self._process.wait(PATIENCE)
@@ -113,27 +91,9 @@ class Server(Asked):
         """Ends the server with SIGTERM, or kills it if that does not work."""
         self.http.close()
         if self._process.poll() is None:
-            self.signal()
+            self._process.terminate()
             try:
                 self.wait()
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 raise
-
-
-def raw_request(url: str, path: str, body: dict, key: str | None = None) -> socket.socket:
-    """Sends a request over a plain socket without reading the answer; returns the socket."""
-    host, port = url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    content = json.dumps(body).encode()
-    head = [f"POST {path} HTTP/1.1", f"Host: {host}", "Content-Type: application/json"]
-    head += [f"Content-Length: {len(content)}"] + ([f"Authorization: Bearer {key}"] if key else [])
-    connection.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + content)
-    return connection
-
-
-def kill(connection: socket.socket) -> None:
-    """Resets a connection, as the end of a killed process does."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connection.close()

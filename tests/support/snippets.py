@@ -9,8 +9,6 @@ command's output is compared exactly, except figures of timings and lines on sta
 the page leaves out.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -18,16 +16,19 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
+from unittest import mock
+
+import pytest
 
 import main
 
 ROOT = Path(main.__file__).resolve().parent
 HOME = "/home/me/t5-mlx"  # this repository's folder at the reader of a page
-PROGRAMS = ("main", "convert", "server", "benchmark", "distill", "finetune", "demo.grow")
 FENCE = re.compile(r"^```(\w*)$")
 INSTALL = re.compile(r"^pip install -r \S+ && ")  # the tests' environment has what pages install
 NOT_RUN = re.compile(r"^<!-- not run: (.+) -->$")
@@ -66,12 +67,7 @@ def read(page: Path) -> list[Snippet]:
     for number, line in lines:
         fence = FENCE.match(line)
         if fence:
-            block = []
-            for _, inner in lines:
-                if inner == "```":
-                    break
-                block.append(inner)
-            code = "\n".join(block)
+            code = "\n".join(takewhile(lambda inner: inner != "```", (inner for _, inner in lines)))
             if fence[1] == "text" and after:
                 after.expected, after = code, None
             else:
@@ -82,14 +78,6 @@ def read(page: Path) -> list[Snippet]:
         elif line:
             above, after = line, None
     return snippets
-
-
-def commands(code: str) -> Iterator[list[str]]:
-    """Yields the words of each command of a ```bash block, without comments."""
-    for line in code.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
-        if words:
-            yield words
 
 
 class Session:
@@ -114,28 +102,21 @@ class Session:
     def run(self, snippet: Snippet) -> tuple[str, str]:
         """Runs a block; returns what it writes to standard output and to standard error."""
         code = SERVER.sub(lambda found: self._server(found[1]), snippet.code)
-        return self._python(code) if snippet.language == "python" else self._bash(code)
+        if snippet.language == "python":
+            with self._streams() as streams:
+                exec(compile(code, "snippet", "exec"), self.names)
+            return tuple(map(self._captured, streams))
+        lines = code.replace("\\\n", " ").splitlines()
+        outputs, errors = zip(*map(self._command, lines), strict=True)
+        return "".join(outputs), "".join(errors)
 
     def check(self, snippet: Snippet) -> None:
         """Runs a block and compares what it prints with what the page says."""
         output, errors = self.run(snippet)
         if snippet.expected is not None:
             expected = without(snippet.expected, errors)
-            if plain(expected) != plain(output):
-                raise AssertionError(f"it prints\n\n{output}{errors}\nand not\n\n{expected}")
-
-    def _python(self, code: str) -> tuple[str, str]:
-        with self._streams() as (output, errors):
-            exec(compile(code, "snippet", "exec"), self.names)
-        return self._captured(output), self._captured(errors)
-
-    def _bash(self, code: str) -> tuple[str, str]:
-        outputs, errors = [], []
-        for line in code.replace("\\\n", " ").splitlines():
-            output, error = self._command(line)
-            outputs.append(output)
-            errors.append(error)
-        return "".join(outputs), "".join(errors)
+            told = f"it prints\n\n{output}{errors}\nand not\n\n{expected}"
+            assert plain(expected) == plain(output), told
 
     def _command(self, line: str) -> tuple[str, str]:
         """Runs one line; the last command of a pipe may be a command of the project."""
@@ -143,12 +124,10 @@ class Session:
         words = shlex.split(last, comments=True)
         variables = {}
         while words and re.match(r"[A-Z][A-Z0-9_]*=", words[0]):
-            name, _, value = words.pop(0).partition("=")
-            variables[name] = value
+            variables |= [words.pop(0).split("=", 1)]
         if not (len(words) > 1 and words[0] == "python" and words[1].endswith(".py")):
-            completed = subprocess.run(
-                ["sh", "-c", line], cwd=self.folder, capture_output=True, text=True, timeout=60
-            )
+            how = {"cwd": self.folder, "capture_output": True, "text": True, "timeout": 60}
+            completed = subprocess.run(["sh", "-c", line], **how)
             assert completed.returncode == 0, completed.stderr
             return completed.stdout, completed.stderr
         piped = self._command(before)[0] if before else ""
@@ -166,21 +145,16 @@ class Session:
         input_file = self.folder / ".stdin"
         input_file.write_text(piped, encoding="utf-8")
         output, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-        folder, environment, stdin = Path.cwd(), dict(os.environ), sys.stdin
-        os.environ.update(variables or {})
-        os.chdir(self.folder)
-        try:
-            with (
-                input_file.open(encoding="utf-8") as sys.stdin,
-                redirect_stdout(output),
-                redirect_stderr(errors),
-            ):
-                yield output, errors
-        finally:
-            sys.stdin = stdin
-            os.chdir(folder)
-            os.environ.clear()
-            os.environ.update(environment)
+        with (
+            mock.patch.dict(os.environ, variables or {}),
+            pytest.MonkeyPatch.context() as patch,
+            input_file.open(encoding="utf-8") as stdin,
+            redirect_stdout(output),
+            redirect_stderr(errors),
+        ):
+            patch.chdir(self.folder)
+            patch.setattr(sys, "stdin", stdin)
+            yield output, errors
 
     def _captured(self, stream: io.TextIOWrapper) -> str:
         """Returns the text of a stream, with the reader's folders instead of the test's folders."""
@@ -199,16 +173,3 @@ def without(expected: str, errors: str) -> str:
 def plain(text: str) -> str:
     """Returns a text without the parts that differ between runs."""
     return NAMES.sub(r"\1…", TIMINGS.sub(r"\1…", text)).strip()
-
-
-def help_of(program: str, *subcommand: str) -> str:
-    """Returns the help of a program."""
-    output = io.StringIO()
-    with redirect_stdout(output), suppress(SystemExit):
-        import_module(program).main([*subcommand, "--help"])
-    return output.getvalue()
-
-
-def options(program: str, *subcommand: str) -> set[str]:
-    """Returns the long options in a program's help."""
-    return set(re.findall(r"--[a-z][\w-]*", help_of(program, *subcommand)))

@@ -1,11 +1,8 @@
 """Runs distill.py and finetune.py in this process: to the end, interrupted, or refused."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,6 @@ from mlx_t5.backend import mx, on_cpu
 from mlx_t5.names import BUNDLED
 
 TARGET = str(BUNDLED / "target")
-Run = Callable[..., int]  # runs the command line with an output and further options
 
 
 def shortest_prompts(count: int) -> list[str]:
@@ -24,11 +20,10 @@ def shortest_prompts(count: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def heard() -> Iterator[tuple[list[str], list[str]]]:
+def heard():
     """Yields the lists of lines that are logged and printed during the block."""
     with pytest.MonkeyPatch.context() as patch:
-        log: list[str] = []
-        printed: list[str] = []
+        log, printed = [], []
         patch.setattr("tqdm.tqdm.write", lambda line, **_: log.append(line))
         patch.setattr("builtins.print", lambda *a, **_: printed.append(str(a[0])))
         yield log, printed
@@ -47,9 +42,7 @@ def same(one: dict[str, mx.array], other: dict[str, mx.array]) -> bool:
     )
 
 
-def stopped_at_each(
-    run: Run, output: Path, stops: Sequence[tuple[object, str, int]], capsys
-) -> list[str]:
+def stopped_at_each(run, output: Path, stops: list[tuple], capsys) -> list[str]:
     """Interrupts and resumes a run once for each of `stops`, and finally lets it finish.
 
     Args:
@@ -63,8 +56,16 @@ def stopped_at_each(
     """
     calls: list[str] = []
     for i, (owner, name, at) in enumerate(stops):
+        function = getattr(owner, name)
+
+        def called(*args, name=name, at=at, function=function, **kwargs):
+            calls.append(name)
+            if calls.count(name) == at:
+                raise KeyboardInterrupt
+            return function(*args, **kwargs)
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(owner, name, _stopping(getattr(owner, name), at, calls))
+            patch.setattr(owner, name, called)
             assert run(output, *["--resume"][: i > 0]) == 130
         line = capsys.readouterr().err.splitlines()[-1]
         assert line.startswith("interrupted; go on with: python ")
@@ -73,17 +74,7 @@ def stopped_at_each(
     return calls
 
 
-def _stopping(function: Callable, at: int, calls: list[str]) -> Callable:
-    def called(*args, **kwargs):
-        calls.append(function.__name__)
-        if calls.count(function.__name__) == at:
-            raise KeyboardInterrupt
-        return function(*args, **kwargs)
-
-    return called
-
-
-def check_refused(run: Run, output: Path, options: Sequence[str], message: str, capsys) -> None:
+def check_refused(run, output: Path, options: list[str], message: str, capsys) -> None:
     """Asserts that bad input gives one line with this message and writes nothing."""
     try:
         status = run(output, *options)

@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from document_answers import joined
+from markup_files import joined
 from mlx_t5.errors import UserError
 from mlx_t5.text import documents
 from mlx_t5.text.documents import LONGEST_SENTENCE, SPLITS, Cutting, Document

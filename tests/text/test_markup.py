@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 from random import Random
@@ -10,25 +11,30 @@ from random import Random
 import pytest
 from markdown_it import MarkdownIt
 
-from markup_files import (
-    NEWLINES,
-    ODD_SPACES,
-    ODD_TIMES,
-    SRT,
-    VTT,
-    WHOLE,
-    answered,
-    decoded,
-    generated,
-)
+from markup_files import NEWLINES, ODD_SPACES, ODD_TIMES, SRT, WHOLE, generated
 from mlx_t5.errors import UserError
 from mlx_t5.text.markup import LINE_CHARACTERS, SUFFIXES, Span, rewrapped, spans, unwrapped
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = 300  # number of files of each kind
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("demo/*.md")]
+VTT = WHOLE[".vtt"]
 PARSER = MarkdownIt("commonmark").enable("table")
 MARKED = ("text", "softbreak", "em_open", "em_close", "strong_open", "strong_close")
+
+
+def answered(text: str, suffix: str, answer: Callable[[str], str]) -> str:
+    """Returns a file in which every span is replaced by its answer."""
+    for start, end, wrapped in reversed(spans(text, suffix)):
+        source = text[start:end]
+        new = rewrapped(source, answer(unwrapped(source))) if wrapped else answer(source)
+        text = text[:start] + new + text[end:]
+    return text
+
+
+def decoded(text: str, suffix: str) -> list[str]:
+    """Returns the texts of a file that a model decodes."""
+    return [unwrapped(text[a:b]) if wrapped else text[a:b] for a, b, wrapped in spans(text, suffix)]
 
 
 def outline(text: str) -> list[tuple]:

@@ -7,7 +7,7 @@ from string import ascii_letters
 
 import pytest
 
-import document_answers
+import markup_files
 from command_line import ROOT
 from markup_files import NEWLINES, WHOLE, generated
 from mlx_t5.settings import SPLITS
@@ -24,7 +24,7 @@ def document(text: str, suffix: str, split: str, limit: int | None = None) -> Do
 
 
 def joined(made: Document, answer: Callable[[str], str | None]) -> str:
-    return document_answers.joined(made, [answer(made.source(piece)) for piece in made.cut()])
+    return markup_files.joined(made, [answer(made.source(piece)) for piece in made.cut()])
 
 
 @pytest.mark.slow

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import transformers
 
-from byte_tokenizers import Words
 from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, drafter
 from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
 from mlx_t5.text.stop_strings import TextWatch
+from words import Words
 
 WORDS = ["", "", "a", "b", "ab", "bc", "c", "abc", " ", "d."]
 V, TOKENIZER = len(WORDS), Words(WORDS)

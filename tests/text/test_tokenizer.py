@@ -2,6 +2,7 @@
 
 import copy
 import json
+import random
 import re
 import shutil
 
@@ -19,13 +20,28 @@ from tokenizer_folders import (
     SPECIAL,
     SPIECE,
     TEXTS,
-    metaspace,
     old_json,
-    random_texts,
     settings,
     train,
     write,
 )
+
+
+def random_texts(count, seed=0):
+    """Returns texts full of characters about which tokenizers disagree."""
+    rng = random.Random(seed)
+    words = [
+        "the", "store", "  ", " ", "\t", "\n", "\r\n", "\u00a0", "\u3000", "\u2028", "▁", "a", "b",
+        "eggs,", "garçon", "œuf", "你好", "😀", "👨\u200d👩", "ﬁ", "①", "Å", "é", "e\u0301",
+        "\u0323", "ᄒ\u1161\u11ab", "\u200b", "<0x41>", "<2en>", "<", ">", "<extra_id_0>",
+        "<extra_id_7> ", " </s>", "<pad>", "<unk>", "\0", "\x07",
+    ]  # fmt: skip
+    return ["".join(rng.choices(words, k=rng.randrange(10))) for _ in range(count)]
+
+
+def metaspace(**entries):
+    """Returns a pre-tokenizer or decoder."""
+    return {"type": "Metaspace", "replacement": "▁", **entries}
 
 
 def processor(folder):

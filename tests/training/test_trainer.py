@@ -7,7 +7,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from test_learner import PAIRS, learner_of
 
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.network.sharing import shared_draft
@@ -17,6 +16,7 @@ from mlx_t5.training.run_folder import RunFolder, TrainingProgress
 from mlx_t5.training.teacher_answers import label
 from mlx_t5.training.trainer import Evaluation, Schedule, Trainer
 from random_models import random_t5
+from test_learner import PAIRS, learner_of
 
 SCHEDULE = Schedule(8, steps_per_eval=2, save_every=3)
 

@@ -1,22 +1,17 @@
-"""Clients of the thread that owns MLX, a model that waits, and a server without a network."""
+"""A model that waits, and clients of the thread that owns MLX and of a server's socket."""
 
+import json
 import queue
+import socket
+import struct
 import threading
 import time
 from dataclasses import replace
 
-from starlette.testclient import TestClient
-
 from fake_model import FakeModel, random_table, without
 from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Chunk
-from mlx_t5.serving.app import create_app
 from mlx_t5.serving.jobs import GenerationJob
-from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.service import Service
-from mlx_t5.serving.tokenizing import RequestLimits
-from mlx_t5.serving.worker import Worker
-from serving_process import Asked
 
 V = 7
 ENDLESS = without(random_table(V), 1)
@@ -72,45 +67,6 @@ class Client:
         return [found[i] for i in sorted(found)]
 
 
-class Served:
-    """A thread that serves a model, and its clients."""
-
-    def __init__(self, worker, decoder, model):
-        self.worker, self.decoder, self.model = worker, decoder, model
-
-    def submit(self, prompts, **options):
-        """Returns a client that has submitted these prompts."""
-        return Client(self.worker, self.decoder).submit(prompts, **options)
-
-    def submit_held(self, prompts, **options):
-        """Does the same as `submit`, but stops the engine inside its first pass until `release`."""
-        hold(self.model)
-        client = self.submit(prompts, **options)
-        assert self.model.arrived.acquire(timeout=PATIENCE)
-        return client
-
-    def release(self):
-        """Lets the engine continue."""
-        self.model.gate.set()
-
-
-class LocalServer(Asked):
-    """A server in this process without a network; a stream is returned when complete."""
-
-    def __init__(self, decoder, name, presets=None):
-        metrics = Metrics()
-        worker = Worker(lambda: decoder, max_batch=2, max_queue=4, metrics=metrics)
-        service = Service(worker, RequestLimits(60, 20, 6), name, 0.0, presets=presets)
-        self.http = TestClient(create_app(service, metrics, None), base_url="http://localhost")
-
-    def __enter__(self):
-        self.http.__enter__()
-        return self
-
-    def __exit__(self, *error):
-        self.http.__exit__(*error)  # stops the thread
-
-
 def until(condition):
     """Waits until a condition holds that another thread fulfils."""
     end = time.monotonic() + PATIENCE
@@ -124,3 +80,21 @@ def hold(model):
     while model.arrived.acquire(blocking=False):
         pass
     model.gate.clear()
+
+
+def raw_request(url: str, path: str, body: dict, key: str | None = None) -> socket.socket:
+    """Sends a request over a plain socket without reading the answer; returns the socket."""
+    host, port = url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    content = json.dumps(body).encode()
+    head = [f"POST {path} HTTP/1.1", f"Host: {host}", "Content-Type: application/json"]
+    head += [f"Content-Length: {len(content)}"] + ([f"Authorization: Bearer {key}"] if key else [])
+    connection.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + content)
+    return connection
+
+
+def kill(connection: socket.socket) -> None:
+    """Resets a connection, as the end of a killed process does."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()

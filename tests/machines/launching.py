@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import signal
 import socket
@@ -25,25 +24,19 @@ needs_ring = pytest.mark.skipif(
     reason="MLX has no ring here, or mlx.launch is not installed",
 )
 
-finds_ranks = pytest.mark.skipif(not os.path.isdir("/proc"), reason="finds processes in /proc")
-
 
 def free_ports(count: int) -> int:
     """Returns the first of `count` consecutive free ports."""
     for first in range(20000 + os.getpid() % 10000, 60000, 16):
-        try:
+        with contextlib.suppress(OSError):
             for port in range(first, first + count):
-                with socket.socket() as each:
-                    each.bind(("127.0.0.1", port))
+                socket.create_server(("127.0.0.1", port)).close()
             return first
-        except OSError:
-            continue
     raise AssertionError("no free ports")
 
 
 def launch(ranks: int, *command: str) -> subprocess.Popen:
     """Starts ranks; standard input stays open, because the launcher spins after its end."""
-    assert LAUNCHER
     how = ["-n", str(ranks), "--backend", "ring", "--python", sys.executable]
     how += ["--starting-port", str(free_ports(ranks)), "--cwd", str(ROOT)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
@@ -60,7 +53,6 @@ def finish(started: subprocess.Popen, seconds: float = 120) -> tuple[str, str]:
     Raises:
         TimeoutExpired: if the ranks hang; they are ended first.
     """
-    assert started.stdin and started.stdout and started.stderr
     try:
         started.wait(seconds)
         return started.stdout.read(), started.stderr.read()
@@ -68,18 +60,3 @@ def finish(started: subprocess.Popen, seconds: float = 120) -> tuple[str, str]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)
         started.stdin.close()
-
-
-def ranks_of(started: subprocess.Popen) -> dict[int, int]:
-    """Returns the process ids of the ranks by rank number."""
-    found = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/stat") as stat, open(f"/proc/{pid}/environ", "rb") as env:
-                session, rank = int(stat.read().rsplit(")")[-1].split()[3]), env.read()
-        except OSError:
-            continue
-        number = re.search(rb"(?:^|\0)MLX_RANK=(\d)", rank)
-        if session == started.pid and number:
-            found[int(number[1])] = int(pid)
-    return found

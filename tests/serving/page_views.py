@@ -2,36 +2,7 @@
 
 import re
 
-FIX = "fix grammar: My sisters wants to buy some tools including saws, hmamers, and brushes."
 PHONE = {"viewport": {"width": 375, "height": 700}, "has_touch": True, "is_mobile": True}
-
-
-def finished(page):
-    """Waits for both texts; returns the line that compares them."""
-    page.locator("#verdict", has_text="passes").wait_for()
-    return page.inner_text("#verdict")
-
-
-def run(page, prompt=FIX):
-    """Decodes a prompt with and without drafts; returns the comparing line."""
-    page.fill("#prompt", prompt)
-    page.click("#run")
-    return finished(page)
-
-
-def fits(page):
-    """Returns whether the page is no wider than a phone's screen."""
-    return page.evaluate("document.documentElement.scrollWidth") <= PHONE["viewport"]["width"]
-
-
-def figure(page, panel, name):
-    return float(page.inner_text(f"#{panel} [data-figure={name}]"))
-
-
-def writers(page, panel):
-    """Returns the origin of each token of a text."""
-    tokens = page.locator(f"#{panel} .token").all()
-    return [token.get_attribute("class").split()[1] for token in tokens]
 
 
 def contrast(page, selector):
