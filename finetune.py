@@ -145,9 +145,10 @@ class FineTuning:
         return 0
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns two groups of settings: those a resuming run must not change, and the others.
+        """Returns two groups of settings: data settings and training settings.
 
-        If one of the others, the training settings, changes, the training starts over.
+        A resuming run must not change the data settings. If it changes a training setting, the
+        training starts over.
         """
         from mlx_t5.checkpoints.identity import identity
         from mlx_t5.training.examples import digest

@@ -68,8 +68,8 @@ def timer(
 ) -> Callable[[int], float]:
     """Returns a function that times a step of the target over a given number of positions.
 
-    The step decodes one row. The time includes joining the tokens before the pass, and after it
-    accepting proposals and waiting for the result.
+    The step decodes one row. Its time includes the work before the pass (joining the last token and
+    the proposals) and after the pass (accepting proposals and waiting for the result).
 
     Args:
         model: the target.

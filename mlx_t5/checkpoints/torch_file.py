@@ -160,7 +160,7 @@ def _place(
 
 
 class _Archive(io.FileIO):
-    """A file for `zipfile` that limits the size of a read, and so of the archive's entry list."""
+    """A file for `zipfile` that refuses long reads, and so archives with a long list of entries."""
 
     def read(self, size: int | None = -1) -> bytes:
         if size is not None and size > MAX_PICKLE:

@@ -68,8 +68,8 @@ class Scoring:
     ) -> list[Score]:
         """Returns the log-probabilities of targets, token by token.
 
-        These are those of the model's own distribution, without temperature or logits processors. A
-        prompt with several targets is encoded once.
+        The model's own distribution is used, without temperature or logits processors. A prompt
+        with several targets is encoded once.
 
         Args:
             prompts: one text or list of token ids for all targets, or a list with one per target.

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One array of a model on its way to the disk.
+    """One array of a model, as it is written to the disk.
 
     Attributes:
         name: the array's name in the folder.

@@ -42,7 +42,7 @@ def chosen(
         log: a function that is given a line about the choice.
     """
     ids = np.sort(order[: size or smallest(order, held_out)])
-    share = f"{coverage(ids, held_out):.1%} of the tokens in the target's held-out answers"
+    share = f"{coverage(ids, held_out):.1%} of what the target writes to held-out prompts"
     log(f"the draft proposes {len(ids):,} of {len(order):,} tokens: {share}")
     return ids
 
