@@ -138,7 +138,7 @@ class Distillation:
         return answers, training | {"draft_model": self.start and identity(self.start)}
 
     def _log_memory(self) -> None:
-        """Logs the most memory that the training can take, with a warning if it is too much."""
+        """Logs the estimated peak memory of training, and a warning if it is too much."""
         from mlx_t5.training.training_memory import estimate, memory_notes
 
         longest = max(len(example.source) for example in self.train)
@@ -168,7 +168,7 @@ class Distillation:
     def _written(
         self, examples: Sequence[Example], indices: Sequence[int]
     ) -> Iterator[Tokens | None]:
-        """Yields the target's answers to the examples in order; None if a prompt fails."""
+        """Yields the target's answer to each example in order, or None if a prompt fails."""
         end = self.target.config.eos_token_id
         for result in self._decoded(self._decoder(None), examples, ANSWERS_AT_ONCE, indices):
             ended = (end,) if result.finish_reason == "stop" else ()
@@ -196,7 +196,7 @@ class Distillation:
             narrow(self.draft, ids)
 
     def _room_for_states(self) -> bool:
-        """Whether the encoder's output for all prompts takes less than half of the free disk."""
+        """Returns whether the encoder's output of all prompts fits into half of the free disk."""
         positions = sum(len(example.source) for example in self.train)
         size = 2 * positions * self.target.config.d_model
         enough = 2 * size < shutil.disk_usage(self.folder.path).free
@@ -229,7 +229,7 @@ class Distillation:
         say(f"trained for {best.seconds:.0f} s; the best draft is that of step {best.best_step}")
 
     def _evaluate(self) -> Evaluation:
-        """Returns the draft's present evaluation: the engine decodes the held-out prompts."""
+        """Evaluates the draft: decodes the held-out prompts, and returns the measurements."""
         from mlx_t5.engine.tally import Tally
         from mlx_t5.training.trainer import Evaluation
         from mlx_t5.training.verdict import typical
@@ -288,7 +288,7 @@ class Distillation:
     def _decoder(
         self, draft: T5 | Drafter | None, num_draft: int | str = AUTO
     ) -> SpeculativeDecoder:
-        """Returns a decoder of the target, with a draft or without."""
+        """Returns a decoder for the target, with a draft or without."""
         from decoder import SpeculativeDecoder
 
         return SpeculativeDecoder(self.target, draft, self.tokenizer, num_draft)
@@ -300,7 +300,10 @@ class Distillation:
         batch_size: int,
         indices: Iterable[int] = (),
     ) -> Iterator[Any]:
-        """Yields the decoder's result for each example; `indices` are added to the seed."""
+        """Yields the decoder's result for each example.
+
+        If `indices` are given, the seed of example i is --seed + indices[i].
+        """
         args = self.args
         seeds = [args.seed + i for i in indices or [0] * len(examples)]
         job = decoder.job(seeds, temp=args.temp, max_tokens=args.max_tokens)

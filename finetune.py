@@ -7,7 +7,7 @@ regular intervals the engine decodes the held-out prompts with the present weigh
 weights are kept (mlx_t5/training). --resume continues an interrupted run. distill.py makes a draft
 for the result.
 
-Standard output gets only the commands to run next. Everything else goes to standard error.
+Only the commands to run next go to standard output. Everything else goes to standard error.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class FineTuning:
         self.draft = self._draft(chosen.draft)
 
     def _read(self, lines: dict[str, PairLines]) -> None:
-        """Reads the pairs to train on, to evaluate with and to test with."""
+        """Reads the pairs for training, for evaluations and for the test."""
         from mlx_t5.training.examples import MOST_HELD_OUT, hold_out, read_pairs
 
         longest, size = self.args.max_seq_length, self.model.config.vocab_size
@@ -101,7 +101,7 @@ class FineTuning:
         say(counts + (f", {len(self.test):,} to test with" if self.test else ""))
 
     def _draft(self, folder: Any) -> Any:
-        """Loads the model's default draft, which speeds up evaluations; None if it has none."""
+        """Returns the model's default draft, which makes evaluations faster; None without one."""
         from mlx_t5.drafting.draft_model import DraftModel
         from model import load
 
@@ -111,7 +111,7 @@ class FineTuning:
         return None
 
     def _prepared(self) -> Any:
-        """Freezes the parameters that are not trained; returns the adapters, if there are any."""
+        """Freezes the parameters that are not trained; returns the adapters, or None for `full`."""
         from mlx_t5.training.fine_tuning import adapt, unfreeze_last
         from mlx_t5.training.start import require_plain
 
@@ -145,9 +145,10 @@ class FineTuning:
         return 0
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns two groups of settings: those a resuming run must not change, and the others.
+        """Returns two groups of settings: data settings and training settings.
 
-        If one of the others, the training settings, changes, the training starts over.
+        A resuming run must not change the data settings. If it changes a training setting, the
+        training starts over.
         """
         from mlx_t5.checkpoints.identity import identity
         from mlx_t5.training.examples import digest

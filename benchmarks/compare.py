@@ -96,7 +96,7 @@ def run(args: argparse.Namespace, command: str) -> int:
 def compare(
     subject: Subject, prompts: Workload, temp: float, batch_size: int, args: argparse.Namespace
 ) -> Iterator[dict]:
-    """Runs every proposer on the prompts, and yields tables of the figures.
+    """Decodes the prompts with every proposer, and yields tables of the figures.
 
     With batch size 1, a turn is one prompt, and each task of mixed prompts has its own table. A
     larger batch decodes the prompts of all tasks together, so they have one table.
@@ -144,7 +144,7 @@ def compare(
 def predicted(
     subject: Subject, turns: list[list[str]], percentages: Sequence[int], max_tokens: int
 ) -> dict[int, list[list[str]]]:
-    """Returns, for each percentage of changed words, the predictions of the prompts by turn."""
+    """Returns the predictions for the prompts of each turn, by the percentage of changed words."""
     if not percentages:
         return {}
     prompts = [prompt for turn in turns for prompt in turn]
@@ -169,7 +169,7 @@ def rows_of(numbers: dict[tuple[str, int | str], str], timed: dict[str, Timed]) 
 
 
 def table_text(table: dict, weights: int) -> str:
-    """Returns a table's text; `weights` is the number of bytes that a target pass reads."""
+    """Returns the text of a table; `weights` is the number of bytes that a target pass reads."""
     title = (
         f"{table['task']}: {table['count']} prompts, temp {table['temp']:g}, batch "
         f"{table['batch_size']}, {table['repeats']} repeats"

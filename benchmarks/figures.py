@@ -45,7 +45,12 @@ class PairCosts:
 
     @classmethod
     def of(cls, seconds: dict[int, float], draft: float) -> PairCosts:
-        """Returns the costs, given the target's seconds for each M and the draft's per pass."""
+        """Returns the costs.
+
+        Args:
+            seconds: M → seconds of a target pass over M positions.
+            draft: seconds of a draft pass.
+        """
         return cls(seconds, {m: s / seconds[1] for m, s in seconds.items()}, draft / seconds[1])
 
 
@@ -110,7 +115,7 @@ def figures(timed: Timed, regular: Timed) -> dict[str, Any]:
 
 
 def results_of(timed: Timed) -> list[Result]:
-    """Returns all results of all repeats; the outcomes of `timed` are lists of results."""
+    """Returns the results of all repeats as one list; outcomes of `timed` are lists of results."""
     return [result for row in timed.outcomes for turn in row for result in turn]
 
 

@@ -50,7 +50,7 @@ def measured(target: T5, source: int, seconds: float) -> dict[str, Any] | None:
 
 
 def written(record: dict[str, Any] | None) -> str:
-    """Returns the text in the report's table, given the result of `measured`."""
+    """Returns a result of `measured` as text for the report's table."""
     if record is None:
         return "–"
     return f"{record['mode']}: {record['speed_up']:.2f}, v(5) {record['v'][5]:.2f}"

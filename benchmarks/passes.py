@@ -68,8 +68,8 @@ def timer(
 ) -> Callable[[int], float]:
     """Returns a function that times a step of the target over a given number of positions.
 
-    The step decodes one row. The time includes joining the tokens before the pass, and after it
-    accepting proposals and waiting for the result.
+    The step decodes one row. Its time includes the work before the pass (joining the last token and
+    the proposals) and after the pass (accepting proposals and waiting for the result).
 
     Args:
         model: the target.
@@ -100,8 +100,8 @@ def drafting(
 ) -> Callable[[int], float]:
     """Returns a function that times a draft pass over one position of a given number of rows.
 
-    As in drafting, `CHAIN` passes follow each other without waiting. Each pass is given the tokens
-    that the previous pass chose. The result is the mean time of these passes.
+    The function runs `CHAIN` passes without waiting between them, as drafting does. Each pass is
+    given the tokens that the previous pass chose. The result is the mean time of a pass in seconds.
 
     Args:
         model: the draft.

@@ -47,15 +47,15 @@ class Answer:
     first_seconds: float | None = None
 
     def whole(self) -> tuple[float, int]:
-        """Returns the seconds for all tokens, and the number of all tokens."""
+        """Returns the seconds for decoding whole answers, and the number of their tokens."""
         return self.seconds, self.decided
 
     def first(self) -> tuple[float, int]:
-        """Returns the seconds for the first token of each answer, and the number of answers."""
+        """Returns the seconds for the first token of every answer, and the number of answers."""
         return self.first_seconds or 0.0, len(self.tokens)
 
     def rest(self) -> tuple[float, int]:
-        """Returns the seconds for all tokens but the first ones, and the number of these tokens."""
+        """Returns the seconds for all tokens after each answer's first, and their number."""
         seconds, tokens = self.first()
         return self.seconds - seconds, self.decided - tokens
 
@@ -99,7 +99,7 @@ class Program(ABC):
 
 
 class MlxT5(Program):
-    """This project's decoders; also provides the models as folders for the other programs."""
+    """This project; `folders` also writes the models for the other programs."""
 
     def __init__(self, model: str, draft_model: str, dtype: str | None):
         """Loads a pair, as `Subject.load` does."""
@@ -110,7 +110,7 @@ class MlxT5(Program):
         self.decoders: dict[int | str, Any] = {}
 
     def describe(self) -> dict[str, Any]:
-        """As `Program.describe`."""
+        """Implements `Program.describe`."""
         return machine.environment(machine.dtype_of(self.subject.target))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -142,7 +142,7 @@ class MlxT5(Program):
     def decode(
         self, prompts: Any, num_draft: int | str, max_tokens: int, batch_size: int, **how: Any
     ) -> list[list[int]]:
-        """As `Program.decode`; if `prompts` are texts, they are decoded as one document."""
+        """Implements `Program.decode`; texts as `prompts` are decoded as one document."""
         from benchmarks.subject import decoding, sentences
 
         way = DRAFT if num_draft else REGULAR
@@ -208,7 +208,7 @@ class Transformers(Program):
         self.default_config = self.draft.generation_config
 
     def describe(self) -> dict[str, Any]:
-        """As `Program.describe`."""
+        """Implements `Program.describe`."""
         blas = re.search(r"BLAS_INFO=(\w+)", self.torch.__config__.show())
         return {
             "transformers": version("transformers"),
@@ -221,7 +221,7 @@ class Transformers(Program):
     def decode(
         self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int, **how: float
     ) -> list[list[int]]:
-        """As `Program.decode`; prompts of similar length are decoded together."""
+        """Implements `Program.decode`; prompts of similar length are decoded together."""
         more: dict[str, Any] = {}
         if how:
             more = {"do_sample": True, "top_k": 0, "temperature": how.pop("temp"), **how}
@@ -328,7 +328,7 @@ class CTranslate2(Program):
         self.ids = {token: i for i, token in enumerate(self.tokens)}
 
     def describe(self) -> dict[str, Any]:
-        """As `Program.describe`."""
+        """Implements `Program.describe`."""
         return {
             "ctranslate2": version("ctranslate2"),
             "device": self.device,
@@ -338,7 +338,7 @@ class CTranslate2(Program):
     def decode(
         self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int, **how: float
     ) -> list[list[int]]:
-        """As `Program.decode`; CTranslate2 itself sorts the prompts by length."""
+        """Implements `Program.decode`; CTranslate2 itself sorts the prompts by length."""
         if num_draft or how:
             raise UserError("CTranslate2 has no speculative decoding, and is only greedy here")
         results = self.translator.translate_batch(

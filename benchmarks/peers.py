@@ -216,7 +216,7 @@ def of_document(variants: Mapping[str, Decode], texts: Sequence[str]) -> dict[st
 
 
 def is_project(variant: str) -> bool:
-    """Whether the variant of this name belongs to this project."""
+    """Returns whether the variant of this name belongs to this project."""
     return variant.startswith((REGULAR, f"{DRAFT} ", "document, "))
 
 
@@ -267,7 +267,7 @@ def compare(
 def or_left_out(
     name: str, decode: Decode, left_out: dict[str, str]
 ) -> Callable[[Ids], Answer | None]:
-    """Returns a version of `decode` that, after a failure, returns None and has it in `left_out`.
+    """Returns a version of `decode` that returns None after a failure, and notes it in `left_out`.
 
     Some releases of transformers fail for certain models, such as those with more layers in the
     decoder than in the encoder. This project's own failures are not caught.
@@ -298,7 +298,8 @@ def by_its_clock(timed: Timed, figures: Callable[[Answer], tuple[float, int]]) -
 def summarise(timed: Mapping[str, Timed]) -> list[dict]:
     """Returns the figures of every variant, fastest first; outcomes are `Answer`s.
 
-    They include those of decoding alone if first tokens were timed and further tokens exist.
+    If first tokens were timed and there are further tokens, the figures of decoding alone, without
+    the first tokens, are included.
     """
     total, firsts, rests = (
         {name: by_its_clock(times, figures) for name, times in timed.items()}

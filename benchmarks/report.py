@@ -116,7 +116,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     workload.add_file(parser)
     what = "tokens proposed per step"
     add_number(parser, "--num-draft", type=at_least(1), default=4, help=what)
-    what = "time for measuring, without loading and without making the grown pair"
+    what = "time for measuring, without loading models and without making the grown pair"
     add_number(parser, "--seconds", type=at_least(1), default=180, help=what)
     workload.add_json(parser, Path("report.json"))
 
@@ -156,7 +156,12 @@ def run(args: argparse.Namespace, command: str) -> int:
 
 
 def fits(peak: int, there: int) -> str:
-    """Returns a sentence that says whether the pair fits into memory; both numbers are bytes."""
+    """Returns a sentence that says whether the pair fits into memory.
+
+    Args:
+        peak: the pair's peak memory in bytes.
+        there: the memory of the machine in bytes.
+    """
     ending = "it fits" if peak <= there else "it does not fit, and is slow"
     return f"The pair took {readable(peak)} at most, of {readable(there)}: {ending}."
 
@@ -189,7 +194,7 @@ def chosen_pair(args: argparse.Namespace) -> tuple[str, str, str | None]:
 
 
 def shape(model: T5, name: str) -> dict[str, Any]:
-    """Returns a model's name, its sizes, and the bits per weight of its quantised layers."""
+    """Returns a dictionary of a model's name, its sizes, and the bits of its quantised layers."""
     bits = {layer.bits for _, layer in model.named_modules() if hasattr(layer, "bits")}
     config = model.config
     sizes = ("d_model", "d_ff", "num_heads", "d_kv", "num_layers", "num_decoder_layers")

@@ -83,7 +83,7 @@ class Subject:
 
 
 class Worsened:
-    """A drafter that makes some of another drafter's proposals wrong, at the same cost."""
+    """A drafter that returns another drafter's proposals, some of them replaced by wrong tokens."""
 
     def __init__(self, drafter: Drafter, wrong: int) -> None:
         """Wraps a drafter; `wrong` is the percentage of proposals that become wrong tokens."""
@@ -93,11 +93,11 @@ class Worsened:
         self.read, self.note, self.keep = drafter.read, drafter.note, drafter.keep
 
     def fresh(self) -> Worsened:
-        """As `Drafter.fresh`."""
+        """Implements `Drafter.fresh`."""
         return Worsened(self.drafter.fresh(), self.wrong)
 
     def propose(self, *args: Any) -> Proposal | None:
-        """As `Drafter.propose`."""
+        """Implements `Drafter.propose`; some of the proposals become wrong tokens."""
         proposal = self.drafter.propose(*args)
         if proposal is None or proposal.tokens is None or self.model is None:
             return proposal

@@ -78,7 +78,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, command: str) -> int:
-    """Measures, prints and writes.
+    """Measures every setting of the grid, prints the tables, and writes picture and figures.
 
     Returns:
         The exit status, which is 1 if a text with delta 0 differs in float32.
@@ -181,9 +181,9 @@ def recommend(rows: Sequence[dict], tolerance: float) -> dict | None:
     """Returns the fastest setting whose quality is at most `tolerance` points below delta 0's.
 
     Noise must not be a reason for a greater delta. So a greater delta replaces a smaller one only
-    if two conditions hold. With the same number of proposals, a pass of the target yields clearly
-    more tokens. And the slowest repeat of the greater delta's best setting is clearly faster than
-    the smaller delta's best setting.
+    if two conditions hold. First, with the same number of proposals, a pass of the target yields
+    clearly more tokens. Second, even the slowest repeat of the greater delta's best setting is
+    clearly faster than the smaller delta's best setting.
 
     Args:
         rows: the rows of the whole grid, delta 0 included; each has the entries of `quality`,
@@ -214,7 +214,7 @@ def _at(rows: Sequence[dict], delta: float, num_draft: int) -> dict:
 
 
 def _fastest(rows: Sequence[dict]) -> dict:
-    """Returns the row with the fewest proposals among those about as fast as the fastest."""
+    """Returns, among the rows about as fast as the fastest row, the one with fewest proposals."""
     fastest = max(row["speed_up"].value for row in rows)
     near = [row for row in rows if row["speed_up"].value >= (1 - NEAR) * fastest]
     return min(near, key=lambda row: row["num_draft"])
@@ -230,7 +230,7 @@ def measures(rows: Sequence[dict]) -> tuple[str, str]:
 
 
 def explain(rows: Sequence[dict], tolerance: float, count: int) -> str:
-    """Returns the lines that recommend settings, and explain the choice.
+    """Returns lines that recommend a setting and explain the choice.
 
     Args:
         rows: as in `recommend`.

@@ -36,7 +36,7 @@ num_draft = within(NUM_DRAFT)  # an argparse type: a number of proposals, or aut
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts, with their tasks and right answers.
+    """Prompts, with their tasks and, if known, right answers.
 
     Attributes:
         name: the name of the task or of the file.
@@ -97,8 +97,8 @@ def add_prompts(parser: argparse.ArgumentParser, count: int, task: str | list[st
     what = f"held-out prompts of the bundled pair (default: {shown})"
     parser.add_argument("--task", choices=TASKS, default=task, help=what, **several)
     add_file(parser)
-    add_number(parser, "--count", type=at_least(2), default=count, help="prompts of each task")
-    add_setting(parser, "--max-tokens", default=200, help="tokens of a text at most")
+    add_number(parser, "--count", type=at_least(2), default=count, help="prompts of each --task")
+    add_setting(parser, "--max-tokens", default=200, help="maximum length of a text in tokens")
 
 
 def add_measuring(parser: argparse.ArgumentParser, repeats: int) -> None:

@@ -4,8 +4,8 @@
     python finetune.py --model demo/target --data models/american --output models/american-lora
 
 The completions are the sentences of heldout.jsonl, which are American English, each with a date.
-The prompts have the same sentences and dates in British English. The sentences in train.jsonl and
-test.jsonl are different.
+The prompts have the same sentences and dates in British English. No sentence is in both train.jsonl
+and test.jsonl.
 """
 
 from __future__ import annotations

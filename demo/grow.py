@@ -1,4 +1,4 @@
-"""Grows a model of the bundled pair to a real size, at which it writes the same text at real cost.
+"""Enlarges a model of the bundled pair to a real T5's size; its texts stay the same.
 
     python -m demo.grow --shape t5-base --from demo/target --path models/demo-base
 
@@ -76,7 +76,7 @@ class GrownTensor:
     dtype: str
 
     def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Returns the stored type and the shape, by name."""
+        """Returns a dictionary of one item: the tensor's name, with its stored type and shape."""
         return {self.name: (self.dtype, self.content.shape)}
 
     def chunks(self, checkpoint: Checkpoint, seed: int) -> Iterator[dict[str, mx.array]]:
@@ -107,7 +107,7 @@ def grow(
     Args:
         source: a Hugging Face folder of a T5, such as demo/target.
         path: the folder to write; it appears only when it is complete.
-        sizes: the new sizes, by their names in config.json; sizes that are not named stay.
+        sizes: the new sizes, by their names in config.json; other sizes do not change.
         dtype: "float32", "bfloat16" or "float16".
         seed: the seed of the random numbers; the same seed gives the same bytes.
         overwrite: whether to replace a model at `path`.
@@ -154,8 +154,8 @@ def plan(widening: Widening, checkpoint: Checkpoint, dtype: str) -> list[GrownTe
         dtype: the type in which the tensors are stored.
 
     Raises:
-        UserError: the checkpoint is an MLX folder's or no T5 of this configuration, or has a tensor
-            of a type that cannot be read.
+        UserError: the checkpoint is that of an MLX folder, is not a T5 of this configuration, or
+            has a tensor of a type that cannot be read.
     """
     if checkpoint.metadata.get("format") == "mlx":
         raise UserError("the source is an MLX folder; grow the Hugging Face original and convert")
@@ -176,7 +176,7 @@ def plan(widening: Widening, checkpoint: Checkpoint, dtype: str) -> list[GrownTe
 
 
 def grown_config(raw: dict, widening: Widening, dtype: str) -> dict:
-    """Returns the content of the grown model's config.json, sorted as transformers writes it.
+    """Returns the content of the grown model's config.json, sorted as transformers sorts it.
 
     Args:
         raw: the content of the source's config.json.
@@ -210,7 +210,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _parser() -> Parser:
     parser = Parser(
-        description="Make a model of a real size that computes what a small one does.",
+        description="Make a model of a real size that computes the same as a small model.",
         epilog="A size given as an option overrides the shape's; custom has the source's sizes.",
     )
     add = parser.add_argument

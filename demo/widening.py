@@ -61,7 +61,7 @@ _AWAY = 2.0**12  # E above; E and the norm's weight are in the range of float16
 
 @dataclass(frozen=True)
 class Patch:
-    """A rectangle of a matrix that holds one value."""
+    """A rectangle of a matrix, filled with one value."""
 
     rows: slice
     columns: slice
@@ -126,7 +126,7 @@ class Widened:
 
 
 class Widening:
-    """The change of a small model into a larger one that computes the same function.
+    """The change from a small model to a larger model that computes the same function.
 
     Args:
         source: the small model's configuration.
@@ -182,7 +182,7 @@ class Widening:
         return (heads + np.arange(self.source.d_kv)).ravel()
 
     def _randomness(self, part: str) -> tuple[float, float]:
-        """Returns centre and spread of new numbers, as large as those of an untrained model."""
+        """Returns centre and spread of new numbers; both are as in an untrained model."""
         if part == "norm":
             return 1.0, 0.5
         deviation = {

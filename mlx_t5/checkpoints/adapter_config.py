@@ -1,8 +1,8 @@
 """Reads PEFT's adapter_config.json: which layers a LoRA adapter changes, and by how much.
 
-The entries are those of `LoraConfig` in PEFT 0.21. The supported adapters add a product of two
-matrices to each layer, with or without DoRA. An entry that asks for more is refused by name,
-because a partly merged adapter would be a different model that still writes fluent text. Regular
+The entries are those of `LoraConfig` in PEFT 0.21. A supported adapter adds a product of two
+matrices to each of its layers, with or without DoRA. An error names any entry that asks for more,
+because a partly merged adapter would give a different model that still writes fluent text. Regular
 expressions are refused as well, because an untrusted expression could take years to match.
 """
 
@@ -20,8 +20,8 @@ from mlx_t5.errors import UserError, shown
 from mlx_t5.ranges import FLAG, Range, checked, refusal
 
 CONFIG = "adapter_config.json"
-# Layers that are not linear, and the output head: PEFT also saves the head's base weight, and the
-# head may be the embedding.
+# Layers that cannot be adapted: those that are not linear, and the output head. For the head, PEFT
+# also saves the base weight, and the head may be the embedding.
 OTHERS = ("shared", "embed_tokens", "relative_attention_bias", "lm_head")
 ALL_LINEAR = "all-linear"
 _MAX_NAMES = 4096  # names in a list; t5-11b has 560 layers
@@ -48,14 +48,14 @@ _KNOWN = _WITHOUT_EFFECT | {"peft_type", "bias", "init_lora_weights", *_NUMBERS,
 
 
 def adapter_folder(name: str | Path) -> Path:
-    """Returns the path of an adapter's folder, given by a user.
+    """Returns the absolute path of the adapter folder that a user has named.
 
     Raises:
         UserError: there is no such folder.
     """
     folder = place(name)
     if not name or not folder.is_dir():
-        raise UserError(f"there is no adapter folder {str(name)!r}; give that of a PEFT adapter")
+        raise UserError(f"there is no adapter folder {str(name)!r}; give a PEFT adapter's folder")
     return folder
 
 
@@ -90,10 +90,10 @@ class LoraConfig:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> LoraConfig:
-        """Reads the content of an adapter_config.json; null counts as absent.
+        """Returns the configuration in an adapter_config.json's content; null counts as absent.
 
         Raises:
-            UserError: the adapter is no LoRA or cannot be merged, or an entry is malformed.
+            UserError: the adapter is not a LoRA or cannot be merged, or an entry is malformed.
         """
         raw = {name: value for name, value in raw.items() if value is not None}
         _refuse_others(raw)
@@ -146,7 +146,7 @@ def _refuse_others(raw: Mapping[str, Any]) -> None:
     for name, value in raw.items():
         if name in _PATTERNS and value not in ([], {}, ""):
             raise _refused(name, value)
-        # An unknown number or name is harmless; a flag, a list or an object may enable a feature.
+        # An unknown number or text is harmless; a flag, a list or an object may enable a feature.
         asks = value is True or (isinstance(value, (list, dict)) and len(value) > 0)
         if asks and name not in _KNOWN:
             raise _refused(name, value, cure="merge it with PEFT, where PEFT can")

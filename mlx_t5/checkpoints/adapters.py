@@ -38,11 +38,13 @@ Shape = tuple[int, ...]
 
 
 class StoredAdapter:
-    """An adapter's matrices, read lazily; a context manager that closes their file.
+    """The matrices of an adapter, which are read when needed.
+
+    As a context manager, it closes the adapter's file.
 
     Args:
         stored: the adapter's file.
-        layers: the layers that it changes.
+        layers: the layers that the adapter changes.
         config: the adapter's configuration.
     """
 
@@ -74,7 +76,7 @@ class StoredAdapter:
         for rows in tiles:
             b_tiles = b_tiles or self._stored.row_tiles(up, len(rows) * row_bytes)
             b = next(b_tiles).astype(mx.float32)
-            # GPUs may multiply float32 with fewer digits (TF32).
+            # Computed on the CPU, because GPUs may multiply float32 with fewer digits (TF32).
             change = mx.matmul(b, a, stream=mx.cpu) * self._config.scale
             rows = rows.astype(mx.float32) + change
             if lengths is not None:
@@ -241,7 +243,7 @@ def _check(checkpoint: Checkpoint, expected: Mapping[str, Shape], unused: str) -
 
 
 def _stranger(name: str) -> str:
-    """Returns the end of the error message about an unexpected tensor."""
+    """Returns the reason why an adapter's tensor is unexpected, for an error message."""
     layer = shown(name.removeprefix(_PREFIX).partition(".lora_")[0])
     if layer in OTHERS and ".lora_" in name:
         return f"LoRA on {layer} cannot be merged here; merge it with PEFT"

@@ -2,8 +2,8 @@
 
 The formats are safetensors and torch's `.bin` (zip or legacy), in one file or in shards with an
 index, in float32, float16 and bfloat16. torch is not needed, and nothing in a file is executed. All
-files are untrusted: a false header, a truncated file, or an index that points out of its folder
-raises a `UserError` that names the file.
+files are untrusted: a false header, a truncated file, or an index that names a file outside its
+folder raises a `UserError` that names the file.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ _LFS_POINTER = b"version https://git-lfs.github.com/"
 
 
 class Checkpoint:
-    """The tensors of a checkpoint; a context manager that closes the files it opened.
+    """The tensors of a checkpoint.
+
+    As a context manager, it closes the files that it has opened.
 
     Attributes:
-        names: all tensor names, file by file in the order of the bytes, so that reading in this
-            order is sequential.
+        names: the names of all tensors, in the order of their bytes in the files, so that a loop
+            over the names reads each file sequentially.
         metadata: the string pairs in the safetensors header (MLX folders have `format`: `mlx`).
     """
 
@@ -58,7 +60,7 @@ class Checkpoint:
         return self._tensors[name].nbytes
 
     def storage(self, name: str) -> Hashable:
-        """Returns a key that two names share exactly if they refer to the same stored tensor."""
+        """Returns a key that is equal for two names if and only if they name the same tensor."""
         tensor = self._tensors[name]
         return tensor.path, tensor.offset, tensor.dtype, tensor.shape, tensor.strides
 
@@ -102,7 +104,7 @@ class Checkpoint:
         return b"".join(samples)
 
     def items(self) -> Iterator[tuple[str, mx.array]]:
-        """Yields every (name, tensor), one at a time, in the order of `names`."""
+        """Yields pairs of a name and its tensor, read one by one, in the order of `names`."""
         return ((name, self.read(name)) for name in self.names)
 
     def close(self) -> None:
@@ -127,7 +129,7 @@ def open_checkpoint(
     names: tuple[str, str] = (SAFETENSORS, TORCH),
     root: Path | None = None,
 ) -> Checkpoint:
-    """Finds the weights in a folder; prefers safetensors to `.bin`, and one file to shards.
+    """Opens the weights of a folder; prefers safetensors to `.bin`, and one file to shards.
 
     Args:
         folder: the folder. It holds `model.safetensors` or `pytorch_model.bin`, or the index of
@@ -136,8 +138,8 @@ def open_checkpoint(
         root: the model folder, if `folder` is inside it; see `small_files.require_own`.
 
     Raises:
-        UserError: there are no weights, a shard is missing, a file is damaged or a link out of the
-            folder, or a pickle contains objects other than tensors.
+        UserError: there are no weights, a shard is missing, a file is damaged or a link to a file
+            outside the folder, or a pickle contains objects other than tensors.
     """
     folder = Path(folder)
     try:

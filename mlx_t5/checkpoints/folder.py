@@ -41,7 +41,7 @@ S = TypeVar("S", bound=OutputTensor)
 
 
 def is_model_file(name: str) -> bool:
-    """Whether a file or module folder of this name may have been made by `convert.py` or macOS."""
+    """Returns whether `convert.py` or macOS may have made a file or module folder of this name."""
     ours = name in SMALL_FILES or any(p.fullmatch(name) for p in (_WEIGHTS, MODULE_FOLDER))
     return ours or is_macos_file(name)
 
@@ -67,17 +67,17 @@ def into_shards(steps: Iterable[S], shard_bytes: int) -> list[list[S]]:
 def new_model_folder(
     path: Path, overwrite: bool, source: Path, shards: Sequence[Sequence[OutputTensor]]
 ) -> Iterator[Path]:
-    """Yields a `new_folder` with the source's tokenizer and configuration in it.
+    """Yields a `new_folder` that has the source's tokenizer and configuration already.
 
     Args:
         path: the folder, as checked by `check_output_folder`.
         overwrite: whether to replace what is at `path`.
-        source: the folder to copy the small files from; links out of it are refused.
+        source: the folder to copy the small files from; links to files outside it are refused.
         shards: the tensors that will be written; they decide the disk space needed.
 
     Raises:
-        UserError: a small file is no regular file, is too large or a link out of the source, there
-            is too little disk space, or `path` has come to exist since it was checked.
+        UserError: a small file is not a regular file, is too large or is a link to a file outside
+            the source, there is too little disk space, or `path` was made after it was checked.
     """
     small = [source / name for name in SMALL_FILES if os.path.lexists(source / name)]
     for file in small:
@@ -133,7 +133,7 @@ def write_json(path: Path, value: dict) -> None:
 
 @contextmanager
 def _small_cache() -> Iterator[None]:
-    """Limits the freed buffers that MLX keeps, as buffers of many sizes would pile up."""
+    """Limits the freed buffers that MLX keeps, because buffers of many sizes would pile up."""
     before = mx.set_cache_limit(BLOCK_BYTES)
     try:
         yield

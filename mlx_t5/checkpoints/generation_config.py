@@ -7,13 +7,13 @@ the settings are read from config.json, as in transformers 5. Supported entries 
 | entry | setting |
 | --- | --- |
 | `max_new_tokens`, `min_new_tokens` | `max_tokens`, `min_tokens` |
-| `max_length`, `min_length` | `max_tokens`, `min_tokens`, less 1 for the start token |
+| `max_length`, `min_length` | `max_tokens`, `min_tokens`: one less, without the start token |
 | `do_sample: true` | `temp` is `temperature` or else 1; `top_k` is 50 unless the entry exists |
 | `do_sample: false` | `temp` is 0, whatever `temperature` is |
 | an entry with a setting's name | the setting of that name |
 
-Unsupported entries that would change the text are reported, because the text then differs from
-transformers' text.
+Unsupported entries that would change the text are reported, because the text then differs from the
+text of transformers.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _DEFAULT_TOP_K = 50  # transformers' default for sampling
 _DAMAGED = "give a model folder, MLX or Hugging Face"
 
 
-# The setting of each entry. If two entries set the same setting, the later in this order counts, as
-# in transformers.
+# The setting of each entry. If two entries have the same setting, the later entry in this order
+# counts, as in transformers.
 _ENTRIES = {entry: name for name, setting in SETTINGS.items() for entry in setting.config}
 _WITH_START = ("max_length", "min_length")  # they count the start token
 # Entries that do not affect the text: ids (config.json has them too), caches, output formats, and
@@ -189,7 +189,7 @@ def _preset(source: str, raw: Mapping[str, Any]) -> Preset:
 
 
 def _is_off(entry: str, value: Any) -> bool:
-    """Whether an unsupported entry has a value that does not affect the text."""
+    """Returns whether an unsupported entry has a value that does not affect the text."""
     is_flag = isinstance(value, bool)  # without this check, False would equal 0 and True 1
     return any(
         isinstance(off, bool) == is_flag and off == value for off in _OFF.get(entry, _NOTHING)

@@ -55,12 +55,12 @@ def resolve(name: str, revision: str | None = None) -> Path:
 
 
 def is_cached(name: str) -> bool:
-    """Whether Hugging Face's cache has a complete snapshot of a Hub id; works offline."""
+    """Returns whether Hugging Face's cache has a complete snapshot of a Hub id; works offline."""
     return _cached(name, None) is not None
 
 
 def full_id(name: str) -> str:
-    """Returns a Hub id, with its owner added if it is an old id without an owner."""
+    """Returns the full form of a Hub id: adds the owner to an old id without an owner."""
     return _RENAMED.get(name, name)
 
 
@@ -139,7 +139,7 @@ def _download(name: str, revision: str | None) -> Path:
         sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
         files = choose_files(sizes)
         _require(files, where)
-        if _cached(name, revision) is None:  # otherwise a full disk means using the cached snapshot
+        if _cached(name, revision) is None:  # with a cached snapshot, a full disk is no error
             _require_space(name, info.sha, {file: sizes[file] for file in files})
         return Path(snapshot_download(name, revision=revision, allow_patterns=files))
     except UserError:

@@ -1,6 +1,6 @@
 """Limits on a checkpoint, checked before anything is computed from it.
 
-They make sure that a small, hostile file is refused fast. For comparison, t5-11b has 560 tensors of
+With these limits a small, hostile file is refused fast. For comparison, t5-11b has 560 tensors of
 at most two dimensions.
 """
 
@@ -13,5 +13,5 @@ MAX_RANK = 8
 
 
 def natural(values: Sequence[object]) -> bool:
-    """Whether the values are at most `MAX_RANK` integers from 0 to 2**63 - 1, such as a shape."""
+    """Returns whether there are at most `MAX_RANK` values, all integers from 0 to 2**63 - 1."""
     return len(values) <= MAX_RANK and all(type(n) is int and 0 <= n < 1 << 63 for n in values)

@@ -34,8 +34,8 @@ def check_output_folder(path: Path, overwrite: bool, ours: Callable[[str], bool]
             folder with any other file is never replaced.
 
     Raises:
-        UserError: the folder exists and `overwrite` is False, it holds other files, or `path` is a
-            file.
+        UserError: the folder exists and `overwrite` is False, the folder holds other files, or
+            `path` is a file.
     """
     if path.parent.is_dir():
         _clear_leftovers(path)
@@ -54,7 +54,7 @@ def check_output_folder(path: Path, overwrite: bool, ours: Callable[[str], bool]
 
 
 def require_apart(path: Path, source: Path) -> None:
-    """Refuses an output folder that is, contains or lies inside the source folder.
+    """Refuses an output folder that overlaps with the source folder.
 
     The folders are compared as files, not by name: the disks of Macs ignore upper and lower case.
 
@@ -72,7 +72,7 @@ def require_apart(path: Path, source: Path) -> None:
 
 
 def _holds_ours(path: Path, ours: Callable[[str], bool]) -> bool:
-    """Whether `path` is a file, or a module's folder with nothing but files of `ours`."""
+    """Returns whether `path` is a file, or the folder of a module and all its files are `ours`."""
     is_module = MODULE_FOLDER.fullmatch(path.name) is not None
     if is_module != path.is_dir():
         return False
@@ -81,14 +81,14 @@ def _holds_ours(path: Path, ours: Callable[[str], bool]) -> bool:
 
 @contextmanager
 def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
-    """Yields a folder to write into, which becomes `path` when the block ends without an error.
+    """Yields a folder to write into; it is renamed to `path` if the block ends without an error.
 
     Args:
         path: the final path, as checked by `check_output_folder`; its parent folders are made.
         overwrite: whether to replace a folder at `path`; the old folder stays there until the end.
 
     Raises:
-        UserError: `path` has come to exist since it was checked, and `overwrite` is False.
+        UserError: `path` was made after it was checked, and `overwrite` is False.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _clear_leftovers(path)

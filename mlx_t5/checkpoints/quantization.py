@@ -2,8 +2,8 @@
 
 Each row is cut into groups of values. A group is stored with a few bits per value and with shared
 parameters, which depend on the mode. `affine` has a scale and an offset in the model's type.
-`mxfp4`, `mxfp8` (the OCP microscaling formats) and `nvfp4` have an 8-bit scale. As a group never
-crosses rows, rows can be quantised independently.
+`mxfp4`, `mxfp8` (the OCP microscaling formats) and `nvfp4` have an 8-bit scale. Rows are quantised
+independently, because a group lies within one row.
 
 A recipe decides how each layer is quantised. T5 is most sensitive in attention's values and outputs
 (`v` and `o`), so the recipe `vo_4_5` gives these more bits. The embedding and the output head are
@@ -36,7 +36,7 @@ VO_4_5 = "vo_4_5"  # 4 bits in most layers, 5 in attention's `v` and `o`
 EMBED_8 = "embed_8"  # 8 bits in the embedding and the output head, any bits in other layers
 LAYERS = "layers"  # only attention and feed-forward, however large the vocabulary is
 PREDICATES = (VO_4_5, EMBED_8, f"{VO_4_5}+{EMBED_8}", LAYERS)
-LARGE_VOCABULARY = 100_000  # tokens; with fewer, the head is a smaller part of a pass's reads
+LARGE_VOCABULARY = 100_000  # tokens; with fewer, the head is a small part of what a pass reads
 _VALUES_AND_OUTPUTS = frozenset("vo")
 _EMBEDDING_AND_HEAD = frozenset(("shared", "lm_head"))
 _LAYERS = frozenset(("q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"))
@@ -44,7 +44,7 @@ PARTS = ("weight", "scales", "biases")  # the names of nn.QuantizedLinear's arra
 
 
 def quantize_predicate(path: str, module: nn.Module | None = None) -> bool:
-    """Whether a layer belongs to attention or feed-forward, which are quantised by default.
+    """Returns whether a layer belongs to attention or feed-forward, which every recipe quantises.
 
     Args:
         path: the layer's name in the model.
@@ -81,7 +81,7 @@ class Quantization:
         return cls(group_size or MODES[mode][1][0], bits or MODES[mode][0][0], mode)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a weight's rows divide into groups; otherwise it stays unquantised."""
+        """Returns whether a weight's rows divide into groups; otherwise it is not quantised."""
         return len(shape) == 2 and shape[-1] % self.group_size == 0
 
     def quantize(self, name: str, rows: mx.array) -> dict[str, mx.array]:
@@ -154,7 +154,7 @@ class Recipe:
         return cls(four, five, embedding)
 
     def wanted(self, path: str) -> Quantization | None:
-        """Returns the quantisation that the recipe has for a layer; None leaves it unquantised."""
+        """Returns the recipe's quantisation for a layer; None if the layer is not quantised."""
         if path in _EMBEDDING_AND_HEAD:
             return self.embedding
         if not quantize_predicate(path):
@@ -163,14 +163,14 @@ class Recipe:
         return self.special if self.special and sensitive else self.general
 
     def for_layer(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
-        """Returns the quantisation of a parameter; None if it has none or its rows do not fit."""
+        """Returns the quantisation of a parameter; None if it stays as it is (see `fits`)."""
         how = self.wanted(name.removesuffix(".weight"))
         return how if how and how.fits(shape) else None
 
     def entry(self, layers: dict[str, Quantization]) -> dict:
-        """Returns the entry for config.json.
+        """Returns the entry `quantization` of config.json.
 
-        The entry has the general quantisation, and by path the layers with a different one.
+        It has the general quantisation, and by path the quantisation of layers that differ.
 
         Args:
             layers: the quantisation of every quantised layer, by path.
@@ -180,7 +180,7 @@ class Recipe:
 
 
 def layer_settings(entry: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Returns a layer's group_size, bits and mode, except those that config.json lacks.
+    """Returns those of a layer's settings group_size, bits and mode that config.json has.
 
     Args:
         entry: the config's `quantization`, see `Recipe.entry`.
@@ -192,7 +192,7 @@ def layer_settings(entry: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def changed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a quantised layer after an adapter has changed the layer.
+    """Returns the settings with which a quantised layer is stored after an adapter changed it.
 
     The layer gets 8 bits, because fewer bits would round away much of the adapter's change.
     """

@@ -3,7 +3,7 @@
 A file has the header's length in 8 little-endian bytes, then a JSON header
 `{name: {dtype, shape, data_offsets}}` with an optional `__metadata__`, then the tensors' bytes
 without gaps (https://github.com/huggingface/safetensors#format). The header needs only the types
-and shapes, which are known first, so a file of any size can be written a few rows at a time.
+and shapes, which are known before the data, so any file can be written a few rows at a time.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def data_size(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> int:
 class SafetensorsWriter:
     """Writes one file: first the header, then each tensor's rows as they arrive.
 
-    It is a context manager, which closes the file.
+    As a context manager, it closes the file.
 
     Args:
         path: the file to make; it must not exist.
@@ -149,7 +149,7 @@ class SafetensorsWriter:
         self._put(len(text).to_bytes(8, "little") + text)
 
     def append(self, name: str, rows: mx.array) -> None:
-        """Writes the next rows of one tensor; rows of several tensors may alternate."""
+        """Writes the next rows of one tensor; calls for different tensors may alternate."""
         # numpy has no bfloat16; the bytes are the same if viewed as a different 16-bit type.
         rows = rows.view(mx.uint16) if rows.dtype == mx.bfloat16 else rows
         data = np.ascontiguousarray(np.array(rows, copy=False))

@@ -2,9 +2,9 @@
 
 modules.json lists a Transformer, which is the folder itself, and the modules that turn the
 Transformer's states into a vector: `1_Pooling/config.json`, `2_Dense/config.json` with weights,
-`3_Normalize`. The modules and the settings in the other files have the same effect as in version
-6's `SentenceTransformer.encode`. Unsupported and unknown entries are refused by name. All files are
-untrusted.
+`3_Normalize`. The modules and the settings in the other files have the same effect as in
+`SentenceTransformer.encode` of version 6. An error names any unsupported or unknown entry. All
+files are untrusted.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ _OF_MODULES: Mapping[str, tuple] = MappingProxyType(
 
 
 def modules(folder: Path) -> list[tuple[str, Path]]:
-    """Reads modules.json, and returns the kind and the folder of each module.
+    """Returns the kind and the folder of each module in modules.json.
 
-    The kind, such as "Pooling", is the class's name. It includes the package's name if the package
-    is not sentence-transformers.
+    The kind, such as "Pooling", is the name of the module's class. It includes the name of the
+    package if the package is not sentence-transformers.
 
     Raises:
-        UserError: the file holds no list of modules, or names a folder outside the model's.
+        UserError: the file holds no list of modules, or names a folder outside the model folder.
     """
     file = folder / MODULES
     text = read_small(file)
@@ -138,7 +138,7 @@ def copy_modules(source: Path, target: Path) -> None:
 
 
 def read_pooling(folder: Path, d_model: int) -> Pooling:
-    """Reads the pooling of a model folder.
+    """Returns the pooling of a model folder.
 
     Args:
         folder: the model folder. If it has no modules.json, the default pooling is returned.
@@ -171,7 +171,8 @@ def _entries(file: Path, root: Path, supported: Mapping[str, tuple]) -> dict[str
     """Returns the entries of a file; {} if it does not exist.
 
     Raises:
-        UserError: an entry is not in `_KNOWN` and its value has an effect that is not `supported`.
+        UserError: an entry is not in `_KNOWN`, and its value would have an effect but is not in
+            `supported`.
     """
     raw = read_object(file, "fetch it again", root) if os.path.lexists(file) else {}
     for name, value in raw.items():
@@ -186,7 +187,7 @@ def _refused(file: Path, name: str, value: Any) -> UserError:
 
 
 def _mode(file: Path, root: Path) -> str:
-    """Reads the pooling mode in a Pooling module's config.json, from its name or its flags."""
+    """Returns a Pooling module's mode: its entry `pooling_mode`, or the flag that is set."""
     raw = _entries(file, root, _OF_MODULES)
     if not raw:
         raise UserError(f"{file} has no pooling mode: fetch it again")
@@ -199,7 +200,7 @@ def _mode(file: Path, root: Path) -> str:
 
 
 def _dense(module: Path, root: Path, inputs: int) -> tuple[Step, int]:
-    """Reads a Dense module; returns its function (linear layer, activation) and output width."""
+    """Returns a Dense module's function (linear layer, then activation) and output width."""
     file = module / CONFIG
     raw = _entries(file, root, _OF_MODULES)
     outputs = checked(f"{file}: out_features", raw.get("out_features"), _WIDTH)
@@ -219,7 +220,7 @@ def _dense(module: Path, root: Path, inputs: int) -> tuple[Step, int]:
 
 
 def _prompt(folder: Path) -> str:
-    """Reads the prefix of every text; "" if there is none."""
+    """Returns the prefix of every text; "" if there is none."""
     file = folder / GENERAL
     raw = _entries(file, folder, _OF_SETTINGS)
     name, prompts = raw.get("default_prompt_name"), raw.get("prompts")
@@ -232,7 +233,7 @@ def _prompt(folder: Path) -> str:
 
 
 def _max_tokens(folder: Path) -> int | None:
-    """Reads the maximum number of a text's tokens, with the end token; None for no limit."""
+    """Returns the maximum number of a text's tokens, with the end token; None for no limit."""
     reading, file = _entries(folder / READING, folder, _OF_SETTINGS), folder / TOKENIZER
     own = read_object(file, "fetch it again", folder) if os.path.lexists(file) else {}
     if own.get("truncation_side") not in (None, "right"):

@@ -1,8 +1,8 @@
-"""Reads the small files of a model folder, and checks that files are the folder's own.
+"""Reads the small files of a model folder, and checks that files belong to the folder.
 
-A folder is untrusted: config.json may be a pipe on which nobody writes, an endless device, a file
-of a hundred gigabytes, or a link to somebody's keys. So `require_own` checks every file, weights
-included, before it is read or copied from a model folder.
+A folder is untrusted: config.json may be a pipe into which nobody writes, an endless device, a file
+of a hundred gigabytes, or a link to somebody's keys. So `require_own` checks every file of a model
+folder, weights included, before the file is read or copied.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def place(name: str | Path) -> Path:
     """Returns the absolute path that a user has typed, with `~` and links resolved.
 
     Raises:
-        UserError: the path is impossible: there is no such user, links form a circle, or the disk
-            does not accept the name.
+        UserError: the path is impossible: its `~NAME` is not a user, its links form a circle, or
+            the disk does not accept the name.
     """
     try:
         path = Path(name).expanduser().resolve()
@@ -72,7 +72,8 @@ def read_small(path: Path, limit: int = JSON_BYTES, root: Path | None = None) ->
         root: as in `require_own`.
 
     Raises:
-        UserError: the path is no regular file, is too large, or links to a file outside.
+        UserError: the path is not a regular file, is too large, or links to a file outside the
+            folder.
         OSError: the file does not exist or cannot be read.
     """
     require_own(path, root)
@@ -95,8 +96,8 @@ def read_object(path: Path, cure: str, root: Path | None = None) -> dict[str, An
         root: as in `require_own`.
 
     Raises:
-        UserError: the file is missing, too large or damaged, holds no object, or is a link out of
-            the folder.
+        UserError: the file is missing, too large or damaged, holds no object, or is a link to a
+            file outside the folder.
     """
     try:
         text = read_small(path, root=root)
@@ -115,8 +116,8 @@ def require_small(path: Path, limit: int = TOKENIZER_BYTES, root: Path | None = 
     """Checks a file before a library reads it; the arguments are those of `read_small`.
 
     Raises:
-        UserError: the file does not exist, is no regular file, is too large, or is a link out of
-            the folder.
+        UserError: the file does not exist, is not a regular file, is too large, or is a link to a
+            file outside the folder.
     """
     require_own(path, root)
     try:
@@ -134,19 +135,19 @@ def snapshot_id(folder: Path) -> str | None:
 
 
 def require_own(path: Path, root: Path | None = None) -> None:
-    """Refuses a link out of a model folder: reading it could disclose or publish a private file.
+    """Raises `UserError` for a link from a model folder to a file outside it.
 
-    Links within the folder are allowed, and the folder itself may be a link. Links into the Hub
-    cache's folders of contents are allowed as well: `models--OWNER--NAME/snapshots/COMMIT` consists
-    of links into `models--OWNER--NAME/blobs`, which may in turn hold links into a folder `blobs`
-    that all repositories share.
+    Following such a link could disclose or publish a private file. Links within the folder are
+    allowed, and the folder itself may be a link. Links to the folders `blobs` of Hugging Face's
+    cache are allowed too: the files of a snapshot, `models--OWNER--NAME/snapshots/COMMIT`, are
+    links into `models--OWNER--NAME/blobs`, whose files may be links into a common folder `blobs`.
 
     Args:
         path: a file or a folder in the model folder; it need not exist.
         root: the model folder; None is the folder that contains `path`.
 
     Raises:
-        UserError: `path`, or a folder that contains it, is a link out of the model folder.
+        UserError: `path`, or a folder on the way to it, is a link that leads outside the folder.
     """
     folder = Path(os.path.realpath(root or path.parent))
     allowed, repository = [folder], folder.parent.parent

@@ -32,7 +32,7 @@ def read_torch(path: Path) -> list[StoredTensor]:
         path: the file. Its pickle is interpreted, and the tensors' bytes are not read.
 
     Raises:
-        UserError: the pickle names an object that is no part of a tensor (nothing is executed), or
+        UserError: the pickle names an object that is not part of a tensor (nothing is executed), or
             the file is damaged or holds no state dict.
     """
     try:
@@ -160,7 +160,7 @@ def _place(
 
 
 class _Archive(io.FileIO):
-    """A file for `zipfile` that limits the size of the list of entries, read in one call."""
+    """A file for `zipfile` that refuses long reads, and so archives with a long list of entries."""
 
     def read(self, size: int | None = -1) -> bytes:
         if size is not None and size > MAX_PICKLE:

@@ -2,7 +2,7 @@
 
 A pickle is a program, and unpickling an untrusted pickle runs it. Here a small stack machine reads
 the opcodes. It knows strings, numbers, containers and the few names from which a tensor is built,
-and it has no code path that imports or calls anything else. An error names any name it refuses.
+and it has no code path that imports or calls anything else. An error shows the name refused.
 
 A storage is a flat run of elements, and several tensors may be views of one storage.
 """
@@ -46,7 +46,7 @@ _STORAGES = MappingProxyType(
 
 @dataclass(frozen=True)
 class Storage:
-    """A storage's key in the file, its element type and its size."""
+    """A storage: its key in the file, its element type and its size."""
 
     key: str
     dtype: str

@@ -1,1 +1,1 @@
-"""Runs on several machines, or in several processes of one, that share a model or a file."""
+"""Lets several machines, or several processes on one machine, share a model or a file."""

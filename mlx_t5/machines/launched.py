@@ -55,8 +55,8 @@ class Disagreement(UserError):
 def one_voice(options: Callable[[], Options], command: Callable[[Options], int]) -> int:
     """Runs a command so that only rank 0 prints.
 
-    A different rank prints only an error that rank 0 does not report. Messages of libraries are
-    hidden, because MLX's ring reports ten times that a peer has gone.
+    Any other rank prints only an error that rank 0 does not report. Messages of libraries are
+    hidden, because MLX's ring reports ten times that another rank has ended.
 
     Args:
         options: a function that parses and checks the command line, which is the same on all ranks.
@@ -120,7 +120,7 @@ def join_ranks() -> Ranks:
 
 
 def leave_interrupts_to_rank_0(ranks: Ranks) -> None:
-    """Makes all ranks except rank 0 ignore Ctrl-C, so that they finish the work it waits for."""
+    """Makes all ranks except rank 0 ignore Ctrl-C, so that they finish what rank 0 waits for."""
     if ranks.rank:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -148,10 +148,10 @@ def to_compare(decoder: SpeculativeDecoder, options: Mapping[str, object]) -> di
 
 @contextlib.contextmanager
 def agreeing(ranks: Ranks) -> Iterator[dict[str, str]]:
-    """Runs a stage that either all ranks complete or none; ranks do not compute together in it.
+    """Runs a block that either all ranks complete or none; in it ranks do not compute together.
 
     Yields:
-        An empty dictionary, to be filled with facts that must be equal on all ranks.
+        An empty dictionary, into which the block writes facts that must be equal on all ranks.
 
     Raises:
         Disagreement: a rank has failed, or its facts differ from rank 0's. With one process, the

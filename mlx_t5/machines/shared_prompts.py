@@ -32,7 +32,7 @@ class SharedPrompts:
         self._ended, self._error = False, None
 
     def ready(self) -> bool:
-        """Whether the next prompt, or the end, can be read without waiting."""
+        """Returns whether the next prompt, or the end, can be read without waiting."""
         if not self._here and not self._ended:
             self._share(wait=False)
         return bool(self._here) or self._ended
@@ -50,7 +50,7 @@ class SharedPrompts:
         return self._here.popleft()
 
     def _share(self, wait: bool) -> None:
-        """Reads some prompts on rank 0 and sends them to all ranks; `wait`: for at least one."""
+        """Sends some prompts from rank 0 to all ranks; `wait` says to wait for at least one."""
         message: list[Any] = [[], None, False]
         if self._ranks.rank == 0:
             message = self._drawn(wait)

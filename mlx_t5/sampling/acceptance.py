@@ -42,9 +42,9 @@ from mlx_t5.sampling.draws import (
 
 # A residual with less mass is rounding noise of two equal distributions.
 NEGLIGIBLE_MASS = 1e-6
-# Replaces the target's own token if the logits leave no token to choose, see `draws.is_finite`.
+# Stands for the target's own token if no token can be chosen from the logits: `draws.is_finite`.
 NO_TOKEN = -1
-# Replaces the number of proposals kept if top-p needs more candidates than were considered.
+# Stands for the number of proposals kept if top-p needs more candidates than were considered.
 UNDECIDED = -1
 
 
@@ -121,7 +121,7 @@ def accept(
 
     Args:
         logits: (B, gamma + 1, V) float32 of the target: position i judges
-            proposal i, position gamma follows the last one.
+            proposal i, position gamma follows the last proposal.
         drafts: (B, gamma) int32, None when nothing was proposed.
         q: (B, gamma, V) draft probabilities; None if the proposals are deterministic.
         lengths: (B,) int32, number of proposals of each row, without padding.

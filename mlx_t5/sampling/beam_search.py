@@ -1,7 +1,7 @@
 """Beam search: K hypotheses per prompt, extended by one token per step.
 
-Texts and scores equal the output of `generate` of transformers 5 (generation/utils.py,
-`_beam_search`) for the prompt by itself:
+Texts and scores equal those of `generate` of transformers 5 (generation/utils.py, `_beam_search`)
+if it decodes the prompt alone:
 
     beam     s = the sum of its log-probabilities, after the logits processors
     step     take the (1 + E) K best continuations of all beams, E being the number of end tokens.
@@ -66,8 +66,8 @@ class BeamSearch:
     """The beam search of one row.
 
     Attributes:
-        beams: K hypotheses of equal length, the best first. If fewer are left, copies of the best
-            with the score `NO_BEAM` fill the remaining places.
+        beams: K hypotheses of equal length, the best first. If there are fewer, copies of the best
+            hypothesis with the score `NO_BEAM` fill the other places.
         parents: for each beam, the index of the previous step's beam that it continues.
         texts: at most K finished texts, the best first.
         done: whether the search has ended.
@@ -140,15 +140,15 @@ class BeamSearch:
     def _by_length(self, score: np.float32, length: int) -> np.float32:
         """Returns a score divided by the length penalty.
 
-        As in transformers, the penalty is 0 or infinity if float32 cannot hold it. Unlike there,
-        the score stays finite, because JSON has no infinity.
+        As in transformers, the penalty is 0 or infinity if float32 cannot hold it. Unlike in
+        transformers, the score stays finite, because JSON has no infinity.
         """
         with np.errstate(over="ignore", divide="ignore"):
             penalty = np.float32(float(length) ** self.settings.length_penalty)
             return np.maximum(score / penalty, WORST)
 
     def _may_improve(self, best: Hypothesis) -> bool:
-        """Returns whether the best beam may still improve the texts, so that the search goes on."""
+        """Returns whether the search continues: the best beam may still become a better text."""
         settings, length = self.settings, len(best.tokens) - 1
         if len(self.texts) < self.size:
             return True
@@ -160,7 +160,7 @@ class BeamSearch:
 
 
 def become(row: Row, text: Hypothesis) -> Row:
-    """Finishes a row with a text of its search; returns the row."""
+    """Finishes a row with one of its search's texts; returns the row."""
     row.committed, row.writers = text.tokens, ["target"] * (len(text.tokens) - 1)
     row.watch, row.ended, row.finish_reason = text.watch, text.ended, text.reason
     row.score = float(text.score)

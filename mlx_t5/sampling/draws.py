@@ -32,8 +32,8 @@ PER_COLUMN = 8  # numbers in a column of `highest`
 class Sampling:
     """Sampling settings of the rows of a batch, with one entry per row.
 
-    The flags are Python values, so that work that no row needs (finding the largest
-    logits, softmax over every position) never enters the graph.
+    The flags are Python values. So work that no row needs (finding the largest
+    logits, softmax over every position) is not added to the graph of MLX's operations.
     """
 
     temp: mx.array  # (B,) float32, 0 = greedy
@@ -103,7 +103,7 @@ class Sampling:
 
 
 def row_key(seed: int, index: int) -> mx.array:
-    """Returns the key (2,) of the prompt with this index in a call with this seed.
+    """Returns the random key (2,) of the prompt with this index in a call with this seed.
 
     The seed is hashed before the index is mixed in, so that neighbouring seeds
     and neighbouring indices share no stream.
@@ -133,8 +133,8 @@ def random_keys(
 def fold(keys: mx.array, word: int | mx.array, purpose: int) -> mx.array:
     """Derives keys (..., 2) from keys (..., 2), a counter and a purpose.
 
-    Threefry, the generator of `mx.random`, is a pseudo-random function of
-    its key: hashing once and then changing a word gives independent streams.
+    Threefry, the generator of `mx.random`, is a pseudo-random function of its key. So a key that
+    is hashed once and then changed in one word gives an independent stream.
     """
     hashed = _each_key(lambda key: mx.random.split(key)[0], keys)
     word = mx.broadcast_to(mx.array(word).astype(mx.uint32), keys.shape[:-1])
@@ -219,7 +219,7 @@ def _total(weights: mx.array) -> mx.array:
 
 
 def highest(x: mx.array, count: int) -> mx.array:
-    """Returns the `count` largest of numbers (..., V), ascending: (..., count).
+    """Returns the `count` largest of the numbers x (..., V), ascending: (..., count).
 
     The numbers are arranged in columns. Only the `count` columns with the largest maxima are
     searched, as they contain the `count` largest numbers.
@@ -241,14 +241,14 @@ def in_blocks(x: mx.array, size: int, filler: float) -> mx.array:
 def is_finite(logits: mx.array) -> mx.array:
     """Returns bool (...): whether a token can be chosen from logits (..., V).
 
-    Single logits may be -inf, with which logits processors forbid tokens. If any logit is NaN or
-    +inf, or all are -inf, no token can be chosen: then the largest logit is not finite.
+    Some logits may be -inf, because logits processors forbid tokens in this way. No token can be
+    chosen if a logit is NaN or +inf, or if all are -inf: then the largest logit is not finite.
     """
     return mx.abs(mx.max(logits, axis=-1)) < mx.inf
 
 
 def likeliest(logits: mx.array) -> mx.array:
-    """Returns the tokens (...) int32 with the largest logits (..., V); the first one in a tie."""
+    """Returns the tokens (...) int32 with the largest logits (..., V); in a tie, the first one."""
     return mx.argmax(logits, axis=-1).view(mx.int32)  # a view, not a conversion: the same bits
 
 

@@ -8,10 +8,10 @@ Three processors of transformers, in its order, and after them any callables:
                            (https://arxiv.org/abs/1705.04304)
     minimum of tokens      the end tokens are forbidden in shorter texts
 
-Temperature, top-k and top-p come later (draws.py). "Written" means the decoder's tokens, start
-token included, but not the source. Only the device knows the proposals that are verified, so
-every processor is a function of lazy arrays: nothing here waits for the device.
-Speculation is lossless relative to the processed logits.
+Temperature, top-k and top-p are applied later (draws.py). "Written" refers to the decoder's tokens,
+with the start token, but not to the source. Only the device knows the proposals that are verified,
+so every processor is a function of lazy arrays: nothing here waits for the device. Speculation does
+not change the distribution that the processed logits give.
 
 Symbols: B rows, N columns of written tokens, T positions processed at once, V vocabulary.
 """
@@ -73,12 +73,12 @@ class History:
 
 @dataclass(frozen=True)
 class Processing:
-    """The processors of a batch, with an entry per row. A processor that no row uses costs nothing.
+    """The processors of a batch, with an entry per row; a processor that no row uses takes no time.
 
     Attributes:
         penalty: repetition penalty, 1 = off.
         ngram_size: size of n-grams that may be written only once, 0 = off.
-        min_tokens: minimum of tokens before the end token, 0 = off.
+        min_tokens: minimum number of tokens before the end token, 0 = off.
         custom: callables, applied in order.
         eos: the end tokens.
     """
@@ -104,7 +104,7 @@ class Processing:
         """Returns the processed logits of T positions per row, lazily.
 
         Args:
-            history: the rows' tokens, the proposals before the last position included.
+            history: the rows' tokens, with the proposals before the last position.
             logits: (B, T, V) float32; position t follows all but the last T - 1 - t tokens.
             counts: number of positions of each row that are not padding; callables are called only
                 for these positions.

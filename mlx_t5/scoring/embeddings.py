@@ -1,4 +1,4 @@
-"""Embeds texts: pools the encoder's states as checkpoints/pooling.py describes.
+"""Embeds texts: computes a vector from the encoder's states, as checkpoints/pooling.py describes.
 
 Symbols: B rows, S source positions.
 """
@@ -32,7 +32,9 @@ NOT_FINITE = "the model's states are NaN or infinite for this prompt; compute in
 
 
 def embedding_ids(prompt: str | Sequence[int], tokenizer: Any, model: T5) -> list[int]:
-    """Returns a prompt's tokens. A text gets the prefix and is cut as the model's folder says.
+    """Returns a prompt's tokens.
+
+    A text gets the prefix in the model's pooling, and is cut to its maximum length.
 
     Raises:
         UserError: see `prompts.token_ids`.
@@ -47,21 +49,21 @@ class Embeddings:
     """Implements `SpeculativeDecoder.embed` for one model; it uses the encoder alone."""
 
     def __init__(self, model: T5, tokenizer: Any) -> None:
-        """Starts with a model and its tokenizer, which may be None if prompts are token ids."""
+        """Stores a model and its tokenizer, which may be None if prompts are token ids."""
         self.model, self.tokenizer = model, tokenizer
 
     def embed(
         self, prompts: Any, normalize: bool = False, batch_size: int = DEFAULT_BATCH_SIZE
     ) -> np.ndarray:
-        """Returns a vector for each prompt: the encoder's states, pooled (by default their mean).
+        """Returns a vector for each prompt; by default this is the mean of the encoder's states.
 
         Args:
             prompts: a text, a list of texts, a list of token ids, or a list of lists of token ids.
             normalize: whether to scale vectors to length 1.
-            batch_size: maximum of prompts in a pass; it bounds memory.
+            batch_size: maximum number of prompts in a pass; it bounds memory.
 
         Returns:
-            float32 (n, width), one row per prompt; width is d_model, or the dense layer's output.
+            float32 (n, width), one row per prompt; width is d_model or a dense layer's output size.
 
         Raises:
             UserError: a prompt cannot be embedded.
@@ -84,7 +86,7 @@ class Embeddings:
         batch_size: int = DEFAULT_BATCH_SIZE,
         ready: Callable[[], bool] = lambda: True,
     ) -> Iterator[np.ndarray | Exception]:
-        """Yields the vector of each prompt, or an exception if it fails; reads prompts lazily.
+        """Yields each prompt's vector, or an exception if the prompt fails; reads prompts lazily.
 
         Raises:
             UserError: `prompts` is not an iterable of prompts, or another argument is invalid.
@@ -105,13 +107,13 @@ class Embeddings:
         """Embeds prompts, batch by batch.
 
         Args:
-            sources: token ids.
-            batch_size: maximum of prompts in a pass.
+            sources: the token ids of each prompt.
+            batch_size: maximum number of prompts in a pass.
             normalize: whether to scale vectors to length 1.
-            most_tokens: maximum of tokens in a pass, see `grouping.by_length`.
+            most_tokens: maximum number of tokens in a pass, see `grouping.by_length`.
 
         Yields:
-            After each pass, indices of prompts with their float32 vectors (width,), or errors.
+            After each pass, pairs of a prompt's index and its float32 vector (width,) or error.
         """
         model = self.model
 

@@ -38,7 +38,7 @@ class Pair:
 
 @dataclass
 class LastEncoded:
-    """The encoded prompts of the last pass, which scorers that take turns share.
+    """The encoded prompts of the last pass; scorers that take turns share one object.
 
     Attributes:
         sources: the prompts' tokens.
@@ -68,7 +68,7 @@ class Score:
 
     @classmethod
     def of(cls, outcome: Score | Exception) -> Score:
-        """Returns a score as it is, and an exception as a failed score."""
+        """Returns a score unchanged, and for an exception a score with its message as `error`."""
         return outcome if isinstance(outcome, Score) else cls(error=str(outcome))
 
 
@@ -88,8 +88,9 @@ class Ranked:
 def passes(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> Iterator[list[int]]:
     """Groups pairs into passes of at most `size` rows.
 
-    The prompts of a pass have the same number of targets, and similar lengths. Several prompts in a
-    pass, with the longest target of each, have at most `most_tokens` tokens, padding included.
+    The prompts of a pass have the same number of targets, and similar lengths. If a pass has
+    several prompts, these and the longest target of each prompt have at most `most_tokens` tokens,
+    including padding.
 
     Yields:
         The indices of the pairs of a pass; pairs with the same prompt are adjacent.
@@ -117,7 +118,7 @@ def relevance_pairs(
     words: Sequence[str] = (TRUE, FALSE),
     max_prompt_tokens: int = RERANK_TOKENS,
 ) -> Iterator[Pair]:
-    """Yields two pairs per document, to be scored: its prompt with each of the two words.
+    """Yields two pairs per document: its prompt with `words[0]`, and its prompt with `words[1]`.
 
     Args:
         query: the query.
@@ -125,7 +126,7 @@ def relevance_pairs(
         tokenizer: the tokenizer of a monoT5.
         vocab_size: V.
         words: the model's answers for relevant and for irrelevant documents; single tokens.
-        max_prompt_tokens: maximum of tokens in a prompt; documents are cut to fit.
+        max_prompt_tokens: maximum number of tokens in a prompt; documents are cut to fit.
 
     Raises:
         UserError: there is no tokenizer, `documents` is not a list, the query or a document is
@@ -165,7 +166,7 @@ def _relevance_prompt(
 
 
 def ranks_by(tokenizer: Any, words: Sequence[str] = (TRUE, FALSE)) -> bool:
-    """Returns whether each word is one token of a tokenizer, so that documents can be ranked."""
+    """Returns whether documents can be ranked: each of the words is a single token."""
     try:
         return all(_word(word, tokenizer) >= 0 for word in words)
     except UserError:
@@ -178,7 +179,7 @@ def _word(word: str, tokenizer: Any) -> int:
     if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
         raise UserError(
             f"{shown(word)!r} is no single token of this model's tokenizer; ranking is for monoT5 "
-            "and its like: name the words that yours says"
+            "and similar models: name the words that yours answers"
         )
     return ids[0]
 

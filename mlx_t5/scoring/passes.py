@@ -1,8 +1,8 @@
 """Batches items that need one forward pass each, such as texts to score or to embed.
 
-Rows of a batch are padded to its longest row. So items are read in windows, each window is grouped
-into batches by length, and the results are returned in the order of the items. Only one window is
-held at a time, so memory does not grow with the number of items.
+Rows of a batch are padded to the longest row. So that rows have similar lengths, items are read in
+windows, and the items of a window are grouped into batches by length. Results have the order of the
+items. Only one window is in memory at a time, so memory does not grow with the number of items.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def in_order(
     parts: Callable[[Sequence[Item]], Iterator[Part]],
     ready: Callable[[], bool] = lambda: True,
 ) -> Iterator[Value | Exception]:
-    """Yields the result of each item, in their order.
+    """Yields the result of each item, in the order of the items.
 
     Args:
-        given: items, read lazily; an exception in place of an item is its result.
-        batch_size: maximum of items in a batch.
+        given: items, read lazily; an exception in place of an item is yielded as its result.
+        batch_size: maximum number of items in a batch.
         parts: computes the results of a window of items, batch by batch.
         ready: returns whether the next item can be read without waiting; if not, the window is
             closed without it.
@@ -67,7 +67,7 @@ def no_memory(what: str, reason: str) -> UserError:
 
 
 def each_read(items: Iterable[Any], read: Callable[[Any], Any]) -> Iterator[Any]:
-    """Yields read(item) for each item, or the error that it raises; errors stay as they are."""
+    """Yields read(item), or the error that it raises; yields an item that is an error unchanged."""
     for item in items:
         if not isinstance(item, Exception):
             try:

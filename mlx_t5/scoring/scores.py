@@ -1,8 +1,8 @@
 """Scores given texts: the log-probability of each token of a target, given its prompt.
 
-One decoder pass over the whole target gives all log-probabilities, as no token has to be chosen.
-They are the log softmax of the model's own logits. Targets of the same prompt share its encoding
-and its cross-attention.
+One decoder pass over the whole target gives all log-probabilities, because no token has to be
+chosen. They are the log softmax of the model's own logits. Targets of the same prompt share its
+encoding and its keys and values for cross-attention.
 
 Symbols: B rows, P prompts, K targets per prompt, T target positions, V vocabulary.
 """
@@ -60,7 +60,7 @@ class Scoring:
     """Implements `SpeculativeDecoder.score` and `rerank` for one model; no draft is used."""
 
     def __init__(self, model: T5, tokenizer: Any) -> None:
-        """Starts with a model and its tokenizer, which may be None if prompts are token ids."""
+        """Stores a model and its tokenizer, which may be None if prompts are token ids."""
         self.model, self.tokenizer = model, tokenizer
 
     def score(
@@ -68,14 +68,14 @@ class Scoring:
     ) -> list[Score]:
         """Returns the log-probabilities of targets, token by token.
 
-        They follow the model's own distribution, without temperature or logits processors. A prompt
+        The model's own distribution is used, without temperature or logits processors. A prompt
         with several targets is encoded once.
 
         Args:
             prompts: one text or list of token ids for all targets, or a list with one per target.
             targets: one text or list of token ids, or several. The end token is added to texts;
                 token ids are scored as they are.
-            batch_size: maximum of targets in a pass; it bounds memory.
+            batch_size: maximum number of targets in a pass; it bounds memory.
 
         Returns:
             A score per target, in the same order. With several targets, the score of a target that
@@ -102,7 +102,7 @@ class Scoring:
         batch_size: int = DEFAULT_BATCH_SIZE,
         ready: Callable[[], bool] = lambda: True,
     ) -> Iterator[Score]:
-        """Scores any number of pairs of prompt and target, read lazily.
+        """Yields the scores of any number of pairs of prompt and target, which are read lazily.
 
         An exception in place of a pair becomes the error of its score. Pairs with the same prompt
         share its encoding if they are near each other in `pairs`.
@@ -125,15 +125,15 @@ class Scoring:
         words: tuple[str, str] = (TRUE, FALSE),
         max_prompt_tokens: int = RERANK_TOKENS,
     ) -> list[Ranked]:
-        """Ranks documents by relevance to a query, with a monoT5 model.
+        """Returns documents sorted by their relevance to a query, with a monoT5 model.
 
         Args:
             query: the query.
             documents: texts.
             top_n: number of documents to return, the most relevant first; None returns all.
-            batch_size: maximum of documents in a pass; each uses two rows.
+            batch_size: maximum number of documents in a pass; each uses two rows.
             words: the model's answers for relevant and for irrelevant documents; single tokens.
-            max_prompt_tokens: maximum of tokens in a prompt; documents are cut to fit.
+            max_prompt_tokens: maximum number of tokens in a prompt; documents are cut to fit.
 
         Raises:
             UserError: an argument is invalid or out of range, a text is empty, or a word is not
@@ -157,15 +157,15 @@ class Scoring:
         """Scores pairs, pass by pass; a prompt whose targets need several passes is encoded once.
 
         Args:
-            pairs: token ids.
-            batch_size: maximum of targets in a pass.
-            most_tokens: maximum of tokens in a pass, see `grouping.by_length`.
-            last: the encoded prompts of the last pass, shared by calls that take turns. A call
-                encodes its prompts again when its turn comes, so that memory does not grow with
-                the number of calls.
+            pairs: the pairs to score.
+            batch_size: maximum number of targets in a pass.
+            most_tokens: maximum number of tokens in a pass, see `grouping.by_length`.
+            last: the encoded prompts of the last pass; calls that take turns share this object.
+                After the turn of a different call, a call encodes its prompts again, so that
+                memory does not grow with the number of calls.
 
         Yields:
-            After each pass, indices of pairs with their scores or errors.
+            After each pass, pairs of an index into `pairs` and a score or an error.
 
         Raises:
             UserError: the model has no decoder.

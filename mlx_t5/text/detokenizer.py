@@ -25,7 +25,7 @@ def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
 
 
 def same_vocabulary(a: Any, b: Any) -> None:
-    """Checks that two tokenizers have the same token for each id that both have.
+    """Raises `UserError` unless two tokenizers have the same token for each id that both have.
 
     Raises:
         UserError: the tokens differ; the message shows the first difference.
@@ -76,7 +76,7 @@ class StreamingDetokenizer:
         return self._flush()
 
     def peek(self) -> str:
-        """Returns the text that `finish` would return now, but does not end the text."""
+        """Returns the text that `finish` would return now, without ending the text."""
         return "" if self._utf8 or not self._pending else self._rest()
 
     def finish(self) -> str:

@@ -59,7 +59,7 @@ class Piece:
 
     Attributes:
         cut: whether the piece is a part of a sentence or line that was too long.
-        span: the span of words that the piece belongs to.
+        span: the span of words that contains the piece.
     """
 
     start: int
@@ -74,12 +74,12 @@ class Cutting:
 
     Attributes:
         split: one of `SPLITS`.
-        prefix: the task's prefix, for every piece. None: each text may begin with one of the
-            model's own prefixes, or with MADLAD's.
-        source_language: code of the language whose rules end a sentence, such as "de"; "": the
-            language that the prefix names, or English.
-        max_source_tokens: maximum of tokens in a prompt, with prefix and end token; None: the
-            model's own maximum.
+        prefix: the task's prefix, for every piece. With None, each text may begin with one of the
+            model's own prefixes, or with a language tag of MADLAD-400.
+        source_language: code of the language whose rules end a sentence, such as "de"; "" stands
+            for the language that the prefix names, or English.
+        max_source_tokens: maximum number of tokens in a prompt, with prefix and end token; None
+            stands for the model's maximum.
         file_type: one of `SUFFIXES`, if the text is a file of this type: only its words are
             decoded, and it has no prefix; "" for any other text.
 
@@ -108,9 +108,9 @@ class Document:
 
     Attributes:
         text: the whole text.
-        prefix: the task's prefix, given or found at the beginning of the text. A prefix found there
-            is not a part of the document.
-        start: position in the text where the document begins, after a prefix that was found.
+        prefix: the task's prefix, from `cutting` or from the beginning of the text. A prefix at the
+            beginning of the text is not a part of the document.
+        start: position in the text where the document begins, after such a prefix.
         doubtful: a possible prefix at the beginning that is decoded as text; "" if there is none.
         pieces: the pieces cut so far, in order.
     """
@@ -128,8 +128,8 @@ class Document:
         Args:
             text: the text; it begins with its prefix unless `cutting` has one.
             cutting: how to cut it.
-            tokens: counts the tokens of a prompt, the end token included.
-            n_positions: the maximum of tokens in a prompt if `max_source_tokens` is None.
+            tokens: a function that counts the tokens of a prompt, with the end token.
+            n_positions: the maximum number of tokens in a prompt if `max_source_tokens` is None.
             prefixes: prefixes of the model's own tasks.
 
         Raises:
@@ -157,7 +157,7 @@ class Document:
             raise UserError(f"max_source_tokens is {self._limit}, but {needs}; raise it")
 
     def cut(self) -> Iterator[Piece]:
-        """Yields the pieces in order; each is cut when it is needed."""
+        """Yields the pieces in order; a piece is cut when the caller asks for it."""
         for span in self._spans:
             for start, end in self._units(span):
                 for piece in self._fitting(start, end, span):
@@ -178,14 +178,14 @@ class Document:
         return source if answer is None else rewrapped(source, answer)
 
     def before(self, i: int) -> str:
-        """Returns the text between pieces i - 1 and i; the rest, if i is the number of pieces."""
+        """Returns the text before piece i, or after the last piece if i is the number of pieces."""
         start = self.pieces[i - 1].end if i else self.start
         return self.text[start : self.pieces[i].start if i < len(self.pieces) else None]
 
     def part(self, i: int, texts: Sequence[str]) -> str:
         """Returns the part of the joined document that the text of piece i completes.
 
-        The pieces of a wrapped span are broken into lines together, when the last one is given.
+        The pieces of a wrapped span are broken into lines together, with the span's last piece.
 
         Args:
             i: the piece's index.
@@ -248,7 +248,7 @@ def _lines(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _paragraphs(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yields paragraphs, each of several hard-wrapped lines or one other line.
+    """Yields paragraphs: a paragraph is one line, or several lines if they are hard-wrapped.
 
     A paragraph ends at an empty line and before a list item. The item's mark is left out.
     """
@@ -272,7 +272,7 @@ def _joined_lines(text: str, lines: list[tuple[int, int]]) -> Iterator[tuple[int
 
 
 def _is_hard_wrapped(lines: Sequence[str]) -> bool:
-    """Whether the lines are hard-wrapped: they break because they reached a width.
+    """Returns whether lines are hard-wrapped, which means that they were broken at some width.
 
     Three conditions must hold. With the first word of the next line, any line would be longer than
     the longest line. The longest line has a usual width. Some line after the first does not begin
@@ -311,7 +311,7 @@ def _sentence_ends(text: str, language: str) -> list[int]:
         raise UserError(f'split="sentences" needs sentencex; {cure}') from None
     except KeyboardInterrupt:
         raise
-    except BaseException:  # a panic of Rust is no Exception
+    except BaseException:  # a panic of Rust is not an Exception
         print("warning: sentencex failed; a paragraph is taken as one sentence", file=sys.stderr)
         return [len(text)]
 

@@ -1,4 +1,4 @@
-"""Finds the words of a file with markup, and breaks the lines of answers as in the file.
+"""Finds the words of a file with markup, and breaks an answer into lines like its source.
 
 A file is Markdown, SubRip (.srt) or WebVTT (.vtt) subtitles, or plain text. `spans` lists the
 stretches of words in it, each with at least one letter. Everything else stays as it is. So if the
@@ -45,8 +45,8 @@ _UNIT = re.compile(
     rf"|[{_OPENING}]+)(?: (?:[-–—+*=#~|]+|\d{{1,9}}[.)]|>\S*)(?= |\Z))*"
 )
 
-# In a copy of the text, these two characters overwrite the parts that stay. Letters that touch a
-# stump, such as the s in "`list`s", stay as well.
+# In a copy of the text, these two characters overwrite the parts that stay. Letters that touch such
+# a part, like the s in "`list`s", stay as well.
 _CUT, _STUMP = "\1", "\0"
 _STUMPS = re.compile(r"`|!?\[(?!\^)")
 _LETTERS = r"0-9A-Za-z_\u00aa-\u058f"  # letters of scripts with spaces between words
@@ -102,7 +102,7 @@ def spans(text: str, suffix: str) -> list[Span]:
 
     Args:
         text: the file's text, with its own line ends.
-        suffix: the file name's suffix, one of `SUFFIXES`; "" also means plain text.
+        suffix: the end of the file's name, one of `SUFFIXES`; "" stands for plain text too.
 
     Returns:
         The spans in order. They do not overlap, and do not begin or end with white space. A plain
@@ -160,7 +160,10 @@ def rewrapped(source: str, answer: str) -> str:
 
 
 def _line_starts(units: list[str], count: int, limit: int) -> list[int]:
-    """Returns the indices of units that begin lines, at least `count`, of at most `limit` chars."""
+    """Returns the indices of the units that begin lines.
+
+    There are at least `count` lines, if there are enough units, of at most `limit` characters.
+    """
     starts, length = [0], 0
     for n, unit in enumerate(units):
         length += len(unit)

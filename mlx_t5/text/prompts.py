@@ -14,7 +14,7 @@ from mlx_t5.ranges import checked, is_listlike, listed, refusal, written
 from mlx_t5.text.tokenizer import encode
 
 PROMPT = "a text or a list of token ids"
-# Maximum of characters, and so of tokens, in a task prefix;
+# The maximum number of characters, and so of tokens, in a task prefix;
 # "Remove all grammatical errors from this text:" has 45 characters.
 PREFIX_CHARACTERS = 64
 _PREFIX = re.compile(r"\s*(?P<words>[^\s.:!?][^\n.:!?]{0,62}):\s")

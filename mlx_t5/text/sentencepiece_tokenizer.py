@@ -34,7 +34,7 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
 
     Ids, pieces and decoded text follow spiece.model. The rest is as in transformers' T5 tokenizer:
     special tokens and sentinels ("<extra_id_0>") in a text become their ids, the text between two
-    of them is encoded by itself, and the end token comes last. Added tokens come from the
+    of them is encoded separately, and the end token comes last. Added tokens come from the
     configuration (tokenizer_config.json, special_tokens_map.json, added_tokens.json), or else from
     the list in tokenizer.json. Nothing else is read from tokenizer.json.
     """
@@ -104,7 +104,7 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
     def save_vocabulary(
         self, save_directory: str, filename_prefix: str | None = None
     ) -> tuple[str, ...]:
-        """Copies spiece.model; returns its new path, as a tuple of one."""
+        """Copies spiece.model, and returns a tuple of one item, the new path."""
         name = f"{filename_prefix}-spiece.model" if filename_prefix else "spiece.model"
         path = Path(save_directory) / name
         if path.resolve() != Path(self.vocab_file).resolve():
@@ -143,7 +143,7 @@ class _Cutter:
         return tokenizer
 
     def has(self, token: str | AddedToken) -> bool:
-        """Whether the vocabulary has this piece."""
+        """Returns whether the vocabulary has this piece."""
         return self._processor.id_to_piece(self._processor.piece_to_id(str(token))) == str(token)
 
     def control(self) -> list[str]:

@@ -80,7 +80,7 @@ def load_tokenizer(folder: str | Path) -> Any:
 
 
 def _require_own_files(folder: Path) -> None:
-    """Refuses files for transformers that are links out of the folder, or too large."""
+    """Raises `UserError` if a file for transformers is too large, or a link to a file elsewhere."""
     more = folder / MORE_CHAT_TEMPLATES
     templates = list(more.glob("*.jinja")) if more.is_dir() else []
     for file in (*(folder / name for name in (*TOKENIZER_FILES, *CHAT_TEMPLATES)), *templates):
@@ -100,7 +100,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 @contextmanager
 def _refusing(what: str, cure: str = "") -> Iterator[None]:
-    """Turns any exception of the libraries into a `UserError`.
+    """Raises `UserError` in place of any exception of the libraries in the block.
 
     Some exceptions are of the class `Exception` itself. A panic in Rust is a `BaseException` of a
     class that cannot be imported.
@@ -156,7 +156,7 @@ def _from_json(folder: Path, given: Set[str], sentinels: int | None) -> Any:
 
 
 def _rebuild(tokenizer: Any, charsmaps: list[bytes], sentinels: int) -> None:
-    """Rebuilds a tokenizer like transformers' T5Tokenizer, but much faster."""
+    """Rebuilds a tokenizer except its model, as transformers' T5Tokenizer does, but much faster."""
     from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
     backend, spaces = tokenizer.backend_tokenizer, {"replacement": "▁", "prepend_scheme": "always"}
@@ -191,7 +191,9 @@ def _restore_fallback(tokenizer: Any, model: dict) -> None:
 
 
 def _charsmaps(normalizer: dict | None) -> list[bytes]:
-    """Returns the character maps of a normalizer, checked, as a damaged map makes tokenizers panic.
+    """Returns the character maps of a normalizer, after a check.
+
+    A damaged map would make the tokenizers library panic.
 
     Raises:
         ValueError: a map is damaged.
@@ -206,7 +208,9 @@ def _charsmaps(normalizer: dict | None) -> list[bytes]:
 
 
 def _sound(charsmap: bytes) -> bool:
-    """Whether every walk through a sentencepiece character map stays inside it and ends at a text.
+    """Returns whether a sentencepiece character map is sound.
+
+    It is sound if every walk through the map stays inside it and ends at a text.
 
     A map consists of a size in bytes (uint32), a double-array trie of that size (units of uint32,
     see https://github.com/s-yata/darts-clone), and the texts that the trie's values point to, each

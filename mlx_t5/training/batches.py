@@ -52,7 +52,7 @@ class TrainingBatch:
 
     @property
     def arrays(self) -> list[Any]:
-        """All fields in order, so that `TrainingBatch(*arrays)` equals this batch."""
+        """The values of all fields in order: `TrainingBatch(*arrays)` equals this batch."""
         return [getattr(self, field.name) for field in fields(self)]
 
 

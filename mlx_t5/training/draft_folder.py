@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One array of a model on its way to the disk.
+    """One array of a model, as it is written to the disk.
 
     Attributes:
         name: the array's name in the folder.
@@ -54,7 +54,7 @@ class Parameter:
     dtype: mx.Dtype
 
     def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Returns the stored type and the shape, by name."""
+        """Returns a dictionary of one item: the array's name, with its stored type and shape."""
         return {self.name: (_name(self.dtype), self.array.shape)}
 
     def chunks(self) -> Iterator[dict[str, mx.array]]:
@@ -92,7 +92,8 @@ def save_draft(
         The absolute path of the folder written.
 
     Raises:
-        UserError: `output` exists, there is too little disk space, or `folder` is no model folder.
+        UserError: `output` exists, there is too little disk space, or `folder` is not a model
+            folder.
     """
     source, path = Path(folder), place(output)
     target = draft.shares_with

@@ -1,4 +1,4 @@
-"""Reads the data on which a model is trained, and holds out a part to evaluate the model.
+"""Reads the data on which a model is trained, and sets a part aside to evaluate the model.
 
 A draft is trained on prompts. Each line of the file is a prompt, or an object with a "prompt" and,
 if the target's answer is known already, a "completion". A repeated prompt is used once. A model is
@@ -28,8 +28,8 @@ class Example:
     """A prompt, and possibly its answer, as tokens.
 
     Attributes:
-        source: the prompt's tokens, EOS included.
-        answer: the tokens of the target's answer; None if the target still has to answer.
+        source: the prompt's tokens, with EOS.
+        answer: the tokens of the target's answer; None if the target has not answered yet.
     """
 
     source: tuple[int, ...]

@@ -37,7 +37,7 @@ _OF_MLX = ("quantization", "quantization_config", "converted_from")  # dropped f
 
 
 def paths(config: Any) -> dict[str, str]:
-    """Returns the path in our model of every attention and feed-forward layer.
+    """Returns the path of every attention and feed-forward layer in `model.T5`.
 
     The keys are the layers' Hugging Face names.
     """

@@ -33,7 +33,7 @@ def reported(
     steps: Iterable[int],
     done: int,
 ) -> Iterator[int]:
-    """Yields the numbers of steps, shows a progress bar, and logs a line at regular intervals.
+    """Yields the numbers of `steps`; meanwhile shows a progress bar and logs a line now and then.
 
     Args:
         trainer: the trainer that takes the steps.

@@ -49,7 +49,7 @@ class RunFolder:
     """The work folder of one run."""
 
     def __init__(self, path: Path) -> None:
-        """Stores the folder's path; `claimed` makes the folder."""
+        """Stores the folder's path; the folder itself is made by `claimed`."""
         self.path = path
 
     @property
@@ -124,7 +124,7 @@ class RunFolder:
         replace_file(self.path / STATE, lambda path: mx.save_safetensors(str(path), arrays, facts))
 
     def state(self, like: State) -> tuple[State, TrainingProgress] | None:
-        """Reads the last state and progress; returns None if there is no file of them.
+        """Returns the last state and progress; None if no file has them.
 
         Args:
             like: the state before the first step, whose arrays have the same names and shapes.
@@ -149,7 +149,7 @@ class RunFolder:
         replace_file(self.path / BEST, lambda path: mx.save_safetensors(str(path), weights))
 
     def best(self, like: Arrays) -> Arrays:
-        """Reads the best weights.
+        """Returns the best weights.
 
         Args:
             like: arrays of the same names and shapes.
@@ -177,7 +177,7 @@ class RunFolder:
             return np.load(file)
 
     def finish(self) -> int:
-        """Removes the state, which is no longer needed; returns the bytes of the other files."""
+        """Removes state, best weights and vocabulary; returns the other files' size in bytes."""
         self._remove_state()
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
@@ -186,7 +186,7 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
 
     def _settings(self) -> dict[str, dict] | None:
-        """Reads the settings of an earlier run; None if there was none."""
+        """Returns the settings of an earlier run; None if there was no earlier run."""
         file = self.path / SETTINGS
         if not file.exists():
             # Hidden files are ignored: macOS or a run that was killed at its beginning made them.
@@ -200,7 +200,7 @@ class RunFolder:
             return {name: dict(settings[name]) for name in ("answers", "training")}
 
     def _load(self, name: str, like: Arrays) -> tuple[Arrays, dict[str, str]]:
-        """Reads the arrays and the metadata of a file.
+        """Returns the arrays and the metadata of a file.
 
         Raises:
             ValueError: the names and shapes of the arrays differ from those of `like`.
@@ -215,7 +215,7 @@ class RunFolder:
     def _reading(
         self, name: str, damaged: str = f"{STATE} and {BEST} to train again"
     ) -> Iterator[None]:
-        """Turns errors in reading the file `name` into a `UserError`.
+        """Raises `UserError` in place of an error in the block, which reads the file `name`.
 
         `damaged` says what the user should remove, and why.
         """

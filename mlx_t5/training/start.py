@@ -1,4 +1,4 @@
-"""Checks that a model can be trained, and that a draft can be the start of a training."""
+"""Checks that a model can be trained, and that training can start from a given draft."""
 
 from __future__ import annotations
 

@@ -72,10 +72,10 @@ class Answers:
     """The files with the labelled examples of one run."""
 
     def __init__(self, folder: Path, examples: Sequence[Example]) -> None:
-        """Opens the folder of the files, and makes it if necessary.
+        """Opens the folder of the files, and makes the folder if necessary.
 
         Args:
-            folder: the folder. Answers of an earlier run in it are used again.
+            folder: the folder. If it has answers of an earlier run, these are used again.
             examples: the examples to answer; those of the earlier run must have been the same.
         """
         self.folder, self.examples = folder, examples
@@ -203,7 +203,7 @@ def label(
 ) -> list[LabelledExample]:
     """Returns answers labelled with the target's likeliest tokens and their probabilities.
 
-    A pass of the target computes the probabilities of several answers.
+    One pass of the target computes the probabilities for several answers.
 
     Args:
         target: the target, a `model.T5`.

@@ -123,7 +123,7 @@ def report(proposers: Sequence[Proposer], new: str, prompts: int, public: str | 
 
 
 def advice(proposers: Sequence[Proposer], new: str) -> str:
-    """Returns a line that recommends a proposer."""
+    """Returns a line that recommends a source of proposals, or none."""
     best = recommended(proposers, new)
     if best is None:
         return "keep --draft-model none: no proposer is faster than regular decoding here"
