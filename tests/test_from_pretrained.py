@@ -1,8 +1,7 @@
-"""Tests `load` and `SpeculativeDecoder.from_pretrained` by name, with a fake Hub."""
+"""Tests models by their names, from Python and on the command line, with a fake Hub."""
 
 import json
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
@@ -61,14 +60,7 @@ def python(tmp_path):
             "    result = decoder.generate('a', max_tokens=12)\n"
             "    tell([result.tokens, result.stats.accepted > 0])\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", code + "\n".join(lines)],
-            cwd=tmp_path,
-            env=hub.environment(tmp_path / "hf") | {"PYTHONPATH": str(ROOT)} | environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        done = hub.python(tmp_path, "-c", code + "\n".join(lines), **environment)
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
@@ -127,6 +119,45 @@ def test_an_unavailable_draft_is_skipped_and_a_target_is_an_error(repositories, 
     )
     for message, start in zip(told[1:], starts, strict=True):
         assert message.startswith(start)
+
+
+@pytest.mark.slow
+def test_the_default_draft_comes_with_its_target_and_is_kept(repositories, tmp_path):
+    """On the command line, where both are converted, the target's draft is downloaded with it."""
+
+    def main(hub: FakeHub, *options: str, **environment: str) -> tuple[int, str, str]:
+        command = f"{ROOT}/main.py", "--model", TARGET, "--prompt", "a", "-m", "12"
+        command += ("--dtype", "float32", "--num-draft", "5", *options)
+        done = hub.python(tmp_path, *command, **environment)
+        return done.returncode, done.stdout, done.stderr
+
+    files = {name: repositories[name] for name in (TARGET, DRAFT)}
+    with serve(FakeHub(files)) as hub:
+        status, text, err = main(hub)
+        assert status == 0 and len(text) > 5, err
+        assert f"its default draft is {DRAFT}; --draft-model none does without\n" in err
+        assert "target models/byt5-xl, draft models/byt5-small (its default draft)\n" in err
+        assert " drafted) " in err
+        hub.requests.clear()
+        assert main(hub)[:2] == (0, text)
+        assert not hub.requests, "everything is there"
+        # The draft is converted again from Hugging Face's cache, even without a connection.
+        shutil.rmtree(tmp_path / "models" / "byt5-small")
+        status, again, err = main(hub, HF_HUB_OFFLINE="1")
+        assert (status, again) == (0, text) and "converted google/byt5-small to models/" in err
+        # No request is made if the target was converted earlier, because it might fail slowly.
+        for folder in ("models/byt5-small", "hf"):
+            shutil.rmtree(tmp_path / folder)
+        hub.requests.clear()
+        status, again, err = main(hub)
+        assert (status, again) == (0, text) and not hub.requests
+        told = f"its default draft is not there; get it with: python convert.py --model {DRAFT})\n"
+        assert f"target models/byt5-xl (regular decoding: {told}" in err
+        # Beams use no draft, so none is downloaded.
+        shutil.rmtree(tmp_path / "models")
+        status, _, err = main(hub, "--num-beams", "2")
+        assert status == 0 and "its default draft is not there" in err
+        assert hub.requests and DRAFT not in "".join(path for _, path in hub.requests)
 
 
 def test_folders_are_loaded_by_path_and_by_name(tmp_path, monkeypatch, capsys):

@@ -210,7 +210,7 @@ def test_the_batch_size_bounds_memory(run, models):
         json.loads(run(*argv, "--batch-size", size)[1].splitlines()[-1])["stats"]
         for size in ("1", "8")
     )
-    assert small["peak_memory_bytes"] + 10**6 < large["peak_memory_bytes"]
+    assert small["peak_memory_bytes"] + 5 * 10**5 < large["peak_memory_bytes"]
 
 
 def test_one_prompt_too_long_for_memory_does_not_cost_the_others(run, models, monkeypatch):

@@ -57,14 +57,14 @@ def write(state: object, path: Path, format: str) -> Path:
     return path
 
 
-def random_state(config: dict, dtype="float32", noise=0.0) -> dict[str, torch.Tensor]:
+def random_state(config: dict, dtype="float32", noise=0.0, seed=0) -> dict[str, torch.Tensor]:
     """Returns random tensors under Hugging Face's names, for a config.json with a tied head.
 
     They are scaled so that texts have many different tokens. With noise it is a draft that mostly
     agrees with the model without noise.
     """
     ours, state = T5Config.from_dict(config), {}
-    own, others = (torch.Generator().manual_seed(seed) for seed in (0, 1))
+    own, others = (torch.Generator().manual_seed(n) for n in (seed, seed + 1))
     names = {theirs: name for theirs, name in tensor_names(ours).items() if name != HEAD}
     for theirs, name in names.items():
         shape = expected_parameters(ours)[name]
