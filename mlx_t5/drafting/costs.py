@@ -60,7 +60,7 @@ METAL = Device(6e-5, 3e11)
 # Values in between are interpolated; beyond the last M the last slope continues.
 V: Mapping[str, Mapping[int, float]] = {
     # MKL on 2 cores of an AMD EPYC and of an Intel Xeon, the shapes of t5-small and t5-base.
-    "cpu": {1: 1, 2: 1.1, 4: 1.6, 6: 2, 8: 2.3, 16: 2.7, 32: 3.9, 64: 7, 192: 17},
+    "cpu": {1: 1, 2: 1.1, 4: 1.6, 6: 2, 8: 2.3, 16: 2.7, 32: 3.9, 64: 6, 192: 14},
     "cpu without blas": {1: 1, 64: 64},
     # MLX encodes 24 layers in 3.2 to 4.8 ms for M = 1, in 5.2 to 7.8 for 5 (docs/performance.md).
     "cuda": {1: 1, 2: 1.3, 5: 1.5, 8: 1.55, 32: 1.7, 128: 2.5},
