@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     workload.add_num_draft(parser, [2, 3, 4, 5, 6, 7, 8, AUTO])
     proposers = list(PROPOSERS)
     parser.add_argument(
-        "--ways", choices=proposers, nargs="+", default=proposers, help="default: all"
+        "--ways", choices=proposers, nargs="+", default=proposers, help="proposers (default: all)"
     )
     add_number(
         parser,
@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         help="also measure a draft with this percentage of its proposals made wrong",
     )
-    add_setting(parser, "--temp", default=[0.0], help="one table each")
+    add_setting(parser, "--temp", default=[0.0], help="temperatures, one table each")
     add_setting(parser, "--batch-size", default=[1], help="rows decoded together, one table each")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw speed over --num-draft")
     workload.add_measuring(parser, 3)

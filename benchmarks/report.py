@@ -106,10 +106,11 @@ COLUMNS: printing.Columns = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the subcommand's options."""
-    workload.add_models(parser)
+    workload.add_models(parser, "see above")
     parser.set_defaults(model=None, draft_model=None)
-    parser.epilog = (
-        "Without --model, t5-11b is measured if models/ has both t5-11b and t5-small. Otherwise "
+    parser.description = (
+        f"{parser.description} Without --model, t5-11b is measured if models/ has both t5-11b and "
+        "t5-small. Otherwise "
         "the bundled pair is measured, grown to the shapes of t5-large and t5-small, in bfloat16 "
         "on a GPU."
     )

@@ -65,11 +65,18 @@ def add_num_draft(
     add_number(parser, "--num-draft", type=kind, default=default, help=what)
 
 
-def add_models(parser: argparse.ArgumentParser) -> None:
-    """Adds options for the models and the type in which they compute."""
-    add = parser.add_argument
-    add("--model", default=str(BUNDLED / "target"), metavar="NAME", help="the target")
-    add("--draft-model", default=str(BUNDLED / "draft"), metavar="NAME", help="the draft")
+def add_models(parser: argparse.ArgumentParser, default: str = "the bundled one") -> None:
+    """Adds options for the models and the type in which they compute.
+
+    Args:
+        parser: the subcommand's parser.
+        default: the default models, in words.
+    """
+    add = parser.add_argument_group("models").add_argument
+    shown = f"(default: {default})"
+    target, draft = str(BUNDLED / "target"), str(BUNDLED / "draft")
+    add("--model", default=target, metavar="NAME", help=f"the target {shown}")
+    add("--draft-model", default=draft, metavar="NAME", help=f"the draft {shown}")
     what = "compute in this type (default: the folder's; float32 without a GPU)"
     add("--dtype", choices=DTYPES, help=what)
 
