@@ -84,7 +84,7 @@ def _parser(argv: Sequence[str]) -> Parser:
         )
         if name in argv:
             module = importlib.import_module(f"benchmarks.{name}")
-            command.description = module.__doc__.partition("\n\n")[0]
+            command.description = (module.__doc__ or "").partition("\n\n")[0]
             module.add_options(command)
             command.set_defaults(run=module.run)
     return result
