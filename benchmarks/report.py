@@ -114,12 +114,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "the bundled pair is measured, grown to the shapes of t5-large and t5-small, in bfloat16 "
         "on a GPU."
     )
-    workload.add_file(parser)
+    group = parser.add_argument_group("measuring")
+    workload.add_file(group)
     what = "tokens proposed per step"
-    add_number(parser, "--num-draft", type=at_least(1), default=4, help=what)
+    add_number(group, "--num-draft", type=at_least(1), default=4, help=what)
     what = "time for measuring, without loading models and without making the grown pair"
-    add_number(parser, "--seconds", type=at_least(1), default=180, help=what)
-    workload.add_json(parser, Path("report.json"))
+    add_number(group, "--seconds", type=at_least(1), default=180, help=what)
+    workload.add_json(group, Path("report.json"))
 
 
 def run(args: argparse.Namespace, command: str) -> int:

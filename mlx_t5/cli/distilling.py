@@ -60,7 +60,7 @@ def distill_parser() -> Parser:
         "--data",
         required=True,
         metavar="FILE",
-        help='prompts, one a line, or objects {"prompt": …, "completion": …} where the name ends '
+        help='prompts, one a line, or objects {"prompt": …, "completion": …} if the name ends '
         "in .jsonl; a completion is the target's own answer, if you have it already",
     )
     add("--output", required=True, metavar="FOLDER", help="the model folder to write")
