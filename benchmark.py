@@ -34,6 +34,17 @@ SUBCOMMANDS = MappingProxyType(
 )
 
 
+EXAMPLES = MappingProxyType(
+    {
+        "compare": ("compare --task mixed --count 24", "compare --num-draft 4 --batch-size 1 8"),
+        "sweep": ("sweep", "sweep --delta 0.5 0.9 --output my-sweep"),
+        "peers": ("peers --num-draft 5", "peers --batch-size 1 8 --json peers.json"),
+        "report": ("report", "report --model my-t5 --draft-model my-draft"),
+        "server": ("server", "server --clients 1 8 --max-batch 8"),
+    }
+)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a subcommand.
 
@@ -51,16 +62,29 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def _parser(argv: Sequence[str]) -> Parser:
-    """Returns the parser of all subcommands, with the options of the one that `argv` names."""
-    result = Parser(prog="benchmark.py", description="Measures speculative decoding.")
+    """Returns the parser of all subcommands; only the one in `argv` gets its options."""
+    result = Parser(
+        "benchmark.py report",
+        "benchmark.py compare --task mixed --count 24",
+        needs="SUBCOMMAND",
+        prog="benchmark.py",
+        description="Measure speculative decoding. SUBCOMMAND --help lists the options of one.",
+    )
     commands = result.add_subparsers(
-        prog="benchmark.py", dest="subcommand", required=True, metavar="SUBCOMMAND"
+        title="subcommands",
+        prog="benchmark.py",
+        dest="subcommand",
+        required=True,
+        metavar="SUBCOMMAND",
     )
     for name, summary in SUBCOMMANDS.items():
-        command = commands.add_parser(name, help=summary)
+        examples = [f"benchmark.py {line}" for line in EXAMPLES[name]]
+        command = commands.add_parser(
+            name, help=summary, epilog="\n  ".join(["examples:", *examples])
+        )
         if name in argv:
             module = importlib.import_module(f"benchmarks.{name}")
-            command.description = module.__doc__
+            command.description = (module.__doc__ or "").partition("\n\n")[0]
             module.add_options(command)
             command.set_defaults(run=module.run)
     return result

@@ -9,6 +9,7 @@ measures this memory.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -286,37 +287,48 @@ def _main(argv: Sequence[str] | None) -> int:
 def _parser() -> Parser:
     parser = Parser(
         "convert.py --model t5-11b",
-        "convert.py --model google/flan-t5-xl -q --q-mode mxfp4 --mlx-path models/flan-xl-4",
+        "convert.py --model google/flan-t5-xl -q --mlx-path models/flan-xl-4bit",
         needs="--model NAME",
         description="Convert a Hugging Face T5 checkpoint into an MLX model folder.",
     )
-    add = parser.add_argument
+    add = parser.add_argument_group("source").add_argument
     add("--model", required=True, help="a Hub id (t5-11b, google/flan-t5-xl) or a local folder")
+    add("--revision", help="branch, tag or commit of a Hub repository")
+    add("--adapter-path", metavar="FOLDER", help="a PEFT LoRA adapter to merge into the weights")
+    add("--encoder-only", action="store_true", help="leave out the decoder, for embeddings")
+    add = parser.add_argument_group("output").add_argument
     add(
         "--mlx-path",
+        metavar="FOLDER",
         help="folder to write (default: models/NAME, NAME being the last part of --model; with an "
         "adapter models/NAME-ADAPTER)",
     )
-    add("--dtype", default="bfloat16", choices=list(READABLE), help="default: %(default)s")
-    add("-q", "--quantize", action="store_true", help="quantise attention and feed-forward")
-    add("--q-bits", type=int, help="bits per weight: 2, 3, 4, 5, 6 or 8 (default: the mode's)")
-    add("--q-group-size", type=int, help="weights that share a scale (default: the mode's)")
-    add("--q-mode", default="affine", choices=list(MODES), help="default: %(default)s")
+    what = "type of weights that are not quantized (default: %(default)s)"
+    add("--dtype", default="bfloat16", choices=list(READABLE), help=what)
+    add("--overwrite", action="store_true", help="replace an earlier conversion")
+    _add_quantization(parser.add_argument_group("quantization"))
+    add_upload_option(parser.add_argument_group("upload"))
+    return parser
+
+
+def _add_quantization(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("-q", "--quantize", action="store_true", help="quantize attention and feed-forward")
+    what = "bits per weight: 2, 3, 4, 5, 6 or 8 (default: the mode's)"
+    add("--q-bits", type=int, metavar="N", help=what)
+    what = "weights that share a scale (default: the mode's)"
+    add("--q-group-size", type=int, metavar="N", help=what)
+    what = "format of quantized weights (default: %(default)s)"
+    add("--q-mode", default="affine", choices=list(MODES), help=what)
     add(
         "--quant-predicate",
         choices=PREDICATES,
         metavar="NAME",
         help="vo_4_5: 4 bits per weight, but 5 in attention's values and outputs; embed_8: also "
-        "quantise the embedding and the output head, to 8 bits (the default for "
-        f"{LARGE_VOCABULARY:,} tokens or more); layers: never quantise these two; one of "
+        "quantize the embedding and the output head, to 8 bits (the default for "
+        f"{LARGE_VOCABULARY:,} tokens or more); layers: never quantize these two; one of "
         f"{', '.join(PREDICATES)}",
     )
-    add("--revision", help="branch, tag or commit of a Hub repository")
-    add("--overwrite", action="store_true", help="replace an earlier conversion")
-    add("--adapter-path", metavar="FOLDER", help="a PEFT LoRA adapter to merge into the weights")
-    add("--encoder-only", action="store_true", help="leave out the decoder, for embeddings")
-    add_upload_option(parser)
-    return parser
 
 
 if __name__ == "__main__":

@@ -46,13 +46,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the subcommand's options."""
     workload.add_models(parser)
     workload.add_prompts(parser, 8, ["translate", "fix"])
-    workload.add_num_draft(parser, [2, 3, 4, 5, 6, 7, 8, AUTO])
+    group = parser.add_argument_group("what is compared")
+    workload.add_num_draft(group, [2, 3, 4, 5, 6, 7, 8, AUTO])
     proposers = list(PROPOSERS)
-    parser.add_argument(
-        "--ways", choices=proposers, nargs="+", default=proposers, help="default: all"
+    group.add_argument(
+        "--ways", choices=proposers, nargs="+", default=proposers, help="proposers (default: all)"
     )
     add_number(
-        parser,
+        group,
         "--predictions",
         type=at_least(0),
         default=[],
@@ -61,16 +62,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "texts, with this percentage of their words changed",
     )
     add_number(
-        parser,
+        group,
         "--wrong",
         type=at_least(0),
         default=[],
         metavar="PERCENT",
         help="also measure a draft with this percentage of its proposals made wrong",
     )
-    add_setting(parser, "--temp", default=[0.0], help="one table each")
-    add_setting(parser, "--batch-size", default=[1], help="rows decoded together, one table each")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw speed over --num-draft")
+    add_setting(group, "--temp", default=[0.0], help="temperatures, one table each")
+    add_setting(group, "--batch-size", default=[1], help="rows decoded together, one table each")
+    group.add_argument("--picture", type=Path, metavar="FILE", help="draw speed over --num-draft")
     workload.add_measuring(parser, 3)
 
 

@@ -88,15 +88,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the subcommand's options."""
     workload.add_models(parser)
     workload.add_prompts(parser, 16, "mixed")
+    group = parser.add_argument_group("what is compared")
     what = "join the prompts, which must be single sentences of one task, to one document"
-    parser.add_argument("--document", action="store_true", help=what)
-    parser.add_argument("--sampling", action="store_true", help="no draft; greedy and sampled")
+    group.add_argument("--document", action="store_true", help=what)
+    group.add_argument("--sampling", action="store_true", help="no draft; greedy and sampled")
     what = "proposals per step of the draft and (numbers only) of assisted generation"
-    workload.add_num_draft(parser, [5, AUTO], what)
+    workload.add_num_draft(group, [5, AUTO], what)
     what = "prompts decoded together, one table each"
-    add_number(parser, "--batch-size", type=at_least(1), default=[1], help=what)
+    add_number(group, "--batch-size", type=at_least(1), default=[1], help=what)
     what = "seconds before each turn, until the other programs' threads rest"
-    add_number(parser, "--pause", type=between(0, 60), default=0.15, help=what)
+    add_number(group, "--pause", type=between(0, 60), default=0.15, help=what)
     workload.add_measuring(parser, 3)
 
 

@@ -106,19 +106,21 @@ COLUMNS: printing.Columns = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the subcommand's options."""
-    workload.add_models(parser)
+    workload.add_models(parser, "see above")
     parser.set_defaults(model=None, draft_model=None)
-    parser.epilog = (
-        "Without --model, t5-11b is measured if models/ has both t5-11b and t5-small. Otherwise "
+    parser.description = (
+        f"{parser.description} Without --model, t5-11b is measured if models/ has both t5-11b and "
+        "t5-small. Otherwise "
         "the bundled pair is measured, grown to the shapes of t5-large and t5-small, in bfloat16 "
         "on a GPU."
     )
-    workload.add_file(parser)
+    group = parser.add_argument_group("measuring")
+    workload.add_file(group)
     what = "tokens proposed per step"
-    add_number(parser, "--num-draft", type=at_least(1), default=4, help=what)
+    add_number(group, "--num-draft", type=at_least(1), default=4, help=what)
     what = "time for measuring, without loading models and without making the grown pair"
-    add_number(parser, "--seconds", type=at_least(1), default=180, help=what)
-    workload.add_json(parser, Path("report.json"))
+    add_number(group, "--seconds", type=at_least(1), default=180, help=what)
+    workload.add_json(group, Path("report.json"))
 
 
 def run(args: argparse.Namespace, command: str) -> int:

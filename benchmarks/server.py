@@ -220,11 +220,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the subcommand's options."""
     workload.add_models(parser)
     workload.add_prompts(parser, 128, workload.MIXED)
-    add = partial(add_number, parser)
+    group = parser.add_argument_group("load")
+    add = partial(add_number, group)
     what = "clients that send requests at the same time"
     add("--clients", type=at_least(1), default=[1, 4, 16, 64], help=what)
     add("--max-batch", type=at_least(1), default=8, help="rows decoded at a time")
     what = "proposals per step: a number or auto"
     add("--num-draft", type=workload.num_draft, default=5, help=what)
-    add_setting(parser, "--temp", help="temperature of sampling; 0 is greedy")
+    add_setting(group, "--temp", help="temperature of sampling; 0 is greedy")
     workload.add_measuring(parser, 3)

@@ -54,12 +54,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     workload.add_models(parser)
     workload.add_prompts(parser, 6, "mixed")
     what = "numbers of proposals per step"
-    workload.add_num_draft(parser, [1, 2, 3, 4, 5, 6, 8], what, at_least(1))
-    add = parser.add_argument
+    group = parser.add_argument_group("the grid")
+    workload.add_num_draft(group, [1, 2, 3, 4, 5, 6, 8], what, at_least(1))
+    add = group.add_argument
     what = "values of delta; 0 is always added"
-    add_setting(parser, "--delta", default=[0.0, 0.5, 0.9, 1.0], help=what)
+    add_setting(group, "--delta", default=[0.0, 0.5, 0.9, 1.0], help=what)
     add("--way", choices=(DRAFT, LOOKUP), default=DRAFT, help="the proposer (default: draft)")
-    number = partial(add_number, parser)
+    number = partial(add_number, group)
     what = "number of prompts for measuring quality"
     number("--quality-count", type=at_least(1), default=60, help=what)
     what = "prompts decoded together while measuring quality"

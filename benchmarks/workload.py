@@ -56,27 +56,34 @@ class Workload:
 
 
 def add_num_draft(
-    parser: argparse.ArgumentParser,
+    group: argparse._ActionsContainer,
     default: list[int | str],
     what: str = "numbers of proposals per step, or auto",
     kind: Callable[[str], int | str] = num_draft,
 ) -> None:
     """Adds the option --num-draft, which names one or more numbers; `kind` is an argparse type."""
-    add_number(parser, "--num-draft", type=kind, default=default, help=what)
+    add_number(group, "--num-draft", type=kind, default=default, help=what)
 
 
-def add_models(parser: argparse.ArgumentParser) -> None:
-    """Adds options for the models and the type in which they compute."""
-    add = parser.add_argument
-    add("--model", default=str(BUNDLED / "target"), metavar="NAME", help="the target")
-    add("--draft-model", default=str(BUNDLED / "draft"), metavar="NAME", help="the draft")
+def add_models(parser: argparse.ArgumentParser, default: str = "the bundled one") -> None:
+    """Adds options for the models and the type in which they compute.
+
+    Args:
+        parser: the subcommand's parser.
+        default: the default models, in words.
+    """
+    add = parser.add_argument_group("models").add_argument
+    shown = f"(default: {default})"
+    target, draft = str(BUNDLED / "target"), str(BUNDLED / "draft")
+    add("--model", default=target, metavar="NAME", help=f"the target {shown}")
+    add("--draft-model", default=draft, metavar="NAME", help=f"the draft {shown}")
     what = "compute in this type (default: the folder's; float32 without a GPU)"
     add("--dtype", choices=DTYPES, help=what)
 
 
-def add_file(parser: argparse.ArgumentParser) -> None:
+def add_file(group: argparse._ActionsContainer) -> None:
     """Adds an option for a file with the user's own prompts."""
-    parser.add_argument(
+    group.add_argument(
         "--prompts",
         metavar="FILE",
         help="use the prompts in this file: one per line, or .jsonl with a prompt and optionally a "
@@ -95,23 +102,25 @@ def add_prompts(parser: argparse.ArgumentParser, count: int, task: str | list[st
     several: dict[str, Any] = {"nargs": "+"} if isinstance(task, list) else {}
     shown = " ".join(task) if several else task
     what = f"held-out prompts of the bundled pair (default: {shown})"
-    parser.add_argument("--task", choices=TASKS, default=task, help=what, **several)
-    add_file(parser)
-    add_number(parser, "--count", type=at_least(2), default=count, help="prompts of each --task")
-    add_setting(parser, "--max-tokens", default=200, help="maximum length of a text in tokens")
+    group = parser.add_argument_group("prompts")
+    group.add_argument("--task", choices=TASKS, default=task, help=what, **several)
+    add_file(group)
+    add_number(group, "--count", type=at_least(2), default=count, help="prompts of each --task")
+    add_setting(group, "--max-tokens", default=200, help="maximum length of a text in tokens")
 
 
 def add_measuring(parser: argparse.ArgumentParser, repeats: int) -> None:
     """Adds options for the number of repeats and the file of figures."""
     what = "timed runs of every variant on every prompt"
-    add_number(parser, "--repeats", type=at_least(1), default=repeats, help=what)
-    add_json(parser)
+    group = parser.add_argument_group("measuring")
+    add_number(group, "--repeats", type=at_least(1), default=repeats, help=what)
+    add_json(group)
 
 
-def add_json(parser: argparse.ArgumentParser, default: Path | None = None) -> None:
+def add_json(group: argparse._ActionsContainer, default: Path | None = None) -> None:
     """Adds an option for the file to which all figures are written."""
     what = "write all figures to this file" + (" (default: %(default)s)" if default else "")
-    parser.add_argument("--json", type=Path, metavar="FILE", default=default, help=what)
+    group.add_argument("--json", type=Path, metavar="FILE", default=default, help=what)
 
 
 def header_fields(args: argparse.Namespace) -> dict[str, Any]:

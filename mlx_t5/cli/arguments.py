@@ -29,7 +29,7 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 NO_MEMORY = (
     "out of memory; take a smaller or a quantised model, shorter prompts, or fewer at a time"
 )
-# For regular decoding the command lines have an option of its own, in place of 0 proposals.
+# 0 is not a value of --num-draft, because the command lines have an option for regular decoding.
 NUM_DRAFT = replace(
     SETTINGS["num_draft"].range, least=1, expected="a whole number, at least 1, or auto"
 )
@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
     """A parser that reports every mistake as one line that starts with `error:`."""
 
     def __init__(self, *examples: str, needs: str = "", **options: Any) -> None:
-        """Shows required options (`needs`) in the usage line, and examples after all options."""
+        """Makes a parser; its help has the required options (`needs`) first and `examples` last."""
         text = "\n  ".join(["examples:", *examples]) if examples else None
         usage = f"%(prog)s {needs} [options]".replace("  ", " ")
         options = {"usage": usage, "epilog": text, **options}
@@ -81,7 +81,7 @@ def run(
 
     Args:
         command: parses the arguments, does the work and returns the exit status.
-        requirements: the file that lists its packages, besides requirements.txt.
+        requirements: the file that lists the command's packages, besides requirements.txt.
         interrupted: message after Ctrl-C; "" prints none.
 
     Returns:
@@ -163,7 +163,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def between(low: float, high: float) -> Callable[[str], float]:
-    """Returns an argparse type that accepts numbers in this range."""
+    """Returns an argparse type that accepts numbers from `low` to `high`."""
     return within(Range(float, low, high, f"a number from {low} to {high}"))
 
 
@@ -182,12 +182,12 @@ def add_number(
         names: the option's names, separated by spaces.
         type: its argparse type.
         default: its default.
-        help: its help; the default is appended, unless it is None.
+        help: its help; the default is appended, unless it is None or an empty list.
         metavar: the number's name in the help.
     """
     several = isinstance(default, list)
     shown = " ".join(map(str, default)) if several else default
-    suffix = "" if default is None else f" (default: {shown})"
+    suffix = "" if default in (None, []) else f" (default: {shown})"
     group.add_argument(
         *names.split(),
         type=type,
@@ -210,11 +210,11 @@ def add_setting(
     default: Any = None,
     allowed: Range | None = None,
 ) -> None:
-    """Adds the option of a setting, as it is declared in settings.py.
+    """Adds the option of a setting; the setting is declared in settings.py.
 
     Args:
         group: the group to add it to.
-        option: its name.
+        option: its name, such as --num-draft.
         help: its help, if it differs from the setting's help; the default is appended.
         default: its default, if it differs from the setting's default.
         allowed: its range, if it differs from the setting's range.
@@ -265,7 +265,7 @@ def add_decoding(group: argparse._ActionsContainer, without: str) -> None:
 
     Args:
         group: the group to add them to.
-        without: this command line's option for decoding without a draft.
+        without: the option of this command line for decoding without a draft; messages name it.
     """
     expected = f"{NUM_DRAFT.expected} (or {without} for no draft)"
     add_setting(group, "--num-draft", allowed=replace(NUM_DRAFT, expected=expected))
@@ -288,6 +288,6 @@ def parsed(kind: type[Options], values: Mapping[str, Any]) -> Options:
 
 
 def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of `Settings` among a command line's options; leaves out None."""
+    """Returns, by name, the options that are fields of `Settings` and are not None."""
     names = [field.name for field in fields(Settings) if options.get(field.name) is not None]
     return {name: options[name] for name in names}

@@ -1,4 +1,4 @@
-"""The options of distill.py."""
+"""Defines and checks the options of distill.py."""
 
 from __future__ import annotations
 
@@ -43,20 +43,24 @@ class DistillOptions:
 
 
 def distill_parser() -> Parser:
-    """Returns the parser."""
+    """Returns the parser of the command line."""
     parser = Parser(
         "distill.py --model my-t5 --data prompts.txt --output my-draft",
         "distill.py --model my-t5 --data prompts.txt --output my-draft --resume",
         needs="--model NAME --data FILE --output FOLDER",
         description="Make a draft for a T5 from prompts, and measure whether it is faster.",
     )
-    add = parser.add_argument
-    add("--model", required=True, help="the target: a folder, the name of one in models/, a Hub id")
+    add = parser.add_argument_group("models and data").add_argument
+    add(
+        "--model",
+        required=True,
+        help="the target: a folder, the name of one in models/, or a Hub id",
+    )
     add(
         "--data",
         required=True,
         metavar="FILE",
-        help='prompts, one a line, or objects {"prompt": …, "completion": …} where the name ends '
+        help='prompts, one a line, or objects {"prompt": …, "completion": …} if the name ends '
         "in .jsonl; a completion is the target's own answer, if you have it already",
     )
     add("--output", required=True, metavar="FOLDER", help="the model folder to write")
@@ -65,19 +69,19 @@ def distill_parser() -> Parser:
         metavar="FOLDER",
         help="a PEFT LoRA adapter to merge into the target before the draft is made",
     )
-    _add_draft(parser)
-    _add_training(parser)
-    add_upload_option(parser)
+    _add_draft(parser.add_argument_group("draft"))
+    _add_training(parser.add_argument_group("training"))
+    add_upload_option(parser.add_argument_group("upload"))
     return parser
 
 
-def _add_draft(parser: Parser) -> None:
-    add = parser.add_argument
+def _add_draft(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--draft-model", metavar="NAME", help="train this model, instead of one cut from the target"
     )
     add_number(
-        parser,
+        group,
         "--decoder-layers",
         type=at_least(1),
         default=None,
@@ -92,7 +96,7 @@ def _add_draft(parser: Parser) -> None:
     )
     sizes = Range(int, 1, math.inf, f"a whole number, at least 1, or {ALL}", besides=(ALL,))
     add_number(
-        parser,
+        group,
         "--draft-vocab-size",
         type=within(sizes),
         default=None,
@@ -103,19 +107,24 @@ def _add_draft(parser: Parser) -> None:
     )
 
 
-def _add_training(parser: Parser) -> None:
-    number = partial(add_number, parser)
+def _add_training(group: argparse._ArgumentGroup) -> None:
+    number = partial(add_number, group)
     number("--iters", at_least(0), 1000, "maximum of training steps; 0 trains nothing")
     number("--batch-size", at_least(1), 32, "prompts per step")
     rate = Range(float, 1e-6, 1.0, "a number from 1e-6 to 1")
-    number("--learning-rate", within(rate), 0.03, "largest change per step, of a tensor's scale")
-    add_setting(parser, "--temp", help="temperature at which the target will be sampled")
-    add_setting(parser, "--max-tokens", help="maximum of tokens in an answer")
-    add_course(parser, "seed of the held-out part, the order and sampled answers")
+    number(
+        "--learning-rate",
+        within(rate),
+        0.03,
+        "largest change per step, relative to a tensor's scale",
+    )
+    add_setting(group, "--temp", help="temperature at which you will sample later")
+    add_setting(group, "--max-tokens", help="maximum of tokens in an answer")
+    add_course(group, "seed that chooses held-out prompts, the order and sampled answers")
 
 
 def read_distill_options(argv: Sequence[str]) -> DistillOptions:
-    """Parses the command line; also checks that its output can be written and uploaded.
+    """Returns the parsed command line; checks that its output can be written and uploaded.
 
     Raises:
         UserError: some options are incompatible, or the output exists already.

@@ -1,7 +1,11 @@
-"""The options of finetune.py, named as in mlx-lm and PEFT, and the files that it reads."""
+"""Defines and checks the options of finetune.py, and finds the files that it reads.
+
+The options have the names that they have in mlx-lm and PEFT.
+"""
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,14 +62,14 @@ class FinetuneOptions:
 
 
 def finetune_parser() -> Parser:
-    """Returns the parser."""
+    """Returns the parser of the command line."""
     parser = Parser(
         "finetune.py --model google/flan-t5-base --data pairs.jsonl --output my-lora",
         "finetune.py --model my-t5 --data pairs/ --output my-t5-2 --fine-tune-type full",
         needs="--model NAME --data FILE --output FOLDER",
         description="Fine-tune a T5 on prompts and completions, or adapt it.",
     )
-    add = parser.add_argument
+    add = parser.add_argument_group("model and data").add_argument
     add("--model", required=True, help="a folder, the name of one in models/, or a Hub id")
     add(
         "--data",
@@ -85,13 +89,13 @@ def finetune_parser() -> Parser:
         metavar="FOLDER",
         help=f"the PEFT adapter to write; with --fine-tune-type {FULL} the model folder",
     )
-    _add_adapter(parser)
-    _add_training(parser)
+    _add_adapter(parser.add_argument_group("adapter"))
+    _add_training(parser.add_argument_group("training"))
     return parser
 
 
-def _add_adapter(parser: Parser) -> None:
-    add = parser.add_argument
+def _add_adapter(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--fine-tune-type",
         choices=KINDS,
@@ -106,7 +110,7 @@ def _add_adapter(parser: Parser) -> None:
         help="layers with an adapter, such as q v wi_0 wo (default: all-linear: all of them)",
     )
 
-    number = partial(add_number, parser)
+    number = partial(add_number, group)
     number("--r", at_least(1), 16, "rank of an adapter")
     number("--lora-alpha", between(0, 1e6), 32.0, "an adapter's strength, divided by the rank")
     number("--lora-dropout", between(0, 0.9), 0.0, "share of an adapter's input that is dropped")
@@ -114,33 +118,33 @@ def _add_adapter(parser: Parser) -> None:
     number("--num-layers", at_least(-1), -1, "train the last N layers of each stack; -1: all")
 
 
-def _add_training(parser: Parser) -> None:
-    number = partial(add_number, parser)
+def _add_training(group: argparse._ArgumentGroup) -> None:
+    number = partial(add_number, group)
     number("--iters", at_least(1), 1000, "maximum of training steps")
     number("--batch-size", at_least(1), 16, "pairs per step")
-    _add_rates(parser)
+    _add_rates(group)
     number(
         "--max-seq-length",
         at_least(1),
         LENGTHS,
         "maximum of tokens in a prompt and in a completion; longer pairs are left out",
     )
-    parser.add_argument(
+    group.add_argument(
         "--grad-checkpoint",
         action="store_true",
         help="save memory: compute each layer twice instead of storing its values",
     )
     number("--steps-per-report", at_least(1), 10, "steps between lines about loss and speed")
-    add_course(parser, "seed of the held-out part, the order, adapters and dropout")
+    add_course(group, "seed that chooses held-out pairs, the order, adapters and dropout")
 
 
-def _add_rates(parser: Parser) -> None:
-    number = partial(add_number, parser)
+def _add_rates(group: argparse._ArgumentGroup) -> None:
+    number = partial(add_number, group)
 
     def choice(name: str, choices: Sequence[str], default: str | None, help: str) -> None:
-        parser.add_argument(name, choices=choices, default=default, help=help)
+        group.add_argument(name, choices=choices, default=default, help=help)
 
-    defaults = f"optimiser (default: {ADAMW} for adapters, {ADAFACTOR} for a whole model)"
+    defaults = f"optimizer (default: {ADAMW} for adapters, {ADAFACTOR} for a whole model)"
     choice("--optimizer", (ADAMW, ADAFACTOR), None, defaults)
     adapters, whole = RATES[""], RATES[FULL]
     number(
@@ -158,7 +162,7 @@ def _add_rates(parser: Parser) -> None:
 
 
 def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
-    """Parses the command line; also checks that its output can be written.
+    """Returns the parsed command line; checks that its output can be written.
 
     Raises:
         UserError: some options are incompatible, or the output exists already.
@@ -206,7 +210,7 @@ def lora_config(args: FinetuneOptions) -> LoraConfig:
 
 
 def pair_files(data: str, valid: str | None) -> dict[str, str]:
-    """Returns the files for training, validation and test that exist, by the part's name.
+    """Returns the files that exist, by the name of their part: "train", "valid" or "test".
 
     Args:
         data: a file, or a folder with files named train, valid (or validation) and test.

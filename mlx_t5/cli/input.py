@@ -60,13 +60,13 @@ def read_document(name: str, file_type: str = "") -> str:
 
 
 class Lines:
-    """A file's prompts, read lazily line by line, so that any file fits into memory.
+    """Iterates over the prompts of a file; reads line by line, so that any file fits into memory.
 
     An item is a text. With `targets` it is a pair of a prompt and its target. With `optional` it is
-    a pair: a prompt, and a text or None.
+    a pair of a prompt and a second text, which may be None.
 
-    If a line cannot be used, the item is its error. Lines end with LF, CRLF or CR; blank lines at
-    the end are ignored. A pipe is read ahead in a thread.
+    If a line cannot be used, the item is the `UserError` that says why. Lines end with LF, CRLF or
+    CR; blank lines at the end are ignored. A pipe is read ahead in a thread.
 
     Attributes:
         count: number of prompts; None for a pipe, whose end is not known.
@@ -151,14 +151,14 @@ class Lines:
 
 
 class PairLines(Lines):
-    """A file's pairs of a prompt and a completion, read like `Lines`.
+    """Iterates over the pairs of a prompt and a completion in a file, as `Lines` does over prompts.
 
     A line is an object with a "prompt" and a "completion". In a .tsv file, a line has these two
     texts with a tab between them.
     """
 
     def __init__(self, name: str) -> None:
-        """Opens the file; errors as in `Lines`."""
+        """Opens the file; raises `UserError` as `Lines` does, and for other types of files."""
         if not name.endswith((".jsonl", ".tsv")):
             raise UserError(f"{name} is no .jsonl and no .tsv file; give one, or a folder of them")
         self._tabs = name.endswith(".tsv")
@@ -263,6 +263,6 @@ class ReadAhead(Generic[Item]):
         return cast(Item, item)
 
     def _next(self) -> tuple[Item | None, BaseException | None]:
-        while True:  # the waits are short, as a Ctrl-C just before one does not end it
+        while True:  # waits are short, as a Ctrl-C just before a wait does not end it
             with contextlib.suppress(queue.Empty):
                 return self._drawn.get(timeout=0.5)

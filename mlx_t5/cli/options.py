@@ -1,4 +1,4 @@
-"""The options of main.py, and checks of their combinations."""
+"""Defines the options of main.py, and checks their combinations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEFAULT_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
     "avocadoes, and bread."
 )
-MARKUP = {*SUFFIXES} - {".txt"}  # in plain text, a prefix at the beginning is looked for
+MARKUP = {*SUFFIXES} - {".txt"}  # a plain text may begin with a prefix
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class MainOptions:
     """The command line of main.py; `--help` explains the other fields.
 
     Attributes:
-        settings: the settings of a prompt that the user gives, by name.
+        settings: by name, the decoding settings that the user gives.
     """
 
     model: str | None
@@ -128,7 +128,7 @@ def _prompt_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--resume",
         action="store_true",
-        help="resume where the output ends",
+        help="continue an incomplete output file",
     )
     group.add_argument(
         "--json", action="store_true", help="print JSON objects with tokens and statistics"
@@ -137,7 +137,7 @@ def _prompt_options(group: argparse._ArgumentGroup) -> None:
         "-v",
         "--verbose",
         action="store_true",
-        help="colour each token by its origin",
+        help="color each token by its origin",
     )
 
 
@@ -160,7 +160,7 @@ def _document_options(group: argparse._ArgumentGroup) -> None:
         "--source-language",
         metavar="CODE",
         default="",
-        help="language whose rules end a sentence (default: the prefix's, or en)",
+        help="language whose rules end sentences (default: the prefix's, or en)",
     )
     group.add_argument(
         "--max-source-tokens",
@@ -207,11 +207,13 @@ def _scoring_options(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="write a vector for each prompt, as JSON lines or into a .npy file",
     )
-    group.add_argument("--normalize", action="store_true", help="with --embed: length 1")
+    group.add_argument(
+        "--normalize", action="store_true", help="with --embed: scale vectors to length 1"
+    )
 
 
 def read_options(argv: list[str] | None) -> MainOptions:
-    """Parses and checks the command line; an output that ends in .jsonl implies --json.
+    """Returns the parsed and checked command line; an output file *.jsonl implies --json.
 
     Raises:
         UserError: some options are incompatible; the message names them.
@@ -282,9 +284,9 @@ def check_ranks(options: MainOptions, size: int) -> None:
 
 
 def cutting_of(options: MainOptions, prefix: str) -> Cutting | None:
-    """Returns how texts are cut; None without a split.
+    """Returns how to cut texts into pieces; None without a split.
 
-    If no prefix is given, each text may begin with a prefix.
+    If no prefix is given, a text may begin with one of the model's prefixes.
     """
     from mlx_t5.text.documents import Cutting
 

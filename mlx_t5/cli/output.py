@@ -29,14 +29,15 @@ File = TypeVar("File", bound=IO[Any])
 
 
 class Painter:
-    """Colours each token by its origin: green by the draft, cyan copied, magenta by the target.
+    """Colors tokens by their origin: green for the draft, cyan for copies, magenta for the target.
 
-    If `NO_COLOR` is set (https://no-color.org), tokens by the draft are in brackets, copied tokens
-    in braces. A token that ends inside a character is shown with the token that completes it.
+    If `NO_COLOR` is set (https://no-color.org), tokens of the draft are in brackets, copied
+    tokens in braces. A token that ends inside a character is shown with the token that completes
+    it.
     """
 
     def __init__(self, tokenizer: Any = None):
-        """Uses this tokenizer for `line`; the other methods need none."""
+        """Takes the tokenizer that `line` uses; the other methods need none."""
         self._tokenizer = tokenizer
         colours = {"draft": 32, "copy": 36, "target": 35}
         self._forms = {writer: f"\033[{c}m{{}}\033[0m" for writer, c in colours.items()}
@@ -45,23 +46,23 @@ class Painter:
 
     @property
     def legend(self) -> str:
-        """One line that explains the colours."""
+        """One line that explains the colors."""
         names = {"draft": "by the draft", "copy": "copied", "target": "by the target"}
         return "tokens: " + " ".join(self._forms[w].format(name) for w, name in names.items())
 
     def paint(self, pieces: Iterable[str], writers: Iterable[str], rest: str = "") -> str:
-        """Colours text token by token.
+        """Returns a text whose tokens are colored one by one.
 
         Args:
             pieces: the text that each token completed.
             writers: the origin of each token: "draft", "copy" or "target".
-            rest: text after the last token; it gets the target's colour.
+            rest: text after the last token; it gets the target's color.
         """
         authors = [*zip(pieces, writers, strict=True), (rest, "target")]
         return "".join(self._forms[writer].format(text) for text, writer in authors if text)
 
     def line(self, result: Result) -> str:
-        """Returns the coloured text of a whole result, on one line."""
+        """Returns the colored text of a whole result, on one line."""
         detokenizer = StreamingDetokenizer(self._tokenizer)
         pieces = [*map(detokenizer.add, result.tokens), detokenizer.finish()]
         room = len(result.text or "")  # the tokens of a stop string are not shown
@@ -72,14 +73,14 @@ class Painter:
 
 
 def text_lines(as_json: bool, aside: bool, painter: Painter | None = None) -> LineOf:
-    """Returns a function that makes the line of a result.
+    """Returns a function that makes the output line of a prompt and its result.
 
-    If the prompt has failed, the line is empty, or a JSON object with the error.
+    If the prompt has failed, the line is empty or, with `as_json`, an object with the error.
 
     Args:
         as_json: whether a line is a JSON object; otherwise it is a text.
-        aside: whether coloured lines are also printed on standard error, beside the plain ones.
-        painter: colours the lines; None: no colours.
+        aside: whether colored lines go to standard error, in addition to the plain output.
+        painter: colors the lines; None: no colors.
     """
 
     def line(prompt: Any, result: Result) -> str:
@@ -99,7 +100,7 @@ def one_line(text: str) -> str:
 
 
 def text_object(prompt: Any, result: Result) -> str:
-    """Returns the JSON object of a result, as documented for `--json`."""
+    """Returns the line that `--json` prints for a result: a JSON object."""
     record: dict[str, Any] = {
         "prompt": _text(prompt),
         "text": result.text,
@@ -120,7 +121,7 @@ def text_object(prompt: Any, result: Result) -> str:
 
 
 def score_object(pair: Any, score: Score) -> str:
-    """Returns the JSON object of a scored pair of prompt and target."""
+    """Returns the line of a scored pair of prompt and target: a JSON object."""
     prompt, target = pair if isinstance(pair, tuple) else ("", "")
     record: dict[str, Any] = {"prompt": prompt, "target": target}
     record |= {"logprob": None, "token_logprobs": [], "tokens": []}
@@ -132,7 +133,7 @@ def score_object(pair: Any, score: Score) -> str:
 
 
 def embedding_object(prompt: Any, vector: np.ndarray | Exception) -> str:
-    """Returns the JSON object of an embedded prompt."""
+    """Returns the line of an embedded prompt: a JSON object."""
     record: dict[str, Any] = {"prompt": _text(prompt), "embedding": None}
     if isinstance(vector, Exception):
         record["error"] = str(vector)
@@ -142,7 +143,7 @@ def embedding_object(prompt: Any, vector: np.ndarray | Exception) -> str:
 
 
 def error_of(outcome: Any) -> str | None:
-    """Returns an outcome's error, which may concern pieces of a document; None without an error."""
+    """Returns the error of an outcome, or of its pieces that failed; None without an error."""
     pieces = getattr(outcome, "pieces", [])
     if failed := [piece for piece in pieces if piece.error]:
         where = f"the first, at character {failed[0].start + 1}: {failed[0].error}"
@@ -222,7 +223,7 @@ def writing(path: str) -> Iterator[None]:
 class LineFile:
     """Writes lines of results, each without delay, so that an interruption loses none.
 
-    A context manager.
+    Use it in a `with` block, which closes the file.
 
     Args:
         path: file to write, which does not change before the first result; None: standard output.

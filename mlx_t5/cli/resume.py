@@ -24,7 +24,7 @@ class ResumePoint:
 
     Attributes:
         prompts: number of finished prompts.
-        size: number of bytes of their lines, from the beginning of the file.
+        size: number of bytes that their lines take, from the beginning of the file.
         all: whether every prompt is finished.
     """
 
@@ -49,7 +49,7 @@ class Form:
 def find_resume_point(
     output_file: str, items: Iterator[Any], form: Form, count: int | None = None
 ) -> ResumePoint:
-    """Finds the finished prompts, and reads them from `items`.
+    """Returns which part of an output is finished; reads the finished prompts from `items`.
 
     Args:
         output_file: the output of an earlier run; it may not exist.

@@ -45,7 +45,7 @@ class RunRecord:
         return Path(f"{self.output_file}.resume")
 
     def check(self) -> None:
-        """Checks that an output with a record was written with the same options.
+        """Checks that the output, if it has a record, was written with the same options.
 
         Raises:
             UserError: the options differ, or the record is damaged.
@@ -65,7 +65,7 @@ class RunRecord:
                 raise UserError(f"{self.output_file} {how}; give that again, {OTHERWISE}")
 
     def begin(self) -> None:
-        """Writes the record of an output that has been opened; replaces an earlier record.
+        """Writes the record beside the output, which is open; replaces an earlier record.
 
         Raises:
             UserError: the disk is full.

@@ -1,4 +1,4 @@
-"""The job and the run of main.py: the settings, the prompts, and the part already done."""
+"""Holds what main.py decodes: the settings, the prompts, and the part that is already done."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class MainJob:
         return Form(texts, "text" if options.json else None)
 
     def record(self) -> RunRecord:
-        """Returns the record that lies beside the output until it is complete."""
+        """Returns the record that is kept beside the output until the output is complete."""
         values = {name: value for name, value in vars(self.options).items() if name != "settings"}
         return record_of({**values, **vars(self.spec.settings)}, self.models)
 
@@ -61,7 +61,7 @@ class Run:
     """The remaining prompts, and the output of the prompts that an earlier run has done.
 
     Attributes:
-        prompts: the remaining prompts; a list if none has been done and all are known.
+        prompts: the remaining prompts: a list, or an iterator over the lines of an input file.
         count: number of all prompts, including the done ones; None if it is not known.
         first: number of prompts already done.
         outcomes_a_prompt: number of outcomes, and so of lines, per prompt.
@@ -78,7 +78,7 @@ class Run:
         job: MainJob,
         record: RunRecord,
     ) -> None:
-        """Makes the run of the remaining prompts; `of` finds the done part."""
+        """Makes the run of the remaining prompts; use `of`, which finds the part that is done."""
         self.prompts, self.first, self.keep = prompts, done.prompts, done.size
         self.done, self.record = done, record
         self.count = len(prompts) if isinstance(prompts, list) else getattr(prompts, "count", None)
@@ -91,7 +91,8 @@ class Run:
         """Returns the run for a job; with `--resume` it skips the finished prompts.
 
         Args:
-            prompts: the prompts on rank 0, anything on other ranks; finished prompts are skipped.
+            prompts: a list that is the same on all ranks, or the lines that rank 0 reads; other
+                ranks may then pass None. Finished prompts are skipped.
             job: the job for every prompt.
             ranks: the ranks, which must all call this.
 
@@ -124,7 +125,7 @@ class Run:
             log(f"warning: there is no {self.record.path}, so nothing says what made the output")
 
     def outcomes(self, compute: Compute) -> Iterator[tuple[int, Any, Any]]:
-        """Yields the number (from 1), the prompt and the outcome of each result, in order.
+        """Yields each outcome in order, after its prompt's number (from 1) and its prompt.
 
         Args:
             compute: computes the outcomes; it must read each prompt before its index.
@@ -147,7 +148,7 @@ class Run:
 
 
 def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
-    """Yields the prompts with a prefix before each; targets and errors stay as they are."""
+    """Yields the prompts, each with the prefix; leaves targets and errors unchanged."""
     for prompt in prompts:
         if isinstance(prompt, tuple):
             yield prefix + prompt[0], prompt[1]
@@ -162,6 +163,6 @@ def lines_of(input_file: str, options: MainOptions) -> Lines:
 
 
 def unpaired(items: Iterable[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
-    """Splits items into prompts and predictions; a missing prediction is None."""
+    """Returns iterators over prompts and over predictions; a missing prediction is None."""
     prompts, predictions = tee(i if isinstance(i, tuple) else (i, None) for i in items)
     return (prompt for prompt, _ in prompts), (prediction for _, prediction in predictions)

@@ -79,7 +79,7 @@ def write_text(
 def _stream(
     decoder: SpeculativeDecoder, prompt: str, job: MainJob
 ) -> tuple[Generator[Chunk, None, None], int]:
-    """Returns a text's chunks, and the number of pieces, which grows if a sentence is too long."""
+    """Returns the chunks of a text, and the expected number of pieces; 0 without a split."""
     from mlx_t5.engine.document_batch import chunks
     from mlx_t5.text.documents import Document
 

@@ -1,4 +1,4 @@
-"""Sums over results, and a summary of them in one line."""
+"""Adds up the statistics of results, and summarizes them in one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlx_t5.sizes import readable
 
 @dataclass
 class Totals:
-    """Sums over results, which use the same memory for any number of results.
+    """The sums of the statistics of results; they take the same memory for any number of results.
 
     Attributes:
         results: number of results.

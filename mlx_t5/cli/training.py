@@ -1,7 +1,8 @@
-"""Common parts of the command lines that train: options, output, resuming after Ctrl-C."""
+"""The parts that distill.py and finetune.py share: options, output, resuming after Ctrl-C."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import sys
@@ -10,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.cli.arguments import INTERRUPTED, Options, Parser, add_number, at_least, run, within
+from mlx_t5.cli.arguments import INTERRUPTED, Options, add_number, at_least, run, within
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import Range
 
@@ -63,20 +64,20 @@ def say(line: str) -> None:
     tqdm.write(line, file=sys.stderr)
 
 
-def add_course(parser: Parser, seeded: str) -> None:
-    """Adds the options for evaluating, saving, seed and resuming; `seeded`: the seed's help."""
-    number = partial(add_number, parser)
+def add_course(group: argparse._ArgumentGroup, seeded: str) -> None:
+    """Adds the options for evaluation, saving, seed and resuming; `seeded`: help of --seed."""
+    number = partial(add_number, group)
     number("--steps-per-eval", at_least(1), 100, "steps between evaluations on held-out prompts")
     number("--save-every", at_least(1), 100, "steps between saved states")
     seeds = Range(int, 0, LARGEST_SEED, f"a whole number from 0 to {LARGEST_SEED}")
     number("--seed", within(seeds), 0, seeded)
-    parser.add_argument("--resume", action="store_true", help="resume where an earlier run stopped")
+    group.add_argument("--resume", action="store_true", help="resume where an earlier run stopped")
 
 
 def check_output(
     output: str, resume: bool, ours: Callable[[str], bool], config: str, what: str
 ) -> None:
-    """Refuses an output folder that exists, or that cannot be made.
+    """Refuses an output folder that exists or cannot be made.
 
     Args:
         output: the path that the user gives.
@@ -112,6 +113,6 @@ def check_output(
 
 
 def work_folder(output: str) -> Path:
-    """Returns the path of the folder with the state for --resume, which lies beside the output."""
+    """Returns the path of the folder beside the output that has the state for --resume."""
     path = Path(output).expanduser()
     return path.with_name(f"{path.name}-work")

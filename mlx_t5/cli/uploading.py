@@ -1,17 +1,18 @@
-"""--upload-repo: sends a model folder, with a model card, to the Hugging Face Hub.
+"""Sends a model folder, with a model card, to the Hugging Face Hub (option --upload-repo).
 
 Only `huggingface_hub` reads the user's token (from `HF_TOKEN` or `hf auth login`).
-The card copies licence, language and task from the card of the source model, if there is one.
+The card copies license, language and task from the card of the source model, if there is one.
 """
 
 from __future__ import annotations
 
+import argparse
 import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.cli.arguments import INTERRUPTED, Parser, log
+from mlx_t5.cli.arguments import INTERRUPTED, log
 from mlx_t5.errors import UserError, reason
 from mlx_t5.names import ADAPTED, source_of
 
@@ -19,10 +20,10 @@ CARD, TEMPLATE = "README.md", Path(__file__).with_name("card.md")
 TAKEN_OVER = ("license", "license_name", "license_link", "language", "pipeline_tag")
 
 
-def add_upload_option(parser: Parser) -> None:
+def add_upload_option(group: argparse._ArgumentGroup) -> None:
     """Adds --upload-repo to a command line."""
     help = "send the folder, with a model card, to this repository on the Hugging Face Hub"
-    parser.add_argument("--upload-repo", metavar="OWNER/NAME", help=help)
+    group.add_argument("--upload-repo", metavar="OWNER/NAME", help=help)
 
 
 def check_repository(name: str | None) -> None:
@@ -123,7 +124,7 @@ def draft_card(name: str, target: Path, source: Path, dtype: Any, verdict: str) 
         target: folder of the draft's target.
         source: folder of the model that training started from; it may be the target.
         dtype: type that the target computes in.
-        verdict: the measurements on this machine, in Markdown.
+        verdict: the speed measured on this machine, in Markdown.
     """
     from mlx_t5.backend import device_name, mx
 
@@ -145,7 +146,7 @@ def _card(folder: Path, local: Path, tags: list[str], **parts: str) -> str:
 
     Args:
         folder: a folder whose config.json names the source model.
-        local: a folder that may contain the source's card; if not, the Hub is asked.
+        local: a folder that may contain the source's card; otherwise the Hub is asked for it.
         tags: tags to add to the tags of the source.
         parts: parts of the text, by their names in card.md.
     """

@@ -1,1 +1,1 @@
-"""The parts of server.py."""
+"""The HTTP server behind server.py: endpoints, a queue of jobs, and the thread that decodes."""

@@ -1,4 +1,4 @@
-"""Receives the events of a job, and builds an answer or its chunks from them (schemas.py)."""
+"""Builds the answer to a request from the events of its job, whole or in chunks (schemas.py)."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is ve
 
 @dataclass
 class DocumentChunk(Chunk):
-    """The part of a document's text that one piece added.
+    """A chunk of a document's text: the part that one piece completes.
 
     Attributes:
-        fields: further fields of the choice in the answer: the piece, and counts of pieces.
+        fields: the fields `pieces` and `stats` of the choice in the answer (schemas.py).
     """
 
     fields: Fields = field(default_factory=dict)
 
 
 class EventStream(Generic[J]):
-    """Receives the events of one job in the event loop.
+    """Waits in the event loop for the events of one job, which the thread that owns MLX sends.
 
     Attributes:
         job: the job.
     """
 
     def __init__(self, job: J, jobs: JobQueue, receive: Callable[[], Any]):
-        """Submits a job, which is cancelled when its client disconnects.
+        """Submits a job, and cancels it when its client disconnects.
 
         Args:
             job: the job.
@@ -74,12 +74,12 @@ class EventStream(Generic[J]):
         self.close()
 
     def close(self) -> None:
-        """Cancels the job if it is not done, and ends waiting for its events."""
+        """Cancels the job unless it is done; a call of `next` that waits raises `ApiError`."""
         self._jobs.cancel(self.job)
         self._events.put_nowait(ApiError(499, "the client went away"))
 
     async def next(self) -> Any:
-        """Waits for the next event.
+        """Waits for the next event of the job, and returns it.
 
         Raises:
             ApiError: the job has failed, or its client has disconnected.
@@ -90,7 +90,7 @@ class EventStream(Generic[J]):
         return event
 
     async def chunks(self, first: Chunk) -> AsyncIterator[Chunk]:
-        """Yields `first` and all later chunks, until every text is done."""
+        """Yields `first` and then all later chunks of the job, until its texts are done."""
         chunk, unfinished = first, self.job.size
         while True:
             unfinished -= chunk.result is not None
@@ -100,25 +100,29 @@ class EventStream(Generic[J]):
             chunk = await self.next()
 
     async def finished(self) -> list[Chunk]:
-        """Returns the last chunk of every text, in order; for jobs that do not stream."""
+        """Waits for all texts of the job; returns the last chunk of each text, ordered by index.
+
+        If the job does not stream, this chunk has the whole text.
+        """
         last = [chunk async for chunk in self.chunks(await self.next())]
         return sorted(last, key=lambda chunk: chunk.index)
 
     def complete(self, body: str) -> str:
-        """Returns `body`, the answer's last part; the stream of a document changes it first."""
+        """Returns the JSON body of the answer; the stream of a document adds the pieces to it."""
         return body
 
 
 class Spelling(NamedTuple):
-    r"""The spelling of a token by itself, for log-probabilities.
+    r"""The way in which one token is shown beside its log-probability.
 
-    A byte token that is not ASCII is no text. Its `text` is written as in OpenAI's API (`\xe4`),
-    and `bytes` has the byte. The bytes of a text's tokens, joined, are the text in UTF-8, except
-    that a space may come first.
+    A byte token outside ASCII is no text by itself. Its `text` is written as in OpenAI's API
+    (`\xe4`), and its `bytes` has the byte. The `bytes` of all tokens of a text, joined, are the
+    text in UTF-8, except that a space may come first.
 
     Attributes:
-        text: the token in readable form, with a leading space; "" for an id without one.
-        bytes: the UTF-8 bytes that it adds to a text; None if it adds nothing (special tokens).
+        text: the token as readable text, with " " for "▁"; "" for an id that has no token.
+        bytes: the UTF-8 bytes that the token adds to a text; None for a special token and for an
+            id that has no token.
     """
 
     text: str
@@ -126,17 +130,17 @@ class Spelling(NamedTuple):
 
 
 class TokenSpelling:
-    """Spells a tokenizer's tokens."""
+    """A function that returns the `Spelling` of a token id."""
 
     def __init__(self, tokenizer: Any):
-        """Uses this tokenizer of transformers."""
+        """Takes a tokenizer of transformers."""
         self._tokenizer = tokenizer
         self._special = frozenset(tokenizer.all_special_ids)
         self._all_bytes = type(tokenizer).__name__ == "ByT5Tokenizer"
 
     def __call__(self, token: int) -> Spelling:
         """Returns the spelling of a token id."""
-        # A model has more ids than its tokenizer, and any id may be among the likeliest.
+        # A model has more ids than its tokenizer has tokens, and any id may be a likely one.
         name = self._tokenizer.convert_ids_to_tokens(token) or ""
         if token in self._special or not name:
             return Spelling(name, None)
@@ -171,9 +175,12 @@ def usage(job: GenerationJob, results: Sequence[Stats]) -> Usage:
 
 
 def speculation(chunk: Chunk) -> Fields:
-    """Returns a chunk's tokens with their origins; text after the last token is the target's."""
+    """Returns the field `speculation` of a chunk: its tokens with their origins, and statistics.
+
+    Text that follows the last token counts as written by the target.
+    """
     rest = chunk.text[sum(map(len, chunk.pieces)) :]
-    # The last tokens of a stop string may have no piece.
+    # The last tokens of a stop string may have no piece of text.
     written = [*zip(chunk.pieces, chunk.writers, strict=False)]
     if rest:
         written.append((rest, "target"))
@@ -182,10 +189,10 @@ def speculation(chunk: Chunk) -> Fields:
 
 
 class CompletionBuilder:
-    """Builds the answer of one completion, or its chunks, in the shapes of schemas.py.
+    """Builds the answer to a request for completions, whole or in chunks (schemas.py).
 
     Attributes:
-        stream: whether to build chunks.
+        stream: whether the answer is sent in chunks.
         logprobs: whether to include log-probabilities.
         detailed: whether to report the origin of each token (draft, copy or target).
     """
@@ -205,7 +212,12 @@ class CompletionBuilder:
         self._lengths: dict[int, int] = {}  # characters of each choice so far
 
     def answer(self, choices: Sequence[Fields], counts: Usage | None) -> BaseModel:
-        """Returns the answer or a chunk with these choices; `counts` may be None."""
+        """Returns the whole answer or one chunk.
+
+        Args:
+            choices: the fields of each choice, see `choice`.
+            counts: the token counts; None leaves them out.
+        """
         return schemas.Completion(object="text_completion", **self._fields("cmpl", choices, counts))
 
     def _fields(self, kind: str, choices: Sequence[Fields], counts: Usage | None) -> Fields:
@@ -213,7 +225,11 @@ class CompletionBuilder:
         return fields | {"choices": choices} | ({} if counts is None else {"usage": counts})
 
     def choice(self, chunk: Chunk) -> Fields:
-        """Returns the fields of one choice, of a chunk or of the whole answer."""
+        """Returns the fields of the choice that a chunk belongs to.
+
+        Args:
+            chunk: without a stream, the last chunk of a text; the choice then has the whole text.
+        """
         result = chunk.result
         text = chunk.text if self.stream or not result else result.text or ""
         choice = {
@@ -265,10 +281,10 @@ class CompletionBuilder:
 
 
 class ChatBuilder(CompletionBuilder):
-    """Builds the answer of one chat completion, or its chunks."""
+    """Builds the answer to a request for a chat completion, whole or in chunks."""
 
     def answer(self, choices: Sequence[Fields], counts: Usage | None) -> BaseModel:
-        """Returns the answer or a chunk, see `CompletionBuilder.answer`."""
+        """Returns the whole answer or one chunk, like `CompletionBuilder.answer`."""
         kind: Any = "chat.completion.chunk" if self.stream else "chat.completion"
         return schemas.ChatCompletion(object=kind, **self._fields("chatcmpl", choices, counts))
 
@@ -292,11 +308,11 @@ class ChatBuilder(CompletionBuilder):
 
 
 def completed(chunk: Chunk) -> list[str]:
-    """Returns the text that each token with log-probabilities completed.
+    """Returns the text that each token completed, for the tokens that have log-probabilities.
 
-    Joined, these texts are the chunk's text. So a text may differ from its token's own spelling:
-    the last byte of a character completes the character, a special token completes nothing, and a
-    possible beginning of a stop string is held back until a later token decides.
+    These texts, joined, are the chunk's text. So the text of a token may differ from its spelling:
+    the last byte of a character completes the whole character, a special token completes no text,
+    and text that may begin a stop string is held back until a later token decides.
     """
     count = len(chunk.logprobs)
     texts = [*chunk.pieces, *[""] * count][:count]
@@ -306,5 +322,8 @@ def completed(chunk: Chunk) -> list[str]:
 
 
 def json_number(logprob: float) -> float:
-    """Returns a log-probability for JSON, which has no -inf: at least -9999, as in OpenAI's API."""
+    """Returns a log-probability that JSON can express: at least -9999, as in OpenAI's API.
+
+    JSON has no -inf.
+    """
     return max(logprob, LEAST_LOGPROB) if math.isfinite(logprob) else LEAST_LOGPROB

@@ -1,9 +1,9 @@
-"""Schemas of requests, for `/predict` and the endpoints of OpenAI's API that make sense for T5.
+"""Defines which requests are valid, for `/predict` and for the OpenAI endpoints that T5 can serve.
 
 Unsupported input is refused, never ignored: an unknown field is an error, and fields that clients
 often send (`presence_penalty`, `logit_bias`, …) may only have their neutral value. Types are
 strict: "5" is no number and 1 is no boolean. In a long list, and among unknown fields, only the
-first error is reported, because a body may have 300,000 errors.
+first error is reported, because a body of 1 MiB may have 300,000 of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlx_t5.text.prompts import as_list as listed_prompts
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 8, 200
 MAX_SAMPLES = 16  # texts per prompt
 MAX_PROMPTS = 64  # prompts per request
-MAX_BEAMS = 16  # hypotheses per prompt, each as much work as a text
+MAX_BEAMS = 16  # hypotheses per prompt; each costs as much as a text
 MAX_NUM_DRAFT = 16  # rows are verified together, so the proposals of one row slow all rows
 MAX_TEMPERATURE = 2  # as in OpenAI's API
 MAX_SEED = 2**53 - 1  # the largest integer that every JSON library reads exactly
@@ -33,8 +33,8 @@ MOST = {
     "num_beams": MAX_BEAMS,
 }
 MAX_ALTERNATIVES = 20  # log-probabilities per token
-MAX_PARTS = 64  # of a chat message
-MAX_LANGUAGE = 16  # characters of a code
+MAX_PARTS = 64  # parts of a chat message
+MAX_LANGUAGE = 16  # characters of a language's code
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -48,7 +48,7 @@ Zero = Annotated[Number, Field(ge=0, le=0, description="not supported: 0 or abse
 
 
 class Request(BaseModel):
-    """Base of all requests."""
+    """The base of all requests: types are strict, and unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -98,7 +98,7 @@ else:
 
 
 class TextPart(Request):
-    """One part of a text."""
+    """One part of the text of a message."""
 
     type: Literal["text"]
     text: str
@@ -124,9 +124,9 @@ class PredictedContent(Content):
 
 
 class Decoding(_WithSettings):
-    """The settings of a request. Absent and null fields get the server's defaults.
+    """The settings of a request; a field that is absent or null gets the server's default.
 
-    The settings that have a name for requests (settings.py) are fields of this class.
+    Every setting of settings.py that has a name for requests (`request`) is a field of this class.
     """
 
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = Field(
@@ -166,25 +166,25 @@ class Decoding(_WithSettings):
 
 
 class PredictRequest(Decoding):
-    """POST /predict, the simplest request."""
+    """The body of POST /predict, the simplest request."""
 
     prompt: Text
 
     @property
     def prompts(self) -> list[str]:
-        """The prompt, as a list."""
+        """A list of the one prompt."""
         return [self.prompt]
 
 
 class StreamOptions(Request):
-    """Options of a stream."""
+    """Options for an answer that is sent as a stream."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = Field(None, description="accepted; nothing is added")
 
 
 class OpenAIRequest(Decoding):
-    """The common fields of completions and chat completions."""
+    """The fields that completions and chat completions have in common."""
 
     model: str | None = Field(None, description="absent: the model that is served")
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
@@ -199,12 +199,12 @@ class OpenAIRequest(Decoding):
         "answers with the text between the pieces; the choice lists the pieces",
     )
     file_type: FileType | None = Field(
-        None, description="of a text to split: the type of its file, whose markup is kept"
+        None, description="if the text is split: the type of its file; the markup is kept"
     )
     source_language: Annotated[str, Field(min_length=1, max_length=MAX_LANGUAGE)] | None = Field(
         None,
-        description="of a text to split: the language whose rules end a sentence, as a code such "
-        "as de; absent: the language that the prefix names, or English",
+        description="if the text is split: the language whose rules say where a sentence ends, "
+        "such as de; absent: the language that the prefix names, or English",
     )
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
@@ -222,7 +222,7 @@ class OpenAIRequest(Decoding):
 
 
 class CompletionRequest(OpenAIRequest):
-    """POST /v1/completions."""
+    """The body of POST /v1/completions."""
 
     prompt: (
         Text | Annotated[list[Text], Several] | TokenIds | Annotated[list[TokenIds], Several]
@@ -247,7 +247,7 @@ class CompletionRequest(OpenAIRequest):
 
     @property
     def parts(self) -> list[Any]:
-        """The prompt, in a list; a prompt that is split must be one text."""
+        """A list of the prompt alone; a prompt that is to be split must be one text."""
         return [self.prompt]
 
     @property
@@ -264,13 +264,13 @@ class Message(Content):
 
 
 class TextFormat(Request):
-    """The only response format."""
+    """The only response format that is supported."""
 
     type: Literal["text"]
 
 
 class ChatRequest(OpenAIRequest):
-    """POST /v1/chat/completions, for one turn.
+    """The body of POST /v1/chat/completions, for one turn.
 
     T5 has no chat format. The prompt is the user's message. If there is a system message, such as
     "translate English to German:", it is put before the user's message, with a space between them.
@@ -298,14 +298,17 @@ class ChatRequest(OpenAIRequest):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The settings in the request, see `Decoding`; the smaller of two token limits counts."""
+        """The settings in the request, by their names in `Settings`.
+
+        If the request has both `max_tokens` and `max_completion_tokens`, the smaller one counts.
+        """
         given = super().given
         limits = [n for n in (given.get("max_tokens"), self.max_completion_tokens) if n is not None]
         return given | ({"max_tokens": min(limits)} if limits else {})
 
     @property
     def prompts(self) -> list[str]:
-        """The prompt, as a list."""
+        """A list of the one prompt: the texts of the messages, joined by a space."""
         return [" ".join(map(str.strip, self.parts)).strip()]
 
     @property

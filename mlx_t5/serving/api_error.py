@@ -1,7 +1,7 @@
 """Errors in the shape of OpenAI's API: {"error": {"message", "type", "param", "code"}}.
 
-Of the data that a client sends, a message contains only names of fields, shortened. So a prompt
-does not get into a log through an error.
+A message never quotes the text of a client's prompt, so no prompt gets into a log through an error.
+It shows the names of unknown fields and tasks, shortened.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMPLAINTS = {
 
 
 class ErrorDetail(BaseModel):
-    """A description of an error."""
+    """The description of an error."""
 
     message: str
     type: str
@@ -46,7 +46,7 @@ class ErrorBody(BaseModel):
 
 
 class ApiError(Exception):
-    """A refusal or a failure that is reported to the client."""
+    """The refusal or the failure of a request, which is reported to the client."""
 
     def __init__(
         self,
@@ -64,17 +64,17 @@ class ApiError(Exception):
 
     @property
     def response(self) -> JSONResponse:
-        """The error as a response, if no stream has begun."""
+        """The HTTP response that reports the error; a stream that has begun sends `body`."""
         return JSONResponse(self.body.model_dump(), self.status, self.headers)
 
 
 def internal_error() -> ApiError:
-    """Returns the error for an unexpected failure, whose cause is only in the log."""
+    """Returns the error for an unexpected failure; only the log says what failed."""
     return ApiError(500, "internal error; the server's log says where")
 
 
 def error_of_status(status: int, detail: str, headers: Mapping[str, str] | None = None) -> ApiError:
-    """Returns the error for a status that the framework raised."""
+    """Returns the error for an HTTP status that the framework raised, such as 404."""
     message = {
         404: "there is nothing at this address; see /docs",
         405: "this address does not take this method; see /docs",
@@ -83,9 +83,10 @@ def error_of_status(status: int, detail: str, headers: Mapping[str, str] | None 
 
 
 def error_of_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
-    """Returns the error for pydantic's first complaint about a body.
+    """Returns the error for the first field of a body that pydantic complains about.
 
-    For a union, pydantic complains about each of its types. Complaints about one field are joined.
+    If a field may have several types, pydantic complains once for each type. The message joins all
+    complaints about the field.
     """
     if errors[0]["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {errors[0]['ctx']['error']}")
@@ -119,7 +120,10 @@ def raised_at(error: BaseException) -> str:
 
 
 def failure_of(error: Exception) -> ApiError:
-    """Returns the error for clients; logs where an unexpected exception was raised."""
+    """Returns the error that the client gets for an exception.
+
+    If the exception is not an `ApiError`, the log says where it was raised.
+    """
     if isinstance(error, ApiError):
         return error
     log.error("a request failed: %s", raised_at(error))

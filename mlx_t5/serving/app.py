@@ -1,4 +1,4 @@
-"""The HTTP endpoints: completions and chats of OpenAI's API, the page, and /docs."""
+"""Builds the web application: the endpoints of OpenAI's API, the page, /health, /metrics, /docs."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def create_app(
     api_key: str | None,
     is_own_name: Callable[[str], bool] | None = None,
 ) -> Middleware:
-    """Returns the whole application.
+    """Returns the web application with all its endpoints, wrapped in `Middleware`.
 
     Args:
-        service: decodes the requests; stopped with the application.
+        service: checks and decodes the requests; its worker is stopped with the application.
         metrics: the counters that are shown at /metrics.
         api_key: the key that clients must send, or None.
-        is_own_name: returns whether a host name is this server's, see `Middleware`.
+        is_own_name: returns whether a request's host name is this server's; None accepts all.
     """
 
     @asynccontextmanager
@@ -146,7 +146,7 @@ def _add_generation(app: FastAPI) -> None:
         tags=["OpenAI"],
     )
     async def chat(body: api.ChatRequest, request: Request) -> Response:
-        """Answers a single turn; a system message is put before the user's message."""
+        """Returns the answer to one user message; a system message is put before that message."""
         return await _openai(service, body, request, answers.ChatBuilder)
 
     @app.post("/predict", responses=ERRORS, tags=["simple"])
@@ -195,7 +195,7 @@ async def _events(
     first: Chunk,
     usage: bool,
 ) -> AsyncIterator[str]:
-    """Yields the server-sent events; if `usage`, token counts come before the end."""
+    """Yields the server-sent events; `usage`: whether token counts come before the end."""
     last: list[Any] = []
     try:
         async for chunk in stream.chunks(first):
@@ -224,7 +224,7 @@ def _add_information(app: FastAPI) -> None:
 
     @app.get("/v1/models", responses={401: ERRORS[401]}, tags=["OpenAI"])
     async def models() -> schemas.ModelList:
-        """Returns a list of the model that is served, with its limits and defaults."""
+        """Returns a list with the one model that is served, its limits and its defaults."""
         return schemas.ModelList(object="list", data=[service.describe()])
 
     @app.get("/v1/models/{model}", responses={s: ERRORS[s] for s in (401, 404)}, tags=["OpenAI"])
@@ -235,7 +235,7 @@ def _add_information(app: FastAPI) -> None:
 
     @app.get("/health", responses={503: {"description": "takes no requests"}}, tags=["operation"])
     async def health(request: Request) -> Response:
-        """Returns whether requests are decoded; with the key, also the running and waiting rows."""
+        """Returns whether the server decodes; with the key, also the running and waiting rows."""
         status, reason = service.worker.health()
         body: dict[str, Any] = {"status": status} | ({"reason": reason} if reason else {})
         if request.scope[HAS_KEY]:
@@ -271,7 +271,10 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _add_description(app: FastAPI, with_key: bool) -> None:
-    """Corrects FastAPI's description: its validation error, the API key, the messages of a chat."""
+    """Corrects the OpenAPI description that FastAPI makes.
+
+    Removes FastAPI's own validation error, adds the API key, and says which messages a chat has.
+    """
     schema = app.openapi()  # FastAPI caches and serves this object
     for path, operations in schema["paths"].items():
         for operation in operations.values():
@@ -287,7 +290,7 @@ def _add_description(app: FastAPI, with_key: bool) -> None:
 
 
 def _turn(*roles: str) -> dict[str, Any]:
-    """Returns the JSON schema of messages of exactly these roles."""
+    """Returns the JSON schema of a list of messages that have these roles, in this order."""
 
     def message(role: str) -> dict[str, Any]:
         fixed = {"properties": {"role": {"const": role}}}

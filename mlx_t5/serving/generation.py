@@ -1,13 +1,14 @@
-"""Decodes the rows of generation jobs, which wait for a place, share batches, and report chunks.
+"""Decodes generation jobs: their rows wait for a place, share batches, and report chunks.
 
-Rows join and leave a running batch between two steps. There is one batch for each number of beams.
-A piece of a document becomes a row when it can join a batch. The rows of a document are limited to
-its job's size. While there are other requests, pieces of `PIECE_TOKENS` tokens on average join per
-step, so other requests do not wait for a document or for the encoding of many pieces. The decoder
-that `generate` uses makes the rows, chunks and results.
+Rows join and leave a running batch between two steps. Rows with the same number of beams share one
+batch. A piece of a document becomes a row when a batch has room for it, and a document never has
+more rows than its job's size. While there are other requests, the pieces that join in a step have
+at most `PIECE_TOKENS` tokens on average. So other requests wait neither for a whole document nor
+for the encoding of many pieces. Rows, chunks and results come from the decoder that `generate` also
+uses.
 
-Log-probabilities, for rows that request them, are the target's own: log softmax of its logits,
-before temperature, top-p and `delta`, whatever the origin of the token. They come from the pass
+A row may request log-probabilities. They are the log softmax of the target's logits, before
+temperature, top-p and `delta`, even for a token that the draft proposed. They come from the pass
 that verifies, so they need no additional pass, and rows without log-probabilities cost nothing.
 
 Symbols: B rows, T positions, V vocabulary, K alternatives, R rows with log-probabilities.
@@ -35,19 +36,19 @@ if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from mlx_t5.engine.batch import Batch
 
-PIECE_TOKENS = 128  # of pieces that may join per step while there are other requests
+PIECE_TOKENS = 128  # tokens of pieces that may join per step while there are other requests
 
 
 @dataclass(eq=False)
 class JobRow:
-    """A row of the engine with its job.
+    """A row of the engine, with the job that it belongs to.
 
     Attributes:
         row: the engine's row.
-        job: the job that the row belongs to.
-        index: index in the job of the row's first text.
-        reported: number of tokens reported to the job.
-        logprobs: log-probabilities of the tokens not yet reported.
+        job: its job.
+        index: index of the row's first text among the texts of the job.
+        reported: number of the row's tokens that have been reported to the job.
+        logprobs: log-probabilities of the tokens that have not been reported.
     """
 
     row: Row
@@ -58,7 +59,10 @@ class JobRow:
 
 
 class GenerationBatches:
-    """All rows that are decoded or wait; only the thread that owns MLX uses it."""
+    """All rows that are being decoded or wait for a place.
+
+    Only the thread that owns MLX may use this object.
+    """
 
     def __init__(
         self, decoder: SpeculativeDecoder, max_batch: int, jobs: JobQueue, metrics: Metrics
@@ -68,7 +72,7 @@ class GenerationBatches:
         self._jobs, self._metrics = jobs, metrics
         self._job_rows: dict[int, JobRow] = {}  # by id(row), which stays unique as the row is kept
         self._documents: deque[GenerationJob] = deque()  # in the order in which pieces are read
-        self._allowed = 0  # unused allowance of pieces' tokens, see `PIECE_TOKENS`
+        self._allowed = 0  # tokens of pieces that may still join, see `PIECE_TOKENS`
         self._new_batches([])
 
     def __bool__(self) -> bool:
@@ -77,7 +81,7 @@ class GenerationBatches:
 
     @property
     def running(self) -> list[Row]:
-        """The rows of all batches."""
+        """The rows that are being decoded, of all batches."""
         return [row for queue in list(self._queues.values()) for row in queue.engine.rows]
 
     def add(self, job: GenerationJob) -> None:
@@ -88,7 +92,7 @@ class GenerationBatches:
             self._begin(job, job.prompts)
 
     def _begin(self, job: GenerationJob, prompts: Sequence[Sequence[int]]) -> None:
-        """Queues the rows of some of a job's prompts; the job fails if one is unusable."""
+        """Makes and queues the rows of prompts of a job; the job fails if a prompt is unusable."""
         try:
             job_rows = list(self._job_rows_of(job, prompts))
             if error := next((one.row.error for one in job_rows if one.row.error), None):
@@ -102,7 +106,7 @@ class GenerationBatches:
     def _job_rows_of(
         self, job: GenerationJob, prompts: Sequence[Sequence[int]]
     ) -> Iterator[JobRow]:
-        # A piece comes alone, and its index is as in engine/document_batch.py.
+        # Pieces come one at a time, and get the same indexes as in engine/document_batch.py.
         for row in self._decoder.codec.rows(prompts, job.spec, count(job.texts << 32)):
             yield JobRow(row, job, job.texts)
             job.texts += job.spec.settings.num_return_sequences
@@ -147,7 +151,7 @@ class GenerationBatches:
         return {number for number, one in self._job_rows.items() if one.job is job}
 
     def _draw(self) -> None:
-        """Turns pieces of the documents, in turns, into rows while the batch has room."""
+        """Turns pieces into rows while the batch has room; the documents take turns."""
         others = any(not one.job.document for one in self._job_rows.values())
         most = batching.MAX_JOINING_TOKENS
         allowed = min(self._allowed + PIECE_TOKENS, most) if others else most
@@ -163,9 +167,10 @@ class GenerationBatches:
         self._allowed = allowed if others else 0
 
     def _has_room(self, job: GenerationJob, others: bool) -> bool:
-        """Whether a document's next piece may become a row, which waits if the batch is full.
+        """Whether the next piece of a document may become a row.
 
-        It may wait only if there are other requests, and no other row of this document waits.
+        If the batch is full, the row would have to wait. It may do so only if there are other
+        requests and no other row of this document waits.
         """
         own, queue = self._rows_of(job), self._queues.get(job.spec.settings.num_beams)
         if queue and len(queue.engine.rows) + len(queue.waiting) >= self._max_batch:
@@ -173,7 +178,7 @@ class GenerationBatches:
         return len(own) < job.size
 
     def step(self) -> None:
-        """Makes a step of every batch, and reports the new tokens to the jobs."""
+        """Runs one step of every batch, and reports the new tokens to the jobs."""
         rows = self.running
         before = row_counts(rows)
         for queue in self._queues.values():
@@ -278,16 +283,24 @@ class GenerationBatches:
 
 
 class LogprobRecorder:
-    """Records log-probabilities: an engine calls it when it verifies; `collect` after each step."""
+    """Records the log-probabilities of the tokens of each step.
+
+    The engine calls this object when it verifies proposals; call `collect` after each step.
+    """
 
     def __init__(self, alternatives: Callable[[Row], int | None]) -> None:
-        """Uses a function that returns a row's alternatives per token, or None to skip the row."""
+        """Makes a recorder.
+
+        Args:
+            alternatives: returns how many of the likeliest tokens to record for each token of a
+                row; None if the row wants no log-probabilities.
+        """
         self._alternatives = alternatives
         self._rows: list[tuple[Row, int, int]] = []  # row, alternatives, tokens decided before
         self._arrays: tuple[mx.array, ...] = ()
 
     def __call__(self, rows: Sequence[Row], logits: mx.array, tokens: mx.array) -> None:
-        """Computes the log-probabilities from logits (B, T, V) and tokens (B, T), lazily."""
+        """Begins to compute the log-probabilities of tokens (B, T) from logits (B, T, V)."""
         asking = [
             (i, n) for i, row in enumerate(rows) if (n := self._alternatives(row)) is not None
         ]
@@ -298,7 +311,7 @@ class LogprobRecorder:
             mx.async_eval(*self._arrays)
 
     def collect(self) -> list[tuple[Row, list[TokenLogprob]]]:
-        """Returns the entries of the last step's tokens, EOS included, for each recorded row."""
+        """Returns each recorded row with the entries of its last step's tokens, EOS included."""
         recorded = []
         arrays = zip(*(array.tolist() for array in self._arrays), strict=True)
         for (row, alternatives, before), of_row in zip(self._rows, arrays, strict=True):

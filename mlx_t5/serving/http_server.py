@@ -1,4 +1,4 @@
-"""The HTTP server: socket, limits on connections and bodies, middleware, strict JSON.
+"""Serves HTTP: opens the socket, limits connections, checks requests, and reads JSON strictly.
 
 The application refuses requests for which the queue has no room (429). But each connection uses a
 file descriptor before it sends a request, and without free descriptors the server could not accept
@@ -46,19 +46,19 @@ MAX_BODY = 1 << 20  # bytes; while a body is parsed, no other client is served
 BODY_SECONDS = 30  # time limit for receiving a body
 SEND_SECONDS = 60  # time limit for a client to read a sent part of a response
 HEADERS = [("x-content-type-options", "nosniff"), ("referrer-policy", "no-referrer")]
-# More connections than --max-batch and --max-queue admit, so that no option is needed. The limit is
-# lower if the process may open fewer files (1024 on Linux, 256 on macOS) besides the other files.
+# By default --max-batch and --max-queue admit fewer requests, so this number needs no option. The
+# limit is lower if the system lets the process open few files (often 1024 on Linux, 256 on macOS).
 MAX_CONNECTIONS = 512
 OTHER_DESCRIPTORS = 64  # reserved for files and sockets that are not connections
 HEAD_SECONDS = 30  # time limit for request headers; up to 60 s for later requests of a connection
-LAST_SECONDS = 5  # for clients to read that their requests were given up
+LAST_SECONDS = 5  # seconds for clients to read that their requests were given up
 
 
 class Middleware:
-    """The outermost application: checks requests, limits their times, and counts them.
+    """The outermost ASGI application: checks every request, limits its time, and counts it.
 
-    It checks host names, keys and sizes. It is plain ASGI, so that nothing comes between a
-    streaming response and its client.
+    It checks the host name, the key and the size of the body. It passes every part of a response on
+    at once, so that streams are not delayed.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Middleware:
         return known
 
     async def _body(self, receive: Callable) -> bytes:
-        """Returns the whole body of a request, which is small."""
+        """Reads and returns the whole body of a request, at most `MAX_BODY` bytes."""
         body, close, more = bytearray(), {"Connection": "close"}, True
         try:
             with anyio.fail_after(BODY_SECONDS):
@@ -186,7 +186,7 @@ class StrictRequest(fastapi.Request):
     async def json(self) -> Any:
         """Returns the body's value; raises `JSONDecodeError` if it is not valid."""
         body = (await self.body()).removeprefix(codecs.BOM_UTF8)
-        # Garbage collection would scan the 300,000 lists that a body may have again and again, and
+        # A body may have 300,000 lists. The garbage collector would scan them again and again, and
         # the event loop would wait ten times as long.
         gc.disable()
         try:
@@ -201,7 +201,7 @@ class StrictRoute(APIRoute):
     """A route whose handler gets a `StrictRequest`."""
 
     def get_route_handler(self) -> Callable:
-        """Returns the route's handler (FastAPI)."""
+        """Returns FastAPI's handler of this route, called with a `StrictRequest`."""
         handle = super().get_route_handler()
 
         async def handle_strictly(request: fastapi.Request) -> fastapi.Response:
@@ -211,7 +211,7 @@ class StrictRoute(APIRoute):
 
 
 async def too_many(scope: dict, receive: Callable, send: Callable) -> None:
-    """Answers 503 (ASGI): the application for connections above the limit."""
+    """Answers every request with 503; the ASGI application of connections above the limit."""
     message = "too many connections; try again later"
     error = ApiError(503, message, headers={"Connection": "close"})
     await error.response(scope, receive, send)
@@ -227,14 +227,14 @@ class LimitedConnection(H11Protocol):
     limit = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_DESCRIPTORS)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """As in asyncio."""
+        """Starts the timer of the request headers, and refuses connections above the limit."""
         super().connection_made(transport)
         self._timer = self.loop.call_later(HEAD_SECONDS, self._close_if_late, self.cycle)
         if len(self.connections) > self.limit:
             self.app = too_many
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As in asyncio."""
+        """Stops the timer of the request headers."""
         self._timer.cancel()  # otherwise the loop would keep this object until it fires
         super().connection_lost(exc)
 
@@ -248,7 +248,9 @@ class LimitedConnection(H11Protocol):
 
 
 def listener(host: str, port: int) -> socket.socket:
-    """Returns a socket bound to an address; called before loading models, so that it fails early.
+    """Returns a socket bound to an address.
+
+    Call it before the models are loaded, so that a wrong address is reported early.
 
     Raises:
         UserError: the address does not exist, or cannot be bound.
@@ -276,7 +278,7 @@ class Server(uvicorn.Server):
         Args:
             application: the ASGI application that answers the requests.
             shutdown_seconds: time for running requests to finish after a signal.
-            give_up: called after that time; refuses the requests that are left.
+            give_up: called after that time; answers the unfinished requests with an error.
         """
         config = uvicorn.Config(
             application,
@@ -293,7 +295,7 @@ class Server(uvicorn.Server):
         self._seconds, self._give_up = shutdown_seconds, give_up
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shuts down like uvicorn, but gives up late requests, so that clients get an error."""
+        """Shuts down like uvicorn, but answers requests that take too long with an error."""
         late = asyncio.get_running_loop().call_later(self._seconds, self._give_up)
         await super().shutdown(sockets)
         late.cancel()

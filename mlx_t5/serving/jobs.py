@@ -1,4 +1,4 @@
-"""The queue of jobs for the thread that owns MLX, and the events that answer them.
+"""Defines jobs, and the queue that hands them to the thread that owns MLX.
 
 Every request becomes a `QueuedJob` in the `JobQueue`. If several ranks share the model, each rank
 has such a thread, and all ranks get the same jobs in the same rounds. Only rank 0 knows the
@@ -22,8 +22,8 @@ from mlx_t5.serving.api_error import ApiError
 from mlx_t5.settings import Settings
 
 LONGEST_RETRY = 60  # maximum of Retry-After in seconds
-REST_SECONDS = 10  # maximum of waiting for work before a round
-IDLE_SECONDS = 0.05  # with several ranks; a sleep, as waiting in a collective takes CPU time
+REST_SECONDS = 10  # longest wait for work before a round
+IDLE_SECONDS = 0.05  # the same with several ranks; waiting in a collective would take CPU time
 
 
 @dataclass(eq=False)
@@ -31,11 +31,12 @@ class QueuedJob:
     """The work of one request; its fields are sent to all ranks.
 
     Attributes:
-        size: number of texts that the job counts as in the queue; for a document, the maximum of
-            its rows at a time.
-        put: called with every event by the thread that owns MLX; it must not wait. An event is an
-            `Chunk` of a text, the list of all values (scores, vectors), or the `ApiError` that
-            ends the job. On ranks other than 0, which have no clients, it does nothing.
+        size: number of texts that the job counts as in the queue; for a document, the largest
+            number of rows that it may have at a time.
+        put: sends an event to the client. The thread that owns MLX calls it, so it must not wait.
+            An event is a `Chunk` of a text, the list of all values (scores, vectors), or the
+            `ApiError` that ends the job. On ranks other than 0, which have no clients, `put` does
+            nothing.
         number: the job's number in the queue, the same on every rank.
         unfinished: the part of `size` that is not done.
         cancelled: whether the job is cancelled; set by the thread at the beginning of a round.
@@ -57,7 +58,7 @@ class GenerationJob(QueuedJob):
     Attributes:
         prompts: source tokens of each prompt; for a document, of each piece that has no row yet.
         spec: the engine's job; without a stream each text has one chunk, at its end.
-        document: whether the prompts are pieces of one document; a failed piece does not end it.
+        document: whether the prompts are pieces of one document; if a piece fails, the job goes on.
         whole: for a document, whether all its pieces have been submitted.
         texts: number of texts of the rows made so far.
     """
@@ -73,11 +74,11 @@ class GenerationJob(QueuedJob):
 
 @dataclass(eq=False)
 class ScoringJob(QueuedJob):
-    """A job without decoding: pairs to score, or prompts to embed, in single forward passes.
+    """A job that needs no decoding: it scores pairs or embeds prompts in single forward passes.
 
     Attributes:
         kind: "score", "rerank" or "embed".
-        prompt_tokens: number of tokens of its prompts, for the metrics.
+        prompt_tokens: number of tokens of the job's prompts, for the metrics.
         pairs: the pairs to score.
         ids: token ids of each prompt to embed.
         normalize: whether to scale vectors to length 1.
@@ -91,7 +92,7 @@ class ScoringJob(QueuedJob):
 
     @property
     def count(self) -> int:
-        """The number of its scores or vectors."""
+        """The number of scores or vectors that the job returns."""
         return len(self.pairs) + len(self.ids)
 
 
@@ -126,7 +127,7 @@ class JobQueue:
         self._new: list[QueuedJob] = []
         self._more: list[list[Any]] = []  # pieces: job number, prompts, whether they are the last
         self._withdrawn: list[int] = []  # numbers of jobs cancelled since the last round
-        self._progressed = 0.0  # end of the last round, or arrival of work after a time without
+        self._progressed = 0.0  # end of the last round, or arrival of the first job after it
         self._closed: str | None = None  # the reason
 
     @property
@@ -136,7 +137,7 @@ class JobQueue:
 
     @property
     def admitted(self) -> int:
-        """The number of texts that are not done."""
+        """The number of texts that are not done: those being decoded and those that wait."""
         with self._changed:
             return sum(job.unfinished for job in self._jobs.values())
 
@@ -182,7 +183,7 @@ class JobQueue:
                 self._changed.notify()
 
     def close(self, reason: str) -> None:
-        """Accepts no more jobs from now on; new clients are told the first call's reason."""
+        """Refuses new jobs from now on; the error gives the reason of the first call."""
         with self._changed:
             self._closed = self._closed or reason
             self._changed.notify()
@@ -235,7 +236,7 @@ class JobQueue:
         self._progressed = self.clock()
 
     def put(self, job: QueuedJob, event: Chunk | list[Any] | ApiError) -> None:
-        """Sends an event to a job."""
+        """Sends an event to a job's client; cancels the job if its event loop has ended."""
         try:
             job.put(event)
         except RuntimeError:  # the client's event loop has ended

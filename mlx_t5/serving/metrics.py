@@ -69,7 +69,7 @@ class Metrics:
         Gauge(name, help, registry=self.registry).set_function(read)
 
     def stepped(self, rows: int, proposals: int, seconds: float) -> None:
-        """Counts a step of the engine; `proposals` is the number of the row that has most."""
+        """Counts a step of the engine; `proposals`: the largest number of proposals of a row."""
         self._occupancy.observe(rows)
         self._proposals.observe(proposals)
         self._step_seconds.observe(seconds)
@@ -87,7 +87,7 @@ class Metrics:
         self._finished.labels(reason).inc()
 
     def scored(self, kind: str, items: int, prompt_tokens: int) -> None:
-        """Counts a finished request without decoding, of the kind "embed", "score" or "rerank"."""
+        """Counts a finished request for values; `kind`: "embed", "score" or "rerank"."""
         self._prompt_tokens.inc(prompt_tokens)
         self._scored.labels(kind).inc(items)
 

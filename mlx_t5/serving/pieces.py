@@ -1,7 +1,7 @@
 """Cuts documents into pieces lazily, and joins the answers of the pieces in the server.
 
-Cutting and joining take time, so a separate thread does both. Only a few pieces are held at a time,
-even if a text has many pieces.
+Cutting and joining take time, so a separate thread does both. Even if a text has many pieces, only
+a few of them are in memory at a time.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from mlx_t5.text.prompts import token_ids
 
 log = logging.getLogger(__name__)
 
-MAX_TOKENS = 2_000_000  # in all prompts of a document; a body of 1 MiB has 1,000,000 with ByT5
+MAX_TOKENS = 2_000_000  # of all prompts of a document; with ByT5 a body of 1 MiB has 1,000,000
 LEAST_TOKENS = 40  # a shorter prompt counts as this many, so there are at most 50,000 prompts
 PIECES_AT_ONCE = 64  # counted in one call; between calls, the thread serves other documents
-HANDED_IN = 3  # number of submitted pieces per row of the document
+HANDED_IN = 3  # unfinished pieces that have been submitted, per row of the document
 
 
 class Pieces:
-    """The pieces of a document that is decoded; methods run in the thread for documents.
+    """The pieces of a document while it is decoded; methods run in the thread for documents.
 
     Attributes:
         answers: the results of the pieces so far.
@@ -42,7 +42,7 @@ class Pieces:
     def __init__(
         self, document: Document, read: Callable[[str], list[int]], count: int, detailed: bool
     ):
-        """Starts without results.
+        """Starts with no piece decoded.
 
         Args:
             document: the document.
@@ -56,7 +56,7 @@ class Pieces:
         self._early, self._done = dict[int, Chunk](), 0
 
     def draw(self, most: int) -> list[list[int]]:
-        """Returns the tokens of the next prompts, of at most `most` prompts.
+        """Returns the tokens of the next prompts, at most `most` of them.
 
         Raises:
             ApiError: the document has too many tokens.
@@ -112,7 +112,7 @@ async def cut(
     prefixes: Sequence[str],
     detailed: bool = False,
 ) -> Pieces:
-    """Returns the pieces of a text, which have been counted and are cut later.
+    """Counts the pieces of a text, and returns a `Pieces` that cuts them one by one later.
 
     Args:
         thread: the thread for documents.
@@ -159,10 +159,10 @@ def require_few(tokens: int) -> None:
 
 
 class DocumentStream(EventStream[GenerationJob]):
-    """The events of a document's job, turned into chunks of its text."""
+    """Turns the events of a document's job into chunks of the document's text."""
 
     def __init__(self, pieces: Pieces, first: list[list[int]], thread: TokenizerThread, *job: Any):
-        """Submits a document.
+        """Submits the job of a document, and its first pieces.
 
         Args:
             pieces: the document's pieces.
@@ -191,12 +191,18 @@ class DocumentStream(EventStream[GenerationJob]):
                 events.append(await self.next())
 
     async def finished(self) -> list[Chunk]:
-        """Returns the last chunk, without the pieces, which `complete` adds."""
+        """Waits for the whole document; returns its last chunk, without the pieces.
+
+        `complete` adds the pieces to the answer.
+        """
         async for chunk in self.chunks(await self.next()):
             (piece,) = chunk.fields["pieces"]
             self._json.append(AnsweredPiece(**piece).model_dump_json(exclude_unset=True))
         return [replace(chunk, fields={**chunk.fields, "pieces": []})]
 
     def complete(self, body: str) -> str:
-        """Returns the body with the pieces; texts cannot match, as their quotes are escaped."""
+        """Returns the JSON body of the answer, with the pieces in place of the empty list.
+
+        No text can look like that list, because JSON escapes the quotes in a text.
+        """
         return body.replace('"pieces":[]', f'"pieces":[{",".join(self._json)}]', 1)

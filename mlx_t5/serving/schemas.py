@@ -1,9 +1,9 @@
-"""Schemas of answers, for OpenAI's API and more; the API's description is generated from them.
+"""Schemas of answers; FastAPI generates the description of the API (/docs) from them.
 
 OpenAI's fields have the form that the official client expects. In `usage`, the counts of accepted
 and rejected prediction tokens are about the prediction, or about all proposals if the request has
-no prediction. Further fields: `speculation`, on request, lists the origin of each token; `score` is
-the score of a beam search; `pieces` are the pieces of a text that was split.
+no prediction. Other fields are not OpenAI's: `speculation`, on request, lists the origin of each
+token; `score` is the score of a beam search; `pieces` are the pieces of a text that was split.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Capability = Literal["completions", "score", "rerank", "embeddings"]
 
 
 class TokenDetails(BaseModel):
-    """Counts of predicted tokens; if the request has no prediction, of all proposals."""
+    """Counts of accepted and rejected predicted tokens; without prediction, of all proposals."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -34,7 +34,7 @@ class Usage(BaseModel):
 
 
 class TextStats(BaseModel):
-    """Counts and times of one text so far, see `rows.Stats`."""
+    """Counts and times of one text so far, see `Stats` in mlx_t5/engine/rows.py."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -58,16 +58,16 @@ class WrittenToken(BaseModel):
 
 
 class SpeculationDetails(BaseModel):
-    """The origins of a choice's tokens, whose texts, joined, are the choice's text."""
+    """The tokens of a choice with their origins; their texts, joined, are the choice's text."""
 
     tokens: list[WrittenToken]
     stats: TextStats
 
 
 class AnsweredPiece(BaseModel):
-    """The answer to one piece: the characters from `start` to `end` of the text that was split.
+    """One piece of a text that was split, with its answer.
 
-    If the piece failed, its text is these characters.
+    The piece is the characters from `start` to `end` of the text. If it failed, `text` is the same.
     """
 
     start: int
@@ -79,7 +79,11 @@ class AnsweredPiece(BaseModel):
 
 
 class PieceCounts(BaseModel):
-    """Counts of pieces so far: all, parts of sentences that were too long, and failed pieces."""
+    """Counts of the pieces of a text.
+
+    `pieces` counts all pieces of the text. The other two grow while the text is decoded: `cut`
+    counts the parts of sentences that were too long, and `failed` the pieces that failed.
+    """
 
     pieces: int
     cut: int
@@ -109,7 +113,7 @@ class CompletionChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """The answer of /v1/completions."""
+    """The answer of /v1/completions, or a chunk of it."""
 
     id: str
     object: Literal["text_completion"]
@@ -141,7 +145,7 @@ class ChatLogprobs(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """The answer; in a chunk, the part that is added to it."""
+    """The message of the answer; in a chunk, the part that the chunk adds to it."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -149,7 +153,7 @@ class ChatMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """One answer; chunks have `delta` in place of `message`."""
+    """One answer of a chat, or a chunk of it; a chunk has `delta` in place of `message`."""
 
     index: int
     message: ChatMessage | None = None
@@ -163,7 +167,7 @@ class ChatChoice(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """The answer of /v1/chat/completions."""
+    """The answer of /v1/chat/completions, or a chunk of it."""
 
     id: str
     object: Literal["chat.completion", "chat.completion.chunk"]
@@ -184,8 +188,8 @@ class Prediction(BaseModel):
 class ServedModel(BaseModel):
     """The model that is served, with its limits and the defaults of requests.
 
-    `capabilities` are the last parts of the addresses that it serves. Each of the `tasks` has a
-    prefix and settings.
+    `capabilities` names the endpoints that the model serves, by the last part of their address.
+    `tasks` has the prefix and the settings of each task.
     """
 
     model_config = ConfigDict(extra="forbid")

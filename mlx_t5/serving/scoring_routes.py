@@ -1,4 +1,4 @@
-"""The endpoints without decoding: /v1/embeddings, /v1/score and /v1/rerank.
+"""The endpoints that need no decoding: /v1/embeddings, /v1/score and /v1/rerank.
 
 Embeddings have the format of OpenAI's API. Ranks have the format of Cohere's and Jina's APIs.
 """
@@ -39,7 +39,7 @@ User = Annotated[str | None, Field(description="accepted and not used")]
 
 
 class EmbeddingRequest(Body):
-    """POST /v1/embeddings."""
+    """The body of POST /v1/embeddings."""
 
     input: Text | Annotated[list[Text], Many] | TokenIds | Annotated[list[TokenIds], Many] = Field(
         description="one text or several, or the same as token ids"
@@ -60,7 +60,7 @@ class EmbeddingRequest(Body):
 
 
 class ScoreRequest(Body):
-    """POST /v1/score."""
+    """The body of POST /v1/score."""
 
     prompt: Text | TokenIds
     targets: Annotated[
@@ -71,7 +71,7 @@ class ScoreRequest(Body):
 
 
 class RerankRequest(Body):
-    """POST /v1/rerank."""
+    """The body of POST /v1/rerank."""
 
     query: Text
     documents: Annotated[list[Text], Field(min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True)]
@@ -88,7 +88,7 @@ class ScoringUsage(BaseModel):
 
 
 class EmbeddingEntry(BaseModel):
-    """One vector."""
+    """The vector of one input."""
 
     object: Literal["embedding"]
     index: int
@@ -123,7 +123,7 @@ class ScoreList(BaseModel):
 
 
 class RankedDocument(BaseModel):
-    """A document's text."""
+    """The text of a ranked document."""
 
     text: str
 
@@ -206,7 +206,7 @@ async def score(body: ScoreRequest, request: Request) -> ScoreList:
 
 @router.post("/v1/rerank", response_model_exclude_none=True, tags=["scores"])
 async def rerank(body: RerankRequest, request: Request) -> RankList:
-    """Ranks documents by their relevance to a query; needs a monoT5."""
+    """Ranks documents by their relevance to a query; needs a model that is trained as monoT5 is."""
     service = _service(request, body.model)
     pairs = await _relevance(service, body.query, body.documents)
     usage = _usage([pair.source for pair in pairs[::2]])
@@ -222,7 +222,7 @@ async def rerank(body: RerankRequest, request: Request) -> RankList:
 
 
 async def _relevance(service: Service, query: str, documents: Sequence[str]) -> list[Pair]:
-    """Returns the pairs whose scores rank the documents, which are cut to fit into a prompt.
+    """Returns two pairs for each document, whose scores rank it; long documents are shortened.
 
     Raises:
         ApiError: a text is empty, the query is too long, or the model cannot rank.

@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PASSES_A_TEXT = 16  # full batches to score or embed that count as one text in the queue
+PASSES_A_TEXT = 16  # this many full batches to score or embed count as one text in the queue
 OF_BEAMS = [name for name, s in SETTINGS.items() if s.only_with == "beams" and s.request]
 NO_TASK = Preset("no task")
 
 
 @dataclass(frozen=True)
 class Presets:
-    """The presets of the model's own files.
+    """The defaults and the tasks that the model's own files define.
 
     Attributes:
-        general: the preset of every request.
-        tasks: the presets of tasks that a request may name.
+        general: the preset that applies to every request.
+        tasks: by name, the presets of the tasks that a request may choose.
     """
 
     general: Preset = Preset(FILE)
@@ -54,7 +54,7 @@ class Presets:
 
     @property
     def notes(self) -> list[str]:
-        """Lines about entries of the model's files that are not supported."""
+        """Lines to print about entries of the model's files that are not supported."""
         names = dict.fromkeys(name for task in self.tasks.values() for name in task.left_out)
         tasks = Preset("tasks", left_out=tuple(names))
         return [preset.note for preset in (self.general, tasks) if preset.left_out]
@@ -78,8 +78,8 @@ class Service:
             worker: the worker, not started yet.
             limits: limits on requests.
             model: the target's name for clients.
-            delta: the default of requests without a `delta`.
-            log_prompts: whether prompts and texts are logged.
+            delta: the `delta` of requests that give none.
+            log_prompts: whether to log prompts and texts.
             presets: defaults and tasks from the model's own files.
 
         Raises:
@@ -114,19 +114,21 @@ class Service:
 
     @property
     def capabilities(self) -> list[Capability]:
-        """The model's capabilities, as the last parts of the addresses that it serves."""
+        """The endpoints that the model serves, named by the last part of their address."""
         if not self._can_decode:
             return ["embeddings"]
         ranks: list[Capability] = ["rerank"] if ranks_by(self.tokenizer.tokenizer) else []
         return ["completions", "score", *ranks, "embeddings"]
 
     def log_texts(self, results: Sequence[Result]) -> None:
-        """Logs the texts, if prompts and texts are logged."""
+        """Logs the texts of these results, if the server logs prompts and texts."""
         if self.log_prompts:
             log.info("texts: %r", [result.text for result in results])
 
     async def cut(self, body: api.TextRequest) -> Pieces:
-        """Returns a request's pieces; their prefix is the task's, then the system message.
+        """Returns the pieces of a request's text.
+
+        Each piece gets the prefix of the task, and then the system message.
 
         Raises:
             ApiError: the prompt is not one text or cannot be cut, or a field is not supported.
@@ -152,7 +154,7 @@ class Service:
     async def submit(
         self, body: api.PredictRequest | api.TextRequest, receive: Callable[[], Any]
     ) -> EventStream[GenerationJob]:
-        """Checks a request and submits it to the thread; returns the stream of its events.
+        """Checks a request, submits it to the worker, and returns the stream of its events.
 
         Args:
             body: the request.
@@ -193,11 +195,11 @@ class Service:
         return EventStream(job, self.worker.jobs, receive)
 
     async def score_or_embed(self, job: ScoringJob, receive: Callable[[], Any]) -> list[Any]:
-        """Submits a job without decoding; returns the scores of its pairs, or its vectors.
+        """Submits a job that scores or embeds, and returns its scores or vectors.
 
         Args:
-            job: the job; its size is set here.
-            receive: see `submit`.
+            job: the job; this method sets its size.
+            receive: the connection's ASGI `receive`, to notice when the client disconnects.
 
         Raises:
             ApiError: the model cannot do this, the queue is full or closed, or the job fails.
@@ -296,8 +298,8 @@ def several(
         settings: the settings, combined from the request, its task and the server.
         body: the request.
         samples: number of texts per prompt.
-        stream: see `Job`.
-        logprobs: see `Job`.
+        stream: whether the request wants a stream, see `Job`.
+        logprobs: number of alternatives per token that the request wants, or None, see `Job`.
 
     Raises:
         ApiError: the settings do not allow several texts, streaming or log-probabilities.

@@ -1,7 +1,7 @@
-"""The thread that turns the texts of requests into tokens.
+"""Turns the texts of requests into tokens, in a thread of its own.
 
-In a thread of its own, tokenizing a long text delays neither the event loop nor decoding. If the
-length of a text shows that it has too many tokens, the text is refused before it is tokenized.
+So a long text delays neither the event loop nor decoding. If the length of a text shows that it has
+too many tokens, the text is refused before it is tokenized.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TokenizerThread:
 
         Args:
             tokenizer: the model's tokenizer.
-            vocab_size: number of the model's ids.
+            vocab_size: number of token ids that the model has.
             limits: the limits of requests.
         """
         self.vocab_size, self._limits = vocab_size, limits
@@ -72,9 +72,10 @@ class TokenizerThread:
 
         Args:
             texts: texts, or lists of token ids, which are checked.
-            param: the request's field; "targets" have the limit of texts that the model writes.
+            param: the field of the request; for "targets" the limit is `max_tokens`.
             prefix: a task's prefix, put before every text.
-            pooling: if given, its prompt is put before each text, and its limit cuts the tokens.
+            pooling: for embeddings, the model's pooling: its prompt is put before each text, and
+                tokens beyond its limit are cut off.
 
         Raises:
             ApiError: a text is empty, too long or not valid, or an id is not in the vocabulary.
@@ -93,11 +94,11 @@ class TokenizerThread:
         return found
 
     def beginning(self, text: str) -> str:
-        """Returns the beginning of a text, as much as the longest prompt can contain."""
+        """Returns the beginning of a text: as many characters as the longest prompt can have."""
         return text[: self._limits.prompt_tokens * self._longest]
 
     async def run(self, work: Callable[[Any], T], param: str = "prompt") -> T:
-        """Calls `work` with the tokenizer, in the thread, and returns the result.
+        """Calls `work(tokenizer)` in the thread, and returns its result.
 
         Raises:
             ApiError: `work` raises `UserError`.

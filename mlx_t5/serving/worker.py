@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STALL_SECONDS = 60  # without a step while there are jobs; then the status is "stalled"
+STALL_SECONDS = 60  # if no step ends for so long while there are jobs, the status is "stalled"
 FAILED = 2  # exit status
 BROKEN_MESSAGE = "decoding has ended because of an internal error; the server has to be restarted"
 DUMMY_TOKENS = 8  # length of the dummy prompt, and of its text
@@ -72,7 +72,7 @@ class Worker:
             max_queue: maximum of waiting rows.
             metrics: the server's metrics.
             clock: returns seconds.
-            ranks: the ranks that share the model; each rank has such a thread.
+            ranks: the ranks that share the model; each rank has a `Worker`.
         """
         self.max_batch = max_batch
         self._load, self._metrics, self._ranks = load, metrics, ranks
@@ -109,7 +109,7 @@ class Worker:
         return not self._thread.is_alive()
 
     def follow(self) -> int:
-        """Does the jobs of rank 0 until rank 0 stops; returns an exit status.
+        """Does the jobs that rank 0 sends until rank 0 stops; returns the exit status 0.
 
         Raises:
             UserError: the models cannot be loaded.
@@ -217,7 +217,7 @@ class ScoringTurns:
     def __init__(
         self, decoder: SpeculativeDecoder, max_batch: int, jobs: JobQueue, metrics: Metrics
     ):
-        """Starts without jobs; passes will have at most `max_batch` items."""
+        """Starts without jobs; a forward pass has at most `max_batch` pairs or prompts."""
         self._decoder, self._max_batch = decoder, max_batch
         self._jobs, self._metrics = jobs, metrics
         self._turns: deque[tuple[ScoringJob, Iterator[list[Any] | None]]] = deque()
@@ -286,10 +286,11 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
 
     Decodes a dummy prompt. Then makes a pass of the target with every number of positions that may
     occur: 1 to num_draft + 1, or with "auto" 1 to `most_proposals()` + 1. These passes do not use
-    the drafter, which may propose fewer tokens for a dummy prompt. In exact decoding all passes
-    have one width, and such passes ran when the width was chosen. A GPU compiles kernels at first
-    use. So on a GPU it also decodes each kind of request that needs different kernels, and makes
-    passes for up to `MAX_NUM_DRAFT` proposals.
+    the drafter, because it may propose fewer tokens for a dummy prompt. Exact decoding needs no
+    such passes: all its passes have one width, which already ran when the width was chosen.
+
+    A GPU compiles a kernel when it is first used. So on a GPU this function also decodes each kind
+    of request that needs different kernels, and makes passes for up to `MAX_NUM_DRAFT` proposals.
 
     Args:
         decoder: the decoder.
@@ -318,7 +319,7 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
 def compile_kernels(
     decoder: SpeculativeDecoder, prompts: list[list[int]], common: dict[str, Any]
 ) -> None:
-    """Runs every kind of request that the server's flags allow, to compile the kernels.
+    """Decodes one request of every kind that the decoder supports, which compiles the kernels.
 
     Args:
         decoder: the decoder.

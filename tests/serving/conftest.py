@@ -18,7 +18,7 @@ CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAM
 
 
 class Served:
-    """A thread that serves a model, and its clients."""
+    """A running thread that serves a model, with methods that submit jobs to it."""
 
     def __init__(self, worker, decoder, model):
         self.worker, self.decoder, self.model = worker, decoder, model

@@ -1,4 +1,4 @@
-"""A model that waits, and clients of the thread that owns MLX and of a server's socket."""
+"""A model that waits, a client of the thread that owns MLX, and plain sockets to a server."""
 
 import json
 import queue
@@ -68,7 +68,7 @@ class Client:
 
 
 def until(condition):
-    """Waits until a condition holds that another thread fulfils."""
+    """Waits until another thread makes a condition true."""
     end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end

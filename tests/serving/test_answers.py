@@ -1,4 +1,4 @@
-"""Tests answers made of a worker's chunks: their tokens with log-probabilities form the text."""
+"""Tests answers that are built from chunks: the tokens with log-probabilities form the text."""
 
 import itertools
 
@@ -37,7 +37,7 @@ def pieces_and_bytes():
 
 
 def favouring(tokens, vocab_size):
-    """Returns a table that only writes the given tokens."""
+    """Returns the table of a model that writes the given tokens only."""
     table = random_table(vocab_size, spread=2.0)
 
     def logits(source, seen):

@@ -1,4 +1,4 @@
-"""Tests requests: the reading of bodies, their bounds, and the errors of wrong bodies."""
+"""Tests how bodies of requests are read, their limits, and the errors for wrong bodies."""
 
 import asyncio
 import contextlib

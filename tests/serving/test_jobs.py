@@ -1,4 +1,4 @@
-"""Every rank takes, withdraws and finishes the same jobs."""
+"""Tests that every rank gets, cancels and finishes the same jobs."""
 
 import time
 from dataclasses import asdict

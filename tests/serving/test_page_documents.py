@@ -20,7 +20,7 @@ NARROW = PHONE | {"viewport": {"width": 390, "height": 844}}
 
 @pytest.fixture
 def view(visit, server):
-    """Returns `view(**options)`: the page at its view of documents."""
+    """Returns `view(**options)`, which opens the page and shows its view of documents."""
 
     def start(**options):
         page = visit(server, **options)
@@ -150,7 +150,7 @@ def test_stopping_keeps_the_finished_pieces(view, server):
 
 
 def events(count, failed=()):
-    """Yields the stream of `count` pieces, all from `a b`; the answers look like HTML."""
+    """Yields the stream of a text of `count` pieces, each `a b`; the answers look like HTML."""
     bold = "<b id=injected>x</b>"
     stats = dict.fromkeys(TextStats.model_fields, 1)
     tokens = [{"text": bold, "writer": "draft"}]

@@ -170,7 +170,10 @@ def chunk(index, text, reason="stop", error=None):
 
 
 def run(some, thread, answer, size=2, kind=CompletionBuilder, streamed=False):
-    """Returns the events or the answer; `answer(i)` answers piece i, the last piece first."""
+    """Decodes a document; returns the events or the answer. `answer(i)` is the chunk of piece i.
+
+    Pieces that wait are answered in reverse order.
+    """
     builder = kind(CompletionRequest(prompt="x", stream=streamed), "a model", None)
 
     async def client():

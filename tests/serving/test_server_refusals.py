@@ -193,7 +193,7 @@ def test_unknown_addresses_methods_and_models_are_refused(guarded):
 
 
 def ask(running, path, method="GET", header=None, **options):
-    """Sends a request with the `Authorization` header, unless None; returns the answer."""
+    """Sends a request with this `Authorization` header (None: without it); returns the answer."""
     headers = {"Authorization": (header or "").encode("latin-1")}
     request = running.http.build_request(method, path, headers=headers, **options)
     if header is None:

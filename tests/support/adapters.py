@@ -1,4 +1,4 @@
-"""Makes LoRA adapters for tests with PEFT, or by hand where PEFT would only cost time."""
+"""Makes LoRA adapters for tests, with PEFT or, where PEFT would only take time, without it."""
 
 import copy
 import json
@@ -13,7 +13,7 @@ PLAIN = {"peft_type": "LORA", "bias": "none", "r": 1, "lora_alpha": 2, "target_m
 
 
 def by_peft(model: torch.nn.Module, folder: Path, **config) -> dict[str, torch.Tensor]:
-    """Saves a random adapter for a model of transformers; returns the weights merged by PEFT."""
+    """Saves a random adapter for a model of transformers; returns the weights that PEFT merged."""
     import peft
 
     generator = torch.Generator().manual_seed(1)
@@ -31,7 +31,7 @@ def by_peft(model: torch.nn.Module, folder: Path, **config) -> dict[str, torch.T
 
 
 def by_hand(folder: Path, shapes: dict, rank: int = 1, **entries) -> dict[str, tuple]:
-    """Saves a random adapter of these layers; returns the matrices A and B of each.
+    """Saves a random adapter for some layers; returns the matrices A and B of each layer.
 
     Args:
         folder: created if it does not exist.

@@ -48,7 +48,7 @@ def save(state: dict, folder: Path, format="safetensors", shards=1, config=None)
 
 
 def write(state: object, path: Path, format: str) -> Path:
-    """Writes one file; safetensors needs separate and contiguous tensors."""
+    """Writes tensors into one file; copies them first, as safetensors needs contiguous tensors."""
     if format == "safetensors":
         state = {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}
         safetensors.torch.save_file(state, path, metadata={"format": "pt"})
@@ -60,8 +60,8 @@ def write(state: object, path: Path, format: str) -> Path:
 def random_state(config: dict, dtype="float32", noise=0.0, seed=0) -> dict[str, torch.Tensor]:
     """Returns random tensors under Hugging Face's names, for a config.json with a tied head.
 
-    They are scaled so that texts have many different tokens. With noise it is a draft that mostly
-    agrees with the model without noise.
+    The scale makes texts have many different tokens. The tensors with noise are those of a draft
+    that mostly agrees with the model without noise.
     """
     ours, state = T5Config.from_dict(config), {}
     own, others = (torch.Generator().manual_seed(n) for n in (seed, seed + 1))
@@ -75,7 +75,7 @@ def random_state(config: dict, dtype="float32", noise=0.0, seed=0) -> dict[str, 
 
 
 def arrays(folder: Path) -> dict[str, mx.array]:
-    """Returns every array of an MLX folder by name."""
+    """Returns all arrays of an MLX folder, by name."""
     result = {}
     for file in folder.glob("*.safetensors"):
         found, metadata = mx.load(str(file), return_metadata=True)
@@ -85,7 +85,7 @@ def arrays(folder: Path) -> dict[str, mx.array]:
 
 
 def siblings(path: Path) -> set[str]:
-    """Returns the names in the folder of a path."""
+    """Returns the names of everything in the folder that contains a path."""
     return {entry.name for entry in path.parent.iterdir()}
 
 

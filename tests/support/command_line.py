@@ -15,10 +15,10 @@ ROOT = Path(main.__file__).parent
 
 
 def byte_model(folder: Path, noise: float = 0.0) -> Path:
-    """Saves a random T5 that spells in bytes, so that a character may have two tokens.
+    """Saves a random T5 whose tokens are bytes, so that a character may have two tokens.
 
-    Only bytes of some letters are likely, so greedy decoding never ends by itself. With noise it
-    is a draft that mostly agrees with the model without noise.
+    Only the bytes of some letters are likely, so greedy decoding never ends by itself. The model
+    with noise is a draft that mostly agrees with the model without noise.
     """
     sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
     config = {"model_type": "t5", "vocab_size": 384, "tie_word_embeddings": False, **sizes}

@@ -1,4 +1,4 @@
-"""Conditions of tests on devices; `T5_DEVICE=cpu` makes MLX compute on the CPU."""
+"""Says on which devices tests run; `T5_DEVICE=cpu` makes MLX compute on the CPU."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""Sampled rows, their keys, and the bound for the distance of fair draws."""
+"""Makes settings and keys of sampled rows, and checks the distribution of drawn tokens."""
 
 import numpy as np
 
@@ -13,17 +13,17 @@ FALSE_ALARM = 1e-6
 
 
 def settings(rows=1, **values):
-    """Returns the sampling of rows with the same settings; `temp` is 1 unless given."""
+    """Returns the sampling parameters of rows with the same settings; `temp` is 1 by default."""
     return mixed({"temp": 1.0} | values, times=rows)
 
 
 def mixed(*rows, times=1):
-    """Returns the sampling of rows with the given settings."""
+    """Returns the sampling parameters of rows, each with its own settings."""
     return Sampling.of([Settings(**row) for row in rows] * times)
 
 
 def rules(*rows, eos=(EOS,)):
-    """Returns the rules for the texts of rows with the given settings."""
+    """Returns the rules that the texts of rows with the given settings have to follow."""
     return Processing.of([Settings(**row) for row in rows], eos)
 
 
@@ -32,13 +32,13 @@ def keys(rows, seed=0):
 
 
 def position_keys(rows, positions, seed=0):
-    """Returns the keys (rows, positions, 2) of a step."""
+    """Returns the random keys (rows, positions, 2) of one step."""
     each = mx.broadcast_to(many_keys(rows, seed)[:, None], (rows, positions, 2))
     return fold(each, mx.arange(positions), 0)
 
 
 def many_keys(rows, seed=0):
-    """Returns the same as `keys`, without a graph node for each row."""
+    """Returns the same random keys as `keys`, but in one operation of MLX for all rows."""
     base = mx.broadcast_to(row_key(seed, 0), (rows, 2))
     return fold(base, mx.arange(rows), 0)
 
@@ -53,6 +53,6 @@ def total_variation_bound(categories, draws):
 
 
 def check_draws(tokens, p):
-    """Asserts that tokens look as if drawn with the probabilities `p`."""
+    """Asserts that the frequencies of tokens agree with the probabilities `p`."""
     seen = np.bincount(np.array(tokens), minlength=len(p)) / len(tokens)
     assert np.abs(seen - p).sum() / 2 < total_variation_bound(len(p), len(tokens))

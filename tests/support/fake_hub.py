@@ -54,7 +54,7 @@ class FakeHub:
         return kept | loopback | {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home)}
 
     def python(self, folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess:
-        """Runs Python in a folder with this Hub, in a process, as settings are read at import."""
+        """Runs Python in a new process that uses this Hub, as settings are read at import."""
         env = self.environment(folder / "hf") | {"PYTHONPATH": str(ROOT)} | settings
         how = {"cwd": folder, "env": env, "capture_output": True, "text": True, "timeout": 120}
         return subprocess.run([sys.executable, *arguments], **how)

@@ -119,12 +119,12 @@ def good(table, seed=77, noise=0.7):
 
 
 def contrary(table):
-    """Returns the table of a draft that prefers the target's least likely tokens."""
+    """Returns the table of a draft that prefers the tokens that the target finds least likely."""
     return lambda source, seen: -3 * table(source, seen)
 
 
 def always(token, vocab_size):
-    """Returns the table of a draft with q(token) = 1 in every place."""
+    """Returns the table of a draft that always proposes one token: q(token) = 1."""
     logits = np.full(vocab_size, -np.inf, np.float32)
     logits[token] = 0
     return lambda source, seen: logits
@@ -151,13 +151,13 @@ def only(table, ids):
 
 
 def small(model):
-    """Returns the model, changed so that "auto" expects its passes to take no time."""
+    """Changes a model so that "auto" expects its passes to take no time; returns the model."""
     model.weights_read = lambda: WeightsRead(0, 0, "float32")
     return model
 
 
 def drafter(table, target, vocab_size=None, d2t=None):
-    """Returns the drafter of a fake draft model; `d2t`: the ids of its own vocabulary."""
+    """Returns a drafter with a fake model; `d2t`: the target's ids of the draft's vocabulary."""
     config = {"eos_token_id": target.config.eos_token_id, "d2t": d2t}
     draft = FakeModel(table, vocab_size or target.config.vocab_size, **config)
     return DraftModel(small(draft), target)

@@ -1,8 +1,8 @@
 """Tiny random models of every T5 family, made by Hugging Face transformers in the test itself.
 
-Each is saved as its publishers saved the real ones: config.json with the entries they wrote, and
-the tensors under the names they used. All weights are random, norms and biases too, and scaled
-so that attention is neither flat nor one-hot: a rule that is off anywhere changes the logits.
+Each model is saved as its publishers saved the real ones: config.json has the entries that they
+wrote, and the tensors have the names that they used. All weights are random, norms and biases too.
+Their scale makes attention neither flat nor one-hot, so any wrong rule changes the logits.
 """
 
 import json
@@ -45,7 +45,7 @@ class Family:
 
     @property
     def separate_head(self) -> bool:
-        """Whether the head is not the embedding; otherwise states are scaled by d_model^-0.5."""
+        """Whether the head has its own weights; a tied head scales states by d_model^-0.5."""
         return not self.config.get("tie_word_embeddings", True)
 
 
@@ -126,7 +126,7 @@ def build(family: Family) -> Any:
 
 
 def save(model: Any, family: Family, folder: Path) -> None:
-    """Writes the folder as the family's publishers did."""
+    """Writes the folder of a model in the way of the family's publishers."""
     import torch
     from safetensors.torch import save_file
 

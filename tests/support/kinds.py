@@ -1,4 +1,4 @@
-"""The cases of the engine's laws: kinds and numbers of proposals, and settings."""
+"""The cases for which the engine's laws are tested: kinds of drafts, numbers, and settings."""
 
 from functools import lru_cache
 
@@ -58,7 +58,7 @@ SAMPLING = {
 
 
 def table_of(eos_bias=-1.0):
-    """Returns the table of a target that follows some sources."""
+    """Returns the table of a target that mostly repeats a source that begins with FOLLOWING."""
     random = random_table(V, eos_bias=eos_bias)
 
     def table(source, seen):
@@ -98,7 +98,7 @@ def drafters(target, table=None):
 
 
 def predictions_of(kind):
-    """Returns the prediction of each source, empty if the kind has none."""
+    """Returns the prediction for each source; it is empty if the kind has no predictions."""
     return PREDICTIONS if kind in PREDICTED else [[]] * len(SOURCES)
 
 
@@ -124,7 +124,7 @@ class PassClock:
 
 
 def decoder_of(target, kind, number=5):
-    """Returns a decoder with a kind of drafts; `number` may name a price of "auto"."""
+    """Returns a decoder with a kind of drafts; `number`: per step, or a price for "auto"."""
     if number not in PRICES:
         return SpeculativeDecoder(target, kind, None, number)
     draft_pass, verify = PRICES[number]
@@ -145,7 +145,7 @@ def rows(sampling="greedy", numbers=NUMBERS, max_tokens=20, sources=SOURCES, kin
 
 
 def processed(table, rules):
-    """Returns the table of a model with processed logits."""
+    """Returns the table of a model whose logits are processed by the rules of the settings."""
     processing = Processing.of([Settings(**rules)], [EOS])
 
     def new(source, seen):

@@ -1,4 +1,4 @@
-"""Ranks as threads of this process, which exchange values but share no computation."""
+"""Runs ranks as threads of this process; they exchange values but share no computation."""
 
 import json
 import threading
@@ -8,7 +8,7 @@ from mlx_t5.network.ranks import Ranks
 
 
 class Present(Ranks):
-    """A rank of a meeting."""
+    """A rank that runs as a thread, see `meet`."""
 
     def __init__(self, rank, values, barrier):
         super().__init__()

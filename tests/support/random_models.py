@@ -1,4 +1,4 @@
-"""Small random T5s made without transformers, in any type."""
+"""Makes small random T5s without transformers, in any type."""
 
 from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints.quantization import quantize_predicate

@@ -1,4 +1,4 @@
-"""A random T5 whose tokenizer has the words of monoT5."""
+"""Makes a random T5 whose tokenizer has the words of monoT5."""
 
 import shutil
 from pathlib import Path

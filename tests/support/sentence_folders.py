@@ -1,4 +1,4 @@
-"""Small folders of sentence-transformers, and the vectors of that library."""
+"""Makes small folders of sentence-transformers, and computes vectors with that library."""
 
 import json
 

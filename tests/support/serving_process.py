@@ -22,10 +22,10 @@ PATIENCE = 60  # seconds; nothing waits so long unless it fails
 
 
 class Asked:
-    """The requests of tests to any server; `http` is its client."""
+    """Sends the requests of tests to a server; subclasses set the client `http`."""
 
     def idle(self) -> bool:
-        """Returns whether nothing is decoded and nothing waits."""
+        """Returns whether the server decodes no row and no row waits."""
         state = self.http.get("/health").json()
         return state["running"] == state["waiting"] == 0
 
@@ -67,11 +67,11 @@ class Server(Asked):
 
     @property
     def log(self) -> str:
-        """Returns all of standard error so far."""
+        """Returns everything that the server has written to standard error so far."""
         return "".join(self.lines)
 
     def until(self, condition, seconds: float = PATIENCE):
-        """Waits for a true value of `condition()` while the process lives; returns the value."""
+        """Calls `condition()` until its value is true or the process ends; returns the value."""
         end = time.monotonic() + seconds
         while not (value := condition()):
             assert self._process.poll() is None, self.log

@@ -1,4 +1,4 @@
-"""Small models in MLX folders, and drafts for them."""
+"""Makes small models in MLX folders, and drafts for them."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ MODELS = {
 def make(root: Path) -> None:
     """Writes the folders of every model and of drafts that sometimes agree with their target.
 
-    One draft is whole; each model also has a draft that uses its encoder.
+    One draft is a whole model. For each model there is also a draft that uses the model's encoder.
     """
     for name, (entries, kind) in MODELS.items():
         write(root / name, {**SHAPE, **entries}, kind)

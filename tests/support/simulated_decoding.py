@@ -1,4 +1,4 @@
-"""Simulated decoding: a pattern says which proposals are right, and a table what steps cost."""
+"""Simulates decoding: a pattern says which proposals are right, and a table what a step costs."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -25,9 +25,9 @@ def slope(n):
 
 @dataclass
 class Table:
-    """Costs like `costs.Expected`: of a draft pass, and of a target's pass by its positions.
+    """The costs of a draft pass and, by number of positions, of a target pass (`costs.Expected`).
 
-    `wrong` is the factor of the true costs.
+    `wrong`: the factor by which the true costs differ from the expected ones.
     """
 
     draft: float
@@ -118,7 +118,7 @@ class Line:
 
 
 class Simulation:
-    """Decodes lines beside each other in one batch.
+    """Decodes several lines in one batch.
 
     Attributes:
         chosen: the number of proposals of each line in each step.

@@ -1,4 +1,4 @@
-"""Standard error of processes without the lines that depend on the machine."""
+"""Removes from standard error the lines that depend on the machine."""
 
 import re
 

@@ -21,7 +21,7 @@ def shortest_prompts(count: int) -> list[str]:
 
 @contextlib.contextmanager
 def heard():
-    """Yields the lists of lines that are logged and printed during the block."""
+    """Yields two lists that collect the lines logged and the lines printed during the block."""
     with pytest.MonkeyPatch.context() as patch:
         log, printed = [], []
         patch.setattr("tqdm.tqdm.write", lambda line, **_: log.append(line))
@@ -52,7 +52,7 @@ def stopped_at_each(run, output: Path, stops: list[tuple], capsys) -> list[str]:
         capsys: the fixture of pytest.
 
     Returns:
-        The names of these functions, once for each call until the interrupt.
+        The names of the functions in `stops`, one name for each call until the interrupt.
     """
     calls: list[str] = []
     for i, (owner, name, at) in enumerate(stops):
