@@ -168,7 +168,7 @@ class Settings:
     length_penalty: float = declared(
         1.0,
         Range(float, -10, 10, "a number from -10 to 10"),
-        "with beams: above 0 favours long texts, below 0 short ones",
+        "with beams: above 0 favors long texts, below 0 short ones",
         only_with="beams",
         config=("length_penalty",),
         request="length_penalty",
