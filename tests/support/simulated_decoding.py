@@ -12,15 +12,10 @@ from mlx_t5.drafting.proposals import Choice, Offer
 from mlx_t5.settings import AUTO
 
 RIGHT, WRONG = 1, 2
-ENDLESS = 10**6  # tokens that still fit into a text
 
 
 def staircase(n):
     return 1 + 0.4 * ((n - 1) // 5) + 0.01 * n
-
-
-def slope(n):
-    return 0.8 + 0.2 * n
 
 
 @dataclass
@@ -35,8 +30,9 @@ class Table:
     wrong: object = lambda positions, passes: 1.0
 
     def seconds(self, rows, positions, passes, sampled=False):
-        verify = np.vectorize(self.verify, otypes=[float])
-        return np.multiply(passes, self.draft) + verify(np.multiply(rows, positions))
+        return np.multiply(passes, self.draft) + np.vectorize(self.verify, [float])(
+            rows * positions
+        )
 
     def true(self, rows, positions, passes):
         expected = float(self.seconds(rows, positions, passes))
@@ -48,7 +44,7 @@ class Table:
 
 COSTS = {
     "a GPU": Table(0.05, staircase),
-    "a CPU": Table(0.1, slope),
+    "a CPU": Table(0.1, lambda n: 0.8 + 0.2 * n),
     "a CPU that pays for every position": Table(0.1, float),
 }
 
@@ -141,10 +137,8 @@ class Simulation:
             lengths = [min(gamma, row.room) for row in rows]
             if kind.drafted:
                 return [Choice(n, n) for n in lengths]
-            known = [
-                next((offer.tokens[:n] for offer in offered if offer.kind is kind), ())
-                for offered, n in zip(offers, lengths, strict=True)
-            ]
+            pairs = zip(offers, lengths, strict=True)
+            known = [{o.kind: o.tokens for o in row}.get(kind, ())[:n] for row, n in pairs]
             return [Choice(len(tokens), 0, tokens) for tokens in known]
 
         return self._decode(lines, choose, learn=False)
