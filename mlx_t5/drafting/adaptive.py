@@ -50,7 +50,7 @@ LEAST_PRICE = 0.06  # minimum price of a trial, in regular steps
 
 @dataclass
 class Experience:
-    """What one row, or all greedy rows, have seen of their proposals.
+    """Counts the proposals of one row, of all greedy rows, or of the sampled rows of a call.
 
     Attributes:
         accepted: number of accepted proposals of each kind; older ones count less.

@@ -203,7 +203,10 @@ class StepCosts:
         ]
 
     def note(self, rows: int, gamma: int, passes: int, seconds: float) -> None:
-        """Learns from a step. A shape's first step is ignored, as it may have compiled kernels."""
+        """Learns from a step, unless its gamma is not one of `NUMBERS`.
+
+        A shape's first step is ignored, as it may have compiled kernels.
+        """
         shape = rows, gamma, passes
         if gamma not in self.numbers or seconds <= 0 or shape not in self._seen:
             self._seen.add(shape)

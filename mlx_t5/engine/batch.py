@@ -101,7 +101,7 @@ class Batch:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Discards what was learned from a call's rows; called before the rows of the next call."""
+        """Does nothing; `Engine` discards here what it learned from a call's sampled rows."""
 
     def drop_finished(self) -> None:
         """Drops the finished rows, after checking that the last pass has not failed.
