@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -106,7 +107,8 @@ class Engine(Batch):
         """Adds rows; the draft reads their sources now if it is in use. See `Batch.insert`."""
         super().insert(rows, ahead)
         if self.drafter and self.adaptive.drafts(rows):
-            self.drafter.read()
+            with suppress(RuntimeError, MemoryError):  # the rows are in; the draft reads later
+                self.drafter.read()
 
     def step(self) -> None:
         """Drafts, verifies, accepts and commits once; finished rows leave the batch."""

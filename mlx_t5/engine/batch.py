@@ -113,7 +113,7 @@ class Batch:
             return
         try:
             mx.synchronize()
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if self.ranks.size > 1:
                 raise RanksApart(error) from error
             for row in self.rows:

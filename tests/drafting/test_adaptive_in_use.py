@@ -119,6 +119,26 @@ def test_a_draft_that_is_not_asked_does_not_read_the_source(monkeypatch):
     assert len(read) < 10
 
 
+def test_a_draft_without_memory_to_read_the_source_reads_it_later(monkeypatch):
+    """The rows have joined already, so the error must not have them inserted again."""
+    target = FakeModel(without(random_table(7), EOS), 7)
+    decoder = SpeculativeDecoder(target, drafter(target.table, target))
+    prompts = [SOURCE, SOURCE[1:], SOURCE[2:]]
+    expected = SpeculativeDecoder(target).generate(prompts, 9)
+    model, failures = decoder.drafter.model, [RuntimeError("[malloc] Unable to allocate")]
+    encode = model.encode
+
+    def failing(*args):
+        if failures:
+            raise failures.pop()
+        return encode(*args)
+
+    monkeypatch.setattr(model, "encode", failing)
+    results = decoder.generate(prompts, 9)
+    assert not failures and [r.tokens for r in results] == [r.tokens for r in expected]
+    assert all(r.stats.target_calls < 9 for r in results), "decoded once, with the draft"
+
+
 class OtherRank(Ranks):
     """A rank that receives the times of rank 0, which are three seconds a step."""
 
