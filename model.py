@@ -75,7 +75,8 @@ class T5(Stacks):
             model is whole.
         folder: the folder from which `load` read the model.
         adapted: whether an adapter was merged into the weights.
-        passes: number of decoder passes so far; see `layers.layer_for`.
+        passes: decoder passes so far; layers are compiled after `layers.PASSES` of them. -inf in a
+            shard, whose layers are never compiled.
         grad_checkpoint: whether training recomputes activations within layers to save memory.
     """
 
