@@ -1,7 +1,7 @@
 """`compare`: measures every proposer relative to regular decoding.
 
-The texts, sampled ones too, are compared with regular decoding token by token. With batch size 1,
-the cost of both models' passes is measured as well.
+The texts, sampled ones too, are compared with regular decoding token by token. With batch size 1
+and temperature 0, the cost of both models' passes is measured as well.
 """
 
 from __future__ import annotations
@@ -99,10 +99,11 @@ def compare(
 ) -> Iterator[dict]:
     """Decodes the prompts with every proposer, and yields tables of the figures.
 
-    With batch size 1, a turn is one prompt, and each task of mixed prompts has its own table. A
-    larger batch decodes the prompts of all tasks together, so they have one table.
+    With batch size 1 and temperature 0, a turn is one prompt, and each task of mixed prompts has
+    its own table. Otherwise a turn is a call with the prompts of all tasks, as larger batches mix
+    them, and as sampled rows learn only from the rows of their call. These have one table.
     """
-    single = batch_size == 1
+    single = batch_size == 1 and temp == 0
     turns = workload.cut(prompts.prompts, 1 if single else len(prompts.prompts))
     common = {"max_tokens": args.max_tokens, "temp": temp}
     numbers: dict[tuple[str, int | str], str] = {(REGULAR, 0): REGULAR}
