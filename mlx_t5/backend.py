@@ -1,11 +1,11 @@
-"""Makes the settings that MLX reads when it is imported, and then imports it.
+"""Sets up the environment that MLX expects when it is imported, and then imports MLX.
 
-Every module imports MLX from this one, so that the settings always come first:
+Every module imports MLX from this one, so that the environment is always set first:
 
     from mlx_t5.backend import mx, nn
 
-On a Linux CPU a fast BLAS must be loaded before MLX; see `blas`. MLX also reads some environment
-variables, only once.
+On a Linux CPU a fast BLAS must be loaded before MLX; see `blas`. MLX reads its environment
+variables only once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SETTINGS = MappingProxyType(
         "MLX_CUDA_USE_CUDNN_SDPA": "0",
         # MLX keeps a CUDA graph for each shape of a pass; ragged batches need more than its 400.
         "MLX_CUDA_GRAPH_CACHE_SIZE": "4096",
-        # MLX would raise an error when it evicts graphs often; that only costs time.
+        # MLX would raise an error if it evicted graphs often, although that only costs time.
         "MLX_ENABLE_CACHE_THRASHING_CHECK": "0",
     }
 )
@@ -79,17 +79,17 @@ choose_device(os.environ.get(DEVICE, ""))
 
 
 def on_cpu() -> bool:
-    """Whether MLX computes on the CPU: there is no GPU, or the user chose the CPU."""
+    """Returns whether MLX computes on the CPU: there is no GPU, or the user chose the CPU."""
     return mx.default_device().type == mx.cpu
 
 
 def on_cuda() -> bool:
-    """Whether MLX computes on an NVIDIA GPU."""
+    """Returns whether MLX computes on an NVIDIA GPU."""
     return mx.cuda.is_available() and not on_cpu()  # is_available only says how MLX was built
 
 
 def cpu_only() -> bool:
-    """Whether to use the CPU's code paths: `on_cpu`, unless `T5_REHEARSE` is set.
+    """Returns whether to use the CPU's code paths: `on_cpu()`, unless `T5_REHEARSE` is set.
 
     A rehearsal uses the code paths of GPUs on a CPU: compiled layers, padded sources, early
     passes, checks of memory. It keeps the CPU's types, as a CPU is slow with other types.
@@ -113,7 +113,7 @@ def blas_name() -> str:
 
 
 def device_name() -> str:
-    """Returns the device's name for measurements; for a CPU with its cores and its BLAS."""
+    """Returns the device's name for measurements; a CPU's name has its cores and BLAS."""
     name = str(mx.device_info().get("device_name", "unknown"))
     if not on_cpu():
         return name
@@ -125,7 +125,7 @@ def hint(blas_in_use: str, wish: str, cpu: bool) -> str:
 
     Args:
         blas_in_use: the result of `blas_name`.
-        wish: the user's choice of a BLAS, from the environment; with a choice, no advice.
+        wish: the user's choice of a BLAS, from the environment; "" if there is none.
         cpu: the result of `on_cpu`.
     """
     if blas_in_use != blas.REFERENCE or wish or not cpu:
@@ -157,7 +157,7 @@ ON_CUDA = on_cuda()  # the device does not change
 
 @cache
 def announce_kernels() -> None:
-    """Prints a line on standard error, only once, if kernels are going to be compiled."""
+    """Prints a line on standard error, at the first call, if kernels are going to be compiled."""
     if on_cuda() and cuda.kernels_to_come(os.environ, mx.__version__):
         print(cuda.COMPILING, file=sys.stderr, flush=True)
 

@@ -7,7 +7,7 @@ with global symbols replaces the reference BLAS:
 1. Intel's MKL, which `requirements.txt` installs on x86-64. For few rows it reads weights at the
    memory's speed, on AMD processors too. It uses TBB's threads, which sleep when idle. The threads
    of its OpenMP layers spin, and take a core from MLX between products (docs/performance.md).
-2. OpenBLAS, if the system has it. It does not recognise processors that are newer than its
+2. OpenBLAS, if the system has it. It does not recognize processors that are newer than its
    release, so this module chooses its kernels.
 
 Nothing here imports MLX or another module of this project.
@@ -115,7 +115,7 @@ def load_mkl(path: Path, loader: Loader, environment: MutableMapping[str, str]) 
         library.MKL_Set_Threading_Layer(TBB_THREADS)
     version = _MklVersion()
     library.MKL_Get_Version(ctypes.byref(version))
-    # Intel's processors: "… (Intel(R) AVX-512) enabled processors"; others: no name of kernels.
+    # On Intel's processors "… (Intel(R) AVX-512) enabled processors"; on others without a name.
     kernels = re.search(rb"AVX[\w.-]*", version.processor or b"")
     name = kernels.group().decode() if kernels else "general"
     return f"MKL {version.major}.{version.update}, {name} kernels"
@@ -139,15 +139,15 @@ def load_openblas(
         OSError: OpenBLAS is not installed.
     """
     best = next((name for name, needed in KERNELS.items() if needed <= cpu_flags), None)
-    told = CORETYPE not in environment
-    if best and told:
+    unset = CORETYPE not in environment
+    if best and unset:
         environment[CORETYPE] = best
     try:
         library = loader("libopenblas.so.0", mode=ctypes.RTLD_GLOBAL)
     except OSError:
         library = loader("libopenblas.so", mode=ctypes.RTLD_GLOBAL)
     finally:
-        if best and told:  # so that other copies, as in a child process, choose their own
+        if best and unset:  # so that an OpenBLAS elsewhere, as in a child process, can choose
             del environment[CORETYPE]
     # "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH …"
     config, kernels = _answer(library, "get_config"), _answer(library, "get_corename")

@@ -46,7 +46,7 @@ def keep_kernels(
 
     Args:
         environment: environment variables. `KERNELS` is set, unless the user has set it or the
-            folder cannot be made.
+            folder cannot be made or written to.
         version: MLX's version.
         facts: the result of `mx.device_info`, with the GPU's architecture (such as "sm_90").
     """
@@ -65,14 +65,14 @@ def keep_kernels(
 
 
 def kernels_to_come(environment: Mapping[str, str], version: str) -> bool:
-    """Whether MLX is going to compile kernels, because no compiled kernel exists yet."""
+    """Returns whether MLX is going to compile kernels, because none is stored yet."""
     default = Path(tempfile.gettempdir()) / "mlx" / version / "ptx"
     folder = Path(environment.get(KERNELS) or default)
     return next(folder.rglob("*.ptx"), None) is None
 
 
 def _drop_damaged(folder: Path) -> None:
-    """Removes kernels that a full disk has truncated; MLX would fail at every start."""
+    """Removes kernels that a full disk has truncated; with them MLX would fail at every start."""
     for path in folder.rglob("*.ptx"):
         with open(path, "rb") as file:
             head = file.read(ELF.size)

@@ -16,7 +16,7 @@ PARTIAL = ".partial-"  # prefix of a file that is being written
 
 
 def is_macos_file(name: str) -> bool:
-    """Whether macOS wrote this file into a folder by itself (`.DS_Store`, AppleDouble's `._*`)."""
+    """Returns whether macOS itself makes files of this name (`.DS_Store`, AppleDouble's `._*`)."""
     return name == ".DS_Store" or name.startswith("._")
 
 
@@ -45,7 +45,7 @@ def lock(descriptor: int) -> bool:
     """Locks an open file or folder for this process, until the file is closed.
 
     Returns:
-        Whether no other process has locked it. Without support for locks the result is True.
+        False if another process has locked it, else True, as on file systems without locks.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,7 +61,7 @@ def replace_file(
 
     Args:
         path: the file.
-        write: writes a file, given its temporary name, which has the suffix of `path`.
+        write: writes the file under the given temporary name, which has the suffix of `path`.
         cure: end of the error message, after "make room there and".
 
     Raises:

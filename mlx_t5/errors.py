@@ -22,8 +22,8 @@ BACKENDS = ("[ring]", "[jaccl]", "[nccl]", "[mpi]")
 class UserError(ValueError):
     """Bad input or a bad environment; the message is the one line that the user reads.
 
-    Characters that are not printable are escaped. If the message is too long, its middle is cut,
-    because the cure is at the end.
+    Characters that are not printable are escaped. A long message is cut in the middle, because its
+    end names the cure.
     """
 
     def __init__(self, message: str):
@@ -50,7 +50,7 @@ def shown(value: object, longest: int = 100) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Returns an exception's message in one line, without error numbers or MLX's function names."""
+    """Returns the first line of an exception's message, without error numbers and MLX's names."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     text = re.sub(r"^\[[\w:]+\] ", "", str(error).strip().split("\n")[0])
@@ -58,7 +58,7 @@ def reason(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means that the machine or the GPU has run out of memory."""
+    """Returns whether an exception means that the machine or the GPU has run out of memory."""
     if isinstance(error, MemoryError):
         return True
     text = str(error).lower()
@@ -68,7 +68,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class RanksApart(Exception):
-    """One of several ranks has failed while all compute together, so no rank can continue.
+    """A rank has failed while all ranks compute together, so none can continue.
 
     Attributes:
         lost: whether the cause is that another rank can no longer be reached.
@@ -80,7 +80,7 @@ class RanksApart(Exception):
 
 
 def is_lost_rank(error: BaseException) -> bool:
-    """Whether an exception means that another rank cannot be reached."""
+    """Returns whether an exception means that another rank cannot be reached."""
     if isinstance(error, RanksApart):
         return error.lost
     return isinstance(error, RuntimeError) and str(error).lower().startswith(BACKENDS)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-# Maximum of source positions, padding included, in an encoder pass of several prompts. Larger
-# passes were not faster, and had more padding.
+# Maximum number of source positions, padding included, in an encoder pass of several prompts.
+# Larger passes were not faster, and had more padding.
 PASS_POSITIONS = 256
 
 Item = TypeVar("Item")
@@ -45,11 +45,11 @@ def in_halves(
         work: computes the value of each item; like MLX, it raises RuntimeError or MemoryError if
             memory runs out.
         items: the items, at least one.
-        refuse: returns the value of an item that does not fit into memory even alone, given the
-            item and the error's text.
+        refuse: returns the value of an item that does not fit into memory even alone; called with
+            the item and the error's text.
 
     Yields:
-        The value of each item, lazily.
+        The value of each item in order; `work` runs when its first value is requested.
     """
     try:
         yield from work(items)

@@ -68,20 +68,20 @@ def choose_pair(
     fetch: bool = False,
     revision: str | None = None,
 ) -> ModelPair:
-    """Finds the models to run, and converts them if necessary.
+    """Returns the models to run; converts them if necessary.
 
     Args:
-        model: name of the target. None: t5-11b if it and t5-small have been converted, otherwise
-            the bundled pair.
+        model: name of the target. None chooses t5-11b with t5-small if both have been converted,
+            otherwise the bundled pair.
         draft_model: name of the draft; "lookup" to copy from the source instead, "NAME+lookup" to
-            do both, "none" for no draft. None and "auto": the target's default draft, if it is
-            available.
+            do both, "none" for no draft. None and "auto" choose the target's default draft, if it
+            is available.
         convert: see `locate`.
         regular: whether to use no draft, whatever `draft_model` is.
         adapter: folder of a LoRA adapter to merge into the target.
         regular_because: the reason for `regular`, for the user.
-        fetch: whether a default draft may be read from Hugging Face's cache. It may be downloaded
-            as well if the target itself has no folder yet, or if `convert` is None.
+        fetch: whether a default draft may be read from Hugging Face's cache. It may also be
+            downloaded if the target has no folder yet, or if `convert` is None.
         revision: revision of the target, see `locate`.
 
     Raises:
@@ -128,11 +128,11 @@ class LoadedPair(NamedTuple):
 
 
 def load_pair(chosen: ModelPair, dtype: str | None, group: Any = None) -> LoadedPair:
-    """Loads a pair's models; warns on standard error if memory is hardly large enough for them.
+    """Loads a pair's models; warns on standard error if they barely fit into memory.
 
     Args:
         chosen: the folders of the models.
-        dtype: type to compute in; None keeps the folder's type.
+        dtype: type to compute in, as in `model.load`.
         group: a group of `mx.distributed` whose processes share the target; None if this process
             holds the whole target.
 
@@ -153,7 +153,7 @@ def load_pair(chosen: ModelPair, dtype: str | None, group: Any = None) -> Loaded
 
 
 def _advise(chosen: ModelPair, dtype: str | None, ranks: int) -> None:
-    """Warns on standard error if memory is hardly large enough, or float32 is used by default."""
+    """Warns on standard error if models barely fit into memory, or use float32 by default."""
     folders = [folder for folder in (chosen.target, chosen.draft) if folder]
     with contextlib.suppress(UserError):  # if a folder is damaged, loading it reports that
         for folder in folders:
@@ -208,11 +208,14 @@ def _default_draft(
 
 
 def _fit(target: Path, draft: Path) -> bool:
-    """Whether the configs of a target and a draft agree about their tokens."""
+    """Returns whether the configs of a target and a draft agree about their tokens.
+
+    Returns True if a config is damaged.
+    """
     try:
         configs = [T5Config.from_dict(read_config(folder)) for folder in (target, draft)]
     except UserError:
-        return True  # loading reports a damaged config
+        return True  # loading reports the damage
     names = ("vocab_size", "eos_token_ids", "decoder_start_token_id")
     return len({tuple(getattr(config, name) for name in names) for config in configs}) == 1
 

@@ -1,9 +1,9 @@
 """Finds the folder of a model by its name.
 
 A name is the path of a folder (converted, or in Hugging Face's format), the name of a folder in
-`models/`, or a Hub id. Command lines convert the model of a Hub id into `models/` at its first use;
-`model.load` reads the downloaded snapshot as it is. A model that the Hub has in MLX's format is
-never converted.
+`models/`, or a Hub id. At the first use of a Hub id, command lines convert the model into
+`models/`, whereas `model.load` reads the downloaded snapshot as it is. A model that is in MLX's
+format on the Hub is never converted.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ AUTO, NONE, LOOKUP = "auto", "none", "lookup"  # special values of --draft-model
 def locate(name: str, convert: Convert | None = None, revision: str | None = None) -> Path:
     """Returns the folder of the model with this name; downloads a Hub id at its first use.
 
-    A folder in `models/` has the last part of its Hub id as a name, which several ids may share.
-    So its config.json records the id that it was converted from, which must be the requested id.
+    A folder in `models/` has the last part of its Hub id as its name, which several ids may share.
+    So its config.json records the full id; if it is not the requested one, the folder is refused.
 
     Args:
         name: the user's name for the model.
@@ -54,7 +54,7 @@ def locate(name: str, convert: Convert | None = None, revision: str | None = Non
 
 
 def _is_mlx(folder: Path) -> bool:
-    """Whether a folder was written by `convert.py` or `distill.py`."""
+    """Returns whether the metadata of a folder's weights declares MLX's format."""
     from mlx_t5.checkpoints.checkpoint import open_checkpoint
 
     with open_checkpoint(folder) as stored:
@@ -65,7 +65,7 @@ def folder_of(name: str) -> Path:
     """Returns the folder of the model with this name; for a Hub id it may not exist yet.
 
     Raises:
-        UserError: the name is a path that does not exist, or is not a valid name.
+        UserError: the name is empty, a file, or a path that does not exist.
     """
     from mlx_t5.checkpoints.small_files import place
 
@@ -83,7 +83,7 @@ def folder_of(name: str) -> Path:
 
 
 def require_same(name: str, folder: Path) -> None:
-    """Refuses a folder in `models/` that was converted from another Hub id than `name`.
+    """Raises `UserError` if a folder in `models/` was converted from another Hub id than `name`.
 
     A folder without a record (converted from a local folder, or long ago) is accepted, with a
     warning if `name` has an owner.
@@ -107,9 +107,10 @@ def require_same(name: str, folder: Path) -> None:
 
 
 def source_of(folder: Path) -> str | None:
-    """Returns the Hub id, with its owner, that a folder was converted from; None if not recorded.
+    """Returns the Hub id, with its owner, of a converted folder or a snapshot; None if unknown.
 
-    If an adapter was merged into the model, the result names the adapter as well.
+    If an adapter was merged when the folder was converted, returns "SOURCE with adapter ADAPTER",
+    where SOURCE is the Hub id or, without one, the name of the folder that was converted.
     """
     from mlx_t5.checkpoints.hub import full_id
     from mlx_t5.checkpoints.small_files import snapshot_id
@@ -127,7 +128,7 @@ def source_of(folder: Path) -> str | None:
 
 
 def _may_be_hub_id(name: str) -> bool:
-    """Whether `name` has the form `model` or `owner/model`, and is not a path."""
+    """Returns whether `name` has the form `model` or `owner/model`, and is not a path."""
     parts = name.split("/")
     plain = all(part and part[0].isalnum() and part.isascii() for part in parts)
     return plain and len(parts) <= 2 and parts[0] != str(CONVERTED) and "\\" not in name

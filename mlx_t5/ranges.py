@@ -19,7 +19,7 @@ SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 # Factors from 1 / LARGEST_FACTOR to LARGEST_FACTOR never make a logit infinite.
 LARGEST_FACTOR = 1e30
 LARGEST_COUNT = 2**31 - 1  # the largest int32, more than any number of tokens or ids
-MAX_ROWS = 1024  # decoded at the same time; with more, steps are slower and rows start later
+MAX_ROWS = 1024  # rows decoded at the same time; more make steps slower, and rows start later
 VALUE_CHARACTERS = 60  # characters of a value in an error
 
 
@@ -47,7 +47,7 @@ class Range:
     ceiling: float = math.inf
 
     def fit(self, value: Any) -> Any:
-        """Returns a valid value as a plain Python value of its kind, clamped; otherwise None."""
+        """Returns a value as a plain Python value of its kind, clamped; None if it is not valid."""
         if getattr(value, "ndim", None) == 0:  # a NumPy or MLX scalar
             value = value.item()
         if isinstance(value, str):
@@ -62,12 +62,12 @@ class Range:
         return self.kind(min(max(self.kind(value), self.floor), self.ceiling))
 
     def holds(self, value: Any) -> bool:
-        """Whether the value is valid."""
+        """Returns whether the value is valid."""
         return self.fit(value) is not None
 
 
 def counts(least: int, expected: str, ceiling: float = LARGEST_COUNT, **others: Any) -> Range:
-    """Returns the range of integers from `least` on."""
+    """Returns the range of integers from `least` on; those above `ceiling` are lowered to it."""
     return Range(int, least, math.inf, expected, ceiling=ceiling, **others)
 
 
@@ -81,7 +81,7 @@ _OF_A_CALL = MappingProxyType({"batch_size": BATCH_SIZE, "num_samples": NUM_SAMP
 
 
 def checked(name: str, value: Any, allowed: Range | None = None) -> Any:
-    """Returns a setting's value, checked and as a plain Python value.
+    """Returns a setting's value as a plain Python value, after checking it.
 
     Args:
         name: the setting's name.
@@ -113,7 +113,7 @@ def written(value: Any) -> str:
 
 
 def is_listlike(value: Any) -> bool:
-    """Whether a value is a collection: any iterable except a string, bytes or a dict."""
+    """Returns whether a value is an iterable, other than a string, bytes, a dict or a scalar."""
     single = isinstance(value, (str, bytes, bytearray, Mapping))
     return isinstance(value, Iterable) and not single and getattr(value, "ndim", 1) > 0
 

@@ -49,7 +49,7 @@ class Setting:
         default: its default value.
         range: its valid values.
         help: one line of help.
-        only_with: the only mode in which it has an effect; None: all modes.
+        only_with: the only mode in which the setting has an effect; None if it has one in all.
         config: its names in generation_config.json; a later name overrides an earlier one.
         request: its name in requests to the server; "" if requests do not have it.
         flag: the short form of its command line option.
@@ -65,7 +65,7 @@ class Setting:
 
 
 def declared(default: Any, range: Range, help: str, **others: Any) -> Any:
-    """Returns a field of `Settings` with a declaration; for the arguments see `Setting`."""
+    """Returns a field of `Settings` with its declaration; the arguments are as in `Setting`."""
     return field(default=default, metadata={"setting": Setting(default, range, help, **others)})
 
 
@@ -73,14 +73,15 @@ def declared(default: Any, range: Range, help: str, **others: Any) -> Any:
 class Settings:
     """The settings with which one prompt is decoded.
 
-    NumPy's numbers are accepted. Counts above 2**31 - 1 are clamped.
+    NumPy's numbers are accepted. Larger counts than 2**31 - 1 are clamped to it, except
+    `num_beams`: above 1024 it is refused.
 
     Attributes:
         logits_processors: callables that change the target's logits, in order, after the penalties
             and `min_tokens` and before the temperature; see `processors.LogitsProcessor`.
         stop: one or more strings; the text ends before the first occurrence of any of them.
 
-    The other attributes are described where they are declared.
+    The other attributes are described by the help in their declarations.
 
     Raises:
         UserError: a value is of the wrong type, out of range, or incompatible with num_beams.
@@ -233,11 +234,11 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
 
 
 def check_exact(settings: Settings, width: int) -> None:
-    """Refuses settings that exact decoding does not support.
+    """Checks that exact decoding supports a prompt's settings.
 
     Args:
         settings: the settings of a prompt.
-        width: positions of every pass, at least num_draft + 1.
+        width: positions of each row in a pass; a num_draft must be smaller.
 
     Raises:
         UserError: num_draft does not fit into the width, or delta or beams are used.
@@ -253,7 +254,7 @@ def check_exact(settings: Settings, width: int) -> None:
 
 
 def _several(name: str, values: Any, fits: Callable[[Any], bool], expected: str) -> tuple:
-    """Returns an iterable's items as a tuple; raises `UserError` unless `fits` accepts each."""
+    """Returns an iterable's items as a tuple; raises `UserError` unless all of them fit."""
     items = listed(values)
     if items is None or not all(map(fits, items)):
         raise refusal(name, values if items is None else items, expected)

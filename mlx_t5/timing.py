@@ -3,9 +3,9 @@
 On a shared machine the speed changes from second to second, so only times measured shortly after
 each other are compared. The work is cut into turns, usually of one prompt: all variants do the
 first turn, then all do the second, and so on, in an order that changes every time. The whole work
-is repeated R times. Each repeat gives a ratio of two variants' times. The speed-up is the median of
-these ratios, reported with the smallest and the largest. The time of a single variant is the sum of
-the turns' median times.
+is repeated R times. Each repeat gives one ratio of two variants' times. The speed-up is the median
+of these ratios, reported with the smallest and the largest. The time of a variant is the sum over
+its turns of the median over the repeats.
 
 Sampled texts may differ between variants, so times are compared per token.
 
@@ -52,7 +52,7 @@ class Timed:
     outcomes: list[list[Any]] = field(default_factory=list)
 
     def add(self, repeat: Sequence[tuple[float, int, Any]]) -> None:
-        """Adds one repeat, as the seconds, tokens and outcome of every turn (`timed_turn`)."""
+        """Adds one repeat, given the result of `timed_turn` for every turn."""
         self.seconds.append([seconds for seconds, _, _ in repeat])
         self.tokens.append([tokens for _, tokens, _ in repeat])
         self.outcomes.append([outcome for _, _, outcome in repeat])
@@ -70,7 +70,7 @@ class Timed:
         return median_total(self.seconds) / median_total(self.tokens)
 
     def repeats_a_token(self) -> list[float]:
-        """Returns [R] the seconds per token in each repeat."""
+        """Returns the seconds per token of each repeat, as a list [R]."""
         return [sum(s) / sum(t) for s, t in zip(self.seconds, self.tokens, strict=True)]
 
 
@@ -127,6 +127,9 @@ def interleave(
         clock: returns seconds.
         before: called before every turn of every variant, and not timed.
         warm_up: whether to warm up; False if all variants have run before.
+
+    Returns:
+        The times and outcomes of each variant, by name.
     """
     timed = {name: Timed() for name in variants}
     for repeat in range(WARM_UP if warm_up else 0, repeats):

@@ -7,7 +7,7 @@ constant in the gradient. A row of zeros stays zero.
 
 Adapters are not merged during training. A and B are parameters of the linear layer itself, under
 PEFT's names, and `Matrix.of` returns an `Adapted` for the layer, with the same method `times`. So
-the layers need no change, W may be quantised, and the gradient of W is never computed.
+the layers need no change, W may be quantized, and the gradient of W is never computed.
 
 Symbols: M rows of x, W (N, K), A (r, K), B (N, r).
 """
@@ -53,7 +53,7 @@ class Adapted(NamedTuple):
     squares: mx.array | None = None
 
     def times(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
-        """Returns the product with x, plus a residual, as `Matrix.times` does."""
+        """Returns x (M, K) times the adapted weight, plus the residual (M, N) if there is one."""
         seen = self._seen(x)
         change = self.scale * ((seen @ self.down.T) @ self.up.T)
         if self.magnitude is None:
@@ -83,7 +83,10 @@ class Adapted(NamedTuple):
 
 @dataclass
 class Adapter:
-    """A layer's adapter without its parameters, which the layer has; `Matrix.of` calls it."""
+    """The settings of a layer's adapter; A, B and m are parameters of the layer itself.
+
+    The attributes are as in `Adapted`. `Matrix.of` calls the adapter to get the layer's matrix.
+    """
 
     scale: float
     rate: float
@@ -92,8 +95,8 @@ class Adapter:
 
     def __call__(self, layer: Any, base: Matrix) -> Adapted:
         """Returns the layer's `Adapted` matrix."""
-        more = layer.get(MAGNITUDE), self.squares
-        return Adapted(base, layer[DOWN], layer[UP], self.scale, self.rate, self.key, *more)
+        dora = layer.get(MAGNITUDE), self.squares
+        return Adapted(base, layer[DOWN], layer[UP], self.scale, self.rate, self.key, *dora)
 
 
 class Adapters:
@@ -109,16 +112,16 @@ class Adapters:
         dropout: float,
         seed: int,
     ) -> None:
-        """Freezes a model and adds adapters to its layers, which do not change its output yet.
+        """Freezes a model and adds adapters, which do not change its output yet, as B is zero.
 
         Args:
             model: a `model.T5`, not a shard.
             paths: paths of the layers that get an adapter.
             rank: r.
             scale: s.
-            dora: whether to use DoRA.
+            dora: whether to use DoRA instead of LoRA.
             dropout: dropout rate of the adapters' inputs.
-            seed: seed of every A; B is zero.
+            seed: seed from which every A is drawn.
         """
         model.freeze()
         modules: dict[str, Any] = dict(model.named_modules())
@@ -130,7 +133,7 @@ class Adapters:
             layer.adapter = Adapter(scale, dropout)
             weight = plain_weights(layer)["weight"]
             outputs, inputs = weight.shape
-            bound = 1 / math.sqrt(inputs)  # as nn.Linear and PEFT initialise
+            bound = 1 / math.sqrt(inputs)  # as nn.Linear and PEFT initialize
             layer[DOWN] = mx.random.uniform(-bound, bound, (rank, inputs), key=key)
             layer[UP] = mx.zeros((outputs, rank))
             if dora:
@@ -145,5 +148,5 @@ class Adapters:
         if self._dropout:
             count = len(self._layers)
             keys = [None] * count if key is None else list(mx.random.split(key, count))
-            for layer, of_layer in zip(self._layers, keys, strict=True):
-                layer.adapter.key = of_layer
+            for layer, layer_key in zip(self._layers, keys, strict=True):
+                layer.adapter.key = layer_key

@@ -20,8 +20,8 @@ from mlx_t5.backend import ON_CUDA, mx, nn
 from mlx_t5.network.cache import hiding, round_up
 from mlx_t5.network.config import T5Config
 
-MAX_SCORES = 1 << 25  # maximum of numbers in an encoder's bias: 128 MB in float32
-LEAST_QUERIES = 32  # minimum of queries in a chunk; smaller chunks are slow on every device
+MAX_SCORES = 1 << 25  # maximum size of an encoder's bias, in numbers: 128 MB in float32
+LEAST_QUERIES = 32  # minimum size of a chunk; smaller ones are slow on every device
 
 
 def relative_buckets(
@@ -29,12 +29,14 @@ def relative_buckets(
 ) -> np.ndarray:
     """Returns the bucket of each distance key - query.
 
-    Half of the buckets hold one distance each, the other buckets grow logarithmically, and the last
-    holds all distances from `max_distance` on. If `bidirectional`, keys to the right of the query
-    have a second set of buckets. NumPy computes the buckets, so that rounding at their boundaries
-    is the same on every device. Boundaries fall on whole numbers, so the last bit of the logarithm
-    matters: as in the models' training, each operation is rounded to float32; but the logarithm is
-    rounded from float64, because float32 logarithms differ between libraries.
+    Half of the buckets hold one distance each. The others grow logarithmically, and the last holds
+    all distances from `max_distance` on. If `bidirectional`, the keys to the right of the query
+    have half of the buckets for themselves; otherwise they are all in bucket 0.
+
+    NumPy computes the buckets, so that they are the same on every device. Some boundaries fall on
+    whole numbers, so the last bit of the logarithm matters. As in the models' training, every
+    operation is rounded to float32. Only the logarithm is computed in float64 and then rounded,
+    because float32 logarithms differ between libraries.
     """
     right = np.zeros_like(distances)
     if bidirectional:
@@ -89,10 +91,10 @@ class RelativeBias(nn.Module):
 
 
 def queries_at_once(rows: int, heads: int, source: int) -> int:
-    """Returns the number of queries in an encoder's chunk: S if the bias for S is small enough.
+    """Returns the number of queries in an encoder's chunk: all S if their bias is small enough.
 
-    A layer's bias has B · H · S · S numbers: 4 GB in float32 for a source of 4,096 tokens and 64
-    heads.
+    A layer's bias has B · H · S · S numbers. For one source of 4,096 tokens and 64 heads it takes
+    4 GB in float32.
     """
     fitting = MAX_SCORES // (rows * heads * source)
     return source if fitting >= source else max(LEAST_QUERIES, fitting)
@@ -100,13 +102,13 @@ def queries_at_once(rows: int, heads: int, source: int) -> int:
 
 @dataclass(frozen=True)
 class ChunkedBias:
-    """The bias of an encoder's layer for a long source, made for one chunk of queries at a time.
+    """The bias of an encoder layer for a long source, computed for one chunk of queries at a time.
 
     Attributes:
         table: the relative bias.
         source: S.
         queries: number of queries in a chunk.
-        hidden: added to the bias: (B, 1, 1, S), very negative where padded, or 0.
+        hidden: added to the bias: (B, 1, 1, S), very negative at padding; 0 without padding.
     """
 
     table: RelativeBias
@@ -115,7 +117,7 @@ class ChunkedBias:
     hidden: mx.array | int
 
     def __iter__(self) -> Iterator[tuple[slice, mx.array]]:
-        """Yields the positions of each chunk's queries, and their bias (B, H, T, S)."""
+        """Yields the positions of each chunk's queries, and their bias (B or 1, H, T, S)."""
         for start in range(0, self.source, self.queries):
             chunk = slice(start, min(start + self.queries, self.source))
             index = self.table.index(mx.arange(start, chunk.stop)[None], self.source)
@@ -125,9 +127,9 @@ class ChunkedBias:
 def source_biases(
     tables: Sequence[RelativeBias], batch: int, length: int, mask: mx.array | None
 ) -> Sequence[Mask]:
-    """Returns each table's bias (B, H, S, S) among a source's positions; chunked if S is large.
+    """Returns each table's bias (B, H, S, S) for an encoder pass; a `ChunkedBias` if S is large.
 
-    Keys are hidden where `mask` (B, S) is False.
+    Keys are hidden where `mask` (B, S) is False. Without a mask the bias is (1, H, S, S).
     """
     queries = queries_at_once(batch, tables[0].weight.shape[1], length)
     hidden = 0 if mask is None else hiding(mask[:, None, None], tables[0].weight.dtype)
@@ -157,17 +159,18 @@ Mask: TypeAlias = mx.array | ChunkedBias | None
 
 
 def attention(queries: mx.array, keys: Keys, values: Keys, mask: Mask) -> mx.array:
-    """Returns the output of attention, whose scores are not scaled.
+    """Returns softmax(queries @ keys.T + mask) @ values: the scores are not scaled.
 
     Args:
         queries: (B, H, T, d_kv).
         keys: (B, H, N, d_kv), or `ByRow`.
         values: as `keys`.
-        mask: added to the scores, (B, H, T, N) or a shape that broadcasts to it; or bool (not on
-            CUDA), True where keys are seen; or a `ChunkedBias`; None if all keys are seen.
+        mask: an array (B, H, T, N), or of a shape that broadcasts to it, which is added to the
+            scores; or a bool array (not on CUDA), True where keys are seen; or a `ChunkedBias`;
+            None if all keys are seen.
 
     Returns:
-        (B, H, T, d_kv), zeros where a row is padding.
+        (B, H, T, d_kv), zeros for the padding rows of a `ByRow`.
     """
     if isinstance(keys, ByRow):
         return _row_by_row(queries, keys, values, mask)
@@ -199,7 +202,7 @@ def _row_by_row(queries: mx.array, keys: ByRow, values: Keys, mask: Mask) -> mx.
 def _over_slots(
     queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, offset: int
 ) -> mx.array:
-    """Returns self-attention of a row; a query at position p attends to round_up(p + 1) slots.
+    """Returns a row's self-attention; a query at position p attends to round_up(p + 1) slots.
 
     The number of slots may change how a sum over them is rounded, even if the added slots are
     hidden. So the number depends only on the query's position, not on the pass that feeds it.

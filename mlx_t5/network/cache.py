@@ -5,8 +5,8 @@ distance `key - query` alone decides what attention may see. Feeding a position 
 its slot; rolling back means feeding from an earlier position. Hence the cache knows no lengths:
 whoever decodes owns the offsets.
 
-Several rows may continue one prompt, as beams do; their number is the same for each prompt. The
-rows of a prompt are adjacent, and its keys and values are held once.
+Several rows may continue one prompt, as beams do; every prompt has the same number of rows. The
+rows of a prompt are adjacent, and share its cross-attention keys and values.
 
 Shapes: B rows, P prompts, K = B / P rows per prompt, H heads, N slots (capacity), S source
 positions, T new positions. Self-attention arrays are (B, H, N, d_kv), cross-attention arrays
@@ -36,8 +36,8 @@ def round_up(n: int) -> int:
 def source_width(longest: int, rows: int = 2) -> int:
     """Returns the padded source length S for `rows` rows of at most `longest` tokens.
 
-    On a GPU S is a multiple of 32: then the work prepared for a shape (`mx.compile`, CUDA's graphs
-    and plans) is reused, and attention stays one kernel, for which S must not be less than T. On
+    On a GPU S is a multiple of 32. So the work prepared for a shape (`mx.compile`, CUDA's graphs
+    and plans) is reused, and attention stays one kernel, which requires that S is at least T. On
     CUDA a single row is not padded, as attention without a mask is faster there.
     """
     if not FEW_SHAPES or (rows == 1 and ON_CUDA):
@@ -46,7 +46,7 @@ def source_width(longest: int, rows: int = 2) -> int:
 
 
 def hiding(mask: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Returns a bias that hides scores where a mask is False; it is finite, so it makes no NaN."""
+    """Returns a bias that hides scores where a mask is False; it is finite to avoid NaN."""
     return mx.where(mask, 0.0, mx.finfo(dtype).min).astype(dtype)
 
 
@@ -55,15 +55,15 @@ class Slots:
     """The slots that one forward pass of the decoder writes to and attends to.
 
     Attributes:
-        keys: keys of self-attention (B, H, N, d_kv), one array per layer; updated in place.
+        keys: keys of self-attention, an array (B, H, N, d_kv) per layer; updated in place.
         values: values of self-attention, as `keys`.
         positions: (B, T) absolute positions of the new tokens; (1, T) if equal in all rows.
         start: the first position if it is the same in all rows, else None.
-        seen: number of slots, counted from slot 0, that attention needs.
+        seen: number of slots, counted from slot 0, that attention reads.
         batch: B.
         prompts: P.
         cross: keys and values of cross-attention, one pair per layer.
-        mask: the mask of the source for `attention.attention`, (P, H, K·T, S) or, for one prompt,
+        mask: the source's mask for `attention.attention`: (P, H, K·T, S) or, for one prompt,
             (1, 1, 1, S); None if no source is padded.
     """
 
@@ -78,12 +78,12 @@ class Slots:
     mask: mx.array | None
 
     def update(self, layer: int, keys: mx.array, values: mx.array) -> KeysValues:
-        """Writes new keys and values (B, H, T, d_kv) of a layer at the positions.
+        """Writes a layer's new keys and values (B, H, T, d_kv) to the slots of their positions.
 
         The update is lazy, and needs no copy if no other reference to the arrays exists.
 
         Returns:
-            The keys and the values (B, H, seen, d_kv) of the slots that attention needs.
+            The keys and the values (B, H, seen, d_kv) that attention reads.
         """
         length = self.positions.shape[1]
         for arrays, new in ((self.keys, keys), (self.values, values)):
@@ -96,14 +96,14 @@ class Slots:
 
 
 class Cache:
-    """The decoder's keys and values for P prompts, of cross-attention and of self-attention.
+    """The keys and values of a decoder's cross-attention and self-attention, for P prompts.
 
     All methods are lazy. A forward pass calls `slots` once, and `Slots.update` once per layer.
 
     Attributes:
-        keys: keys of self-attention, one array per layer.
-        values: values of self-attention, one array per layer.
-        cross: keys and values of cross-attention, one pair per layer.
+        keys: keys of self-attention, an array (B, H, N, d_kv) per layer.
+        values: values of self-attention, as `keys`.
+        cross: keys and values of cross-attention, a pair of arrays (P, H, S, d_kv) per layer.
         mask: (P, S), True for source tokens and False for padding; None if no row is padded.
         beams: K.
     """
@@ -111,13 +111,13 @@ class Cache:
     def __init__(
         self, cross: list[KeysValues], mask: mx.array | None, capacity: int, beams: int = 1
     ):
-        """Starts with the prompts' cross-attention and empty self-attention.
+        """Stores the prompts' cross-attention, and allocates self-attention slots.
 
         Args:
-            cross: see the attribute.
+            cross: keys and values of cross-attention, a pair of arrays (P, H, S, d_kv) per layer.
             mask: (P, S), 1 or True for source tokens; None if no row is padded.
-            capacity: minimum of slots to allocate.
-            beams: K.
+            capacity: number of slots to allocate; rounded up by `round_up`.
+            beams: K, the number of rows per prompt.
         """
         prompts, heads, _, width = cross[0][0].shape
         empty = (prompts * beams, heads, round_up(capacity), width)
@@ -160,7 +160,7 @@ class Cache:
             length: T.
 
         Raises:
-            ValueError: there is not exactly one offset per row.
+            ValueError: there is not exactly one offset per row, or an offset is negative.
         """
         batch, heads, capacity, _ = self.keys[0].shape
         prompts, _, source, _ = self.cross[0][0].shape
@@ -182,11 +182,11 @@ class Cache:
         return Slots(*arrays, positions, start, seen, batch, prompts, self.cross, mask)
 
     def shared(self, beams: int, capacity: int) -> Cache:
-        """Returns a new cache of the same prompts, with `beams` empty rows per prompt."""
+        """Returns a cache with the same cross-attention and `beams` empty rows per prompt."""
         return Cache(self.cross, self.mask, capacity, beams)
 
     def twin(self) -> Cache:
-        """Returns a copy of this cache, for one row per prompt; both share the cross-attention."""
+        """Returns a copy that shares the cross-attention; only for caches of one row per prompt."""
         twin = self.shared(1, 1)
         twin.keys, twin.values = list(map(mx.array, self.keys)), list(map(mx.array, self.values))
         return twin
@@ -199,7 +199,7 @@ class Cache:
             self.values = [_widened(a, capacity) for a in self.values]
 
     def keep(self, prompts: Sequence[int]) -> None:
-        """Keeps only the rows of these prompts, in this order."""
+        """Keeps only these prompts and their rows, in this order; a prompt may be repeated."""
         if list(prompts) == list(range(self.prompts)):
             return
         self.reorder([p * self.beams + k for p in prompts for k in range(self.beams)])
@@ -209,7 +209,7 @@ class Cache:
             self.mask = self.mask[index]
 
     def reorder(self, rows: Sequence[int]) -> None:
-        """Replaces row i by a copy of row rows[i], which continues the same prompt."""
+        """Replaces each row i by a copy of row rows[i], which must continue the same prompt."""
         if list(rows) == list(range(self.batch)):
             return
         index = mx.array(rows, dtype=mx.int32)
@@ -217,10 +217,10 @@ class Cache:
         self.values = [a[index] for a in self.values]
 
     def trim(self, source: int, capacity: int) -> None:
-        """Frees source positions and slots that are not needed, if they are at least half of all.
+        """Frees unneeded source positions if they are at least half of all; slots likewise.
 
         Args:
-            source: source positions of the longest row.
+            source: number of tokens of the longest source.
             capacity: number of slots whose content is still needed.
         """
         source = source_width(source)
@@ -233,7 +233,7 @@ class Cache:
             self.values = [_narrowed(a, capacity) for a in self.values]
 
     def append(self, other: Cache) -> None:
-        """Adds the prompts of `other`, which has the same K; the shorter cache is padded."""
+        """Adds the prompts of `other`, which must have the same K; shorter arrays are padded."""
         capacity = max(self.capacity, other.capacity)
         source = max(self.source, other.source)
         if self.mask is not None or other.mask is not None or self.source != other.source:
@@ -248,13 +248,13 @@ class Cache:
         ]
 
     def _wide_mask(self, source: int) -> mx.array:
-        """Returns a mask (P, `source`) that hides every position after this cache's S."""
+        """Returns the mask, padded to (P, `source`) with hidden positions."""
         mask = mx.ones((self.prompts, self.source), mx.bool_) if self.mask is None else self.mask
         return mx.pad(mask, ((0, 0), (0, source - self.source)))
 
 
 def _narrowed(array: mx.array, length: int) -> mx.array:
-    """Returns a copy of the first `length` places on axis 2; a view would keep the whole array."""
+    """Returns a copy of the first `length` entries on axis 2; a view would keep the whole array."""
     return mx.contiguous(array[:, :, :length])
 
 
@@ -264,6 +264,6 @@ def _joined(one: mx.array, other: mx.array, length: int) -> mx.array:
 
 
 def _widened(array: mx.array, length: int) -> mx.array:
-    """Returns an array (B, H, N, d_kv) padded with zeros to `length` on axis 2."""
+    """Returns an array (B, H, N, d_kv), padded with zeros to at least `length` on axis 2."""
     missing = length - array.shape[2]
     return mx.pad(array, [(0, 0), (0, 0), (0, missing), (0, 0)]) if missing > 0 else array

@@ -31,18 +31,19 @@ class T5Config:
         d_kv: width of one head; `num_heads * d_kv` need not be `d_model`.
         feed_forward_proj: "relu", or "gated-…" for the two-branch feed-forward of v1.1 and later;
             if absent, "relu" for T5 and "gated-gelu" for mT5 and umT5.
-        dense_act_fn: the activation; "gated-gelu" has always meant the tanh form, "gelu_new".
+        dense_act_fn: name of the activation; "gated-gelu" has always meant the tanh form,
+            "gelu_new".
         is_gated_act: whether the feed-forward has two branches; overrides `feed_forward_proj`.
-        tie_word_embeddings: as saved. It decides whether logits are scaled. Whether there is a
-            separate output head depends only on the tensors.
+        tie_word_embeddings: as saved. It only affects `scales_logits`: whether there is a separate
+            output head depends on the tensors.
         scale_decoder_outputs: written by transformers 5, where `tie_word_embeddings` is always
-            true; if present, it decides whether logits are scaled.
+            true; if present, `scales_logits` depends on it instead.
         eos_token_id: the end token; if config.json has a list, its first entry.
         more_eos_token_ids: the other entries of that list; a text ends at any of them.
-        n_positions: maximum of source tokens in training, if recorded; relative positions have no
-            limit.
-        draft_vocab_size: number of tokens that a draft proposes (draft_vocabulary.py).
-        task_prefixes: the prefixes in `task_specific_params`; a document may begin with a prefix.
+        n_positions: maximum number of source tokens in training, if recorded; relative positions
+            have no limit.
+        draft_vocab_size: number of tokens that a draft can propose (draft_vocabulary.py).
+        task_prefixes: the prefixes in `task_specific_params`; a document may begin with one.
     """
 
     vocab_size: int
@@ -87,7 +88,7 @@ class T5Config:
 
     @classmethod
     def from_dict(cls, raw: dict) -> T5Config:
-        """Returns the config in a config.json. Unknown entries are ignored; null counts as absent.
+        """Returns the config of a parsed config.json; ignores unknown entries and nulls.
 
         Raises:
             UserError: the model is not a T5, or an entry is missing, of a wrong type or out of
@@ -164,14 +165,14 @@ class T5Config:
 
 
 def _task_prefixes(tasks: Any) -> tuple[str, ...]:
-    """Returns the prefixes of a model's tasks; malformed entries are skipped."""
+    """Returns the prefixes in `task_specific_params`; malformed entries are skipped."""
     tasks = tasks.values() if isinstance(tasks, dict) else ()
     prefixes = (task.get("prefix") for task in tasks if isinstance(task, dict))
     return tuple(prefix for prefix in prefixes if isinstance(prefix, str) and prefix.strip())
 
 
 def _end_tokens(ends: list) -> list[int]:
-    """Returns the end tokens of a config.json that has a list of them, without duplicates."""
+    """Returns a list of end tokens, checked and without duplicates."""
     if not 0 < len(ends) <= _MAX_END_TOKENS:
         raise UserError(f"config.json: eos_token_id must be 1 to {_MAX_END_TOKENS} tokens")
     for end in ends:
@@ -182,7 +183,7 @@ def _end_tokens(ends: list) -> list[int]:
 def _check(name: str, kind: str, value: Any) -> None:
     """Raises `UserError` unless a value has its field's type and is in range."""
     least = 0 if name.endswith("_token_id") else 1
-    holds, wanted = {
+    valid, expected = {
         "int": (
             type(value) is int and least <= value <= _MAX_SIZE,
             f"an integer between {least} and {_MAX_SIZE}",
@@ -191,5 +192,5 @@ def _check(name: str, kind: str, value: Any) -> None:
         "bool": (type(value) is bool, "true or false"),
         "str": (isinstance(value, str), "a string"),
     }[kind.removesuffix(" | None")]
-    if not holds:
-        raise UserError(f"config.json: {name} must be {wanted}, not {reprlib.repr(value)}")
+    if not valid:
+        raise UserError(f"config.json: {name} must be {expected}, not {reprlib.repr(value)}")

@@ -1,13 +1,13 @@
-"""A draft's own vocabulary: the few thousand tokens that its output head has.
+"""A draft's own vocabulary: the few thousand tokens that it can propose.
 
 A small draft spends most of a pass on its output head of V rows, but texts use few tokens. So the
-head keeps the rows of N tokens (FR-Spec, https://arxiv.org/abs/2502.14856). A table lists their
-ids: `d2t` as in EAGLE-3 (https://arxiv.org/abs/2503.01840), (N,) int32, ascending. The other tokens
-are never proposed. The target verifies, so the output does not change.
+head keeps only the rows of N tokens (FR-Spec, https://arxiv.org/abs/2502.14856). A table lists
+their ids, (N,) int32, ascending; it is named `d2t` as in EAGLE-3 (https://arxiv.org/abs/2503.01840).
+The draft never proposes other tokens. The target verifies, so the output does not change.
 
-The folder of a draft with its own vocabulary has `draft_vocab_size` in config.json and the tensor
-`d2t`. It has the head's rows only if the head is the draft's own. If a draft uses its target's
-head, the rows are selected from that head at loading, whatever its type or quantisation.
+The folder of such a draft has `draft_vocab_size` in config.json and the tensor `d2t`. It has the
+head's rows only if the head is the draft's own. If the draft uses its target's head, loading
+selects the rows from that head, whatever its type or quantization.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ TABLE = "d2t"
 class DraftVocabulary:
     """Maps a draft's logits to the target's tokens.
 
-    A draft without a table has the ids below its config's `vocab_size`. Ids that the target does
-    not have are left out.
+    A draft without a table has the ids below its config's `vocab_size`. Ids that the target lacks
+    are left out.
 
     Attributes:
         size: N, the number of the draft's logits that are used.
-        ids: (N,) int32, the token of each logit; None if N = V, where they are equal.
-        rows: (V,) int32, the logit of each token, N if it has none; None if N = V.
+        ids: (N,) int32, the token of each logit; None if N = V, where logit i is of token i.
+        rows: (V,) int32, the index of each token's logit, or N if it has none; None if N = V.
     """
 
     def __init__(self, model: T5, vocab_size: int) -> None:
-        """Starts with a draft and its target's number of tokens V.
+        """Maps the logits of a draft to the tokens of a target with `vocab_size` = V.
 
         Raises:
             UserError: the draft has none of the target's tokens.
@@ -67,7 +67,7 @@ class DraftVocabulary:
 
 
 def narrow(draft: T5, ids: np.ndarray) -> None:
-    """Restricts a draft to these tokens (N,); its head keeps their rows.
+    """Restricts a draft to the tokens `ids` (N,), in place: its head keeps only their rows.
 
     Raises:
         UserError: `ids` are not ascending ids of the draft's vocabulary.
@@ -80,7 +80,10 @@ def narrow(draft: T5, ids: np.ndarray) -> None:
 
 
 def widened(draft: T5) -> Any:
-    """Returns a draft with the same decoder and all rows of the target's head, which both use."""
+    """Returns a draft for all of the target's tokens, with the same decoder (not a copy).
+
+    `draft` must use its target's head, as its own head no longer has the other rows.
+    """
     config = replace(draft.config, draft_vocab_size=None)
     wide = type(draft)(config, shares_with=draft.shares_with)
     wide.decoder = draft.decoder
@@ -88,10 +91,10 @@ def widened(draft: T5) -> Any:
 
 
 def settle(draft: T5) -> None:
-    """Checks a draft's table, and selects the table's rows from the head if it is the target's.
+    """Checks a draft's table; if the draft uses its target's head, selects the rows from it.
 
     Raises:
-        UserError: the table's ids are not ascending ids of the vocabulary.
+        UserError: the table's entries are not ascending integer ids of the vocabulary.
     """
     ids, size = np.array(draft.d2t.astype(mx.int64)), draft.config.vocab_size
     ascending = (np.diff(ids, prepend=-1, append=size) > 0).all()
@@ -115,7 +118,7 @@ def require_all_tokens(model: T5) -> None:
 
 
 def _rows(head: nn.Module, ids: mx.array) -> nn.Module:
-    """Returns an output head with only these rows of `head`, contiguous and quantised alike."""
+    """Returns an output head with only the rows `ids` of `head`, contiguous and quantized alike."""
     rows = copy(head)
     for name in rows.parameters():
         rows[name] = mx.contiguous(head[name][ids])

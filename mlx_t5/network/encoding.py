@@ -22,7 +22,7 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array 
     """Right-pads token lists to one length S.
 
     Returns:
-        ids (B, S) int32, and their mask (B, S) bool, False where padded, or None without padding.
+        ids (B, S) int32, and their mask (B, S) bool, False at padding; None if nothing is padded.
     """
     width = source_width(max(map(len, rows)), len(rows))
     ids = mx.array([list(row) + [pad] * (width - len(row)) for row in rows], mx.int32)
@@ -32,10 +32,11 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array 
 
 
 def encoder_states(model: T5 | ExactTarget, sources: Sequence[Sequence[int]]) -> list[mx.array]:
-    """Returns the encoder's output (S, d_model) of each source, lazily; equal sources share it.
+    """Returns the encoder's output (S, d_model) for each source, without waiting for it.
 
-    Sources of similar length share a pass, so that there is little padding. A pass of several
-    sources has at most `PASS_POSITIONS` positions, so that memory does not grow with their number.
+    Equal sources are encoded once. Sources of similar length share a pass, so there is little
+    padding. A pass of several sources has at most `PASS_POSITIONS` positions, so memory does not
+    grow with the number of sources.
     """
     distinct = list(dict.fromkeys(map(tuple, sources)))
     states: dict[tuple[int, ...], mx.array] = {}
@@ -54,12 +55,12 @@ def prepared(
     states: Sequence[mx.array],
     beams: int = 1,
 ) -> Cache:
-    """Returns a decoder's cache with rows for each source, lazily; equal sources are computed once.
+    """Returns a decoder's cache for encoded sources, lazily; equal sources are computed once.
 
     Args:
         model: the model whose decoder uses the cache.
-        sources: source tokens of each row.
-        states: the sources' `encoder_states`.
+        sources: tokens of each source.
+        states: the result of `encoder_states` for these sources.
         beams: number of rows per source.
     """
     keys = [tuple(source) for source in sources]
@@ -78,11 +79,11 @@ def prepared(
 def encoded(
     model: T5, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
 ) -> Cache:
-    """Returns a decoder's cache with a row for each source.
+    """Returns a decoder's cache with a row for each source, after computing it.
 
     Args:
         model: the model whose decoder uses the cache.
-        sources: source tokens of each row.
+        sources: tokens of each source.
         states: the sources' `encoder_states`; None computes them.
 
     Raises:

@@ -1,11 +1,11 @@
-"""Exact decoding: a row's logits have the same bits for all proposals and all batches.
+"""Exact decoding: a row's logits have the same bits whatever is proposed, in whatever batch.
 
 Rounding depends on the order of summation, and kernels choose a different order for a different
 number of rows. So a pass over gamma + 1 positions may round differently from gamma + 1 passes over
-one position. Here every pass has the same shape: each row is padded to `width` positions, and the
-batch to a number of rows at which products round as in a full batch (exactness.py finds these
-numbers). So every product has R x W rows, whatever is proposed. Attention and the encoder, whose
-sums run over positions, work on each prompt alone.
+one position. Here each row of a pass is padded to `width` positions, and the batch to a number of
+rows at which products round as in a full batch (exactness.py finds these numbers). So every product
+has R x W rows, whatever is proposed. Attention and the encoder, whose sums run over positions, work
+on each prompt alone.
 
 Symbols: B rows in flight, R rows of a pass, W width, S source positions, T target positions.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ExactTarget:
-    """A model whose passes have a fixed shape; see `model.T5` for its methods.
+    """A model whose passes have fixed shapes, with the methods of `model.T5` that decoding needs.
 
     Attributes:
         width: W, positions of each row in every pass.
@@ -40,7 +40,7 @@ class ExactTarget:
         Args:
             model: the target.
             width: W.
-            rows: see the attribute.
+            rows: numbers of rows that a pass may have, ascending.
         """
         self.model, self.width, self.rows = model, width, tuple(rows)
         self.config, self.dtype = model.config, model.dtype
@@ -52,7 +52,7 @@ class ExactTarget:
 
         Args:
             ids: (B, S) source tokens.
-            mask: (B, S), False for padding, whose output is 0; None without padding.
+            mask: (B, S), False for padding, whose output is set to 0; None without padding.
         """
         width, rows = ids.shape[1], []
         for i, length in enumerate(_lengths(ids, mask)):
@@ -63,7 +63,7 @@ class ExactTarget:
     def cache(
         self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1
     ) -> Any:  # an `ExactCache`
-        """Returns a cache for outputs of `encode`, each prompt without its padding."""
+        """Returns a cache for the output of `encode`; each prompt is stored without padding."""
         rows = (encoded[i : i + 1, :length] for i, length in enumerate(_lengths(encoded, mask)))
         return ExactCache([self.model.cache(states, None, capacity) for states in rows])
 
@@ -71,7 +71,7 @@ class ExactTarget:
         """Returns float32 logits (B, T, V) for the token after each of `tokens` (B, T), T <= W.
 
         Raises:
-            ValueError: there are more positions than W, or more rows than a pass may have.
+            ValueError: T is larger than W.
         """
         batch, length = tokens.shape
         rows = next(count for count in self.rows if count >= batch)
@@ -88,16 +88,16 @@ class ExactTarget:
         return self.model.cache_memory(prompts, source, target + self.width, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
-        """Returns the peak bytes of encoding rows of `source` positions, one at a time."""
+        """Returns the peak bytes of encoding a row of `source` positions: rows are not batched."""
         return self.model.encoder_memory(1, source)
 
 
 @dataclass
 class ExactCache:
-    """The caches of rows that attend alone; it has the methods of `cache.Cache`.
+    """A cache per row, with the methods of `cache.Cache` that exact decoding needs.
 
     Attributes:
-        rows: for each row, a cache of its own.
+        rows: the cache of each row.
         batch: R in a forward pass; rows after the last of `rows` are padding.
     """
 
@@ -110,10 +110,10 @@ class ExactCache:
         return [array for row in self.rows for array in row.state]
 
     def trim(self, source: int, capacity: int) -> None:
-        """Does nothing: no row is padded to the length of a different row."""
+        """Does nothing: no row is padded to the length of another row."""
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, in this order; an index may occur several times."""
+        """Keeps only these rows, in this order; a repeated row is copied."""
         chosen: list[Cache] = []
         for row in (self.rows[i] for i in rows):
             chosen.append(row.twin() if any(row is other for other in chosen) else row)
@@ -161,7 +161,7 @@ class PaddedSlots:
 
     @property
     def seen(self) -> int:
-        """The largest number of slots, counted from slot 0, that any row needs."""
+        """The largest number of slots, counted from slot 0, that attention reads in any row."""
         return max(slots.seen for slots in self.rows)
 
     def update(self, layer: int, keys: mx.array, values: mx.array) -> tuple[ByRow, ByRow]:
@@ -179,5 +179,5 @@ class PaddedSlots:
 
 
 def _lengths(rows: mx.array, mask: mx.array | None) -> list[int]:
-    """Returns the number of positions of each row (B, S, …) without padding."""
+    """Returns each row's number of positions without padding; `rows` is (B, S, …)."""
     return [rows.shape[1]] * len(rows) if mask is None else mask.sum(axis=1).tolist()

@@ -1,4 +1,4 @@
-"""Finds a width at which this device gives a row the same bits whatever other rows a pass has.
+"""Finds a width at which a row's bits on this device do not depend on the pass's other rows.
 
 `exact.ExactTarget` relies on equal bits, but no library guarantees them. So they are tested before
 decoding: for every shape of weight, for attention, and for the decoder as a whole. Random numbers
@@ -37,15 +37,15 @@ Product = Callable[[mx.array], mx.array]
 
 
 def exact_targets(model: T5, default: Settings) -> Callable[..., ExactTarget]:
-    """Returns a function that gives the model's `exact_target`, searched once per number of rows.
+    """Returns a function that wraps the model with `exact_target`, once per number of rows.
 
     Args:
         model: the target.
         default: the default settings; if num_draft is a number, the width must have room for it.
 
     Returns:
-        A function of the number of rows and of settings; it raises `UserError` for settings that
-        exact decoding does not support.
+        target(batch, settings), which returns the `ExactTarget` for at most `batch` rows, and
+        raises `UserError` for settings that exact decoding does not support.
     """
     room = default.num_draft if isinstance(default.num_draft, int) else 0
     looked_for = cache(partial(exact_target, model, num_draft=room))
@@ -60,7 +60,7 @@ def exact_targets(model: T5, default: Settings) -> Callable[..., ExactTarget]:
 
 
 def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
-    """Wraps the model with the smallest width at which the device keeps a row's bits.
+    """Returns the model, wrapped with the smallest width at which the device keeps a row's bits.
 
     Args:
         model: the target.
@@ -87,7 +87,8 @@ def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
 def holding_rows(model: T5, batch: int, width: int) -> list[int]:
     """Returns the numbers of rows at which every rank gets the bits of a full batch.
 
-    Each rank tests its own shard, with `numbers_of_rows`. Empty if attention changes the bits.
+    Each rank tests its own shard with `numbers_of_rows`. The result is empty if a row's bits depend
+    on its place.
     """
     rows = numbers_of_rows(model, batch, width) if attention_holds(model, width) else []
     held = mx.array([n in rows for n in range(batch + 1)], mx.int32)
@@ -96,7 +97,7 @@ def holding_rows(model: T5, batch: int, width: int) -> list[int]:
 
 
 def numbers_of_rows(model: T5, batch: int, width: int) -> list[int]:
-    """Returns the numbers of rows that a pass may have: B, and smaller ones that give equal bits.
+    """Returns the numbers of rows that a pass may have: B, and smaller numbers with equal bits.
 
     Returns:
         Powers of two and B, ascending; empty if a row's bits depend on its place.
@@ -112,7 +113,7 @@ def numbers_of_rows(model: T5, batch: int, width: int) -> list[int]:
 
 
 def place_is_irrelevant(product: Product, x: mx.array, out: mx.array) -> bool:
-    """Returns whether rows keep their bits at a different place, beside random rows.
+    """Returns whether rows keep their bits at another place, beside random rows.
 
     Each row is moved by one place, so that all places are compared, and to the opposite end.
 
@@ -132,7 +133,7 @@ def place_is_irrelevant(product: Product, x: mx.array, out: mx.array) -> bool:
 
 
 def products(model: T5) -> Iterator[tuple[Product, Callable[[int], list[mx.array]]]]:
-    """Yields the products of a decoder pass that differ in shape, type or quantisation.
+    """Yields the products of a decoder pass that differ in shape, type or quantization.
 
     Yields:
         A product, and a function that makes two inputs (rows, K) for it: a random input, and an
@@ -154,7 +155,11 @@ def products(model: T5) -> Iterator[tuple[Product, Callable[[int], list[mx.array
 def _doubled(
     matrix: Matrix, dtype: mx.Dtype, adds: bool
 ) -> tuple[Product, Callable[[int], list[mx.array]]]:
-    """Returns a product of the matrix's shape whose weight repeats its first half, rotated."""
+    """Returns a product of the matrix's shape, and the function that makes its inputs.
+
+    The second half of the weight's K columns is the first half, rotated by one group. In the second
+    input it is the negated first half, rotated alike, so the terms of every sum cancel.
+    """
     quantized, group = bool(matrix.quantization), [*matrix.quantization, 1][0]
     arrays = matrix.arrays if quantized else (matrix.arrays[0].T,)  # outputs first
     groups, stored = arrays[-1].shape[1], arrays[-1].dtype
@@ -180,7 +185,7 @@ def _doubled(
 
 
 def attention_holds(model: T5, width: int) -> bool:
-    """Returns whether queries keep their bits at any place in a pass, over sources and slots."""
+    """Returns whether queries attend with the same bits at any place, to sources and to slots."""
     heads, size = model.local_config.num_heads, model.local_config.d_kv
     dtype = model.decoder.norm.weight.dtype
     for n in SOURCES + SLOTS:
@@ -202,7 +207,7 @@ def attention_holds(model: T5, width: int) -> bool:
 
 
 def decoder_holds(target: ExactTarget) -> bool:
-    """Returns whether a row has the same logits alone, token by token, as beside other rows."""
+    """Returns whether a row alone, fed token by token, has the same logits as beside other rows."""
     width, batch = target.width, target.rows[-1]
     begin = SLOT_MULTIPLE - width // 2  # so that a pass crosses into more slots
 
@@ -230,7 +235,7 @@ def decoder_holds(target: ExactTarget) -> bool:
 
 
 def _sampled_from(logits: mx.array) -> mx.array:
-    """Returns probabilities (B, T, V) as a sampled row computes them."""
+    """Returns the probabilities (B, T, V) that sampled rows would compute from these logits."""
     settings = Settings(temp=0.7, top_k=50, top_p=0.9)
     return probabilities(logits, Sampling.of([settings] * len(logits)))[0]
 

@@ -1,13 +1,13 @@
 """Fingerprints distinguish models of the same shape, whatever type they are stored in.
 
 A *fingerprint* has three parts of hexadecimal digits: `fingerprint`, numbers from the weights of
-the encoder's norms, which are never quantised; `weights`, a few numbers of every weight; and
+the encoder's norms, which are never quantized; `weights`, a few numbers of every weight; and
 `config`, a digest of the shape. Numbers are bfloat16, so a model has the same fingerprint in
 float32 and in bfloat16.
 
-Unknown parts are not compared. Quantised weights, and weights cut between ranks, do not have the
-model's numbers. Older fingerprints have only the norms. An adapter leaves the norms unchanged, but
-changes other weights.
+Unknown parts are not compared: the numbers of a quantized weight, or of one that is cut between
+ranks, are unknown, and older fingerprints have only the norms. An adapter leaves the norms
+unchanged, but changes other weights.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def same_model(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _samples(model: T5) -> list[mx.array]:
-    """Returns (SAMPLES,) numbers of each weight, in the order of their names; NaN if unknown."""
+    """Returns (SAMPLES,) numbers of each weight, ordered by name; NaN if they are unknown."""
     parameters, samples = dict(tree_flatten(model.parameters())), []
     for name in sorted(name for name in parameters if name.endswith("weight")):
         in_full = ranks_of(model).size == 1 or axis_of(name) is None

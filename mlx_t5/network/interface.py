@@ -1,4 +1,4 @@
-"""The facts about a model, such as a `model.T5`, that decoding depends on."""
+"""Facts about a model that decoding depends on: what its passes read, and whether it decodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class WeightsRead(NamedTuple):
     Attributes:
         layers: number of decoder layers.
         bytes: size of the decoder's weights and the output head.
-        kind: the weights' mode of quantisation, such as "affine", or type, such as "bfloat16".
+        kind: the mode of quantization, such as "affine", or else the type, such as "bfloat16".
     """
 
     layers: int
@@ -25,7 +25,7 @@ class WeightsRead(NamedTuple):
 
 
 def require_decoder(model: T5, name: str = "this model") -> None:
-    """Raises `UserError`, with the name given, if the model has no decoder."""
+    """Raises `UserError`, which calls the model `name`, if the model has no decoder."""
     if not model.can_decode:
         raise UserError(
             f"{name} is an encoder alone: it makes embeddings and writes no text; "

@@ -40,7 +40,7 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 def keep_float32(name: str, dtype: mx.Dtype) -> bool:
     """Returns whether a parameter stays in float32 in a model of type `dtype`.
 
-    In all larger models the output of the feed-forward overflows float16.
+    In all larger models the output of the feed-forward overflows float16, so `wo` is float32.
     """
     return dtype == mx.float16 and ".wo." in name
 
@@ -60,7 +60,7 @@ class Norm(NamedTuple):
 
     @classmethod
     def of(cls, module: nn.RMSNorm) -> Norm:
-        """Returns the arrays of a norm module."""
+        """Returns a module's norm, with the weight in the residual's type."""
         dtype = module.weight.dtype
         weight = module.weight.astype(residual_dtype(dtype))
         return cls(weight, module.eps, str(dtype).removeprefix("mlx.core."))
@@ -90,8 +90,8 @@ class Block(NamedTuple):
 
 
 Blocks: TypeAlias = tuple[Block, ...]
-PASSES = 2000  # compiling a layer pays after this number of decoder passes
-MOST_SHAPES = 256  # maximum of compiled shapes kept
+PASSES = 2000  # after this number of decoder passes, compiling a layer pays
+MOST_SHAPES = 256  # number of shapes whose compiled layers are kept
 
 
 def decoder_layer(
@@ -129,12 +129,12 @@ def checkpointed(layer: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """Returns a layer that recomputes its activations in the backward pass, to save memory.
 
     See Chen et al., https://arxiv.org/abs/1604.06174. MLX differentiates with respect to all
-    arguments, so integers, as in quantised weights, are excluded.
+    arguments, so integers, as in quantized weights, are excluded.
     """
 
     def fixed(leaf: Any) -> Any:
-        whole = isinstance(leaf, mx.array) and not mx.issubdtype(leaf.dtype, mx.floating)
-        return mx.stop_gradient(leaf) if whole else leaf
+        integer = isinstance(leaf, mx.array) and not mx.issubdtype(leaf.dtype, mx.floating)
+        return mx.stop_gradient(leaf) if integer else leaf
 
     return mx.checkpoint(lambda *args: layer(*tree_map(fixed, args)))
 
@@ -142,7 +142,7 @@ def checkpointed(layer: Callable[..., mx.array]) -> Callable[..., mx.array]:
 def checkpointed_layer(
     config: T5Config, blocks: Blocks, x: mx.array, bias: mx.array, slots: Slots, i: int
 ) -> mx.array:
-    """Runs `decoder_layer` over whole texts, `checkpointed`; does not update the cache."""
+    """Returns the result of `decoder_layer` over whole texts, `checkpointed`; updates no cache."""
 
     def run(
         blocks: Blocks, x: mx.array, bias: mx.array, cross: tuple[mx.array, mx.array]
@@ -155,7 +155,7 @@ def checkpointed_layer(
 
 
 def project(block: Block, x: mx.array) -> list[mx.array]:
-    """Returns the projections of the normed residual; joined ones lie side by side in one array."""
+    """Returns the block's input projections of the residual; joined ones are in one array."""
     x = block.norm(x)
     return [matrix.times(x) for matrix in block.inputs]
 
@@ -163,7 +163,7 @@ def project(block: Block, x: mx.array) -> list[mx.array]:
 def heads(
     config: T5Config, projections: Sequence[mx.array], batch: int, count: int
 ) -> Sequence[mx.array]:
-    """Reshapes `count` projections (B·T, H·d_kv), maybe joined, to heads (B, H, T, d_kv)."""
+    """Returns the heads (B, H, T, d_kv) of `count` projections (B·T, H·d_kv), maybe joined."""
     length = len(projections[0]) // batch
     if length == 1:  # without a transposition, which would be a copy on CUDA
         ys = [y.reshape(batch, -1, 1, config.d_kv) for y in projections]
@@ -202,16 +202,22 @@ def add_feed_forward(config: T5Config, block: Block, x: mx.array) -> mx.array:
 def layer_for(
     config: T5Config, slots: Any, passes: float, grad_checkpoint: bool = False
 ) -> Callable[..., mx.array]:
-    """Returns `decoder_layer` for a pass over these slots, compiled after enough `passes`.
+    """Returns `decoder_layer` for a pass over these slots, compiled after enough passes.
 
-    Building the graph of a layer can take longer in Python than computing it takes on the GPU.
+    Building the graph of a layer in Python can take longer than computing it on the GPU.
     `mx.compile` keeps the graph for arrays of the same shapes. A single layer is compiled, not a
     whole pass: its weights are inputs, so all layers of a model share one function, a new shape
     costs only one layer, and the device can start with the first layers while Python continues.
 
     A compiled layer has its own kernels, which a GPU compiles at their first use. So layers are
     compiled only for models with many passes, and not in exact decoding, which has too many shapes.
-    In training `passes` is negative, and the layer may be `checkpointed_layer`.
+
+    Args:
+        config: the shape of the model, or of this rank's shard.
+        slots: the slots of the pass.
+        passes: the model's decoder passes so far; negative where layers must not be compiled: in
+            training, and for shards (sharding.py).
+        grad_checkpoint: whether the layer is `checkpointed_layer` if `passes` is negative.
     """
     if grad_checkpoint and passes < 0:
         return partial(checkpointed_layer, config)
@@ -223,7 +229,7 @@ def layer_for(
 
 @cache
 def passes_before_compiling() -> float:
-    """Returns the passes before compiling; inf without a GPU, where MLX needs a C++ compiler."""
+    """Returns the number of passes before compiling; inf on CPUs, as MLX needs a C++ compiler."""
     if cpu_only():
         return math.inf
     return 0 if on_cpu() else PASSES  # T5_REHEARSE compiles at once
@@ -231,7 +237,7 @@ def passes_before_compiling() -> float:
 
 @lru_cache(MOST_SHAPES)
 def _compiled(config: T5Config, seen: int, *shapes: Any) -> Callable[..., Any]:
-    """Returns a compiled layer for these shapes only: MLX searches a function's shapes slowly."""
+    """Returns a compiled layer for these shapes alone, as MLX searches many shapes slowly."""
     return mx.compile(partial(_described, config, seen))
 
 
@@ -258,7 +264,7 @@ def _described(
     cross: tuple[mx.array, mx.array],
     mask: mx.array | None,
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Returns the residual after a layer, and its keys and values; this function is compiled."""
+    """Returns the residual after a layer, and the layer's keys and values; to be compiled."""
     slots = Slots([keys], [values], positions, None, seen, len(keys), len(cross[0]), [cross], mask)
     x = decoder_layer(config, blocks, x, bias, slots, 0)
     return x, slots.keys[0], slots.values[0]

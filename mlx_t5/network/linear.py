@@ -31,10 +31,10 @@ class Matrix(NamedTuple):
     """The weights of a linear layer without their module, in a form that `mx.compile` accepts.
 
     Attributes:
-        arrays: the transposed weight (K, N), or a quantised weight, scales and maybe biases.
-        quantization: the values of `QUANTIZATION`; empty if it is not quantised.
-        forms: forms faster than the natural one on this device; none on a GPU.
-        total: combines the products of all ranks, if each has a shard of the weights.
+        arrays: the transposed weight (K, N), or a quantized weight, scales and maybe biases.
+        quantization: the values of `QUANTIZATION`; empty if it is not quantized.
+        forms: forms that are faster than the natural one on this device; empty on a GPU.
+        total: combines the products of all ranks if each has a shard of the weights, else None.
     """
 
     arrays: tuple[mx.array, ...]
@@ -46,7 +46,7 @@ class Matrix(NamedTuple):
     def of(cls, layer: Any) -> Any:
         """Returns the matrix of a linear layer, or of an embedding that is the output head.
 
-        For a layer with an adapter in training it is an `adapting.Adapted`.
+        For a layer with an adapter in training, returns an `adapting.Adapted`.
         """
         arrays = [layer[name] for name in ("weight", "scales", "biases") if name in layer]
         if rows := getattr(layer, "rows", None):
@@ -65,7 +65,10 @@ class Matrix(NamedTuple):
         return cls((weight.T,), forms=forms(*weight.shape, weight.dtype))
 
     def times(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
-        """Returns x (M, K) times the weight, plus a residual; in one operation if possible."""
+        """Returns x (M, K) times the weight, plus the residual (M, N) if there is one.
+
+        Both are one operation where possible.
+        """
         (weight, *scales), quantization, forms, total = self
         form = next((form for rows, form in forms if len(x) in rows), None) if forms else None
         if scales:
@@ -83,7 +86,10 @@ class Matrix(NamedTuple):
 
 
 def matrices(*layers: nn.Module) -> tuple[Matrix, ...]:
-    """Returns the matrices of layers over one input: a single matrix if they are still joined."""
+    """Returns the matrices of layers over one input: a single one if the layers are joined.
+
+    Layers are no longer joined once a weight was replaced.
+    """
     joined = getattr(layers[0], "joined", None)
     if not joined or any(m["weight"] is not w for m, w in zip(layers, joined.weights, strict=True)):
         return tuple(map(Matrix.of, layers))
@@ -95,7 +101,7 @@ class Joined:
     """Several layers over the same input, joined into one.
 
     Attributes:
-        layer: the joined layer, with their weights stacked.
+        layer: the joined layer, whose weight (N, K) has the rows of all of them.
         weights: the weight of each layer, a view of the joined weight.
     """
 
@@ -107,7 +113,7 @@ def join_layers(*layers: nn.Module) -> None:
     """Joins layers over the same input, so that `matrices` returns one matrix for them.
 
     The layers' parameters become views of the joined parameters, so joining needs no memory. Layers
-    that are quantised differently are left as they are.
+    that are quantized differently are left as they are.
     """
     kinds = [(type(m), *(getattr(m, name, None) for name in QUANTIZATION)) for m in layers]
     if kinds != kinds[:1] * len(layers):
@@ -128,7 +134,7 @@ def as_written(x: mx.array, weight: mx.array) -> mx.array:
 
 
 def in_tiles(x: mx.array, weight: mx.array) -> mx.array:
-    """Returns the product, computed for a tile of the weight's rows at a time."""
+    """Returns the product, computed in tiles of `TILE` outputs if N is a multiple of that."""
     if weight.shape[0] % TILE:
         return as_written(x, weight)
     tiles = weight.reshape(-1, TILE, weight.shape[1])
@@ -180,5 +186,5 @@ def forms(outputs: int, inputs: int, dtype: mx.Dtype) -> Forms:
 
 def forms_with(blas: str, outputs: int, inputs: int) -> Forms:
     """Returns the forms for float32 on a CPU with this BLAS."""
-    suiting = [row for row in FORMS if row[2](outputs, inputs) and re.match(row[0], blas)]
-    return tuple((rows, form) for _, rows, _, form in suiting)
+    matching = [row for row in FORMS if row[2](outputs, inputs) and re.match(row[0], blas)]
+    return tuple((rows, form) for _, rows, _, form in matching)

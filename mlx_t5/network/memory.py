@@ -3,10 +3,10 @@
 macOS may evict a GPU's memory between two passes; a model that nearly fills the machine then
 runs at a fraction of its speed (ml-explore/mlx-examples#1061). From macOS 15 on, MLX can keep its
 memory resident ("wire" it), up to a limit that is 0 at first. `wire` raises the limit to the
-bytes that weights and caches need. Only Metal reports a working set, so only there it wires.
+bytes that weights and caches need. It does nothing on other devices, which report no working set.
 
-A prompt needs memory for two caches: keys and values of the source, for cross-attention, and of the
-text. While the prompt is encoded, the encoder's activations need memory too.
+A prompt needs memory for two caches: the source's keys and values, for cross-attention, and the
+text's, for self-attention. While the prompt is encoded, the encoder's activations need memory too.
 
 Symbols: B rows, P prompts, S source positions, T target positions.
 """
@@ -30,9 +30,9 @@ from mlx_t5.network.config import T5Config
 from mlx_t5.network.ranks import ALONE, Ranks, ranks_of
 from mlx_t5.sizes import readable
 
-SHARE = 0.9  # usable share of a CPU's memory; above this share of a working set there is a warning
+SHARE = 0.9  # share of a CPU's memory to use, or of a Mac's working set to use without a warning
 WORKING_SET = "max_recommended_working_set_size"  # Metal's name for it; other devices have none
-SLACK = 64 << 20  # buffers are rounded up to pages, and a heap of small buffers counts as a whole
+SLACK = 64 << 20  # buffers are rounded up to pages, and a heap of small buffers counts in full
 KEPT, KEPT_SHARE = 256 << 20, 0.25  # limits of MLX's buffer cache: bytes, share of free memory
 MEBIBYTE = 1 << 20
 HEADS = "lm_head."  # prefix of the tensors of an output head that is not the embedding
@@ -61,7 +61,7 @@ def require(needed: int, ranks: Ranks = ALONE) -> None:
 
 
 def wire(needed: int) -> None:
-    """Makes macOS keep MLX's memory resident: the present memory and the next `needed` bytes.
+    """Makes macOS keep MLX's memory resident: the memory in use and the next `needed` bytes.
 
     The limit includes buffers that MLX keeps for reuse, so lowering it never unwires a weight.
 
@@ -86,10 +86,10 @@ def room_for_weights(needed: int) -> Iterator[None]:
 
 
 def keep_buffers(needed: int) -> None:
-    """Sets the limit of MLX's cache of freed buffers, so that similar prompts reuse them.
+    """Limits MLX's cache of freed buffers, which similar prompts reuse.
 
-    The limit is `KEPT_SHARE` of the memory that stays free beside `needed` bytes, at least `KEPT`;
-    the least recently used buffers are freed first. Without a GPU, MLX's limit of 32 MB stays; on a
+    The limit is `KEPT_SHARE` of the memory that stays free beside `needed` bytes, at least `KEPT`.
+    The least recently used buffers are freed first. Without a GPU, MLX's limit of 32 MB stays. On a
     Mac the limit is set even if the CPU computes, as Metal allocates the memory.
     """
     if mx.metal.is_available() or not cpu_only():
@@ -106,20 +106,19 @@ def require_for(
 ) -> None:
     """Checks that there is memory to encode new rows and to decode them beside the running ones.
 
-    On a Mac it also wires that memory. A share of the remaining memory is for kept buffers.
-
-    The memory is needed in addition to the memory held now, as joining rows copies the cache.
+    All of it must be free, as joining rows copies the cache. On a Mac the memory is also wired. A
+    share of the remaining memory is for MLX's cache of freed buffers (`keep_buffers`).
 
     Args:
-        models: target and draft; None without a draft.
+        models: the target, and the draft or None.
         new: the `rows.Row`s that join.
         running: the rows in flight.
         ahead: rows that are only encoded, in the same passes. Their encoder states are not counted:
             a pass needs several times the memory of the states that it returns.
-        beams: number of sequences per row: its beams, or 1.
+        beams: number of beams per row; 1 without beam search.
 
     Raises:
-        RuntimeError: memory does not suffice.
+        RuntimeError: there is not enough memory.
     """
     rows = [*running, *new]
     source = source_width(max(len(row.ids) for row in rows))
@@ -141,7 +140,7 @@ def require_for(
 def cache_bytes(
     config: T5Config, width: int, prompts: int, source: int, target: int, rows: int = 0
 ) -> int:
-    """Returns the bytes of a decoder's caches.
+    """Returns the bytes of a decoder's cache, for cross-attention and self-attention.
 
     Args:
         config: the model's config.
@@ -158,7 +157,7 @@ def cache_bytes(
 def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
     """Returns the peak bytes of the encoder's activations.
 
-    Without a GPU they were measured: four times a layer's scores, hidden layer, residual and heads.
+    On a CPU, the measured peak was four times a layer's scores, hidden layer, residual and heads.
     A GPU does not keep the scores. For a long source, only a chunk of queries has scores at a time.
     """
     heads = config.num_heads
@@ -185,14 +184,14 @@ def stored_bytes(folder: Path, dtype: str | mx.Dtype | None, prefix: str = "") -
 
 
 def loaded_bytes(stored: Checkpoint, dtype: str | mx.Dtype | None, prefix: str = "") -> int:
-    """Returns the `stored_bytes` of an open checkpoint."""
+    """Returns `stored_bytes` for an open checkpoint."""
     requested = str(dtype).removeprefix("mlx.core.") if dtype else "float32" if on_cpu() else None
     names = [name for name in stored.names if name.startswith(prefix)]
     total = 0
     for name in {stored.storage(name): name for name in names}.values():  # each storage once
         if (dtype_there := stored.dtype(name)) in WIDTHS:
             total += math.prod(stored.shape(name)) * WIDTHS.get(requested or dtype_there, 4)
-        else:  # quantised
+        else:  # quantized
             total += stored.nbytes(name)
     return total
 
@@ -200,7 +199,7 @@ def loaded_bytes(stored: Checkpoint, dtype: str | mx.Dtype | None, prefix: str =
 def warning(
     folders: Sequence[Path], dtype: str | None, ranks: int = 1, whole_head: bool = False
 ) -> str | None:
-    """Returns a line of warning if models together hardly fit into memory, else None.
+    """Returns a one-line warning if the models barely fit into memory together, else None.
 
     A Mac's GPU slows down near the working set that macOS recommends, which can be raised.
 

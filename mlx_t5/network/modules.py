@@ -1,6 +1,6 @@
 """The parameters of T5's layers, named as in MLX folders.
 
-The modules are used for loading, quantising, sharding and training. The functions that compute with
+The modules are used for loading, quantizing, sharding and training. The functions that compute with
 their arrays are in layers.py; a `Stack` collects the arrays for these functions.
 
 Symbols: B rows, T target positions, N keys, H heads.
@@ -33,7 +33,7 @@ class Attention(nn.Module):
         self.o = nn.Linear(inner, config.d_model, bias=False)
 
     def block(self, names: str) -> Block:
-        """Returns the arrays, with the input projections in `names`, such as "qkv"."""
+        """Returns the block's arrays: norm, input projections `names` (as in "qkv") and output."""
         inputs = matrices(*(self[name] for name in names))
         return Block(Norm.of(self.norm), inputs, Matrix.of(self.o))
 
@@ -53,12 +53,12 @@ class FeedForward(nn.Module):
         return [self[name] for name in ("wi", "wi_0", "wi_1") if name in self]
 
     def block(self) -> Block:
-        """Returns the arrays."""
+        """Returns the block's arrays: norm, input projections and output projection `wo`."""
         return Block(Norm.of(self.norm), matrices(*self.inputs()), Matrix.of(self.wo))
 
 
 class Layer(nn.Module):
-    """The parameters of `encoder_layer`, or of `decoder_layer` if it is causal."""
+    """The parameters of a decoder layer if `causal`, else of an encoder layer."""
 
     def __init__(self, config: T5Config, causal: bool):
         super().__init__()
@@ -68,7 +68,7 @@ class Layer(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def blocks(self) -> Blocks:
-        """Returns the arrays without cross-attention's k and v, whose products are in the cache."""
+        """Returns the layer's blocks; cross-attention's has only q, as the cache holds k and v."""
         cross = [self.cross_attention.block("q")] if "cross_attention" in self else []
         return self.self_attention.block("qkv"), *cross, self.feed_forward.block()
 
@@ -78,7 +78,7 @@ class Stack(nn.Module):
 
     Args:
         config: the model's config.
-        causal: whether it is a decoder.
+        causal: whether this is a decoder.
     """
 
     def __init__(self, config: T5Config, causal: bool):
@@ -101,10 +101,10 @@ class Stack(nn.Module):
 
 
 class Stacks(nn.Module):
-    """A model that looks up the arrays of its layers only once.
+    """A model that looks up the arrays of its layers once and keeps them.
 
-    So replace weights with methods such as `update` and `load_weights`, which make the model look
-    up the arrays again, and never by assignment.
+    Replace weights with methods such as `update` and `load_weights`, which make the model look up
+    the arrays again. After an assignment the model would still use the old arrays.
     """
 
     @property
@@ -124,7 +124,7 @@ class Stacks(nn.Module):
             mx.clear_cache()  # frees the separate arrays, for joining the next layer
 
     def weights_read(self) -> WeightsRead:
-        """Describes the weights that a pass of `decode` reads: the decoder and the output head."""
+        """Returns depth, size and kind of the weights that `decode` reads: decoder and head."""
         if "decoder" not in self:
             return WeightsRead(0, 0, "")
         blocks = self.decoder.blocks
@@ -136,12 +136,12 @@ class Stacks(nn.Module):
         return WeightsRead(len(blocks), size, kind)
 
     def update(self, *args: Any, **options: Any) -> Stacks:
-        """Does the same as `nn.Module.update`."""
+        """Updates as `nn.Module.update` does; then the model looks up its arrays again."""
         self._forget_arrays()
         return super().update(*args, **options)
 
     def update_modules(self, *args: Any, **options: Any) -> Stacks:
-        """Does the same as `nn.Module.update_modules`."""
+        """Updates as `nn.Module.update_modules` does; then the model looks up its arrays again."""
         self._forget_arrays()
         return super().update_modules(*args, **options)
 
@@ -153,7 +153,7 @@ class Stacks(nn.Module):
 
 
 def expect_passes(*models: Any) -> None:
-    """Makes GPUs compile the models' decoder layers at once; for servers, which run many passes."""
+    """Makes GPUs compile decoder layers from the first pass on; for servers with many passes."""
     for model in models:
         if hasattr(model, "passes"):
             model.passes += PASSES

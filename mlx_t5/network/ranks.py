@@ -1,10 +1,10 @@
 """Collectives between ranks: sums, columns, and values of rank 0.
 
 The ranks are the processes of a group of `mx.distributed`. A sum gathers the terms of all ranks and
-adds them in the order of the ranks. So every rank has the same bits on any backend, and a row's
-bits do not depend on its place in the array, as they would in a reduction that gives each rank a
-segment to add. For few ranks, gathering moves the same number of bytes as that reduction, or little
-more, and in a ring it needs half the hops: n - 1 instead of 2 (n - 1).
+adds them in rank order. So every rank has the same bits on any backend, and a row's bits do not
+depend on its place in the array, as they would if each rank added one segment. For few ranks,
+gathering moves about as many bytes as such a reduction, and in a ring it needs half the hops: n - 1
+instead of 2 (n - 1).
 
 Every rank runs the same loop, so it makes the same collectives in the same order. Values that could
 differ between ranks (a sampled token, a time, free memory) are copied from rank 0, or combined over
@@ -57,7 +57,7 @@ class Ranks:
         return term if self.size == 1 else self._gather(term, partial(reduce, add))
 
     def columns(self, shard: mx.array, count: int) -> mx.array:
-        """Returns an array (M, V) of all ranks' columns, of which each rank has its `share`.
+        """Returns the columns of all ranks as one array (M, V); each rank has its `share` of V.
 
         Args:
             shard: this rank's columns, for all M rows.
@@ -78,7 +78,7 @@ class Ranks:
         return any(self.gathered(flag))
 
     def gathered(self, value: Any) -> list[Any]:
-        """Returns the values of all ranks, in rank order; values must be JSON-serialisable."""
+        """Returns the values of all ranks, in rank order; values must be JSON-serializable."""
         if self.size == 1:
             return [value]
         data = json.dumps(value).encode()
@@ -88,12 +88,12 @@ class Ranks:
             return [json.loads(np.array(part).tobytes()) for part in parts]
 
     def shared(self, value: Any) -> Any:
-        """Returns rank 0's value, which must be JSON-serialisable, on every rank."""
+        """Returns rank 0's value, which must be JSON-serializable, on every rank."""
         return value if self.size == 1 else self.gathered(None if self.rank else value)[0]
 
     @contextlib.contextmanager
     def in_step(self) -> Iterator[None]:
-        """Marks work that the ranks do together: after an error on one rank they cannot continue.
+        """Runs work that all ranks do together, and that none can continue if one fails.
 
         Raises:
             RanksApart: in place of a RuntimeError or MemoryError, if there are several ranks.
@@ -106,7 +106,9 @@ class Ranks:
             raise RanksApart(error) from error
 
     def share(self, count: int, rank: int | None = None) -> slice:
-        """Returns a rank's slice of `count` rows; slices are equal, but the last may be smaller.
+        """Returns a rank's slice of `count` rows.
+
+        All slices have ceil(count / n) rows, except that the last ones may have fewer or none.
 
         Args:
             count: number of all rows.
@@ -116,7 +118,7 @@ class Ranks:
         return slice(min(rank * size, count), min((rank + 1) * size, count))
 
     def _gather(self, array: mx.array, combine: Callable[[list[mx.array]], Any]) -> Any:
-        """Gathers and combines the arrays of all ranks; on CUDA the GPU does so, with NCCL."""
+        """Returns `combine` of all ranks' arrays, on the CPU or, with NCCL, on a CUDA GPU."""
         self.collectives += 1
         with mx.stream(mx.gpu if ON_CUDA else mx.cpu):
             gathered = mx.distributed.all_gather(array[None], group=self.group)

@@ -43,7 +43,7 @@ def shard(model: T5, ranks: Ranks) -> None:
     """Turns a model into this rank's shard; its weights have to be loaded afterwards.
 
     Raises:
-        UserError: see `require_divisible`.
+        UserError: the model cannot be cut for this number of ranks; see `require_divisible`.
     """
     config, n = model.config, ranks.size
     parameters = dict(tree_flatten(model.parameters()))
@@ -70,8 +70,8 @@ def require_divisible(
     Args:
         config: the whole model's config.
         ranks: the ranks that share it.
-        shapes: shapes of its tensors by name; quantised weights that are cut by their inputs can
-            only be cut between two groups.
+        shapes: shapes of its tensors by name. They matter for quantized weights that are cut by
+            their inputs: such a weight can only be cut between two groups.
 
     Raises:
         UserError: the model cannot be cut; the message names numbers of ranks that work.
@@ -93,7 +93,7 @@ def require_divisible(
 
 
 def cut(name: str, array: mx.array, ranks: Ranks) -> mx.array:
-    """Returns this rank's shard of a parameter: a copy, or the array itself if it is not cut."""
+    """Returns this rank's shard of a parameter: a copy, or `array` itself if it is not cut."""
     where = where_of(name, array.shape, ranks)
     if where is None:
         return array

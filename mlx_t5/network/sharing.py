@@ -4,10 +4,10 @@ Such a draft is a decoder of few layers. A prompt is encoded once for both model
 computes only its cross-attention. The shared modules are held once. They belong to the target:
 they are not parameters of the draft and are not saved with it.
 
-A draft fits only the model whose encoder it was trained on, in any type or quantisation. So its
-folder keeps the target's fingerprint (fingerprint.py). The target may have a LoRA adapter merged:
-then only a part of the fingerprint is compared. With the wrong target a draft would guess badly but
-do no harm, as every proposal is verified; the fingerprint reports the mistake at once.
+A draft fits only the model whose encoder it was trained on, in any type or quantization. So its
+folder keeps the target's fingerprint (fingerprint.py). If a LoRA adapter was merged into the
+target, only a part of the fingerprint is compared. With the wrong target a draft would guess badly
+but do no harm, as every proposal is verified; the fingerprint reports the mistake at once.
 
 Several ranks may share the target. Its encoder's output, norms and embedding are whole on each
 rank; an output head with weights of its own is loaded whole for the draft. So the draft never waits
@@ -38,7 +38,7 @@ OF_DRAFT = ("num_decoder_layers", "draft_vocab_size")  # fields that are the dra
 
 
 def share(draft: nn.Module, target: T5) -> None:
-    """Gives a draft the target's modules, as attributes that are not parameters of the draft.
+    """Makes the target's modules attributes of a draft, but not parameters.
 
     Raises:
         UserError: ranks share the target, and its folder can no longer be read.
@@ -57,9 +57,9 @@ def share(draft: nn.Module, target: T5) -> None:
 def full_head(model: T5) -> nn.Module | None:
     """Returns a model's whole output head; None if it is the embedding.
 
-    If the head is cut between ranks, it is read from the model's folder instead, without other
-    ranks. The folder is right even if an adapter was merged, as adapters never change the head.
-    Errors are as in `share`.
+    If the head is cut between ranks, this rank reads all of it from the model's folder. The folder
+    has the right head even if an adapter was merged, as adapters never change it. For errors see
+    `share`.
     """
     if "lm_head" not in model or ranks_of(model).size == 1:
         return getattr(model, "lm_head", None)
@@ -78,20 +78,19 @@ def full_head(model: T5) -> nn.Module | None:
 
 
 def shared_draft(target: T5, num_decoder_layers: int, dtype: mx.Dtype = mx.float32) -> Any:
-    """Makes a draft from layers of the target's decoder.
+    """Returns a draft made of copies of some of the target's decoder layers.
 
     Args:
-        target: a `model.T5`; may be quantised.
-        num_decoder_layers: number of the draft's layers. They are copies of the target's layers,
-            evenly spaced from the first on and not quantised. The final norm and the relative bias
-            are copies too.
+        target: a `model.T5`; may be quantized.
+        num_decoder_layers: number of layers to copy, evenly spaced from the first on. The final
+            norm and the relative bias are copied too. Copies are not quantized.
         dtype: type of the draft's parameters; with float16, `wo` stays in float32 as everywhere.
 
     Returns:
         A T5 whose own parameters are only its decoder's; `shares_with` is the target.
 
     Raises:
-        UserError: the target has fewer layers.
+        UserError: `num_decoder_layers` is less than 1, or more than the target has.
     """
     depth = target.config.num_decoder_layers
     if not 1 <= num_decoder_layers <= depth:
@@ -111,7 +110,7 @@ def shared_draft(target: T5, num_decoder_layers: int, dtype: mx.Dtype = mx.float
 
 
 def plain_weights(module: nn.Module, prefix: str = "") -> dict[str, mx.array]:
-    """Returns a module's parameters by prefixed name; quantised ones are dequantised to float32."""
+    """Returns a module's parameters by prefixed name; quantized ones are dequantized to float32."""
     weights = {}
     for path, layer in module.named_modules():
         start = f"{prefix}{path}." if path else prefix
@@ -124,7 +123,7 @@ def plain_weights(module: nn.Module, prefix: str = "") -> dict[str, mx.array]:
 
 
 def _dequantized(layer: Any) -> mx.array:
-    """Returns the weight of a quantised layer in float32."""
+    """Returns the weight of a quantized layer in float32."""
     common = [layer["scales"], *([layer["biases"]] if "biases" in layer else [])]
     if mx.issubdtype(common[0].dtype, mx.floating):  # other modes have scales of 8 bits
         common = [array.astype(mx.float32) for array in common]
@@ -133,7 +132,7 @@ def _dequantized(layer: Any) -> mx.array:
 
 
 def target_of(folder: Path, entry: Any, given: Any, adapter: Any, group: Any) -> Any:
-    """Checks the target that is given for a folder's draft, and returns it.
+    """Returns the target that is given for a folder's draft, after checking that it fits.
 
     Args:
         folder: the draft's folder, for messages.
@@ -168,7 +167,7 @@ def target_of(folder: Path, entry: Any, given: Any, adapter: Any, group: Any) ->
 
 
 def whole(draft: T5) -> Any:
-    """Returns a standalone copy of a draft, with copies of the modules that it shared."""
+    """Returns a standalone float32 copy of a draft, with copies of the modules that it shared."""
     target = draft.shares_with
     assert target is not None, "it shares"
     names = [name for name in SHARED if getattr(target, name, None) is not None]

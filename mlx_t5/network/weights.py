@@ -35,9 +35,9 @@ _STRAY = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight
 
 
 def has_decoder(names: Iterable[str]) -> bool:
-    """Returns whether these names of tensors, Hugging Face's or MLX folders', include a decoder.
+    """Returns whether tensors with these names, Hugging Face's or MLX's, include a decoder.
 
-    `T5EncoderModel` saves an encoder alone, as in diffusion pipelines and sentence encoders.
+    Diffusion pipelines and sentence encoders have an encoder alone, saved by `T5EncoderModel`.
     """
     decoding = (name for name in names if name not in EMBEDDINGS)
     return any(name.startswith("decoder.") or name == HEAD for name in decoding)
@@ -58,14 +58,14 @@ def tensor_names(config: T5Config) -> dict[str, str]:
         names[f"{stack}.final_layer_norm.weight"] = f"{stack}.norm.weight"
         for i in range(depth):
             for j, kind in enumerate(kinds):
-                theirs, (ours, layers) = f"{stack}.block.{i}.layer.{j}", sublayers[kind]
-                ours = f"{stack}.layers.{i}.{ours}"
-                names[f"{theirs}.layer_norm.weight"] = f"{ours}.norm.weight"
+                hub, (mlx, layers) = f"{stack}.block.{i}.layer.{j}", sublayers[kind]
+                mlx = f"{stack}.layers.{i}.{mlx}"
+                names[f"{hub}.layer_norm.weight"] = f"{mlx}.norm.weight"
                 for layer in layers:
-                    names[f"{theirs}.{kind}.{layer}.weight"] = f"{ours}.{layer}.weight"
+                    names[f"{hub}.{kind}.{layer}.weight"] = f"{mlx}.{layer}.weight"
             if i == 0 or config.bias_per_layer:
-                theirs = f"{stack}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight"
-                names[theirs] = f"{stack}.relative_attention_bias.{i}.weight"
+                hub = f"{stack}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight"
+                names[hub] = f"{stack}.relative_attention_bias.{i}.weight"
     return names
 
 
@@ -77,25 +77,25 @@ def select(config: T5Config, checkpoint: Checkpoint, expected: dict[str, Shape])
 
     Args:
         config: from the checkpoint's config.json.
-        checkpoint: its tensors; head and embedding are compared by value where necessary.
+        checkpoint: its tensors; a head and an embedding may have to be compared by value.
         expected: MLX name → shape, for a model with a separate head, or for an encoder alone.
 
     Raises:
         UserError: a tensor is missing, unknown or of a wrong shape.
     """
-    ours = {name: mine for name, mine in tensor_names(config).items() if mine in expected}
+    selected = {name: mlx for name, mlx in tensor_names(config).items() if mlx in expected}
     stored = [name for name in checkpoint.names if name != _STRAY]
     if not has_decoder(expected):
         stored = [name for name in stored if not has_decoder([name])]
     embedding = next((name for name in EMBEDDINGS if name in stored), EMBEDDING)
-    ours[embedding] = ours.pop(EMBEDDING)
+    selected[embedding] = selected.pop(EMBEDDING)
     duplicates = {name for name in EMBEDDINGS if name != embedding}
     if HEAD not in stored or (embedding in stored and _equal(checkpoint, HEAD, embedding)):
         duplicates.add(HEAD)
-        ours.pop(HEAD, None)
+        selected.pop(HEAD, None)
     shapes = {name: checkpoint.shape(name) for name in stored if name not in duplicates}
-    check(shapes, {name: expected[mine] for name, mine in ours.items()})
-    return ours
+    check(shapes, {name: expected[mlx] for name, mlx in selected.items()})
+    return selected
 
 
 def shapes_of(model: nn.Module) -> dict[str, Shape]:
@@ -104,10 +104,10 @@ def shapes_of(model: nn.Module) -> dict[str, Shape]:
 
 
 def check(found: dict[str, Shape], expected: dict[str, Shape]) -> None:
-    """Compares two sets of tensors by name and shape.
+    """Checks that two sets of tensors have the same names and shapes.
 
     Raises:
-        UserError: they differ; the message names the first few.
+        UserError: they differ; the message names the first few differences.
     """
     problems = []
     for kind, there, here in (("missing", found, expected), ("unexpected", expected, found)):
@@ -125,7 +125,7 @@ def check(found: dict[str, Shape], expected: dict[str, Shape]) -> None:
 
 
 def cast(name: str, rows: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Returns rows of the tensor `name` in a different floating-point type.
+    """Returns rows of the tensor `name`, converted to the floating-point type `dtype`.
 
     Raises:
         UserError: a number is too large for `dtype`.
@@ -162,12 +162,12 @@ def has_adapter(raw: dict) -> bool:
 
 
 def quantize(model: nn.Module, entry: Any, names: set[str]) -> None:
-    """Quantises the layers whose scales are among `names`, as config.json describes.
+    """Quantizes the layers whose scales are among `names`, as config.json describes.
 
     Args:
         model: changed in place; its weights have to be loaded afterwards.
-        entry: the config's `quantization`: group_size, bits and mode, and under the paths of single
-            layers different values for these layers.
+        entry: the config's `quantization`: group_size, bits and mode of all layers, and other
+            values for some layers, under their paths.
         names: names of the folder's tensors.
 
     Raises:
@@ -201,7 +201,7 @@ def read_mlx(folder: Path) -> Iterator[tuple[str, mx.array]]:
 def read_shards(
     stored: Checkpoint, ours: Mapping[str, str], ranks: Ranks, uncut: bool = False
 ) -> Iterator[tuple[str, mx.array]]:
-    """Yields this rank's shard of tensors in their stored type, and reads only the shard.
+    """Yields this rank's shard of each tensor in its stored type; reads nothing else.
 
     Args:
         stored: the checkpoint.
@@ -219,7 +219,7 @@ def read_shards(
 
 
 def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dtype) -> None:
-    """Sets every parameter, one at a time; floating-point ones are converted to `dtype`.
+    """Sets a model's parameters; reads one tensor at a time, and converts floats to `dtype`.
 
     Args:
         model: has exactly the parameters in `tensors`.
@@ -246,7 +246,7 @@ def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dt
 
 
 def compute_dtype(requested: str | mx.Dtype | None, stored: Checkpoint) -> mx.Dtype:
-    """Returns the type to compute in: the requested one, else the stored one, or float32 on a CPU.
+    """Returns the type to compute in: `requested`, else float32 on a CPU, else the stored type.
 
     Raises:
         UserError: the requested type is not supported.
