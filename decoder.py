@@ -1,19 +1,20 @@
 """Speculative decoding: a small draft proposes tokens, the target checks them in one pass.
 
-    draft    x (B, gamma) ~ q           by the draft model, or copied from the source: then q = 1
+    draft    x (B, gamma) ~ q           by the draft model, or copied from the source (then q = 1)
     verify   logits (B, gamma + 1, V)   one pass of the target over the last committed token and x
-    accept   n (B,), next token (B,)    keep the longest prefix of x that the target, choosing by
-                                        p, chooses too; the target's own next token follows it
-    commit   committed += x[:n] + next  the row's position is always len(committed) - 1
+    accept   n (B,), next token (B,)    keep the longest prefix of x that equals the target's own
+                                        choices by p; the target's own next token follows it
+    commit   committed += x[:n] + next  the next token is fed at position len(committed) - 1
 
 The method is from Leviathan et al. (https://arxiv.org/abs/2211.17192) and Chen et al.
 (https://arxiv.org/abs/2302.01318); tokens are sampled as in Daliri et al.
-(https://arxiv.org/abs/2408.07978). `Engine.step` is the loop, and everything uses it: one prompt is
-a batch of one row, a stream yields after each step, a server inserts rows between two steps, and
-regular decoding proposes nothing. Only beam search has its own step (engine/beams.py).
+(https://arxiv.org/abs/2408.07978). `Engine.step` does these four things once for all rows. All
+decoding uses this method: one prompt is a batch of one row, a stream yields after each step, a
+server inserts rows between two steps, and regular decoding proposes nothing. Only beam search has
+its own step (engine/beams.py).
 
-After every step the target's cache of a row holds exactly committed[:-1]. Slots past it may hold
-rejected proposals, which the next pass overwrites before any query can see them. So a rollback
+After every step a row's part of the target's cache holds committed[:-1]. Later slots may hold
+rejected proposals. The next pass overwrites these before any query can see them, so a rollback
 costs nothing.
 
 Symbols: B rows, gamma proposals x, T = gamma + 1 positions, V vocabulary; p target and q draft
@@ -72,10 +73,12 @@ class Engine(Batch):
         predicted: whether any row has a prediction.
         committed: the tokens of each row so far, the start token first.
         offers: the offers of each row in the last step.
-        shape: the last step's shape; several ranks learn its cost one step later.
-        seconds: the seconds that the last step took.
-        on_verified: called in every step with the rows, the target's logits (B, T, V) and the
-            tokens (B, T) from `acceptance.accept`. Both arrays are lazy; do not wait for them.
+        shape: the last step's shape if ranks share the target, as they learn its cost one step
+            later; otherwise None.
+        seconds: the duration of the last step.
+        on_verified: a callback that gets, in every step, the rows, the target's logits (B, T, V)
+            and the tokens (B, T) from `acceptance.accept`. Both arrays are lazy; do not wait for
+            them. If a step calls it more than once, only the last call counts.
     """
 
     predicted = False
@@ -89,7 +92,7 @@ class Engine(Batch):
     ) -> None:
         """Starts without rows; the first three arguments are as in `Batch`.
 
-        `adaptive` chooses the number of proposals if num_draft is "auto"; None creates one.
+        `adaptive` chooses the number of proposals if num_draft is "auto"; None takes a new one.
         """
         super().__init__(target, drafter, clock)
         self.offers: Sequence[Sequence[Offer]] = ()
@@ -100,11 +103,11 @@ class Engine(Batch):
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
     def forget(self) -> None:
-        """Discards what was learned from sampled rows; called before the rows of the next call."""
+        """Discards what was learned from a call's sampled rows, before the next call begins."""
         self.adaptive = self.adaptive.fresh()
 
     def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
-        """Adds rows; the draft reads their sources now if it is in use. See `Batch.insert`."""
+        """Adds rows; the draft reads their sources if it may be used next. See `Batch.insert`."""
         super().insert(rows, ahead)
         if self.drafter and self.adaptive.drafts(rows):
             with suppress(RuntimeError, MemoryError):  # the rows are in; the draft reads later
@@ -127,9 +130,9 @@ class Engine(Batch):
         self._commit(proposal, outcome, self.seconds)
 
     def _draft(self) -> tuple[Proposal, mx.array | None]:
-        """Returns the proposals x of all rows, and random keys (B, T, 2) for the positions.
+        """Returns the proposals x of all rows, and random keys (B, T, 2) for the T positions.
 
-        The draft samples x from q, or x is copied. The keys are None if every row is greedy.
+        The keys are None if every row is greedy.
         """
         proposal, gamma = None, 0
         if self.drafter:
@@ -148,7 +151,7 @@ class Engine(Batch):
         return proposal, keys
 
     def _verify(self, proposal: Proposal) -> mx.array:
-        """Returns the target's logits (B, T, V) after the last committed token and each of x."""
+        """Returns target logits (B, T, V) after the last committed token and each proposal."""
         early = self.early.take(self.rows) if self.early else None
         if early is not None and proposal.tokens is None:
             return early
@@ -165,9 +168,10 @@ class Engine(Batch):
         keys: mx.array | None,
         sampling: Sampling,
     ) -> mx.array:
-        """Returns (B, 1 + T): the number of proposals kept, then these and a token of the target.
+        """Returns (B, 1 + T): each row's number of kept proposals, then its T tokens.
 
-        Several ranks all use rank 0's result, to which the last step's microseconds are appended.
+        The tokens are the kept proposals, the target's own token, and padding. If ranks share the
+        target, all use rank 0's result; it has one more column, the last step's microseconds.
         """
         x, lengths, processed = proposal.tokens, proposal.valid_lengths, logits
         if rules := sampling.processing:
@@ -186,7 +190,7 @@ class Engine(Batch):
         return outcome
 
     def _commit(self, proposal: Proposal, outcome: list[list[int]], seconds: float) -> None:
-        """Adds the accepted tokens to the rows and notes the outcome; nothing is rolled back."""
+        """Adds the accepted tokens to the rows; `adaptive` and the drafter learn the outcome."""
         eos = self.target.config.eos_token_ids
         for i, (row, (accepted, *tokens)) in enumerate(zip(self.rows, outcome, strict=True)):
             drafted, writer = proposal.lengths[i], proposal.writers[i]
@@ -204,7 +208,7 @@ class Engine(Batch):
         self.drop_finished()
 
     def _collect(self) -> None:
-        """Collects the rows' tokens, settings, keys and predictions."""
+        """Collects the tokens, settings, keys and predictions of all rows."""
         self.committed = [row.committed for row in self.rows]
         predictions = [row.prediction for row in self.rows]
         if any(predictions) or self.predicted:
@@ -244,8 +248,8 @@ class SpeculativeDecoder:
             draft_model: a smaller T5 with the same tokenizer, a drafter, or None
                 for regular decoding.
             tokenizer: from `model.load`; None if prompts are token ids.
-            num_draft: proposals per step, at least 1; "auto" or None chooses the number that is
-                fastest at the moment.
+            num_draft: proposals per row in a step, at least 1; "auto" or None chooses the number
+                that is fastest at the moment.
             delta: relaxation of the acceptance rule, from 0 (lossless) to 1.
             draft_tokenizer: the draft's tokenizer, to check that it equals `tokenizer`.
             clock: returns seconds, for the statistics.
@@ -287,8 +291,9 @@ class SpeculativeDecoder:
 
         Args:
             model: the target: a folder, the name of one in `models/`, or a Hub id.
-            draft: the draft, named in the same way; "auto" uses the target's default draft if it
-                has one, "lookup" copies from the source, "NAME+lookup" does both, None no draft.
+            draft: the draft, named in the same way. "auto" uses the target's default draft if it
+                has one, "lookup" copies from the source, "NAME+lookup" both uses the draft NAME
+                and copies, and None uses no draft.
             revision: branch, tag or commit of the target, if `model` is a Hub id.
             dtype: type to compute in; None is the default of `model.load`.
             adapter: folder of a LoRA adapter to merge into the target.
@@ -322,10 +327,12 @@ class SpeculativeDecoder:
             prompts: a text, a list of texts, a list of token ids, or a list of lists of token ids.
             max_tokens: maximum of generated tokens per prompt, EOS included.
             temp: temperature; 0 is greedy.
-            top_k: number of likeliest tokens to sample among; 0 is off.
-            top_p: probability that the likeliest tokens to sample among must reach; 1 is off.
-            seed: one seed for the call, of which prompt i uses random stream i; or one seed per
-                prompt, with which prompt i gives the same tokens as alone with seed[i].
+            top_k: samples from the top_k likeliest tokens only; 0 is off.
+            top_p: samples from the fewest likeliest tokens with a total probability of at least
+                top_p; 1 is off.
+            seed: one seed for the call, or a list with one seed per prompt. With one seed, prompt
+                i uses its random stream i. With a list, prompt i gives the same tokens as if
+                decoded alone with seed[i].
             batch_size: maximum of rows in flight, which bounds memory; clamped to 1024.
             num_samples: results per prompt, each from its own random stream; several need temp > 0.
             prediction: the expected output, as text or token ids, to copy proposals from; for a
@@ -337,9 +344,10 @@ class SpeculativeDecoder:
             One result, or a list in the order of the prompts. If prompts have several results
             each, the results of the same prompt are adjacent in the list.
 
-            In a list, a prompt that fails leaves the other results unchanged; its result has
-            `finish_reason` "error". A prompt fails if it is empty, neither text nor token ids, has
-            an id outside the vocabulary, needs too much memory, or gives NaN or infinite logits.
+            In a list, a prompt that fails leaves the other results unchanged; its own result has
+            `finish_reason` "error". A prompt fails if it is empty, is neither text nor token ids,
+            has an id outside the vocabulary, needs too much memory, or gives NaN or infinite
+            logits.
 
         Raises:
             UserError: a value is out of range, or the only prompt cannot be decoded.
@@ -378,7 +386,7 @@ class SpeculativeDecoder:
             ready: called while rows are decoding; the next prompt is read only if it returns True,
                 so that reading never delays the rows.
             indexes: the prompts' indexes in a larger call, which select their random streams.
-            prediction: the job's predictions, if they become known with the prompts only.
+            prediction: replaces the job's predictions, if they are not known before the prompts.
         """
         require_decoder(self.model)
         job = job or self.job()
@@ -417,7 +425,7 @@ class SpeculativeDecoder:
     def chunks(
         self, prompt: str | Sequence[int], job: Job, batch_size: int = DEFAULT_BATCH_SIZE
     ) -> Generator[Chunk, None, None]:
-        """Decodes one prompt as a job with `stream` says; chunks and errors as in `stream`."""
+        """Decodes one prompt by a job whose `stream` is True; chunks and errors as in `stream`."""
         require_decoder(self.model)
         self.codec.check(job)
         if job.cutting:
@@ -434,7 +442,7 @@ class SpeculativeDecoder:
     def score(
         self, prompts: Any, targets: Any, batch_size: int = DEFAULT_BATCH_SIZE
     ) -> list[Score]:
-        """Returns the log-probabilities of given targets; see `Scoring.score`."""
+        """Returns the log-probabilities of given target texts; see `Scoring.score`."""
         return self.scoring.score(prompts, targets, batch_size)
 
     def rerank(
@@ -453,7 +461,7 @@ class SpeculativeDecoder:
         """Returns an empty batch and restarts the measurement of peak memory.
 
         Args:
-            settings: the settings of most rows; every row must have their number of beams.
+            settings: the settings of most rows; all rows must have the same number of beams.
             batch_size: maximum of rows in flight.
 
         Raises:

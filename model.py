@@ -1,12 +1,13 @@
 """T5 in MLX: an encoder, and a decoder that reads any number of new tokens at a time.
 
 Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
-Transformer" (arXiv 1910.10683). Layers are pre-normed residual blocks without biases, attention
-scores are not scaled, and positions enter by a learned bias for each distance key - query.
+Transformer" (arXiv 1910.10683). Layers are pre-normed residual blocks without biases. Attention
+scores are not scaled. Self-attention adds a learned bias for the distance of key and query.
 Versions differ in the feed-forward (`feed_forward_proj`) and in the output head; in umT5 every
 layer has its own relative bias. The layers are in mlx_t5/network/layers.py.
 
-Symbols: B rows, S source positions, T target positions, V vocabulary. Residuals are (B·T, d_model).
+Symbols: B rows, S source positions, T target positions, V vocabulary. Residuals are (B·S, d_model)
+in the encoder and (B·T, d_model) in the decoder.
 """
 
 from __future__ import annotations
@@ -71,12 +72,12 @@ class T5(Stacks):
             own parameters are then only its decoder's (network/sharing.py).
 
     Attributes:
-        local_config: the shape of this process's shard (network/sharding.py); `config` if the
+        local_config: the config of this process's shard (network/sharding.py); `config` if the
             model is whole.
         folder: the folder from which `load` read the model.
         adapted: whether an adapter was merged into the weights.
-        passes: decoder passes so far; layers are compiled after `layers.PASSES` of them. -inf in a
-            shard, whose layers are never compiled.
+        passes: number of decoder passes so far; on a GPU, layers are compiled after
+            `layers.PASSES` passes. -inf for a shard, whose layers are never compiled.
         grad_checkpoint: whether training recomputes activations within layers to save memory.
     """
 
@@ -140,10 +141,10 @@ class T5(Stacks):
         return self.encoder.last_norm(x).reshape(batch, length, -1)
 
     def cache(self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1) -> Cache:
-        """Returns a cache with the cross-attention keys and values of prompts (B, S, d_model).
+        """Returns a cache with the cross-attention keys and values of encoded prompts.
 
         Args:
-            encoded: output of `encode`.
+            encoded: (B, S, d_model) output of `encode`.
             mask: (B, S), as given to `encode`.
             capacity: target positions to allocate; `decode` adds more when it needs them.
 
@@ -160,18 +161,18 @@ class T5(Stacks):
 
     @property
     def dtype(self) -> mx.Dtype:
-        """The type that the model computes in, even if its weights are quantised."""
+        """The type that the model computes in, even if its weights are quantized."""
         return (self.encoder if "encoder" in self else self.decoder).norm.weight.dtype
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
-        """Returns the bytes of a cache for prompts with these numbers of positions each.
+        """Returns the bytes of a cache for prompts of `source` tokens and texts of `target` tokens.
 
-        `rows` is the number of decoded rows, if it is larger than the number of prompts.
+        `rows` is the number of texts if there are more than prompts, as in beam search.
         """
         return cache_bytes(self.local_config, self.dtype.size, prompts, source, target, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
-        """Returns the peak bytes of encoding rows of `source` tokens; 0 if the target does it."""
+        """Returns the peak bytes of encoding rows of `source` tokens; 0 if the target encodes."""
         if self.shares_with is not None:
             return 0
         return encoder_bytes(self.local_config, self.dtype.size, rows, source)
@@ -179,10 +180,11 @@ class T5(Stacks):
     def decode(self, tokens: mx.array, cache: Cache, offsets: list[int]) -> mx.array:
         """Feeds new tokens to the decoder, each row at its own position.
 
-        Does not wait: the device starts with the first layers while Python builds the graph of the
-        rest. A token attends to the slots of `cache` up to its own, so all positions before
-        `offsets` must have been fed. Older content of later slots is overwritten or hidden. Rows
-        shorter than T may be padded at the end with any token; ignore the padding's logits.
+        The call does not wait for the device, which starts with the first layers while Python
+        builds the graph of the rest. A token attends to the slots of `cache` up to its own, so all
+        positions before `offsets` must have been fed. Later slots may have old content, which is
+        overwritten or masked. Rows shorter than T may be padded at the end with any token; ignore
+        the logits of padding.
 
         Args:
             tokens: (B, T) target tokens.
@@ -227,7 +229,7 @@ class T5(Stacks):
         return Matrix.of(getattr(self, "lm_head", self.shared))
 
     def logits(self, states: mx.array, head: Matrix | None = None) -> mx.array:
-        """Returns float32 logits (N, V) of states (N, d_model); `head` may replace the model's."""
+        """Returns float32 logits (N, V) of states (N, d_model), from `head` or the model's own."""
         if self.config.scales_logits:
             states = states * self.config.d_model**-0.5
         return (head or self.head).times(states).astype(mx.float32)
@@ -236,14 +238,14 @@ class T5(Stacks):
 def expected_parameters(
     config: T5Config, separate_head: bool = True, encoder_only: bool = False
 ) -> dict[str, Shape]:
-    """Returns the shape of every parameter of an unquantised model, by its name in MLX folders."""
+    """Returns the shape of every parameter of an unquantized model, by its name in MLX folders."""
     return shapes_of(T5(config, separate_head and not encoder_only, encoder_only))
 
 
 def select_tensors(
     config: T5Config, checkpoint: Checkpoint, encoder_only: bool = False
 ) -> dict[str, str]:
-    """Returns Hugging Face name → MLX name for the tensors of a checkpoint that the model needs.
+    """Returns a dict of Hugging Face name → MLX name for the tensors that the model needs.
 
     Args:
         config: from the checkpoint's config.json.
@@ -270,14 +272,14 @@ def load(
     Args:
         folder: a folder with config.json, the weights and optionally a tokenizer; the name of a
             folder in `models/`; or a Hub id, which is downloaded and read without conversion.
-        dtype: type to compute in: "bfloat16", "float16" or "float32". None uses the folder's
-            type; on machines without a GPU float32, as the 16-bit types are slow there; and for a
-            draft that uses its target's encoder, the target's type.
+        dtype: type to compute in: "bfloat16", "float16" or "float32". None uses the folder's type
+            on a GPU, and float32 on a CPU, where the 16-bit types are slow. For a draft that uses
+            its target's encoder, None uses the target's type.
         adapter: folder of a PEFT LoRA adapter to merge into the weights.
         shared_with: the target, for a draft that uses its encoder; ignored by other models.
         group: a group of `mx.distributed` whose processes share the model. Each loads its shard
-            of the weights, and all must make the same calls. None is this process alone. A draft
-            that uses its target's encoder accepts no group.
+            of the weights, and all must make the same calls. None loads the whole model in this
+            process. A draft that uses its target's encoder accepts no group.
         revision: branch, tag or commit of a Hub id.
 
     Returns:

@@ -3,15 +3,17 @@
 If each proposal is accepted with probability alpha, a step with gamma proposals yields
 1 + alpha + … + alpha^gamma tokens on average. `Adaptive` chooses the gamma, possibly 0, that gives
 the most tokens per second. It learns the seconds of a step by timing the steps (costs.py), and
-alpha by counting accepted proposals. All rows of a batch share a step, so its seconds count once.
+alpha by counting accepted proposals. All rows of a batch share a step, so the seconds of a step are
+compared with the expected tokens of all its rows together.
 
-A few proposals say little about alpha, so alpha has a beta distribution: after a accepted and b
-rejected proposals, E[alpha^i] = product over j < i of (a + j) / (a + b + j).
+A few proposals say little about alpha, so alpha is given a beta distribution. If `a` proposals were
+accepted and `b` rejected, E[alpha^i] = product of (a + j) / (a + b + j) over j = 0, …, i - 1.
 
-With delta = 0 the proposals change a text only by rounding. Greedy rows learn from each other and
-from the clock. Sampled rows learn from the rows of the same call and choose by the table of costs,
-so that a command gives the same text on every run. With delta > 0 the proposals change the text, so
-a row chooses by its own acceptances and the table alone.
+With delta = 0, the number of proposals can change a text only through rounding. So greedy rows
+learn from each other and from measured times. Sampled rows use the table of costs instead of
+measured times, and learn only from sampled rows of the same call, so that a command gives the same
+text on every run. With delta > 0, the number of proposals does change the text, so a row chooses by
+its own acceptances and the table alone.
 
 Symbols: B rows, gamma proposals, N values of gamma that are compared.
 """
@@ -53,10 +55,10 @@ class Experience:
     """Counts the proposals of one row, of all greedy rows, or of the sampled rows of a call.
 
     Attributes:
-        accepted: number of accepted proposals of each kind; older ones count less.
-        rejected: number of rejected proposals of each kind.
-        credit: time that may be lost on trials, in regular steps.
-        idle: whether the next step will not draft either.
+        accepted: number of accepted proposals of each kind; older proposals count less.
+        rejected: number of rejected proposals of each kind; older proposals count less.
+        credit: time that may be lost on trials, in units of a step without a draft.
+        idle: whether the last step did not draft, and the next will not draft either.
     """
 
     accepted: dict[Kind, float] = field(default_factory=lambda: defaultdict(float))
@@ -65,12 +67,12 @@ class Experience:
     idle: bool = False
 
     def expected_tokens(self, kind: Kind, most: int, others: Experience) -> list[float]:
-        """Returns the expected tokens (N,) of a row's step, for each of `NUMBERS` of proposals.
+        """Returns the tokens (N,) that a row's step is expected to yield, for each of `NUMBERS`.
 
         Args:
             kind: the kind of the proposals.
             most: maximum of proposals.
-            others: the experience of all rows that the row learns from, its own included.
+            others: the experience of all rows that this row learns from, itself included.
         """
         accepted, rejected = self.accepted[kind], self.rejected[kind]
         a = kind.accepted + max(others.accepted[kind] - accepted, 0.0)
@@ -86,15 +88,16 @@ class Experience:
     def decide(
         self, tokens: Sequence[Sequence[float]], seconds: Sequence[Sequence[float]], late: float
     ) -> tuple[int, int]:
-        """Decides whether to draft, and how many tokens to propose: the n-th of `NUMBERS`.
+        """Returns 1 to draft or else 0, and the index in `NUMBERS` of the number of proposals.
 
-        If drafting is too slow, it is tried now and then, with the number that loses least time: it
-        may pay by now. The time lost on trials is limited by `credit`.
+        If drafting is too slow, it is still tried now and then, as more drafted tokens may be
+        accepted by now. A trial uses the number of proposals that loses the least time, and
+        `credit` limits the time lost.
 
         Args:
             tokens: (2, N) expected tokens of a step that only copies, and of one that drafts.
             seconds: (2, N) expected seconds of these steps.
-            late: additional seconds of drafting, as the draft has more tokens to read.
+            late: extra seconds of drafting if the draft first has to read older tokens.
         """
         ways = 1 if tokens[0] == tokens[1] else 2  # 1 if nothing can be drafted
         steps = zip(tokens[:ways], seconds, strict=False)
@@ -127,14 +130,14 @@ class Adaptive:
     Attributes:
         experience: the experience of all greedy rows.
         of_call: the experience of the sampled rows of a call.
-        costs: the seconds of steps, learned from greedy steps.
-        table: the seconds of steps by the table alone.
+        costs: estimates the seconds of steps from the table and from measured greedy steps.
+        table: estimates the seconds of steps from the table alone, for all other rows.
         shape: B, gamma and draft passes of the step; None if its seconds are not to be learned.
         idle: whether the next step will propose nothing if the rows stay the same.
     """
 
     def __init__(self, expected: Expected, most: int | None = None) -> None:
-        """Starts with expected costs and a maximum of proposals per row; None: the default."""
+        """Starts with expected costs and a maximum of proposals per row; None takes the default."""
         most = most_proposals() if most is None else most
         self.costs = StepCosts(expected.seconds, most)
         self.table = StepCosts(partial(expected.seconds, sampled=True), most)
@@ -149,7 +152,7 @@ class Adaptive:
         return cls(Expected(target, drafter.model if drafter else None), most)
 
     def fresh(self) -> Adaptive:
-        """Returns an `Adaptive` for a new call; both share what greedy rows learn."""
+        """Returns an `Adaptive` for a new call; greedy rows of both share what they learn."""
         other = copy(self)
         other.of_call = Experience()
         return other
@@ -238,14 +241,15 @@ class Adaptive:
     ) -> None:
         """Learns from the outcome of a row's offers.
 
-        A proposal succeeds if it made the step longer. If proposals follow the end of the text, one
-        of them counts as rejected. A proposed end token at the end does not count, as the target
-        would have written it anyway.
+        An offer of copied tokens is compared with the tokens written, even if it was not chosen. A
+        drafted token succeeds if it made the step longer; if drafted tokens follow the end of the
+        text, one of them counts as rejected. A proposed end token that ends the text does not
+        count, as the target would have written it anyway.
 
         Args:
             row: the row after the step.
-            offers: its offers in the step.
-            choice: its choice in the step.
+            offers: the row's offers in the step.
+            choice: the row's choice in the step.
             written: tokens that the step wrote.
             accepted: number of written tokens that were proposals.
         """

@@ -1,8 +1,8 @@
 """Estimates the seconds of a step from a table for the device, corrected by measured steps.
 
-No benchmark is run. For each kind of device and weights, `Expected` has a table of v(M): the time
-of a pass over M positions, relative to a pass over a single position. `StepCosts` corrects the
-table by the seconds of ordinary decoding steps.
+No benchmark is run. For each kind of device and weights, there is a table `V` of v(M): the time of
+a pass over M positions, relative to a pass over a single position. `Expected` estimates from this
+table, and `StepCosts` corrects the estimates by the measured seconds of ordinary decoding steps.
 
 Symbols: B rows, M positions, gamma proposals, N values of gamma that are compared.
 """
@@ -33,13 +33,13 @@ MOST_ON_METAL = 7  # Metal's vector kernel for attention has up to 8 queries; mo
 
 
 class Device(NamedTuple):
-    """The rough speed of a kind of device, by which the seconds of passes are compared.
+    """The rough speed of a kind of device, from which the seconds of passes are estimated.
 
     Attributes:
-        layer: fixed seconds of a decoder layer.
-        bandwidth: bytes of weights read a second.
+        layer: seconds of a decoder layer, without the time to read its weights.
+        bandwidth: bytes of weights read per second.
         softmax: seconds of sampling per logit.
-        grows: whether `layer` grows with the number of positions, as the time to read weights does.
+        grows: whether v(M) scales `layer` too, not only the time to read weights.
     """
 
     layer: float
@@ -81,7 +81,7 @@ def device_kind(weights: str) -> tuple[Device, str]:
     """Returns the device, and the key of `V` for this device and kind of weights.
 
     Args:
-        weights: the mode of quantisation ("affine", …), or the type if they are not quantised.
+        weights: the mode of quantization ("affine", …), or the type of unquantized weights.
     """
     if on_cpu():
         return CPU, "cpu without blas" if blas_name() == blas.REFERENCE else "cpu"
@@ -103,10 +103,10 @@ def most_proposals() -> int:
 
 
 class Expected:
-    """Estimates the seconds of steps by the table alone, equally in every run on a machine."""
+    """Estimates the seconds of steps from the table alone, so every run on a machine agrees."""
 
     def __init__(self, target: T5 | ExactTarget, draft: T5 | None = None) -> None:
-        """Starts with a target, or its `ExactTarget`, and the draft model; None without one."""
+        """Starts with a target, or its `ExactTarget`, and the draft model, or None without one."""
         self.width = getattr(target, "width", 0)
         device, row = device_kind(target.weights_read().kind)
         parts = [_parts(model, device) if model else (0.0, 0.0) for model in (target, draft)]
@@ -121,8 +121,8 @@ class Expected:
 
         Args:
             rows: B.
-            positions: positions of each row that the target verifies; a number or an array.
-            passes: the draft's passes; a number or an array.
+            positions: how many positions of each row the target verifies; a number or an array.
+            passes: how many passes the draft makes; a number or an array.
             sampled: whether the rows are sampled, not greedy.
         """
         target = self._pass(self.target, rows * (self.width or positions))
@@ -135,7 +135,7 @@ class Expected:
         return float(more)
 
     def _pass(self, model: tuple[float, float], positions: Any) -> Any:
-        """Returns the seconds of a model's pass; `positions` counts the positions of all rows."""
+        """Returns the seconds of a pass, given a model's `_parts` and the positions of all rows."""
         points, times = self.v
         slope = (times[-1] - times[-2]) / (points[-1] - points[-2])
         beyond = np.maximum(np.subtract(positions, points[-1]), 0)
@@ -144,7 +144,7 @@ class Expected:
 
 
 def _parts(model: T5 | ExactTarget, device: Device) -> tuple[float, float]:
-    """Returns the seconds of a pass over one position: a fixed part, and one that v(M) scales."""
+    """Returns the seconds of a pass over one position: a fixed part, and one scaled by v(M)."""
     read = model.weights_read()
     layers, reading = read.layers * device.layer, read.bytes / device.bandwidth
     return (0.0, layers + reading) if device.grows else (layers, reading)
@@ -159,7 +159,7 @@ DRIFT = 5e-4  # variance that each step adds to its errors, so that old steps co
 
 
 class Error:
-    """A part of the error log(seconds / expected) of steps: its mean and its variance."""
+    """The mean and the variance of one part of the error log(seconds / expected) of steps."""
 
     def __init__(self, variance: float) -> None:
         """Starts with the variance before any step was measured."""
@@ -168,16 +168,17 @@ class Error:
 
 
 class StepCosts:
-    """Estimates the seconds of steps by expected costs, corrected by measured steps.
+    """Estimates the seconds of steps from expected costs, corrected by measured steps.
 
-    The error of a step is the sum of three: the error of all steps, of all steps that draft, and of
-    the step's shape. Each measured step corrects the three in proportion to their variances: a
-    Kalman filter (https://en.wikipedia.org/wiki/Kalman_filter) that neglects the covariances.
-    Batches whose B have the same bit length share the errors of their shapes.
+    The error log(seconds / expected) of a step is the sum of three parts: one common to all steps,
+    one to all steps that draft, and one to the steps of a shape. Each measured step corrects the
+    parts in proportion to their variances. This is a Kalman filter
+    (https://en.wikipedia.org/wiki/Kalman_filter) that neglects the covariances. Shapes that
+    differ only in B share their part if the values of B have the same bit length.
     """
 
     def __init__(self, expected: Callable[[int, Any, Any], Any], most: int) -> None:
-        """Starts with a function of (B, positions, draft passes) and a maximum of proposals."""
+        """Starts with a function like `Expected.seconds` and a maximum of proposals per row."""
         self.numbers = [n for n in NUMBERS if n <= most]
         self._function = expected
         self._expected: dict[int, list[list[float]]] = {}  # B → (2, N) expected seconds
@@ -188,7 +189,7 @@ class StepCosts:
     def seconds(self, rows: int) -> list[list[float]]:
         """Returns the seconds (2, N) of steps of B rows that only copy, and of steps that draft.
 
-        The seconds of drafting 0 tokens are infinite, so that this is never chosen.
+        A step that drafts 0 tokens gets infinite seconds, so that it is never chosen.
         """
         if rows not in self._expected:
             passes = np.outer((0, 1), self.numbers)
@@ -203,9 +204,9 @@ class StepCosts:
         ]
 
     def note(self, rows: int, gamma: int, passes: int, seconds: float) -> None:
-        """Learns from a step, unless its gamma is not one of `NUMBERS`.
+        """Learns from a step if gamma is one of the compared numbers of proposals.
 
-        A shape's first step is ignored, as it may have compiled kernels.
+        The first step of a shape is ignored, as it may have compiled kernels.
         """
         shape = rows, gamma, passes
         if gamma not in self.numbers or seconds <= 0 or shape not in self._seen:

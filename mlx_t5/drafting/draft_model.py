@@ -1,6 +1,7 @@
-"""Proposes tokens with a smaller T5 of the same tokenizer (https://arxiv.org/abs/2211.17192).
+"""Proposes tokens with a smaller T5 with the same tokenizer (https://arxiv.org/abs/2211.17192).
 
-Symbols: B rows, S source positions, gamma proposals, V tokens of the target, N of the draft.
+Symbols: B rows, T tokens fed in a pass, gamma proposals; V tokens in the target's vocabulary, N in
+the draft's.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ DRAFT = Kind("draft", 1.2, 0.4, writer="draft", drafted=True)
 class DraftModel:
     """A small T5 that decodes ahead of the target, token by token.
 
-    Its cache holds a prefix of each row's committed tokens. Rolling back is arithmetic: the
-    positions fed up to the last accepted proposal stay valid, and the next pass overwrites the
-    positions after it.
+    Between two steps, the draft's cache holds a prefix of each row's committed tokens. A rollback
+    only lowers a row's number of valid positions: the next pass overwrites the positions after the
+    last accepted proposal.
 
     A draft that shares its target's encoder (network/sharing.py) does not encode prompts itself.
     A draft with its own vocabulary (network/draft_vocabulary.py) has logits for N < V tokens.
@@ -40,9 +41,9 @@ class DraftModel:
 
         Args:
             model: the draft.
-            target: the model that verifies; both must share a tokenizer, while
-                the sizes of their vocabularies may differ.
-            vocabulary: the draft's tokens; None reads them from the model.
+            target: the model that verifies; both must share a tokenizer, but their numbers of
+                embeddings may differ.
+            vocabulary: the tokens that the draft can propose; None reads them from the draft.
 
         Raises:
             UserError: the draft has no decoder, the special tokens differ, or the draft uses the
@@ -94,9 +95,10 @@ class DraftModel:
     def propose(
         self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
     ) -> Proposal | None:
-        """Returns drafted tokens from one lazy graph; see `Drafter.propose`.
+        """Returns drafted tokens, without waiting for the device; see `Drafter.propose`.
 
-        Every row drafts gamma tokens, the largest number chosen for any row.
+        All rows draft gamma tokens, the largest number chosen for any row. For a row that chose
+        fewer, the last tokens are padding.
         """
         lengths = [choice.passes for choice in choices]
         gamma = max(lengths)
@@ -139,7 +141,7 @@ class DraftModel:
         return Proposal(mx.concatenate(xs, axis=1), q, lengths, writers, valid)
 
     def note(self, committed: Rows) -> None:
-        """Rolls back: the cache is valid up to the last accepted proposal."""
+        """Rolls each row's cache back to the last accepted proposal."""
         known = [len(row) - 1 for row in committed]
         self.fed = list(map(min, self.fed, known))
         self.unread = [n - fed for n, fed in zip(known, self.fed, strict=True)]
@@ -159,9 +161,10 @@ class DraftModel:
             self.cache = None
 
     def read(self) -> None:
-        """Computes cross-attention's keys and values for the waiting sources.
+        """Computes the cross-attention keys and values of the waiting sources.
 
-        They follow from the target's encoder states if the draft shares the encoder.
+        A draft that shares its target's encoder uses the target's encoder states; any other draft
+        encodes the sources first.
         """
         if not self.waiting:
             return
@@ -180,9 +183,9 @@ class DraftModel:
     def _catch_up(self, committed: Rows) -> mx.array:
         """Feeds the tokens that the cache lacks; returns logits (B, 1, N) after the last of them.
 
-        Usually the cache lacks the target's last token, and the last proposal if it was accepted.
-        Rows with fewer tokens are padded; the slots of the padding are overwritten before any query
-        can see them.
+        Usually these are the target's last token, and before it the last proposal if this was
+        accepted. Rows that lack fewer tokens are padded; later tokens overwrite the padding's slots
+        before any query can see them.
         """
         if self.waiting:
             self.read()
@@ -196,9 +199,9 @@ class DraftModel:
         return mx.take_along_axis(logits, last[:, None, None], axis=1)
 
     def _feed(self, tokens: mx.array, positions: list[int]) -> mx.array:
-        """Returns logits (B, T, N) after tokens (B, T), for the tokens that both models have.
+        """Feeds tokens (B, T); returns logits (B, T, N) for the tokens that both models have.
 
-        The draft reads an id that only the target has as padding, which may worsen its guesses.
+        An id that the draft does not have is replaced by padding, which may worsen its guesses.
         """
         config = self.model.config
         if config.vocab_size < self.target.config.vocab_size:

@@ -6,7 +6,7 @@ offer and a number of its tokens for each row (adaptive.py), and lets the drafte
 
 A new source of proposals needs one file with a `Kind` and a `Drafter`.
 
-Symbols: B rows, S source positions, gamma proposals, V vocabulary.
+Symbols: B rows, S source positions, gamma proposals, T = gamma + 1 positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Kind:
 
     Attributes:
         name: the kind's name, for messages and tests.
-        accepted: prior number of accepted proposals.
-        rejected: prior number of rejected proposals.
+        accepted: number of accepted proposals that is assumed before any was seen.
+        rejected: number of rejected proposals that is assumed before any was seen.
         writer: origin of the tokens, for statistics and results: "draft" or "copy".
         drafted: whether each proposal costs a pass of a draft model.
     """
@@ -44,7 +44,7 @@ class Kind:
 
     @property
     def alpha(self) -> float:
-        """The prior probability that a proposal is accepted."""
+        """The probability, assumed before any was seen, that a proposal is accepted."""
         return self.accepted / (self.accepted + self.rejected)
 
 
@@ -54,7 +54,8 @@ class Offer(NamedTuple):
     Attributes:
         kind: the kind of the tokens.
         tokens: the tokens if they are known already; None if a draft model has to run.
-        unread: number of the row's tokens, without the last, that the draft has not read yet.
+        unread: how many tokens, besides the row's last, the draft still has to read; these include
+            the source if the draft has not read it yet.
     """
 
     kind: Kind
@@ -86,11 +87,12 @@ class Proposal:
     Attributes:
         tokens: (B, gamma) int32; a row's entries past its length are padding. None if gamma is 0.
         q: (B, gamma, V) probabilities that the tokens were sampled from; None if no row has
-            delta > 0, or if the proposals are deterministic: q(x) = 1.
+            delta > 0, or if all proposals are deterministic: q(x) = 1.
         lengths: number of proposals of each row, without padding.
-        writers: origin of each row's proposals, "draft" or "copy".
+        writers: origin of each row's proposals, "draft" or "copy"; "" if no row has any.
         valid_lengths: (B,) int32, number of proposals before the draft's first non-finite logits.
-            It matters only with delta > 0, where a token other than the target's may be kept.
+            This limit matters only with delta > 0, where a token that the target would not choose
+            may be kept.
     """
 
     tokens: mx.array | None
@@ -106,7 +108,7 @@ class Proposal:
 
 
 class Drafter(Protocol):
-    """Proposes tokens for the rows of one batch, which it identifies by their index."""
+    """Proposes tokens for the rows of one batch. A row is identified by its index in the batch."""
 
     @property
     def model(self) -> T5 | None:
@@ -124,7 +126,7 @@ class Drafter(Protocol):
         """
 
     def read(self) -> None:
-        """Reads the sources of new rows now, not at the first proposal."""
+        """Reads the sources of new rows now instead of at the first proposal."""
 
     def offers(self) -> Sequence[Sequence[Offer]]:
         """Returns each row's offers: at most one of draft tokens and one of copied tokens."""
@@ -132,7 +134,7 @@ class Drafter(Protocol):
     def propose(
         self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
     ) -> Proposal | None:
-        """Guesses the next tokens, without waiting for the device.
+        """Returns the proposed next tokens, without waiting for the device.
 
         Args:
             committed: tokens of each row so far, the start token first.

@@ -1,21 +1,22 @@
-"""Proposals copied from the source, for output that follows its input.
+"""Copies proposals from the source, for output that resembles the input.
 
 Corrections, simplifications and summaries repeat much of their source, so the next tokens can often
-be copied from the encoder's input: Sun et al., "Instantaneous Grammatical Error
+be copied from the encoder's input. The idea is from Sun et al., "Instantaneous Grammatical Error
 Correction with Shallow Aggressive Decoding" (https://arxiv.org/abs/2106.04970), and Ge et al.,
 "Lossless Acceleration for Seq2seq Generation with Aggressive Decoding"
-(https://arxiv.org/abs/2205.10350). No model runs, so a proposal costs only its place in the
-target's next pass. Copied proposals are deterministic: q(x) = 1.
+(https://arxiv.org/abs/2205.10350). No draft model runs, so a proposal costs only one more position
+in the target's next pass. Copied proposals are deterministic: q(x) = 1.
 
 An `Alignment` follows the output of one row through its source. If the next output token is the
 source token that the alignment expects, it is a copy, and the alignment moves on by one. Otherwise
 the alignment looks for the output token elsewhere in the source, so that copying resumes after an
-insertion, a deletion or a move. It chooses the place with the longest match, and among equal
-matches the nearest place. A token that is not in the source counts as a replacement of the expected
-token. The output so far is searched as well, for repeated phrases.
+insertion, a deletion or a move. The alignment chooses the place with the longest match, and among
+equal matches the nearest place. A token that is not in the source counts as a replacement of the
+expected token, so the alignment moves on by one. Phrases of the output so far are copied too if the
+output repeats them.
 
-The caller's expected text (`prediction` of `generate`) is put in front of the source and read from
-its beginning. With every drafter, tokens are also copied from this text.
+The caller's expected text (`prediction` of `generate`) is put in front of the source, and the
+alignment begins there. Any drafter, even a draft model alone, also copies from this text.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ class Alignment:
         source: tokens of the prediction, then of the source, EOS included.
         predicted: number of tokens of the prediction.
         place: index in `source` of the token expected next.
-        match: number of last output tokens that agree with the source tokens before `place`.
+        match: how many of the last output tokens equal the source tokens before `place`.
         output: the output tokens so far.
-        copies: for each of the last `RECENT` tokens, whether it was the expected token.
-        phrases: each run of `SHORTEST_REPEAT` output tokens → indices where the run ends.
-        places: each run of up to `SHORTEST_REPEAT` source tokens → indices where the run ends;
+        copies: for each of the last `RECENT` output tokens, whether it was the expected token.
+        phrases: maps each run of `SHORTEST_REPEAT` output tokens to the indices where it ends.
+        places: maps each run of up to `SHORTEST_REPEAT` source tokens to the indices where it ends;
             filled when first needed.
     """
 
@@ -79,7 +80,7 @@ class Alignment:
             self.predicted = len(prediction)
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Moves on by newly committed tokens."""
+        """Adds newly committed tokens to the output, and moves to the place after them."""
         for token in tokens:
             if len(self.output) >= SHORTEST_REPEAT:
                 phrase = tuple(self.output[-SHORTEST_REPEAT:])
@@ -94,7 +95,7 @@ class Alignment:
                 self._find_again()
 
     def find(self, length: int = COMPARED) -> Offer | None:
-        """Returns an offer of up to `length` tokens that may come next; None if none are found."""
+        """Returns an offer of up to `length` tokens that may come next, or None."""
         if tokens := self._repeated(length):
             return Offer(COPY, tokens)
         predicted = self.place < self.predicted
@@ -118,7 +119,10 @@ class Alignment:
         return self.output[best : best + length] if best else []
 
     def _find_again(self) -> None:
-        """Moves to the source's best match of the last tokens, or on by one without a match."""
+        """Moves to the place in the source that best matches the last output tokens.
+
+        Without a match, moves on by one.
+        """
         if not self.places:
             self._index_source()
         last = self.output[-SHORTEST_REPEAT:]
@@ -140,7 +144,7 @@ class Alignment:
                 self.places[run].append(end)
 
     def _agreement(self, tokens: Sequence[int], end: int) -> int:
-        """Counts the tokens before `end` that equal the last output; at most LONGEST_MATCH."""
+        """Returns how many tokens before `end` equal the output's last, up to LONGEST_MATCH."""
         count, most = 0, min(LONGEST_MATCH, end, len(self.output))
         while count < most and tokens[end - 1 - count] == self.output[-1 - count]:
             count += 1
@@ -168,7 +172,8 @@ class SourceCopy:
         """Starts without rows.
 
         Args:
-            tokenizer: recognises a task prefix; without it copying begins at the source's start.
+            tokenizer: used to find a task prefix, after which copying begins; with None, copying
+                begins at the start of the source.
             lookup: whether to copy from sources; if not, only from predictions.
         """
         self.tokenizer, self.lookup = tokenizer, lookup
@@ -187,7 +192,7 @@ class SourceCopy:
         """Does nothing: sources are known already."""
 
     def offers(self) -> Sequence[Sequence[Offer]]:
-        """Returns an offer of each row's next source tokens, if there are any."""
+        """Returns an offer of copied tokens for each row that has any."""
         offers = (alignment.find() for alignment in self.alignments)
         return [[offer] if offer else [] for offer in offers]
 
@@ -214,7 +219,7 @@ class SourceCopy:
 
 
 class CopyOrDraft:
-    """A drafter that copies or runs a draft model, as chosen for each row."""
+    """A drafter that either copies or runs a draft model, as chosen for each row."""
 
     def __init__(self, copy: SourceCopy, draft: Drafter):
         """Combines two drafters; while all rows copy, the draft model is not run."""
@@ -283,7 +288,7 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
 def predicting(drafter: Drafter | None, predictions: Rows) -> Drafter | None:
     """Returns a drafter that also copies from these predictions.
 
-    If no row has a prediction, returns a drafter that does not.
+    If no row has a prediction any more, returns the drafter without what an earlier call added.
 
     Args:
         drafter: the batch's current drafter; None if nothing is proposed.

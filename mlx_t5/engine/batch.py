@@ -1,8 +1,8 @@
 """A batch of rows in flight: how rows join it and leave it.
 
 `decoder.Engine` and `beams.Beams` are batches. A row's source is encoded when the row joins, or
-earlier. From then on the batch holds the row's cache, and the drafter holds its own state for the
-row. Rows keep their order.
+earlier. While the row is in the batch, the batch holds its cache, and the drafter holds a state of
+its own for the row. Rows keep their order.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class Batch:
-    """Rows in flight, with the target's cache and the settings of all of them.
+    """The rows in flight, with the target's cache and the settings for all rows.
 
     Attributes:
         rows: the rows in flight.
         cache: the target's cache, a `Cache`; None without rows.
         beams: number of sequences per row that the target continues: the beams of a search, or 1.
-        ranks: the ranks that share the target; all use rank 0's proposals and decisions.
+        ranks: the processes that share the target; all use the proposals and decisions of rank 0.
         choices: each row's choice of proposals in the last step; empty without a drafter.
     """
 
@@ -46,7 +46,7 @@ class Batch:
         """Starts an empty batch.
 
         Args:
-            target: the model whose output is wanted; in exact decoding an `ExactTarget`.
+            target: the model that decides the tokens; in exact decoding an `ExactTarget`.
             drafter: makes the proposals; None for regular decoding.
             clock: returns seconds, for the statistics.
         """
@@ -101,13 +101,13 @@ class Batch:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Does nothing; `Engine` discards here what it learned from a call's sampled rows."""
+        """Does nothing; `Engine` overrides this to discard what it learned from sampled rows."""
 
     def drop_finished(self) -> None:
         """Drops the finished rows, after checking that the last pass has not failed.
 
-        Metal may return zeros for a failed pass and report the error at the next use. Every row
-        then has tokens from the failed pass, so all rows fail.
+        Metal may return zeros for a failed pass, and report the error only when the device is used
+        again. Every row then has tokens from the failed pass, so all rows fail.
         """
         if not any(row.finish_reason for row in self.rows):
             return
@@ -121,7 +121,7 @@ class Batch:
         self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, in this order; all other rows leave the batch."""
+        """Keeps only the rows with these indices, which are ascending; the others leave."""
         if list(rows) == list(range(len(self.rows))):
             return
         remaining = [self.rows[row] for row in rows]
@@ -139,5 +139,5 @@ class Batch:
             self._collect()
 
     def _collect(self) -> None:
-        """Collects the settings that a step needs from the rows; called when the rows change."""
+        """Collects from all rows the settings that a step needs; called when the rows change."""
         raise NotImplementedError

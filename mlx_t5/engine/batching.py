@@ -2,8 +2,8 @@
 
 Rows of a batch are padded to its longest source, so prompts join in groups of similar length. If
 nobody waits for a single prompt, later prompts are encoded ahead in the same pass, as a pass over
-few positions is expensive. Results are returned in the order of the prompts. Only a window of
-prompts is held at a time, so memory does not grow with their number.
+many positions takes less time than several passes over few. Results are returned in the order of
+the prompts. Only a window of prompts is held at a time, so memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MAX_JOINING_TOKENS = 1024
 class Queue:
     """Rows that wait for a place in an engine's batch, and for memory.
 
-    If memory does not suffice for a row beside the rows in flight, the row waits until one of them
-    has left. All later rows wait with it: otherwise short prompts could delay a long one forever. A
-    row fails only if memory does not suffice for it alone.
+    If memory does not suffice for a row in addition to the rows in flight, the row waits until one
+    of these has left. All later rows wait too: otherwise short prompts could delay a long one
+    forever. A row fails only if memory does not suffice for it alone.
 
     Attributes:
         waiting: the waiting rows, the oldest first.
@@ -47,8 +47,8 @@ class Queue:
             engine: the batch.
             size: maximum of rows in the batch.
             waiting: the first rows to wait.
-            bulk: whether nobody waits for a single row, so that any number of rows may join at
-                once, and later rows may be encoded ahead with them.
+            bulk: whether nobody waits for a single row. Then any number of rows may join at once,
+                and later rows may be encoded ahead with them.
         """
         self.engine, self.size, self.bulk = engine, size, bulk
         self.waiting, self.last = list(waiting), False
@@ -58,7 +58,7 @@ class Queue:
         """Inserts waiting rows while places and memory suffice.
 
         Returns:
-            The rows that cannot be decoded at all, finished with "error".
+            The rows that do not fit in memory even alone, finished with "error".
         """
         running = len(self.engine.rows)
         if not self.waiting or running >= min(self.size, self._room):
@@ -94,7 +94,7 @@ class Queue:
         return joining, fitting(new, later, PASS_POSITIONS) if new else []
 
     def _insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> bool:
-        """Inserts all rows at once, or in halves; returns False if a row has to wait."""
+        """Inserts rows at once, or half by half to save memory; returns False if one must wait."""
         if ahead:
             with suppress(RuntimeError, MemoryError):  # MLX raises these when it cannot allocate
                 self.engine.insert(rows, ahead)
@@ -106,7 +106,7 @@ class Queue:
         return [True] * len(rows)
 
     def _refuse(self, row: Row, reason: str) -> bool:
-        """Returns False if the row can wait for rows in flight to leave; else fails the row."""
+        """Returns False if the row can wait for others to leave; else fails it and returns True."""
         if self.engine.rows:
             return False
         cure = "shorten it or lower max_tokens"
@@ -127,7 +127,7 @@ def decode_rows(
         rows: the rows to decode; read lazily.
         batch_size: maximum of rows in flight.
         ready: given the number of rows read so far, returns whether the next row can be read
-            without waiting. If not, the next row is read only when no row is held.
+            without waiting. If not, the next row is read once all rows read so far are yielded.
 
     Yields:
         Every row once it is finished, in the order of `rows`. A row that does not fit in memory
@@ -175,10 +175,10 @@ def follow(engine: Batch, row: Row) -> Iterator[int]:
 
 
 def fitting(rows: Sequence[Row], others: Sequence[Row], most: int) -> list[Row]:
-    """Returns the first rows of `others`, if any, that can be encoded in one pass with `rows`.
+    """Returns the first rows of `others`, possibly none, to encode in one pass with `rows`.
 
-    All sources of the pass, padded, have at most `most` tokens. Equal sources count once, as they
-    are encoded once.
+    The padded sources of the pass have at most `most` tokens together; a single source may have
+    more. Equal sources count once, as they are encoded once.
     """
     sources, longest = {tuple(row.ids) for row in rows}, max(len(row.ids) for row in rows)
     for i, row in enumerate(others):

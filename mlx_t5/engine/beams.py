@@ -1,10 +1,10 @@
 """Beam search over the rows in flight: K hypotheses per row, one token per step, and no draft.
 
 The beams of a row share its prompt, so the cache holds the prompt's cross-attention once. The
-device finds the best continuations of all beams, and a step waits for it once. Then
+device finds the best continuations of all beams, and Python waits for the device once a step. Then
 sampling/beam_search.py decides in Python which continuations become beams or finished texts.
 
-Symbols: B rows, K beams, C continuations, V vocabulary.
+Symbols: B rows, K beams per row, C continuations found per row, V vocabulary.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Beams(Batch):
         """Starts with no rows.
 
         Args:
-            target: the model whose output is wanted.
+            target: the model that decides the tokens.
             num_beams: K, the same for every row.
             clock: returns seconds, for the statistics.
         """
@@ -75,15 +75,15 @@ class Beams(Batch):
     def _continuations(
         self, logits: mx.array, beams: Sequence[Hypothesis]
     ) -> tuple[mx.array, mx.array, mx.array]:
-        """Finds the best continuations of every row, lazily.
+        """Returns the best continuations of every row, lazily.
 
         Args:
             logits: (B·K, V) float32, from the target.
-            beams: the beams that the logits follow.
+            beams: the B·K beams; the logits are those of the next token of each.
 
         Returns:
             Scores (B, C) float32 in descending order, indices (B, C) for `BeamSearch.advance`,
-            and (B,) bool: whether no score of the row is NaN or +inf.
+            and a bool (B,) that is False for a row with a score of NaN or +inf.
         """
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         if self._processing:
@@ -98,7 +98,7 @@ class Beams(Batch):
     def _advance(
         self, row: Row, scores: list[float], indices: list[int], finite: bool, seconds: float
     ) -> None:
-        """Advances a row's search by its continuations; a search that ends finishes its row."""
+        """Advances a row's search by one token; if the search ends, finishes the row."""
         search = row.search
         assert search is not None, "begun when the row joined"
         row.stats.count(0, 0, "target")
@@ -118,6 +118,6 @@ class Beams(Batch):
         return [row.search for row in self.rows if row.search]
 
     def _collect(self) -> None:
-        """Collects the logits processors of every beam."""
+        """Collects the logits processors of all rows, repeated for every beam."""
         settings = [row.settings for row in self.rows for _ in range(self.beams)]
         self._processing = Processing.of(settings, self.target.config.eos_token_ids)

@@ -50,10 +50,11 @@ class Codec:
     ) -> Iterator[Row]:
         """Yields the rows of prompts, one per sample; arguments as in `SpeculativeDecoder.results`.
 
-        Prompts are read lazily. The rows of an unusable prompt have "error" at once.
+        Prompts are read lazily. The rows of an unusable prompt are finished with "error" already.
 
         Raises:
-            UserError: the prompts are not iterable, or a seed is out of range.
+            UserError: the prompts are not iterable, a seed is out of range, or a list of seeds has
+                not one seed per prompt.
         """
         prompts, seed = checked_prompts(prompts, job.seed)
         predictions = chain(job.predictions, repeat(None))
@@ -68,7 +69,7 @@ class Codec:
         prediction: str | Sequence[int] | None,
         keys: Iterable[mx.array],
     ) -> Iterator[Row]:
-        """Yields one row per key for a prompt; tokenizes once, and makes each row on request."""
+        """Yields the rows of a prompt lazily, one per key; the prompt is tokenized once."""
         settings = job.settings
         ids: list[int] = []
         predicted: list[int] = []
@@ -99,7 +100,7 @@ class Codec:
         return token_ids(prediction, self.tokenizer, self.vocab_size, "prediction")
 
     def chunk(self, row: Row, seen: int) -> Chunk:
-        """Returns the text and tokens of a row from token `seen` on, and its result if finished."""
+        """Returns a row's text and tokens from token `seen` on, and a finished row's result."""
         tokens, writers = row.output(seen)
         pieces = row.watch.pieces[seen:] if row.watch else []
         text = "".join(pieces) + (row.watch.rest if row.watch else "")
@@ -108,7 +109,7 @@ class Codec:
         return Chunk(text, tokens, writers, pieces, row.stats, result)
 
     def results(self, row: Row) -> list[Result]:
-        """Returns a finished row's results: one, or with beams `num_return_sequences` of them."""
+        """Returns a finished row's results: one, or with beams `num_return_sequences` results."""
         texts = texts_of(row) if row.settings.num_beams > 1 else [row]
         return [self.result(text) for text in texts]
 

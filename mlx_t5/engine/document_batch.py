@@ -1,6 +1,6 @@
 """Decodes documents: cuts them into pieces, decodes the pieces as prompts, and joins the texts.
 
-All pieces share a batch, even if they belong to different documents. They are cut lazily, so that
+All pieces share a batch, even if they belong to different documents. Pieces are cut lazily, so that
 only a few are held at a time. The engine does not know about documents.
 """
 
@@ -30,12 +30,12 @@ DOUBTFUL = 'note: "{}" is decoded as text; if it is a prefix, give it by --prefi
 
 @dataclass
 class DocumentStats(Stats):
-    """The sums of the pieces' statistics; `peak_memory_bytes` is their maximum.
+    """The sums of the pieces' statistics; `peak_memory_bytes` is the maximum instead.
 
     Attributes:
         pieces: number of pieces decoded.
         cut: number of pieces that are parts of a sentence that was too long.
-        failed: number of pieces that could not be decoded; the text has their source instead.
+        failed: number of pieces that could not be decoded; the result has their source text.
     """
 
     pieces: int = 0
@@ -52,7 +52,7 @@ class DocumentStats(Stats):
 
 
 def _add(sums: Any, more: Any) -> None:
-    """Adds counts to `sums` field by field, and lists of counts position by position."""
+    """Adds the counts of `more` to `sums` by field, and lists of counts position by position."""
     for name, added in vars(more).items():
         value = getattr(sums, name)
         if isinstance(value, Speculation):
@@ -67,11 +67,11 @@ class DocumentInFlight:
     """A document that is being decoded, with the results of its pieces so far.
 
     Attributes:
-        document: the document, or the error that reading it raised.
-        index: its index among all documents, which selects its random streams.
+        document: the document, or the error that reading the document raised.
+        index: the document's index among all documents, which selects its random streams.
         drawn: number of pieces cut so far.
         whole: whether all pieces have been cut.
-        result: the document's result; complete once `finish` was called.
+        result: the document's result, which is complete after `finish`.
     """
 
     def __init__(self, document: Document | Exception, index: int = 0) -> None:
@@ -112,7 +112,7 @@ class DocumentInFlight:
         return self._texts[-1]
 
     def finish(self) -> str:
-        """Completes the result; returns the text after the last piece."""
+        """Completes the result; returns the source text that follows the last piece."""
         result, rest = self.result, ""
         if isinstance(self.document, Document):
             rest = self.document.before(len(result.pieces))
@@ -135,9 +135,9 @@ def chunks(
 ) -> Generator[Chunk, None, None]:
     """Decodes documents in order, and yields a chunk per piece.
 
-    The last chunk of a document has its result. Arguments are as in `SpeculativeDecoder.results`,
-    with three limits: `job` has one seed for all documents, `indexes` has an index per document,
-    and a document with a prediction other than None fails.
+    The last chunk of a document has the document's result. Arguments are as in
+    `SpeculativeDecoder.results`, with three limits: `job` has one seed for all documents, `indexes`
+    has an index per document, and a document with a prediction other than None fails.
 
     Raises:
         UserError: the model has no tokenizer, or the job has several seeds or texts per prompt.
@@ -196,7 +196,10 @@ def stream(
 
 
 def spelled(chunk: Chunk, tokenizer: Any) -> Chunk:
-    """Sets the chunk's `pieces` to the part of its text that each token completed, if possible."""
+    """Sets `pieces` of a chunk to the text that each token completed, and returns the chunk.
+
+    If the chunk's text does not contain the decoded tokens, `pieces` is left as it is.
+    """
     detokenizer = StreamingDetokenizer(tokenizer)
     pieces = [*map(detokenizer.add, chunk.tokens)]
     before = chunk.text.find("".join(pieces))
@@ -229,7 +232,7 @@ def _document(
 
 
 def _check(decoder: SpeculativeDecoder, job: Job) -> None:
-    """Refuses jobs that documents do not support."""
+    """Refuses jobs that documents do not support, and models without a tokenizer."""
     if decoder.tokenizer is None:
         raise UserError("a split needs a tokenizer; this model folder has none")
     if is_listlike(job.seed):

@@ -1,11 +1,11 @@
 """Starts the next pass of regular decoding before Python has read the last token.
 
-The GPU computes this early pass while Python reads the token. The last early pass of a text is
-wasted, and has to be waited for. In a batch, where rows come and go, passes would be wasted often,
-so only a single row gets an early pass; with a draft, only if the next step is to propose nothing.
-A pass in flight holds the caches that it reads, so writing to the caches copies them: for large
-caches the copy costs more than the early pass saves. Ranks that share a model have no early passes:
-an interrupted pass would leave a sum over all ranks in flight.
+The GPU computes this early pass while Python reads the token. If that token ends the text, the
+early pass is wasted, and has to be waited for. In a batch, rows come and go, and many passes would
+be wasted. So only a row that is alone gets an early pass; with a draft, only if the next step will
+propose nothing. A pass in flight holds the caches that it reads, so writing to the caches copies
+them: for large caches the copy costs more than the early pass saves. Ranks that share a model have
+no early passes: an interrupted pass would leave a sum over all ranks unfinished.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class EarlyPass:
         self._logits: mx.array | None = None
 
     def begin(self, rows: Sequence[Row], tokens: mx.array, cache: Any, awaited: mx.array) -> None:
-        """Feeds the token that a step without proposals has chosen, if that saves time.
+        """Starts the pass over the token that a step without proposals chose, if it saves time.
 
         Args:
             rows: the batch's rows.
             tokens: (B, 1) tokens chosen by the step; still being computed.
             cache: the rows' cache.
-            awaited: the array that Python will wait for; it is submitted first.
+            awaited: the array that Python will wait for; submitted before the early pass.
         """
         if len(rows) > 1:
             return
@@ -60,7 +60,7 @@ class EarlyPass:
         mx.async_eval(self._logits)
 
     def take(self, rows: Sequence[Row]) -> mx.array | None:
-        """Returns logits (1, 1, V) after the only row's last token; None without an early pass."""
+        """Returns logits (1, 1, V) after a single row's last token; None without an early pass."""
         (of, logits), self._of, self._logits = (self._of, self._logits), None, None
         alone = of is not None and len(rows) == 1 and rows[0] is of[0]
         return logits if alone and of and of[1] == len(of[0].committed) - 1 else None

@@ -1,4 +1,4 @@
-"""What Python callers, main.py and requests to the server ask of the engine: a job."""
+"""A job: what a Python caller, main.py or a request to the server asks of the engine."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Job:
 
     Attributes:
         settings: the settings of every text.
-        seed: one seed, of which prompt i uses random stream i, or one seed per prompt.
+        seed: one seed, whose random stream i is used for prompt i, or a list of one per prompt.
         num_samples: texts per prompt, each from its own random stream.
         cutting: how texts are cut into pieces; None if each prompt is decoded as a whole.
-        predictions: the expected text of each prompt, as text or token ids, or None. Each is read
-            after its prompt. If they end early, the remaining prompts have none.
+        predictions: the expected output of each prompt, as text or token ids, or None. A prediction
+            is read after its prompt. If there are too few, the last prompts have no prediction.
         stream: whether a text is answered in chunks while it grows.
         by_token: whether `Chunk.pieces` has the text of each token, even without a stream.
-        logprobs: number of likeliest tokens to report with each token (by the server); None: no
-            log-probabilities.
+        logprobs: how many of the likeliest tokens the server reports with each token; None reports
+            no log-probabilities.
     """
 
     settings: Settings
@@ -40,7 +40,7 @@ class Job:
 
     @property
     def watched(self) -> bool:
-        """Whether the text has to be read while it grows."""
+        """Whether tokens have to be converted to text while the text grows."""
         return self.stream or self.by_token or self.logprobs is not None
 
     @classmethod
@@ -52,7 +52,7 @@ class Job:
         Args:
             defaults: the values of settings that are not given.
             given: fields of `Settings` and `Cutting`, by name; num_draft=None counts as not given.
-            num_samples: see the attributes.
+            num_samples: texts per prompt.
             **others: other attributes of the job.
 
         Raises:

@@ -28,7 +28,7 @@ class Speculation:
         copied: number of proposals that were copied from the source or the caller's prediction.
         copied_accepted: number of copied proposals that were accepted.
         predicted: number of tokens of the caller's prediction compared with the finished text.
-        predicted_accepted: number of these tokens that are in the text, whatever their origin.
+        predicted_accepted: number of these tokens that the text has too, whoever proposed them.
         steps_by_length: how many steps had 0, 1, … proposals.
         steps_by_accepted: how many steps accepted 0, 1, … proposals.
         drafted_by_position: how many steps had a first, second, … proposal.
@@ -57,12 +57,12 @@ class Stats:
         generated_tokens: tokens of the result, EOS not included.
         target_calls: forward passes of the target's decoder.
         drafted: tokens proposed.
-        accepted: proposals that are part of the output, possibly EOS.
+        accepted: proposals that are part of the output, EOS included.
         acceptance_rate: accepted / drafted, 0 when nothing was drafted.
-        tokens_per_call: tokens decided, EOS included, per target call: exactly
-            1 in regular decoding.
-        encode_seconds: time to encode the source with the target; `decode_seconds` includes the
-            draft's encoder.
+        tokens_per_call: tokens decided, EOS included, per target call; exactly 1 in regular
+            decoding.
+        encode_seconds: time of the target's encoder; `decode_seconds` includes the draft's
+            encoder.
         decode_seconds: time of all steps that this row took part in.
         tokens_per_second: generated_tokens / decode_seconds.
         peak_memory_bytes: peak of MLX's memory during the call.
@@ -102,7 +102,7 @@ class Stats:
             speculation.copied_accepted += accepted
 
     def update_rates(self, generated: int, decided: float) -> None:
-        """Derives the rates from the token counts without EOS (generated) and with it (decided)."""
+        """Updates the rates; `generated` counts tokens without EOS, and `decided` with EOS."""
         self.generated_tokens = generated
         self.acceptance_rate = self.accepted / max(self.drafted, 1)
         self.tokens_per_call = decided / max(self.target_calls, 1)
@@ -116,20 +116,21 @@ class Row:
 
     Attributes:
         ids: source tokens.
-        settings: how to decode it.
+        settings: how to decode the text.
         key: (2,) the row's own random key.
         committed: the start token and every token decided so far.
         writers: origin of each token after the start token: "draft", "copy" or "target".
         finish_reason: None while running, then "stop", "length" or "error".
         error: the error message, if decoding failed.
         stats: counts and times.
-        watch: reads the row's text as it grows, for a stream or for stop strings; None if neither
-            is requested.
+        watch: converts the row's tokens to text as they come, for `Job.watched` or for stop
+            strings; None if the text is not needed before the end.
         ended: whether the last token is an end token.
-        prediction: the caller's prediction of its text, to copy proposals from.
-        experience: the outcomes of its proposals.
-        search: its beam search; None without beams. Until it ends, `committed` is the best beam.
-        score: the score of the text found by its search.
+        prediction: the caller's prediction of the text, to copy proposals from.
+        experience: the outcomes of the row's proposals.
+        search: the row's beam search; None without beams. Until the search ends, `committed` is the
+            best beam.
+        score: the score of the text that the beam search found.
         states: (S, d_model) the target's encoder output, while an encoded row waits to join;
             otherwise None.
     """
@@ -151,7 +152,7 @@ class Row:
     states: mx.array | None = None
 
     def __post_init__(self) -> None:
-        """Notes whether the number of proposals may depend on other rows and on the clock."""
+        """Sets `adapts`: whether other rows and the clock may affect the number of proposals."""
         settings = self.settings
         self.adapts = settings.num_draft == AUTO and settings.temp == 0 and settings.delta == 0
 
@@ -171,14 +172,14 @@ class Row:
         """Adds the tokens of a step, up to the end of the text.
 
         Args:
-            tokens: the accepted proposals and the target's own token. If the target's token is
+            tokens: the accepted proposals, then the target's own token. If the target's token is
                 `acceptance.NO_TOKEN`, the row fails unless the proposals end the text.
             drafted: number of proposals verified.
             writer: origin of the proposals: "draft" or "copy".
             eos: the end tokens; tokens after an end token, or after a stop string, are dropped.
 
         Returns:
-            The tokens added, and the number of accepted proposals.
+            The tokens added, and the number of accepted proposals among them.
         """
         accepted, finite = len(tokens) - 1, tokens[-1] >= 0
         tokens = tokens[: accepted + finite]
@@ -205,7 +206,7 @@ class Row:
         return tokens, accepted
 
     def fail(self, error: str) -> None:
-        """Ends the row without a result."""
+        """Ends the row with an error message, which becomes its result."""
         self.finish_reason, self.error = "error", error
 
     def fail_without_choice(self, decided: int) -> None:
@@ -224,9 +225,9 @@ class PieceResult:
     """The result of one piece of a document.
 
     Attributes:
-        start: index of its first character in the prompt.
-        end: index after its last character.
-        text: its text in the result, or its source if it could not be decoded.
+        start: index of the piece's first character in the prompt.
+        end: index after the piece's last character.
+        text: the decoded piece, or its source if it could not be decoded.
         finish_reason: as in `Result`.
         error: as in `Result`.
     """
@@ -267,7 +268,7 @@ class Result:
 
     @property
     def accepted(self) -> list[bool]:
-        """For each token, whether it was a proposal."""
+        """Whether each token was a proposal."""
         return [writer != "target" for writer in self.writers]
 
 
@@ -288,19 +289,20 @@ class TokenLogprob:
 
 @dataclass
 class Chunk:
-    """The part of a streamed text that one step added.
+    """The part of a streamed text that one step added, or one piece of a document.
 
     Attributes:
-        text: new text, in whole characters and without a possible beginning of a stop string; ""
-            without a tokenizer.
+        text: new text in whole characters; "" without a tokenizer. Text that may begin a stop
+            string is held back.
         tokens: new ids, without EOS.
         writers: origin of each of these tokens, as in `Result`.
         pieces: for each of these tokens, the part of `text` that it completed.
         stats: counts and times so far.
         result: the whole result, in the last chunk only.
-        index: the text's index in its job: prompt · texts per prompt + text.
-        logprobs: log-probabilities of the tokens, if the server reports them. If the end token
-            releases held-back text, and there is no other token, it is the entry of the end token.
+        index: the text's index in its job: index of the prompt · texts per prompt + index among
+            the prompt's texts.
+        logprobs: log-probabilities of the tokens, if the server reports them. If `tokens` is empty
+            and the end token releases held-back text, the one entry is the end token's.
     """
 
     text: str
@@ -314,5 +316,5 @@ class Chunk:
 
     @property
     def accepted(self) -> list[bool]:
-        """For each token, whether it was a proposal."""
+        """Whether each token was a proposal."""
         return [writer != "target" for writer in self.writers]

@@ -30,7 +30,7 @@ class Tally:
 
     @classmethod
     def of(cls, results: Sequence[Result]) -> Tally:
-        """Adds up the statistics of results."""
+        """Returns the sums of the statistics of results."""
         stats = [result.stats for result in results]
         return cls(
             sum(s.target_calls for s in stats),
@@ -62,7 +62,8 @@ def acceptance_probability(drafted: Sequence[int], accepted: Sequence[int]) -> f
     """Estimates alpha as the share of verified proposals that were accepted.
 
     A step verifies its proposals up to the first rejected one. So position i was verified in the
-    steps that accepted position i - 1 and had a proposal at i.
+    steps that accepted position i - 1 and had a proposal at i. The counts do not say how many steps
+    did both, so the smaller count is taken.
 
     Args:
         drafted: how many steps had a first, second, … proposal.
@@ -77,6 +78,6 @@ def acceptance_probability(drafted: Sequence[int], accepted: Sequence[int]) -> f
 
 
 def added(counts: Sequence[Sequence[int]]) -> list[int]:
-    """Adds lists of counts position by position; a shorter list counts 0 past its end."""
+    """Returns the sums of lists, position by position; a shorter list counts 0 past its end."""
     longest = max(map(len, counts), default=0)
     return [sum(values[i] for values in counts if i < len(values)) for i in range(longest)]

@@ -2,21 +2,22 @@
 
 All functions are pure functions of small arrays, without a model or a state.
 
-    delta = 0  the target chooses its own token at each position, and a proposal is kept
-               when it is that token
-    temp > 0   keep x with probability min(1, (1 - delta) p(x)/q(x) + delta);
-               a rejected x is replaced by a sample of norm(max(0, p - q))
-    temp = 0   keep x when p(x) >= (1 - delta) max p;
-               a rejected x is replaced by argmax p
+    delta = 0             the target chooses its own token at each position; a proposal x is kept
+                          if it is that token, and is replaced by that token otherwise
+    delta > 0, temp > 0   x is kept with probability min(1, (1 - delta) p(x)/q(x) + delta);
+                          a rejected x is replaced by a sample of max(0, p - q), normalized
+    delta > 0, temp = 0   x is kept if p(x) >= (1 - delta) max p;
+                          a rejected x is replaced by argmax p
 
 With delta = 0 the text is the target's own: greedy, or sampled from its distribution. The random
-numbers depend on the position, and draft and target sample with the same numbers, so they mostly
-sample the same token (Gumbel sampling of Daliri et al., https://arxiv.org/abs/2408.07978). A seed
-therefore gives the same text with any draft, any number of proposals, and without a draft.
+numbers of a token depend only on its row's key and its position. Draft and target use the same
+numbers at a position, so they mostly sample the same token (Gumbel sampling of Daliri et al.,
+https://arxiv.org/abs/2408.07978). A seed gives the same text with any draft, with any number of
+proposals, and without a draft, because every token is the one that the target samples.
 
-With delta > 0 the rules are from Leviathan et al. (https://arxiv.org/abs/2211.17192) and Chen
-et al. (https://arxiv.org/abs/2302.01318), relaxed: each drafted position follows the mixture
-(1 - delta) p + delta q. When every proposal is kept, one more token comes from p.
+The rules for delta > 0 relax those of Leviathan et al. (https://arxiv.org/abs/2211.17192) and Chen
+et al. (https://arxiv.org/abs/2302.01318). With temp > 0, each drafted position follows the mixture
+(1 - delta) p + delta q. When every proposal is kept, the target adds one more token from p.
 
 Symbols: B rows, gamma proposals per row, T = gamma + 1 positions, V vocabulary;
 p target and q draft probabilities after temperature, top-k and top-p. A
@@ -51,9 +52,9 @@ UNDECIDED = -1
 def keep_greedy(logits: mx.array, drafts: mx.array, delta: mx.array) -> mx.array:
     """Returns whether each proposal is kept by the rule for temp = 0.
 
-    p(x) >= (1 - delta) max p is a comparison of logits, so no softmax is needed.
-    With delta = 0 the proposal must be the argmax itself, not merely tie with it.
-    A token that the rules for the text forbid (logit -inf) is never kept.
+    The rule p(x) >= (1 - delta) max p can be checked on the logits, without a softmax.
+    With delta = 0 a proposal must be the argmax itself; a tie with the argmax is not enough.
+    A token that a logits processor forbids (logit -inf) is never kept.
 
     Args:
         logits: (B, gamma, V) of the target at the position of each proposal.
@@ -99,7 +100,7 @@ def accepted_length(keep: mx.array, lengths: mx.array) -> mx.array:
 
 
 def residual(p: mx.array, q: mx.array) -> mx.array:
-    """Returns the weights max(0, p - q) of a rejected token's replacement; p if they vanish.
+    """Returns max(0, p - q), the weights for replacing a rejected token; p if all are about 0.
 
     Args:
         p: (B, V) target probabilities.
@@ -120,8 +121,8 @@ def accept(
     """Keeps the longest acceptable prefix of each row's proposals and adds one token.
 
     Args:
-        logits: (B, gamma + 1, V) float32 of the target: position i judges
-            proposal i, position gamma follows the last proposal.
+        logits: (B, gamma + 1, V) float32 of the target. Proposal i is judged by the
+            logits at position i; position gamma follows the last proposal.
         drafts: (B, gamma) int32, None when nothing was proposed.
         q: (B, gamma, V) draft probabilities; None if the proposals are deterministic.
         lengths: (B,) int32, number of proposals of each row, without padding.
@@ -129,12 +130,12 @@ def accept(
         keys: (B, T, 2) random keys of the positions; None if every row is greedy.
 
     Returns:
-        accepted (B,) int32, the number of proposals kept, and tokens
-        (B, gamma + 1) int32: the proposals, with the target's own token at
-        position `accepted`. Tokens after it are meaningless. Logits that are not
-        finite cannot judge a proposal: at the first of these positions the prefix
-        ends, and the target's own token is NO_TOKEN. If any `accepted` is UNDECIDED,
-        call again with `sampling.exhaustive()`.
+        accepted (B,) int32, the number of proposals kept, and tokens (B, gamma + 1)
+        int32: the proposals kept, and at position `accepted` the token that the
+        target adds. Later tokens are meaningless. The prefix ends, at the latest, at
+        the first position whose logits are not finite; a token added there is NO_TOKEN.
+        `accepted` is UNDECIDED if top-p needs more candidates than were considered;
+        then call again with `sampling.exhaustive()`.
     """
     finite = is_finite(logits)
     if sampling.all_greedy:
@@ -173,14 +174,14 @@ def _accept_sampled(
     Args:
         logits: (B, T, V) float32 of the target.
         p: (B, T, V) float32, the target's probabilities.
-        drafts: (B, T) int32, gamma proposals and a placeholder.
-        q: (B, gamma, V) float32, the draft's probabilities; None if it was deterministic.
+        drafts: (B, T) int32, gamma proposals and a placeholder at the last position.
+        q: (B, gamma, V) float32 draft probabilities; None if the proposals are deterministic.
         lengths: (B,) int32, number of proposals of each row, without padding.
         sampling: settings of the rows.
         keys: (B, T, 2) uint32 keys of the positions.
 
     Returns:
-        accepted (B,) int32, the number of proposals kept, and the target's own token (B, 1) int32.
+        accepted (B,) int32, the number of proposals kept, and (B, 1) int32, the token added.
     """
     keys = keys[:, : drafts.shape[1]]
     own = sample(p.flatten(0, 1), fold(keys, 0, OWN).flatten(0, 1)).reshape(drafts.shape)

@@ -1,20 +1,21 @@
 """Beam search: K hypotheses per prompt, extended by one token per step.
 
-Texts and scores equal those of `generate` of transformers 5 (generation/utils.py, `_beam_search`)
-if it decodes the prompt alone:
+Texts and scores equal those of transformers 5 (generation/utils.py, `_beam_search`) if its
+`generate` decodes each prompt alone:
 
     beam     s = the sum of its log-probabilities, after the logits processors
-    step     take the (1 + E) K best continuations of all beams, E being the number of end tokens.
-             A continuation that ends is a finished text if it is among the first K; the K best
-             continuations that do not end are the next beams.
+    step     takes the (1 + E) K best continuations of all beams; E is the number of end tokens.
+             A continuation that ends becomes a text if it is among the first K. The K best
+             continuations that do not end become the next beams.
     text     score = s / n**length_penalty for n tokens, the end token included; the K best are kept
-    end      once there are K texts and the best beam cannot beat the worst text. The beam's score
-             is computed with n = its present length, or n = max_tokens if early_stopping is "never"
-             and length_penalty above 0. With early_stopping = True, once there are K texts.
+    end      The search ends if no beam is left. It also ends if there are K texts, and either
+             early_stopping is True or the best beam cannot beat the worst text. The best beam is
+             scored like a text, with n = its present length, or with n = max_tokens if
+             early_stopping is "never" and length_penalty is above 0.
 
-transformers gives a forbidden token the score -1e9; here the score is -inf, and no text has the
-token. The device finds the best continuations (engine/beams.py); this module decides in Python
-which continuations become beams and which become texts.
+If fewer than K continuations are allowed, transformers adds beams with scores of about -1e9. Here
+the added beams have the score -inf and are never continued. The device finds the best continuations
+(engine/beams.py); this module decides in Python which become beams and which become texts.
 
 Symbols: K beams, V vocabulary; G rows of N values.
 """
@@ -66,8 +67,8 @@ class BeamSearch:
     """The beam search of one row.
 
     Attributes:
-        beams: K hypotheses of equal length, the best first. If there are fewer, copies of the best
-            hypothesis with the score `NO_BEAM` fill the other places.
+        beams: K hypotheses of equal length, the best first. If fewer than K are left, duplicates
+            of the best with the score `NO_BEAM` fill the other places.
         parents: for each beam, the index of the previous step's beam that it continues.
         texts: at most K finished texts, the best first.
         done: whether the search has ended.
@@ -98,7 +99,7 @@ class BeamSearch:
 
         Args:
             scores: scores of the best continuations, in descending order; -inf for a missing one.
-            indices: k V + token for each continuation, which is a token after beam k.
+            indices: for each continuation, k * V + its new token, if it continues beam k.
             vocab_size: V.
         """
         going, finished = [], []
@@ -148,7 +149,7 @@ class BeamSearch:
             return np.maximum(score / penalty, WORST)
 
     def _may_improve(self, best: Hypothesis) -> bool:
-        """Returns whether the search continues: the best beam may still become a better text."""
+        """Returns whether to go on: texts are missing, or `best` may still beat the worst text."""
         settings, length = self.settings, len(best.tokens) - 1
         if len(self.texts) < self.size:
             return True
@@ -160,7 +161,7 @@ class BeamSearch:
 
 
 def become(row: Row, text: Hypothesis) -> Row:
-    """Finishes a row with one of its search's texts; returns the row."""
+    """Finishes a row with a text that its beam search found; returns the row."""
     row.committed, row.writers = text.tokens, ["target"] * (len(text.tokens) - 1)
     row.watch, row.ended, row.finish_reason = text.watch, text.ended, text.reason
     row.score = float(text.score)
@@ -168,7 +169,7 @@ def become(row: Row, text: Hypothesis) -> Row:
 
 
 def texts_of(row: Row) -> list[Row]:
-    """Returns a finished row for each of `num_return_sequences` texts, the best first."""
+    """Returns `num_return_sequences` rows, the best first; a row without a text has an error."""
     count = row.settings.num_return_sequences
     if row.error or not row.search:
         return [row] * count
@@ -181,10 +182,10 @@ def texts_of(row: Row) -> list[Row]:
 
 
 def largest(values: mx.array, count: int) -> tuple[mx.array, mx.array]:
-    """Returns the `count` largest of values (G, N), descending, and their indices: (G, count) each.
+    """Returns the `count` largest of each row of values (G, N), descending, and their indices.
 
-    The largest values are in the `count` chunks with the largest maxima, so at most
-    count · `CHUNK` values are sorted.
+    Both results are (G, count). The largest values are in the `count` chunks with the largest
+    maxima, so at most count · `CHUNK` values are sorted.
     """
     chunks = in_blocks(values, CHUNK, -mx.inf)
     # Sorts the chunks by their place, so that among equal values the first comes first.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # The purposes of random numbers at one position of a text; `fold` mixes a purpose into the key.
 ACCEPT, OWN, REPLACE = 0, 1, 2
 LEAST_WAITING_TIME = 2.0**-100  # a waiting time of 0 would win the race even with weight 0
-CANDIDATES = 1024  # likeliest tokens that top-p considers first; all if these do not reach p
+CANDIDATES = 1024  # likeliest tokens that top-p considers first; if too few, it considers all
 LOG2_E = 1.4426950408889634  # for powers of 2: on x86, exp and softmax take twice as long
 BLOCK = 128  # tokens in a block; `sample` chooses a block, then one of its tokens
 PER_COLUMN = 8  # numbers in a column of `highest`
@@ -32,8 +32,8 @@ PER_COLUMN = 8  # numbers in a column of `highest`
 class Sampling:
     """Sampling settings of the rows of a batch, with one entry per row.
 
-    The flags are Python values. So work that no row needs (finding the largest
-    logits, softmax over every position) is not added to the graph of MLX's operations.
+    The fields from `all_greedy` to `candidates` are Python values. So operations that no row needs,
+    such as a softmax over every position, can be left out of MLX's graph of operations.
     """
 
     temp: mx.array  # (B,) float32, 0 = greedy
@@ -90,7 +90,7 @@ class Sampling:
         """Returns keys (B, T, 2) for T = `count` positions per row; None if every row is greedy.
 
         Row b's positions begin at positions[b]. A token's random numbers depend on its position,
-        not on the step that decides it.
+        not on the decoding step in which the token is chosen.
         """
         if self.all_greedy or self.keys is None:
             return None
@@ -98,15 +98,15 @@ class Sampling:
         return fold(mx.broadcast_to(self.keys[:, None], (*places.shape, 2)), places, 0)
 
     def exhaustive(self) -> Sampling:
-        """Returns the same settings with all tokens as candidates of top-p."""
+        """Returns the same settings, except that top-p considers every token of the vocabulary."""
         return replace(self, candidates=2**31 - 1)
 
 
 def row_key(seed: int, index: int) -> mx.array:
-    """Returns the random key (2,) of the prompt with this index in a call with this seed.
+    """Returns the random key (2,) of stream `index` of a seed; see `random_keys`.
 
-    The seed is hashed before the index is mixed in, so that neighbouring seeds
-    and neighbouring indices share no stream.
+    The seed is hashed before the index is mixed in, so that different seeds and
+    indices have different streams, even if the numbers are close together.
     """
     return fold(mx.random.key(seed), index % 2**32, (index >> 32) % 2**32)
 
@@ -117,8 +117,8 @@ def random_keys(
     """Yields for each prompt an iterator over the random keys (2,) of its samples.
 
     Args:
-        seed: one seed for all prompts, with which sample j of prompt i gets stream
-            i * samples + j; or one seed per prompt, with which sample j gets stream j.
+        seed: one seed for all prompts, or one seed per prompt. With one seed for all, sample j of
+            prompt i uses stream i * samples + j. Otherwise it uses stream j of its prompt's seed.
         samples: number of samples per prompt.
         indexes: the index i of each prompt; None counts from 0.
     """
@@ -131,10 +131,11 @@ def random_keys(
 
 
 def fold(keys: mx.array, word: int | mx.array, purpose: int) -> mx.array:
-    """Derives keys (..., 2) from keys (..., 2), a counter and a purpose.
+    """Derives keys (..., 2) from keys (..., 2), a number `word` and a purpose.
 
-    Threefry, the generator of `mx.random`, is a pseudo-random function of its key. So a key that
-    is hashed once and then changed in one word gives an independent stream.
+    Each key is hashed, then the two numbers of the hash are XORed with the purpose and the word.
+    Threefry, the generator of `mx.random`, is a pseudo-random function of its key. So different
+    words or purposes give independent streams.
     """
     hashed = _each_key(lambda key: mx.random.split(key)[0], keys)
     word = mx.broadcast_to(mx.array(word).astype(mx.uint32), keys.shape[:-1])
@@ -149,7 +150,7 @@ def _each_key(draw: Callable[[mx.array], mx.array], keys: mx.array) -> mx.array:
 
 
 def probabilities(logits: mx.array, sampling: Sampling) -> tuple[mx.array, mx.array | None]:
-    """Returns the probabilities that a row samples from.
+    """Returns the probabilities that each row samples from.
 
     Applies temperature, then top-k, top-p and min-p, in the order of transformers'
     logits warpers; equal logits at a threshold are all kept. A row with temp = 0
@@ -160,9 +161,9 @@ def probabilities(logits: mx.array, sampling: Sampling) -> tuple[mx.array, mx.ar
         sampling: settings of the B rows.
 
     Returns:
-        (B, T, V) float32, each row summing to one, and `short`: (B, T) bool, True where the
-        candidates do not reach top-p. No token is removed there; repeat the call with
-        `Sampling.exhaustive`. `short` is None if it cannot be True.
+        (B, T, V) float32, summing to one over V, and `short` (B, T) bool: whether the mass of the
+        likeliest `sampling.candidates` tokens is below top-p. Where it is, top-p removes no token;
+        repeat the call with `Sampling.exhaustive`. `short` is None if no entry can be True.
     """
     greedy = (sampling.temp == 0)[:, None, None]
     # Distances to the largest logit are at most 0, so dividing by a small temp never gives +inf.
@@ -187,7 +188,7 @@ def _filtered(
         weights: probabilities relative to the likeliest token's probability.
         log2: the weights' logarithms to base 2.
         sampling: settings of the B rows.
-        most: the largest number of candidates of any row.
+        most: number of likeliest tokens to find: the larger of `most_k` and `candidates`, up to V.
     """
     top_k, top_p = sampling.top_k[:, None, None], sampling.top_p[:, None, None]
     likely, short = highest(log2, most), None
@@ -199,8 +200,8 @@ def _filtered(
         weights = weights * (log2 >= mx.where(top_k > 0, least, -mx.inf))
     if sampling.any_top_p:
         mass = mx.power(2.0, likely) * (mx.arange(most) >= first)
-        # A token stays while the mass of the likelier ones is below top_p: the nucleus is
-        # the smallest set that reaches top_p, and holds one token at least.
+        # A token stays if the mass of the likelier tokens is below top_p: the nucleus is the
+        # smallest set of tokens that reaches top_p, and has at least one token.
         in_front = mx.cumsum(mass, axis=-1, reverse=True, inclusive=False)
         enough = top_p * _total(weights)
         least = mx.min(mx.where(in_front < enough, likely, mx.inf), axis=-1, keepdims=True)
@@ -242,7 +243,7 @@ def is_finite(logits: mx.array) -> mx.array:
     """Returns bool (...): whether a token can be chosen from logits (..., V).
 
     Some logits may be -inf, because logits processors forbid tokens in this way. No token can be
-    chosen if a logit is NaN or +inf, or if all are -inf: then the largest logit is not finite.
+    chosen if a logit is NaN or +inf, or if all are -inf. In these cases the maximum is not finite.
     """
     return mx.abs(mx.max(logits, axis=-1)) < mx.inf
 
@@ -260,11 +261,11 @@ def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
 def sample(weights: mx.array, keys: mx.array) -> mx.array:
     """Samples one token per row: first a block of the vocabulary, then a token of that block.
 
-    Both are chosen by exponential races (the exponential form of the Gumbel-max trick):
-    argmin E(x) / weights(x), with E(x) exponentially distributed of mean 1, is x with probability
-    weights(x) / sum of weights:
+    Both are chosen by exponential races, the exponential form of the Gumbel-max trick. Each x gets
+    an exponentially distributed E(x) of mean 1. Then the x with the smallest E(x) / weights(x) is a
+    sample in proportion to the weights:
     https://en.wikipedia.org/wiki/Exponential_distribution#Distribution_of_the_index_of_the_minimum
-    With blocks, V / `BLOCK` + `BLOCK` random numbers suffice instead of V.
+    With blocks, about V / `BLOCK` + `BLOCK` random numbers suffice instead of V.
 
     Args:
         weights: (B, V) non-negative; they need not sum to one.
@@ -288,9 +289,9 @@ def waiting_times(u: mx.array) -> mx.array:
 
     A rare token wins the race only with a tiny time, so tiny times must be exact as well. -log(1-u)
     computes tiny times from u near 0, where floats are dense; -log(u) would use u near 1, where
-    floats are 6e-8 apart. Uniform draws are multiples of 2**-32; the last draw of a row adds
-    further digits to the row's other draws. Sharing these digits does no harm: they matter only to
-    draws near 2**-32, and two of these practically never occur in one row.
+    floats are 6e-8 apart. Uniform draws are multiples of 2**-32, so the last draw of a row adds
+    the same further digits to all other draws of the row. Sharing these digits does no harm: they
+    matter only to draws near 2**-32, and a row practically never has two draws so small.
     """
     u = u[:, :-1] + u[:, -1:] * 2.0**-32
     return mx.maximum(-mx.log1p(-u), LEAST_WAITING_TIME)

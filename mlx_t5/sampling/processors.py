@@ -1,17 +1,17 @@
 """Logits processors: they change the target's logits before a token is chosen.
 
-Three processors of transformers, in its order, and after them any callables:
+These three processors are applied in the order of transformers, then the user's own callables:
 
     repetition penalty     a logit l of a token already written becomes l / penalty if l > 0 and
                            l * penalty otherwise (CTRL, https://arxiv.org/abs/1909.05858)
     no repeated n-gram     a token that would complete an n-gram already written is forbidden
                            (https://arxiv.org/abs/1705.04304)
-    minimum of tokens      the end tokens are forbidden in shorter texts
+    minimum of tokens      the end tokens are forbidden until the text has enough tokens
 
-Temperature, top-k and top-p are applied later (draws.py). "Written" refers to the decoder's tokens,
-with the start token, but not to the source. Only the device knows the proposals that are verified,
-so every processor is a function of lazy arrays: nothing here waits for the device. Speculation does
-not change the distribution that the processed logits give.
+Temperature, top-k and top-p are applied later (draws.py). "Written" tokens are the decoder's, with
+the start token; the source's tokens do not count. The proposals to verify are lazy arrays, so every
+processor is a function of lazy arrays, and nothing here waits for the device. With delta = 0,
+speculative decoding samples from the distribution of the processed logits, like regular decoding.
 
 Symbols: B rows, N columns of written tokens, T positions processed at once, V vocabulary.
 """
@@ -65,7 +65,7 @@ class History:
         return History(grown, [length + tokens.shape[1] for length in self.lengths])
 
     def seen(self, positions: int) -> mx.array:
-        """Returns (T, N) bool: position t sees all columns but the last T - 1 - t."""
+        """Returns (T, N) bool: whether column n is before position t; all are before the last."""
         columns = self.tokens.shape[1]
         ends = mx.arange(columns - positions + 1, columns + 1)
         return mx.arange(columns) < ends[:, None]
@@ -73,13 +73,13 @@ class History:
 
 @dataclass(frozen=True)
 class Processing:
-    """The processors of a batch, with an entry per row; a processor that no row uses takes no time.
+    """The processors of a batch; each list has an entry per row.
 
     Attributes:
         penalty: repetition penalty, 1 = off.
         ngram_size: size of n-grams that may be written only once, 0 = off.
         min_tokens: minimum number of tokens before the end token, 0 = off.
-        custom: callables, applied in order.
+        custom: the row's callables, applied in order.
         eos: the end tokens.
     """
 
@@ -101,11 +101,11 @@ class Processing:
         return cls(penalty, ngram_size, min_tokens, custom, tuple(eos))
 
     def __call__(self, history: History, logits: mx.array, counts: Sequence[int]) -> mx.array:
-        """Returns the processed logits of T positions per row, lazily.
+        """Returns the processed logits of T positions per row, lazily; skips unused processors.
 
         Args:
-            history: the rows' tokens, with the proposals before the last position.
-            logits: (B, T, V) float32; position t follows all but the last T - 1 - t tokens.
+            history: all tokens before the last position, proposals included.
+            logits: (B, T, V) float32; position t follows all tokens but the last T - 1 - t.
             counts: number of positions of each row that are not padding; callables are called only
                 for these positions.
 
@@ -156,7 +156,7 @@ def penalise_repetition(history: History, logits: mx.array, penalty: mx.array) -
     """Makes tokens already written less likely (penalty > 1) or more likely (penalty < 1).
 
     Args:
-        history: the rows' tokens, see `Processing.__call__`.
+        history: all tokens before the last position; see `Processing.__call__`.
         logits: (B, T, V).
         penalty: (B,), above 0; 1 changes nothing.
     """
@@ -175,8 +175,8 @@ def repeats(history: History, logits: mx.array, n: int) -> mx.array:
     compares one token of the n-gram at a time, for all starts at once.
 
     Args:
-        history: the rows' tokens, see `Processing.__call__`.
-        logits: (B, T, V), only for the shape.
+        history: all tokens before the last position; see `Processing.__call__`.
+        logits: (B, T, V); only the shape is used.
         n: from 1 to N; a longer n-gram cannot have been written.
 
     Returns:
@@ -200,15 +200,16 @@ def repeats(history: History, logits: mx.array, n: int) -> mx.array:
 
 
 def too_early(history: History, positions: int, min_tokens: Sequence[int]) -> mx.array:
-    """Returns (B, T) bool: whether a text ending at a position is shorter than `min_tokens`."""
+    """Returns (B, T) bool: whether a text ending before a position is shorter than `min_tokens`."""
     before = mx.array([length - positions for length in history.lengths])  # without the start token
     return before[:, None] + mx.arange(positions) < mx.array(min_tokens)[:, None]
 
 
 def _indicator(tokens: mx.array, counts: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """Returns (B, T, V) bool: True for the tokens (B, 1, K) where `counts` (B or 1, T, K) is True.
+    """Returns (B, T, V) bool: whether a token is marked at a position.
 
-    PADDING, and ids outside the vocabulary, are marked in a spare column that is cut off.
+    At position t, the k-th of a row's K tokens (B, 1, K) is marked if `counts` (B or 1, T, K) is
+    True. PADDING and ids outside the vocabulary are not marked: a spare column takes their marks.
     """
     batch, positions, vocab_size = shape
     counts = counts & (tokens != PADDING) & (tokens < vocab_size)

@@ -34,7 +34,7 @@ NOT_FINITE = "the model's states are NaN or infinite for this prompt; compute in
 def embedding_ids(prompt: str | Sequence[int], tokenizer: Any, model: T5) -> list[int]:
     """Returns a prompt's tokens.
 
-    A text gets the prefix in the model's pooling, and is cut to its maximum length.
+    A text gets the prefix of the model's pooling, and is cut to the pooling's maximum length.
 
     Raises:
         UserError: see `prompts.token_ids`.
@@ -46,7 +46,7 @@ def embedding_ids(prompt: str | Sequence[int], tokenizer: Any, model: T5) -> lis
 
 
 class Embeddings:
-    """Implements `SpeculativeDecoder.embed` for one model; it uses the encoder alone."""
+    """Implements `SpeculativeDecoder.embed` for one model, with its encoder alone."""
 
     def __init__(self, model: T5, tokenizer: Any) -> None:
         """Stores a model and its tokenizer, which may be None if prompts are token ids."""
@@ -55,7 +55,9 @@ class Embeddings:
     def embed(
         self, prompts: Any, normalize: bool = False, batch_size: int = DEFAULT_BATCH_SIZE
     ) -> np.ndarray:
-        """Returns a vector for each prompt; by default this is the mean of the encoder's states.
+        """Returns a vector for each prompt.
+
+        The vector is the encoder's mean state, unless the model folder describes another pooling.
 
         Args:
             prompts: a text, a list of texts, a list of token ids, or a list of lists of token ids.

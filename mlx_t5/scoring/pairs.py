@@ -38,11 +38,11 @@ class Pair:
 
 @dataclass
 class LastEncoded:
-    """The encoded prompts of the last pass; scorers that take turns share one object.
+    """The encoded prompts of the last pass; calls of `Scoring.parts` may share one object.
 
     Attributes:
         sources: the prompts' tokens.
-        cache: a cache with the prompts' cross-attention; None if it was freed.
+        cache: the prompts' keys and values for cross-attention; None if the cache was freed.
     """
 
     sources: list[tuple[int, ...]] = field(default_factory=list)
@@ -88,9 +88,9 @@ class Ranked:
 def passes(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> Iterator[list[int]]:
     """Groups pairs into passes of at most `size` rows.
 
-    The prompts of a pass have the same number of targets, and similar lengths. If a pass has
-    several prompts, these and the longest target of each prompt have at most `most_tokens` tokens,
-    including padding.
+    The prompts of a pass have the same number of targets, and similar lengths. `most_tokens` limits
+    a pass of several prompts: it is the maximum number of tokens, padding included, of the prompts
+    together with each prompt's longest target.
 
     Yields:
         The indices of the pairs of a pass; pairs with the same prompt are adjacent.
@@ -118,7 +118,7 @@ def relevance_pairs(
     words: Sequence[str] = (TRUE, FALSE),
     max_prompt_tokens: int = RERANK_TOKENS,
 ) -> Iterator[Pair]:
-    """Yields two pairs per document: its prompt with `words[0]`, and its prompt with `words[1]`.
+    """Yields two pairs per document: its prompt with target `words[0]`, and with `words[1]`.
 
     Args:
         query: the query.

@@ -1,8 +1,8 @@
 """Batches items that need one forward pass each, such as texts to score or to embed.
 
 Rows of a batch are padded to the longest row. So that rows have similar lengths, items are read in
-windows, and the items of a window are grouped into batches by length. Results have the order of the
-items. Only one window is in memory at a time, so memory does not grow with the number of items.
+windows, and the items of a window are grouped into batches by length. Results are in the order of
+the items. Only one window is in memory, so memory does not grow with the number of items.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def in_order(
         given: items, read lazily; an exception in place of an item is yielded as its result.
         batch_size: maximum number of items in a batch.
         parts: computes the results of a window of items, batch by batch.
-        ready: returns whether the next item can be read without waiting; if not, the window is
-            closed without it.
+        ready: returns whether the next item can be read without waiting; if not, the window
+            ends before that item.
     """
     for window in windows(given, BATCHES_A_WINDOW * batch_size, ready):
         done: dict[int, Any] = {i: x for i, x in enumerate(window) if isinstance(x, Exception)}
@@ -67,7 +67,7 @@ def no_memory(what: str, reason: str) -> UserError:
 
 
 def each_read(items: Iterable[Any], read: Callable[[Any], Any]) -> Iterator[Any]:
-    """Yields read(item), or the error that it raises; yields an item that is an error unchanged."""
+    """Yields read(item), or its `UserError`; an item that is an exception is yielded unchanged."""
     for item in items:
         if not isinstance(item, Exception):
             try:

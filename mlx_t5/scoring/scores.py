@@ -1,8 +1,9 @@
 """Scores given texts: the log-probability of each token of a target, given its prompt.
 
-One decoder pass over the whole target gives all log-probabilities, because no token has to be
-chosen. They are the log softmax of the model's own logits. Targets of the same prompt share its
-encoding and its keys and values for cross-attention.
+The target's tokens are known in advance, so one decoder pass gives the log-probabilities of all of
+them. A long target is decoded in chunks of positions. The log-probabilities are the log softmax of
+the model's own logits. Targets of the same prompt share the prompt's encoder states and its keys
+and values for cross-attention.
 
 Symbols: B rows, P prompts, K targets per prompt, T target positions, V vocabulary.
 """
@@ -42,7 +43,7 @@ from mlx_t5.text.prompts import as_list, token_ids
 if TYPE_CHECKING:
     from model import T5
 
-# Maximum of logits computed at once; it decides how many positions a chunk has.
+# Maximum number of logits computed at once; it decides how many positions a chunk has.
 MAX_LOGITS = 1 << 24
 PAIR = "a prompt and its target"
 NOT_FINITE = "the model's logits are NaN or infinite for this target; compute in another --dtype"
@@ -102,9 +103,9 @@ class Scoring:
         batch_size: int = DEFAULT_BATCH_SIZE,
         ready: Callable[[], bool] = lambda: True,
     ) -> Iterator[Score]:
-        """Yields the scores of any number of pairs of prompt and target, which are read lazily.
+        """Yields the score of each pair of a prompt and a target; reads the pairs lazily.
 
-        An exception in place of a pair becomes the error of its score. Pairs with the same prompt
+        An exception in place of a pair becomes the `error` of a score. Pairs with the same prompt
         share its encoding if they are near each other in `pairs`.
 
         Raises:
@@ -160,9 +161,9 @@ class Scoring:
             pairs: the pairs to score.
             batch_size: maximum number of targets in a pass.
             most_tokens: maximum number of tokens in a pass, see `grouping.by_length`.
-            last: the encoded prompts of the last pass; calls that take turns share this object.
-                After the turn of a different call, a call encodes its prompts again, so that
-                memory does not grow with the number of calls.
+            last: holds the encoded prompts of the last pass. Calls that take turns share this
+                object, so memory does not grow with the number of calls. A call encodes its
+                prompts again if another call had a turn in between.
 
         Yields:
             After each pass, pairs of an index into `pairs` and a score or an error.
@@ -196,7 +197,7 @@ class Scoring:
         return [scores[i] for i in range(len(pairs))]
 
     def _logprobs(self, pairs: Sequence[Pair], last: LastEncoded) -> list[list[float]]:
-        """Returns the log-probabilities (P · K, T) of the targets of P prompts."""
+        """Returns the log-probabilities (P · K, T) of K targets for each of P prompts, padded."""
         model, config = self.model, self.model.config
         sources = list(dict.fromkeys(pair.source for pair in pairs))
         targets, _ = padded([pair.target for pair in pairs], config.pad_token_id)
@@ -224,8 +225,8 @@ class Scoring:
     def _require(self, new: list[tuple[int, ...]], rows: int, target: int, width: int) -> None:
         """Raises RuntimeError unless there is memory for a pass.
 
-        The pass encodes the sources `new`, and has `rows` rows of `target` positions, `width` of
-        them at a time.
+        The pass encodes the sources `new`. It decodes `rows` targets of `target` positions each,
+        in chunks of `width` positions.
         """
         model = self.model
         # float32 logits, and two arrays of the same size that are computed from them.

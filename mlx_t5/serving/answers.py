@@ -1,4 +1,4 @@
-"""Builds the answer to a request from the events of its job, whole or in chunks (schemas.py)."""
+"""Builds answers from the events of jobs: a whole answer, or its chunks (see schemas.py)."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is ve
 
 @dataclass
 class DocumentChunk(Chunk):
-    """A chunk of a document's text: the part that one piece completes.
+    """The chunk of a document's text that becomes complete with the answer of one piece.
 
     Attributes:
-        fields: the fields `pieces` and `stats` of the choice in the answer (schemas.py).
+        fields: the values of the answer's fields `pieces` and `stats` (schemas.py).
     """
 
     fields: Fields = field(default_factory=dict)
 
 
 class EventStream(Generic[J]):
-    """Waits in the event loop for the events of one job, which the thread that owns MLX sends.
+    """The events of one job. The thread that owns MLX sends them; the event loop receives them.
 
     Attributes:
         job: the job.
     """
 
     def __init__(self, job: J, jobs: JobQueue, receive: Callable[[], Any]):
-        """Submits a job, and cancels it when its client disconnects.
+        """Submits a job, and cancels the job if its client disconnects.
 
         Args:
             job: the job.
@@ -74,12 +74,12 @@ class EventStream(Generic[J]):
         self.close()
 
     def close(self) -> None:
-        """Cancels the job unless it is done; a call of `next` that waits raises `ApiError`."""
+        """Cancels the job unless it is done; a waiting call of `next` then raises `ApiError`."""
         self._jobs.cancel(self.job)
         self._events.put_nowait(ApiError(499, "the client went away"))
 
     async def next(self) -> Any:
-        """Waits for the next event of the job, and returns it.
+        """Waits for the next event of the job, and returns this event.
 
         Raises:
             ApiError: the job has failed, or its client has disconnected.
@@ -100,24 +100,24 @@ class EventStream(Generic[J]):
             chunk = await self.next()
 
     async def finished(self) -> list[Chunk]:
-        """Waits for all texts of the job; returns the last chunk of each text, ordered by index.
+        """Waits for all texts of a job that does not stream, and returns their chunks by index.
 
-        If the job does not stream, this chunk has the whole text.
+        Such a job has one chunk per text. The chunk's `result` has the whole text.
         """
         last = [chunk async for chunk in self.chunks(await self.next())]
         return sorted(last, key=lambda chunk: chunk.index)
 
     def complete(self, body: str) -> str:
-        """Returns the JSON body of the answer; the stream of a document adds the pieces to it."""
+        """Returns the JSON body of the answer unchanged; `DocumentStream` inserts the pieces."""
         return body
 
 
 class Spelling(NamedTuple):
-    r"""The way in which one token is shown beside its log-probability.
+    r"""How an answer shows one token beside its log-probability.
 
     A byte token outside ASCII is no text by itself. Its `text` is written as in OpenAI's API
     (`\xe4`), and its `bytes` has the byte. The `bytes` of all tokens of a text, joined, are the
-    text in UTF-8, except that a space may come first.
+    text in UTF-8, possibly after a leading space.
 
     Attributes:
         text: the token as readable text, with " " for "▁"; "" for an id that has no token.
@@ -133,7 +133,7 @@ class TokenSpelling:
     """A function that returns the `Spelling` of a token id."""
 
     def __init__(self, tokenizer: Any):
-        """Takes a tokenizer of transformers."""
+        """Wraps a tokenizer of the transformers library."""
         self._tokenizer = tokenizer
         self._special = frozenset(tokenizer.all_special_ids)
         self._all_bytes = type(tokenizer).__name__ == "ByT5Tokenizer"
@@ -177,7 +177,7 @@ def usage(job: GenerationJob, results: Sequence[Stats]) -> Usage:
 def speculation(chunk: Chunk) -> Fields:
     """Returns the field `speculation` of a chunk: its tokens with their origins, and statistics.
 
-    Text that follows the last token counts as written by the target.
+    Text that was held back until the end has no token; its origin is given as "target".
     """
     rest = chunk.text[sum(map(len, chunk.pieces)) :]
     # The last tokens of a stop string may have no piece of text.
@@ -228,7 +228,8 @@ class CompletionBuilder:
         """Returns the fields of the choice that a chunk belongs to.
 
         Args:
-            chunk: without a stream, the last chunk of a text; the choice then has the whole text.
+            chunk: a chunk of a text. Without a stream, it is the text's last chunk, whose result
+                has the whole text.
         """
         result = chunk.result
         text = chunk.text if self.stream or not result else result.text or ""
@@ -264,8 +265,8 @@ class CompletionBuilder:
     def _by_text(self, entry: TokenLogprob, text: str) -> dict[str, float]:
         """Returns the log-probabilities of the likeliest tokens, by their texts.
 
-        If several tokens have the same text, the dictionary has the likeliest of them, or the
-        written token if that is one of them.
+        If several tokens have the same text, the dictionary has the likeliest of them. Only the
+        written token itself may have the text of the written token.
 
         Args:
             entry: the written token, and the likeliest tokens at its position.
@@ -308,11 +309,11 @@ class ChatBuilder(CompletionBuilder):
 
 
 def completed(chunk: Chunk) -> list[str]:
-    """Returns the text that each token completed, for the tokens that have log-probabilities.
+    """Returns, for each token with a log-probability, the text that the token completed.
 
     These texts, joined, are the chunk's text. So the text of a token may differ from its spelling:
     the last byte of a character completes the whole character, a special token completes no text,
-    and text that may begin a stop string is held back until a later token decides.
+    and text that may begin a stop string is held back until later tokens show whether it does.
     """
     count = len(chunk.logprobs)
     texts = [*chunk.pieces, *[""] * count][:count]

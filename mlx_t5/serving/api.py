@@ -3,7 +3,7 @@
 Unsupported input is refused, never ignored: an unknown field is an error, and fields that clients
 often send (`presence_penalty`, `logit_bias`, …) may only have their neutral value. Types are
 strict: "5" is no number and 1 is no boolean. In a long list, and among unknown fields, only the
-first error is reported, because a body of 1 MiB may have 300,000 of them.
+first error is reported, because a body of 1 MiB may have 300,000 errors.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Request(BaseModel):
 
 
 def _field(name: str, setting: Setting) -> Any:
-    """Returns the type and default of a setting's field, with bounds for the API's description."""
+    """Returns the type (with bounds) and the default of the request field for a setting."""
     allowed = setting.range
     bounds: dict[str, Any] = {}
     if allowed.kind is not bool:
@@ -126,7 +126,7 @@ class PredictedContent(Content):
 class Decoding(_WithSettings):
     """The settings of a request; a field that is absent or null gets the server's default.
 
-    Every setting of settings.py that has a name for requests (`request`) is a field of this class.
+    The class has a field for every setting in settings.py that declares a `request` name.
     """
 
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = Field(
@@ -172,7 +172,7 @@ class PredictRequest(Decoding):
 
     @property
     def prompts(self) -> list[str]:
-        """A list of the one prompt."""
+        """The prompt, as a list with one entry."""
         return [self.prompt]
 
 
@@ -247,12 +247,12 @@ class CompletionRequest(OpenAIRequest):
 
     @property
     def parts(self) -> list[Any]:
-        """A list of the prompt alone; a prompt that is to be split must be one text."""
+        """The prompt, in a list by itself. `Service.cut` splits it, and requires one text."""
         return [self.prompt]
 
     @property
     def alternatives(self) -> int | None:
-        """The number of alternatives per token; None if no log-probabilities are requested."""
+        """The number of likeliest tokens to show per position; None: no log-probabilities."""
         return self.logprobs
 
 
@@ -272,8 +272,8 @@ class TextFormat(Request):
 class ChatRequest(OpenAIRequest):
     """The body of POST /v1/chat/completions, for one turn.
 
-    T5 has no chat format. The prompt is the user's message. If there is a system message, such as
-    "translate English to German:", it is put before the user's message, with a space between them.
+    T5 has no chat format. The prompt is the user's message. A system message, such as "translate
+    English to German:", is put before the user's message, with a space between the two.
     """
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=2)]
@@ -308,17 +308,17 @@ class ChatRequest(OpenAIRequest):
 
     @property
     def prompts(self) -> list[str]:
-        """A list of the one prompt: the texts of the messages, joined by a space."""
+        """A list with one prompt: the texts of the messages, joined by a space."""
         return [" ".join(map(str.strip, self.parts)).strip()]
 
     @property
     def parts(self) -> list[str]:
-        """The texts of the system message, if there is one, and of the user's message."""
+        """The system message's text, if there is a system message, and the user message's text."""
         return [message.text for message in self.messages]
 
     @property
     def alternatives(self) -> int | None:
-        """The number of alternatives per token; None if no log-probabilities are requested."""
+        """The number of likeliest tokens to show per position; None: no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 

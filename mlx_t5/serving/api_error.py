@@ -1,7 +1,7 @@
 """Errors in the shape of OpenAI's API: {"error": {"message", "type", "param", "code"}}.
 
 A message never quotes the text of a client's prompt, so no prompt gets into a log through an error.
-It shows the names of unknown fields and tasks, shortened.
+A message may name an unknown field or task, shortened.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class ApiError(Exception):
 
     @property
     def response(self) -> JSONResponse:
-        """The HTTP response that reports the error; a stream that has begun sends `body`."""
+        """The HTTP response with the error; a stream that has begun sends an event with `body`."""
         return JSONResponse(self.body.model_dump(), self.status, self.headers)
 
 
 def internal_error() -> ApiError:
-    """Returns the error for an unexpected failure; only the log says what failed."""
+    """Returns the error for an unexpected failure; the details are only in the log."""
     return ApiError(500, "internal error; the server's log says where")
 
 
@@ -83,10 +83,10 @@ def error_of_status(status: int, detail: str, headers: Mapping[str, str] | None 
 
 
 def error_of_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
-    """Returns the error for the first field of a body that pydantic complains about.
+    """Returns the error for the first invalid field of a body, from pydantic's list of errors.
 
-    If a field may have several types, pydantic complains once for each type. The message joins all
-    complaints about the field.
+    If a field may have several types, pydantic lists an error for each type. The message joins all
+    errors of the field.
     """
     if errors[0]["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {errors[0]['ctx']['error']}")
@@ -98,7 +98,7 @@ def error_of_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
 
 
 def _field(error: dict[str, Any]) -> str | None:
-    """Returns the field that pydantic complains about; None for the whole body."""
+    """Returns the name of the invalid field; None if the whole body is invalid."""
     return next((str(part) for part in error["loc"] if part != "body"), None)
 
 
@@ -110,7 +110,7 @@ def _complaint(error: dict[str, Any]) -> str:
 def raised_at(error: BaseException) -> str:
     """Returns an exception's type and where it was raised, for the log.
 
-    The exception's message and lines of code are left out, as they may show a client's text.
+    The exception's message and source lines are left out, because they may show a client's text.
     """
     trace, where = error.__traceback__, "?"
     while trace:

@@ -72,9 +72,9 @@ def create_app(
     """Returns the web application with all its endpoints, wrapped in `Middleware`.
 
     Args:
-        service: checks and decodes the requests; its worker is stopped with the application.
+        service: checks and submits requests; its worker stops when the application shuts down.
         metrics: the counters that are shown at /metrics.
-        api_key: the key that clients must send, or None.
+        api_key: the key that clients must send; None if no key is needed.
         is_own_name: returns whether a request's host name is this server's; None accepts all.
     """
 
@@ -195,7 +195,7 @@ async def _events(
     first: Chunk,
     usage: bool,
 ) -> AsyncIterator[str]:
-    """Yields the server-sent events; `usage`: whether token counts come before the end."""
+    """Yields an answer's server-sent events; with `usage`, token counts come before the end."""
     last: list[Any] = []
     try:
         async for chunk in stream.chunks(first):
@@ -235,7 +235,7 @@ def _add_information(app: FastAPI) -> None:
 
     @app.get("/health", responses={503: {"description": "takes no requests"}}, tags=["operation"])
     async def health(request: Request) -> Response:
-        """Returns whether the server decodes; with the key, also the running and waiting rows."""
+        """Returns the server's status; with the key, also how many rows run and wait."""
         status, reason = service.worker.health()
         body: dict[str, Any] = {"status": status} | ({"reason": reason} if reason else {})
         if request.scope[HAS_KEY]:

@@ -1,15 +1,15 @@
-"""Decodes generation jobs: their rows wait for a place, share batches, and report chunks.
+"""Decodes generation jobs: makes rows, batches them, and reports their texts in chunks.
 
 Rows join and leave a running batch between two steps. Rows with the same number of beams share one
 batch. A piece of a document becomes a row when a batch has room for it, and a document never has
 more rows than its job's size. While there are other requests, the pieces that join in a step have
 at most `PIECE_TOKENS` tokens on average. So other requests wait neither for a whole document nor
-for the encoding of many pieces. Rows, chunks and results come from the decoder that `generate` also
-uses.
+for the encoding of many pieces. The decoder makes rows, chunks and results as it does for
+`generate`.
 
 A row may request log-probabilities. They are the log softmax of the target's logits, before
-temperature, top-p and `delta`, even for a token that the draft proposed. They come from the pass
-that verifies, so they need no additional pass, and rows without log-probabilities cost nothing.
+penalties, temperature, top-p and `delta`, even for a token that the draft proposed. Verification
+computes these logits anyway, so no additional pass is needed.
 
 Symbols: B rows, T positions, V vocabulary, K alternatives, R rows with log-probabilities.
 """
@@ -48,7 +48,7 @@ class JobRow:
         job: its job.
         index: index of the row's first text among the texts of the job.
         reported: number of the row's tokens that have been reported to the job.
-        logprobs: log-probabilities of the tokens that have not been reported.
+        logprobs: log-probabilities of the tokens that have not been reported yet.
     """
 
     row: Row
@@ -67,7 +67,7 @@ class GenerationBatches:
     def __init__(
         self, decoder: SpeculativeDecoder, max_batch: int, jobs: JobQueue, metrics: Metrics
     ):
-        """Decodes at most `max_batch` rows at the same time for each number of beams."""
+        """Starts without rows; each number of beams has its own batch of up to `max_batch` rows."""
         self._decoder, self._max_batch = decoder, max_batch
         self._jobs, self._metrics = jobs, metrics
         self._job_rows: dict[int, JobRow] = {}  # by id(row), which stays unique as the row is kept
@@ -85,14 +85,14 @@ class GenerationBatches:
         return [row for queue in list(self._queues.values()) for row in queue.engine.rows]
 
     def add(self, job: GenerationJob) -> None:
-        """Adds a job and queues its rows; a document's rows are made when there is room."""
+        """Adds a job and queues its rows; pieces of a document become rows when there is room."""
         if job.document:
             self._documents.append(job)
         else:
             self._begin(job, job.prompts)
 
     def _begin(self, job: GenerationJob, prompts: Sequence[Sequence[int]]) -> None:
-        """Makes and queues the rows of prompts of a job; the job fails if a prompt is unusable."""
+        """Makes rows from prompts and queues them; if a prompt is unusable, the job fails."""
         try:
             job_rows = list(self._job_rows_of(job, prompts))
             if error := next((one.row.error for one in job_rows if one.row.error), None):
@@ -112,7 +112,7 @@ class GenerationBatches:
             job.texts += job.spec.settings.num_return_sequences
 
     def _leave(self, job: GenerationJob) -> None:
-        """Releases a job's places in the queue, and forgets the pieces of a document."""
+        """Removes a job from the `JobQueue`, and drops the remaining pieces of a document."""
         self._jobs.release(job, job.unfinished)
         if job.document:
             self._documents.remove(job)
@@ -151,7 +151,7 @@ class GenerationBatches:
         return {number for number, one in self._job_rows.items() if one.job is job}
 
     def _draw(self) -> None:
-        """Turns pieces into rows while the batch has room; the documents take turns."""
+        """Makes rows from the pieces of documents while there is room; the documents take turns."""
         others = any(not one.job.document for one in self._job_rows.values())
         most = batching.MAX_JOINING_TOKENS
         allowed = min(self._allowed + PIECE_TOKENS, most) if others else most
@@ -167,10 +167,10 @@ class GenerationBatches:
         self._allowed = allowed if others else 0
 
     def _has_room(self, job: GenerationJob, others: bool) -> bool:
-        """Whether the next piece of a document may become a row.
+        """Returns whether the next piece of a document may become a row.
 
-        If the batch is full, the row would have to wait. It may do so only if there are other
-        requests and no other row of this document waits.
+        If the batch is full, the new row waits. One waiting row per document is allowed while
+        there are other requests (`others`): otherwise their rows would take all free places.
         """
         own, queue = self._rows_of(job), self._queues.get(job.spec.settings.num_beams)
         if queue and len(queue.engine.rows) + len(queue.waiting) >= self._max_batch:
@@ -189,7 +189,7 @@ class GenerationBatches:
             self._report(self._job_rows[id(row)])
 
     def recover(self, error: Exception) -> None:
-        """Recovers from an error in an engine: running rows fail, waiting rows keep waiting."""
+        """Recovers from an error in an engine: fails the running rows, keeps the waiting rows."""
         failure = failure_of(error)
         waiting = {id(row) for queue in self._queues.values() for row in queue.waiting}
         for job_row in list(self._job_rows.values()):
@@ -249,7 +249,7 @@ class GenerationBatches:
             self._jobs.put(job, chunk)
 
     def _chunk(self, job_row: JobRow, text: Row, i: int) -> Chunk:
-        """Returns the part of one of a row's texts that was added since the last report."""
+        """Returns what a row's text `i` has gained since the last report, as a chunk."""
         chunk = self._decoder.codec.chunk(text, job_row.reported)
         # If the end token alone released held-back text, its log-probability is reported.
         count = len(chunk.tokens) or bool(chunk.text)
@@ -273,7 +273,7 @@ class GenerationBatches:
         self._jobs.put(job, failure)
 
     def _end(self, job_row: JobRow) -> None:
-        """Removes a row, and releases its place; a document ends with its last row."""
+        """Removes a row and releases its places; a document releases them with its last row."""
         job = job_row.job
         del self._job_rows[id(job_row.row)]
         if not job.document:
@@ -285,7 +285,7 @@ class GenerationBatches:
 class LogprobRecorder:
     """Records the log-probabilities of the tokens of each step.
 
-    The engine calls this object when it verifies proposals; call `collect` after each step.
+    The engine calls the recorder when it verifies proposals. Call `collect` after each step.
     """
 
     def __init__(self, alternatives: Callable[[Row], int | None]) -> None:
@@ -300,7 +300,7 @@ class LogprobRecorder:
         self._arrays: tuple[mx.array, ...] = ()
 
     def __call__(self, rows: Sequence[Row], logits: mx.array, tokens: mx.array) -> None:
-        """Begins to compute the log-probabilities of tokens (B, T) from logits (B, T, V)."""
+        """Starts computing the log-probabilities of tokens (B, T) from logits (B, T, V)."""
         asking = [
             (i, n) for i, row in enumerate(rows) if (n := self._alternatives(row)) is not None
         ]
@@ -311,7 +311,7 @@ class LogprobRecorder:
             mx.async_eval(*self._arrays)
 
     def collect(self) -> list[tuple[Row, list[TokenLogprob]]]:
-        """Returns each recorded row with the entries of its last step's tokens, EOS included."""
+        """Returns each recorded row with the log-probabilities of its new tokens, EOS included."""
         recorded = []
         arrays = zip(*(array.tolist() for array in self._arrays), strict=True)
         for (row, alternatives, before), of_row in zip(self._rows, arrays, strict=True):

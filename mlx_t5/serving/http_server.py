@@ -1,8 +1,8 @@
 """Serves HTTP: opens the socket, limits connections, checks requests, and reads JSON strictly.
 
-The application refuses requests for which the queue has no room (429). But each connection uses a
-file descriptor before it sends a request, and without free descriptors the server could not accept
-any connection. So the number of connections is limited as well.
+The application refuses requests for which the queue has no room (429). But a connection uses a file
+descriptor even before its first request, and without free descriptors the server cannot accept
+further connections. So the number of connections is limited as well.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ LAST_SECONDS = 5  # seconds for clients to read that their requests were given u
 
 
 class Middleware:
-    """The outermost ASGI application: checks every request, limits its time, and counts it.
+    """The outermost ASGI application, which checks and counts every request.
 
-    It checks the host name, the key and the size of the body. It passes every part of a response on
-    at once, so that streams are not delayed.
+    It checks the host name, the key and the size of the body, and limits the time to receive the
+    body and to send a part of a response. Parts are sent at once, so that streams are not delayed.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class Middleware:
             self._metrics.request_seconds.labels(path).observe(time.monotonic() - began)
 
     def _check_name(self, headers: dict[bytes, bytes]) -> None:
-        """Refuses requests with a foreign host name.
+        """Refuses requests whose host name is not a name of this server.
 
-        Otherwise a web page whose host name resolves to this server could read answers (DNS
-        rebinding).
+        Without this check, a web page whose host name resolves to this server could read answers
+        (DNS rebinding).
         """
         if self._is_own_name is None or b"host" not in headers:
             return
@@ -135,7 +135,10 @@ class Middleware:
             raise ApiError(403, message, code="unknown_host")
 
     def _check_key(self, path: str, headers: dict[bytes, bytes]) -> bool:
-        """Returns whether a client has the key or needs none; refuses private paths without it."""
+        """Returns whether a client has the key, or no key is needed.
+
+        Raises `ApiError` if the client lacks the key and the path is not public.
+        """
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         known = self._key is None or (
             scheme.lower() == b"bearer" and hmac.compare_digest(key, self._key.encode())
@@ -179,12 +182,12 @@ def _replay(body: bytes, receive: Callable) -> Callable:
 class StrictRequest(fastapi.Request):
     """A request that reads its JSON strictly.
 
-    Python's own parser also accepts NaN, other encodings, and unpaired surrogates. Surrogates are
-    not characters, and code that handles the text would fail.
+    Python's own parser also accepts NaN, encodings other than UTF-8, and unpaired surrogates. A
+    surrogate is not a character, and code that handles a text with surrogates would fail.
     """
 
     async def json(self) -> Any:
-        """Returns the body's value; raises `JSONDecodeError` if it is not valid."""
+        """Returns the value of the body; raises `JSONDecodeError` if the body is not valid."""
         body = (await self.body()).removeprefix(codecs.BOM_UTF8)
         # A body may have 300,000 lists. The garbage collector would scan them again and again, and
         # the event loop would wait ten times as long.
@@ -201,7 +204,7 @@ class StrictRoute(APIRoute):
     """A route whose handler gets a `StrictRequest`."""
 
     def get_route_handler(self) -> Callable:
-        """Returns FastAPI's handler of this route, called with a `StrictRequest`."""
+        """Returns a handler that calls FastAPI's handler with a `StrictRequest`."""
         handle = super().get_route_handler()
 
         async def handle_strictly(request: fastapi.Request) -> fastapi.Response:
@@ -211,7 +214,7 @@ class StrictRoute(APIRoute):
 
 
 async def too_many(scope: dict, receive: Callable, send: Callable) -> None:
-    """Answers every request with 503; the ASGI application of connections above the limit."""
+    """Answers every request with 503; connections above the limit get this ASGI application."""
     message = "too many connections; try again later"
     error = ApiError(503, message, headers={"Connection": "close"})
     await error.response(scope, receive, send)
@@ -239,7 +242,7 @@ class LimitedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def _close_if_late(self, last: object) -> None:
-        """Closes a connection that has waited for the same request headers since the last check."""
+        """Closes the connection if the headers awaited at the last check (`last`) have not come."""
         waits = self.conn.their_state is h11.IDLE and not self.timeout_keep_alive_task
         if waits and self.cycle is last:
             self.transport.close()
@@ -278,7 +281,7 @@ class Server(uvicorn.Server):
         Args:
             application: the ASGI application that answers the requests.
             shutdown_seconds: time for running requests to finish after a signal.
-            give_up: called after that time; answers the unfinished requests with an error.
+            give_up: answers the unfinished requests with an error; called after that time.
         """
         config = uvicorn.Config(
             application,

@@ -1,8 +1,8 @@
 """Defines jobs, and the queue that hands them to the thread that owns MLX.
 
 Every request becomes a `QueuedJob` in the `JobQueue`. If several ranks share the model, each rank
-has such a thread, and all ranks get the same jobs in the same rounds. Only rank 0 knows the
-requests and which clients have disconnected; the other ranks get both as JSON before each round.
+has such a thread, and all ranks get the same jobs in the same rounds. Only rank 0 has clients.
+Before each round, rank 0 sends the new jobs and the cancellations to the other ranks, as JSON.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ IDLE_SECONDS = 0.05  # the same with several ranks; waiting in a collective woul
 
 @dataclass(eq=False)
 class QueuedJob:
-    """The work of one request; its fields are sent to all ranks.
+    """The work of one request. Its dataclass fields are sent to all ranks.
 
     Attributes:
-        size: number of texts that the job counts as in the queue; for a document, the largest
-            number of rows that it may have at a time.
-        put: sends an event to the client. The thread that owns MLX calls it, so it must not wait.
+        size: number of places that the job takes in the queue; usually its number of texts. For a
+            document, it is the maximum number of rows at a time.
+        put: sends an event to the client, without waiting: the thread that owns MLX calls `put`.
             An event is a `Chunk` of a text, the list of all values (scores, vectors), or the
             `ApiError` that ends the job. On ranks other than 0, which have no clients, `put` does
             nothing.
         number: the job's number in the queue, the same on every rank.
         unfinished: the part of `size` that is not done.
-        cancelled: whether the job is cancelled; set by the thread at the beginning of a round.
+        cancelled: whether the job is cancelled; changes only at the beginning of a round.
         submitted: time of submission, by the queue's clock.
     """
 
@@ -56,11 +56,11 @@ class GenerationJob(QueuedJob):
     """Prompts to decode with the same settings.
 
     Attributes:
-        prompts: source tokens of each prompt; for a document, of each piece that has no row yet.
-        spec: the engine's job; without a stream each text has one chunk, at its end.
+        prompts: source tokens of each prompt; of a document, only the pieces that have no row yet.
+        spec: how to decode. If `spec.stream` is false, each text has one chunk, at its end.
         document: whether the prompts are pieces of one document; if a piece fails, the job goes on.
         whole: for a document, whether all its pieces have been submitted.
-        texts: number of texts of the rows made so far.
+        texts: number of texts that already have a row.
     """
 
     prompts: list[list[int]]
@@ -97,7 +97,9 @@ class ScoringJob(QueuedJob):
 
 
 class JobQueue:
-    """The jobs that are not done; methods may be called from any thread.
+    """The jobs that are not done.
+
+    Only the thread that owns MLX calls `next_round`. The other methods may be called in any thread.
 
     Attributes:
         clock: returns seconds.
@@ -114,8 +116,8 @@ class JobQueue:
         """Makes an empty queue, which accepts jobs until `close`.
 
         Args:
-            max_batch: texts decoded at the same time.
-            max_queue: maximum of waiting texts.
+            max_batch: maximum number of texts decoded at the same time.
+            max_queue: maximum number of waiting texts.
             clock: returns seconds.
             ranks: the ranks that share the model; the other ranks get rank 0's jobs.
         """
@@ -143,7 +145,7 @@ class JobQueue:
 
     @property
     def waited(self) -> float:
-        """Seconds since the last progress; 0 if there is nothing to do."""
+        """Seconds since a round last ended, or the first job came after it; 0 without jobs."""
         with self._changed:
             return self.clock() - self._progressed if self._jobs else 0.0
 
@@ -176,14 +178,14 @@ class JobQueue:
             self._changed.notify()
 
     def cancel(self, job: QueuedJob) -> None:
-        """Cancels a job, from the thread's next round on; does nothing if the job is finished."""
+        """Cancels a job at the beginning of the next round; does nothing if the job is finished."""
         with self._changed:
             if job.number in self._jobs:
                 self._withdrawn.append(job.number)
                 self._changed.notify()
 
     def close(self, reason: str) -> None:
-        """Refuses new jobs from now on; the error gives the reason of the first call."""
+        """Refuses new jobs from now on, with the reason that the first call of `close` gave."""
         with self._changed:
             self._closed = self._closed or reason
             self._changed.notify()
@@ -196,9 +198,9 @@ class JobQueue:
     # ---- of the thread that owns MLX -------------------------------------------------------------
 
     def next_round(self, busy: bool) -> list[QueuedJob] | None:
-        """Waits for jobs, unless the thread is busy; adds pieces, and marks cancelled jobs.
+        """Waits for jobs if the thread is idle; adds pieces to documents, and marks cancelled jobs.
 
-        The waiting time is at most `REST_SECONDS`, so the list may be empty.
+        The wait ends after `REST_SECONDS` at the latest, so the list may be empty.
 
         Returns:
             The new jobs, the same on all ranks; None if the queue is closed and no job is left.
@@ -222,7 +224,7 @@ class JobQueue:
         return None if last else new
 
     def _shared(self, new: list[QueuedJob], news: Any) -> tuple[list[QueuedJob], Any]:
-        """Returns rank 0's new jobs and news on every rank."""
+        """Returns rank 0's jobs and news (new pieces, cancellations, the end) on every rank."""
         jobs = [[job.number, type(job).__name__, asdict(job)] for job in new]
         jobs, news = self._ranks.shared([jobs, news])
         if self._ranks.rank:
@@ -236,14 +238,14 @@ class JobQueue:
         self._progressed = self.clock()
 
     def put(self, job: QueuedJob, event: Chunk | list[Any] | ApiError) -> None:
-        """Sends an event to a job's client; cancels the job if its event loop has ended."""
+        """Sends an event to a client; cancels the job if the client's event loop is closed."""
         try:
             job.put(event)
         except RuntimeError:  # the client's event loop has ended
             self.cancel(job)
 
     def release(self, job: QueuedJob, texts: int) -> None:
-        """Notes that this number of a job's texts is done; removes a job that is done."""
+        """Releases `texts` places of a job; removes the job when it has no more places."""
         with self._changed:
             job.unfinished -= texts
             if not job.unfinished:

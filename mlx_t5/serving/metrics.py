@@ -21,7 +21,7 @@ class Metrics:
     """The counters of one server. Methods may be called from any thread."""
 
     def __init__(self) -> None:
-        """Makes all counters, at zero."""
+        """Creates all counters at zero."""
         self.registry = CollectorRegistry()
         counter, seconds = self._counter, self._seconds
         self.requests = counter("t5_requests", "HTTP requests", "path", "status")
@@ -65,11 +65,11 @@ class Metrics:
         return Histogram(name, help, labels, buckets=BUCKET_SECONDS, registry=self.registry)
 
     def observe(self, name: str, help: str, read: Callable[[], float]) -> None:
-        """Adds a gauge; `read` returns its value whenever metrics are requested."""
+        """Adds a gauge; `read` is called for its value whenever the metrics are requested."""
         Gauge(name, help, registry=self.registry).set_function(read)
 
     def stepped(self, rows: int, proposals: int, seconds: float) -> None:
-        """Counts a step of the engine; `proposals`: the largest number of proposals of a row."""
+        """Counts a step of the engine, in which a row had at most `proposals` proposals."""
         self._occupancy.observe(rows)
         self._proposals.observe(proposals)
         self._step_seconds.observe(seconds)
@@ -87,7 +87,7 @@ class Metrics:
         self._finished.labels(reason).inc()
 
     def scored(self, kind: str, items: int, prompt_tokens: int) -> None:
-        """Counts a finished request for values; `kind`: "embed", "score" or "rerank"."""
+        """Counts a finished request without decoding; `kind`: "embed", "score" or "rerank"."""
         self._prompt_tokens.inc(prompt_tokens)
         self._scored.labels(kind).inc(items)
 
@@ -99,7 +99,8 @@ class Metrics:
 def row_counts(rows: Sequence[Row]) -> tuple[int, int, int, int]:
     """Returns sums over rows: tokens decided, target calls, tokens drafted, tokens accepted.
 
-    A row with beams counts one token per call, because its best beam may become shorter.
+    A row with beams counts one token per call. The best beam's length would not do, because the
+    best beam may become shorter, and a counter must not fall.
     """
     stats = [row.stats for row in rows]
     return (

@@ -1,4 +1,4 @@
-"""Cuts documents into pieces lazily, and joins the answers of the pieces in the server.
+"""Cuts the documents of requests into pieces lazily, and joins the answers of the pieces.
 
 Cutting and joining take time, so a separate thread does both. Even if a text has many pieces, only
 a few of them are in memory at a time.
@@ -32,22 +32,22 @@ HANDED_IN = 3  # unfinished pieces that have been submitted, per row of the docu
 
 
 class Pieces:
-    """The pieces of a document while it is decoded; methods run in the thread for documents.
+    """The pieces of a document that is being decoded; used in the thread that cuts documents.
 
     Attributes:
         answers: the results of the pieces so far.
-        count: number of pieces, if no sentence is too long.
+        count: expected number of pieces; there are more if a sentence is too long.
     """
 
     def __init__(
         self, document: Document, read: Callable[[str], list[int]], count: int, detailed: bool
     ):
-        """Starts with no piece decoded.
+        """Starts before the first piece is cut.
 
         Args:
             document: the document.
             read: returns the tokens of a prompt.
-            count: expected number of pieces; there are more if a sentence is too long.
+            count: expected number of pieces, see the attribute.
             detailed: whether to report the origin of each token (draft, copy or target).
         """
         self.answers, self.count = DocumentInFlight(document), count
@@ -56,7 +56,7 @@ class Pieces:
         self._early, self._done = dict[int, Chunk](), 0
 
     def draw(self, most: int) -> list[list[int]]:
-        """Returns the tokens of the next prompts, at most `most` of them.
+        """Cuts up to `most` further pieces, and returns the tokens of their prompts.
 
         Raises:
             ApiError: the document has too many tokens.
@@ -69,14 +69,14 @@ class Pieces:
     def advance(
         self, chunks: Sequence[Chunk], most: int, _: Any = None
     ) -> tuple[list[DocumentChunk], list[list[int]]]:
-        """Joins the answers of finished pieces, and reads further prompts in their place.
+        """Joins the answers of finished pieces, and cuts further pieces to be submitted.
 
         Args:
             chunks: the chunks of finished pieces, in any order.
-            most: maximum of submitted pieces that are not finished.
+            most: maximum number of submitted pieces that are not finished.
 
         Returns:
-            The chunks of the document's text, in order, and the tokens of the further prompts.
+            The chunks of the document's text, in order, and the tokens of the further pieces.
 
         Raises:
             ApiError: the document has too many tokens, or no piece could be decoded.
@@ -89,7 +89,7 @@ class Pieces:
         return gained, self.draw(most - self.answers.drawn + self._done)
 
     def _joined(self, chunk: Chunk) -> DocumentChunk:
-        """Returns the part of the document's text that a piece's last chunk completes."""
+        """Returns the chunk of the document's text that the answer of the next piece completes."""
         answers, result = self.answers, None
         text = answers.add(cast(Result, chunk.result))
         if answers.complete:
@@ -112,18 +112,18 @@ async def cut(
     prefixes: Sequence[str],
     detailed: bool = False,
 ) -> Pieces:
-    """Counts the pieces of a text, and returns a `Pieces` that cuts them one by one later.
+    """Counts the pieces of a text, and returns a `Pieces`, which cuts the text lazily.
 
     Args:
-        thread: the thread for documents.
-        text: the text, a single prompt.
+        thread: the thread that cuts documents.
+        text: the text to cut.
         cutting: how to cut the text.
-        limit: maximum of tokens in a piece's prompt.
+        limit: maximum number of tokens in a piece's prompt.
         prefixes: prefixes of the model's own tasks.
         detailed: whether to report the origin of each token (draft, copy or target).
 
     Raises:
-        ApiError: the text cannot be cut, or has no piece or too many pieces.
+        ApiError: the text cannot be cut, has no words, or has too many pieces.
     """
 
     @lru_cache(maxsize=4)  # before a piece is yielded, it and the next piece have been read
@@ -151,7 +151,7 @@ async def cut(
 
 
 def require_few(tokens: int) -> None:
-    """Raises `ApiError` if this is too many tokens for the prompts of a document."""
+    """Raises `ApiError` if the prompts of a document have more than `MAX_TOKENS` tokens."""
     if tokens > MAX_TOKENS:
         most = f"more than {MAX_TOKENS} tokens (each piece counts as {LEAST_TOKENS} at least)"
         message = f"the pieces of the text, each with its prefix, have {most}; send it in parts"
@@ -191,9 +191,9 @@ class DocumentStream(EventStream[GenerationJob]):
                 events.append(await self.next())
 
     async def finished(self) -> list[Chunk]:
-        """Waits for the whole document; returns its last chunk, without the pieces.
+        """Waits for the whole document, and returns its last chunk alone.
 
-        `complete` adds the pieces to the answer.
+        The chunk's list of pieces is empty; `complete` inserts the pieces into the answer.
         """
         async for chunk in self.chunks(await self.next()):
             (piece,) = chunk.fields["pieces"]
@@ -201,8 +201,8 @@ class DocumentStream(EventStream[GenerationJob]):
         return [replace(chunk, fields={**chunk.fields, "pieces": []})]
 
     def complete(self, body: str) -> str:
-        """Returns the JSON body of the answer, with the pieces in place of the empty list.
+        """Returns the JSON body of the answer, with the pieces inserted into the empty list.
 
-        No text can look like that list, because JSON escapes the quotes in a text.
+        The string `"pieces":[]` cannot occur in a text, because JSON escapes a text's quotes.
         """
         return body.replace('"pieces":[]', f'"pieces":[{",".join(self._json)}]', 1)

@@ -1,9 +1,9 @@
 """Schemas of answers; FastAPI generates the description of the API (/docs) from them.
 
-OpenAI's fields have the form that the official client expects. In `usage`, the counts of accepted
-and rejected prediction tokens are about the prediction, or about all proposals if the request has
-no prediction. Other fields are not OpenAI's: `speculation`, on request, lists the origin of each
-token; `score` is the score of a beam search; `pieces` are the pieces of a text that was split.
+OpenAI's fields have the form that the official client expects. If a request has no prediction, the
+prediction tokens in `usage` count all proposals instead. The following fields are not in OpenAI's
+API: `speculation`, on request, lists the origin of each token; `score` is the score of a beam
+search; `pieces` lists the pieces of a text that was split, and `stats` counts them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Capability = Literal["completions", "score", "rerank", "embeddings"]
 
 
 class TokenDetails(BaseModel):
-    """Counts of accepted and rejected predicted tokens; without prediction, of all proposals."""
+    """Counts of the prediction's tokens; if there is no prediction, counts of all proposals."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -34,7 +34,7 @@ class Usage(BaseModel):
 
 
 class TextStats(BaseModel):
-    """Counts and times of one text so far, see `Stats` in mlx_t5/engine/rows.py."""
+    """Counts and times of one text so far; see `Stats` in mlx_t5/engine/rows.py."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -67,7 +67,8 @@ class SpeculationDetails(BaseModel):
 class AnsweredPiece(BaseModel):
     """One piece of a text that was split, with its answer.
 
-    The piece is the characters from `start` to `end` of the text. If it failed, `text` is the same.
+    The piece has the characters from `start` to `end` of the text. If the piece failed, `text` has
+    these characters unchanged.
     """
 
     start: int

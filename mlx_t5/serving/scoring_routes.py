@@ -55,7 +55,7 @@ class EmbeddingRequest(Body):
 
     @property
     def inputs(self) -> list[Any]:
-        """The inputs, as a list."""
+        """The inputs as a list, even if there is only one input."""
         return listed_prompts(self.input)[0]
 
 
@@ -160,7 +160,7 @@ def _service(request: Request, model: str | None) -> Service:
     tags=["OpenAI"],
 )
 async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
-    """Returns a vector for each input, usually the mean of the encoder's states of its tokens."""
+    """Returns a vector for each input: usually the mean of the encoder's output over its tokens."""
     service = _service(request, body.model)
     prefix = service.task(body.task, body.inputs).prefix
     ids = await service.tokenizer.token_ids(body.inputs, "input", prefix, service.pooling)
@@ -206,7 +206,7 @@ async def score(body: ScoreRequest, request: Request) -> ScoreList:
 
 @router.post("/v1/rerank", response_model_exclude_none=True, tags=["scores"])
 async def rerank(body: RerankRequest, request: Request) -> RankList:
-    """Ranks documents by their relevance to a query; needs a model that is trained as monoT5 is."""
+    """Ranks documents by their relevance to a query; needs a model trained like monoT5."""
     service = _service(request, body.model)
     pairs = await _relevance(service, body.query, body.documents)
     usage = _usage([pair.source for pair in pairs[::2]])
@@ -222,7 +222,9 @@ async def rerank(body: RerankRequest, request: Request) -> RankList:
 
 
 async def _relevance(service: Service, query: str, documents: Sequence[str]) -> list[Pair]:
-    """Returns two pairs for each document, whose scores rank it; long documents are shortened.
+    """Returns two pairs per document, its prompt with "true" and with "false".
+
+    The prompts of long documents are shortened.
 
     Raises:
         ApiError: a text is empty, the query is too long, or the model cannot rank.

@@ -1,6 +1,6 @@
 """Checks requests and submits them to the thread that decodes.
 
-Everything here runs in the event loop.
+Requests are checked in the event loop; their texts are tokenized in other threads.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class Service:
             presets: defaults and tasks from the model's own files.
 
         Raises:
-            UserError: the models cannot be loaded, or there is no tokenizer.
+            UserError: the models cannot be loaded, there is no tokenizer, or exact decoding does
+                not support the default settings.
         """
         decoder = worker.start()
         self.worker, self.limits, self.model = worker, limits, model
@@ -126,12 +127,13 @@ class Service:
             log.info("texts: %r", [result.text for result in results])
 
     async def cut(self, body: api.TextRequest) -> Pieces:
-        """Returns the pieces of a request's text.
+        """Prepares to split a request's text, and returns its pieces, which are cut lazily.
 
-        Each piece gets the prefix of the task, and then the system message.
+        The prompt of each piece begins with the task's prefix and the system message.
 
         Raises:
-            ApiError: the prompt is not one text or cannot be cut, or a field is not supported.
+            ApiError: the prompt is not one text or cannot be cut, or the request has a field that
+                a split text does not support.
         """
         *system, text = body.parts
         asked = {"n": (body.n or 1) > 1, "logprobs": body.alternatives is not None}
@@ -202,7 +204,7 @@ class Service:
             receive: the connection's ASGI `receive`, to notice when the client disconnects.
 
         Raises:
-            ApiError: the model cannot do this, the queue is full or closed, or the job fails.
+            ApiError: the model cannot score, the queue is full or closed, or the job fails.
         """
         if job.kind != "embed":
             self._require_decoder()
@@ -223,10 +225,10 @@ class Service:
             raise ApiError(400, message, "model")
 
     def task(self, name: str | None, prompts: Sequence[str | Sequence[int]]) -> Preset:
-        """Returns the preset of the task that a request names; an empty preset without a task.
+        """Returns the preset of the task called `name`, or an empty preset if `name` is None.
 
         Raises:
-            ApiError: the task does not exist, or it has a prefix and a prompt is token ids.
+            ApiError: the task does not exist, or has a prefix although a prompt is token ids.
         """
         if name is None:
             return NO_TASK
@@ -256,7 +258,7 @@ class Service:
         return settings
 
     def _check(self, settings: Settings) -> None:
-        """Refuses settings that exact decoding does not support."""
+        """Raises `UserError` if decoding is exact and does not support the settings."""
         if self.exact:
             check_exact(settings, self.max_num_draft + 1)
 
@@ -298,8 +300,8 @@ def several(
         settings: the settings, combined from the request, its task and the server.
         body: the request.
         samples: number of texts per prompt.
-        stream: whether the request wants a stream, see `Job`.
-        logprobs: number of alternatives per token that the request wants, or None, see `Job`.
+        stream: whether the answer is streamed, see `Job`.
+        logprobs: number of likeliest tokens to report with each token, or None, see `Job`.
 
     Raises:
         ApiError: the settings do not allow several texts, streaming or log-probabilities.

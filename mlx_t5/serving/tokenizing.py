@@ -1,4 +1,4 @@
-"""Turns the texts of requests into tokens, in a thread of its own.
+"""Tokenizes the texts of requests in a separate thread.
 
 So a long text delays neither the event loop nor decoding. If the length of a text shows that it has
 too many tokens, the text is refused before it is tokenized.
@@ -35,9 +35,9 @@ class RequestLimits:
     """The limits of a request.
 
     Attributes:
-        prompt_tokens: maximum of tokens in a prompt.
-        max_tokens: maximum of tokens in a text.
-        rows: maximum of texts in a request.
+        prompt_tokens: maximum number of tokens in a prompt.
+        max_tokens: maximum number of tokens in a generated text, or in a target to score.
+        rows: maximum number of texts that a request may ask for.
     """
 
     prompt_tokens: int
@@ -71,11 +71,12 @@ class TokenizerThread:
         """Returns the tokens of each text; if a text is clearly too long, none is tokenized.
 
         Args:
-            texts: texts, or lists of token ids, which are checked.
-            param: the field of the request; for "targets" the limit is `max_tokens`.
+            texts: texts or lists of token ids. The ids are only checked.
+            param: the request's field, for errors. "targets" have the limit `max_tokens`, all other
+                fields `prompt_tokens`.
             prefix: a task's prefix, put before every text.
-            pooling: for embeddings, the model's pooling: its prompt is put before each text, and
-                tokens beyond its limit are cut off.
+            pooling: for embeddings, the model's `Pooling`. The pooling's prompt is put before each
+                text, and tokens beyond the pooling's limit are cut off.
 
         Raises:
             ApiError: a text is empty, too long or not valid, or an id is not in the vocabulary.
@@ -94,7 +95,7 @@ class TokenizerThread:
         return found
 
     def beginning(self, text: str) -> str:
-        """Returns the beginning of a text: as many characters as the longest prompt can have."""
+        """Returns the beginning of a text; no prompt within the limit can have more characters."""
         return text[: self._limits.prompt_tokens * self._longest]
 
     async def run(self, work: Callable[[Any], T], param: str = "prompt") -> T:

@@ -2,8 +2,8 @@
 
 MLX's streams belong to the thread that made them, so only this thread uses arrays. Other threads
 submit and cancel jobs (`JobQueue`). Events go back through a job's `put`, which must not wait, so
-that a client that reads slowly delays nobody. In every round, jobs leave and join, one job of
-scoring or embedding makes one forward pass, and every batch of texts makes one step.
+that a client that reads slowly delays nobody. In every round, new jobs join and cancelled jobs
+leave. Then one scoring or embedding job makes a forward pass, and every batch makes a step.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Worker:
     """The thread that owns MLX. Other threads may call the public methods.
 
     Attributes:
-        max_batch: rows decoded at the same time.
-        jobs: the queue of its jobs.
+        max_batch: maximum number of rows decoded at the same time.
+        jobs: the queue of jobs for the thread.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class Worker:
 
         Args:
             load: returns the decoder with loaded models; called in the thread.
-            max_batch: rows decoded at the same time.
-            max_queue: maximum of waiting rows.
+            max_batch: maximum number of rows decoded at the same time.
+            max_queue: maximum number of waiting rows.
             metrics: the server's metrics.
             clock: returns seconds.
             ranks: the ranks that share the model; each rank has a `Worker`.
@@ -103,13 +103,13 @@ class Worker:
             raise
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Accepts no more jobs; returns whether all were finished within `timeout` seconds."""
+        """Accepts no more jobs; returns whether all jobs have ended within `timeout` seconds."""
         self.jobs.close(STOPPING_MESSAGE)
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def follow(self) -> int:
-        """Does the jobs that rank 0 sends until rank 0 stops; returns the exit status 0.
+        """Runs the jobs that rank 0 sends, until rank 0 stops; returns 0, the exit status.
 
         Raises:
             UserError: the models cannot be loaded.
@@ -119,14 +119,14 @@ class Worker:
         return 0
 
     def give_up(self) -> None:
-        """Accepts no more jobs, cancels the unfinished jobs and tells their clients."""
+        """Accepts no more jobs, cancels the unfinished jobs, and sends their clients an error."""
         self.jobs.close(STOPPING_MESSAGE)
         for job in self.jobs.unfinished():
             self.jobs.cancel(job)
             self.jobs.put(job, ApiError(503, STOPPING_MESSAGE))
 
     def health(self) -> tuple[str, str | None]:
-        """Returns a status ("ok", "stopping", "failed", "stalled") and a reason, None for "ok"."""
+        """Returns a status ("ok", "stopping", "failed", "stalled") and a reason (None for "ok")."""
         if self._broken:
             return "failed", BROKEN_MESSAGE
         if not (self._thread.is_alive() and self.jobs.open):
@@ -164,7 +164,7 @@ class Worker:
             mx.clear_streams()
 
     def _prepare(self) -> bool:
-        """Loads the models; returns whether that succeeded."""
+        """Loads and warms up the models; returns whether that succeeded."""
         try:
             decoder = self._load()
             warm_up(decoder, self.max_batch)
@@ -207,11 +207,11 @@ class Worker:
 
 
 class ScoringTurns:
-    """The jobs without decoding (scores, ranks and embeddings), in single forward passes.
+    """The jobs that need forward passes but no decoding: scores, ranks and embeddings.
 
-    The jobs take turns, and each turn is one pass. So a request with many inputs delays running
-    texts no more than a joining prompt does. Of two such requests, each waits for one pass of the
-    other request before each pass of its own.
+    The jobs take turns, and a turn is one forward pass. A pass delays the texts that are being
+    decoded no longer than a joining prompt does. So a request with many inputs blocks nobody, and
+    the passes of two such requests alternate.
     """
 
     def __init__(
@@ -259,14 +259,14 @@ class ScoringTurns:
             self._jobs.put(job, outcome)
 
     def _parts(self, job: ScoringJob) -> Iterator[Part]:
-        """Returns an iterator that computes a job's values, batch by batch."""
+        """Returns an iterator over the parts of a job's values, one forward pass per part."""
         size, most = self._max_batch, MAX_JOINING_TOKENS
         if job.kind == "embed":
             return self._decoder.embeddings.parts(job.ids, size, job.normalize, most)
         return self._decoder.scoring.parts(job.pairs, size, most, self._last_encoded)
 
     def _passes(self, job: ScoringJob) -> Iterator[list[Any] | None]:
-        """Yields None after each forward pass, and all values after the last pass."""
+        """Makes one forward pass per iteration; yields None until the last, then all values."""
         self._metrics.queue_seconds.observe(self._jobs.clock() - job.submitted)
         values: dict[int, Any] = {}
         for part in self._parts(job):
@@ -282,19 +282,19 @@ class ScoringTurns:
 
 
 def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
-    """Warms up the models, so that the first requests do not wait: reads weights, compiles kernels.
+    """Warms up the models, so that the first requests do not wait for weights or kernels.
 
-    Decodes a dummy prompt. Then makes a pass of the target with every number of positions that may
-    occur: 1 to num_draft + 1, or with "auto" 1 to `most_proposals()` + 1. These passes do not use
-    the drafter, because it may propose fewer tokens for a dummy prompt. Exact decoding needs no
-    such passes: all its passes have one width, which already ran when the width was chosen.
+    Decodes a dummy prompt (or embeds it, with an encoder alone). If there is a drafter, the target
+    then makes passes over 1, 2, … positions: up to num_draft + 1, or with "auto" up to
+    `most_proposals()` + 1. These passes do not use the drafter, which might propose fewer tokens
+    for a dummy prompt. Exact decoding does not need them: all its passes have one width.
 
     A GPU compiles a kernel when it is first used. So on a GPU this function also decodes each kind
     of request that needs different kernels, and makes passes for up to `MAX_NUM_DRAFT` proposals.
 
     Args:
         decoder: the decoder.
-        batch_size: rows decoded at the same time; in exact decoding the rows of every pass.
+        batch_size: maximum number of rows decoded at the same time.
     """
     model, num_draft = decoder.model, decoder.defaults.num_draft
     prompt = [model.config.eos_token_id] * DUMMY_TOKENS
@@ -319,7 +319,7 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
 def compile_kernels(
     decoder: SpeculativeDecoder, prompts: list[list[int]], common: dict[str, Any]
 ) -> None:
-    """Decodes one request of every kind that the decoder supports, which compiles the kernels.
+    """Compiles kernels: decodes every kind of request that is supported, scores, and embeds.
 
     Args:
         decoder: the decoder.

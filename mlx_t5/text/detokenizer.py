@@ -25,7 +25,7 @@ def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
 
 
 def same_vocabulary(a: Any, b: Any) -> None:
-    """Raises `UserError` unless two tokenizers have the same token for each id that both have.
+    """Checks that two tokenizers have the same token for every id that is in both vocabularies.
 
     Raises:
         UserError: the tokens differ; the message shows the first difference.
@@ -64,7 +64,7 @@ class StreamingDetokenizer:
         return other
 
     def add(self, token: int) -> str:
-        """Adds a token; returns the text that no later token can change."""
+        """Adds a token; returns the text that becomes final, which may be empty."""
         if self._utf8:
             return self._utf8.decode(self._spelling(token))
         # Decoded twice, so that a single space shows; a special or unknown token has no text.

@@ -1,4 +1,4 @@
-"""Cuts a text into pieces that a T5 decodes well, and joins their answers into one text.
+"""Cuts a text into pieces that a T5 decodes well, and joins the decoded answers into one text.
 
     text    between  piece   between  piece   …  between
     joined  between  answer  between  answer  …  between
@@ -75,13 +75,13 @@ class Cutting:
     Attributes:
         split: one of `SPLITS`.
         prefix: the task's prefix, for every piece. With None, each text may begin with one of the
-            model's own prefixes, or with a language tag of MADLAD-400.
-        source_language: code of the language whose rules end a sentence, such as "de"; "" stands
-            for the language that the prefix names, or English.
+            model's own prefixes, or with a language tag of MADLAD-400 such as "<2de>".
+        source_language: code of the text's language, such as "de", which decides where sentences
+            end; "" stands for the language that the prefix names, or English.
         max_source_tokens: maximum number of tokens in a prompt, with prefix and end token; None
             stands for the model's maximum.
-        file_type: one of `SUFFIXES`, if the text is a file of this type: only its words are
-            decoded, and it has no prefix; "" for any other text.
+        file_type: one of `SUFFIXES` if the text is the content of a file, "" for any other text.
+            Only a file's words are decoded, and a file is not searched for a prefix.
 
     Raises:
         UserError: a value is of the wrong type or out of range.
@@ -108,10 +108,11 @@ class Document:
 
     Attributes:
         text: the whole text.
-        prefix: the task's prefix, from `cutting` or from the beginning of the text. A prefix at the
+        prefix: the task's prefix, from `cutting` or from the beginning of the text.
+        start: position in the text where the document begins; a prefix that was found at the
             beginning of the text is not a part of the document.
-        start: position in the text where the document begins, after such a prefix.
-        doubtful: a possible prefix at the beginning that is decoded as text; "" if there is none.
+        doubtful: the beginning of the text, if it looks like a prefix of an unknown task; it is
+            decoded as text. "" if there is none.
         pieces: the pieces cut so far, in order.
     """
 
@@ -126,8 +127,8 @@ class Document:
         """Prepares a text for cutting.
 
         Args:
-            text: the text; it begins with its prefix unless `cutting` has one.
-            cutting: how to cut it.
+            text: the text; it may begin with a prefix if `cutting.prefix` is None.
+            cutting: how to cut the text.
             tokens: a function that counts the tokens of a prompt, with the end token.
             n_positions: the maximum number of tokens in a prompt if `max_source_tokens` is None.
             prefixes: prefixes of the model's own tasks.
@@ -178,18 +179,19 @@ class Document:
         return source if answer is None else rewrapped(source, answer)
 
     def before(self, i: int) -> str:
-        """Returns the text before piece i, or after the last piece if i is the number of pieces."""
+        """Returns the text between pieces i - 1 and i, or the text before or after all pieces."""
         start = self.pieces[i - 1].end if i else self.start
         return self.text[start : self.pieces[i].start if i < len(self.pieces) else None]
 
     def part(self, i: int, texts: Sequence[str]) -> str:
-        """Returns the part of the joined document that the text of piece i completes.
+        """Returns the next part of the joined document, after the part for piece i - 1.
 
-        The pieces of a wrapped span are broken into lines together, with the span's last piece.
+        The pieces of a wrapped span are broken into lines together. So the part is empty for all
+        of them but the last.
 
         Args:
             i: the piece's index.
-            texts: the texts of the pieces 0 to i.
+            texts: the texts that replace the pieces 0 to i.
         """
         span, first = self.pieces[i].span, i
         if not span or not span.wrapped:
@@ -264,7 +266,7 @@ def _paragraphs(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _joined_lines(text: str, lines: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yields the lines, joined if they are hard-wrapped, without the mark of a list item."""
+    """Yields each line, or all as one if they are hard-wrapped, without the mark of a list item."""
     wrapped = _is_hard_wrapped([text[start:end] for start, end in lines])
     for start, end in [(lines[0][0], lines[-1][1])] if wrapped else lines:
         item = _ITEM.match(text, start, end)
@@ -274,9 +276,9 @@ def _joined_lines(text: str, lines: list[tuple[int, int]]) -> Iterator[tuple[int
 def _is_hard_wrapped(lines: Sequence[str]) -> bool:
     """Returns whether lines are hard-wrapped, which means that they were broken at some width.
 
-    Three conditions must hold. With the first word of the next line, any line would be longer than
-    the longest line. The longest line has a usual width. Some line after the first does not begin
-    with a capital letter, as headings and sentences do.
+    Three conditions must hold. If the longest line shows the width, no line has room for the first
+    word of the next line. The width is a usual one. At least one line after the first begins with
+    a letter that is not a capital, unlike headings and sentences.
     """
     if len(lines) < 2:
         return False
@@ -288,7 +290,11 @@ def _is_hard_wrapped(lines: Sequence[str]) -> bool:
 
 
 def _sentences(text: str, start: int, end: int, language: str) -> Iterator[tuple[int, int]]:
-    """Yields a paragraph's sentences, found in windows; a sentence may cross a window's end."""
+    """Yields a paragraph's sentences.
+
+    sentencex reads one window of the text at a time. The window's end may cut its last sentence, so
+    the next window begins with that sentence.
+    """
     while start < end:
         window = _NO_TEXT.sub(" ", text[start : min(end, start + 2 * LONGEST_SENTENCE)])
         if start + len(window) < end:

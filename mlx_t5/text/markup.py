@@ -1,19 +1,20 @@
 """Finds the words of a file with markup, and breaks an answer into lines like its source.
 
 A file is Markdown, SubRip (.srt) or WebVTT (.vtt) subtitles, or plain text. `spans` lists the
-stretches of words in it, each with at least one letter. Everything else stays as it is. So if the
-answer to every span is the span itself, the file is reproduced byte for byte.
+file's stretches of words, each with at least one letter; a plain text is one span. Everything else
+stays as it is. So if the answer to every span is the span itself, the file is reproduced byte for
+byte.
 
 Markdown is parsed as CommonMark with GitHub's tables. These parts stay: headings, code, HTML, front
 matter, reference definitions, links, images, addresses, escapes, and the marks of lists, quotes and
-tables. The text is cut at these parts, because a model would garble placeholders for them. Emphasis
-is part of the text.
+tables. A span ends at such a part. Placeholders would keep the sentence whole, but a model garbles
+placeholders. Marks of emphasis are decoded with the words.
 
 In subtitles everything except the words of the cues stays: numbers, times, tags, music notes, and
-the marks of a change of speaker, which starts a new span.
+the marks of a change of speaker, each of which starts a new span.
 
-Time and memory are linear in the file's size: no regular expression here scans the same text again
-from each position in it.
+Time and memory grow linearly with the file's size, because no regular expression here scans the
+same text again from every position.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def unwrapped(source: str) -> str:
 
 
 def flattened(text: str) -> str:
-    """Returns a file's text with line breaks replaced by spaces, without changing positions."""
+    """Returns a file's text with spaces in place of line breaks; all positions stay the same."""
     return _BREAK.sub(lambda gap: " " * len(gap[0]), text)
 
 
@@ -143,7 +144,8 @@ def rewrapped(source: str, answer: str) -> str:
         answer: the answer to `unwrapped(source)`.
 
     Returns:
-        The answer with the source's kind of line breaks; the source itself if both are equal.
+        The answer with the source's kind of line breaks; the source itself if the answer equals
+        `unwrapped(source)`.
     """
     breaks = _BREAK.findall(source)
     if not breaks or answer == unwrapped(source):
@@ -162,7 +164,8 @@ def rewrapped(source: str, answer: str) -> str:
 def _line_starts(units: list[str], count: int, limit: int) -> list[int]:
     """Returns the indices of the units that begin lines.
 
-    There are at least `count` lines, if there are enough units, of at most `limit` characters.
+    A line has at most `limit` characters, or a single unit. There are at least `count` lines, if
+    there are enough units.
     """
     starts, length = [0], 0
     for n, unit in enumerate(units):
@@ -174,7 +177,7 @@ def _line_starts(units: list[str], count: int, limit: int) -> list[int]:
 
 
 def _words(text: str, stays: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yields the stretches of words in a paragraph or a cue, between the stretches that stay."""
+    """Yields the stretches of words in a paragraph or a cue, between the stretches `stays`."""
     masked = list(text)
     for start, end in stays:
         within = text[start - 1 : start].isalnum() and text[end : end + 1].isalnum()
@@ -223,7 +226,7 @@ def _markdown(text: str) -> Iterator[Span]:
 
 
 def _inline(state: Any) -> Iterator[tuple[int, int]]:
-    """Yields the stretches of a paragraph that stay."""
+    """Yields the stretches of a Markdown paragraph that stay as they are, such as code."""
     while state.pos < state.posMax:
         start = state.pos
         state.md.inline.skipToken(state)

@@ -30,7 +30,7 @@ def as_list(prompts: Any, name: str = "prompts") -> tuple[list, bool]:
 
     Args:
         prompts: one prompt (a text or token ids), or several prompts.
-        name: the argument's name in an error.
+        name: the argument's name in an error message.
 
     Returns:
         The list, and whether the argument was a single prompt.
@@ -56,7 +56,7 @@ def token_ids(
         prompt: a text or token ids.
         tokenizer: the model's tokenizer; None if there is none.
         vocab_size: V.
-        what: the prompt's name in an error.
+        what: the prompt's name in an error message.
 
     Raises:
         UserError: the prompt is empty, has an id outside the vocabulary, is neither a text nor a
@@ -86,7 +86,7 @@ def token_ids(
 
 
 def _whole_numbers(ids: list) -> list[int]:
-    """Returns ids as Python integers; checks only their types, to be fast with 100,000 ids."""
+    """Returns ids as Python integers; checks the set of their types, fast even for 100,000 ids."""
     kinds = set(map(type, ids))
     wrong = {kind for kind in kinds if kind is bool or not issubclass(kind, Integral)}
     if wrong:
@@ -99,8 +99,8 @@ def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
     """Finds the prefix that tells T5 what to do, such as "fix grammar:".
 
     The result is a guess, and only speed depends on it. A prefix is the beginning of a prompt up to
-    a colon and a space, within one sentence and `PREFIX_CHARACTERS`. It starts in lower case, not
-    like a sentence ("translate English to German:", "stsb sentence1:"), or with a verb of
+    a colon and a space, within one sentence and `PREFIX_CHARACTERS`. It does not start with a
+    capital letter ("translate English to German:", "stsb sentence1:"), or it starts with a verb of
     `REWRITING_VERBS` ("Fix grammatical errors in this sentence:"). It does not end in a number.
     So "She said:", "Call me at 10:" and "Question:" are not prefixes; "she said:" is a prefix.
 
@@ -159,11 +159,11 @@ def checked_predictions(prediction: Any, prompts: Sequence[Any], single: bool) -
     Args:
         prediction: the prediction of a single prompt, or a list with one entry per prompt. None
             stands for no prediction.
-        prompts: from `as_list`.
-        single: from `as_list`.
+        prompts: the list that `as_list` returned.
+        single: whether the caller gave a single prompt, also from `as_list`.
 
     Raises:
-        UserError: the numbers of predictions and prompts differ.
+        UserError: for several prompts, `prediction` is not a list with one entry per prompt.
     """
     if prediction is None:
         return ()
@@ -178,7 +178,7 @@ def checked_samples(num_samples: Any, temp: float) -> int:
     """Returns the number of samples per prompt, checked.
 
     Raises:
-        UserError: the number is out of range, or all samples would be equal.
+        UserError: the number is out of range, or all samples would be equal because temp is 0.
     """
     samples = checked("num_samples", num_samples)
     if samples > 1 and temp == 0:

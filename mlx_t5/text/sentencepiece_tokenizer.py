@@ -1,11 +1,12 @@
 """A transformers tokenizer that uses sentencepiece itself to cut text into pieces.
 
-T5 models were trained on sentencepiece's pieces, so a folder's spiece.model is authoritative. The
-tokenizers library, which transformers 5 uses instead, is slightly different: it normalises by
-grapheme instead of by the longest match, reads the spelling of a byte token ("<0xE4>") in a text as
-that byte, and breaks ties in a different precision.
+T5 models were trained on sentencepiece's pieces, so a folder's spiece.model is authoritative.
+transformers 5 uses the tokenizers library instead, which is slightly different. That library
+normalizes by grapheme instead of by the longest match, and reads the spelling of a byte token
+("<0xE4>") in a text as that byte. It computes scores in another precision, so it may cut a text
+differently if two ways of cutting have almost equal scores.
 
-This module imports transformers, which is slow. So import this module only to load a tokenizer.
+Importing transformers is slow, so import this module only to load a tokenizer.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
         pad_token: str | AddedToken = "<pad>",
         **kwargs: Any,
     ):
-        """Reads the model; called by `from_pretrained`.
+        """Reads spiece.model; called by `from_pretrained`.
 
         Args:
             vocab_file: path of spiece.model.
-            extra_ids: number of sentinels, which follow the pieces in reverse order.
+            extra_ids: number of sentinels; they follow the pieces, the highest-numbered one first.
             eos_token: the token that ends every encoded text.
             unk_token: the token for characters that the vocabulary cannot spell.
             pad_token: the token that pads shorter rows.
@@ -65,7 +66,7 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
         self._cutter = _Cutter(vocab_file)
         sentinels = [f"<extra_id_{i}>" for i in reversed(range(extra_ids))]
         self._tokenizer = self._cutter.tokenizer(sentinels)
-        # sentencepiece recognises its own symbols in a text without ending a piece there.
+        # sentencepiece recognizes its own symbols in a text without ending a piece there.
         added = kwargs.get("added_tokens_decoder") or {}
         own = {i: t for i, t in added.items() if t.special or not self._cutter.has(t)}
         special = [AddedToken(t, special=True, normalized=False) for t in self._cutter.control()]
@@ -86,11 +87,11 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
 
     @classmethod
     def convert_to_native_format(cls, **kwargs: Any) -> dict[str, Any]:
-        """Returns the arguments unchanged, so that transformers does not rebuild the model."""
+        """Returns the arguments unchanged, so that transformers does not rebuild the tokenizer."""
         return kwargs
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state without the pre-tokenizer: tokenizers cannot copy parts in Python."""
+        """Returns the state without the pre-tokenizer, a Python object that cannot be copied."""
         plain, own = Tokenizer(self._tokenizer.model), self._tokenizer
         plain.decoder, plain.post_processor = own.decoder, own.post_processor
         plain.encode_special_tokens = own.encode_special_tokens
@@ -127,7 +128,7 @@ class _Cutter:
         self._processor = SentencePieceProcessor(model_file=str(file))
 
     def tokenizer(self, sentinels: list[str]) -> Tokenizer:
-        """Returns a tokenizer that looks up the ids of pieces and joins pieces, without cutting."""
+        """Returns a tokenizer that maps pieces to ids and joins pieces; it does not cut text."""
         size = self._processor.get_piece_size()
         pieces = self._processor.id_to_piece(list(range(size)))
         vocabulary = {piece: i for i, piece in enumerate(pieces)}

@@ -6,7 +6,7 @@ contain other text. All of this happens in Python, after a step's tokens have ar
 
 Text that may be the beginning of a stop string is held back, so that a stream never shows a part of
 a stop string. Only the held-back text is searched, because a stop string cannot begin in text that
-was released. So the work for a token does not grow with the text.
+was released. So the work per token does not grow with the length of the text.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class TextWatch:
     """Reads the text of one row while it grows, up to a stop string.
 
     Attributes:
-        pieces: for each token read, the text that it released; later tokens cannot change it.
+        pieces: for each token read, the text that was released; later tokens cannot change it.
         rest: the text after the last piece, set when the text ends.
         stopped: whether a stop string was found.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = ()):
-        """Searches for these stop strings, each of at least one character."""
+        """Starts a text that ends at any of the stop strings, each of at least one character."""
         self._detokenizer = StreamingDetokenizer(tokenizer)
         self._stop = tuple(stop)
         self._held = ""

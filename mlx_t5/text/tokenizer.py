@@ -3,11 +3,12 @@
 The files of the folder decide which tokenizer is used:
 
     spiece.model     sentencepiece, as in training; see sentencepiece_tokenizer.py
-    tokenizer.json   if it is alone: the tokenizer that transformers 5 loads. transformers rebuilds
-                     T5's unigrams from the vocabulary, and loses the byte tokens and the id of the
-                     unknown token: MADLAD would read "end of text" for an unknown character. This
-                     module restores both. Other kinds, such as BPE, are not changed.
-    neither          ByT5's, if tokenizer_config.json or config.json names it
+    tokenizer.json   the tokenizer that transformers 5 loads, if there is no spiece.model.
+                     transformers rebuilds T5's unigram tokenizers from the vocabulary, and loses
+                     the byte tokens and the id of the unknown token: an unknown character in a
+                     prompt of MADLAD would become the end token. This module restores both. Other
+                     kinds of tokenizer, such as BPE, are not changed.
+    neither          ByT5's tokenizer, if tokenizer_config.json or config.json names it
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def load_tokenizer(folder: str | Path) -> Any:
 
 
 def _require_own_files(folder: Path) -> None:
-    """Raises `UserError` if a file for transformers is too large, or a link to a file elsewhere."""
+    """Raises `UserError` if a tokenizer file is too large, or is a link out of the folder."""
     more = folder / MORE_CHAT_TEMPLATES
     templates = list(more.glob("*.jinja")) if more.is_dir() else []
     for file in (*(folder / name for name in (*TOKENIZER_FILES, *CHAT_TEMPLATES)), *templates):
@@ -100,10 +101,10 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 @contextmanager
 def _refusing(what: str, cure: str = "") -> Iterator[None]:
-    """Raises `UserError` in place of any exception of the libraries in the block.
+    """Raises `UserError` if a library called in the block fails, unless a package is missing.
 
-    Some exceptions are of the class `Exception` itself. A panic in Rust is a `BaseException` of a
-    class that cannot be imported.
+    Every `Exception` is caught, because some libraries raise this class itself. A panic in Rust is
+    a `BaseException` whose class cannot be imported, so it is recognized by its name.
     """
     try:
         yield
@@ -127,7 +128,7 @@ def _settings(file: Path) -> dict:
 def _from_sentencepiece(folder: Path, sentinels: int) -> Any:
     from mlx_t5.text.sentencepiece_tokenizer import SentencePieceTokenizer  # slow to import
 
-    # Named here, as transformers prefers a tokenizer.model, or paths in special_tokens_map.json.
+    # Without vocab_file, transformers prefers tokenizer.model or a path in special_tokens_map.json.
     file = str(folder / "spiece.model")
     return SentencePieceTokenizer.from_pretrained(
         folder, **_LOCAL, vocab_file=file, extra_ids=sentinels
@@ -156,7 +157,7 @@ def _from_json(folder: Path, given: Set[str], sentinels: int | None) -> Any:
 
 
 def _rebuild(tokenizer: Any, charsmaps: list[bytes], sentinels: int) -> None:
-    """Rebuilds a tokenizer except its model, as transformers' T5Tokenizer does, but much faster."""
+    """Replaces all parts except the model, as transformers' T5Tokenizer does, but much faster."""
     from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
     backend, spaces = tokenizer.backend_tokenizer, {"replacement": "▁", "prepend_scheme": "always"}
@@ -176,7 +177,8 @@ def _rebuild(tokenizer: Any, charsmaps: list[bytes], sentinels: int) -> None:
 def _restore_fallback(tokenizer: Any, model: dict) -> None:
     """Restores the byte tokens and the unknown token that a unigram tokenizer may have lost.
 
-    The unknown token is looked up by its name, as transformers has saved some files with id 2.
+    The unknown token is looked up by its name, because some files that transformers has saved give
+    it id 2, although token 2 is a different token.
     """
     from tokenizers import decoders, models
 
@@ -210,7 +212,7 @@ def _charsmaps(normalizer: dict | None) -> list[bytes]:
 def _sound(charsmap: bytes) -> bool:
     """Returns whether a sentencepiece character map is sound.
 
-    It is sound if every walk through the map stays inside it and ends at a text.
+    A map is sound if no lookup leaves its trie, and every value points to the beginning of a text.
 
     A map consists of a size in bytes (uint32), a double-array trie of that size (units of uint32,
     see https://github.com/s-yata/darts-clone), and the texts that the trie's values point to, each
