@@ -2,9 +2,9 @@
 
     python convert.py --model google-t5/t5-small
 
-Options and output follow mlx-lm. Every tensor is read, cast, quantised and written a few rows at a
+Options and output follow mlx-lm. Every tensor is read, cast, quantized and written a few rows at a
 time, so the memory needed does not depend on the size of the model. tests/support/peak_memory.py
-measures this memory.
+measures the memory.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Conversion:
         name: the tensor's name in the output.
         shape: the tensor's shape in the checkpoint.
         dtype: the floating-point type to convert to.
-        quantization: how the tensor is quantised; None if it is not.
+        quantization: how the tensor is quantized; None if it is not quantized.
     """
 
     source: str
@@ -121,16 +121,16 @@ def convert(
         mlx_path: the folder to write; it appears only when it is complete.
         dtype: "bfloat16", "float16" or "float32". With float16 the feed-forward's output layers
             `wo` stay in float32, because T5's values there overflow float16.
-        quantize: whether to quantise attention and feed-forward. Norms and bias tables stay in
+        quantize: whether to quantize attention and feed-forward. Norms and bias tables stay in
             `dtype`. By default the embedding and the output head stay in `dtype` too, unless the
             vocabulary has at least `quantization.LARGE_VOCABULARY` tokens: then they get 8 bits.
         q_bits: bits per weight; None is the mode's default.
         q_group_size: number of weights that share a scale; None is the mode's default.
         q_mode: "affine", "mxfp4", "mxfp8" or "nvfp4".
-        quant_predicate: a recipe of `quantization.PREDICATES`.
+        quant_predicate: one of `quantization.PREDICATES`; None chooses by the vocabulary's size.
         revision: branch, tag or commit, if `source` is a Hub id.
         overwrite: whether to replace an earlier conversion at `mlx_path`.
-        adapter_path: folder of a PEFT LoRA adapter, which is merged before anything is quantised.
+        adapter_path: folder of a PEFT LoRA adapter, which is merged before anything is quantized.
         encoder_only: whether to leave out the decoder and the output head, for embeddings.
 
     Returns:
@@ -138,7 +138,7 @@ def convert(
 
     Raises:
         UserError: an option is invalid, the output exists, the source cannot be accessed, the
-            checkpoint is damaged or no T5, the adapter cannot be merged, or there is too little
+            checkpoint is damaged or is no T5, the adapter cannot be merged, or there is too little
             disk space. No incomplete output stays on the disk.
     """
     if not str(mlx_path):
@@ -190,18 +190,18 @@ def plan(
     recipe: Recipe | None,
     encoder_only: bool = False,
 ) -> list[Conversion]:
-    """Returns the conversion of each tensor, in the order of the tensors on the disk.
+    """Returns the conversion of each tensor to convert, in the order of the tensors on the disk.
 
     Args:
         raw: the source's config.json.
         checkpoint: the source's tensors.
         dtype: the type to convert to.
-        recipe: how to quantise; None to quantise nothing.
+        recipe: how to quantize; None to quantize nothing.
         encoder_only: whether to leave out the decoder and the output head.
 
     Raises:
-        UserError: the source is a draft or an MLX folder, the checkpoint is no T5 of this config, a
-            tensor has an unreadable type, or the recipe fits no layer.
+        UserError: the source is a draft or an MLX folder, the tensors are not those of the T5 that
+            `raw` describes, a tensor has an unreadable type, or no layer can be quantized.
     """
     config = T5Config.from_dict(raw)
     if ENTRY in raw or config.draft_vocab_size:
@@ -233,7 +233,7 @@ def _check_groups(steps: list[Conversion], recipe: Recipe, dtype: mx.Dtype) -> N
 def write_weights(
     folder: Path, checkpoint: Checkpoint, adapter: StoredAdapter, shards: list[list[Conversion]]
 ) -> None:
-    """Writes the converted tensors: every shard, and the index of the shards."""
+    """Writes the converted tensors into shards, and writes the shards' index."""
 
     def row_tiles(step: Conversion) -> Iterator[dict[str, mx.array]]:
         stored = checkpoint.row_tiles(step.source, BLOCK_BYTES)
@@ -245,15 +245,15 @@ def write_weights(
 def write_config(
     folder: Path, raw: dict, dtype: str, recipe: Recipe | None, steps: list[Conversion]
 ) -> None:
-    """Writes the source's config.json with the stored type and quantisation.
+    """Writes config.json: the source's entries, with the stored type and the quantization.
 
     Args:
         folder: the output folder.
         raw: the content of the source's config.json, with the entry `converted_from` added.
         dtype: the stored type.
-        recipe: how layers are quantised; None if no layer is.
-        steps: the conversions of the stored tensors. If none belongs to a decoder, `architectures`
-            names the encoder's class.
+        recipe: how layers are quantized; None if no layer is quantized.
+        steps: the conversions of the stored tensors. If no tensor belongs to a decoder, the entry
+            `architectures` becomes the class of the encoder alone.
     """
     config = raw | {"torch_dtype": dtype}
     if "dtype" in raw:  # the name in transformers 5

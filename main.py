@@ -1,11 +1,11 @@
 """Command line: reads prompts, and writes texts and statistics.
 
-    python main.py                                         # the default prompt, the bundled pair
+    python main.py                                  # the default prompt, the bundled models
     python main.py --prompt "fix grammar: She have two cat."
     python main.py --model t5-11b --draft-model t5-small --input-file prompts.txt
 
-Generated text goes to standard output and everything else to standard error. The exit status is 0
-if all is done, 2 for bad input (one line `error: …`), and 130 after Ctrl-C.
+Generated text goes to standard output or --output-file, and everything else to standard error. The
+exit status is 0 if all is done, 2 for bad input (one line `error: …`), and 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _run(options: MainOptions, ranks: Ranks) -> int:
 
 
 def _is_streamed(options: MainOptions, settings: Settings) -> bool:
-    """Whether to write a single text while it is generated; a document grows piece by piece."""
+    """Returns whether to write one text or document while it is generated."""
     several = len(options.prompt or []) > 1 or (options.input_file and not options.is_document)
     if several or options.json or not options.writes_text:
         return False
@@ -116,7 +116,7 @@ def _is_streamed(options: MainOptions, settings: Settings) -> bool:
 
 
 def _prompts(options: MainOptions, ranks: Ranks) -> list[str] | Lines | None:
-    """Returns the prompts; None on other ranks than 0 if rank 0 reads them for all."""
+    """Returns the prompts; None on any other rank than 0, if rank 0 reads a file for all ranks."""
     if options.input_file:
         if ranks.rank:
             return None
@@ -140,14 +140,14 @@ def _choose(options: MainOptions) -> ModelPair:
 
 
 def _presets(options: MainOptions, folder: Path) -> list[Preset]:
-    """Returns the presets of the model's own files; a later preset overrides an earlier one."""
+    """Returns the presets of the model's own files; settings of a later preset take precedence."""
     presets = [] if options.ignore_generation_config else [read_generation_config(folder)]
     task = options.task
     return presets if task is None else [*presets, find_task(read_tasks(folder), task)]
 
 
 def _job(options: MainOptions, models: ModelPair, presets: list[Preset]) -> MainJob:
-    """Returns the job; settings that no option gives come from the model's own files."""
+    """Returns the job; settings without an option on the command line come from the presets."""
     sources = [preset.settings for preset in presets]
     settings = Settings(**combined(*sources, options.settings))
     if options.num_samples > 1 and settings.temp == 0:
@@ -163,7 +163,7 @@ def _job(options: MainOptions, models: ModelPair, presets: list[Preset]) -> Main
 
 
 def _load(job: MainJob, ranks: Ranks) -> SpeculativeDecoder:
-    """Returns the decoder with its models loaded; checks that all ranks have the same models."""
+    """Loads the models and returns their decoder; checks that all ranks have the same job."""
     from decoder import SpeculativeDecoder
     from mlx_t5 import loading
     from mlx_t5.network.interface import require_decoder
@@ -184,10 +184,10 @@ def _load(job: MainJob, ranks: Ranks) -> SpeculativeDecoder:
 
 
 def _begin(decoder: SpeculativeDecoder, job: MainJob, presets: list[Preset]) -> Painter | None:
-    """Logs the models and settings, after everything that may refuse to run.
+    """Logs notes about the models and settings, after a last check of the settings.
 
     Returns:
-        The painter that colours the texts of --verbose; None if there is nothing to colour.
+        The painter that colors texts for --verbose; None if nothing is colored.
     """
     from mlx_t5.backend import device_name
 
@@ -222,7 +222,7 @@ def _computation(decoder: SpeculativeDecoder, job: MainJob) -> Compute:
 
 
 def _output(run: Run, painter: Painter | None, options: MainOptions) -> LineFile | ArrayFile:
-    """Returns the output that formats and writes the results."""
+    """Returns the object that formats the results and writes them."""
     if options.embed and (run.output_file or "").endswith(ARRAY):
         from mlx_t5.cli.array_file import ArrayFile
 
@@ -239,7 +239,7 @@ def _output(run: Run, painter: Painter | None, options: MainOptions) -> LineFile
 def _write_all(
     run: Run, compute: Compute, output: LineFile | ArrayFile, options: MainOptions
 ) -> int:
-    """Writes each prompt's outcome, in order, as soon as it and all earlier ones are done."""
+    """Writes the outcomes in the order of the prompts, and logs a summary; returns the status."""
     from mlx_t5.backend import mx
     from mlx_t5.cli.totals import Totals
 

@@ -1,6 +1,6 @@
-"""Command line: serves a model as an HTTP API and as a web page.
+"""Command line: serves a model through an HTTP API and a web page.
 
-    python server.py                                       # the bundled pair, on 127.0.0.1:8080
+    python server.py                                       # the bundled models, on 127.0.0.1:8080
     python server.py --model t5-11b --draft-model t5-small
     python server.py --host 0.0.0.0 --api-key SECRET
 
@@ -157,7 +157,7 @@ def _main(options: ServerOptions) -> int:
 
 
 def _follow(options: ServerOptions, ranks: Ranks) -> int:
-    """Does the work of a rank other than 0: decodes the requests that rank 0 receives."""
+    """Does the work of a rank other than 0: helps to decode what rank 0 receives."""
     from mlx_t5.serving.metrics import Metrics
 
     with agreeing(ranks):
@@ -199,7 +199,7 @@ def _serve(options: ServerOptions, ranks: Ranks) -> int:
 
 
 def _check_access(options: ServerOptions) -> None:
-    """Refuses a missing key if other machines can reach the address, and an invalid key."""
+    """Refuses an invalid key, and a missing key if other machines can reach the address."""
     if not (is_loopback(options.host) or options.api_key or options.no_auth):
         raise UserError(
             f"others can reach {options.host}: set --api-key, or say --no-auth if all may use it"
@@ -213,7 +213,7 @@ def _check_access(options: ServerOptions) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address to listen on."""
+    """Returns whether an address to listen on can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -279,7 +279,7 @@ def _load(options: ServerOptions, chosen: ModelPair, ranks: Ranks) -> Speculativ
 
 
 def model_name(chosen: ModelPair) -> str:
-    """Returns the target's name for clients: its folder's name, or "demo" for the bundled one."""
+    """Returns the target's name for clients: its folder's name, or "demo" if it is bundled."""
     from mlx_t5.names import BUNDLED
 
     folder = Path(chosen.target).resolve()

@@ -1,9 +1,9 @@
 """Reads PEFT's adapter_config.json: which layers a LoRA adapter changes, and by how much.
 
-The entries are those of `LoraConfig` in PEFT 0.21. A supported adapter adds a product of two
-matrices to each of its layers, with or without DoRA. An error names any entry that asks for more,
-because a partly merged adapter would give a different model that still writes fluent text. Regular
-expressions are refused as well, because an untrusted expression could take years to match.
+The entries are those of `LoraConfig` in PEFT 0.21. LoRA, rank-stabilized LoRA and DoRA of linear
+layers are supported. An entry that asks for anything else raises an error, because an adapter that
+is merged only in part would give a different model that still writes fluent text. A regular
+expression for the names of layers is refused too, because matching it could take years.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from mlx_t5.ranges import FLAG, Range, checked, refusal
 
 CONFIG = "adapter_config.json"
 # Layers that cannot be adapted: those that are not linear, and the output head. For the head, PEFT
-# also saves the base weight, and the head may be the embedding.
+# also saves the base weight, and the head may be tied to the embedding.
 OTHERS = ("shared", "embed_tokens", "relative_attention_bias", "lm_head")
 ALL_LINEAR = "all-linear"
-_MAX_NAMES = 4096  # names in a list; t5-11b has 560 layers
+_MAX_NAMES = 4096  # names in a list; t5-11b has 384 linear layers
 _NUMBERS: Mapping[str, Range] = MappingProxyType(
     {
         "r": Range(int, 1, 1 << 16, "a whole number from 1 to 65536"),
@@ -35,10 +35,10 @@ _NUMBERS: Mapping[str, Range] = MappingProxyType(
 )
 _MODULES = ("target_modules", "exclude_modules")
 _PATTERNS = ("rank_pattern", "alpha_pattern", "layers_pattern", "layers_to_transform")
-# Initialisations that do not affect how a trained adapter is merged.
+# Initializations that do not affect how a trained adapter is merged.
 _NEUTRAL_STARTS = (True, False, "gaussian", "orthogonal", "eva", "mica")
 # Entries about the adapter's training and origin, which do not affect merging. `fan_in_fan_out` has
-# no effect either: T5's layers are never transposed, and PEFT checks the layers themselves.
+# no effect either: PEFT turns it off for layers that store no transposed weight, such as T5's.
 _WITHOUT_EFFECT = frozenset(
     "auto_mapping base_model_name_or_path corda_config ensure_weight_tying eva_config "
     "fan_in_fan_out inference_mode loftq_config lora_dropout lora_ga_config megatron_config "
@@ -63,13 +63,16 @@ def adapter_folder(name: str | Path) -> Path:
 class LoraConfig:
     """The supported entries of an adapter's configuration; see PEFT's class of this name.
 
+    LoRA adds a multiple of B @ A to a layer's weight, with two matrices B (out, r) and A (r, in).
+
     Attributes:
-        r: the rank: number of rows of A, and of columns of B.
-        lora_alpha: the strength; B @ A is multiplied by lora_alpha / r.
-        use_rslora: whether the strength is divided by the square root of r instead of r.
-        use_dora: whether the rows of a changed weight have learned lengths (DoRA).
-        target_modules: name suffixes of the layers to change, or `ALL_LINEAR`.
-        exclude_modules: name suffixes of layers to leave as they are.
+        r: the rank: the number of columns of B and of rows of A.
+        lora_alpha: the strength: B @ A is multiplied by lora_alpha / r.
+        use_rslora: whether B @ A is multiplied by lora_alpha / sqrt(r) instead.
+        use_dora: whether each row of a changed weight is then scaled to a learned length (DoRA).
+        target_modules: the names of the layers to change, or the ends of their names, such as
+            "q" or "SelfAttention.q"; or `ALL_LINEAR`.
+        exclude_modules: the names, or ends of names, of layers that stay unchanged.
     """
 
     r: int = 8
@@ -90,7 +93,7 @@ class LoraConfig:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> LoraConfig:
-        """Returns the configuration in an adapter_config.json's content; null counts as absent.
+        """Returns the configuration, given the content of adapter_config.json; ignores nulls.
 
         Raises:
             UserError: the adapter is not a LoRA or cannot be merged, or an entry is malformed.
@@ -111,7 +114,7 @@ class LoraConfig:
         return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
     def targets(self, layers: Iterable[str]) -> list[str]:
-        """Returns the full names of those layers that the adapter changes."""
+        """Returns the full names of those of the given layers that the adapter changes."""
         return [
             layer
             for layer in layers
@@ -129,7 +132,7 @@ def _is_named(layer: str, names: Iterable[str]) -> bool:
 
 
 def _refuse_others(raw: Mapping[str, Any]) -> None:
-    """Raises `UserError` for an entry that asks for more than plain LoRA on linear layers."""
+    """Raises `UserError` if an entry asks for more than LoRA or DoRA of linear layers."""
     kind = raw.get("peft_type")
     if kind != "LORA":
         if kind is None:

@@ -1,12 +1,13 @@
 """Merges PEFT's LoRA adapters into a model's weights while the weights are read.
 
-LoRA (Hu et al., https://arxiv.org/abs/2106.09685) changes a weight W (out, in) by a product of two
-narrow matrices, B (out, r) and A (r, in): W + s · B @ A. Row i of the result depends on W[i], B[i]
-and A alone, so a weight of any size is merged a few rows at a time. Like PEFT's `merge_and_unload`
-on a float32 model, this computes in float32, and the result is rounded once. DoRA
-(https://arxiv.org/abs/2402.09353) then scales each row to a learned length.
+LoRA (Hu et al., https://arxiv.org/abs/2106.09685) changes a weight W (out, in) to W + s · B @ A,
+where B (out, r) and A (r, in) are narrow matrices and s is `LoraConfig.scale`. DoRA
+(https://arxiv.org/abs/2402.09353) then scales each row to a learned length. Row i of the result
+depends only on W[i], B[i], A and that length, so a weight of any size is merged a few rows at a
+time. Like PEFT's `merge_and_unload` on a float32 model, `StoredAdapter` computes in float32, and
+the result is rounded once.
 
-Layers have Hugging Face's names here: `decoder.block.0.layer.0.SelfAttention.q`.
+Here layers have Hugging Face's names, such as `decoder.block.0.layer.0.SelfAttention.q`.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ Shape = tuple[int, ...]
 
 
 class StoredAdapter:
-    """The matrices of an adapter, which are read when needed.
+    """The matrices of an adapter, which are read from its file when they are needed.
 
-    As a context manager, it closes the adapter's file.
+    At the end of a `with` block the file is closed.
 
     Args:
         stored: the adapter's file.
@@ -59,7 +60,8 @@ class StoredAdapter:
             tiles: the weight's rows, in order; all tiles but the last have equally many rows.
 
         Yields:
-            Each tile: (n, in) in float32 if the adapter changes the layer, otherwise unchanged.
+            Each tile with the changes merged, (n, in) in float32. If the adapter does not change
+            the layer, the tile is the given one.
 
         Raises:
             UserError: the adapter's file cannot be read.
@@ -94,13 +96,14 @@ class StoredAdapter:
     ) -> Iterator[tuple[str, mx.array]]:
         """Merges the adapter into whole tensors of an MLX folder.
 
-        A quantised weight is quantised again, with the settings that `quantization` returns.
+        A quantized weight is quantized again after merging. The method `quantization` returns the
+        settings of the result.
 
         Args:
             tensors: pairs of a tensor's name in the MLX folder and its array.
-            ours: the names in the MLX folder, by Hugging Face's names.
+            ours: the names in the MLX folder, keyed by Hugging Face's names.
             names: the names of all tensors in the MLX folder.
-            quantization: the entry `quantization` of config.json.
+            quantization: `quantization` in the folder's config.json; None without that entry.
 
         Yields:
             Pairs of a name in the MLX folder and an array.
@@ -120,17 +123,17 @@ class StoredAdapter:
                 yield from change_weight(path, waiting.pop(path), settings, merge).items()
 
     def quantization(self, entry: Mapping[str, Any], ours: Mapping[str, str]) -> dict[str, Any]:
-        """Returns the entry `quantization` of config.json that holds after `merged`.
+        """Returns the entry `quantization` of config.json that fits the tensors from `merged`.
 
         Args:
-            entry: the folder's `quantization` before merging.
-            ours: the names in the MLX folder, by Hugging Face's names.
+            entry: the folder's own `quantization`, from before merging.
+            ours: the names in the MLX folder, keyed by Hugging Face's names.
         """
         settings = {path: layer_settings(entry, path) for path in self._changed(ours)}
         return {**entry, **{path: changed_settings(how) for path, how in settings.items()}}
 
     def _changed(self, ours: Mapping[str, str]) -> dict[str, str]:
-        """Returns Hugging Face's name of every changed layer, by the layer's path in the model."""
+        """Returns Hugging Face's names of the changed layers, keyed by their paths in the model."""
         return {ours[layer + _WEIGHT].removesuffix(_WEIGHT): layer for layer in self._layers}
 
     def _merge(self, name: str, weight: mx.array) -> mx.array:
@@ -146,16 +149,16 @@ class StoredAdapter:
 def open_adapter(folder: str | Path | None, shapes: Mapping[str, Shape]) -> StoredAdapter:
     """Opens a PEFT adapter for a model.
 
-    If the model is an encoder alone, the adapter's changes to the decoder are ignored.
+    If the model is an encoder alone, the adapter's tensors for the decoder are ignored.
 
     Args:
         folder: the adapter's folder, with adapter_config.json and adapter_model.safetensors or
             .bin; None returns an adapter that changes nothing.
-        shapes: shapes of the model's tensors, by Hugging Face's names.
+        shapes: the shapes of the model's tensors, keyed by Hugging Face's names.
 
     Raises:
-        UserError: the folder holds no LoRA adapter, or the adapter changes a layer that cannot be
-            merged, does not fit the model, or is damaged.
+        UserError: the folder holds no LoRA adapter, or the adapter is damaged, does not fit the
+            model, or changes a layer that cannot be merged.
     """
     if folder is None:
         return StoredAdapter(Checkpoint([], {}), (), LoraConfig())
@@ -186,19 +189,19 @@ def open_adapter(folder: str | Path | None, shapes: Mapping[str, Shape]) -> Stor
 def save_adapter(
     path: Path, entries: Mapping[str, Any], tensors: Mapping[str, Mapping[str, mx.array]]
 ) -> Path:
-    """Writes an adapter folder for PEFT and `open_adapter`; it appears only when it is complete.
+    """Writes an adapter folder for PEFT and `open_adapter`; the folder appears when it is complete.
 
     Args:
         path: the folder, as checked by `check_output_folder`.
-        entries: entries of adapter_config.json, without those that every LoRA of a T5 has.
-        tensors: for each layer, the arrays A and B (and with DoRA the rows' lengths) by PEFT's
-            names.
+        entries: the entries of adapter_config.json, except `peft_type` and `task_type`.
+        tensors: for each layer, the arrays A and B, and with DoRA the rows' lengths; each array is
+            keyed by its name in PEFT.
 
     Returns:
         `path`.
 
     Raises:
-        UserError: `path` has come to exist since it was checked, or cannot be written.
+        UserError: `path` was made after it was checked, or cannot be written.
     """
     named = {
         f"{_PREFIX}{layer}.{name}" + _WEIGHT * (array.ndim == 2): array.astype(mx.float32)
@@ -243,7 +246,7 @@ def _check(checkpoint: Checkpoint, expected: Mapping[str, Shape], unused: str) -
 
 
 def _stranger(name: str) -> str:
-    """Returns the reason why an adapter's tensor is unexpected, for an error message."""
+    """Returns the part of an error message that says why an adapter's tensor is unexpected."""
     layer = shown(name.removeprefix(_PREFIX).partition(".lora_")[0])
     if layer in OTHERS and ".lora_" in name:
         return f"LoRA on {layer} cannot be merged here; merge it with PEFT"

@@ -60,7 +60,7 @@ class Checkpoint:
         return self._tensors[name].nbytes
 
     def storage(self, name: str) -> Hashable:
-        """Returns a key that is equal for two names if and only if they name the same tensor."""
+        """Returns a key that is equal for two names if and only if they share one stored tensor."""
         tensor = self._tensors[name]
         return tensor.path, tensor.offset, tensor.dtype, tensor.shape, tensor.strides
 
@@ -80,7 +80,7 @@ class Checkpoint:
     def part(self, name: str, axis: int, where: slice) -> mx.array:
         """Reads only some rows (axis 0) or columns (axis 1) of one tensor.
 
-        Unlike `read`, this also reads the integers of quantised weights.
+        Unlike `read`, this method also supports the packed integers of quantized weights.
 
         Raises:
             UserError: the type is not supported, or the file has been truncated.
@@ -89,12 +89,12 @@ class Checkpoint:
         return tensor.part(self._open(tensor.path), axis, where)
 
     def row_tiles(self, name: str, max_bytes: int) -> Iterator[mx.array]:
-        """Yields one tensor, in its stored type, in tiles of whole rows of about `max_bytes`."""
+        """Yields a tensor in its stored type, in tiles of whole rows of about `max_bytes` each."""
         tensor = self._tensors[name]
         return tensor.row_tiles(self._open(tensor.path), max_bytes)
 
     def sample(self, name: str, places: int, width: int = 64) -> bytes:
-        """Returns some bytes of a tensor: `width` bytes from each of evenly spaced places."""
+        """Returns a sample of a tensor: `width` bytes at each of `places` equidistant offsets."""
         tensor = self._tensors[name]
         file, size = self._open(tensor.path), tensor.extent * tensor.itemsize
         samples = []
@@ -134,12 +134,12 @@ def open_checkpoint(
     Args:
         folder: the folder. It holds `model.safetensors` or `pytorch_model.bin`, or the index of
             either (with `.index.json` added to the name) and the shards that the index names.
-        names: the names to use in place of these two.
+        names: the file names to use in place of `model.safetensors` and `pytorch_model.bin`.
         root: the model folder, if `folder` is inside it; see `small_files.require_own`.
 
     Raises:
-        UserError: there are no weights, a shard is missing, a file is damaged or a link to a file
-            outside the folder, or a pickle contains objects other than tensors.
+        UserError: there are no weights, a shard is missing, a file is damaged, a pickle contains
+            objects other than tensors, or a file is a link that leads out of the folder.
     """
     folder = Path(folder)
     try:
@@ -159,9 +159,10 @@ def open_checkpoint(
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str | None:
-    """Returns the floating-point type in which a T5 is stored; None if it has no embedding.
+    """Returns the floating-point type in which a T5 is stored; None if no tensor shows the type.
 
-    This is the embedding's type or, if the embedding is quantised, a norm's.
+    The tensor that shows the type is the embedding or, if the embedding is quantized, the weight of
+    the decoder's last norm.
     """
     embedding = next((name for name in EMBEDDINGS if name in checkpoint.names), None)
     if embedding and embedding.replace(".weight", ".scales") in checkpoint.names:
@@ -194,10 +195,10 @@ def read_weight_map(index: Path, root: Path | None = None) -> dict[str, str]:
     """Reads an index of shards.
 
     Returns:
-        The file of each tensor, by tensor name; the file names contain no folders.
+        The name of each tensor's file, keyed by the tensor's name. The names contain no folders.
 
     Raises:
-        UserError: the index has no such mapping, or names a file outside its folder.
+        UserError: the index has no `weight_map`, or names a file outside its folder.
     """
     weight_map = read_object(index, "fetch it again", root).get("weight_map")
     if not isinstance(weight_map, dict):
@@ -209,7 +210,7 @@ def read_weight_map(index: Path, root: Path | None = None) -> dict[str, str]:
 
 
 def _merge(paths: list[Path], weight_map: dict[str, str] | None, root: Path | None) -> Checkpoint:
-    """Merges the tensors of all files; if files share a tensor's name, the index decides."""
+    """Merges the tensors of all files; if two files have tensors of one name, the index decides."""
     tensors: dict[str, StoredTensor] = {}
     metadata: dict[str, str] = {}
     count = 0

@@ -1,11 +1,11 @@
 """The default drafts of public models.
 
-The small model of a family is the draft for those larger models that read at least ten times as
-many weights in a decoder pass. The weights counted are those of the decoder and the output head, by
-the shapes in config.json. The weights read in a draft pass, relative to a target pass, are 0.100
-for t5-large, 0.007 for t5-11b, 0.027 for flan-t5-xl, 0.080 for mt5-xl and 0.078 for byt5-xl. For
-the base models the ratio would be 0.31 to 0.52, for mt5-large and byt5-large 0.24. At these ratios
-a draft would gain something only if an unlikely share of its proposals were accepted.
+Each family's model "small" is the draft for the larger models of the family, if a pass of its
+decoder reads at most a tenth of the weights that a pass of the larger decoder reads. The output
+head counts as part of the decoder, and the sizes follow from the shapes in config.json. The draft
+reads 0.100 of the weights of t5-large, 0.007 of t5-11b, 0.027 of flan-t5-xl, 0.080 of mt5-xl and
+0.078 of byt5-xl. Of the base models it would read 0.31 to 0.52, and of mt5-large and byt5-large
+0.24. These have no default draft: decoding would be faster only at an improbable acceptance rate.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Writes a model folder in Hugging Face's layout: weights in shards, their index, the small files.
 
 Every tensor is written a few rows at a time, so the memory needed does not depend on the size of
-the model. `convert.py` writes MLX folders by these functions, `demo/grow.py` Hugging Face folders.
+the model. `convert.py`, for example, writes MLX folders with these functions, and `demo/grow.py`
+writes Hugging Face folders.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from mlx_t5.checkpoints.safetensors_file import SafetensorsWriter, data_size
 from mlx_t5.checkpoints.small_files import MODULE_FOLDER, SMALL_FILES, require_small
 from mlx_t5.disk import is_macos_file
 
-BLOCK_BYTES = 16 << 20  # bytes of a tensor at a time; the peak memory is a few times this number
+BLOCK_BYTES = 16 << 20  # bytes of a tensor in memory at a time; peak memory is a few times as much
 SHARD_BYTES = 5 << 30  # maximum size of a shard, as in mlx-lm
 _WEIGHTS = re.compile(
     r"README\.md|config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
@@ -31,7 +32,7 @@ _WEIGHTS = re.compile(
 
 
 class OutputTensor(Protocol):
-    """One tensor to write; a quantised tensor is stored as several arrays."""
+    """One tensor to write; a quantized tensor is stored as several arrays."""
 
     def outputs(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
         """Returns the type and shape of each array by name, in the order of storage."""
@@ -41,15 +42,15 @@ S = TypeVar("S", bound=OutputTensor)
 
 
 def is_model_file(name: str) -> bool:
-    """Returns whether `convert.py` or macOS may have made a file or module folder of this name."""
+    """Returns whether a model folder may hold a file or module folder of this name."""
     ours = name in SMALL_FILES or any(p.fullmatch(name) for p in (_WEIGHTS, MODULE_FOLDER))
     return ours or is_macos_file(name)
 
 
 def into_shards(steps: Iterable[S], shard_bytes: int) -> list[list[S]]:
-    """Returns the tensors grouped into shards of at most `shard_bytes`.
+    """Groups the tensors to write into shards of at most `shard_bytes`, in order.
 
-    A tensor larger than that is a shard by itself.
+    A tensor larger than `shard_bytes` is a shard by itself.
     """
     shards: list[list[S]] = []
     room = 0
@@ -67,17 +68,17 @@ def into_shards(steps: Iterable[S], shard_bytes: int) -> list[list[S]]:
 def new_model_folder(
     path: Path, overwrite: bool, source: Path, shards: Sequence[Sequence[OutputTensor]]
 ) -> Iterator[Path]:
-    """Yields a `new_folder` that has the source's tokenizer and configuration already.
+    """Yields a `new_folder` with copies of the source's tokenizer and configuration files.
 
     Args:
-        path: the folder, as checked by `check_output_folder`.
+        path: the final path, as checked by `check_output_folder`.
         overwrite: whether to replace what is at `path`.
         source: the folder to copy the small files from; links to files outside it are refused.
-        shards: the tensors that will be written; they decide the disk space needed.
+        shards: the tensors that will be written; the disk must have room for them.
 
     Raises:
-        UserError: a small file is not a regular file, is too large or is a link to a file outside
-            the source, there is too little disk space, or `path` was made after it was checked.
+        UserError: there is too little disk space, `path` was made after it was checked, or a small
+            file is too large, is not a regular file, or is a link that leads out of the source.
     """
     small = [source / name for name in SMALL_FILES if os.path.lexists(source / name)]
     for file in small:
@@ -102,8 +103,8 @@ def write_shards(
     Args:
         folder: the folder to write to.
         shards: the tensors to write, from `into_shards`.
-        row_tiles: a function that is given a tensor and yields its rows in order, a few at a time,
-            for each of its arrays by name.
+        row_tiles: a function that reads a tensor. Each item that it yields has the next rows of
+            each of the tensor's arrays, keyed by the array's name.
         framework: the `format` of the files' metadata: "mlx" or "pt".
         label: the progress bar's label.
     """
@@ -133,7 +134,7 @@ def write_json(path: Path, value: dict) -> None:
 
 @contextmanager
 def _small_cache() -> Iterator[None]:
-    """Limits the freed buffers that MLX keeps, because buffers of many sizes would pile up."""
+    """Limits MLX's cache of freed buffers, in which buffers of many sizes would pile up."""
     before = mx.set_cache_limit(BLOCK_BYTES)
     try:
         yield

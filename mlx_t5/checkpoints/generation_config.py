@@ -1,19 +1,19 @@
 """Reads a model's generation settings from generation_config.json and its tasks from config.json.
 
-Both have the entries of transformers' `GenerationConfig`. If there is no generation_config.json,
-the settings are read from config.json, as in transformers 5. Supported entries become
-`settings.Settings` with the same meaning as in transformers:
+Both files have the entries of transformers' `GenerationConfig`. If there is no
+generation_config.json, the settings are read from config.json, as in transformers 5. Supported
+entries become `settings.Settings` with the same meaning as in transformers:
 
 | entry | setting |
 | --- | --- |
 | `max_new_tokens`, `min_new_tokens` | `max_tokens`, `min_tokens` |
-| `max_length`, `min_length` | `max_tokens`, `min_tokens`: one less, without the start token |
-| `do_sample: true` | `temp` is `temperature` or else 1; `top_k` is 50 unless the entry exists |
+| `max_length`, `min_length` | `max_tokens`, `min_tokens`, less 1 for the start token |
+| `do_sample: true` | `temp` is `temperature`, or 1 without it; `top_k` is 50 unless given |
 | `do_sample: false` | `temp` is 0, whatever `temperature` is |
-| an entry with a setting's name | the setting of that name |
+| `top_k`, `num_beams`, … (`Setting.config` in settings.py) | the setting of the same name |
 
-Unsupported entries that would change the text are reported, because the text then differs from the
-text of transformers.
+Unsupported entries that would change the text are reported, because without them the text differs
+from the text of transformers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WITH_START = ("max_length", "min_length")  # they count the start token
 # Entries that do not affect the text: ids (config.json has them too), caches, output formats, and
 # entries about drafting and computing in transformers.
 _IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
-_SAMPLING = ("do_sample", "temperature")
+_SAMPLING = ("do_sample", "temperature")  # these two affect the text; see `_sampling`
 _WITHOUT_EFFECT = frozenset(
     "bos_token_id prefix transformers_version use_cache cache_implementation cache_config "
     "max_cache_len output_attentions output_hidden_states output_scores output_logits "
@@ -53,8 +53,8 @@ _WITHOUT_EFFECT = frozenset(
     "assistant_lookbehind target_lookbehind prompt_lookup_num_tokens max_matching_ngram_size "
     "speculation_type use_mtp".split()
 )
-# Unsupported entries, with their values (besides null) that have no effect in transformers. An id
-# has no such value.
+# Unsupported entries, each with the values (besides null) that have no effect in transformers. An
+# entry with an id has no such value.
 _NOTHING: tuple[Any, ...] = (False, "", [], {})
 _OFF: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
@@ -101,7 +101,7 @@ class Preset:
 def read_generation_config(folder: Path) -> Preset:
     """Reads a model's generation settings.
 
-    They are in generation_config.json or, if this file does not exist, in config.json.
+    The settings are in generation_config.json or, if that file does not exist, in config.json.
 
     Raises:
         UserError: a file is damaged, or a setting is out of range.
@@ -149,8 +149,9 @@ def find_task(tasks: Mapping[str, Preset], name: str) -> Preset:
 def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
     """Merges settings from several sources; a later source overrides an earlier one.
 
-    Beam search excludes sampling and drafting. So if a source sets temp or delta, an earlier
-    num_beams is dropped, and if a source sets num_beams, an earlier temp and delta are dropped.
+    Beam search excludes sampling (`temp` above 0) and lenient drafting (`delta` above 0). So if a
+    source sets `temp` or `delta` above 0, an earlier `num_beams` is dropped. If a source sets
+    `num_beams` above 1, an earlier `temp` and `delta` are dropped.
     """
     result: dict[str, Any] = {}
     for source in sources:
@@ -189,7 +190,7 @@ def _preset(source: str, raw: Mapping[str, Any]) -> Preset:
 
 
 def _is_off(entry: str, value: Any) -> bool:
-    """Returns whether an unsupported entry has a value that does not affect the text."""
+    """Returns whether this value of an unsupported entry leaves the text unchanged."""
     is_flag = isinstance(value, bool)  # without this check, False would equal 0 and True 1
     return any(
         isinstance(off, bool) == is_flag and off == value for off in _OFF.get(entry, _NOTHING)
@@ -208,6 +209,6 @@ def _sampling(source: str, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ids(value: Any) -> set:
-    """Returns the set of token ids in an entry, which is an id, a list of ids or None."""
+    """Returns the token ids in an entry's value: an id, a list of ids or None."""
     several = value if isinstance(value, list) else [value]
     return {token for token in several if type(token) is int}

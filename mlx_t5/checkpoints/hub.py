@@ -60,14 +60,14 @@ def is_cached(name: str) -> bool:
 
 
 def full_id(name: str) -> str:
-    """Returns the full form of a Hub id: adds the owner to an old id without an owner."""
+    """Returns a Hub id with its owner; adds the owner to an old id without one (`t5-11b`)."""
     return _RENAMED.get(name, name)
 
 
 def origin(
     name: str, revision: str | None, folder: Path, adapter: str | Path | None = None
 ) -> dict[str, str]:
-    """Returns the record of a converted folder's source: `converted_from` in its config.json.
+    """Returns the entry `converted_from` of a converted folder's config.json: its source.
 
     Args:
         name: as given to `resolve`.
@@ -89,16 +89,17 @@ def origin(
 
 
 def choose_files(listed: Iterable[str]) -> list[str]:
-    """Chooses the files of a repository to download: small files, modules, one set of weights.
+    """Chooses the files of a repository to download: small files, modules and one set of weights.
 
-    An index is ignored if one of its shards is missing: some repositories have a stale index.
+    An index is ignored if one of its shards is missing, because some repositories have an index
+    that is out of date.
 
     Args:
         listed: every file name in the repository.
 
     Returns:
-        The names of the files to download. They include no weights if the repository has none that
-        can be read.
+        The names of the files to download. If the repository has no readable weights, the names
+        include no weights.
     """
     names = set(listed)
     small = [name for name in SMALL_FILES if name in names] + _module_files(names)

@@ -20,15 +20,15 @@ from mlx_t5.checkpoints.small_files import (
     read_small,
 )
 
-SAMPLES = 8  # places sampled in each tensor, from its first number to its last
-ORIGIN = "converted_from"  # an entry of config.json, ignored because it records only the origin
+SAMPLES = 8  # places sampled in each tensor, from its first element to its last
+ORIGIN = "converted_from"  # the entry of config.json that records where a folder comes from
 
 
 def identity(folder: Path) -> str:
     """Returns a digest of a model folder's content; a copy of the folder has the same digest.
 
-    The digest covers the small files (without the origin in config.json), the name, type, shape and
-    some bytes of each tensor, and the files and tensors of a sentence encoder's modules.
+    The digest covers the small files, the name, type, shape and some bytes of each tensor, and the
+    modules of a sentence encoder. It does not cover `converted_from` in config.json.
 
     Raises:
         UserError: a file is damaged or too large, or there is no config.json or no weights.

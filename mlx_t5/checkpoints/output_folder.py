@@ -1,9 +1,9 @@
-"""Writes a folder atomically: it appears complete or not at all.
+"""Writes a folder atomically: the folder appears complete or not at all.
 
 The new folder is built next to its final path, under a hidden name with the process id, so that two
-runs never share a folder. At the end the folder is renamed. After an error or a signal the new
-folder is removed and the old one is kept. A killed process leaves hidden folders, which the next
-run restores or removes.
+runs never share a folder. At the end the new folder is renamed to the final path. After an error or
+a signal the new folder is removed, and a folder that was there before stays. A killed process
+leaves hidden folders, which the next run restores or removes.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def check_output_folder(path: Path, overwrite: bool, ours: Callable[[str], bool]
     Args:
         path: the folder's path.
         overwrite: whether an existing folder may be replaced.
-        ours: a function that returns whether an earlier run may have written a file of this name; a
-            folder with any other file is never replaced.
+        ours: a function that returns whether an earlier run may have written a file of this name. A
+            folder that holds any other file is never replaced.
 
     Raises:
         UserError: the folder exists and `overwrite` is False, the folder holds other files, or
@@ -56,14 +56,14 @@ def check_output_folder(path: Path, overwrite: bool, ours: Callable[[str], bool]
 def require_apart(path: Path, source: Path) -> None:
     """Refuses an output folder that overlaps with the source folder.
 
-    The folders are compared as files, not by name: the disks of Macs ignore upper and lower case.
+    The folders are compared as files, not by name, because the disks of Macs ignore case in names.
 
     Args:
         path: the folder to write; it need not exist.
         source: the model folder to read.
 
     Raises:
-        UserError: `path` is the source, contains it or is inside it.
+        UserError: `path` exists, and is the source, contains the source or is inside the source.
     """
     source = source.resolve()
     pairs = [(path, f) for f in (source, *source.parents)] + [(source, f) for f in path.parents]
@@ -72,7 +72,7 @@ def require_apart(path: Path, source: Path) -> None:
 
 
 def _holds_ours(path: Path, ours: Callable[[str], bool]) -> bool:
-    """Returns whether `path` is a file, or the folder of a module and all its files are `ours`."""
+    """Returns whether `path` is a file, or a module's folder in which all names are `ours`."""
     is_module = MODULE_FOLDER.fullmatch(path.name) is not None
     if is_module != path.is_dir():
         return False
@@ -81,11 +81,11 @@ def _holds_ours(path: Path, ours: Callable[[str], bool]) -> bool:
 
 @contextmanager
 def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
-    """Yields a folder to write into; it is renamed to `path` if the block ends without an error.
+    """Yields a new folder, which is renamed to `path` if the block ends without an error.
 
     Args:
         path: the final path, as checked by `check_output_folder`; its parent folders are made.
-        overwrite: whether to replace a folder at `path`; the old folder stays there until the end.
+        overwrite: whether to replace a folder at `path`, which stays there until the block ends.
 
     Raises:
         UserError: `path` was made after it was checked, and `overwrite` is False.
@@ -118,8 +118,8 @@ def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
 def _undo(path: Path, partial: Path, old: Path) -> None:
     """Restores the old folder at `path`, if there was one, and removes the new folder.
 
-    This works at whatever point the replacement stopped. If this function is interrupted too, the
-    next run for the same output restores the old folder.
+    The replacement may have stopped at any point. If this function is interrupted too, the next run
+    for the same output restores the old folder.
     """
     if old.exists():
         if path.exists() and not partial.exists():
@@ -132,8 +132,9 @@ def _undo(path: Path, partial: Path, old: Path) -> None:
 def _ended_by_exceptions() -> Iterator[None]:
     """Turns signals that would end the process at once into an exception.
 
-    Python allows this in the main thread only, so other threads change nothing. A signal that
-    already has a handler keeps it: under `nohup`, SIGHUP stays ignored.
+    The signals are SIGTERM and SIGHUP. Only the main thread can set handlers in Python; in other
+    threads nothing changes. A signal that is handled or ignored already, such as SIGHUP under
+    `nohup`, stays so.
     """
 
     def end(number: int, _: object) -> None:
@@ -152,7 +153,7 @@ def _ended_by_exceptions() -> Iterator[None]:
 
 
 def require_space(path: Path, needed: int) -> None:
-    """Raises `UserError` unless `needed` bytes are free on the disk of `path`."""
+    """Raises `UserError` unless `needed` bytes are free on the disk that will hold `path`."""
     place = next(parent for parent in path.parents if parent.exists())
     free = shutil.disk_usage(place).free
     if free < needed:
@@ -163,7 +164,8 @@ def require_space(path: Path, needed: int) -> None:
 def _clear_leftovers(path: Path) -> None:
     """Removes the hidden folders that killed runs for the same output have left.
 
-    If a run was killed between the two renames, the old folder that it had renamed is restored.
+    If a run was killed after it had renamed the old folder and before it renamed the new one, the
+    old folder is restored.
     """
     name = re.compile(rf"\.{re.escape(path.name)}\.(partial|old)-(\d+)")
     for folder in path.parent.iterdir():

@@ -1,8 +1,8 @@
 """Pools the encoder's states to one vector per text.
 
-A folder of sentence-transformers describes its pooling (https://sbert.net, "Creating Custom
-Models"); see sentence_modules.py. For any other T5 the vector is the mean over the tokens. Vectors
-are computed in float32.
+A model folder of sentence-transformers describes its pooling (https://sbert.net, "Creating Custom
+Models"); sentence_modules.py reads the description. For any other T5 a text's vector is the mean of
+its tokens' states. Vectors are computed in float32.
 
 Symbols: B rows, S source positions.
 """
@@ -19,14 +19,14 @@ Step = Callable[[mx.array], mx.array]
 
 @dataclass(frozen=True)
 class Pooling:
-    """A function from the encoder's states to vectors, and its settings.
+    """A function that turns the encoder's states into one vector per text, and its settings.
 
     Attributes:
         mode: "mean" (the mean of all tokens' states), "cls" (the first state) or "lasttoken" (the
             last state).
         steps: functions applied one after the other to the pooled vectors, such as dense layers.
-        max_tokens: the length to which a text is cut, in tokens with the end token; None for no
-            limit.
+        max_tokens: the number of tokens to which a text is cut, including the end token; None for
+            no limit.
         prompt: the prefix of every text.
     """
 
@@ -43,11 +43,11 @@ class Pooling:
         return vectors
 
     def width(self, d_model: int) -> int:
-        """Returns the size of a vector, without evaluating a vector."""
+        """Returns the number of values in a vector; computes no vector."""
         return self(mx.zeros((1, 1, d_model)), None).shape[1]
 
     def cut(self, ids: list[int]) -> list[int]:
-        """Returns a text's tokens, cut to `max_tokens`; the last token stays the end token."""
+        """Returns a text's token ids, cut to `max_tokens`; the end token stays at the end."""
         if self.max_tokens is None or len(ids) <= self.max_tokens:
             return ids
         return [*ids[: self.max_tokens - 1], ids[-1]]

@@ -1,14 +1,14 @@
-"""Quantises models: decides how each layer is quantised, and quantises a few rows at a time.
+"""Quantizes models: decides how each layer is quantized, and quantizes a few rows at a time.
 
-Each row is cut into groups of values. A group is stored with a few bits per value and with shared
-parameters, which depend on the mode. `affine` has a scale and an offset in the model's type.
-`mxfp4`, `mxfp8` (the OCP microscaling formats) and `nvfp4` have an 8-bit scale. Rows are quantised
-independently, because a group lies within one row.
+Each row is cut into groups of values. A group is stored with a few bits per value and with
+parameters that its values share. In mode `affine` they share a scale and an offset in the model's
+type, and in `mxfp4`, `mxfp8` (the OCP microscaling formats) and `nvfp4` an 8-bit scale. A group
+lies within one row, so each row can be quantized by itself.
 
-A recipe decides how each layer is quantised. T5 is most sensitive in attention's values and outputs
-(`v` and `o`), so the recipe `vo_4_5` gives these more bits. The embedding and the output head are
-quantised to 8 bits by the recipe `embed_8`, which is the default for `LARGE_VOCABULARY` tokens or
-more. docs/converting.md has the figures.
+A recipe decides how each layer is quantized. Quantizing attention's values and outputs (`v` and
+`o`) harms T5 most, so the recipe `vo_4_5` gives these layers more bits. The recipe `embed_8` also
+quantizes the embedding and the output head, to 8 bits; `embed_8` is the default for vocabularies of
+at least `LARGE_VOCABULARY` tokens. docs/converting.md has the figures.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ MODES = MappingProxyType(
         "nvfp4": ((4,), (16,)),
     }
 )
-# mlx-lm's recipes `mixed_A_B` differ from vo_A_B: they give B bits to the head and, at some depths
-# only, to `v` and the feed-forward's output.
+# mlx-lm's recipes `mixed_A_B` differ from vo_A_B: they give B bits to the output head and, at some
+# depths only, to `v` and the feed-forward's output layer.
 VO_4_5 = "vo_4_5"  # 4 bits in most layers, 5 in attention's `v` and `o`
 EMBED_8 = "embed_8"  # 8 bits in the embedding and the output head, any bits in other layers
-LAYERS = "layers"  # only attention and feed-forward, however large the vocabulary is
+LAYERS = "layers"  # attention and feed-forward only, even if the vocabulary is large
 PREDICATES = (VO_4_5, EMBED_8, f"{VO_4_5}+{EMBED_8}", LAYERS)
 LARGE_VOCABULARY = 100_000  # tokens; with fewer, the head is a small part of what a pass reads
 _VALUES_AND_OUTPUTS = frozenset("vo")
@@ -44,18 +44,18 @@ PARTS = ("weight", "scales", "biases")  # the names of nn.QuantizedLinear's arra
 
 
 def quantize_predicate(path: str, module: nn.Module | None = None) -> bool:
-    """Returns whether a layer belongs to attention or feed-forward, which every recipe quantises.
+    """Returns whether a layer is part of attention or feed-forward, which every recipe quantizes.
 
     Args:
-        path: the layer's name in the model.
-        module: unused; `nn.quantize` passes it to its `class_predicate`.
+        path: the layer's path in the model.
+        module: unused; it is here because `nn.quantize` passes the layer to its predicate.
     """
     return path.rsplit(".", 1)[-1] in _LAYERS
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """A quantisation's settings; the fields are those of `quantization` in config.json."""
+    """The settings of a quantization, named as in the entry `quantization` of config.json."""
 
     group_size: int
     bits: int
@@ -65,7 +65,7 @@ class Quantization:
     def from_options(
         cls, bits: int | None = None, group_size: int | None = None, mode: str = "affine"
     ) -> Quantization:
-        """Returns the quantisation for these options; None is the mode's default.
+        """Returns the quantization for these options; None stands for a mode's default.
 
         Raises:
             UserError: the mode does not exist, or does not support these bits or this group size.
@@ -81,19 +81,19 @@ class Quantization:
         return cls(group_size or MODES[mode][1][0], bits or MODES[mode][0][0], mode)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Returns whether a weight's rows divide into groups; otherwise it is not quantised."""
+        """Returns whether a weight's rows divide into groups; other weights are not quantized."""
         return len(shape) == 2 and shape[-1] % self.group_size == 0
 
     def quantize(self, name: str, rows: mx.array) -> dict[str, mx.array]:
-        """Quantises rows of a weight.
+        """Quantizes rows of a weight.
 
         Args:
             name: the weight's name, ending in `.weight`.
-            rows: (n, columns); their type becomes the type of scales and offsets in mode affine.
+            rows: (n, columns); in mode affine, scales and offsets get the type of the rows.
 
         Returns:
-            Arrays of n rows by their names, which end in `.weight` (the values, packed in uint32),
-            `.scales` and, in mode affine only, `.biases` (the offsets).
+            Arrays of n rows, keyed by name. The names end in `.weight` (the values, packed in
+            uint32), `.scales` and, in mode affine only, `.biases` (the offsets).
         """
         arrays = mx.quantize(rows, group_size=self.group_size, bits=self.bits, mode=self.mode)
         path = name.removesuffix("weight")
@@ -102,13 +102,13 @@ class Quantization:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The quantisation of each layer of a model.
+    """The quantization of each layer of a model.
 
     Attributes:
-        general: quantisation of most layers.
-        special: quantisation of attention's values and outputs; None uses `general`.
-        embedding: quantisation of the embedding and a separate output head; None leaves them
-            unquantised.
+        general: the quantization of attention and feed-forward.
+        special: another quantization of attention's values and outputs; None for `general`.
+        embedding: the quantization of the embedding and of an output head that is not tied to it;
+            None leaves both unquantized.
     """
 
     general: Quantization
@@ -128,11 +128,12 @@ class Recipe:
 
         Args:
             bits: bits of all layers except the embedding and the head; None is the mode's default.
-            group_size: group size of the layers; None is the mode's default.
+            group_size: group size, in mode affine also of the embedding and the head; None is the
+                mode's default.
             mode: mode of all layers except the embedding and the head, which are always affine.
             predicate: one of `PREDICATES`; `VO_4_5` sets bits and mode itself. None is `EMBED_8`
                 for `LARGE_VOCABULARY` tokens or more, and otherwise `LAYERS`.
-            vocab_size: the number of the model's tokens.
+            vocab_size: the number of tokens in the model's vocabulary.
 
         Raises:
             UserError: an option is unknown, or the options cannot be combined.
@@ -154,7 +155,7 @@ class Recipe:
         return cls(four, five, embedding)
 
     def wanted(self, path: str) -> Quantization | None:
-        """Returns the recipe's quantisation for a layer; None if the layer is not quantised."""
+        """Returns the quantization for a layer of any shape; None if the layer is not quantized."""
         if path in _EMBEDDING_AND_HEAD:
             return self.embedding
         if not quantize_predicate(path):
@@ -163,27 +164,28 @@ class Recipe:
         return self.special if self.special and sensitive else self.general
 
     def for_layer(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
-        """Returns the quantisation of a parameter; None if it stays as it is (see `fits`)."""
+        """Returns a parameter's quantization; None if it is left out or its shape does not fit."""
         how = self.wanted(name.removesuffix(".weight"))
         return how if how and how.fits(shape) else None
 
     def entry(self, layers: dict[str, Quantization]) -> dict:
         """Returns the entry `quantization` of config.json.
 
-        It has the general quantisation, and by path the quantisation of layers that differ.
+        The entry has the fields of the general quantization. A layer that is quantized differently
+        has fields of its own, keyed by the layer's path.
 
         Args:
-            layers: the quantisation of every quantised layer, by path.
+            layers: the quantization of every quantized layer, keyed by path.
         """
         special = {path: asdict(how) for path, how in layers.items() if how != self.general}
         return asdict(self.general) | special
 
 
 def layer_settings(entry: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Returns those of a layer's settings group_size, bits and mode that config.json has.
+    """Returns a layer's group_size, bits and mode, as far as config.json has them.
 
     Args:
-        entry: the config's `quantization`, see `Recipe.entry`.
+        entry: the entry `quantization` of config.json; see `Recipe.entry`.
         path: the layer's path.
     """
     own = entry.get(path)
@@ -192,7 +194,7 @@ def layer_settings(entry: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def changed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings with which a quantised layer is stored after an adapter changed it.
+    """Returns new settings for a quantized layer that an adapter has changed, given the old ones.
 
     The layer gets 8 bits, because fewer bits would round away much of the adapter's change.
     """
@@ -205,20 +207,20 @@ def change_weight(
     settings: Mapping[str, Any],
     change: Callable[[mx.array], mx.array],
 ) -> dict[str, mx.array]:
-    """Changes the weight of a layer; if the layer is quantised, quantises the result again.
+    """Changes the weight of a layer; if the layer is quantized, quantizes the result again.
 
     Args:
         path: the layer's path.
-        arrays: the layer's arrays by name: the weight, and if the layer is quantised the other
-            arrays of `Quantization.quantize`.
-        settings: the layer's present settings, from `layer_settings`.
+        arrays: the layer's arrays by name: the weight, or for a quantized layer all the arrays that
+            `Quantization.quantize` returns.
+        settings: the settings with which `arrays` are quantized, from `layer_settings`.
         change: a function that returns the changed floating-point weight (out, in).
 
     Returns:
-        The layer's arrays by name; if the layer is quantised, they have `changed_settings`.
+        The layer's arrays by name. Those of a quantized layer have `changed_settings`.
 
     Raises:
-        UserError: the arrays cannot be dequantised with these settings.
+        UserError: the arrays cannot be dequantized with these settings.
     """
     weight, scales, offsets = (arrays.get(f"{path}.{part}") for part in PARTS)
     if scales is None:

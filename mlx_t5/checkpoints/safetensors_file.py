@@ -52,7 +52,7 @@ def read_header(path: Path) -> tuple[list[StoredTensor], dict[str, str]]:
         path: the file; only its header is read.
 
     Returns:
-        The tensors, in the order of their bytes; and the file's metadata, texts by name.
+        The tensors in the order of their bytes, and the file's metadata.
 
     Raises:
         UserError: the file is truncated, or its header is malformed or does not match the file.
@@ -107,9 +107,9 @@ def _tensor(path: Path, name: str, info: dict, data_start: int) -> StoredTensor:
 
 
 def data_size(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> int:
-    """Returns the number of bytes of tensors in a file, without the header.
+    """Returns the number of bytes that tensors take in a file, without the header.
 
-    `tensors` is as in `SafetensorsWriter`.
+    The argument is the same as that of `SafetensorsWriter`.
     """
     return sum(math.prod(shape) * _CODES[dtype][1] for dtype, shape in tensors.values())
 
@@ -117,11 +117,11 @@ def data_size(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> int:
 class SafetensorsWriter:
     """Writes one file: first the header, then each tensor's rows as they arrive.
 
-    As a context manager, it closes the file.
+    At the end of a `with` block the file is closed.
 
     Args:
         path: the file to make; it must not exist.
-        tensors: name -> (type such as "bfloat16", shape), in the file's order.
+        tensors: the type, such as "bfloat16", and shape of each tensor by name, in file order.
         metadata: string pairs for the header's `__metadata__`.
     """
 
@@ -150,7 +150,7 @@ class SafetensorsWriter:
 
     def append(self, name: str, rows: mx.array) -> None:
         """Writes the next rows of one tensor; calls for different tensors may alternate."""
-        # numpy has no bfloat16; the bytes are the same if viewed as a different 16-bit type.
+        # numpy has no bfloat16; as another 16-bit type the rows have the same bytes.
         rows = rows.view(mx.uint16) if rows.dtype == mx.bfloat16 else rows
         data = np.ascontiguousarray(np.array(rows, copy=False))
         start = self._next[name]

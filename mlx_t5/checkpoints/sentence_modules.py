@@ -1,10 +1,10 @@
-"""Reads and copies the modules and settings of a folder of sentence-transformers.
+"""Reads and copies the modules and settings of a model folder of sentence-transformers.
 
 modules.json lists a Transformer, which is the folder itself, and the modules that turn the
-Transformer's states into a vector: `1_Pooling/config.json`, `2_Dense/config.json` with weights,
-`3_Normalize`. The modules and the settings in the other files have the same effect as in
-`SentenceTransformer.encode` of version 6. An error names any unsupported or unknown entry. All
-files are untrusted.
+Transformer's states into a vector: `1_Pooling/config.json`, `2_Dense/config.json` with weights, and
+`3_Normalize`. The modules, the settings in the files `SENTENCE_SETTINGS` and the maximum length in
+tokenizer_config.json have the same effect as in `SentenceTransformer.encode` of version 6. An error
+names any unsupported or unknown entry. All files are untrusted.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _CLASSES = f"{_PACKAGE}models."
 _TORCH = "torch.nn."
 # Limit on the width of a dense layer's output; published models have 768 and 1024.
 _WIDTH = Range(int, 1, 2**16, "a whole number from 1 to 65536")
-_UNLIMITED = 1e20  # transformers takes a larger number for no limit; it writes 1e30
+_UNLIMITED = 1e20  # transformers treats larger numbers as no limit, and writes 1e30
 _NOTHING: tuple[Any, ...] = (None, False, {}, [])  # values with which an entry has no effect
 _ACTIVATIONS: Mapping[str, Step] = MappingProxyType(
     {"Identity": lambda x: x, "Tanh": mx.tanh, "ReLU": nn.relu, "GELU": nn.gelu}
 )
-# Flags that older versions write instead of `pooling_mode`.
+# Flags that older versions of sentence-transformers write instead of `pooling_mode`.
 _FLAGS: Mapping[str, str] = MappingProxyType(
     {
         "pooling_mode_mean_tokens": "mean",
@@ -83,8 +83,8 @@ _OF_MODULES: Mapping[str, tuple] = MappingProxyType(
 def modules(folder: Path) -> list[tuple[str, Path]]:
     """Returns the kind and the folder of each module in modules.json.
 
-    The kind, such as "Pooling", is the name of the module's class. It includes the name of the
-    package if the package is not sentence-transformers.
+    The kind is the name of the module's class, such as "Pooling". A class of any other package than
+    sentence-transformers keeps the name of its package.
 
     Raises:
         UserError: the file holds no list of modules, or names a folder outside the model folder.
@@ -108,10 +108,10 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
 
 
 def copy_modules(source: Path, target: Path) -> None:
-    """Copies the modules of a folder, if it has any; writes their weights as safetensors.
+    """Copies the modules of a model folder, if any; writes their weights as safetensors.
 
     Args:
-        source: a folder that `read_pooling` has read without an error.
+        source: a model folder that `read_pooling` has read without an error.
         target: the folder to write into.
 
     Raises:
@@ -141,7 +141,7 @@ def read_pooling(folder: Path, d_model: int) -> Pooling:
     """Returns the pooling of a model folder.
 
     Args:
-        folder: the model folder. If it has no modules.json, the default pooling is returned.
+        folder: the model folder. Without a modules.json, the pooling is the mean.
         d_model: the width of the encoder's states.
 
     Raises:
@@ -171,8 +171,8 @@ def _entries(file: Path, root: Path, supported: Mapping[str, tuple]) -> dict[str
     """Returns the entries of a file; {} if it does not exist.
 
     Raises:
-        UserError: an entry is not in `_KNOWN`, and its value would have an effect but is not in
-            `supported`.
+        UserError: an entry has an unsupported value. The entries `_KNOWN` may have any value, those
+            in `supported` the values listed there, and all others only the values `_NOTHING`.
     """
     raw = read_object(file, "fetch it again", root) if os.path.lexists(file) else {}
     for name, value in raw.items():
@@ -187,7 +187,7 @@ def _refused(file: Path, name: str, value: Any) -> UserError:
 
 
 def _mode(file: Path, root: Path) -> str:
-    """Returns a Pooling module's mode: its entry `pooling_mode`, or the flag that is set."""
+    """Returns a Pooling module's mode, from its entry `pooling_mode` or from `_FLAGS`."""
     raw = _entries(file, root, _OF_MODULES)
     if not raw:
         raise UserError(f"{file} has no pooling mode: fetch it again")
@@ -200,7 +200,7 @@ def _mode(file: Path, root: Path) -> str:
 
 
 def _dense(module: Path, root: Path, inputs: int) -> tuple[Step, int]:
-    """Returns a Dense module's function (linear layer, then activation) and output width."""
+    """Returns a Dense module's function (linear layer, then activation) and its output width."""
     file = module / CONFIG
     raw = _entries(file, root, _OF_MODULES)
     outputs = checked(f"{file}: out_features", raw.get("out_features"), _WIDTH)
@@ -220,7 +220,7 @@ def _dense(module: Path, root: Path, inputs: int) -> tuple[Step, int]:
 
 
 def _prompt(folder: Path) -> str:
-    """Returns the prefix of every text; "" if there is none."""
+    """Returns the prompt that is the prefix of every text; "" if there is none."""
     file = folder / GENERAL
     raw = _entries(file, folder, _OF_SETTINGS)
     name, prompts = raw.get("default_prompt_name"), raw.get("prompts")
@@ -233,7 +233,7 @@ def _prompt(folder: Path) -> str:
 
 
 def _max_tokens(folder: Path) -> int | None:
-    """Returns the maximum number of a text's tokens, with the end token; None for no limit."""
+    """Returns the maximum number of tokens, with the end token, in a text; None for no limit."""
     reading, file = _entries(folder / READING, folder, _OF_SETTINGS), folder / TOKENIZER
     own = read_object(file, "fetch it again", folder) if os.path.lexists(file) else {}
     if own.get("truncation_side") not in (None, "right"):

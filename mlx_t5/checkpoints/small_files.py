@@ -1,8 +1,8 @@
 """Reads the small files of a model folder, and checks that files belong to the folder.
 
 A folder is untrusted: config.json may be a pipe into which nobody writes, an endless device, a file
-of a hundred gigabytes, or a link to somebody's keys. So `require_own` checks every file of a model
-folder, weights included, before the file is read or copied.
+of a hundred gigabytes, or a link to a private key. So every small file is checked before it is read
+or copied, by `read_small` or `require_small`. Weights are only checked for links, by `require_own`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOKENIZER_FILES = (
 MODULES = "modules.json"
 SENTENCE_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
 MODULE_FOLDER = re.compile(r"\d{1,2}_(Pooling|Dense|Normalize)")
-# All files that are downloaded and copied with the weights.
+# The files that are downloaded and copied together with the weights.
 SMALL_FILES = (
     "config.json",
     "generation_config.json",
@@ -37,7 +37,7 @@ SMALL_FILES = (
     MODULES,
     *SENTENCE_SETTINGS,
 )
-# Neither downloaded nor copied, as T5 has no chats; but transformers reads them if they exist.
+# These are neither downloaded nor copied, as T5 has no chats, but transformers reads them.
 CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 MORE_CHAT_TEMPLATES = "additional_chat_templates"  # a folder of chat templates
 JSON_BYTES = 1 << 22  # maximum size of a config.json or an index; t5-11b has at most 200 kB
@@ -47,11 +47,11 @@ TOKENIZER_BYTES = 1 << 26  # maximum size of a tokenizer's file; the largest pub
 
 
 def place(name: str | Path) -> Path:
-    """Returns the absolute path that a user has typed, with `~` and links resolved.
+    """Returns the absolute form of a path that a user has typed, with `~` and links resolved.
 
     Raises:
-        UserError: the path is impossible: its `~NAME` is not a user, its links form a circle, or
-            the disk does not accept the name.
+        UserError: the path is impossible, because its `~NAME` names no user, its links form a
+            circle, or the disk does not accept the name.
     """
     try:
         path = Path(name).expanduser().resolve()
@@ -72,7 +72,7 @@ def read_small(path: Path, limit: int = JSON_BYTES, root: Path | None = None) ->
         root: as in `require_own`.
 
     Raises:
-        UserError: the path is not a regular file, is too large, or links to a file outside the
+        UserError: the file is not a regular file, is too large, or is a link that leads out of the
             folder.
         OSError: the file does not exist or cannot be read.
     """
@@ -92,12 +92,12 @@ def read_object(path: Path, cure: str, root: Path | None = None) -> dict[str, An
 
     Args:
         path: the file.
-        cure: the advice in the error message if the file cannot be read.
+        cure: the advice at the end of the error message, if the file cannot be read.
         root: as in `require_own`.
 
     Raises:
-        UserError: the file is missing, too large or damaged, holds no object, or is a link to a
-            file outside the folder.
+        UserError: the file is missing, too large or damaged, holds no object, or is a link that
+            leads out of the folder.
     """
     try:
         text = read_small(path, root=root)
@@ -116,8 +116,8 @@ def require_small(path: Path, limit: int = TOKENIZER_BYTES, root: Path | None = 
     """Checks a file before a library reads it; the arguments are those of `read_small`.
 
     Raises:
-        UserError: the file does not exist, is not a regular file, is too large, or is a link to a
-            file outside the folder.
+        UserError: the file does not exist, is not a regular file, is too large, or is a link that
+            leads out of the folder.
     """
     require_own(path, root)
     try:
@@ -138,9 +138,9 @@ def require_own(path: Path, root: Path | None = None) -> None:
     """Raises `UserError` for a link from a model folder to a file outside it.
 
     Following such a link could disclose or publish a private file. Links within the folder are
-    allowed, and the folder itself may be a link. Links to the folders `blobs` of Hugging Face's
-    cache are allowed too: the files of a snapshot, `models--OWNER--NAME/snapshots/COMMIT`, are
-    links into `models--OWNER--NAME/blobs`, whose files may be links into a common folder `blobs`.
+    allowed, and the folder itself may be a link. Links in Hugging Face's cache are allowed too:
+    there the files of a snapshot, `models--OWNER--NAME/snapshots/COMMIT`, are links into
+    `models--OWNER--NAME/blobs`. The files in `blobs` may be links into a `blobs` beside the models.
 
     Args:
         path: a file or a folder in the model folder; it need not exist.

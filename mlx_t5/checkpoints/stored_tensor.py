@@ -2,8 +2,8 @@
 
 In every weight format that `checkpoint.py` reads (safetensors, zip `.bin`, legacy `.bin`), a tensor
 is stored as raw little-endian elements at an offset in a file, and has a type, a shape and strides.
-A `StoredTensor` holds these facts, which have been checked against the file. So all formats share
-one reader.
+A `StoredTensor` holds these facts, after a format's reader has checked them against the file. So
+one class reads the tensors of all formats.
 
 The bytes are read, not memory-mapped. Pages of a mapped file count as resident memory of the
 process until the system evicts them, and truncating a mapped file kills the process.
@@ -25,7 +25,7 @@ from mlx_t5.errors import UserError, shown
 # The types that a T5 checkpoint can hold, and the numpy type by which each is read. numpy has no
 # bfloat16: the 16 bits are read as an integer, and MLX views them as bfloat16.
 READABLE = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
-# The further types in MLX folders: those of quantised weights, and of some modes' scales.
+# Further types in MLX folders: those of packed quantized weights, and of scales in some modes.
 PACKED = {"uint32": np.uint32, "uint8": np.uint8}
 
 
@@ -36,7 +36,7 @@ class StoredTensor:
     Attributes:
         name: the tensor's name in the checkpoint.
         path: the file that holds it.
-        dtype: the type's name; `read` supports "float32", "float16" and "bfloat16" only.
+        dtype: the name of the elements' type; `read` supports the types `READABLE` only.
         itemsize: bytes per element.
         shape: the tensor's shape.
         strides: the stride of each dimension, in elements.
@@ -63,7 +63,7 @@ class StoredTensor:
 
     @property
     def extent(self) -> int:
-        """The number of elements in the file from the tensor's first to its last, gaps included."""
+        """The number of elements in the file from the tensor's first to its last, with any gaps."""
         if self.size == 0:
             return 0
         return 1 + sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
@@ -76,8 +76,8 @@ class StoredTensor:
     def row_tiles(self, file: FileIO, max_bytes: int) -> Iterator[mx.array]:
         """Yields the tensor as tiles of whole rows (slices along the first dimension), in order.
 
-        A tensor with gaps or not in row-major order (a slice, a transposed view) is read whole
-        first.
+        If the tensor has gaps or is not in row-major order (a slice, a transposed view), it is read
+        as a whole first.
 
         Args:
             file: the file at `self.path`, opened unbuffered for reading in binary mode.
@@ -103,14 +103,15 @@ class StoredTensor:
             )
 
     def read(self, file: FileIO) -> mx.array:
-        """Reads the whole tensor in its stored type; `file` and errors as in `row_tiles`."""
+        """Reads the whole tensor in its stored type; `file` and errors are as in `row_tiles`."""
         self.require_readable()
         return self.part(file, 0, slice(0, self.shape[0] if self.shape else 1))
 
     def part(self, file: FileIO, axis: int, where: slice) -> mx.array:
-        """Reads only some rows (axis 0) or columns (axis 1); `file` and errors as in `row_tiles`.
+        """Reads only some rows (axis 0) or columns (axis 1); `file` is as in `row_tiles`.
 
-        A tensor with gaps is read whole first. Quantised weights are read as they are stored.
+        The types `PACKED` are supported too, and other errors are those of `row_tiles`. A tensor
+        with gaps or not in row-major order is read as a whole first.
         """
         if self.dtype not in PACKED:
             self.require_readable()

@@ -82,8 +82,8 @@ def _read_zip(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]]
 
 
 def _entry_start(file: io.BufferedReader, info: zipfile.ZipInfo) -> int:
-    # The data follows the entry's local header. Only this header says how long its extra field is,
-    # by which torch aligns the data.
+    # The data follows the entry's local header. Torch aligns the data by an extra field in this
+    # header, and only the header itself says how long the field is.
     file.seek(info.header_offset)
     header = file.read(30)
     if len(header) < 30 or header[:4] != b"PK\x03\x04":
@@ -93,7 +93,7 @@ def _entry_start(file: io.BufferedReader, info: zipfile.ZipInfo) -> int:
 
 
 def _read_legacy(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]]]:
-    """Returns the same as `_read_zip`, for a legacy file."""
+    """Returns what `_read_zip` returns, for a legacy file."""
     with open(path, "rb") as file:
         head = io.BytesIO(file.read(MAX_PICKLE))
         if Machine(head, MAX_HEAD).run() != _MAGIC:
@@ -152,15 +152,15 @@ def _place(
         offset=start + tensor.offset * storage.itemsize,
     )
     held = min(storage.size, nbytes // storage.itemsize)
-    # A tensor with more elements than its storage repeats some of them. No weight does that, and it
-    # would let a small file demand any amount of memory.
+    # A tensor that has more elements than its storage repeats some of them. No weight does that,
+    # and such a tensor would let a small file demand any amount of memory.
     if max(tensor.offset + result.extent, result.size) > held:
         raise UserError(f"{shown(name)} reaches beyond its storage of {held} elements")
     return result
 
 
 class _Archive(io.FileIO):
-    """A file for `zipfile` that refuses long reads, and so archives with a long list of entries."""
+    """A file that refuses long reads, because `zipfile` reads the list of entries in one read."""
 
     def read(self, size: int | None = -1) -> bytes:
         if size is not None and size > MAX_PICKLE:

@@ -1,8 +1,9 @@
 """Reads the tensors of a state dict, and their positions, from torch's pickle without unpickling.
 
-A pickle is a program, and unpickling an untrusted pickle runs it. Here a small stack machine reads
-the opcodes. It knows strings, numbers, containers and the few names from which a tensor is built,
-and it has no code path that imports or calls anything else. An error shows the name refused.
+A pickle is a program, and unpickling an untrusted pickle runs the program. Here a small stack
+machine reads the opcodes. It knows strings, numbers, containers and the few names from which a
+tensor is built. It has no code path that imports or calls anything else, and an error shows the
+name that it refuses.
 
 A storage is a flat run of elements, and several tensors may be views of one storage.
 """
@@ -19,8 +20,8 @@ from typing import Any
 from mlx_t5.checkpoints.limits import MAX_RANK, natural
 from mlx_t5.errors import UserError, shown
 
-# t5-11b needs a pickle of 60 kB with 20,000 opcodes, names of 60 characters, and an archive's list
-# of entries of 60 kB. Larger files than these limits allow are refused.
+# Files beyond these limits are refused. For comparison, t5-11b has a pickle of 60 kB with 20,000
+# opcodes, names of 60 characters, and 60 kB for the archive's list of entries.
 MAX_PICKLE = 1 << 21  # bytes of a pickle, and of an archive's list of entries
 MAX_OPCODES = 1 << 18
 MAX_HEAD = 1 << 10  # opcodes in each small pickle that precedes the object in a legacy file
@@ -46,7 +47,7 @@ _STORAGES = MappingProxyType(
 
 @dataclass(frozen=True)
 class Storage:
-    """A storage: its key in the file, its element type and its size."""
+    """A storage: its key in the file, its elements' type and size, and their number."""
 
     key: str
     dtype: str
@@ -69,8 +70,8 @@ class _Name:
     """A supported name in the pickle.
 
     Attributes:
-        call: the function that is called when the pickle calls this name; None for a storage class.
-        storage: the element type and size of a storage class; None for a function.
+        call: our function that runs when the pickle calls this name; None for a storage class.
+        storage: a storage class's element type, and the bytes of an element; None for a function.
     """
 
     call: Callable[..., object] | None
@@ -126,7 +127,7 @@ class Machine:
         self.storages: dict[str, Storage] = {}
 
     def run(self) -> Any:
-        """Returns the pickled object, made of plain containers, `Storage` and `Tensor`."""
+        """Returns the pickled object, made of literals, containers, `Storage` and `Tensor`."""
         for n, (opcode, argument, _) in enumerate(pickletools.genops(self._stream)):
             if n == self._most:
                 raise UserError(f"its pickle has more than {n} opcodes; no list of tensors has")

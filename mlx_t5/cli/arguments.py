@@ -29,7 +29,7 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 NO_MEMORY = (
     "out of memory; take a smaller or a quantised model, shorter prompts, or fewer at a time"
 )
-# 0 is not a value of --num-draft, because the command lines have an option for regular decoding.
+# --num-draft does not accept 0, because the command lines have another option for regular decoding.
 NUM_DRAFT = replace(
     SETTINGS["num_draft"].range, least=1, expected="a whole number, at least 1, or auto"
 )
@@ -81,8 +81,8 @@ def run(
 
     Args:
         command: parses the arguments, does the work and returns the exit status.
-        requirements: the file that lists the command's packages, besides requirements.txt.
-        interrupted: message after Ctrl-C; "" prints none.
+        requirements: the command's requirements file; an error about a missing package names it.
+        interrupted: the message after Ctrl-C; "" prints none.
 
     Returns:
         The exit status.
@@ -127,8 +127,8 @@ def not_installed(error: ImportError, requirements: str = "requirements.txt") ->
 def open_streams() -> None:
     """Makes the standard streams safe: replaces closed ones, and lets any file name be printed.
 
-    If a stream stayed closed, the next opened file would get its descriptor, and C libraries would
-    write their messages into that file.
+    If a stream stayed closed, the next file to be opened would get the stream's descriptor, and C
+    libraries would write their messages into that file.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -175,14 +175,14 @@ def add_number(
     help: str,
     metavar: str = "N",
 ) -> None:
-    """Adds an option that takes a number, or several if its default is a list.
+    """Adds an option that takes a number, or several numbers if the default is a list.
 
     Args:
         group: the group to add it to.
         names: the option's names, separated by spaces.
         type: its argparse type.
         default: its default.
-        help: its help; the default is appended, unless it is None or an empty list.
+        help: its help, to which the default is appended unless that is None or an empty list.
         metavar: the number's name in the help.
     """
     several = isinstance(default, list)
@@ -199,7 +199,7 @@ def add_number(
 
 
 def option_of(name: str) -> str:
-    """Returns the name of a setting's option."""
+    """Returns the option of a setting, such as --num-draft for num_draft."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -210,12 +210,12 @@ def add_setting(
     default: Any = None,
     allowed: Range | None = None,
 ) -> None:
-    """Adds the option of a setting; the setting is declared in settings.py.
+    """Adds the option of a setting that settings.py declares.
 
     Args:
         group: the group to add it to.
         option: its name, such as --num-draft.
-        help: its help, if it differs from the setting's help; the default is appended.
+        help: its help, if it differs from the setting's help; the default value is appended.
         default: its default, if it differs from the setting's default.
         allowed: its range, if it differs from the setting's range.
     """
@@ -261,11 +261,11 @@ def add_models(group: argparse._ActionsContainer) -> None:
 
 
 def add_decoding(group: argparse._ActionsContainer, without: str) -> None:
-    """Adds the options for speculation, exact decoding, and the defaults of the model's files.
+    """Adds --num-draft, --delta, --ignore-generation-config and --exact.
 
     Args:
         group: the group to add them to.
-        without: the option of this command line for decoding without a draft; messages name it.
+        without: how this command line asks for decoding without a draft, for error messages.
     """
     expected = f"{NUM_DRAFT.expected} (or {without} for no draft)"
     add_setting(group, "--num-draft", allowed=replace(NUM_DRAFT, expected=expected))
@@ -283,11 +283,11 @@ def add_decoding(group: argparse._ActionsContainer, without: str) -> None:
 
 
 def parsed(kind: type[Options], values: Mapping[str, Any]) -> Options:
-    """Returns an options dataclass whose fields have argparse's values."""
+    """Returns an options dataclass, given the values that argparse has parsed."""
     return kind(**{field.name: values[field.name] for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns, by name, the options that are fields of `Settings` and are not None."""
+    """Returns, by name, those options that are fields of `Settings` and are not None."""
     names = [field.name for field in fields(Settings) if options.get(field.name) is not None]
     return {name: options[name] for name in names}

@@ -20,9 +20,9 @@ from typing import Any, Generic, TextIO, TypeVar, cast
 from mlx_t5.errors import UserError
 from mlx_t5.text.markup import spans
 
-BYTES = "latin-1"  # the encoding in which every byte is a character
+BYTES = "latin-1"  # the encoding in which every byte is one character
 Item = TypeVar("Item")
-Line = Any  # a prompt, or a prompt and its target, or a UserError
+Line = Any  # a prompt, a pair of a prompt and another text, or a UserError
 
 
 def read_prompts(prompts: Sequence[str]) -> list[str]:
@@ -42,10 +42,10 @@ def _read_prompt(given: str) -> str:
 
 
 def read_document(name: str, file_type: str = "") -> str:
-    """Returns the text of a file ("-": standard input), with its byte order mark and line ends.
+    """Returns a file's text, with byte order mark and line ends; "-" is standard input.
 
     Raises:
-        UserError: the file cannot be read, is empty or not UTF-8, or lacks its type's markup.
+        UserError: the file cannot be read, is empty, is not UTF-8, or does not fit its type.
     """
     where = "standard input" if name == "-" else name
     with _opened(name, newline="") as file:
@@ -62,27 +62,27 @@ def read_document(name: str, file_type: str = "") -> str:
 class Lines:
     """Iterates over the prompts of a file; reads line by line, so that any file fits into memory.
 
-    An item is a text. With `targets` it is a pair of a prompt and its target. With `optional` it is
-    a pair of a prompt and a second text, which may be None.
+    By default an item is a prompt. With `targets` an item is a pair of a prompt and its target.
+    With `optional` an item is a pair of a prompt and a second text, which may be None.
 
-    If a line cannot be used, the item is the `UserError` that says why. Lines end with LF, CRLF or
+    If a line cannot be used, its item is the `UserError` that says why. Lines end with LF, CRLF or
     CR; blank lines at the end are ignored. A pipe is read ahead in a thread.
 
     Attributes:
-        count: number of prompts; None for a pipe, whose end is not known.
+        count: number of items; None for a pipe, whose end is not known.
     """
 
     def __init__(self, name: str, targets: bool = False, optional: str = "") -> None:
         """Opens the file.
 
         Args:
-            name: a file with one prompt a line, or with objects that have a "prompt" if its name
-                ends in .jsonl; "-" is standard input, one prompt a line.
-            targets: whether each line is an object with a "prompt" and a "target".
+            name: a file with one prompt a line; "-" is standard input. If the name ends in .jsonl,
+                each line is an object with a "prompt".
+            targets: whether each line of any file is an object with a "prompt" and a "target".
             optional: the name of a second text that each object may have; "" for none.
 
         Raises:
-            UserError: the file cannot be read, or is empty; for an empty pipe, the first `next`
+            UserError: the file cannot be read or is empty. If a pipe is empty, the first `next`
                 raises the error.
         """
         self._shown = "standard input" if name == "-" else name
@@ -134,7 +134,7 @@ class Lines:
         return (prompt, _checked(record["target"], where)) if self._targets else prompt
 
     def _numbered(self) -> Iterator[tuple[int, bytes]]:
-        """Yields numbered lines; a blank line is b"", and blank lines at the end are left out."""
+        """Yields lines with their numbers. A blank line is b"", but none is yielded at the end."""
         blank = n = 0
         try:
             for n, line in enumerate(self._file, 1):
@@ -158,7 +158,7 @@ class PairLines(Lines):
     """
 
     def __init__(self, name: str) -> None:
-        """Opens the file; raises `UserError` as `Lines` does, and for other types of files."""
+        """Opens the file; raises `UserError` as `Lines` does, and for other suffixes."""
         if not name.endswith((".jsonl", ".tsv")):
             raise UserError(f"{name} is no .jsonl and no .tsv file; give one, or a folder of them")
         self._tabs = name.endswith(".tsv")
@@ -180,7 +180,7 @@ class PairLines(Lines):
 
 
 def _opened(name: str, newline: str | None = None) -> TextIO:
-    """Opens a file as text of one character per byte, so that only line ends are interpreted."""
+    """Opens a file as text in which each byte is one character, so that only line ends matter."""
     try:
         if name != "-":
             return open(name, encoding=BYTES, newline=newline)
@@ -202,7 +202,7 @@ def _text(data: bytes, where: str, encoding: str = "utf-8-sig") -> str:
 
 
 def _record(line: str, where: str, fields: Sequence[str]) -> dict[str, str]:
-    """Parses a line as an object and checks that these fields are texts."""
+    """Returns a line parsed as a JSON object, in which these fields are texts."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -230,12 +230,12 @@ def _checked(text: str, where: str) -> str:
 class ReadAhead(Generic[Item]):
     """An iterator that reads a bounded number of items ahead, in a thread.
 
-    If the source raises an exception, `next` raises it in place of the item. The thread is a
-    daemon, so a source that never ends does not keep the process alive.
+    If the source raises an exception, `next` raises that exception. The thread is a daemon, so a
+    source that never ends does not keep the process alive.
     """
 
     def __init__(self, items: Iterable[Item], ahead: int = 64) -> None:
-        """Starts to read, at most `ahead` items ahead."""
+        """Starts a thread that keeps at most `ahead` items in a queue."""
         self._drawn: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(ahead)
         threading.Thread(target=self._draw, args=(items,), daemon=True).start()
 
@@ -263,6 +263,6 @@ class ReadAhead(Generic[Item]):
         return cast(Item, item)
 
     def _next(self) -> tuple[Item | None, BaseException | None]:
-        while True:  # waits are short, as a Ctrl-C just before a wait does not end it
+        while True:  # waits are short, as a Ctrl-C just before a wait does not end the wait
             with contextlib.suppress(queue.Empty):
                 return self._drawn.get(timeout=0.5)

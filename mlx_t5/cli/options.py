@@ -31,15 +31,15 @@ DEFAULT_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
     "avocadoes, and bread."
 )
-MARKUP = {*SUFFIXES} - {".txt"}  # a plain text may begin with a prefix
+MARKUP = {*SUFFIXES} - {".txt"}  # unlike these types, a plain text may begin with a prefix
 
 
 @dataclass(frozen=True)
 class MainOptions:
-    """The command line of main.py; `--help` explains the other fields.
+    """The command line of main.py; `--help` explains the fields that are not listed here.
 
     Attributes:
-        settings: by name, the decoding settings that the user gives.
+        settings: the decoding settings that the user gives, keyed by name.
     """
 
     model: str | None
@@ -80,7 +80,7 @@ class MainOptions:
 
     @property
     def file_type(self) -> str:
-        """The suffix of a document with markup; otherwise ""."""
+        """The suffix of a document whose type has markup; "" for anything else."""
         suffix = Path(self.input_file or "").suffix.lower() if self.is_document else ""
         return suffix if suffix in MARKUP else ""
 
@@ -213,7 +213,7 @@ def _scoring_options(group: argparse._ArgumentGroup) -> None:
 
 
 def read_options(argv: list[str] | None) -> MainOptions:
-    """Returns the parsed and checked command line; an output file *.jsonl implies --json.
+    """Returns the parsed and checked command line; an output file named *.jsonl implies --json.
 
     Raises:
         UserError: some options are incompatible; the message names them.
@@ -257,7 +257,7 @@ def _check(options: MainOptions) -> None:
 
 
 def _check_documents(options: MainOptions) -> None:
-    """Refuses options that are incompatible with a split, or that need one."""
+    """Refuses options that are incompatible with --split, or that need --split."""
     if options.split == "none":
         for name in ("source_language", "max_source_tokens"):
             if getattr(options, name):
@@ -274,7 +274,7 @@ def _check_documents(options: MainOptions) -> None:
 
 
 def check_ranks(options: MainOptions, size: int) -> None:
-    """Refuses options that several ranks do not support.
+    """Refuses options that are not supported on several ranks.
 
     Raises:
         UserError: such an option is given.
@@ -284,9 +284,10 @@ def check_ranks(options: MainOptions, size: int) -> None:
 
 
 def cutting_of(options: MainOptions, prefix: str) -> Cutting | None:
-    """Returns how to cut texts into pieces; None without a split.
+    """Returns how to cut texts into pieces; None without --split.
 
-    If no prefix is given, a text may begin with one of the model's prefixes.
+    If `prefix` is empty and --prefix is not given, each text may begin with one of the prefixes of
+    the model's tasks.
     """
     from mlx_t5.text.documents import Cutting
 

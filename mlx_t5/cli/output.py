@@ -31,13 +31,13 @@ File = TypeVar("File", bound=IO[Any])
 class Painter:
     """Colors tokens by their origin: green for the draft, cyan for copies, magenta for the target.
 
-    If `NO_COLOR` is set (https://no-color.org), tokens of the draft are in brackets, copied
-    tokens in braces. A token that ends inside a character is shown with the token that completes
-    it.
+    If `NO_COLOR` is set (https://no-color.org), tokens of the draft are in brackets, and copied
+    tokens in braces. If a token ends inside a character, its text is shown with the token that
+    completes the character.
     """
 
     def __init__(self, tokenizer: Any = None):
-        """Takes the tokenizer that `line` uses; the other methods need none."""
+        """Takes the tokenizer that `line` uses; the other methods need no tokenizer."""
         self._tokenizer = tokenizer
         colours = {"draft": 32, "copy": 36, "target": 35}
         self._forms = {writer: f"\033[{c}m{{}}\033[0m" for writer, c in colours.items()}
@@ -54,9 +54,9 @@ class Painter:
         """Returns a text whose tokens are colored one by one.
 
         Args:
-            pieces: the text that each token completed.
-            writers: the origin of each token: "draft", "copy" or "target".
-            rest: text after the last token; it gets the target's color.
+            pieces: for each token, the text that it completed.
+            writers: for each token, its origin: "draft", "copy" or "target".
+            rest: text after the last token, which gets the target's color.
         """
         authors = [*zip(pieces, writers, strict=True), (rest, "target")]
         return "".join(self._forms[writer].format(text) for text, writer in authors if text)
@@ -75,12 +75,12 @@ class Painter:
 def text_lines(as_json: bool, aside: bool, painter: Painter | None = None) -> LineOf:
     """Returns a function that makes the output line of a prompt and its result.
 
-    If the prompt has failed, the line is empty or, with `as_json`, an object with the error.
+    If the prompt has failed, the line is empty, or with `as_json` an object with the error.
 
     Args:
         as_json: whether a line is a JSON object; otherwise it is a text.
         aside: whether colored lines go to standard error, in addition to the plain output.
-        painter: colors the lines; None: no colors.
+        painter: colors the lines; None for no colors.
     """
 
     def line(prompt: Any, result: Result) -> str:
@@ -100,7 +100,7 @@ def one_line(text: str) -> str:
 
 
 def text_object(prompt: Any, result: Result) -> str:
-    """Returns the line that `--json` prints for a result: a JSON object."""
+    """Returns the line for a result with `--json`: a JSON object."""
     record: dict[str, Any] = {
         "prompt": _text(prompt),
         "text": result.text,
@@ -121,7 +121,7 @@ def text_object(prompt: Any, result: Result) -> str:
 
 
 def score_object(pair: Any, score: Score) -> str:
-    """Returns the line of a scored pair of prompt and target: a JSON object."""
+    """Returns the line for a scored pair of a prompt and its target: a JSON object."""
     prompt, target = pair if isinstance(pair, tuple) else ("", "")
     record: dict[str, Any] = {"prompt": prompt, "target": target}
     record |= {"logprob": None, "token_logprobs": [], "tokens": []}
@@ -133,7 +133,7 @@ def score_object(pair: Any, score: Score) -> str:
 
 
 def embedding_object(prompt: Any, vector: np.ndarray | Exception) -> str:
-    """Returns the line of an embedded prompt: a JSON object."""
+    """Returns the line for an embedded prompt: a JSON object."""
     record: dict[str, Any] = {"prompt": _text(prompt), "embedding": None}
     if isinstance(vector, Exception):
         record["error"] = str(vector)
@@ -143,7 +143,7 @@ def embedding_object(prompt: Any, vector: np.ndarray | Exception) -> str:
 
 
 def error_of(outcome: Any) -> str | None:
-    """Returns the error of an outcome, or of its pieces that failed; None without an error."""
+    """Returns the error message of an outcome or of a document's failed pieces, or None."""
     pieces = getattr(outcome, "pieces", [])
     if failed := [piece for piece in pieces if piece.error]:
         where = f"the first, at character {failed[0].start + 1}: {failed[0].error}"
@@ -152,7 +152,7 @@ def error_of(outcome: Any) -> str | None:
 
 
 def _text(prompt: Any) -> str:
-    """Returns a prompt's text without its prediction; "" if the prompt could not be read."""
+    """Returns a prompt's text without the prediction; "" if the prompt could not be read."""
     prompt = prompt[0] if isinstance(prompt, tuple) else prompt
     return prompt if isinstance(prompt, str) else ""
 
@@ -164,8 +164,8 @@ def check_output_file(output_file: str, input_file: str | None) -> None:
     """Checks, before the work begins, that results can be written to this file.
 
     Raises:
-        UserError: the folder is missing or not writable, the file is the input itself, or an array
-            would be written to a pipe or a device.
+        UserError: the path is that of a folder or of the input, the file cannot be written, or an
+            array would be written to a pipe or a device.
     """
     path = Path(output_file)
     if path.is_dir():
@@ -185,7 +185,8 @@ def claimed(file: File, path: str, keep: int = 0) -> File:
     """Locks an open file for this process, and truncates it to `keep` bytes; returns the file.
 
     Raises:
-        UserError: another process writes the file, or has made it shorter; the file is closed.
+        UserError: another process is writing the file, or the file has fewer than `keep` bytes; the
+            file is closed.
     """
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         if not lock(file.fileno()):
@@ -206,7 +207,7 @@ def require_there(file: IO[Any], path: str) -> None:
 
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[None]:
-    """Turns an OSError of the block into an error message about the file at `path`.
+    """Turns an OSError in the block into a `UserError` about the file at `path`.
 
     Raises:
         UserError: the file cannot be written.
@@ -223,13 +224,13 @@ def writing(path: str) -> Iterator[None]:
 class LineFile:
     """Writes lines of results, each without delay, so that an interruption loses none.
 
-    Use it in a `with` block, which closes the file.
+    Use a `LineFile` in a `with` block, which closes the file.
 
     Args:
         path: file to write, which does not change before the first result; None: standard output.
-        keep: number of bytes at the beginning of the file that are kept.
-        record: the record to write beside the file when the first result comes; None for none.
-        line_of: makes a line from a prompt and its outcome.
+        keep: number of bytes of earlier results, at the beginning of the file, that stay.
+        record: the options to record beside the file at the first result; None for no record.
+        line_of: a function that makes a line from a prompt and its outcome.
         end: the end of each line; "" if lines contain their ends.
     """
 
@@ -254,7 +255,7 @@ class LineFile:
                 self._file.close()
 
     def write(self, item: Any, outcome: Any) -> None:
-        """Writes the line of a prompt and its outcome."""
+        """Writes the line that `line_of` makes from a prompt and its outcome."""
         self.write_line(self._line_of(item, outcome))
 
     def write_line(self, line: str) -> None:

@@ -1,6 +1,6 @@
 """Finds the lines of an output that `--resume` keeps: the lines of the finished prompts.
 
-An interrupted run leaves the results of the first prompts, and perhaps an incomplete line. The
+An interrupted run leaves the results of the first prompts, and perhaps an incomplete line. JSON
 lines are compared with their prompts, so that an output is not resumed with a different input.
 """
 
@@ -25,7 +25,7 @@ class ResumePoint:
     Attributes:
         prompts: number of finished prompts.
         size: number of bytes that their lines take, from the beginning of the file.
-        all: whether every prompt is finished.
+        all: whether every prompt of the input is finished.
     """
 
     prompts: int = 0
@@ -39,7 +39,7 @@ class Form:
 
     Attributes:
         texts: number of lines per prompt.
-        result: a field that every line's JSON object has; None if the lines are texts.
+        result: the field with the result in each line's JSON object; None if the lines are texts.
     """
 
     texts: int = 1
@@ -49,11 +49,11 @@ class Form:
 def find_resume_point(
     output_file: str, items: Iterator[Any], form: Form, count: int | None = None
 ) -> ResumePoint:
-    """Returns which part of an output is finished; reads the finished prompts from `items`.
+    """Returns the finished part of an output; draws the finished prompts from `items`.
 
     Args:
         output_file: the output of an earlier run; it may not exist.
-        items: the input's items: texts, pairs, or the `UserError` of a line that cannot be used.
+        items: the input's items; each is a text, a pair, or the `UserError` of an unusable line.
         form: the format of the output's lines.
         count: number of items, if it is known.
 
@@ -88,7 +88,7 @@ def _too_many(output_file: str, prompts: int) -> UserError:
 
 
 def _whole_lines(file: IO[bytes], count: int) -> list[bytes]:
-    """Returns the next prompt's lines; an empty list if a line is missing or incomplete."""
+    """Returns the next prompt's `count` lines; an empty list if a line is missing or incomplete."""
     lines = [file.readline() for _ in range(count)]
     return lines if all(line.endswith(b"\n") for line in lines) else []
 

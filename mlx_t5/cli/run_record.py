@@ -1,7 +1,7 @@
 """Records the options of an incomplete output, so that `--resume` does not mix two jobs.
 
-OUTPUT.resume, beside the output, is a JSON object with every option that may change a text. For the
-models, the adapter and an input file of plain text it has digests of the contents, not paths.
+The file OUTPUT.resume, beside the output, has a JSON object with every option that may change a
+text. The models, the adapter and the input file are recorded by digests of their contents.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RunRecord:
 
     Attributes:
         output_file: the output; "" if no record is kept.
-        options: the recorded options by name, see `record_of`.
+        options: the recorded options by their names on the command line; see `record_of`.
     """
 
     output_file: str = ""
@@ -65,10 +65,10 @@ class RunRecord:
                 raise UserError(f"{self.output_file} {how}; give that again, {OTHERWISE}")
 
     def begin(self) -> None:
-        """Writes the record beside the output, which is open; replaces an earlier record.
+        """Writes the record beside the output file; replaces an earlier record.
 
         Raises:
-            UserError: the disk is full.
+            UserError: the record cannot be written.
         """
         # A device gets no record, and neither does an output in a folder that is not writable.
         if os.path.isfile(self.output_file) and os.access(self.path.parent, os.W_OK):
@@ -102,15 +102,15 @@ def record_of(options: Mapping[str, Any], chosen: ModelPair) -> RunRecord:
 
     with open_checkpoint(chosen.target) as checkpoint:
         dtype = str(compute_dtype(options["dtype"], checkpoint))
-    lenient = options["delta"] > 0  # the proposals influence the text
+    lenient = options["delta"] > 0  # then the proposals influence the text
     facts = {
-        "json": None,  # first, as the first difference is reported and other options depend on it
+        "json": None,  # first: only the first difference is reported, and others may follow from it
         "delta": None,
         **{name: value for name, value in options.items() if name not in WITHOUT_EFFECT},
         "model": identity(chosen.target),
         "adapter_path": chosen.adapter and adapter_identity(chosen.adapter),
         "dtype": dtype,
-        # JSON objects contain their prompts, but not the predictions that a draft may copy.
+        # JSON lines contain their prompts, but not the predictions that a draft may copy.
         "input_file": _digest(options["input_file"]) if lenient or not options["json"] else None,
         "draft_model": [chosen.draft and identity(chosen.draft), chosen.lookup]
         if lenient

@@ -1,4 +1,4 @@
-"""Holds what main.py decodes: the settings, the prompts, and the part that is already done."""
+"""Describes a run of main.py: its settings, its prompts, and the part that is already done."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from mlx_t5.loading import ModelPair
     from mlx_t5.network.ranks import Ranks
 
-# Computes outcomes, given the prompts, their indexes, and whether the next prompt can be read.
+# Computes outcomes from prompts, their indexes, and a test of whether the next prompt is ready.
 Compute = Callable[[Iterator[Any], Iterator[int], Callable[[], bool]], Iterator[Any]]
 
 
 @dataclass(frozen=True)
 class MainJob:
-    """The options, settings and models with which main.py handles every prompt.
+    """The options, settings and models that main.py uses for every prompt.
 
     Attributes:
         options: the command line.
-        spec: the job for the engine; settings that the user does not give come from the model.
+        spec: the engine's job; settings that the user does not give come from the model.
         prefix: the text put before every prompt.
         models: the models to run.
     """
@@ -58,13 +58,13 @@ class MainJob:
 
 
 class Run:
-    """The remaining prompts, and the output of the prompts that an earlier run has done.
+    """The prompts that remain to be done, and the output of those that an earlier run has done.
 
     Attributes:
         prompts: the remaining prompts: a list, or an iterator over the lines of an input file.
-        count: number of all prompts, including the done ones; None if it is not known.
+        count: number of all prompts, including those done; None if the number is not known.
         first: number of prompts already done.
-        outcomes_a_prompt: number of outcomes, and so of lines, per prompt.
+        outcomes_a_prompt: number of outcomes per prompt, each of which is one line.
         output_file: the file for results; None: standard output.
         keep: number of bytes of earlier results in that file.
         record: the record beside the output file, for a later `--resume`.
@@ -78,7 +78,7 @@ class Run:
         job: MainJob,
         record: RunRecord,
     ) -> None:
-        """Makes the run of the remaining prompts; use `of`, which finds the part that is done."""
+        """Makes a run of the remaining prompts; callers use `of`, which finds these prompts."""
         self.prompts, self.first, self.keep = prompts, done.prompts, done.size
         self.done, self.record = done, record
         self.count = len(prompts) if isinstance(prompts, list) else getattr(prompts, "count", None)
@@ -91,8 +91,8 @@ class Run:
         """Returns the run for a job; with `--resume` it skips the finished prompts.
 
         Args:
-            prompts: a list that is the same on all ranks, or the lines that rank 0 reads; other
-                ranks may then pass None. Finished prompts are skipped.
+            prompts: a list that is the same on all ranks, or the `Lines` of rank 0; other ranks
+                pass None instead of `Lines`.
             job: the job for every prompt.
             ranks: the ranks, which must all call this.
 
@@ -117,7 +117,7 @@ class Run:
         return run
 
     def log_resumed(self) -> None:
-        """Logs how many prompts are done, and warns if there is no record to check."""
+        """Logs how many prompts are done, and warns if no record shows how they were done."""
         if not self.first:
             return
         log(f"resuming: {self.first}{f' of {self.count}' * bool(self.count)} prompts are done")
@@ -125,10 +125,11 @@ class Run:
             log(f"warning: there is no {self.record.path}, so nothing says what made the output")
 
     def outcomes(self, compute: Compute) -> Iterator[tuple[int, Any, Any]]:
-        """Yields each outcome in order, after its prompt's number (from 1) and its prompt.
+        """Yields, for each outcome in order, the prompt's number (from 1), the prompt, the outcome.
 
         Args:
-            compute: computes the outcomes; it must read each prompt before its index.
+            compute: a function that computes the outcomes. It must draw a prompt, then that
+                prompt's index, then the next prompt.
         """
         in_hand: deque[tuple[int, Any]] = deque()
 
@@ -148,7 +149,7 @@ class Run:
 
 
 def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
-    """Yields the prompts, each with the prefix; leaves targets and errors unchanged."""
+    """Yields the prompts with the prefix in front; leaves targets and errors unchanged."""
     for prompt in prompts:
         if isinstance(prompt, tuple):
             yield prefix + prompt[0], prompt[1]
@@ -157,12 +158,12 @@ def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
 
 
 def lines_of(input_file: str, options: MainOptions) -> Lines:
-    """Returns the input file's lines, with predictions if proposals may be copied from them."""
+    """Returns the input file's lines, which may have predictions if the options permit drafting."""
     proposing = options.writes_text and not options.regular_decode
     return Lines(input_file, options.score, "prediction" if proposing else "")
 
 
 def unpaired(items: Iterable[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
-    """Returns iterators over prompts and over predictions; a missing prediction is None."""
+    """Returns an iterator over prompts and one over their predictions; None for no prediction."""
     prompts, predictions = tee(i if isinstance(i, tuple) else (i, None) for i in items)
     return (prompt for prompt, _ in prompts), (prediction for _, prediction in predictions)

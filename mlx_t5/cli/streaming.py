@@ -29,7 +29,7 @@ def write_text(
     painter: Painter | None,
     record: RunRecord,
 ) -> int:
-    """Writes one text to standard output, or a document to the output file, byte for byte.
+    """Writes one text, or one document piece by piece, to the output file or standard output.
 
     The record stays beside the output file until the document is complete.
 
@@ -79,7 +79,7 @@ def write_text(
 def _stream(
     decoder: SpeculativeDecoder, prompt: str, job: MainJob
 ) -> tuple[Generator[Chunk, None, None], int]:
-    """Returns the chunks of a text, and the expected number of pieces; 0 without a split."""
+    """Returns the chunks of a text, and the expected number of its pieces; 0 without --split."""
     from mlx_t5.engine.document_batch import chunks
     from mlx_t5.text.documents import Document
 

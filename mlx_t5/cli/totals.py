@@ -11,11 +11,11 @@ from mlx_t5.sizes import readable
 
 @dataclass
 class Totals:
-    """The sums of the statistics of results; they take the same memory for any number of results.
+    """The sums of results' statistics; their size does not depend on the number of results.
 
     Attributes:
         results: number of results.
-        stats: the sums of their statistics; results without statistics (scores, vectors) add 0.
+        stats: the sums of the statistics; results without statistics (scores, vectors) add 0.
     """
 
     results: int = 0
@@ -33,10 +33,10 @@ class Totals:
         """Returns the summary line.
 
         Args:
-            seconds: time for all results.
+            seconds: the time that all results took.
             unit: plural name of the results.
             texts: whether the results are texts, not scores or vectors.
-            verbose: whether to add how many steps proposed 0, 1, … tokens.
+            verbose: whether to add the number of steps that proposed 0, 1, … tokens.
         """
         parts = self._of_texts(seconds, unit) if texts else self._of_prompts(seconds)
         if verbose and self.stats.drafted:

@@ -1,4 +1,4 @@
-"""The parts that distill.py and finetune.py share: options, output, resuming after Ctrl-C."""
+"""What distill.py and finetune.py share: options, checks of the output, and resuming."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlx_t5.cli.arguments import INTERRUPTED, Options, add_number, at_least, run
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import Range
 
-LARGEST_SEED = 2**53 - 1  # each prompt gets a larger seed of its own
+LARGEST_SEED = 2**53 - 1  # the seeds derived for single prompts are larger
 
 
 def resumable(
@@ -32,7 +32,7 @@ def resumable(
         argv: the arguments; None: the process's own arguments.
         read: parses and checks the arguments, among them --output and --resume.
         prepare: returns an object whose `run` does the work and returns the exit status.
-        rest: name of the work that remains after the output is complete, for the message.
+        rest: the work that Ctrl-C skips if the output is complete, as the message names it.
 
     Returns:
         The exit status.
@@ -65,7 +65,7 @@ def say(line: str) -> None:
 
 
 def add_course(group: argparse._ArgumentGroup, seeded: str) -> None:
-    """Adds the options for evaluation, saving, seed and resuming; `seeded`: help of --seed."""
+    """Adds the options for evaluation, saving, seed and resuming; `seeded` is --seed's help."""
     number = partial(add_number, group)
     number("--steps-per-eval", at_least(1), 100, "steps between evaluations on held-out prompts")
     number("--save-every", at_least(1), 100, "steps between saved states")
@@ -82,7 +82,7 @@ def check_output(
     Args:
         output: the path that the user gives.
         resume: whether an earlier run is to be resumed.
-        ours: returns whether a file with this name can belong to such a folder.
+        ours: a function that returns whether such a folder may have a file of this name.
         config: name of a file that every complete folder has.
         what: name of the folder's content, for messages.
 
@@ -113,6 +113,6 @@ def check_output(
 
 
 def work_folder(output: str) -> Path:
-    """Returns the path of the folder beside the output that has the state for --resume."""
+    """Returns the path of the folder beside the output that holds the state for --resume."""
     path = Path(output).expanduser()
     return path.with_name(f"{path.name}-work")

@@ -1,7 +1,7 @@
 """Sends a model folder, with a model card, to the Hugging Face Hub (option --upload-repo).
 
 Only `huggingface_hub` reads the user's token (from `HF_TOKEN` or `hf auth login`).
-The card copies license, language and task from the card of the source model, if there is one.
+The card copies license, language and task from the source model's card, if there is one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check_repository(name: str | None) -> None:
 
 
 def model_files(folder: Path) -> list[str]:
-    """Returns the names of the model files in a folder, and its card; links are left out."""
+    """Returns the names of a folder's model files and of its card; links are left out."""
     from mlx_t5.checkpoints.checkpoint import SAFETENSORS
     from mlx_t5.checkpoints.hub import choose_files
 
@@ -60,13 +60,13 @@ def model_files(folder: Path) -> list[str]:
 
 
 def upload(folder: Path, repository: str | None, card: Callable[[str], str]) -> int:
-    """Writes a folder's card, logs the files that are sent, and sends them in one commit.
+    """Writes a folder's card, logs the names of the files to send, and sends them in one commit.
 
     Args:
-        folder: the model folder; it stays, even after an error.
+        folder: the model folder, which stays on the disk even after an error.
         repository: a name that `check_repository` has accepted; the repository is created if it
             does not exist. None: nothing is sent.
-        card: returns the text of the model card, given the repository's name.
+        card: a function that returns the text of the card, given the repository's name.
 
     Returns:
         The exit status.
@@ -124,7 +124,7 @@ def draft_card(name: str, target: Path, source: Path, dtype: Any, verdict: str) 
         target: folder of the draft's target.
         source: folder of the model that training started from; it may be the target.
         dtype: type that the target computes in.
-        verdict: the speed measured on this machine, in Markdown.
+        verdict: the measured speed, in Markdown.
     """
     from mlx_t5.backend import device_name, mx
 
@@ -147,8 +147,8 @@ def _card(folder: Path, local: Path, tags: list[str], **parts: str) -> str:
     Args:
         folder: a folder whose config.json names the source model.
         local: a folder that may contain the source's card; otherwise the Hub is asked for it.
-        tags: tags to add to the tags of the source.
-        parts: parts of the text, by their names in card.md.
+        tags: tags to add to the tags of the source's card.
+        parts: the texts to insert into card.md, by the names of their places.
     """
     from huggingface_hub import ModelCard, ModelCardData, hf_hub_download
 

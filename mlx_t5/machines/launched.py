@@ -1,4 +1,4 @@
-"""Lets processes started by `mlx.launch` connect, compare their jobs, and print on rank 0 only.
+"""Lets processes that `mlx.launch` has started connect, compare their jobs, and print as one.
 
 Rank 0 reads the input and writes the output; the other ranks are silent. A rank that fails exits
 with a status that is not 0, and `mlx.launch` then ends all ranks.
@@ -28,7 +28,7 @@ CURE = "start all ranks with the same options, models and versions"
 LAUNCH = "mlx.launch -n 2 -- python main.py …"
 BAD_INPUT, INTERRUPTED = 2, 130  # exit statuses
 JOINING = 60.0  # seconds for all ranks to connect; one attempt of MLX's ring lasts a few seconds
-MEANWHILE = 2.0  # seconds in which rank 0 may report the same error and the launcher end all ranks
+MEANWHILE = 2.0  # seconds for rank 0 to report the same error and the launcher to end all ranks
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:
@@ -56,7 +56,7 @@ def one_voice(options: Callable[[], Options], command: Callable[[Options], int])
     """Runs a command so that only rank 0 prints.
 
     Any other rank prints only an error that rank 0 does not report. Messages of libraries are
-    hidden, because MLX's ring reports ten times that another rank has ended.
+    hidden, because MLX's ring would say ten times that another rank has ended.
 
     Args:
         options: a function that parses and checks the command line, which is the same on all ranks.
@@ -126,7 +126,7 @@ def leave_interrupts_to_rank_0(ranks: Ranks) -> None:
 
 
 def to_compare(decoder: SpeculativeDecoder, options: Mapping[str, object]) -> dict[str, str]:
-    """Returns facts by name that must be equal on all ranks before their first pass.
+    """Returns named facts, which must be equal on all ranks before a forward pass.
 
     Ranks with models of different shapes would wait for each other forever. The models' paths may
     differ. Only a digest of the options is sent to other machines, as options may contain a key.
@@ -148,7 +148,9 @@ def to_compare(decoder: SpeculativeDecoder, options: Mapping[str, object]) -> di
 
 @contextlib.contextmanager
 def agreeing(ranks: Ranks) -> Iterator[dict[str, str]]:
-    """Runs a block that either all ranks complete or none; in it ranks do not compute together.
+    """Runs a block on all ranks, and raises the same error on all if the block fails on any.
+
+    Within the block the ranks must not communicate.
 
     Yields:
         An empty dictionary, into which the block writes facts that must be equal on all ranks.

@@ -15,7 +15,7 @@ AT_ONCE = 64  # maximum number of prompts shared at a time, if they are ready
 class SharedPrompts:
     """An iterator that yields the items of rank 0's iterator on every rank.
 
-    All ranks must call its methods in the same order.
+    All ranks must make the same calls of its methods in the same order.
     """
 
     def __init__(self, prompts: Any, ranks: Ranks) -> None:
@@ -50,7 +50,7 @@ class SharedPrompts:
         return self._here.popleft()
 
     def _share(self, wait: bool) -> None:
-        """Sends some prompts from rank 0 to all ranks; `wait` says to wait for at least one."""
+        """Sends prompts from rank 0 to all ranks; with `wait`, waits for at least one prompt."""
         message: list[Any] = [[], None, False]
         if self._ranks.rank == 0:
             message = self._drawn(wait)
@@ -64,7 +64,7 @@ class SharedPrompts:
                 items.append(_packed(next(self._prompts)))
         except StopIteration:
             return [items, None, True]
-        except UserError as error:  # the input cannot be read from here on
+        except UserError as error:  # the rest of the input cannot be read
             return [items, str(error), True]
         return [items, None, False]
 
