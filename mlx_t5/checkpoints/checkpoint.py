@@ -24,6 +24,7 @@ SAFETENSORS = "model.safetensors"
 TORCH = "pytorch_model.bin"
 # The embedding is stored under one or more of these names. MADLAD uses only the last name.
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+LAST_NORMS = ("decoder.norm.weight", "encoder.norm.weight")  # in MLX folders
 _MAX_SHARDS = 1000
 _LFS_POINTER = b"version https://git-lfs.github.com/"
 
@@ -162,12 +163,12 @@ def stored_dtype(checkpoint: Checkpoint) -> str | None:
     """Returns the floating-point type in which a T5 is stored; None if no tensor shows the type.
 
     The tensor that shows the type is the embedding or, if the embedding is quantized, the weight of
-    the decoder's last norm.
+    a last norm: the decoder's, or that of an encoder alone.
     """
-    embedding = next((name for name in EMBEDDINGS if name in checkpoint.names), None)
-    if embedding and embedding.replace(".weight", ".scales") in checkpoint.names:
-        embedding = "decoder.norm.weight"
-    return checkpoint.dtype(embedding) if embedding in checkpoint.names else None
+    names = [name for name in EMBEDDINGS if name in checkpoint.names]
+    if names and names[0].replace(".weight", ".scales") in checkpoint.names:
+        names = [name for name in LAST_NORMS if name in checkpoint.names]
+    return checkpoint.dtype(names[0]) if names else None
 
 
 def _open_sharded(index: Path, root: Path | None) -> Checkpoint:

@@ -12,6 +12,7 @@ from command_line import byte_model
 from convert import convert
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx
+from mlx_t5.checkpoints.checkpoint import open_checkpoint, stored_dtype
 from mlx_t5.errors import UserError
 from model import load
 
@@ -65,6 +66,15 @@ def test_an_encoder_alone_loads_and_converts(encoder_folder, tmp_path, form):
     theirs = states(reference, SOURCES[0])
     ours = np.array(model.encode(mx.array([SOURCES[0]])))[0]
     assert np.abs(ours - theirs).max() < (0.1 if form == "quantised" else 1e-4) * theirs.std()
+
+
+@pytest.mark.parametrize("encoder_folder", ["t5"], indirect=True)
+def test_a_quantized_encoder_alone_says_in_which_type_it_is_stored(encoder_folder, tmp_path):
+    """Without a GPU, `load` ignores this type."""
+    size = {"q_bits": 8, "q_group_size": 32, "quant_predicate": "embed_8"}
+    folder = convert(encoder_folder[1], tmp_path / "mlx", dtype="float16", quantize=True, **size)
+    with open_checkpoint(folder) as checkpoint:
+        assert "shared.scales" in checkpoint.names and stored_dtype(checkpoint) == "float16"
 
 
 @pytest.mark.slow
