@@ -1,12 +1,12 @@
-"""Command line: makes a draft for a T5 from prompts alone, and says whether it pays.
+"""Command line: makes a draft for a T5 from prompts alone, and measures whether it saves time.
 
     python distill.py --model my-t5 --data prompts.txt --output models/my-t5-draft
 
 The target answers the prompts, and a draft learns to guess these answers (mlx_t5/training). At the
-end the best version of the draft is compared with the previous draft, if there is one, and with
-copying. A bad draft cannot change the target's output, because the target verifies every proposal.
---resume continues an interrupted run. The table at the end goes to standard output, and everything
-else to standard error.
+end, the best version of the draft is compared with the previous draft, if there is one, and with
+copying tokens of the prompt. A bad draft cannot change the target's output, because the target
+verifies every proposal. --resume continues an interrupted run. The table at the end goes to
+standard output, and everything else to standard error.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Distillation:
-    """One run: a target, the draft that is trained, and the previous draft to compare with."""
+    """One run of distillation: the target, the draft to train, and the previous draft."""
 
     def __init__(self, args: DistillOptions) -> None:
         """Loads the models and the data.
@@ -119,7 +119,7 @@ class Distillation:
         return start_from(draft, self.target, self.args.draft_model, trained)
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the settings that decide the answers, and the further settings of training."""
+        """Returns the settings that determine the answers, and the further settings of training."""
         from mlx_t5.checkpoints.identity import adapter_identity, identity
         from mlx_t5.training.examples import digest
 
@@ -148,7 +148,7 @@ class Distillation:
             say(line)
 
     def _answered(self) -> list[LabelledExample]:
-        """Returns the target's answers to the prompts, including those of an earlier run."""
+        """Returns the prompts with the target's answers, including answers of an earlier run."""
         from mlx_t5.training.progress import bar
         from mlx_t5.training.teacher_answers import Answers, answer_notes
 
@@ -168,14 +168,14 @@ class Distillation:
     def _written(
         self, examples: Sequence[Example], indices: Sequence[int]
     ) -> Iterator[Tokens | None]:
-        """Yields the target's answer to each example in order, or None if a prompt fails."""
+        """Yields the target's answer to each example in order, or None where decoding fails."""
         end = self.target.config.eos_token_id
         for result in self._decoded(self._decoder(None), examples, ANSWERS_AT_ONCE, indices):
             ended = (end,) if result.finish_reason == "stop" else ()
             yield None if result.error else (*result.tokens, *ended)
 
     def _choose_vocabulary(self, labelled: Sequence[LabelledExample]) -> None:
-        """Restricts the draft to the tokens that the target writes most, unless all are chosen."""
+        """Restricts the draft to the target's most frequent tokens, unless all are to be kept."""
         from mlx_t5.network.draft_vocabulary import narrow
         from mlx_t5.training.vocabulary import by_frequency, chosen
 
@@ -196,7 +196,7 @@ class Distillation:
             narrow(self.draft, ids)
 
     def _room_for_states(self) -> bool:
-        """Returns whether the encoder's output of all prompts fits into half of the free disk."""
+        """Returns whether half of the free disk can hold the encoder outputs of all prompts."""
         positions = sum(len(example.source) for example in self.train)
         size = 2 * positions * self.target.config.d_model
         enough = 2 * size < shutil.disk_usage(self.folder.path).free
@@ -229,7 +229,7 @@ class Distillation:
         say(f"trained for {best.seconds:.0f} s; the best draft is that of step {best.best_step}")
 
     def _evaluate(self) -> Evaluation:
-        """Evaluates the draft: decodes the held-out prompts, and returns the measurements."""
+        """Decodes the held-out prompts with the draft, and returns the measurements."""
         from mlx_t5.engine.tally import Tally
         from mlx_t5.training.trainer import Evaluation
         from mlx_t5.training.verdict import typical
@@ -302,7 +302,7 @@ class Distillation:
     ) -> Iterator[Any]:
         """Yields the decoder's result for each example.
 
-        If `indices` are given, the seed of example i is --seed + indices[i].
+        The seed of example i is --seed + indices[i], or --seed if there are no `indices`.
         """
         args = self.args
         seeds = [args.seed + i for i in indices or [0] * len(examples)]

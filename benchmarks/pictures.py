@@ -1,4 +1,4 @@
-"""Draws pictures of speed by the number of proposals, and of quality by delta."""
+"""Draws speed against the number of proposals, and quality against delta."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Lines = Mapping[str, Sequence[dict]]  # rows of a table, by the label of the lin
 
 
 def draw_ways(tables: Sequence[dict], title: str, file: Path) -> None:
-    """Writes a picture with a panel for each table, and in it a line for each proposer.
+    """Writes a picture with one panel for each table and, in a panel, one line for each proposer.
 
-    `auto` is a star at the mean number of proposals per step.
+    A star marks `auto`, at the mean number of proposals per step.
 
     Args:
         tables: the tables of `compare`.
@@ -35,7 +35,7 @@ def draw_ways(tables: Sequence[dict], title: str, file: Path) -> None:
 
 
 def draw_deltas(rows: Sequence[dict], best: dict | None, title: str, file: Path) -> None:
-    """Writes a picture of speed by the number of proposals, and of quality by delta.
+    """Writes a picture of speed against the number of proposals, and of quality against delta.
 
     Args:
         rows: the rows of the grid.
@@ -72,7 +72,7 @@ def _figure(title: str, panels: int) -> tuple[Any, Any]:
 
 
 def _speeds(axes: Any, lines: Lines) -> None:
-    """Draws speed-ups by the number of proposals; each line begins at regular decoding."""
+    """Draws speed-ups against the number of proposals; lines begin at regular decoding, (0, 1)."""
     stars = []
     for i, (label, rows) in enumerate(lines.items()):
         fixed = sorted(

@@ -1,4 +1,4 @@
-"""Draws docs/who-wrote.svg, which shows the origin of each token in a text, pass by pass.
+"""Draws docs/who-wrote.svg, which shows, pass by pass, which model wrote each token of a text.
 
 The text is the bundled pair's answer to the default prompt.
 
@@ -24,7 +24,7 @@ Step = list[tuple[str, str]]  # the text that each token adds, and the token's o
 
 
 def run() -> list[Step]:
-    """Decodes the text with the bundled pair in float32, and returns the steps."""
+    """Decodes the default prompt with the bundled pair in float32, and returns the steps."""
     target, tokenizer = load(BUNDLED / "target", "float32")
     draft, _ = load(BUNDLED / "draft", "float32")
     chunks = SpeculativeDecoder(target, draft, tokenizer, NUM_DRAFT).stream(DEFAULT_PROMPT)
@@ -32,7 +32,7 @@ def run() -> list[Step]:
 
 
 def label(text: str, x: int, y: int, colour: str = "#59636e") -> str:
-    """Returns an SVG element of text that has the same width in every font."""
+    """Returns an SVG element that draws a text, equally wide in every font."""
     length = CHARACTER * len(text)
     return f'<text x="{x}" y="{y + 17}" textLength="{length}" fill="{colour}">{escape(text)}</text>'
 

@@ -1,4 +1,4 @@
-"""Groups labelled examples of similar length into batches.
+"""Groups labeled examples of similar length into batches.
 
 A step's batch depends only on the examples, the batch size, the seed and the step's number, so a
 resumed run gets the same batches.
@@ -29,12 +29,12 @@ ANSWER_STEP = 8  # T is a multiple of this number, so that few shapes occur
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """The labelled examples of a micro-batch, as arrays.
+    """The labeled examples of a micro-batch, as arrays.
 
     Attributes:
         source: (B, S) int32, the prompts' tokens.
         mask: (B, S) bool, False where the source is padded.
-        states: (B, S, d_model) the target's encoder output; None if the model computes it.
+        states: (B, S, d_model) the target's encoder output; None if each step computes it.
         tokens: (B, T) int32, the decoder's input: the start token, then the answer without its last
             token.
         top_ids: (B·T, K) int32, the likeliest tokens at each position.
@@ -52,7 +52,7 @@ class TrainingBatch:
 
     @property
     def arrays(self) -> list[Any]:
-        """The values of all fields in order: `TrainingBatch(*arrays)` equals this batch."""
+        """The values of all fields in order; `TrainingBatch(*arrays)` makes the same batch."""
         return [getattr(self, field.name) for field in fields(self)]
 
 
@@ -97,13 +97,13 @@ def micro_batches(
 def collate(
     labelled: Sequence[LabelledExample], start_token: int, pad_token: int, keep_states: bool
 ) -> TrainingBatch:
-    """Returns labelled examples as one batch, padded to the same width.
+    """Returns labeled examples as one batch, padded to the same lengths.
 
     Args:
-        labelled: B labelled examples.
+        labelled: B labeled examples.
         start_token: the decoder's first input.
         pad_token: the token that pads sources and answers.
-        keep_states: whether the batch has the target's encoder output, because the draft reads it.
+        keep_states: whether to add the target's encoder output, for a draft that reads it.
     """
     width = source_width(max(len(example.source) for example in labelled))
     length = -(-max(len(example.answer) for example in labelled) // ANSWER_STEP) * ANSWER_STEP
@@ -124,7 +124,7 @@ def collate(
 
 
 def _padded(rows: Sequence[np.ndarray], width: int, filler: float) -> np.ndarray:
-    """Returns rows (n, …) of different lengths n as one padded array (B, width, …)."""
+    """Returns B arrays (n, …) of different lengths n as one padded array (B, width, …)."""
     out = np.full((len(rows), width, *rows[0].shape[1:]), filler, rows[0].dtype)
     for i, row in enumerate(rows):
         out[i, : len(row)] = row
@@ -132,6 +132,6 @@ def _padded(rows: Sequence[np.ndarray], width: int, filler: float) -> np.ndarray
 
 
 def _flat(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
-    """Returns rows (n, …) of different lengths n, padded with zeros, as one array (B·length, …)."""
+    """Returns B arrays (n, …), each padded with zeros to `length`, as one array (B·length, …)."""
     padded = _padded(rows, length, 0)
     return padded.reshape(-1, *padded.shape[2:])

@@ -1,10 +1,10 @@
 """Generates the target's answers and their probabilities, and keeps them on disk for training.
 
 A draft has to guess the target's text, so it learns from the target's own answers (Kim and Rush,
-https://arxiv.org/abs/1606.07947), which are generated before the training begins. At each position
-of an answer, its token, the `TOP_K` likeliest tokens and their probabilities are stored. If the
-draft reads the target's encoder output, this output is stored as well: with a large target,
-computing it in every step would take longer than the step.
+https://arxiv.org/abs/1606.07947), which are generated before the training begins. For each position
+of an answer, the files have the token of the answer, the `TOP_K` likeliest tokens and their
+probabilities. If the draft reads the target's encoder output, the files have this output as well:
+with a large target, computing the output in every step would take longer than the rest of the step.
 
 A file has the answers to `SHARD` examples, so an interrupted run loses at most a part of one file.
 
@@ -44,7 +44,7 @@ Answer = Callable[[Sequence[Example], Sequence[int]], Iterator[Tokens | None]]
 
 @dataclass(frozen=True)
 class LabelledExample:
-    """An answered example.
+    """An example with its answer, and with the likeliest tokens at each position of the answer.
 
     Attributes:
         source: (S,) tokens of the prompt, EOS included.
@@ -63,19 +63,19 @@ class LabelledExample:
 
 
 def given(source: Sequence[int], answer: Sequence[int]) -> LabelledExample:
-    """Returns an example with this answer, whose tokens have probability 1."""
+    """Returns an example with this answer; each token of the answer has probability 1."""
     ids = np.array(answer, np.int32)
     return LabelledExample(np.array(source), ids, ids[:, None], np.ones((len(ids), 1), np.float32))
 
 
 class Answers:
-    """The files with the labelled examples of one run."""
+    """The files with the labeled examples of one run."""
 
     def __init__(self, folder: Path, examples: Sequence[Example]) -> None:
         """Opens the folder of the files, and makes the folder if necessary.
 
         Args:
-            folder: the folder. If it has answers of an earlier run, these are used again.
+            folder: the folder of the files; answers of an earlier run are used again.
             examples: the examples to answer; those of the earlier run must have been the same.
         """
         self.folder, self.examples = folder, examples
@@ -103,7 +103,7 @@ class Answers:
             answer: the function that generates the answers.
             temp: the temperature of the probabilities; 0 means 1.
             keep_states: whether to keep the encoder's output.
-            answered: a function that is called after every answer.
+            answered: a function that is called after every example.
 
         Raises:
             UserError: the disk is full.
@@ -121,7 +121,7 @@ class Answers:
             self._write((first + start) // SHARD, label(target, pairs, temp), keep_states)
 
     def labelled(self) -> list[LabelledExample]:
-        """Reads all labelled examples, except those whose answers failed.
+        """Reads all labeled examples, except those whose answers failed.
 
         Raises:
             UserError: a file is damaged.
@@ -201,13 +201,13 @@ def answer_notes(
 def label(
     target: T5, pairs: Sequence[tuple[Tokens, Tokens]], temp: float = 0.0
 ) -> list[LabelledExample]:
-    """Returns answers labelled with the target's likeliest tokens and their probabilities.
+    """Returns the pairs as examples, with the target's likeliest tokens and their probabilities.
 
     One pass of the target computes the probabilities for several answers.
 
     Args:
         target: the target, a `model.T5`.
-        pairs: the tokens of each source and its answer.
+        pairs: the tokens of each source and those of its answer.
         temp: the temperature of the probabilities; 0 means 1.
     """
     labelled: dict[int, LabelledExample] = {}
@@ -230,7 +230,7 @@ def label(
 def _likeliest(
     target: T5, cache: Cache, answers: Sequence[Tokens], temp: float
 ) -> tuple[mx.array, mx.array]:
-    """Returns the K likeliest tokens at each position (B, T, K), and their probabilities."""
+    """Returns the K likeliest tokens at each position, and their probabilities, each (B, T, K)."""
     longest = max(map(len, answers))
     start = target.config.decoder_start_token_id
     rows = [[start, *a[:-1]] + [start] * (longest - len(a)) for a in answers]
@@ -242,7 +242,7 @@ def _likeliest(
 def _groups(
     order: Sequence[int], pairs: Sequence[tuple[Tokens, Tokens]], vocab_size: int
 ) -> Iterator[list[int]]:
-    """Yields groups of consecutive indices whose answers' logits together fit into memory.
+    """Cuts `order` into groups, so that the logits of a group's answers fit into memory.
 
     `order` has the indices of `pairs`, sorted so that the shortest answers come first.
     """
@@ -257,17 +257,17 @@ def _groups(
 
 
 def _rows(file: Path, start: int, end: int) -> np.ndarray:
-    """Reads some rows of a file; the file is closed again, as there may be thousands of files."""
+    """Returns rows of a file, and closes the file, because there may be thousands of files."""
     return np.array(np.load(file, mmap_mode="r")[start:end])
 
 
 def joined(arrays: Sequence[Any], kind: type) -> np.ndarray:
-    """Returns arrays concatenated along their rows; an array without rows if there are none."""
+    """Returns the arrays joined along their rows, with the type `kind`; empty without arrays."""
     return np.concatenate(arrays).astype(kind) if arrays else np.empty(0, kind)
 
 
 def _cut(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """Returns an array's rows cut into parts of these lengths; the inverse of `joined`.
+    """Cuts an array into parts with these numbers of rows; the inverse of `joined`.
 
     Raises:
         ValueError: the lengths do not add up to the number of rows.
