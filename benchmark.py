@@ -62,7 +62,7 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def _parser(argv: Sequence[str]) -> Parser:
-    """Returns the parser of all subcommands; only the one in `argv` gets its options."""
+    """Returns the parser; of the subcommands, only the one named in `argv` gets its options."""
     result = Parser(
         "benchmark.py report",
         "benchmark.py compare --task mixed --count 24",

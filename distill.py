@@ -1,12 +1,12 @@
-"""Command line: makes a draft for a T5 from prompts alone, and says whether it pays.
+"""Command line: makes a draft for a T5 from prompts alone, and measures whether it saves time.
 
     python distill.py --model my-t5 --data prompts.txt --output models/my-t5-draft
 
 The target answers the prompts, and a draft learns to guess these answers (mlx_t5/training). At the
-end the best version of the draft is compared with the previous draft, if there is one, and with
-copying. A bad draft cannot change the target's output, because the target verifies every proposal.
---resume continues an interrupted run. The table at the end goes to standard output, and everything
-else to standard error.
+end, the best version of the draft is compared with the previous draft, if there is one, and with
+copying tokens of the prompt. A bad draft cannot change the target's output, because the target
+verifies every proposal. --resume continues an interrupted run. The table at the end goes to
+standard output, and everything else to standard error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from mlx_t5.drafting.proposals import Drafter
     from mlx_t5.training.examples import Example
-    from mlx_t5.training.teacher_answers import LabelledExample, Tokens
+    from mlx_t5.training.teacher_answers import LabeledExample, Tokens
     from mlx_t5.training.trainer import Evaluation
     from model import T5
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Distillation:
-    """One run: a target, the draft that is trained, and the previous draft to compare with."""
+    """One run of distillation: the target, the draft to train, and the previous draft."""
 
     def __init__(self, args: DistillOptions) -> None:
         """Loads the models and the data.
@@ -90,10 +90,10 @@ class Distillation:
                 say("other options: the answers are used again, the training starts over")
             if self.args.iters:
                 self._log_memory()
-            labelled = self._answered()
-            self._choose_vocabulary(labelled)
+            labeled = self._answered()
+            self._choose_vocabulary(labeled)
             if self.args.iters:
-                self._train(labelled)
+                self._train(labeled)
             path = self._save()
             print(self._verdict(path), flush=True)
             size = readable(self.folder.finish())
@@ -119,7 +119,7 @@ class Distillation:
         return start_from(draft, self.target, self.args.draft_model, trained)
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the settings that decide the answers, and the further settings of training."""
+        """Returns the settings that determine the answers, and the further settings of training."""
         from mlx_t5.checkpoints.identity import adapter_identity, identity
         from mlx_t5.training.examples import digest
 
@@ -147,8 +147,8 @@ class Distillation:
         for line in memory_notes(self.target, size):
             say(line)
 
-    def _answered(self) -> list[LabelledExample]:
-        """Returns the target's answers to the prompts, including those of an earlier run."""
+    def _answered(self) -> list[LabeledExample]:
+        """Returns the prompts with the target's answers, including answers of an earlier run."""
         from mlx_t5.training.progress import bar
         from mlx_t5.training.teacher_answers import Answers, answer_notes
 
@@ -157,32 +157,32 @@ class Distillation:
         keep = reads and answers.done < len(self.train) and self._room_for_states()
         with bar("answers", "prompts", len(self.train), answers.done) as shown:
             answers.complete(self.target, self._written, self.args.temp, keep, shown.update)
-        labelled = answers.labelled()
-        if not labelled:
+        labeled = answers.labeled()
+        if not labeled:
             raise UserError("the target answered none of the prompts; try one with main.py")
         end = self.target.config.eos_token_id
-        for line in answer_notes(labelled, len(self.train), end, self.args.max_tokens):
+        for line in answer_notes(labeled, len(self.train), end, self.args.max_tokens):
             say(line)
-        return labelled
+        return labeled
 
     def _written(
         self, examples: Sequence[Example], indices: Sequence[int]
     ) -> Iterator[Tokens | None]:
-        """Yields the target's answer to each example in order, or None if a prompt fails."""
+        """Yields the target's answer to each example in order, or None where decoding fails."""
         end = self.target.config.eos_token_id
         for result in self._decoded(self._decoder(None), examples, ANSWERS_AT_ONCE, indices):
             ended = (end,) if result.finish_reason == "stop" else ()
             yield None if result.error else (*result.tokens, *ended)
 
-    def _choose_vocabulary(self, labelled: Sequence[LabelledExample]) -> None:
-        """Restricts the draft to the tokens that the target writes most, unless all are chosen."""
+    def _choose_vocabulary(self, labeled: Sequence[LabeledExample]) -> None:
+        """Restricts the draft to the target's most frequent tokens, unless all are to be kept."""
         from mlx_t5.network.draft_vocabulary import narrow
         from mlx_t5.training.vocabulary import by_frequency, chosen
 
         size, most = self.args.draft_vocab_size, self.draft.config.vocab_size
         if isinstance(size, str) or (size is None and self.args.share_encoder is False):
             return  # a draft with all tokens: other programs can use it too
-        ends, answers = self.target.config.eos_token_ids, [e.answer for e in labelled]
+        ends, answers = self.target.config.eos_token_ids, [e.answer for e in labeled]
         known = [e.answer for e in self.held_out if e.answer]
         unknown = [e for e in self.held_out if not e.answer]
 
@@ -196,7 +196,7 @@ class Distillation:
             narrow(self.draft, ids)
 
     def _room_for_states(self) -> bool:
-        """Returns whether the encoder's output of all prompts fits into half of the free disk."""
+        """Returns whether half of the free disk can hold the encoder outputs of all prompts."""
         positions = sum(len(example.source) for example in self.train)
         size = 2 * positions * self.target.config.d_model
         enough = 2 * size < shutil.disk_usage(self.folder.path).free
@@ -204,7 +204,7 @@ class Distillation:
             say(f"the disk has no room for {readable(size)}: prompts are encoded in every step")
         return enough
 
-    def _train(self, labelled: list[LabelledExample]) -> None:
+    def _train(self, labeled: list[LabeledExample]) -> None:
         """Trains the draft, and leaves the best weights in it."""
         from mlx_t5.training.batches import micro_batches
         from mlx_t5.training.examples import longest
@@ -215,10 +215,10 @@ class Distillation:
         from mlx_t5.training.training_memory import estimate
 
         args, draft = self.args, self.draft
-        rows = estimate(draft, *longest(labelled), args.batch_size).rows
+        rows = estimate(draft, *longest(labeled), args.batch_size).rows
         trainer = Trainer(
             Learner(draft, token_loss(draft, args.temp), args.iters, args.learning_rate),
-            partial(micro_batches, labelled, draft, args.batch_size, rows, args.seed),
+            partial(micro_batches, labeled, draft, args.batch_size, rows, args.seed),
             Schedule(args.iters, args.steps_per_eval, args.save_every),
             self.folder,
             self._evaluate,
@@ -229,7 +229,7 @@ class Distillation:
         say(f"trained for {best.seconds:.0f} s; the best draft is that of step {best.best_step}")
 
     def _evaluate(self) -> Evaluation:
-        """Evaluates the draft: decodes the held-out prompts, and returns the measurements."""
+        """Decodes the held-out prompts with the draft, and returns the measurements."""
         from mlx_t5.engine.tally import Tally
         from mlx_t5.training.trainer import Evaluation
         from mlx_t5.training.verdict import typical
@@ -302,7 +302,7 @@ class Distillation:
     ) -> Iterator[Any]:
         """Yields the decoder's result for each example.
 
-        If `indices` are given, the seed of example i is --seed + indices[i].
+        The seed of example i is --seed + indices[i], or --seed if there are no `indices`.
         """
         args = self.args
         seeds = [args.seed + i for i in indices or [0] * len(examples)]

@@ -1,11 +1,11 @@
-"""Command line: fine-tunes a T5 on prompts and completions, either adapters or the whole model.
+"""Command line: fine-tunes a T5, or adapters for it, on pairs of a prompt and a completion.
 
     python finetune.py --model google/flan-t5-base --data train.jsonl --output my-lora
 
-Other programs can read the result: an adapter has PEFT's format, a whole model Hugging Face's. At
-regular intervals the engine decodes the held-out prompts with the present weights, and the best
-weights are kept (mlx_t5/training). --resume continues an interrupted run. distill.py makes a draft
-for the result.
+Other programs can read the result: adapters are written in PEFT's format, a whole model in Hugging
+Face's. At regular intervals, the held-out prompts are decoded with the current weights, and the
+weights that write the best texts are kept (mlx_t5/training). --resume continues an interrupted run.
+distill.py makes a draft for the result.
 
 Only the commands to run next go to standard output. Everything else goes to standard error.
 """
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class FineTuning:
-    """One run: a model, its trained parameters, and the pairs."""
+    """One run of fine-tuning: a model, its trained parameters, and the data."""
 
     def __init__(self, args: FinetuneOptions) -> None:
         """Reads the data and loads the model.
@@ -81,7 +81,7 @@ class FineTuning:
         self.draft = self._draft(chosen.draft)
 
     def _read(self, lines: dict[str, PairLines]) -> None:
-        """Reads the pairs for training, for evaluations and for the test."""
+        """Reads the pairs to train on, to evaluate with and to test with."""
         from mlx_t5.training.examples import MOST_HELD_OUT, hold_out, read_pairs
 
         longest, size = self.args.max_seq_length, self.model.config.vocab_size
@@ -101,7 +101,7 @@ class FineTuning:
         say(counts + (f", {len(self.test):,} to test with" if self.test else ""))
 
     def _draft(self, folder: Any) -> Any:
-        """Returns the model's default draft, which makes evaluations faster; None without one."""
+        """Returns the model's default draft, for faster evaluations; None if no draft fits."""
         from mlx_t5.drafting.draft_model import DraftModel
         from model import load
 
@@ -111,7 +111,7 @@ class FineTuning:
         return None
 
     def _prepared(self) -> Any:
-        """Freezes the parameters that are not trained; returns the adapters, or None for `full`."""
+        """Freezes untrained parameters; returns the adapters, or None if there are none."""
         from mlx_t5.training.fine_tuning import adapt, unfreeze_last
         from mlx_t5.training.start import require_plain
 
@@ -145,10 +145,9 @@ class FineTuning:
         return 0
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns two groups of settings: data settings and training settings.
+        """Returns the settings that a resumed run must not change, and the settings of training.
 
-        A resuming run must not change the data settings. If it changes a training setting, the
-        training starts over.
+        If a resumed run changes a setting of training, the training starts over.
         """
         from mlx_t5.checkpoints.identity import identity
         from mlx_t5.training.examples import digest
@@ -170,12 +169,12 @@ class FineTuning:
         from mlx_t5.training.trainer import Schedule, Trainer
 
         args, lengths = self.args, [len(pair.source) + len(pair.answer) for pair in self.train]
-        labelled = [given(pair.source, pair.answer) for pair in self.train]
+        labeled = [given(pair.source, pair.answer) for pair in self.train]
         rows = self._rows()
         mx.reset_peak_memory()
         trainer = Trainer(
             self._learner(),
-            partial(micro_batches, labelled, self.model, args.batch_size, rows, args.seed),
+            partial(micro_batches, labeled, self.model, args.batch_size, rows, args.seed),
             Schedule(args.iters, args.steps_per_eval, args.save_every),
             self.folder,
             lambda: self._evaluated(self.valid),
@@ -193,7 +192,7 @@ class FineTuning:
         )
 
     def _learner(self) -> Any:
-        """Returns the learner, with the requested schedule and optimiser."""
+        """Returns the learner, with the requested schedule and optimizer."""
         from mlx_t5.training.learner import Learner, adafactor, adamw, constant, linear
         from mlx_t5.training.loss import token_loss
 
@@ -212,7 +211,10 @@ class FineTuning:
         )
 
     def _rows(self) -> int:
-        """Returns the rows of a micro-batch, chosen to fit into memory; logs the estimate."""
+        """Returns the number of rows in a micro-batch that fits into memory; logs the estimate.
+
+        If a whole batch does not fit, gradient checkpointing is turned on first.
+        """
         from mlx_t5.training import training_memory
         from mlx_t5.training.examples import longest
 
@@ -230,13 +232,13 @@ class FineTuning:
         size = estimate()
         if size.rows < rows:
             say(f"the {rows} pairs of a step are worked on {size.rows} at a time")
-        cure = "a lower --max-seq-length, --fine-tune-type lora or a quantised model"
+        cure = "a lower --max-seq-length, --fine-tune-type lora or a quantized model"
         for line in training_memory.memory_notes(model, size, ("model", "what is trained"), cure):
             say(line)
         return size.rows
 
     def _evaluated(self, pairs: Sequence[TrainingPair]) -> Texts:
-        """Returns the model's present greedy answers to the prompts, and logs a few of them."""
+        """Decodes prompts greedily with the current weights; returns the texts, and logs a few."""
         from decoder import SpeculativeDecoder
         from mlx_t5.training.texts import Texts
 
@@ -251,7 +253,7 @@ class FineTuning:
         return texts
 
     def _save(self) -> None:
-        """Writes the adapter or the model; writes the training prompts to the work folder."""
+        """Writes the adapter or the model, and writes the training prompts to the work folder."""
         from mlx_t5.backend import tree_flatten
         from mlx_t5.checkpoints.small_files import place
         from mlx_t5.disk import replace_file

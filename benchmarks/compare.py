@@ -1,7 +1,7 @@
 """`compare`: measures every proposer relative to regular decoding.
 
-The texts, sampled ones too, are compared with regular decoding token by token. With batch size 1
-and temperature 0, the cost of both models' passes is measured as well.
+Every text, greedy or sampled, is compared token by token with the text of regular decoding. With
+batch size 1 and temperature 0, the costs of passes of both models are measured as well.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, command: str) -> int:
-    """Measures and prints; returns the exit status, which is 1 if texts differ in float32."""
+    """Runs the subcommand; returns the exit status, which is 1 if texts differ in float32."""
     sets = workload.workloads(args)
     subject, facts = begin(args, command)
     tables: list[dict] = []
@@ -99,9 +99,9 @@ def compare(
 ) -> Iterator[dict]:
     """Decodes the prompts with every proposer, and yields tables of the figures.
 
-    With batch size 1 and temperature 0, a turn is one prompt, and each task of mixed prompts has
-    its own table. Otherwise a turn is a call with the prompts of all tasks, as larger batches mix
-    them, and as sampled rows learn only from the rows of their call. These have one table.
+    The proposers take turns. For batch size 1 and temperature 0, a turn is one prompt, and each
+    task of mixed prompts has its own table. Otherwise a turn is one call with all prompts, and
+    there is one table: larger batches mix the tasks, and sampled rows learn only within a call.
     """
     single = batch_size == 1 and temp == 0
     turns = workload.cut(prompts.prompts, 1 if single else len(prompts.prompts))
@@ -146,7 +146,10 @@ def compare(
 def predicted(
     subject: Subject, turns: list[list[str]], percentages: Sequence[int], max_tokens: int
 ) -> dict[int, list[list[str]]]:
-    """Returns the predictions for the prompts of each turn, by the percentage of changed words."""
+    """Returns predictions for the prompts of each turn, keyed by the percentage of changed words.
+
+    A prediction is the target's greedy text, in which about this percentage of words is changed.
+    """
     if not percentages:
         return {}
     prompts = [prompt for turn in turns for prompt in turn]
@@ -158,11 +161,11 @@ def predicted(
 
 
 def rows_of(numbers: dict[tuple[str, int | str], str], timed: dict[str, Timed]) -> list[dict]:
-    """Returns a row of figures for each pair of a proposer and a number of proposals.
+    """Returns a table row with the figures of each variant.
 
     Args:
-        numbers: the name of the variant for each pair.
-        timed: the times of the variants, by name.
+        numbers: the variants' names, keyed by the proposer and the number of proposals.
+        timed: the variants' times, keyed by the variants' names.
     """
     return [
         {"proposer": proposer, "num_draft": n, "way": name} | figures(timed[name], timed[REGULAR])
@@ -183,7 +186,7 @@ def table_text(table: dict, weights: int) -> str:
 
 
 def costs_table(costs: PairCosts, weights: int) -> str:
-    """Returns the text of the table of passes' costs; `weights` as in `table_text`."""
+    """Returns a table of the costs of passes as text; `weights` is as in `table_text`."""
     columns = {str(title): itemgetter(title) for title in ("M", *costs.seconds)}
     rows: list[dict] = [
         {"M": "ms", **{m: f"{1e3 * s:.2f}" for m, s in costs.seconds.items()}},

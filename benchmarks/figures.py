@@ -1,4 +1,4 @@
-"""Measures the cost of passes, and computes the figures of every variant of decoding."""
+"""Measures the costs of passes, and computes the figures that tables have for each variant."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Decode = Callable[[int], list[Result]]
 
 @dataclass(frozen=True)
 class PairCosts:
-    """The cost of passes over one row.
+    """The costs of passes over one row.
 
     Attributes:
-        seconds: M → seconds of a target pass over M positions.
-        v: M → the same time, relative to a target pass over one position.
+        seconds: the seconds of a target pass over M positions, keyed by M.
+        v: the same time, relative to a target pass over one position, keyed by M.
         c: the time of a draft pass, relative to a target pass over one position.
     """
 
@@ -36,19 +36,19 @@ class PairCosts:
     def speed_up(self, alpha: float, gamma: int) -> float:
         """Returns the speed-up of gamma proposals per step, each accepted with probability alpha.
 
-        This is Theorem 3.8 of https://arxiv.org/abs/2211.17192, with a measured v instead of 1. A
-        step yields 1 + alpha + … + alpha^gamma tokens and costs gamma c + v(gamma + 1) passes over
-        one position.
+        This is Theorem 3.8 of https://arxiv.org/abs/2211.17192, with v(gamma + 1) in place of 1. A
+        step yields 1 + alpha + … + alpha^gamma tokens, and takes gamma c + v(gamma + 1) times as
+        long as a target pass over one position.
         """
         tokens = sum(alpha**n for n in range(gamma + 1))
         return tokens / (gamma * self.c + self.v[gamma + 1])
 
     @classmethod
     def of(cls, seconds: dict[int, float], draft: float) -> PairCosts:
-        """Returns the costs.
+        """Returns the costs, given measured seconds.
 
         Args:
-            seconds: M → seconds of a target pass over M positions.
+            seconds: the seconds of a target pass over M positions, keyed by M.
             draft: seconds of a draft pass.
         """
         return cls(seconds, {m: s / seconds[1] for m, s in seconds.items()}, draft / seconds[1])
@@ -62,13 +62,13 @@ def pair_costs(
     needed: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> PairCosts:
-    """Measures the cost of passes over one row.
+    """Measures the costs of passes over one row.
 
     Args:
         subject: the pair of models.
         prompts: the prompts; the row's source has the length of a median prompt.
         points: the numbers of positions of the target's passes, as in `ladder`.
-        seconds: the time for the target's passes, as `budget` in `ladder`.
+        seconds: the time for the target's passes: the `budget` of `ladder`.
         needed: the number of points that are measured in any case, as in `ladder`.
         clock: a function that returns the time in seconds.
     """
@@ -84,9 +84,9 @@ def source_length(subject: Subject, prompts: Sequence[str]) -> int:
 
 
 def figures(timed: Timed, regular: Timed) -> dict[str, Any]:
-    """Returns a variant's figures: speed, counts of tokens and steps, and whether texts differ.
+    """Returns a variant's figures: speed, counts of tokens and steps, and how many texts differ.
 
-    Counts are means over the repeats, because with auto they may vary.
+    Counts are means over the repeats, which may differ if the number of proposals is "auto".
 
     Args:
         timed: the variant's times; the outcomes are lists of results.
@@ -115,7 +115,7 @@ def figures(timed: Timed, regular: Timed) -> dict[str, Any]:
 
 
 def results_of(timed: Timed) -> list[Result]:
-    """Returns the results of all repeats as one list; outcomes of `timed` are lists of results."""
+    """Returns the results in `timed` as one list; the outcome of each turn is a list of results."""
     return [result for row in timed.outcomes for turn in row for result in turn]
 
 

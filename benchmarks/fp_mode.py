@@ -1,9 +1,9 @@
-"""Measures a target's passes with its layers quantised in an fp mode, such as mxfp4.
+"""Times a target's passes with its layers quantized in a floating-point (fp) mode such as mxfp4.
 
-MLX's kernels differ between mode affine and fp modes. On an M1 or M2, a pass reads affine weights
-again for every position, but weights in an fp mode only once for 5 positions (`use_qmv_wide` in
-MLX's backend/metal/quantized.cpp). So on these chips a draft may gain speed even with a 4-bit
-target.
+MLX has different kernels for affine mode and for fp modes. On an M1 or M2, a pass reads affine
+weights again for every position, but reads weights in an fp mode only once for 5 positions
+(`use_qmv_wide` in MLX's backend/metal/quantized.cpp). So on these chips, a draft may speed up even
+a 4-bit target if the target is in an fp mode.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ POINTS = (1, 5, 2, 4, 6, 8)  # positions M
 
 
 def measured(target: T5, source: int, seconds: float) -> dict[str, Any] | None:
-    """Quantises a target's layers in place, and times its passes before and after.
+    """Quantizes a target's layers in place, and times its passes before and after.
 
     Args:
         target: the target, whose layers are changed.
@@ -29,8 +29,8 @@ def measured(target: T5, source: int, seconds: float) -> dict[str, Any] | None:
         seconds: the approximate time to take.
 
     Returns:
-        The "mode", the "speed_up" of a pass over one position by quantising, and "v" (v(M) after
-        quantising); None without an Apple GPU, or if the target is quantised already.
+        The "mode", the "speed_up" of a quantized pass over one position, and "v", the relative
+        times v(M) after quantizing; None without an Apple GPU, or for a quantized target.
     """
     way = Quantization.from_options(mode=MODE)
 
@@ -50,7 +50,7 @@ def measured(target: T5, source: int, seconds: float) -> dict[str, Any] | None:
 
 
 def written(record: dict[str, Any] | None) -> str:
-    """Returns a result of `measured` as text for the report's table."""
+    """Returns the result of `measured` as text for the report's table."""
     if record is None:
         return "–"
     return f"{record['mode']}: {record['speed_up']:.2f}, v(5) {record['v'][5]:.2f}"

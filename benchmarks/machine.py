@@ -1,4 +1,4 @@
-"""Describes the origin of figures: the machine, the device that computes, and the versions.
+"""Describes where figures come from: the machine, the device that computes, and the versions.
 
 MLX is imported only by the functions that need it, because some runs use it in other processes
 only.
@@ -23,7 +23,8 @@ SECONDS_TO_ANSWER = 20  # time limit for a program that is asked about the machi
 def threads(blas: str, environment: Mapping[str, str] = os.environ) -> int:
     """Returns the number of threads that a BLAS uses on this machine.
 
-    For OpenBLAS the environment may set it. Otherwise it is the number of available cores.
+    For OpenBLAS, environment variables may set this number. Otherwise it is the number of cores
+    that this process may use.
     """
     names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
     for name in names if blas.startswith("OpenBLAS") else ():  # TBB ignores both variables
@@ -36,7 +37,7 @@ def threads(blas: str, environment: Mapping[str, str] = os.environ) -> int:
 
 
 def environment(dtype: str) -> dict[str, Any]:
-    """Returns facts about the machine and the versions; `dtype` is the target's compute type."""
+    """Returns facts about the machine and versions; `dtype` is the target's computing type."""
     from mlx_t5.backend import blas_name, device_name, mx
 
     on_cpu = mx.default_device().type == mx.cpu

@@ -1,11 +1,11 @@
 """Times single passes of a pair of models, for the costs that the benchmarks report.
 
-`TARGET_POINTS` has numbers of positions just below and above those at which a pass becomes slower
-on Apple's GPUs. From M3 on, kernels read the weights once for every 5 rows, for up to 12 rows with
-4 or 8 bits and up to 15 rows with 16 bits; larger products are tiled (`get_qmv_batch_limit` in
-MLX's backend/metal/quantized.cpp, `gemv_wide_config` in matmul.cpp). On M1 and M2 a pass becomes
-slower at 2 positions. The most important numbers come first, because a slow model leaves no time
-for all of them.
+On Apple's GPUs, a pass becomes slower at certain numbers of positions; `TARGET_POINTS` has numbers
+just below and above these. From M3 on, kernels read the weights once for every 5 rows, for up to 12
+rows with 4 or 8 bits and up to 15 rows with 16 bits; larger products are tiled
+(`get_qmv_batch_limit` in MLX's backend/metal/quantized.cpp, `gemv_wide_config` in matmul.cpp). On
+M1 and M2, a pass becomes slower at 2 positions. The most important numbers come first, because a
+slow model leaves no time for all of them.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def ladder(
 ) -> dict[int, float]:
     """Returns the seconds of a pass for each number of positions, in ascending order.
 
-    The speed of a machine changes, so in every round the times are divided by the time of the pass
-    over one position, and the median over the rounds is used.
+    The speed of a machine changes, so each round divides its times by its time of a pass over one
+    position. The median of these ratios is multiplied by the median time over one position.
 
     Args:
         seconds: a function that runs a pass over a number of positions and returns its seconds.
         points: numbers of positions, the most important first; the first number is 1.
-        budget: seconds for all passes, without the first pass of each shape, which may compile.
-        needed: the number of points that are measured however long it takes.
+        budget: seconds for all passes except the first of each shape, which may compile kernels.
+        needed: the number of points that are measured even if the budget is exceeded.
     """
     first: dict[int, float] = {}
     for n in points:
@@ -98,7 +98,7 @@ def drafting(
     clock: Callable[[], float] = time.perf_counter,
     source: int = SOURCE_TOKENS,
 ) -> Callable[[int], float]:
-    """Returns a function that times a draft pass over one position of a given number of rows.
+    """Returns a function that is given a number of rows, and times a draft pass over one position.
 
     The function runs `CHAIN` passes without waiting between them, as drafting does. Each pass is
     given the tokens that the previous pass chose. The result is the mean time of a pass in seconds.
@@ -123,7 +123,7 @@ def drafting(
 
 
 def _prepared(model: T5, rows: int, source: int, slots: int = max(TARGET_POINTS)) -> Any:
-    """Returns a cache of `rows` rows of `source` tokens each, with room for `slots` positions."""
+    """Returns a cache for `rows` sources of `source` tokens, with room for `slots` positions."""
     cache = encoded(model, [[model.config.pad_token_id] * source] * rows)
     cache.reserve(slots)
     mx.eval(cache.state)

@@ -1,7 +1,7 @@
-"""Runs an object in its own process; its methods are called through a pipe.
+"""Runs an object in its own process; the object's methods are called through a pipe.
 
-The new process has not loaded any library yet when its environment variables are set. The output of
-libraries goes to standard error. The process ends when the process that started it ends.
+The environment variables are set before the new process loads any library. The output of libraries
+goes to standard error. The new process ends when the process that started it ends.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Process:
 
 
 def serve(pipe: Connection, environment: dict[str, str], what: str, keywords: dict) -> None:
-    """Makes the object, then answers calls until the pipe is closed; arguments as in `Process`."""
+    """Makes the object, then answers calls until the pipe is closed; see `Process`."""
     os.setsid()  # Ctrl-C reaches only the process that started this one, which then ends this one
     os.environ.update(environment)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

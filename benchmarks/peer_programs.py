@@ -47,7 +47,7 @@ class Answer:
     first_seconds: float | None = None
 
     def whole(self) -> tuple[float, int]:
-        """Returns the seconds for decoding whole answers, and the number of their tokens."""
+        """Returns the seconds for decoding whole answers, and the number of tokens in them."""
         return self.seconds, self.decided
 
     def first(self) -> tuple[float, int]:
@@ -55,13 +55,13 @@ class Answer:
         return self.first_seconds or 0.0, len(self.tokens)
 
     def rest(self) -> tuple[float, int]:
-        """Returns the seconds for all tokens after each answer's first, and their number."""
+        """Returns the seconds for all tokens but the first of each answer, and their number."""
         seconds, tokens = self.first()
         return self.seconds - seconds, self.decided - tokens
 
 
 class Program(ABC):
-    """A program that decodes, and times itself, so that messages between processes do not count."""
+    """A program that decodes and times itself, so that times exclude messages between processes."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Program(ABC):
                 choose the number.
             max_tokens: maximum number of tokens in an answer, the end token included.
             batch_size: maximum number of prompts decoded together.
-            **how: temp, and possibly top_k or top_p; without these, decoding is greedy.
+            **how: temp, and possibly top_k or top_p; without any of them, decoding is greedy.
 
         Raises:
             UserError: the program does not support these arguments.
@@ -99,7 +99,7 @@ class Program(ABC):
 
 
 class MlxT5(Program):
-    """This project; `folders` also writes the models for the other programs."""
+    """This project, which also gives the other programs the models' folders (`folders`)."""
 
     def __init__(self, model: str, draft_model: str, dtype: str | None):
         """Loads a pair, as `Subject.load` does."""
@@ -118,10 +118,10 @@ class MlxT5(Program):
         return [list(self.subject.tokenizer.encode(text)) for text in texts]
 
     def folders(self, scratch: str) -> list[str]:
-        """Returns folders of target and draft for other programs; made in `scratch` if needed.
+        """Returns the folders of target and draft for other programs, in `scratch` if needed.
 
         Raises:
-            UserError: the weights are quantised, or the draft has its own vocabulary.
+            UserError: the weights are quantized, or the draft has its own vocabulary.
         """
         from convert import convert
         from mlx_t5.names import locate
@@ -142,7 +142,7 @@ class MlxT5(Program):
     def decode(
         self, prompts: Any, num_draft: int | str, max_tokens: int, batch_size: int, **how: Any
     ) -> list[list[int]]:
-        """Implements `Program.decode`; texts as `prompts` are decoded as one document."""
+        """Implements `Program.decode`; if `prompts` are texts, decodes them as one document."""
         from benchmarks.subject import decoding, sentences
 
         way = DRAFT if num_draft else REGULAR
@@ -166,7 +166,7 @@ def hugging_face_folder(folder: Path, scratch: Path) -> Path:
         scratch: the folder to write if `folder` has MLX's format.
 
     Raises:
-        UserError: the weights are quantised.
+        UserError: the weights are quantized.
     """
     from mlx_t5.checkpoints.checkpoint import open_checkpoint
     from mlx_t5.network.weights import read_config
@@ -177,8 +177,8 @@ def hugging_face_folder(folder: Path, scratch: Path) -> Path:
         if checkpoint.metadata.get("format") != "mlx":
             return folder
     if read_config(folder).get("quantization"):
-        cause = "is quantised for MLX, which other programs cannot read"
-        raise UserError(f"{folder} {cause}; give an unquantised model")
+        cause = "is quantized for MLX, which other programs cannot read"
+        raise UserError(f"{folder} {cause}; give an unquantized model")
     return write_model(scratch, load(folder)[0], folder)
 
 
@@ -271,7 +271,7 @@ class Transformers(Program):
         self.draft.generation_config = config
 
     def widen(self, model: PreTrainedModel, vocab_size: int) -> None:
-        """Enlarges a smaller vocabulary to `vocab_size`, by tokens that are never chosen.
+        """Enlarges a smaller vocabulary to `vocab_size`, with tokens that are never chosen.
 
         Assisted generation requires that both vocabularies have the same size. A new token gets the
         embedding of the padding token. No trained model writes padding, so the new token's logit
@@ -295,7 +295,7 @@ class Transformers(Program):
         return model.to(self.device).eval()
 
     def _gpu(self) -> str:
-        """Returns torch's name of the GPU, or "cpu" if torch finds no GPU."""
+        """Returns torch's name for the GPU, or "cpu" if torch finds no GPU."""
         if self.torch.cuda.is_available():
             return "cuda"
         return "mps" if self.torch.backends.mps.is_available() else "cpu"

@@ -1,13 +1,13 @@
 """`peers`: measures transformers and CTranslate2 on the same weights and prompts, in the same run.
 
 Each program has its own process, because the threads of several programs in one process slow each
-other down. All have the same number of threads. They decode each prompt one after the other, and
+other down. All programs have the same number of threads. They take turns at every prompt, so that
 only one program computes at a time.
 
 Threads that spin while they wait take cores from other programs, and threads that sleep at once
-have to be woken hundreds of times per token. In all processes the waiting threads of OpenMP spin
-for 0.1 ms and then sleep (`WAITING`). Other threads, such as OpenBLAS's, which spin for 0.03 s,
-come to rest in the pause before each turn.
+have to be woken hundreds of times per token. So in all processes, the waiting threads of OpenMP
+spin for 0.1 ms and then sleep (`WAITING`). The pause before each turn lets other threads come to
+rest, such as OpenBLAS's, which spin for 0.03 s.
 
 With --batch-size above 1, a turn decodes all prompts in batches of that size, which measures
 throughput. With --document the prompts are the sentences of one text, which this project splits and
@@ -102,7 +102,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, command: str) -> int:
-    """Measures and prints; returns the exit status, 1 if this project's texts differ in float32."""
+    """Runs the subcommand; returns 1 if this project's texts differ in float32, and else 0."""
     printing.check_writable(args.json)
     prompts = workload.chosen(args.task, args.prompts, args.count).prompts
     tables: list[dict] = []
@@ -149,7 +149,7 @@ def start_others(
 
     Args:
         project: this project's process, which provides the models' folders.
-        facts: the result of its `describe`; all programs get the same number of threads.
+        facts: the result of this project's `describe`; all get its threads, type and device.
         stack: the context that ends the processes and removes their temporary files.
     """
     scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -177,7 +177,7 @@ def describe(others: Mapping[str, Process]) -> tuple[dict[str, dict], dict[str, 
 def all_variants(
     processes: Mapping[str, Process], num_draft: Sequence[int | str]
 ) -> dict[str, Decode]:
-    """Returns the functions that decode, by the variants' names; this project's come first."""
+    """Returns the variants' decoding functions, keyed by name; this project's come first."""
     fixed = [n for n in num_draft if n != AUTO]
     numbers: dict[str, dict[str, int | str]] = {
         PROJECT: {REGULAR: 0, **{f"{DRAFT} {n}": n for n in num_draft}},
@@ -196,7 +196,7 @@ def all_variants(
 
 
 def sampled(variants: Mapping[str, Decode]) -> dict[str, Decode]:
-    """Returns the variants without a draft of this project and transformers, greedy and sampled."""
+    """Returns the draftless variants of this project and transformers, each greedy and sampled."""
     greedy = {name: variants[name] for name in (REGULAR, GREEDY) if name in variants}
     names = [(name, how) for name in greedy for how in SAMPLING]
     rows = {f"{name.removesuffix(' greedy')} with {how}": (name, how) for name, how in names}
@@ -204,7 +204,7 @@ def sampled(variants: Mapping[str, Decode]) -> dict[str, Decode]:
 
 
 def of_document(variants: Mapping[str, Decode], texts: Sequence[str]) -> dict[str, Decode]:
-    """Returns the variants that decode one document, which consists of all prompts."""
+    """Returns the variants for --document; all but `regular` and `OTHERS` decode one document."""
 
     def document(decode: Decode) -> Decode:
         return lambda prompts, **keywords: decode(prompts=texts[: len(prompts)], **keywords)
@@ -229,7 +229,7 @@ def compare(
 ) -> dict[str, Any]:
     """Measures every variant on the prompts, and returns the table.
 
-    The variants take turns. A turn is one prompt, or all prompts with a batch or a document.
+    The variants take turns. A turn is one prompt; with a batch or a document, it is all prompts.
 
     Args:
         variants: from `all_variants`, `sampled` or `of_document`.
@@ -260,7 +260,7 @@ def compare(
         before=lambda: time.sleep(args.pause),
         warm_up=not args.document,  # the first try was one batch; one by one would take minutes
     )
-    rows = summarise({name: times for name, times in timed.items() if name not in left_out})
+    rows = summarize({name: times for name, times in timed.items() if name not in left_out})
     settings = {"batch_size": batch_size, "document": args.document, "count": len(ids)}
     return {**settings, "rows": rows, "left_out": left_out}
 
@@ -289,18 +289,18 @@ def or_left_out(
 
 
 def by_its_clock(timed: Timed, figures: Callable[[Answer], tuple[float, int]]) -> Timed:
-    """Returns the seconds and token counts that `figures` gives for each `Answer` in `timed`."""
+    """Returns `timed` with the seconds and token count that `figures` takes from each answer."""
     result = Timed()
     for answers in timed.outcomes:
         result.add([(*figures(answer), answer.tokens) for answer in answers])
     return result
 
 
-def summarise(timed: Mapping[str, Timed]) -> list[dict]:
-    """Returns the figures of every variant, fastest first; outcomes are `Answer`s.
+def summarize(timed: Mapping[str, Timed]) -> list[dict]:
+    """Returns the figures of every variant, fastest first; the outcomes in `timed` are `Answer`s.
 
-    If first tokens were timed and there are further tokens, the figures of decoding alone, without
-    the first tokens, are included.
+    If first tokens were timed and there are further tokens, a row also has the time of the first
+    token and the speed of decoding after it.
     """
     total, firsts, rests = (
         {name: by_its_clock(times, figures) for name, times in timed.items()}

@@ -1,4 +1,4 @@
-"""Draws pictures of speed by the number of proposals, and of quality by delta."""
+"""Draws speed against the number of proposals, and quality against delta."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from mlx_t5.settings import AUTO
 
-GREY = "0.4"
+GRAY = "0.4"
 Lines = Mapping[str, Sequence[dict]]  # rows of a table, by the label of the line to draw
 
 
 def draw_ways(tables: Sequence[dict], title: str, file: Path) -> None:
-    """Writes a picture with a panel for each table, and in it a line for each proposer.
+    """Writes a picture with one panel for each table and, in a panel, one line for each proposer.
 
-    `auto` is a star at the mean number of proposals per step.
+    A star marks `auto`, at the mean number of proposals per step.
 
     Args:
         tables: the tables of `compare`.
@@ -35,7 +35,7 @@ def draw_ways(tables: Sequence[dict], title: str, file: Path) -> None:
 
 
 def draw_deltas(rows: Sequence[dict], best: dict | None, title: str, file: Path) -> None:
-    """Writes a picture of speed by the number of proposals, and of quality by delta.
+    """Writes a picture of speed against the number of proposals, and of quality against delta.
 
     Args:
         rows: the rows of the grid.
@@ -67,12 +67,12 @@ def _figure(title: str, panels: int) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2 * panels, 4.2), layout="constrained")
-    figure.suptitle(title, fontsize=8, color=GREY)
+    figure.suptitle(title, fontsize=8, color=GRAY)
     return figure, figure.subplots(1, panels, squeeze=False)[0]
 
 
 def _speeds(axes: Any, lines: Lines) -> None:
-    """Draws speed-ups by the number of proposals; each line begins at regular decoding."""
+    """Draws speed-ups against the number of proposals; lines begin at regular decoding, (0, 1)."""
     stars = []
     for i, (label, rows) in enumerate(lines.items()):
         fixed = sorted(
@@ -85,7 +85,7 @@ def _speeds(axes: Any, lines: Lines) -> None:
                   markersize=14, markeredgecolor="k")  # fmt: skip
     if stars:
         axes.plot([], [], "*", color="w", markersize=12, markeredgecolor="k", label=AUTO)
-    axes.axhline(1, color=GREY, linewidth=0.8)
+    axes.axhline(1, color=GRAY, linewidth=0.8)
     axes.set(xlabel="proposals a step, γ", ylabel="relative to regular decoding")
     axes.legend(fontsize=8)
     axes.grid(color="0.9", linewidth=0.6)

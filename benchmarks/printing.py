@@ -15,9 +15,9 @@ from mlx_t5.sizes import percent as percent
 
 
 def texts(different: int | None) -> str:
-    """Returns a table's entry about the texts.
+    """Returns the table entry that says whether the texts equal those of regular decoding.
 
-    `different` is the number of texts that differ from regular decoding; None if they may differ.
+    `different` is the number of texts that differ; None for sampled texts, which may differ.
     """
     if different is None:
         return "sampled"
@@ -55,7 +55,7 @@ def check_writable(*files: Path | None) -> None:
     """Checks, before a run begins, that its result files can be written; None is skipped.
 
     Raises:
-        UserError: a file's folder is missing or not writable.
+        UserError: a file is a folder or not writable, or its folder is missing.
     """
     for file in files:
         if file is not None:

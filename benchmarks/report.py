@@ -3,8 +3,8 @@
 The target's passes are timed over different numbers of positions M. Then held-out prompts are
 decoded regularly, speculatively twice, and regularly again. If the machine slows down meanwhile,
 this affects both kinds of decoding alike, and the first and last regular decoding show by how much.
-With slow models, fewer prompts are decoded, so that the report takes about the same time. On a
-Mac's GPU the target is measured in an fp mode at the end.
+With slow models, fewer prompts are decoded, so that the report takes about the same time. At the
+end, on a Mac's GPU, the target's passes are also timed in an fp mode (fp_mode.py).
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ def computes_on(record: dict[str, Any]) -> str:
 
 
 def weights(record: dict[str, Any]) -> str:
-    """Returns the type in which the target computes, and its bits per weight if quantised."""
+    """Returns the type in which the target computes, and its bits per weight if quantized."""
     bits, dtype = record["target"]["bits"], record["environment"]["dtype"]
     return f"{' and '.join(map(str, bits))} bits, {dtype}" if bits else dtype
 
 
 def v_at_shown(record: dict[str, Any]) -> str:
-    """Returns v(M) for the M in `SHOWN`."""
+    """Returns v(M), the relative time of a pass over M positions, for each M in `SHOWN`."""
     v = record["v"]
     return " ".join(f"{v[m]:.2f}" if m in v else "–" for m in SHOWN)
 
@@ -162,7 +162,7 @@ def fits(peak: int, there: int) -> str:
 
     Args:
         peak: the pair's peak memory in bytes.
-        there: the memory of the machine in bytes.
+        there: the bytes of memory that the models can use (`limit`).
     """
     ending = "it fits" if peak <= there else "it does not fit, and is slow"
     return f"The pair took {readable(peak)} at most, of {readable(there)}: {ending}."
@@ -176,7 +176,8 @@ def log(line: str) -> None:
 def chosen_pair(args: argparse.Namespace) -> tuple[str, str, str | None]:
     """Returns the names of target and draft, and the type in which they compute.
 
-    If the bundled pair is to be grown and has not been yet, it is grown first.
+    The bundled pair is grown first if it is to be measured and has not been grown yet. The type
+    None stands for the type in which each folder is stored.
 
     Raises:
         UserError: there is no model of this name, or no draft for it.
@@ -196,7 +197,7 @@ def chosen_pair(args: argparse.Namespace) -> tuple[str, str, str | None]:
 
 
 def shape(model: T5, name: str) -> dict[str, Any]:
-    """Returns a dictionary of a model's name, its sizes, and the bits of its quantised layers."""
+    """Returns a dictionary of a model's name, its sizes, and the bits of its quantized layers."""
     bits = {layer.bits for _, layer in model.named_modules() if hasattr(layer, "bits")}
     config = model.config
     sizes = ("d_model", "d_ff", "num_heads", "d_kv", "num_layers", "num_decoder_layers")
@@ -266,7 +267,7 @@ def gains(regular: Timed, speculative: Timed, costs: PairCosts) -> dict[str, Any
 
 
 def affordable(seconds: float, most: int, clock: Callable[[], float]) -> Iterator[int]:
-    """Yields the indices of turns, at least 1 and at most `most`, until `seconds` have passed."""
+    """Yields indices of turns until `seconds` have passed, but at least one and at most `most`."""
     began = clock()
     for turn in range(most):
         if turn and clock() - began > seconds:
@@ -311,11 +312,11 @@ def exactness(
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
-    """Checks that exact decoding gives equal tokens regularly, with a draft and in batches.
+    """Checks that exact decoding gives equal tokens without a draft, with a draft and in batches.
 
     Returns:
-        `holds` (whether it does), `reason` (why not, or ""), and the numbers of `prompts` and
-        `tokens` that were compared.
+        `holds` (whether all tokens are equal), `reason` (why not, or ""), and the numbers of
+        `prompts` and `tokens` that were compared.
     """
     log("exact decoding")
 

@@ -135,7 +135,7 @@ def measure(
     options: dict,
     repeats: int,
 ) -> dict[tuple[int, str], Measurement]:
-    """Measures every server with every number of clients, in turn."""
+    """Returns the measurements of every server with every number of clients, taken in turn."""
     for address in addresses.values():
         send_all(address, prompts[: 2 * max(clients)], max(clients), options)
     measured = {(n, server): Measurement() for n in clients for server in addresses}
@@ -149,9 +149,10 @@ def measure(
 
 
 def table_rows(measured: dict[tuple[int, str], Measurement]) -> list[dict]:
-    """Returns the figures of every measurement; the speed-up is over serving one at a time.
+    """Returns a table row with the figures of each measurement.
 
-    Texts are compared with those of the first repeat of the first measurement.
+    The speed-up is relative to the server `SINGLE` with the same number of clients. Texts are
+    compared with those of the first repeat of the first measurement.
     """
     first = next(iter(measured.values())).timed.outcomes[0]
     rows: list[dict[str, Any]] = []
@@ -182,7 +183,7 @@ def table_rows(measured: dict[tuple[int, str], Measurement]) -> list[dict]:
 
 
 def run(args: argparse.Namespace, command: str) -> int:
-    """Measures and prints; returns the exit status, which is 1 if texts differ."""
+    """Runs the subcommand; returns the exit status, which is 1 if texts differ."""
     printing.check_writable(args.json)
     prompts = workload.chosen(args.task, args.prompts, args.count).prompts
     settings = {"max_tokens": args.max_tokens, "temperature": args.temp}

@@ -58,7 +58,7 @@ class Subject:
         return cls(target, draft, tokenizer)
 
     def drafter(self, proposer: str, wrong: int = 0) -> Drafter:
-        """Returns the drafter of one of `PROPOSERS`; `wrong` is as in `Worsened`."""
+        """Returns the drafter of one of `PROPOSERS`; `wrong` percent of draft tokens are wrong."""
         model: Drafter = DraftModel(self.draft, self.target)
         if wrong:
             model = Worsened(model, wrong)
@@ -75,8 +75,8 @@ class Subject:
         Args:
             proposer: one of `PROPOSERS`, or `REGULAR` for decoding without proposals.
             num_draft: the number of proposals per step, or "auto".
-            delta: the relaxation of acceptance.
-            wrong: as in `Worsened`.
+            delta: how much acceptance is relaxed; 0 keeps the target's texts.
+            wrong: the percentage of the draft's proposals that are made wrong.
         """
         drafter = None if proposer == REGULAR else self.drafter(proposer, wrong)
         return SpeculativeDecoder(self.target, drafter, self.tokenizer, num_draft or None, delta)
@@ -172,8 +172,8 @@ def sentences(decoder: SpeculativeDecoder, texts: Sequence[str], **options: Any)
         **options: options of `SpeculativeDecoder.stream`.
 
     Raises:
-        UserError: the document is not split into these sentences, or its decoded text is not that
-            of its sentences.
+        UserError: the document is not split into these sentences, or its decoded text differs from
+            the decoded sentences joined by spaces.
     """
     prefix = texts[0].partition(": ")[0] + ": "
     text = " ".join(text.removeprefix(prefix) for text in texts)
@@ -187,5 +187,5 @@ def sentences(decoder: SpeculativeDecoder, texts: Sequence[str], **options: Any)
 
 
 def decided(results: Sequence[Result]) -> int:
-    """Returns the number of tokens in some results, EOS included."""
+    """Returns the number of tokens decided in all of the results, EOS included."""
     return Tally.of(results).decided

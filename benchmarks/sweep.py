@@ -4,8 +4,8 @@ Every setting of the grid decodes greedily. For speed, a few prompts are decoded
 settings take turns. For quality, more prompts are decoded in batches, because a text does not
 depend on its batch. Quality is exact match and chrF, from 0 to 100. chrF
 (https://aclanthology.org/W15-3049) compares n-grams of characters, so unlike exact match it
-distinguishes a wrong letter from a wrong sentence. A picture (speed by number of proposals, quality
-by delta) and all figures (as JSON) are written.
+distinguishes a wrong letter from a wrong sentence. The results are a picture, of speed against the
+number of proposals and of quality against delta, and a JSON file with all figures.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NEAR = 0.02  # speeds that differ by less than this share count as equal
 
 
 def points(name: str) -> Callable[[dict], str]:
-    """Returns a function that writes a row's figure of this name, which may be None."""
+    """Returns a function from a row to the text of the row's figure `name`, "" if that is None."""
     return lambda row: "" if row[name] is None else f"{row[name]:.1f}"
 
 
@@ -140,7 +140,7 @@ def quality_of(
     batch_size: int,
     max_tokens: int,
 ) -> list[dict]:
-    """Measures the quality of every setting's texts; returns the result of `quality` for each."""
+    """Returns the result of `quality` for each setting; `way` is the proposer."""
 
     def texts(decoder: SpeculativeDecoder) -> list[str]:
         turn = decoding(decoder, [prompts.prompts], batch_size, max_tokens=max_tokens)
@@ -189,8 +189,8 @@ def recommend(rows: Sequence[dict], tolerance: float) -> dict | None:
     Args:
         rows: the rows of the whole grid, delta 0 included; each has the entries of `quality`,
             "speed_up" and "tokens_per_call".
-        tolerance: points of exact match, and of chrF, by which a setting may be below delta 0. The
-            figures are relative to the references, or to delta 0's texts if there are none.
+        tolerance: points of exact match, and of chrF, by which a setting may be below delta 0. Both
+            compare with the references or, if there are no references, with delta 0's texts.
 
     Returns:
         A row; None if no setting is faster than regular decoding.
@@ -215,7 +215,7 @@ def _at(rows: Sequence[dict], delta: float, num_draft: int) -> dict:
 
 
 def _fastest(rows: Sequence[dict]) -> dict:
-    """Returns, among the rows about as fast as the fastest row, the one with fewest proposals."""
+    """Returns the row with the fewest proposals among those about as fast as the fastest row."""
     fastest = max(row["speed_up"].value for row in rows)
     near = [row for row in rows if row["speed_up"].value >= (1 - NEAR) * fastest]
     return min(near, key=lambda row: row["num_draft"])
@@ -224,7 +224,7 @@ def _fastest(rows: Sequence[dict]) -> dict:
 def measures(rows: Sequence[dict]) -> tuple[str, str]:
     """Returns the names of the two figures by which quality is judged.
 
-    They are relative to the references if these are known, and otherwise to delta 0's texts.
+    Both figures compare with the references if they are known, and else with delta 0's texts.
     """
     known = all(row["chrf"] is not None for row in rows)
     return ("exact_match", "chrf") if known else ("exact_match_lossless", "chrf_lossless")

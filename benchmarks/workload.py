@@ -42,7 +42,7 @@ class Workload:
         name: the name of the task or of the file.
         prompts: the texts.
         references: the right answer to each prompt; None if they are not known.
-        tasks: the task of each prompt, or the file's name.
+        tasks: the task of each prompt; for prompts of a file, the file's name.
     """
 
     name: str
@@ -61,7 +61,7 @@ def add_num_draft(
     what: str = "numbers of proposals per step, or auto",
     kind: Callable[[str], int | str] = num_draft,
 ) -> None:
-    """Adds the option --num-draft, which names one or more numbers; `kind` is an argparse type."""
+    """Adds the option --num-draft for one or more numbers, each of the argparse type `kind`."""
     add_number(group, "--num-draft", type=kind, default=default, help=what)
 
 
@@ -70,7 +70,7 @@ def add_models(parser: argparse.ArgumentParser, default: str = "the bundled one"
 
     Args:
         parser: the subcommand's parser.
-        default: the default models, in words.
+        default: the words that describe the default models in the help.
     """
     add = parser.add_argument_group("models").add_argument
     shown = f"(default: {default})"

@@ -1,1 +1,1 @@
-"""The bundled pair, and programs for it: `grow.py` enlarges it to the size of a real model."""
+"""The bundled target and draft, and modules that make data, a picture and larger models of them."""

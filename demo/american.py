@@ -3,9 +3,9 @@
     python -m demo.american --path models/american
     python finetune.py --model demo/target --data models/american --output models/american-lora
 
-The completions are the sentences of heldout.jsonl, which are American English, each with a date.
-The prompts have the same sentences and dates in British English. No sentence is in both train.jsonl
-and test.jsonl.
+A completion is a random date and a sentence of heldout.jsonl, which is in American English. Its
+prompt has the same date and sentence in British English. No sentence is in both train.jsonl and
+test.jsonl.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def pair(sentence: str, rng: random.Random) -> dict[str, str]:
 
 
 def sentences() -> list[str]:
-    """Returns the English sentences of the held-out prompts, without duplicates."""
+    """Returns the correct English sentence of every held-out prompt, without duplicates."""
     rows = map(json.loads, HELD_OUT.read_text(encoding="utf-8").splitlines())
     texts = (r["target"] if r["task"] == "fix" else r["prompt"].partition(": ")[2] for r in rows)
     return list(dict.fromkeys(texts))

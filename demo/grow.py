@@ -1,4 +1,4 @@
-"""Enlarges a model of the bundled pair to a real T5's size; its texts stay the same.
+"""Enlarges a model of the bundled pair to a real T5's size; the model still writes the same texts.
 
     python -m demo.grow --shape t5-base --from demo/target --path models/demo-base
 
@@ -66,7 +66,7 @@ class GrownTensor:
         name: the tensor's Hugging Face name in the output.
         source: the tensor's name in the small model's checkpoint; None if only the large model has
             this tensor.
-        content: the values of the tensor.
+        content: a description from which the tensor's values are computed.
         dtype: the type in which the tensor is stored.
     """
 
@@ -76,15 +76,15 @@ class GrownTensor:
     dtype: str
 
     def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Returns a dictionary of one item: the tensor's name, with its stored type and shape."""
+        """Returns a dictionary {name: (type, shape)} of the tensor, as it is stored."""
         return {self.name: (self.dtype, self.content.shape)}
 
     def chunks(self, checkpoint: Checkpoint, seed: int) -> Iterator[dict[str, mx.array]]:
-        """Yields the tensor's rows, a few at a time, by name.
+        """Yields the tensor in chunks of whole rows, each as a dictionary {name: rows}.
 
         Args:
             checkpoint: the small model's tensors.
-            seed: the seed; the random numbers depend on it and on the tensor's name.
+            seed: the seed; the random numbers depend on the seed and on the tensor's name.
         """
         source = None
         if self.source is not None:
@@ -113,7 +113,7 @@ def grow(
         overwrite: whether to replace a model at `path`.
 
     Returns:
-        The number of parameters of the source, and of the model written.
+        The numbers of parameters of the source and of the larger model.
 
     Raises:
         UserError: a size is less than the source's, the output exists, the source is no T5, or
@@ -154,7 +154,7 @@ def plan(widening: Widening, checkpoint: Checkpoint, dtype: str) -> list[GrownTe
         dtype: the type in which the tensors are stored.
 
     Raises:
-        UserError: the checkpoint is that of an MLX folder, is not a T5 of this configuration, or
+        UserError: the checkpoint is in MLX's format, does not match the source's configuration, or
             has a tensor of a type that cannot be read.
     """
     if checkpoint.metadata.get("format") == "mlx":

@@ -1,4 +1,4 @@
-"""Draws docs/who-wrote.svg, which shows the origin of each token in a text, pass by pass.
+"""Draws docs/who-wrote.svg, which shows, pass by pass, which model wrote each token of a text.
 
 The text is the bundled pair's answer to the default prompt.
 
@@ -16,7 +16,7 @@ from model import load
 
 PICTURE = BUNDLED.parent / "docs" / "who-wrote.svg"
 NUM_DRAFT = 5
-COLOURS = {"draft": ("#116329", "#dafbe1"), "target": ("#6639ba", "#eddeff")}  # text, background
+COLORS = {"draft": ("#116329", "#dafbe1"), "target": ("#6639ba", "#eddeff")}  # text, background
 LEGEND = {"draft": "proposed by the draft, accepted by the target", "target": "the target's own"}
 CHARACTER, LINE, LEFT = 9, 34, 86  # pixels
 
@@ -24,17 +24,17 @@ Step = list[tuple[str, str]]  # the text that each token adds, and the token's o
 
 
 def run() -> list[Step]:
-    """Decodes the text with the bundled pair in float32, and returns the steps."""
+    """Decodes the default prompt with the bundled pair in float32, and returns the steps."""
     target, tokenizer = load(BUNDLED / "target", "float32")
     draft, _ = load(BUNDLED / "draft", "float32")
     chunks = SpeculativeDecoder(target, draft, tokenizer, NUM_DRAFT).stream(DEFAULT_PROMPT)
     return [list(zip(chunk.pieces, chunk.writers, strict=True)) for chunk in chunks]
 
 
-def label(text: str, x: int, y: int, colour: str = "#59636e") -> str:
-    """Returns an SVG element of text that has the same width in every font."""
+def label(text: str, x: int, y: int, color: str = "#59636e") -> str:
+    """Returns an SVG element that draws a text, equally wide in every font."""
     length = CHARACTER * len(text)
-    return f'<text x="{x}" y="{y + 17}" textLength="{length}" fill="{colour}">{escape(text)}</text>'
+    return f'<text x="{x}" y="{y + 17}" textLength="{length}" fill="{color}">{escape(text)}</text>'
 
 
 def draw(steps: list[Step]) -> str:
@@ -48,11 +48,11 @@ def draw(steps: list[Step]) -> str:
     for i, (name, step, text) in enumerate(lines):
         x, y = LEFT, 10 + i * LINE
         for piece, writer in step:
-            word, (colour, background) = piece.strip() or "␣", COLOURS[writer]
+            word, (color, background) = piece.strip() or "␣", COLORS[writer]
             width = CHARACTER * len(word) + 10
             x += 7 * (piece.startswith(" ") and x > LEFT)
             box = f'x="{x}" y="{y}" width="{width}" height="24" rx="5" fill="{background}"'
-            shapes += [f"<rect {box}/>", label(word, x + 5, y, colour)]
+            shapes += [f"<rect {box}/>", label(word, x + 5, y, color)]
             x += width + 2
         x += 7 * bool(step)
         shapes += [label(name, 16, y)] * bool(name) + [label(text, x, y)] * bool(text)

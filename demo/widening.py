@@ -1,26 +1,26 @@
 """Computes the tensors of a larger T5 that computes the same function as a small one.
 
-The added numbers are random and not zero, so that they cost the same as trained weights, except
-where they would change the output:
+The added numbers are random rather than zero, so that they cost as much time as trained weights.
+They are not random where they would change the output:
 
 - d_model, d -> D: no layer writes into the new dimensions of the residual, because the new rows of
   `o` and `wo` and the new columns of the embedding are zero. RMSNorm divides by the root of
-  mean(x^2) + epsilon. The mean over D dimensions is d/D of the mean over d. With epsilon' = epsilon
-  * d/D the whole sum is d/D of the former sum, and norm weights times sqrt(d/D) compensate for it.
-  A tied head has the factor D^-0.5, which is d^-0.5 * sqrt(d/D). So with a tied head the decoder's
-  last norm keeps its weights.
+  mean(x^2) + epsilon. Because the new dimensions are zero, the mean over all D is d/D of the mean
+  over d. With epsilon' = epsilon * d/D, the whole sum is d/D of the former sum. To compensate, norm
+  weights are multiplied by sqrt(d/D). A tied head multiplies by D^-0.5 = d^-0.5 * sqrt(d/D), which
+  has this factor already, so with a tied head the decoder's last norm keeps its weights.
 - heads, d_ff, layers: the columns of `o` and `wo` that read new values are zero.
-- d_kv: T5 does not scale scores, so it is enough that the new rows of `q` are zero; the new columns
-  of `o` are zero as well.
-- vocabulary: the head's row of a new token must not be zero, because its logit 0 could be the
-  largest. So two of the new dimensions of the residual are used. In them every old token's
-  embedding is c, and no layer changes them. They add 2c^2 to the sum of squares, and epsilon' * D
-  is reduced by 2c^2, so the norms stay the same. All norms except the decoder's last multiply these
-  dimensions by 0. The last norm turns them into z and -z. An old token's logit gets c*z - c*z = 0
-  from them. A new token's embedding is -E and 0 in them, so its logit is -E*z, far below all
-  others.
+- d_kv: T5 does not divide scores by sqrt(d_kv), so scores stay the same if the new rows of `q` are
+  zero. The new columns of `o` are zero as well.
+- vocabulary: a new token's row of the head must not be zero, because a logit of 0 could be the
+  largest. So two of the new dimensions of the residual hold constants. In these two dimensions, the
+  rows of old tokens in embedding and head are c, and no layer changes these numbers. They add 2c^2
+  to the sum of squares, and epsilon' * D is reduced by 2c^2, so the norms stay the same. All norms
+  except the decoder's last multiply the two dimensions by 0. The last norm turns them into z and
+  -z, which adds c*z - c*z = 0 to an old token's logit. A new token's row is -E and 0 in these
+  dimensions, so its logit is -E*z, far below all others.
 
-Symbols: d and D are the d_model of the source and of the result.
+Symbols: d and D are the d_model of the source and of the result; c, z and E are constants.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Widened:
 
     Attributes:
         shape: the tensor's shape; a vector counts as a matrix of one column.
-        centre: the mean of the uniform random numbers.
+        center: the mean of the uniform random numbers.
         spread: the maximum distance of a random number from the mean.
         patches: the rectangles that are not random.
         rows: the rows into which the source's rows are copied, if there is a source.
@@ -83,7 +83,7 @@ class Widened:
     """
 
     shape: tuple[int, ...]
-    centre: float
+    center: float
     spread: float
     patches: tuple[Patch, ...] = ()
     rows: np.ndarray = field(default_factory=lambda: np.arange(0))
@@ -118,10 +118,10 @@ class Widened:
 
     def _random(self, rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
         if not self.spread:
-            return np.full((rows, columns), self.centre, np.float32)
+            return np.full((rows, columns), self.center, np.float32)
         chunk = rng.random((rows, columns), dtype=np.float32)
         chunk *= 2 * self.spread
-        chunk += self.centre - self.spread
+        chunk += self.center - self.spread
         return chunk
 
 
@@ -137,9 +137,9 @@ class Widening:
         result: the large model's configuration.
 
     Raises:
-        UserError: a size is less than the source's; or the vocabulary grows, and d_model lacks the
-            two spare dimensions that keep the new tokens from being chosen, or the source's
-            layer_norm_epsilon is 0.
+        UserError: a size is less than the source's; or the vocabulary grows, but d_model does not
+            grow by at least 2, or the source's layer_norm_epsilon is 0. The vocabulary needs two
+            new dimensions and the epsilon to keep the new tokens from being chosen.
     """
 
     def __init__(self, source: T5Config, sizes: Mapping[str, int]):
@@ -165,8 +165,8 @@ class Widening:
             has_source: whether the small model has this tensor as well.
         """
         part = name.split(".")[-2]
-        centre, spread = self._randomness(part)
-        tensor = Widened(shape, centre, spread, self._patches(name, part, has_source))
+        center, spread = self._randomness(part)
+        tensor = Widened(shape, center, spread, self._patches(name, part, has_source))
         if not has_source:
             return tensor
         rows, columns = (self._indices(axis) for axis in _AXES.get(part, ("buckets", "num_heads")))
@@ -174,7 +174,7 @@ class Widening:
         return replace(tensor, rows=rows, columns=columns, factor=factor)
 
     def _indices(self, axis: str) -> np.ndarray:
-        """Returns the indices, along an axis of a large tensor, of the small tensor's entries."""
+        """Returns where the small tensor's entries lie along this axis of the large tensor."""
         fixed = {"buckets": self.source.relative_attention_num_buckets, "one": 1}
         if axis != "inner":
             return np.arange(fixed.get(axis) or getattr(self.source, axis))
@@ -182,7 +182,7 @@ class Widening:
         return (heads + np.arange(self.source.d_kv)).ravel()
 
     def _randomness(self, part: str) -> tuple[float, float]:
-        """Returns centre and spread of new numbers; both are as in an untrained model."""
+        """Returns `center` and `spread` of the new numbers, roughly as in an untrained model."""
         if part == "norm":
             return 1.0, 0.5
         deviation = {
@@ -199,7 +199,7 @@ class Widening:
         return math.sqrt(self.source.d_model / self.result.d_model)
 
     def _patches(self, name: str, part: str, has_source: bool) -> tuple[Patch, ...]:
-        """Returns the rectangles that must not be random, so that the function stays the same."""
+        """Returns the rectangles in which random numbers would change the model's function."""
         old, new, d = self.source, self.result, self.source.d_model
         everything = slice(0, None)
         if part == "q" and has_source:
@@ -223,14 +223,14 @@ class Widening:
         return ()
 
     def _last_weight(self) -> float:
-        """Returns the weight, a power of two, by which the last norm passes on the constants."""
+        """Returns the last norm's weight in the two constant dimensions, a power of two."""
         d = self.source.d_model
         head = d**-0.5 if self.source.scales_logits else math.sqrt(self.result.d_model / d)
         return 2.0 ** math.ceil(math.log2(_DEPTH / (_AWAY * self._constant * head)))
 
 
 def _constant(source: T5Config, d_model: int) -> float:
-    """Returns c above: the largest power of two that leaves at least half of epsilon."""
+    """Returns the constant c: the largest power of two that leaves at least half of epsilon'."""
     if d_model < source.d_model + 2:
         least = f"at least {source.d_model + 2}"
         raise UserError(f"a larger vocab_size needs a d_model of {least}, not {d_model}")

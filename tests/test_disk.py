@@ -51,6 +51,6 @@ def test_macos_flushes_the_disks_own_cache_where_it_can(tmp_path, monkeypatch):
     assert calls == [51, "fsync"]
 
 
-def test_files_of_macos_are_recognised():
+def test_files_of_macos_are_recognized():
     assert all(map(is_macos_file, (".DS_Store", "._config.json")))
     assert not any(map(is_macos_file, ("config.json", ".config.json", "DS_Store")))

@@ -161,15 +161,15 @@ def test_answers_are_reused_and_a_draft_with_its_own_encoder_is_trained(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quantised", [False, True])
+@pytest.mark.parametrize("quantized", [False, True])
 def test_an_existing_draft_gets_a_new_vocabulary_without_training(
-    made, run, tmp_path, capsys, quantised
+    made, run, tmp_path, capsys, quantized
 ):
     """Only its head changes, and the verdict compares both drafts."""
     start, output = BUNDLED / "draft", tmp_path / "own"
-    if quantised:
+    if quantized:
         options = {"quantize": True, "q_group_size": 32, "quant_predicate": "embed_8"}
-        start = convert(start, tmp_path / "quantised", "float32", **options)
+        start = convert(start, tmp_path / "quantized", "float32", **options)
     shutil.copytree(made[0].with_name("draft-work"), tmp_path / "own-work")
     given = ["--draft-model", str(start), "--iters", "0", "--draft-vocab-size", "900", "--resume"]
     assert run(output, *given) == 0
@@ -183,7 +183,7 @@ def test_an_existing_draft_gets_a_new_vocabulary_without_training(
     assert len(ids) == 900 and 1 in ids.tolist()
     for name in [name for name in after if name.startswith("lm_head.")]:
         assert mx.array_equal(after.pop(name), before[name.replace("lm_head", "shared")][ids])
-    if quantised:
+    if quantized:
         assert before.keys() == after.keys()
         assert all(mx.array_equal(after[name], before[name]) for name in after)
 
@@ -222,7 +222,7 @@ def models_given(tmp_path_factory) -> dict[str, str]:
     """Returns folders of unsuitable models, by their names in the options."""
     root = tmp_path_factory.mktemp("models")
     unlike(root / "other")
-    convert(BUNDLED / "draft", root / "quantised", quantize=True, q_group_size=32)
+    convert(BUNDLED / "draft", root / "quantized", quantize=True, q_group_size=32)
     draft, _ = load(BUNDLED / "draft")
     narrow(draft, np.array([1, 5]))
     save_draft(draft, BUNDLED / "draft", root / "narrow")
@@ -258,7 +258,7 @@ def models_given(tmp_path_factory) -> dict[str, str]:
         ("--output {blocked}", "blocked-work (File exists); choose another --output"),
         ("--output=", "--output is empty; name a folder"),
         ("--draft-model=", "a model's name is empty"),
-        ("--draft-model {quantised}", "is quantised, and such weights cannot be trained"),
+        ("--draft-model {quantized}", "is quantized, and such weights cannot be trained"),
         ("--output lookup", "lookup as a --draft-model is no folder; give another name"),
         ("--draft-model x+lookup", "x+lookup as a --draft-model is no folder"),
         ("--model {encoder} --draft-model {other}", "encoder is an encoder alone"),

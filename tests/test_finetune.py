@@ -133,7 +133,7 @@ def test_a_whole_model_is_trained_and_tested_with_a_test_file(data, run, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_quantised_model_gets_dora(run, tmp_path, monkeypatch):
+def test_a_quantized_model_gets_dora(run, tmp_path, monkeypatch):
     monkeypatch.setattr(learner, "cpu_only", lambda: True)  # a rehearsal would compile a minute
     folder = convert(TARGET, tmp_path / "q4", quantize=True)
     options = "--fine-tune-type dora --grad-checkpoint --iters 1 --num-layers 1".split()
@@ -166,7 +166,7 @@ def test_a_quantised_model_gets_dora(run, tmp_path, monkeypatch):
         ("--output {made} --resume", "exists: the adapter is complete. Use it"),
         ("--output {begun}", "has an earlier run; go on with --resume"),
         ("--output {begun} --resume --seed 1", "was made with another --seed"),
-        ("--model {quantised} --fine-tune-type full", "is quantised, and such weights"),
+        ("--model {quantized} --fine-tune-type full", "is quantized, and such weights"),
     ],
 )
 def test_bad_options_are_refused(made, data, run, tmp_path, capsys, options, message):
@@ -174,11 +174,11 @@ def test_bad_options_are_refused(made, data, run, tmp_path, capsys, options, mes
     folder.mkdir()
     (folder / "empty.jsonl").touch()
     (folder / "few.jsonl").write_text("".join(data.read_text().splitlines(keepends=True)[:3]))
-    if "{quantised}" in options:
-        convert(TARGET, tmp_path / "quantised", quantize=True)
+    if "{quantized}" in options:
+        convert(TARGET, tmp_path / "quantized", quantize=True)
     shutil.copytree(made[0], tmp_path / "made")
     shutil.copytree(made[0].with_name("adapter-work"), tmp_path / "begun-work")
-    places = {n: str(tmp_path / n) for n in ("folder", "made", "begun", "quantised")}
+    places = {n: str(tmp_path / n) for n in ("folder", "made", "begun", "quantized")}
     check_refused(run, tmp_path / "new", options.format(**places).split(), message, capsys)
 
 

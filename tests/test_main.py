@@ -67,7 +67,7 @@ def test_json_has_exactly_the_promised_keys(run):
     assert all(type(token) is int for token in record["tokens"])
     assert len(record["tokens"]) == record["stats"]["generated_tokens"]
     assert record["stats"]["accepted"] > 0
-    assert "\033[32m" in err, "the coloured text goes where JSON does not"
+    assert "\033[32m" in err, "the colored text goes where JSON does not"
 
 
 def test_beams_give_their_best_texts_with_scores(run):
@@ -156,9 +156,9 @@ def test_verbose_adds_only_marks(run, models, monkeypatch):
     argv = [*models, "--temp", "1", "-m", "80", "--prompt", "x"]
     _, plain, _ = run(*argv)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    _, coloured, err = run(*argv, "-v")
-    assert re.sub(r"\033\[\d+m", "", coloured) == plain
-    assert "\033[35m" in coloured
+    _, colored, err = run(*argv, "-v")
+    assert re.sub(r"\033\[\d+m", "", colored) == plain
+    assert "\033[35m" in colored
     assert "by the draft" in err
     monkeypatch.setenv("NO_COLOR", "1")
     _, marked, _ = run(*argv, "-v")

@@ -134,7 +134,7 @@ def test_rows_roll_back_and_continue_independently(reference, ours, offsets):
         offsets = [o + n for o, n in zip(offsets, lengths, strict=True)]
 
 
-def test_a_row_does_not_depend_on_padding_or_neighbours(small, made):
+def test_a_row_does_not_depend_on_padding_or_neighbors(small, made):
     ids, mask, decoder_ids = map(mx.array, batch(made("buckets").family))
     together = small(ids, decoder_ids, mask)
     for b, length in enumerate([S, 11, 1]):

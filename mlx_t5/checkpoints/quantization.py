@@ -71,7 +71,7 @@ class Quantization:
             UserError: the mode does not exist, or does not support these bits or this group size.
         """
         if mode not in MODES:
-            raise UserError(f"unknown quantisation mode {mode!r}; known: {', '.join(MODES)}")
+            raise UserError(f"unknown quantization mode {mode!r}; known: {', '.join(MODES)}")
         for value, known, flag in zip(
             (bits, group_size), MODES[mode], ("--q-bits", "--q-group-size"), strict=True
         ):
@@ -230,7 +230,7 @@ def change_weight(
     try:
         plain = mx.dequantize(weight, scales, offsets, **settings)
     except ValueError as error:
-        cause = f"{path} cannot be dequantised ({reason(error)})"
+        cause = f"{path} cannot be dequantized ({reason(error)})"
         raise UserError(f"{cause}: fetch the model again") from None
     parts = mx.quantize(change(plain), **changed_settings(settings))
     return {f"{path}.{part}": array for part, array in zip(PARTS, parts, strict=False)}

@@ -27,7 +27,7 @@ BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 NO_MEMORY = (
-    "out of memory; take a smaller or a quantised model, shorter prompts, or fewer at a time"
+    "out of memory; take a smaller or a quantized model, shorter prompts, or fewer at a time"
 )
 # --num-draft does not accept 0, because the command lines have another option for regular decoding.
 NUM_DRAFT = replace(

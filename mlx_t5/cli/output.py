@@ -39,8 +39,8 @@ class Painter:
     def __init__(self, tokenizer: Any = None):
         """Takes the tokenizer that `line` uses; the other methods need no tokenizer."""
         self._tokenizer = tokenizer
-        colours = {"draft": 32, "copy": 36, "target": 35}
-        self._forms = {writer: f"\033[{c}m{{}}\033[0m" for writer, c in colours.items()}
+        colors = {"draft": 32, "copy": 36, "target": 35}
+        self._forms = {writer: f"\033[{c}m{{}}\033[0m" for writer, c in colors.items()}
         if os.environ.get("NO_COLOR"):
             self._forms = {"draft": "[{}]", "copy": "{{{}}}", "target": "{}"}
 

@@ -164,7 +164,7 @@ def _card(folder: Path, local: Path, tags: list[str], **parts: str) -> str:
     except Exception:  # no connection, no card, or a card that is not valid
         known = ModelCardData()
     if not known.get("license"):
-        log("no licence is known from the source's card, so the new one names none")
+        log("no license is known from the source's card, so the new one names none")
     data = ModelCardData(
         library_name="mlx",
         base_model=base if public else known.get("base_model"),

@@ -79,7 +79,7 @@ def require_divisible(
     counts = {config.num_heads: "heads", config.d_ff: "hidden units"}
     for name, shape in shapes.items():
         if name.endswith(".scales") and axis_of(name) == 1:
-            counts.setdefault(shape[1], "groups of quantised inputs")
+            counts.setdefault(shape[1], "groups of quantized inputs")
     common = math.gcd(*counts)
     if common % ranks.size == 0:
         return

@@ -116,7 +116,7 @@ class Processing:
             UserError: a callable returned no array, or an array of a wrong shape.
         """
         if any(penalty != 1 for penalty in self.penalty):
-            logits = penalise_repetition(history, logits, mx.array(self.penalty, mx.float32))
+            logits = penalize_repetition(history, logits, mx.array(self.penalty, mx.float32))
         columns = history.tokens.shape[1]
         for n in sorted(n for n in set(self.ngram_size) if 0 < n <= columns):
             chosen = mx.array([size == n for size in self.ngram_size])[:, None, None]
@@ -152,7 +152,7 @@ def _checked(processed: mx.array, shape: tuple[int, ...]) -> mx.array:
     return processed.astype(mx.float32)
 
 
-def penalise_repetition(history: History, logits: mx.array, penalty: mx.array) -> mx.array:
+def penalize_repetition(history: History, logits: mx.array, penalty: mx.array) -> mx.array:
     """Makes tokens already written less likely (penalty > 1) or more likely (penalty < 1).
 
     Args:
@@ -161,10 +161,10 @@ def penalise_repetition(history: History, logits: mx.array, penalty: mx.array) -
         penalty: (B,), above 0; 1 changes nothing.
     """
     penalty = penalty[:, None, None]
-    penalised = mx.where(logits < 0, logits * penalty, logits / penalty)
+    penalized = mx.where(logits < 0, logits * penalty, logits / penalty)
     written = history.seen(logits.shape[1])
     written = _indicator(history.tokens[:, None], written, logits.shape)
-    return mx.where(written, penalised, logits)
+    return mx.where(written, penalized, logits)
 
 
 def repeats(history: History, logits: mx.array, n: int) -> mx.array:

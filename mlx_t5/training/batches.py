@@ -1,4 +1,4 @@
-"""Groups labelled examples of similar length into batches.
+"""Groups labeled examples of similar length into batches.
 
 A step's batch depends only on the examples, the batch size, the seed and the step's number, so a
 resumed run gets the same batches.
@@ -20,7 +20,7 @@ from mlx_t5.network.cache import source_width
 
 if TYPE_CHECKING:
     from mlx_t5.training.examples import TrainingPair
-    from mlx_t5.training.teacher_answers import LabelledExample
+    from mlx_t5.training.teacher_answers import LabeledExample
     from model import T5
 
 BATCHES_AT_ONCE = 32  # batches cut from examples sorted together; more would be less random
@@ -29,12 +29,12 @@ ANSWER_STEP = 8  # T is a multiple of this number, so that few shapes occur
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """The labelled examples of a micro-batch, as arrays.
+    """The labeled examples of a micro-batch, as arrays.
 
     Attributes:
         source: (B, S) int32, the prompts' tokens.
         mask: (B, S) bool, False where the source is padded.
-        states: (B, S, d_model) the target's encoder output; None if the model computes it.
+        states: (B, S, d_model) the target's encoder output; None if each step computes it.
         tokens: (B, T) int32, the decoder's input: the start token, then the answer without its last
             token.
         top_ids: (B·T, K) int32, the likeliest tokens at each position.
@@ -52,42 +52,42 @@ class TrainingBatch:
 
     @property
     def arrays(self) -> list[Any]:
-        """The values of all fields in order: `TrainingBatch(*arrays)` equals this batch."""
+        """The values of all fields in order; `TrainingBatch(*arrays)` makes the same batch."""
         return [getattr(self, field.name) for field in fields(self)]
 
 
 def batch_at(
-    labelled: Sequence[LabelledExample] | Sequence[TrainingPair], size: int, seed: int, step: int
+    labeled: Sequence[LabeledExample] | Sequence[TrainingPair], size: int, seed: int, step: int
 ) -> list[int]:
     """Returns the indices of the examples in a step's batch; each epoch has a different order."""
-    size = min(size, len(labelled))
-    steps = len(labelled) // size  # steps per epoch; each epoch leaves out different examples
+    size = min(size, len(labeled))
+    steps = len(labeled) // size  # steps per epoch; each epoch leaves out different examples
     epoch, index = divmod(step, steps)
     rng = random.Random(f"order {seed} {epoch}")
-    shuffled = rng.sample(range(len(labelled)), steps * size)
+    shuffled = rng.sample(range(len(labeled)), steps * size)
     batches: list[list[int]] = []
     for start in range(0, len(shuffled), BATCHES_AT_ONCE * size):
         near = shuffled[start : start + BATCHES_AT_ONCE * size]
-        near.sort(key=lambda i: (len(labelled[i].answer), len(labelled[i].source)))
+        near.sort(key=lambda i: (len(labeled[i].answer), len(labeled[i].source)))
         batches += [near[i : i + size] for i in range(0, len(near), size)]
     rng.shuffle(batches)
     return batches[index]
 
 
 def micro_batches(
-    labelled: Sequence[LabelledExample], draft: T5, size: int, rows: int, seed: int, step: int
+    labeled: Sequence[LabeledExample], draft: T5, size: int, rows: int, seed: int, step: int
 ) -> list[TrainingBatch]:
     """Returns the batch of a step, cut into micro-batches.
 
     Args:
-        labelled: all examples to train on.
+        labeled: all examples to train on.
         draft: the model that is trained, a `model.T5`.
         size: examples per batch.
         rows: maximum number of rows in a micro-batch.
         seed: the seed of the order.
         step: the number of the step.
     """
-    config, chosen = draft.config, [labelled[i] for i in batch_at(labelled, size, seed, step)]
+    config, chosen = draft.config, [labeled[i] for i in batch_at(labeled, size, seed, step)]
     tokens = config.decoder_start_token_id, config.pad_token_id
     kept = draft.shares_with is not None and all(e.states for e in chosen)
     starts = range(0, len(chosen), rows)
@@ -95,36 +95,36 @@ def micro_batches(
 
 
 def collate(
-    labelled: Sequence[LabelledExample], start_token: int, pad_token: int, keep_states: bool
+    labeled: Sequence[LabeledExample], start_token: int, pad_token: int, keep_states: bool
 ) -> TrainingBatch:
-    """Returns labelled examples as one batch, padded to the same width.
+    """Returns labeled examples as one batch, padded to the same lengths.
 
     Args:
-        labelled: B labelled examples.
+        labeled: B labeled examples.
         start_token: the decoder's first input.
         pad_token: the token that pads sources and answers.
-        keep_states: whether the batch has the target's encoder output, because the draft reads it.
+        keep_states: whether to add the target's encoder output, for a draft that reads it.
     """
-    width = source_width(max(len(example.source) for example in labelled))
-    length = -(-max(len(example.answer) for example in labelled) // ANSWER_STEP) * ANSWER_STEP
-    sources = _padded([example.source for example in labelled], width, pad_token)
-    fed = [np.concatenate([[start_token], example.answer[:-1]]) for example in labelled]
-    lengths = np.array([[len(example.source)] for example in labelled])
-    states = [example.states() for example in labelled if keep_states and example.states]
-    counted = [np.ones(len(example.answer)) for example in labelled]
+    width = source_width(max(len(example.source) for example in labeled))
+    length = -(-max(len(example.answer) for example in labeled) // ANSWER_STEP) * ANSWER_STEP
+    sources = _padded([example.source for example in labeled], width, pad_token)
+    fed = [np.concatenate([[start_token], example.answer[:-1]]) for example in labeled]
+    lengths = np.array([[len(example.source)] for example in labeled])
+    states = [example.states() for example in labeled if keep_states and example.states]
+    counted = [np.ones(len(example.answer)) for example in labeled]
     return TrainingBatch(
         mx.array(sources.astype(np.int32)),
         mx.array(np.arange(width) < lengths),
         mx.array(_padded(states, width, 0)) if keep_states else None,
         mx.array(_padded(fed, length, pad_token).astype(np.int32)),
-        mx.array(_flat([example.top_ids for example in labelled], length)),
-        mx.array(_flat([example.top_p for example in labelled], length)),
+        mx.array(_flat([example.top_ids for example in labeled], length)),
+        mx.array(_flat([example.top_p for example in labeled], length)),
         mx.array(_flat(counted, length).astype(np.float32)),
     )
 
 
 def _padded(rows: Sequence[np.ndarray], width: int, filler: float) -> np.ndarray:
-    """Returns rows (n, …) of different lengths n as one padded array (B, width, …)."""
+    """Returns B arrays (n, …) of different lengths n as one padded array (B, width, …)."""
     out = np.full((len(rows), width, *rows[0].shape[1:]), filler, rows[0].dtype)
     for i, row in enumerate(rows):
         out[i, : len(row)] = row
@@ -132,6 +132,6 @@ def _padded(rows: Sequence[np.ndarray], width: int, filler: float) -> np.ndarray
 
 
 def _flat(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
-    """Returns rows (n, …) of different lengths n, padded with zeros, as one array (B·length, …)."""
+    """Returns B arrays (n, …), each padded with zeros to `length`, as one array (B·length, …)."""
     padded = _padded(rows, length, 0)
     return padded.reshape(-1, *padded.shape[2:])

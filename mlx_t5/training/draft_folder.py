@@ -1,4 +1,4 @@
-"""Writes a draft as a model folder, either standalone or without the modules of its target.
+"""Writes a draft as a model folder, standalone or without the modules that its target has.
 
 The folder of a draft that shares its target's modules has only the tensors of the draft's decoder,
 and its config.json has the target's fingerprint (network/sharing.py). A standalone folder has all
@@ -46,7 +46,7 @@ class Parameter:
     Attributes:
         name: the array's name in the folder.
         array: the values.
-        dtype: the type in which they are stored.
+        dtype: the type in which the values are stored.
     """
 
     name: str
@@ -54,11 +54,11 @@ class Parameter:
     dtype: mx.Dtype
 
     def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Returns a dictionary of one item: the array's name, with its stored type and shape."""
+        """Returns a dictionary {name: (type, shape)} of the array, as it is stored."""
         return {self.name: (_name(self.dtype), self.array.shape)}
 
     def chunks(self) -> Iterator[dict[str, mx.array]]:
-        """Yields the array's rows, a few at a time, by name.
+        """Yields the array in chunks of whole rows, each as a dictionary {name: rows}.
 
         Raises:
             UserError: a number is too large for the type.
@@ -84,8 +84,8 @@ def save_draft(
         folder: the folder from which configuration and tokenizer are copied. It holds the draft's
             target or, if the draft shares nothing, the model from which training started.
         output: the folder to write.
-        standalone: whether to write the shared tensors too; quantised tensors stay quantised.
-        dtype: "bfloat16", "float16" or "float32"; None is the type of `folder`.
+        standalone: whether to write the shared tensors too; quantized tensors stay quantized.
+        dtype: "bfloat16", "float16" or "float32"; None keeps the type of `folder`.
         overwrite: whether to replace a model folder at `output`.
 
     Returns:
@@ -137,7 +137,7 @@ def _parameters(draft: T5, whole: bool, dtype: mx.Dtype) -> list[Parameter]:
 
 
 def _config(raw: dict, draft: T5, dtype: str, whole: bool) -> dict:
-    """Returns the content of the draft's config.json, made from that of `folder` (`raw`)."""
+    """Returns the content of the draft's config.json; `raw` is that of `save_draft`'s `folder`."""
     dropped = ("quantization", "quantization_config", "converted_from", ENTRY, *OF_DRAFT)
     config = {name: value for name, value in raw.items() if name not in dropped}
     config |= {n: value for n in OF_DRAFT if (value := getattr(draft.config, n)) is not None}

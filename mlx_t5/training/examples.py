@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from mlx_t5.errors import UserError, shown
 from mlx_t5.text.prompts import token_ids
 
-LEAST = 32  # minimum number of prompts; with fewer, a draft only memorises them
+LEAST = 32  # minimum number of prompts; with fewer, a draft only memorizes them
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 128
 LINES_NAMED = 10  # unusable lines that are reported one by one
 LONGEST = 8192  # tokens of a prompt, as memory is reserved for the longest; T5 was trained on 512
@@ -138,7 +138,7 @@ def read_pairs(
 def _usable(
     lines: Iterable[Any], make: Callable[..., Made], log: Callable[[str], None]
 ) -> Iterator[Made]:
-    """Yields the result of `make` for each usable line, and logs the other lines."""
+    """Yields `make(prompt, completion)` for each usable line, and logs the other lines."""
     bad = 0
     for line in lines:
         reason = line
@@ -156,7 +156,7 @@ def _usable(
 
 
 def digest(examples: Iterable[Example | TrainingPair]) -> str:
-    """Returns a digest of the examples' tokens, by which a resumed run recognises its data."""
+    """Returns a digest of the examples' tokens, by which a resumed run recognizes its data."""
     tokens = hashlib.sha256()
     for example in examples:
         tokens.update(repr((example.source, example.answer)).encode())

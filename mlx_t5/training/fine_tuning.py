@@ -39,7 +39,7 @@ _OF_MLX = ("quantization", "quantization_config", "converted_from")  # dropped f
 def paths(config: Any) -> dict[str, str]:
     """Returns the path of every attention and feed-forward layer in `model.T5`.
 
-    The keys are the layers' Hugging Face names.
+    The keys of the dictionary are the layers' Hugging Face names.
     """
     names = tensor_names(config).items()
     layers = {a.removesuffix(_WEIGHT): b.removesuffix(_WEIGHT) for a, b in names}
@@ -81,7 +81,10 @@ def targets(config: Any, lora: LoraConfig, num_layers: int) -> list[str]:
 def adapt(
     model: T5, lora: LoraConfig, num_layers: int = -1, dropout: float = 0.0, seed: int = 0
 ) -> Adapters:
-    """Freezes a model (`model.T5`) and adds adapters to its layers; errors as in `targets`."""
+    """Freezes a `model.T5`, and adds adapters to the layers that `targets` returns.
+
+    The errors are those of `targets`. `dropout` is the rate for the adapters' inputs.
+    """
     path_of, names = paths(model.config), targets(model.config, lora, num_layers)
     adapted = [path_of[name] for name in names]
     return Adapters(model, adapted, lora.r, lora.scale, lora.use_dora, dropout, seed)
@@ -110,9 +113,9 @@ def write_adapter(
     Args:
         path: the folder to write, see `save_adapter`.
         model: the trained `model.T5`.
-        weights: A, B and DoRA's lengths, by our names.
-        lora: as given to `adapt`.
-        num_layers: as given to `adapt`.
+        weights: A, B and, with DoRA, the rows' lengths, by their names in `model.T5`.
+        lora: the adapter's configuration that was given to `adapt`.
+        num_layers: the number of layers that was given to `adapt`.
         entries: further entries of adapter_config.json.
 
     Returns:
@@ -136,8 +139,8 @@ def write_model(path: Path, model: T5, source: Path) -> Path:
     Args:
         path: the folder, as checked by `check_output_folder`.
         model: a `model.T5`.
-        source: the folder of the model from which training started; the output has its
-            configuration, tokenizer and type.
+        source: the folder of the model from which training started. The output gets the
+            configuration, tokenizer and type of this folder.
 
     Returns:
         `path`.
@@ -166,14 +169,14 @@ def write_model(path: Path, model: T5, source: Path) -> Path:
 def base_name(folder: Path) -> str:
     """Returns the name that PEFT needs for an adapter's base model.
 
-    It is the Hub id from which the folder was made, or the folder's path if there is no such id or
-    an adapter has been merged.
+    The name is the Hub id from which the folder was made. If there is no such id, or an adapter has
+    been merged, it is the folder's path.
     """
     name = source_of(folder)
     return str(folder.absolute()) if name is None or ADAPTED in name else name
 
 
 def _first_layers(config: Any, num_layers: int) -> dict[str, int]:
-    """Returns the index of the first trained layer of each stack."""
+    """Returns the index of the first trained layer in the encoder and in the decoder."""
     depths = {"encoder": config.num_layers, "decoder": config.num_decoder_layers}
     return {n: max(0, d - num_layers) if num_layers >= 0 else 0 for n, d in depths.items()}

@@ -3,14 +3,15 @@
 A step returns a new state and does not change the old state, so an interruption leaves a complete
 state.
 
-A step trains all parameters that belong to the model and are not frozen. A draft that shares the
-target's encoder, embedding and head trains only its decoder. The table of a draft's own vocabulary
-is never trained.
+A step trains the model's own parameters that are not frozen. So if a draft shares the target's
+encoder, embedding and head, only the draft's decoder is trained. The table of a draft's own
+vocabulary is never trained.
 
-By default rates are relative to the scale of each tensor, as in Adafactor (Shazeer and Stern,
-https://arxiv.org/abs/1804.04235, section 8), with which T5 was trained. T5 does not divide
-attention scores by sqrt(d_kv), so the weights of its queries are much smaller than its embeddings,
-and one absolute rate for all tensors would saturate the attention.
+The default optimizer is Adafactor, with which T5 was trained (Shazeer and Stern,
+https://arxiv.org/abs/1804.04235). It multiplies the learning rate by the scale of each tensor
+(section 8). T5 does not divide attention scores by sqrt(d_kv), so its query weights are much
+smaller than its embeddings. A rate that suits the embeddings would change the query weights too
+much, and the attention would saturate.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ if TYPE_CHECKING:
     from model import T5
 
 Arrays = dict[str, mx.array]  # by name
-# A function of the model's weights and a batch. It returns a number to differentiate, and the loss
-# summed over the tokens.
+# A function of the model's weights and a batch. It returns a number that has the gradient of the
+# loss, and the loss summed over the tokens.
 Loss = Callable[[Arrays, TrainingBatch], tuple[mx.array, mx.array]]
 WARM_UP_SHARE = 0.05  # share of the steps that are warm-up by default
 
 
 @dataclass(frozen=True)
 class State:
-    """The state of a training between two steps.
+    """The state of a training run between two steps.
 
     Attributes:
         weights: the trained parameters by name, float32.
-        moments: the arrays of the optimiser's state, by name.
+        moments: the arrays of the optimizer's state, by name.
         step: the number of steps taken.
     """
 
@@ -74,7 +75,7 @@ class Learner:
             compiled: whether to compile the steps; None compiles on a GPU only.
             schedule: a function that returns the rate at a step as a share of `learning_rate`; None
                 is `linear` with a short warm-up.
-            optimizer: an optimiser of `mlx.optimizers`; None is Adafactor.
+            optimizer: an optimizer of `mlx.optimizers`; None is Adafactor.
             drop: a function that sets the model's dropout. It is called with a random key before
                 each micro-batch and with None after it; None trains without dropout.
             seed: the seed of the dropout.
@@ -103,8 +104,8 @@ class Learner:
             batch: the micro-batches of the step; their gradients are added.
 
         Returns:
-            The state after the step, and the mean loss per token before it. If the loss or a
-            gradient is NaN or infinite, the state is None and the loss is NaN.
+            The state after the step, and the mean loss per token before the weights changed. If the
+            loss or a gradient is NaN or infinite, the state is None and the loss is NaN.
         """
         count = sum(mx.sum(micro_batch.counted) for micro_batch in batch)
         total, slopes = mx.array(0.0), dict[str, mx.array]()
@@ -128,7 +129,7 @@ class Learner:
         self.model.update(tree_unflatten(list(weights.items())))
 
     def loss(self, weights: Arrays, batch: TrainingBatch) -> tuple[mx.array, mx.array]:
-        """Returns a number to differentiate, and the loss summed over the tokens."""
+        """Returns a number with the gradient of the loss, and the loss summed over the tokens."""
         self.put(weights)
         return self._loss(weights, batch)
 
@@ -144,7 +145,7 @@ class Learner:
     def _gradient(
         self, weights: Arrays, arrays: list[mx.array | None], key: mx.array | None = None
     ) -> tuple[mx.array, Arrays]:
-        """Returns the loss, summed over a micro-batch's tokens, and its gradient."""
+        """Returns the loss, summed over a micro-batch's tokens, and the gradient of this sum."""
         drop = self._drop or (lambda key: None)
         before = dict(tree_flatten(self.model.parameters()))
         try:
@@ -159,7 +160,7 @@ class Learner:
     def _update(
         self, weights: Arrays, moments: Arrays, slopes: Arrays, rate: mx.array
     ) -> tuple[Arrays, Arrays]:
-        """Returns the weights and moments after one step at this rate."""
+        """Returns the weights and moments after one step at this learning rate."""
         before = self.optimizer.state
         self.optimizer.state = tree_unflatten(list(moments.items())) | {"learning_rate": rate}
         try:
@@ -171,16 +172,16 @@ class Learner:
 
 
 def adafactor(relative_step: bool = False) -> Any:
-    """Returns Adafactor, the optimiser with which T5 was trained.
+    """Returns Adafactor, the optimizer with which T5 was trained.
 
     Its hyperparameters are those of transformers' `Adafactor`. If `relative_step` is true, the
-    optimiser computes the rate from the number of steps and ignores the schedule.
+    optimizer computes the rate from the number of steps and ignores the schedule.
     """
     return optimizers.Adafactor(learning_rate=1.0, relative_step=relative_step)
 
 
 def adamw(weight_decay: float = 0.0) -> Any:
-    """Returns AdamW as in torch (Loshchilov and Hutter, https://arxiv.org/abs/1711.05101)."""
+    """Returns AdamW as in PyTorch (Loshchilov and Hutter, https://arxiv.org/abs/1711.05101)."""
     return optimizers.AdamW(1.0, weight_decay=weight_decay, bias_correction=True)
 
 

@@ -1,23 +1,23 @@
-"""Computes the training loss: the divergence KL(p || q) of a model's next-token distribution q.
+"""Computes the training loss KL(p || q), where q is the trained model's next-token distribution.
 
 When a draft is trained, p is the target's distribution. When a model is trained on given texts, p
 is 1 for the text's next token, and KL(p || q) is the cross-entropy.
 
-Of p, only the probabilities of its K likeliest tokens (`teacher_answers.TOP_K`) and the sum r of
-all other probabilities are used. With t = 1 - sum of q over these K tokens,
+The loss uses only the probabilities p_k of the K likeliest tokens (`teacher_answers.TOP_K`) and
+the sum r of all other probabilities in p. With t = 1 - (the sum of q_k over these K tokens),
 
     loss = sum of p_k log(p_k / q_k) + r log(r / t).
 
-This is the divergence if all other tokens count as one token. Its gradient with respect to the
+This is KL(p || q) if all other tokens count as one token. Its gradient with respect to the
 logits is q_k - p_k at the K tokens and q_j (1 - r / t) at every other token j, so one softmax gives
 both the loss and the gradient (forward KL: Hinton et al., https://arxiv.org/abs/1503.02531).
 
 A draft with its own vocabulary has logits for its own tokens only. The tokens that it lacks count
 as other tokens, even if they are among the target's K likeliest.
 
-The logits of all positions would be by far the largest array of a training step. So they are
-computed for a chunk of positions at a time, and the gradients with respect to hidden states and
-head are accumulated. `divergence` returns a number that has this gradient.
+The logits of all positions would be by far the largest array of a training step. So `divergence`
+computes logits and gradient for one chunk of positions after the other. It returns a number whose
+gradient, when MLX differentiates the number, is the gradient of the whole loss.
 
 Symbols: N positions, K likeliest tokens, V vocabulary.
 """
@@ -94,7 +94,7 @@ def divergence(
     Args:
         head: a function that computes float32 logits from hidden states.
         states: (N, d_model) the draft's hidden states.
-        weights: further arguments of `head`; its weights, if they are trained too.
+        weights: the head's weights, passed on to `head`; empty if they are not trained.
         top_ids: (N, K) the target's likeliest tokens.
         top_p: (N, K) the probabilities of these tokens.
         counted: (N,) 1 where a position counts, 0 for padding.
@@ -128,7 +128,7 @@ def loss_and_slope(
 ) -> tuple[mx.array, mx.array]:
     """Returns the loss, summed over positions, and its gradient (N, V) with respect to the logits.
 
-    `logits` (N, V) are already divided by the temperature. The other arguments are as in
+    `logits` (N, V) are already divided by the temperature. The other arguments are those of
     `divergence`.
     """
     q = mx.softmax(logits, axis=-1)

@@ -1,4 +1,4 @@
-"""Reports the progress of a training: steps, loss, speed and remaining time."""
+"""Reports the progress of training: steps, loss, speed and remaining time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def bar(what: str, unit: str, total: int, done: int, items: Iterable[int] | None
 
     Args:
         what: the name of the activity.
-        unit: the name of the units that are counted.
+        unit: the name of what is counted, such as steps.
         total: the number of all units.
         done: the number of units done by earlier runs.
         items: the items over which the bar iterates; without items, `update` moves the bar.
@@ -33,15 +33,15 @@ def reported(
     steps: Iterable[int],
     done: int,
 ) -> Iterator[int]:
-    """Yields the numbers of `steps`; meanwhile shows a progress bar and logs a line now and then.
+    """Yields the numbers in `steps`, while showing a progress bar and logging a line now and then.
 
     Args:
         trainer: the trainer that takes the steps.
-        tokens: a function that returns the number of tokens in a step's batch, given the step.
-        every: the number of steps between two lines.
+        tokens: a function from a step's number to the number of tokens in the step's batch.
+        every: the number of steps between two logged lines.
         log: a function that is given the lines.
         steps: the numbers of the steps to take.
-        done: the number of steps taken before.
+        done: the number of steps taken by earlier runs.
     """
     began, total, iters = time.perf_counter(), 0, trainer.schedule.iters
     for step in bar("training", "steps", iters, done, steps):

@@ -1,4 +1,4 @@
-"""Writes and reads the files by which a run can be resumed: settings, answers, state, best weights.
+"""Writes and reads the files from which a run resumes: settings, answers, state, best weights.
 
 An interruption leaves each file either in its old version or in its new version. The best weights
 are written before the state that refers to them. If only the best weights are new, the run resumes
@@ -59,7 +59,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """Makes the folder and, if the file system supports that, locks it against other runs.
+        """Makes the folder, and locks it against other runs if the file system supports locks.
 
         Raises:
             UserError: another run uses the folder, or the folder cannot be made.
@@ -81,7 +81,7 @@ class RunFolder:
             os.close(descriptor)
 
     def open(self, answers: Mapping[str, Any], training: Mapping[str, Any], resume: bool) -> bool:
-        """Writes the settings; if there was an earlier run, first compares them with its settings.
+        """Compares the settings with those of an earlier run, if there was one, and writes them.
 
         If a setting in `training` has changed, the earlier run's state is removed, so that the
         training starts over.
@@ -96,7 +96,7 @@ class RunFolder:
 
         Raises:
             UserError: there was an earlier run, and `resume` is false or a setting in `answers` has
-                changed.
+                changed; or the folder has other files, or damaged settings.
         """
         settings = json.loads(json.dumps({"answers": dict(answers), "training": dict(training)}))
         before = self._settings()
@@ -130,8 +130,8 @@ class RunFolder:
             like: the state before the first step, whose arrays have the same names and shapes.
 
         Raises:
-            UserError: the file, or that of the best weights, is damaged or belongs to a different
-                model.
+            UserError: the file of the state or of the best weights is damaged or belongs to a
+                different model.
         """
         if not (self.path / STATE).exists():
             return None
@@ -161,10 +161,10 @@ class RunFolder:
             return self._load(BEST, like)[0]
 
     def vocabulary(self, count: Callable[[], np.ndarray]) -> np.ndarray:
-        """Returns the ids of the tokens that the draft proposes.
+        """Returns the ids of the tokens that the draft may propose.
 
         Args:
-            count: a function that chooses the ids; called unless an earlier run has chosen them.
+            count: a function that chooses the ids; called only if no earlier run has chosen them.
 
         Raises:
             UserError: the file of the earlier run is damaged.
@@ -215,9 +215,9 @@ class RunFolder:
     def _reading(
         self, name: str, damaged: str = f"{STATE} and {BEST} to train again"
     ) -> Iterator[None]:
-        """Raises `UserError` in place of an error in the block, which reads the file `name`.
+        """Turns an error in the `with` block, which reads the file `name`, into a `UserError`.
 
-        `damaged` says what the user should remove, and why.
+        `damaged` tells the user what to remove, and why.
         """
         try:
             yield
@@ -227,7 +227,7 @@ class RunFolder:
 
 
 def _by_name(state: State) -> Arrays:
-    """Returns the arrays of a state by the names that they have in the file."""
+    """Returns a dictionary of the state's arrays, keyed by their names in the file."""
     return {f"weights.{name}": array for name, array in state.weights.items()} | {
         f"moments.{name}": array for name, array in state.moments.items()
     }

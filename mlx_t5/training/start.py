@@ -15,15 +15,15 @@ ORIGINAL = "start from the model that it was made of"
 
 
 def start_from(draft: T5, target: T5, name: str, trained: bool) -> Any:
-    """Returns the draft to start from, with all tokens of the target.
+    """Returns the draft from which a run starts, without a reduced vocabulary.
 
-    A draft that shares its target's modules and has its own, smaller vocabulary gets the target's.
+    If the draft shares its target's modules, a reduced vocabulary is replaced by the target's.
 
     Args:
         draft: the draft that the user named, a `model.T5`.
         target: the target, a `model.T5`.
         name: the user's name for the draft.
-        trained: whether the draft will be trained; otherwise only its vocabulary may change.
+        trained: whether the draft will be trained; if not, only its vocabulary may change.
 
     Raises:
         UserError: the draft does not fit the target, cannot be trained, or cannot get all tokens.
@@ -46,7 +46,7 @@ def start_from(draft: T5, target: T5, name: str, trained: bool) -> Any:
 
 
 def require_texts(model: T5, tokenizer: Any, name: str) -> None:
-    """Raises `UserError` unless a model has a tokenizer, a decoder and all of its tokens."""
+    """Raises `UserError` unless a model has a tokenizer, a decoder and its whole vocabulary."""
     if tokenizer is None:
         raise UserError(f"{name} has no tokenizer, and prompts are texts; add its files")
     if not model.can_decode:
@@ -55,6 +55,6 @@ def require_texts(model: T5, tokenizer: Any, name: str) -> None:
 
 
 def require_plain(model: T5, name: str) -> None:
-    """Raises `UserError` if a model has quantised weights, which cannot be trained."""
+    """Raises `UserError` if a model has quantized weights, which cannot be trained."""
     if any("scales" in layer for _, layer in model.named_modules()):
-        raise UserError(f"{name} is quantised, and such weights cannot be trained; {ORIGINAL}")
+        raise UserError(f"{name} is quantized, and such weights cannot be trained; {ORIGINAL}")

@@ -1,10 +1,10 @@
 """Generates the target's answers and their probabilities, and keeps them on disk for training.
 
 A draft has to guess the target's text, so it learns from the target's own answers (Kim and Rush,
-https://arxiv.org/abs/1606.07947), which are generated before the training begins. At each position
-of an answer, its token, the `TOP_K` likeliest tokens and their probabilities are stored. If the
-draft reads the target's encoder output, this output is stored as well: with a large target,
-computing it in every step would take longer than the step.
+https://arxiv.org/abs/1606.07947), which are generated before the training begins. For each position
+of an answer, the files have the token of the answer, the `TOP_K` likeliest tokens and their
+probabilities. If the draft reads the target's encoder output, the files have this output as well:
+with a large target, computing the output in every step would take longer than the rest of the step.
 
 A file has the answers to `SHARD` examples, so an interrupted run loses at most a part of one file.
 
@@ -43,8 +43,8 @@ Answer = Callable[[Sequence[Example], Sequence[int]], Iterator[Tokens | None]]
 
 
 @dataclass(frozen=True)
-class LabelledExample:
-    """An answered example.
+class LabeledExample:
+    """An example with its answer, and with the likeliest tokens at each position of the answer.
 
     Attributes:
         source: (S,) tokens of the prompt, EOS included.
@@ -62,20 +62,20 @@ class LabelledExample:
     states: Callable[[], np.ndarray] | None = None
 
 
-def given(source: Sequence[int], answer: Sequence[int]) -> LabelledExample:
-    """Returns an example with this answer, whose tokens have probability 1."""
+def given(source: Sequence[int], answer: Sequence[int]) -> LabeledExample:
+    """Returns an example with this answer; each token of the answer has probability 1."""
     ids = np.array(answer, np.int32)
-    return LabelledExample(np.array(source), ids, ids[:, None], np.ones((len(ids), 1), np.float32))
+    return LabeledExample(np.array(source), ids, ids[:, None], np.ones((len(ids), 1), np.float32))
 
 
 class Answers:
-    """The files with the labelled examples of one run."""
+    """The files with the labeled examples of one run."""
 
     def __init__(self, folder: Path, examples: Sequence[Example]) -> None:
         """Opens the folder of the files, and makes the folder if necessary.
 
         Args:
-            folder: the folder. If it has answers of an earlier run, these are used again.
+            folder: the folder of the files; answers of an earlier run are used again.
             examples: the examples to answer; those of the earlier run must have been the same.
         """
         self.folder, self.examples = folder, examples
@@ -103,7 +103,7 @@ class Answers:
             answer: the function that generates the answers.
             temp: the temperature of the probabilities; 0 means 1.
             keep_states: whether to keep the encoder's output.
-            answered: a function that is called after every answer.
+            answered: a function that is called after every example.
 
         Raises:
             UserError: the disk is full.
@@ -120,22 +120,22 @@ class Answers:
                 answered()
             self._write((first + start) // SHARD, label(target, pairs, temp), keep_states)
 
-    def labelled(self) -> list[LabelledExample]:
-        """Reads all labelled examples, except those whose answers failed.
+    def labeled(self) -> list[LabeledExample]:
+        """Reads all labeled examples, except those whose answers failed.
 
         Raises:
             UserError: a file is damaged.
         """
-        labelled: list[LabelledExample] = []
+        labeled: list[LabeledExample] = []
         for shard in range(-(-len(self.examples) // SHARD)):
             try:
-                labelled += self._read(shard)
+                labeled += self._read(shard)
             except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
                 cause = f"{self._file(shard)} is damaged ({shown(reason(error))})"
                 raise UserError(f"{cause}; remove it, and its prompts are answered again") from None
-        return labelled
+        return labeled
 
-    def _read(self, shard: int) -> list[LabelledExample]:
+    def _read(self, shard: int) -> list[LabeledExample]:
         with np.load(self._file(shard)) as arrays:
             keep_states, lengths = arrays["states"], arrays["lengths"]
             sources = _cut(arrays["sources"], lengths[:, 0])
@@ -150,7 +150,7 @@ class Answers:
             if len(np.load(file, mmap_mode="r" if sources else None)) != ends[-1]:
                 raise ValueError(f"{file.name} belongs to other prompts")
             states = [partial(_rows, file, *span) for span in pairwise(ends)]
-        return list(map(LabelledExample, sources, *columns, states))
+        return list(map(LabeledExample, sources, *columns, states))
 
     def _file(self, shard: int) -> Path:
         return self.folder / f"answers-{shard:05}.npz"
@@ -158,17 +158,17 @@ class Answers:
     def _states(self, shard: int) -> Path:
         return self.folder / f"states-{shard:05}.npy"
 
-    def _write(self, shard: int, labelled: Sequence[LabelledExample], keep_states: bool) -> None:
+    def _write(self, shard: int, labeled: Sequence[LabeledExample], keep_states: bool) -> None:
         """Writes the file of the encoder's output, then the file of the answers."""
         if keep_states:
-            states = joined([e.states() for e in labelled if e.states], np.float16)
+            states = joined([e.states() for e in labeled if e.states], np.float16)
             replace_file(self._states(shard), lambda file: np.save(file, states))
-        lengths = [(len(e.source), len(e.answer)) for e in labelled]
+        lengths = [(len(e.source), len(e.answer)) for e in labeled]
         arrays: dict[str, Any] = {
-            "sources": joined([e.source for e in labelled], np.int32),
-            "answers": joined([e.answer for e in labelled], np.int32),
-            "top_ids": joined([e.top_ids for e in labelled], np.int32),
-            "top_p": joined([e.top_p for e in labelled], np.float32),
+            "sources": joined([e.source for e in labeled], np.int32),
+            "answers": joined([e.answer for e in labeled], np.int32),
+            "top_ids": joined([e.top_ids for e in labeled], np.int32),
+            "top_p": joined([e.top_p for e in labeled], np.float32),
             "lengths": np.array(lengths, np.int64).reshape(-1, 2),
             "states": np.array(keep_states),
         }
@@ -176,23 +176,23 @@ class Answers:
 
 
 def answer_notes(
-    labelled: Sequence[LabelledExample], asked: int, end: int, max_tokens: int
+    labeled: Sequence[LabeledExample], asked: int, end: int, max_tokens: int
 ) -> Iterator[str]:
     """Yields lines about answers that failed or were cut off.
 
     Args:
-        labelled: the examples whose answers did not fail.
+        labeled: the examples whose answers did not fail.
         asked: the number of all examples.
         end: the end token.
         max_tokens: maximum number of tokens in an answer.
     """
-    if failed := asked - len(labelled):
+    if failed := asked - len(labeled):
         yield f"{failed} prompts had no answer and are left out; try some with main.py"
-    endless = [example.answer for example in labelled if example.answer[-1] != end]
+    endless = [example.answer for example in labeled if example.answer[-1] != end]
     if endless:
-        share = sum(map(len, endless)) / sum(len(example.answer) for example in labelled)
+        share = sum(map(len, endless)) / sum(len(example.answer) for example in labeled)
         yield (
-            f"{len(endless)} of {len(labelled)} answers had no end within --max-tokens "
+            f"{len(endless)} of {len(labeled)} answers had no end within --max-tokens "
             f"{max_tokens} ({share:.0%} of all tokens); if that is much, check that the prompts "
             "have their task prefix"
         )
@@ -200,17 +200,17 @@ def answer_notes(
 
 def label(
     target: T5, pairs: Sequence[tuple[Tokens, Tokens]], temp: float = 0.0
-) -> list[LabelledExample]:
-    """Returns answers labelled with the target's likeliest tokens and their probabilities.
+) -> list[LabeledExample]:
+    """Returns the pairs as examples, with the target's likeliest tokens and their probabilities.
 
     One pass of the target computes the probabilities for several answers.
 
     Args:
         target: the target, a `model.T5`.
-        pairs: the tokens of each source and its answer.
+        pairs: the tokens of each source and those of its answer.
         temp: the temperature of the probabilities; 0 means 1.
     """
-    labelled: dict[int, LabelledExample] = {}
+    labeled: dict[int, LabeledExample] = {}
     order = sorted(range(len(pairs)), key=lambda i: (len(pairs[i][1]), len(pairs[i][0])))
     for group in _groups(order, pairs, target.config.vocab_size):
         sources, answers = zip(*(pairs[i] for i in group), strict=True)
@@ -223,14 +223,14 @@ def label(
             ids, p = (np.array(top[row, : len(answers[row])]) for top in (top_ids, top_p))
             source, answer = np.array(sources[row]), np.array(answers[row])
             states_of_row = partial(np.array, wide[row])
-            labelled[i] = LabelledExample(source, answer, ids, p, states_of_row)
-    return [labelled[i] for i in range(len(pairs))]
+            labeled[i] = LabeledExample(source, answer, ids, p, states_of_row)
+    return [labeled[i] for i in range(len(pairs))]
 
 
 def _likeliest(
     target: T5, cache: Cache, answers: Sequence[Tokens], temp: float
 ) -> tuple[mx.array, mx.array]:
-    """Returns the K likeliest tokens at each position (B, T, K), and their probabilities."""
+    """Returns the K likeliest tokens at each position, and their probabilities, each (B, T, K)."""
     longest = max(map(len, answers))
     start = target.config.decoder_start_token_id
     rows = [[start, *a[:-1]] + [start] * (longest - len(a)) for a in answers]
@@ -242,7 +242,7 @@ def _likeliest(
 def _groups(
     order: Sequence[int], pairs: Sequence[tuple[Tokens, Tokens]], vocab_size: int
 ) -> Iterator[list[int]]:
-    """Yields groups of consecutive indices whose answers' logits together fit into memory.
+    """Cuts `order` into groups, so that the logits of a group's answers fit into memory.
 
     `order` has the indices of `pairs`, sorted so that the shortest answers come first.
     """
@@ -257,17 +257,17 @@ def _groups(
 
 
 def _rows(file: Path, start: int, end: int) -> np.ndarray:
-    """Reads some rows of a file; the file is closed again, as there may be thousands of files."""
+    """Returns rows of a file, and closes the file, because there may be thousands of files."""
     return np.array(np.load(file, mmap_mode="r")[start:end])
 
 
 def joined(arrays: Sequence[Any], kind: type) -> np.ndarray:
-    """Returns arrays concatenated along their rows; an array without rows if there are none."""
+    """Returns the arrays joined along their rows, with the type `kind`; empty without arrays."""
     return np.concatenate(arrays).astype(kind) if arrays else np.empty(0, kind)
 
 
 def _cut(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """Returns an array's rows cut into parts of these lengths; the inverse of `joined`.
+    """Cuts an array into parts with these numbers of rows; the inverse of `joined`.
 
     Raises:
         ValueError: the lengths do not add up to the number of rows.

@@ -38,7 +38,7 @@ class Texts:
 
     @property
     def value(self) -> float:
-        """The criterion for the best weights: chrF, and at equal chrF the exact match."""
+        """The value by which the best weights are chosen: chrF, with exact match to break ties."""
         return self.chrf + 1e-6 * self.exact_match
 
     def __str__(self) -> str:
@@ -79,6 +79,6 @@ def chrf(written: Sequence[str], right: Sequence[str]) -> float:
 
 
 def _runs(text: str, n: int) -> Counter[str]:
-    """Counts the character n-grams of a text, without white space."""
+    """Returns the counts of a text's character n-grams, without white space."""
     text = "".join(text.split())
     return Counter(text[i : i + n] for i in range(len(text) - n + 1))

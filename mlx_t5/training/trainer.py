@@ -22,7 +22,7 @@ class Schedule:
     Attributes:
         iters: the number of steps in the whole run.
         steps_per_eval: the number of steps between two evaluations.
-        save_every: the number of steps after which the state is written.
+        save_every: the number of steps between two writes of the state.
     """
 
     iters: int
@@ -32,7 +32,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The evaluation of a draft in the engine, on held-out prompts.
+    """The measurements of decoding the held-out prompts with a draft.
 
     Attributes:
         acceptance: the number of accepted tokens divided by the number of drafted tokens.
@@ -44,7 +44,7 @@ class Evaluation:
 
     @property
     def value(self) -> float:
-        """The criterion for the best draft."""
+        """The value by which the best draft is chosen."""
         return self.tokens_per_call
 
     def __str__(self) -> str:
@@ -94,11 +94,11 @@ class Trainer:
     def run(self, steps: Callable[[Iterable[int], int], Iterable[int]]) -> None:
         """Trains to the end, and gives the model the best weights.
 
-        After Ctrl-C, it first writes the state of the last complete step.
+        On Ctrl-C, writes the state of the last complete step before the interrupt is raised.
 
         Args:
-            steps: a function that wraps the numbers of the steps in a progress bar. Its second
-                argument is the number of steps already taken.
+            steps: a function that is given the numbers of the remaining steps and the number of
+                steps already taken. It returns the first argument, wrapped in a progress bar.
         """
         try:
             self._evaluate_if_due()
@@ -131,12 +131,13 @@ class Trainer:
             began += time.perf_counter() - now
 
     def _evaluate_if_due(self) -> bool:
-        """Evaluates the model if an evaluation is due, and writes the state and the best weights.
+        """If due, evaluates the model and writes the state, with any new best weights.
 
-        An evaluation is due after every `steps_per_eval` steps and at the end.
+        An evaluation is due before the first step, after every `steps_per_eval` steps and after the
+        last step.
 
         Returns:
-            Whether an evaluation was due.
+            Whether the model was evaluated.
         """
         step, schedule = self.state.step, self.schedule
         due = step == schedule.iters or step % schedule.steps_per_eval == 0

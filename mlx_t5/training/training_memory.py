@@ -35,7 +35,7 @@ class TrainingMemory:
     """The peak memory of training.
 
     Attributes:
-        draft: bytes of the trained parameters, their gradients and the optimiser's arrays.
+        draft: bytes of the trained parameters, their gradients and the optimizer's arrays.
         step: bytes of a micro-batch's activations and logits.
         rows: B, the number of rows in a micro-batch.
     """
@@ -57,8 +57,8 @@ def estimate(
         source: number of tokens in the longest prompt.
         target: number of tokens in the longest answer.
         batch_size: number of rows in a step.
-        copies: number of arrays of the size of the trained parameters.
-        adapted: number of copies of its input that an adapted layer keeps.
+        copies: number of arrays that are each as large as the trained parameters.
+        adapted: number of extra arrays, as large as its input, that an adapted layer keeps.
     """
     trained = sum(array.size for _, array in tree_flatten(draft.trainable_parameters()))
     config, with_encoder = draft.config, draft.shares_with is None
@@ -81,12 +81,12 @@ def memory_notes(
     Args:
         target: the target, or the model that is fine-tuned; a `model.T5`.
         size: the result of `estimate`.
-        names: the names, in the lines, of `target` and of the trained parameters' owner.
+        names: the words in the lines for `target` and for the model with trained parameters.
         cure: advice that reduces the memory.
     """
     weights = sum(array.nbytes for _, array in tree_flatten(target.parameters()))
     sizes = weights, size.draft, size.step
-    parts = dict(zip((names[0], f"{names[1]} and optimiser", "a step"), sizes, strict=True))
+    parts = dict(zip((names[0], f"{names[1]} and optimizer", "a step"), sizes, strict=True))
     total, shown = sum(sizes), ", ".join(f"{n} {readable(b)}" for n, b in parts.items())
     yield f"memory: at most {readable(total)} of {readable(limit())} ({shown})"
     if total > limit():
@@ -111,7 +111,7 @@ def row_bytes(
         target: T, the number of answer positions.
         with_encoder: whether the trained model also runs an encoder of its own.
         grad_checkpoint: whether layers keep only their inputs and compute the rest twice.
-        adapted: number of copies of its input that an adapted layer keeps.
+        adapted: number of extra arrays, as large as its input, that an adapted layer keeps.
     """
     inner, heads = config.num_heads * config.d_kv, config.num_heads
     hidden = config.d_ff * (5 if config.is_gated_act else 3)
@@ -133,13 +133,13 @@ def row_bytes(
 def _layers(
     depth: int, length: int, width: int, scores: int, config: T5Config, grad_checkpoint: bool
 ) -> int:
-    """Returns how many numbers a row's layers keep.
+    """Returns how many numbers all layers keep for the backward pass of one row.
 
     Args:
         depth: the number of layers.
         length: the number of positions.
-        width: the numbers that a layer keeps per position.
-        scores: the numbers in a layer's attention scores.
+        width: how many numbers a layer keeps per position, without attention scores.
+        scores: how many numbers a layer keeps of its attention scores.
         config: the config of the trained model.
         grad_checkpoint: whether only one layer at a time keeps more than its inputs.
     """

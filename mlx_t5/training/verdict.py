@@ -23,10 +23,10 @@ NEAR = 0.02  # speeds that differ by less than this share count as equal
 
 
 def typical(results: Sequence[Result]) -> Sequence[Result]:
-    """Returns the results whose text ended with EOS; all results if fewer than half did.
+    """Returns the results whose text ended with EOS, or all results if fewer than half did.
 
-    A text without an end mostly repeats itself. It is by far the longest text, and a draft guesses
-    either all of it or nothing. A few texts like this would decide which draft is the best.
+    A text that did not end mostly repeats itself. Such a text is by far the longest, and a draft
+    guesses either all of it or nothing. A few such texts would decide which draft is the best.
     """
     ended = [result for result in results if result.finish_reason == "stop"]
     return ended if 2 * len(ended) >= len(results) else results
@@ -34,7 +34,7 @@ def typical(results: Sequence[Result]) -> Sequence[Result]:
 
 @dataclass(frozen=True)
 class Proposer:
-    """A proposer and its measurements.
+    """A proposer (a draft, or copying) and its measurements.
 
     Attributes:
         name: the value of --draft-model that selects the proposer.
@@ -55,10 +55,10 @@ def measure_proposers(
     """Measures every proposer's speed-up over regular decoding.
 
     Args:
-        decoding: a function that is given a proposer's name, or `REGULAR`. It returns a function
-            that decodes the prompt of a turn, given the turn's index.
+        decoding: a function that is given a proposer's name, or `REGULAR` for no proposer. It
+            returns a function that is given the index of a prompt and decodes the prompt.
         names: the names of the proposers.
-        most: the number of turns available.
+        most: the number of prompts available.
 
     Returns:
         The measured proposers, and the number of prompts used.
@@ -84,7 +84,7 @@ def recommended(proposers: Sequence[Proposer], new: str) -> Proposer | None:
 
     Args:
         proposers: the proposers, without regular decoding.
-        new: the name of the new draft. It is returned only if no other proposer is nearly as fast.
+        new: the name of the new draft, which is returned only if no other is nearly as fast.
     """
     useful = [p for p in proposers if p.acceptance]  # a speed-up without acceptance is chance
     fastest = max((p.measured.value for p in useful), default=0.0)
@@ -101,8 +101,8 @@ def report(proposers: Sequence[Proposer], new: str, prompts: int, public: str | 
         proposers: the proposers, without regular decoding.
         new: the name of the new draft.
         prompts: the number of prompts decoded.
-        public: the public name of the new draft. If it is given, the report is for other people and
-            has only the proposers available to them: the new draft and copying.
+        public: the name under which the new draft is published. If this name is given, the report
+            has only the proposers that other people have: the new draft and copying.
     """
     if public:
         proposers = [p for p in proposers if p.name in (new, LOOKUP)]
@@ -123,7 +123,7 @@ def report(proposers: Sequence[Proposer], new: str, prompts: int, public: str | 
 
 
 def advice(proposers: Sequence[Proposer], new: str) -> str:
-    """Returns a line that recommends a source of proposals, or none."""
+    """Returns a line that recommends a proposer, or regular decoding."""
     best = recommended(proposers, new)
     if best is None:
         return "keep --draft-model none: no proposer is faster than regular decoding here"

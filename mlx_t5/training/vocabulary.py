@@ -1,4 +1,4 @@
-"""Chooses the tokens that a draft proposes: the most frequent tokens of the target's answers.
+"""Chooses the tokens that a draft may propose: the most frequent ones in the target's answers.
 
 Tokens are counted in the answers on which the draft is trained. The answers to held-out prompts
 decide how many tokens are chosen. See network/draft_vocabulary.py.
@@ -22,7 +22,7 @@ ENOUGH = 0.995  # share of the tokens in held-out answers that the chosen tokens
 def by_frequency(answers: Sequence[Any], ends: Sequence[int], size: int) -> np.ndarray:
     """Returns all ids below `size`: first the end tokens `ends`, then the others by frequency.
 
-    Equally frequent ids are in ascending order, because most tokenizers have common tokens first.
+    Equally frequent ids ascend, because most tokenizers give low ids to common tokens.
     """
     tokens = joined(answers, np.int64)
     counts = np.bincount(tokens[(tokens >= 0) & (tokens < size)], minlength=size)
@@ -33,12 +33,12 @@ def by_frequency(answers: Sequence[Any], ends: Sequence[int], size: int) -> np.n
 def chosen(
     order: np.ndarray, held_out: Sequence[Any], size: int | None, log: Callable[[str], object]
 ) -> np.ndarray:
-    """Returns the ids (N,) of the tokens that a draft proposes, ascending.
+    """Returns the ids (N,) of the tokens that a draft may propose, in ascending order.
 
     Args:
         order: all ids, from `by_frequency`.
         held_out: the answers to held-out prompts.
-        size: N; None chooses N by `smallest`.
+        size: N, or None to let `smallest` choose N.
         log: a function that is given a line about the choice.
     """
     ids = np.sort(order[: size or smallest(order, held_out)])
@@ -56,7 +56,7 @@ def coverage(ids: np.ndarray, answers: Sequence[Any]) -> float:
 def smallest(order: np.ndarray, answers: Sequence[Any]) -> int:
     """Returns the smallest N, a multiple of `STEP`, at which the coverage reaches `ENOUGH`.
 
-    If there is none, it returns V.
+    If there is no such N, returns V.
 
     Args:
         order: all ids, the most frequent first.

@@ -15,7 +15,7 @@ def mac(monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["float32", "bfloat16"])
-def test_quantised_and_joined_layers_are_timed(mac, mode):
+def test_quantized_and_joined_layers_are_timed(mac, mode):
     target = random_t5(mode)
     record = fp_mode.measured(target, 5, 0.01)
     assert record["mode"] == "mxfp4" and record["speed_up"] > 0
@@ -29,7 +29,7 @@ def test_quantised_and_joined_layers_are_timed(mac, mode):
     assert fp_mode.written(record).startswith("mxfp4: ")
 
 
-def test_quantised_layers_cpus_and_cuda_are_not_measured(monkeypatch):
+def test_quantized_layers_cpus_and_cuda_are_not_measured(monkeypatch):
     monkeypatch.setattr(fp_mode, "timer", None)
     plain = random_t5()
     monkeypatch.setattr(fp_mode, "cpu_only", lambda: True)

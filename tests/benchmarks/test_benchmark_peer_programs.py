@@ -111,7 +111,7 @@ def test_an_mlx_folder_becomes_one_that_transformers_reads(tmp_path, ids):
     assert one == other and all(one)
     file = Path(folder, "config.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization": {"bits": 4}}))
-    with pytest.raises(UserError, match="is quantised for MLX"):
+    with pytest.raises(UserError, match="is quantized for MLX"):
         hugging_face_folder(folder, tmp_path / "other")
 
 

@@ -73,7 +73,7 @@ def test_rows_have_ratios_to_other_variants_and_the_fastest_is_first():
         peers.GREEDY: timed([8.0] * 2, other),
         peers.CT2: timed([2.0] * 2),
     }
-    rows = peers.summarise(variants)
+    rows = peers.summarize(variants)
     assert [row["way"] for row in rows] == ["draft 5", peers.CT2, "regular", peers.GREEDY]
     assert [row["speed_up"].value for row in rows] == [4.0, 2.0, 1.0, 0.5]
     assert [row["over"][peers.GREEDY].value for row in rows] == [8.0, 4.0, 2.0, 1.0]
@@ -84,13 +84,13 @@ def test_rows_have_ratios_to_other_variants_and_the_fastest_is_first():
     table = {"batch_size": 4, "document": False, "count": 2, "rows": rows, "left_out": {}}
     assert peers.written(table, "float32").endswith(f"different: {peers.GREEDY}.")
     assert "rounding" in peers.written(table, "bfloat16")
-    (row,) = table["rows"] = peers.summarise({"regular": timed([1.0] * 2)})  # no other programs
+    (row,) = table["rows"] = peers.summarize({"regular": timed([1.0] * 2)})  # no other programs
     assert "rounding" not in peers.written(table, "bfloat16")
     assert [write(row) for write in peers.COLUMNS.values()][3:5] == ["", ""]
 
 
 def test_decoding_time_leaves_out_the_first_tokens():
-    draft, regular = peers.summarise(
+    draft, regular = peers.summarize(
         {"regular": timed([5.0, 7.0], first=1.0), "draft 5": timed([4.0, 4.0], first=2.0)}
     )
     assert (regular["first_token_seconds"], draft["first_token_seconds"]) == (0.5, 1.0)
@@ -99,7 +99,7 @@ def test_decoding_time_leaves_out_the_first_tokens():
     cells = [write(draft) for write in peers.DECODING.values()]
     assert cells == ["draft 5", "1000.0", "500.00", "2.50 (2.00 to 3.00)"]
     # Empty texts have no figures of decoding.
-    (row,) = peers.summarise({"regular": timed([1.0] * 2, [[], []], first=1.0)})
+    (row,) = peers.summarize({"regular": timed([1.0] * 2, [[], []], first=1.0)})
     assert "decode_speed_up" not in row
 
 

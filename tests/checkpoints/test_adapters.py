@@ -1,4 +1,4 @@
-"""LoRA adapters are merged as by PEFT: at conversion, at load and into quantised weights."""
+"""LoRA adapters are merged as by PEFT: at conversion, at load and into quantized weights."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def test_merging_reads_one_row_tile_at_a_time(adapter, monkeypatch):
         {"q_mode": "nvfp4"},
     ],
 )
-def test_a_quantised_weight_is_quantised_again_in_8_bits(tiny, tmp_path, options):
-    """Each adapted layer is dequantised from its own bits; other layers do not change."""
+def test_a_quantized_weight_is_quantized_again_in_8_bits(tiny, tmp_path, options):
+    """Each adapted layer is dequantized from its own bits; other layers do not change."""
     layers = {f"{name[:-1]}{part}": shape for name, shape in Q_LAYERS.items() for part in "qv"}
     targets = {"target_modules": ["q", "v"], "lora_alpha": 1}
     matrices = adapters.by_hand(tmp_path / "adapter", layers, **targets)
@@ -145,7 +145,7 @@ def test_a_quantised_weight_is_quantised_again_in_8_bits(tiny, tmp_path, options
         assert mx.array_equal(array, expected.astype(array.dtype)), name
 
 
-def test_merging_into_an_unquantised_mlx_folder_rounds_once(tiny, adapter, tmp_path):
+def test_merging_into_an_unquantized_mlx_folder_rounds_once(tiny, adapter, tmp_path):
     """The merged weights equal those of a float32 sum that is rounded once."""
     folder, matrices = adapter
     out = convert(tiny, tmp_path / "out", "bfloat16")

@@ -35,7 +35,7 @@ EVERY_MODE = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "bits", "group"), [*EVERY_MODE, ("affine", "vo_4_5", 32)])
-def test_quantised_weights_equal_those_of_mlx(tiny, tmp_path, mode, bits, group):
+def test_quantized_weights_equal_those_of_mlx(tiny, tmp_path, mode, bits, group):
     """The output equals the same model after `nn.quantize`, layer by layer."""
     mixed = bits == "vo_4_5"
     options = {"quant_predicate": bits} if mixed else {"q_bits": bits, "q_mode": mode}
@@ -72,7 +72,7 @@ def test_quantised_weights_equal_those_of_mlx(tiny, tmp_path, mode, bits, group)
     ),
     ids=lambda options: "-".join(map(str, options.values())),
 )
-def test_an_8_bit_embedding_and_head_equal_their_dequantised_weights(made, tmp_path, tied, options):
+def test_an_8_bit_embedding_and_head_equal_their_dequantized_weights(made, tmp_path, tied, options):
     """This holds for look-ups, for products and, if the head is tied, for scaled products."""
     source = made("t5" if tied else "flan").folder
     out = convert(source, tmp_path / "out", "float32", quantize=True, q_group_size=32, **options)
@@ -121,16 +121,16 @@ def test_only_a_large_vocabulary_changes_the_recipe():
 
 
 @pytest.mark.parametrize("dtype", ("float16", "bfloat16", "float32"))
-def test_a_quantised_embedding_does_not_hide_the_type_of_a_model(
+def test_a_quantized_embedding_does_not_hide_the_type_of_a_model(
     tiny, tmp_path, dtype, monkeypatch
 ):
     """By default a GPU computes in the folder's type, and memory is counted in that type."""
     monkeypatch.setattr(weights_module, "on_cpu", lambda: False)
     out = convert(tiny, tmp_path / "out", dtype, quantize=True, quant_predicate="embed_8")
-    quantised, plain = load(out)[0], load(tiny, dtype)[0]
-    assert quantised.dtype == quantised.shared.scales.dtype == getattr(mx, dtype)
-    assert quantised.cache_memory(2, 3, 4) == plain.cache_memory(2, 3, 4)
-    assert quantised.encoder_memory(2, 3) == plain.encoder_memory(2, 3)
+    quantized, plain = load(out)[0], load(tiny, dtype)[0]
+    assert quantized.dtype == quantized.shared.scales.dtype == getattr(mx, dtype)
+    assert quantized.cache_memory(2, 3, 4) == plain.cache_memory(2, 3, 4)
+    assert quantized.encoder_memory(2, 3) == plain.encoder_memory(2, 3)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_quantised_embedding_does_not_hide_the_type_of_a_model(
         ({"group_size": 16}, "--q-group-size 16 does not exist in mode affine; choose 32, 64, 128"),
         ({"mode": "mxfp4", "bits": 8}, "--q-bits 8 does not exist in mode mxfp4; choose 4"),
         ({"mode": "nvfp4", "group_size": 32}, "--q-group-size 32 .* mode nvfp4; choose 16"),
-        ({"mode": "int4"}, "unknown quantisation mode 'int4'; known: affine, mxfp4, mxfp8, nvfp4"),
+        ({"mode": "int4"}, "unknown quantization mode 'int4'; known: affine, mxfp4, mxfp8, nvfp4"),
     ),
 )
 def test_contradictory_recipes_are_refused(options, message):
@@ -182,7 +182,7 @@ def test_an_embedding_in_8_bits_is_affine_in_every_mode():
 
 
 @pytest.mark.parametrize("dtype", ("float16", "bfloat16"))
-def test_quantised_scales_have_the_models_type(tiny, tmp_path, dtype):
+def test_quantized_scales_have_the_models_type(tiny, tmp_path, dtype):
     """With float16, `wo` computes in float32, so its scales and offsets are float32 too."""
     converted = arrays(convert(tiny, tmp_path / "out", quantize=True, dtype=dtype))
     for name, array in converted.items():
@@ -195,7 +195,7 @@ def test_quantised_scales_have_the_models_type(tiny, tmp_path, dtype):
             assert array.dtype == (mx.float32 if kept else getattr(mx, dtype))
 
 
-def test_layers_that_do_not_divide_into_groups_stay_unquantised(tmp_path, capsys):
+def test_layers_that_do_not_divide_into_groups_stay_unquantized(tmp_path, capsys):
     config = TINY | {"d_ff": 96}
     checkpoints.save(checkpoints.random_state(config), tmp_path / "in", config=config)
     out = convert(tmp_path / "in", tmp_path / "out", quantize=True)

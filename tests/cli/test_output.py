@@ -1,4 +1,4 @@
-"""Tests how results are written, without a model: files, colours and sums of statistics."""
+"""Tests how results are written, without a model: files, colors and sums of statistics."""
 
 import json
 from pathlib import Path
@@ -26,11 +26,11 @@ def result(text: str | None, **more) -> Result:
     return Result(text, [5, 6], ["draft", "target"], "stop", Stats(**COUNTS), **more)
 
 
-class Coloured:
+class Colored:
     """A painter whose every line is the same."""
 
     def line(self, result: Result) -> str:
-        return "coloured"
+        return "colored"
 
 
 def results(path, as_json=False, painter=None, keep=0) -> LineFile:
@@ -100,23 +100,23 @@ def test_a_file_that_has_become_shorter_is_not_continued(tmp_path):
     assert path.read_text() == "one\n"
 
 
-def test_a_json_result_is_exact_even_if_coloured(capsys):
-    with results(None, as_json=True, painter=Coloured()) as file:
+def test_a_json_result_is_exact_even_if_colored(capsys):
+    with results(None, as_json=True, painter=Colored()) as file:
         file.write("p\u2028é", result("one\ntwo"))
     out, err = capsys.readouterr()
     line, end = out.split("\n")
     record = json.loads(line)
-    assert (end, err) == ("", "coloured\n")
+    assert (end, err) == ("", "colored\n")
     assert list(record) == ["prompt", "text", "tokens", "finish_reason", "stats"]
     assert (record["prompt"], record["text"]) == ("p\u2028é", "one\ntwo")
     assert record["stats"]["drafted"] == 12
 
 
-def test_coloured_text_is_printed_but_not_written_to_files(capsys, tmp_path):
+def test_colored_text_is_printed_but_not_written_to_files(capsys, tmp_path):
     for path in (None, str(tmp_path / "out.txt")):
-        with results(path, painter=Coloured()) as file:
+        with results(path, painter=Colored()) as file:
             file.write("p", result("plain"))
-    assert capsys.readouterr() == ("coloured\n", "coloured\n")
+    assert capsys.readouterr() == ("colored\n", "colored\n")
     assert (tmp_path / "out.txt").read_text() == "plain\n"
 
 
@@ -124,7 +124,7 @@ def test_a_prompt_without_a_result_keeps_its_place(tmp_path):
     failed = result(None, error="no memory")
     for name, as_json in (("out.txt", False), ("out.jsonl", True)):
         path = tmp_path / name
-        with results(str(path), as_json, painter=Coloured()) as file:
+        with results(str(path), as_json, painter=Colored()) as file:
             for outcome in (result("one"), failed, result("three")):
                 file.write("prompt", outcome)
         lines = path.read_text().split("\n")[:-1]
@@ -149,7 +149,7 @@ def test_every_token_is_marked_with_its_origin(monkeypatch):
     assert plain.paint(["Le"], ["draft"], "\ufffd") == "[Le]\ufffd"
 
 
-def test_a_coloured_line_does_not_split_a_character(monkeypatch):
+def test_a_colored_line_does_not_split_a_character(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     tokenizer = transformers.ByT5Tokenizer()
     tokens = tokenizer.encode("aé\n")[:-1]

@@ -86,7 +86,7 @@ def metadata(card: str) -> dict:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Returns a Hugging Face folder whose card names its licence."""
+    """Returns a Hugging Face folder whose card names its license."""
     folder = byte_model(tmp_path_factory.mktemp("source") / "byt5")
     (folder / CARD).write_text(f"---\n{yaml.safe_dump(SAID)}---\n# ByT5\n")
     return folder
@@ -219,7 +219,7 @@ def test_a_card_says_only_known_facts(tmp_path, capsys, monkeypatch):
         write(source / CARD)
         card = conversion_card("me/x", made, str(source))
         assert metadata(card) == plain and "my-t5, converted to MLX: bfloat16." in card
-        assert "no licence is known" in capsys.readouterr().err
+        assert "no license is known" in capsys.readouterr().err
     (source / CARD).unlink()
     (source / CARD).write_text("---\nlicense: mit\nbase_model: google/t5-v1_1-base\n---\n")
     expected = plain | {"license": "mit", "base_model": "google/t5-v1_1-base"}

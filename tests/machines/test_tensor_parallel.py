@@ -25,7 +25,7 @@ from mlx_t5.machines.launched import join_ranks
 from mlx_t5.network.interface import WeightsRead
 from mlx_t5.network.ranks import ranks_of
 from model import T5, load
-from random_models import randomise
+from random_models import randomize
 
 pytestmark = [needs_ring, pytest.mark.slow]
 PROMPTS = [[5, 9, 13, 21, 9, 1], [7, 30, 30, 1], [40, 41, 42, 43, 44, 45, 46, 47, 1]]
@@ -100,7 +100,7 @@ def sabotage(rank: int, draft: T5) -> None:
         accept, largest = decoder.accept, beams.largest
         decoder.accept = lambda *given: tuple((a + rank) % shared_models.V for a in accept(*given))
         beams.largest = lambda *given: tuple(each[:, ::-1] for each in largest(*given))
-        randomise(draft, mx.random.split(mx.random.key(rank), 400), 0.1)
+        randomize(draft, mx.random.split(mx.random.key(rank), 400), 0.1)
 
 
 def run_rank(root: Path, names: list[str]) -> None:
@@ -130,7 +130,7 @@ def alone(root):
     """Returns the results of a single rank by model."""
     draft, _ = load(root / "draft", "float32")
     made = {}
-    for name in ("gated", "quantised", "half", "tied"):
+    for name in ("gated", "quantized", "half", "tied"):
         model, _ = load(root / name, shared_models.dtype_of(name))
         made[name] = json_like(results(root, name, model, draft))
     return made
@@ -143,7 +143,7 @@ def json_like(found):
 @pytest.fixture(scope="module", params=[2, 4])
 def found(request, root):
     """Returns the results of each of 2 or 4 ranks; 4 ranks run one model, as they are slow."""
-    names = ["gated", "quantised", "half"] if request.param == 2 else ["tied"]
+    names = ["gated", "quantized", "half"] if request.param == 2 else ["tied"]
     _, err = finish(launch(request.param, __file__, str(root), *names))
     files = [root / f"{rank}-of-{request.param}.json" for rank in range(request.param)]
     assert all(file.exists() for file in files), err

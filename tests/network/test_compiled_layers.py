@@ -11,7 +11,7 @@ from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.network import layers
 from mlx_t5.network.config import T5Config
 from model import T5
-from random_models import CONFIG, V, random_t5, randomise
+from random_models import CONFIG, V, random_t5, randomize
 
 FAMILIES = {
     "t5": {"feed_forward_proj": "relu", "num_heads": 3},
@@ -22,10 +22,10 @@ FAMILIES = {
 
 
 def made(family, kind):
-    """Returns a random model of a family in a type, or quantised."""
+    """Returns a random model of a family in a type, or quantized."""
     model = T5(T5Config.from_dict(CONFIG | FAMILIES[family]))
     dtype = getattr(mx, kind, mx.float32)
-    randomise(model, mx.random.split(mx.random.key(3), 200), 0.0, dtype)
+    randomize(model, mx.random.split(mx.random.key(3), 200), 0.0, dtype)
     if "bits" in kind:
         bits = {"4 bits": (4, 4), "8 bits": (8, 8), "mixed bits": (4, 8)}[kind]
 

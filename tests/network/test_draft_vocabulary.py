@@ -26,11 +26,11 @@ def a_draft(folder, shares):
     return target, draft if shares else whole(draft)
 
 
-@pytest.fixture(params=["t5", "flan", "quantised", "mxfp8"])
+@pytest.fixture(params=["t5", "flan", "quantized", "mxfp8"])
 def folder(request, made, tmp_path):
-    """Returns a target's folder: tied, with a separate head, or quantised."""
+    """Returns a target's folder: tied, with a separate head, or quantized."""
     kind = request.param
-    if kind == "quantised":
+    if kind == "quantized":
         return convert(made("flan").folder, tmp_path / kind, "float32", **IN_BITS)
     if kind == "mxfp8":  # other layers are in mxfp8, the embedding is affine
         more = IN_BITS | {"q_mode": "mxfp8"}

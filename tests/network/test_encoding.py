@@ -7,7 +7,7 @@ from mlx_t5.network.encoding import encoded, encoder_states, padded
 from model import load
 
 
-def test_states_depend_on_neither_order_nor_neighbours_of_sources():
+def test_states_depend_on_neither_order_nor_neighbors_of_sources():
     model, _ = load(BUNDLED / "target", "float32")
     sources = [[5] * 90 + [1], [7, 8, 1], [9] * 200 + [1], [7, 8, 1], [11, 12, 13, 1]]
     for source, states in zip(sources, encoder_states(model, sources), strict=True):

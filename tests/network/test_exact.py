@@ -76,7 +76,7 @@ def logits_of(model, sources, targets, rng=None):
 @pytest.mark.usefixtures("another_order_for_many_rows")
 @pytest.mark.parametrize("mode, runs", MODES.items(), ids=MODES)
 @exact_or_refused
-def test_bits_depend_on_neither_blocks_nor_neighbours(mode, runs):
+def test_bits_depend_on_neither_blocks_nor_neighbors(mode, runs):
     """Each row is decoded twice: by token, and in blocks beside other rows."""
     skip_narrow_4_bits(4 if mode == "4 bit" else 16)
     model, rng = random_t5(mode), random.Random(7)
@@ -123,7 +123,7 @@ def decoders():
 @pytest.mark.usefixtures("costs_of_a_cpu")
 @pytest.mark.parametrize("temp", [0.0, 0.8])
 @exact_or_refused
-def test_tokens_depend_on_neither_draft_nor_neighbours(decoders, temp):
+def test_tokens_depend_on_neither_draft_nor_neighbors(decoders, temp):
     sources, _ = texts(random.Random(3), 5)
     seeds = list(range(5))
     how = {"max_tokens": 12, "temp": temp, "top_p": 0.95, "batch_size": 2}

@@ -9,15 +9,15 @@ from model import load
 from random_models import random_t5
 
 
-def test_the_fingerprint_survives_types_and_quantisation(made, tmp_path):
+def test_the_fingerprint_survives_types_and_quantization(made, tmp_path):
     folder = made("flan").folder
     plain = fingerprint(load(folder, "float32")[0])
     in_bits = {"quantize": True, "q_group_size": 32, "quant_predicate": "embed_8"}
-    quantised = fingerprint(load(convert(folder, tmp_path / "q", "float32", **in_bits))[0])
-    assert quantised["fingerprint"] == plain["fingerprint"]
-    assert quantised["weights"] != plain["weights"]
+    quantized = fingerprint(load(convert(folder, tmp_path / "q", "float32", **in_bits))[0])
+    assert quantized["fingerprint"] == plain["fingerprint"]
+    assert quantized["weights"] != plain["weights"]
     assert fingerprint(load(folder, "bfloat16")[0]) == plain
-    for other in (fingerprint(load(folder, "float16")[0]), quantised):
+    for other in (fingerprint(load(folder, "float16")[0]), quantized):
         assert same_model(plain, other) and same_model(other, plain)
     assert not same_model(plain, fingerprint(random_t5(seed=3)))
 

@@ -41,7 +41,7 @@ SQUARE, NARROW, SMALL, HEAD = (1024, 1024), (3072, 768), (256, 256), (32128, 102
 
 
 def test_a_tied_embedding_multiplies_as_the_head():
-    """The test covers a plain and a quantised head, and the rows of one rank."""
+    """The test covers a plain and a quantized head, and the rows of one rank."""
     x = mx.random.normal((3, WIDTH))
     for head in (nn.Embedding(HIGH, WIDTH), nn.Embedding(HIGH, WIDTH).to_quantized(32, 8)):
         logits = Matrix.of(head).times(x)
@@ -51,7 +51,7 @@ def test_a_tied_embedding_multiplies_as_the_head():
 
 
 def layers(bits=(), outputs=(64, 64, 32)):
-    """Returns linear layers over 64 inputs, quantised to `bits` if given."""
+    """Returns linear layers over 64 inputs, quantized to `bits` if given."""
     made = [nn.Linear(64, n, bias=False) for n in outputs]
     return [made[i].to_quantized(32, b) for i, b in enumerate(bits)] or made
 
@@ -99,12 +99,12 @@ def test_unsuitable_layers_are_not_joined(own):
 
 
 @pytest.mark.parametrize("form", [as_written, weight_first])
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "wider residual", "quantised"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "wider residual", "quantized"])
 def test_a_product_adds_the_residual(monkeypatch, form, kind):
     """The sum has the residual's type, so no precision is lost to the weight's type."""
     forms = ((range(3, 4), form),) if form is not as_written else ()
     monkeypatch.setattr(linear, "forms", lambda *_: forms)
-    (layer,), x = layers((8,) if kind == "quantised" else (), (64,)), mx.random.normal((3, 64))
+    (layer,), x = layers((8,) if kind == "quantized" else (), (64,)), mx.random.normal((3, 64))
     if kind in ("bfloat16", "wider residual"):
         layer.weight, x = layer.weight.astype(mx.bfloat16), x.astype(mx.bfloat16)
     residual = mx.random.normal((3, 64), mx.bfloat16 if kind == "bfloat16" else mx.float32)

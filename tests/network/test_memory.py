@@ -59,7 +59,7 @@ def test_an_encoder_takes_about_the_estimated_memory(feed_forward):
 
 
 @pytest.mark.slow
-def test_the_formula_counts_plain_and_quantised_weights(tmp_path):
+def test_the_formula_counts_plain_and_quantized_weights(tmp_path):
     source = BUNDLED / "target"
     loaded, _ = load(source, "float32")
     weights = held(a for _, a in tree_flatten(loaded.parameters()))
@@ -73,8 +73,8 @@ def test_the_formula_counts_plain_and_quantised_weights(tmp_path):
         path = tmp_path / name
         options = ("q_bits", "q_group_size", "q_mode", "quant_predicate")
         convert(source, path, quantize=True, **dict(zip(options, wanted, strict=False)))
-        quantised, _ = load(path, "bfloat16")
-        weights = held(a for _, a in tree_flatten(quantised.parameters()))
+        quantized, _ = load(path, "bfloat16")
+        weights = held(a for _, a in tree_flatten(quantized.parameters()))
         assert stored_bytes(path, "bfloat16") == weights
 
 

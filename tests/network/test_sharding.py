@@ -83,7 +83,7 @@ def test_an_adapter_is_merged_before_the_cut(root, tmp_path):
     shapes |= {"decoder.block.0.layer.1.EncDecAttention." + k: v for k, v in
                (("q", (128, width)), ("o", (width, 128)))}  # fmt: skip
     adapters.by_hand(tmp_path, shapes, target_modules=["q", "o"])
-    for name in ("gated", "quantised"):
+    for name in ("gated", "quantized"):
         found = parts(root / name, adapter=tmp_path)
         assert_whole(found, root / name, adapter=tmp_path)
 
@@ -91,7 +91,7 @@ def test_an_adapter_is_merged_before_the_cut(root, tmp_path):
 IDS, WRITTEN = mx.array([[5, 9, 3, 1]]), mx.array([[0, 7, 8]])
 
 
-@pytest.mark.parametrize("name", ["gated", "tied", "quantised", "tied-quantised"])
+@pytest.mark.parametrize("name", ["gated", "tied", "quantized", "tied-quantized"])
 def test_a_draft_on_a_part_of_a_target_has_the_same_bits_and_asks_no_rank(root, name):
     whole = load(root / name, "float32")[0]
     states = whole.encode(IDS)
@@ -122,7 +122,7 @@ def test_drafts_on_a_part_of_a_target_are_checked_as_on_the_whole(root):
             load(folder, **how)
 
 
-@pytest.mark.parametrize("name", ["gated", "tied", "quantised"])
+@pytest.mark.parametrize("name", ["gated", "tied", "quantized"])
 def test_the_memory_of_a_whole_head_counts(root, name, monkeypatch):
     part = load(root / name, "float32", group=Group(0, 2))[0]
     metal = FakeMetal(monkeypatch, recommended=10**12)
@@ -154,7 +154,7 @@ def test_a_pair_is_loaded_with_a_whole_head_where_the_draft_needs_one(
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("name", ["gated", "tied", "quantised"])
+@pytest.mark.parametrize("name", ["gated", "tied", "quantized"])
 def test_a_rank_reads_and_holds_its_share_and_the_common_weights(root, monkeypatch, name, size):
     read, original = [], StoredTensor._read_into
     monkeypatch.setattr(
@@ -178,7 +178,7 @@ def test_indivisible_models_are_refused_with_the_possible_numbers(root):
     config = T5Config.from_dict({**shared_models.SHAPE, "num_heads": 12, "d_ff": 1024})
     with pytest.raises(UserError, match="3 ranks .*: 1024 hidden units do not .* take 1, 2 or 4$"):
         require_divisible(config, Ranks(Group(0, 3)))
-    with pytest.raises(UserError, match="2 ranks .*: 3 groups of quantised inputs .* take 1$"):
+    with pytest.raises(UserError, match="2 ranks .*: 3 groups of quantized inputs .* take 1$"):
         require_divisible(config, Ranks(Group(0, 2)), {"a.o.scales": (9, 6), "a.wo.scales": (9, 3)})
     require_divisible(config, Ranks(Group(0, 4)), {"a.o.scales": (9, 8), "a.q.scales": (9, 3)})
 

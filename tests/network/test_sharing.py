@@ -1,4 +1,4 @@
-"""Tests sharing.py: drafts made of a target's decoder, and how their target is recognised."""
+"""Tests sharing.py: drafts made of a target's decoder, and how their target is recognized."""
 
 import json
 
@@ -26,17 +26,17 @@ IDS = mx.array([[5, 9, 3, 1], [40, 41, 42, 1]])
 WRITTEN = mx.array([[0, 7, 8], [0, 20, 21]])
 PROMPTS = [[7, 8, 9, 1], [30, 31, 1], [*range(20, 45), 1], [5, 1], [50, 2, 50, 2, 50, 1], [7, 8, 1]]
 # Tied; gated with a separate head; a bias in every layer; few decoder layers.
-KINDS = ("t5", "flan", "umt5", "byt5", "quantised")
+KINDS = ("t5", "flan", "umt5", "byt5", "quantized")
 
 
 @pytest.fixture(scope="module")
 def folders(made, tmp_path_factory):
-    """Returns `folders(kind)`: a target's folder; "quantised" includes embedding and head."""
+    """Returns `folders(kind)`: a target's folder; "quantized" includes embedding and head."""
     root = tmp_path_factory.mktemp("targets")
     in_bits = {"quantize": True, "q_group_size": 32, "quant_predicate": "embed_8"}
 
     def folder(kind):
-        if kind != "quantised":
+        if kind != "quantized":
             return made(kind).folder
         path = root / kind
         return path if path.exists() else convert(made("flan").folder, path, "float32", **in_bits)

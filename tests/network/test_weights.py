@@ -1,4 +1,4 @@
-"""Tests loading of folders: every family, quantised, sharded and broken folders."""
+"""Tests loading of folders: every family, quantized, sharded and broken folders."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ def mlx_folder(folder, model, raw, **entries):
 
 @pytest.fixture
 def plain():
-    """Returns a small random T5 whose sizes can be quantised."""
+    """Returns a small random T5 whose sizes can be quantized."""
     mx.random.seed(7)
     model = T5(T5Config.from_dict(RAW), separate_head=True)
     mx.eval(model.parameters())
@@ -144,8 +144,8 @@ def test_an_mlx_folder_is_loaded_strictly(tmp_path, separate):
     ids=lambda settings: settings.get("mode", "") + str(settings["bits"]),
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_quantised_folder_gives_the_quantised_model(tmp_path, plain, settings, dtype):
-    """The loaded model equals the quantised model up to rounding, in every type."""
+def test_a_quantized_folder_gives_the_quantized_model(tmp_path, plain, settings, dtype):
+    """The loaded model equals the quantized model up to rounding, in every type."""
     skip_narrow_4_bits(settings["bits"], settings.get("mode", "affine"))
     nn.quantize(plain, **settings, class_predicate=quantize_predicate)
     folder = mlx_folder(tmp_path / "m", plain, RAW, quantization=settings)
@@ -157,7 +157,7 @@ def test_a_quantised_folder_gives_the_quantised_model(tmp_path, plain, settings,
     assert np.abs(logits - expected).max() <= tolerance * expected.std()
 
 
-def test_single_layers_may_be_quantised_differently(tmp_path, plain):
+def test_single_layers_may_be_quantized_differently(tmp_path, plain):
     """mlx-lm writes the settings of a layer under its path."""
     special = "encoder.layers.0.feed_forward.wo"
     entry = {"group_size": 64, "bits": 4, special: {"group_size": 32, "bits": 8}}

@@ -110,7 +110,7 @@ def compare(seen, exact):
     assert distance(seen, exact) < 1
 
 
-def modelled(table, ids=None):
+def modeled(table, ids=None):
     """Returns a maker of draft model drafters; `ids` limits the draft's tokens."""
     return lambda model: drafter(table, model, d2t=ids)
 
@@ -163,24 +163,24 @@ PLAIN = {"temp": 1.0, "top_k": 0, "top_p": 1.0}
 NAN = np.full(V, np.nan, np.float32)
 # Target, law of the proposals, maker of the drafter, and number of proposals.
 CASES = {
-    "draft = target": (TABLE, TABLE, modelled(TABLE), 2),
-    "good draft": (TABLE, GOOD, modelled(GOOD), 2),
-    "good draft, three": (TABLE, GOOD, modelled(GOOD), 3),
-    "disagrees everywhere": (TABLE, contrary(TABLE), modelled(contrary(TABLE)), 2),
-    "always EOS": (TABLE, always(EOS, V), modelled(always(EOS, V)), 2),
-    "p = 0 where q = 1": (NO_FOUR, always(4, V), modelled(always(4, V)), 2),
+    "draft = target": (TABLE, TABLE, modeled(TABLE), 2),
+    "good draft": (TABLE, GOOD, modeled(GOOD), 2),
+    "good draft, three": (TABLE, GOOD, modeled(GOOD), 3),
+    "disagrees everywhere": (TABLE, contrary(TABLE), modeled(contrary(TABLE)), 2),
+    "always EOS": (TABLE, always(EOS, V), modeled(always(EOS, V)), 2),
+    "p = 0 where q = 1": (NO_FOUR, always(4, V), modeled(always(4, V)), 2),
     "copies": (TABLE, copying, lambda model: SourceCopy(), 2),
     "prediction": (TABLE, predicted, nothing, 2),
     **{
-        f"own vocabulary without {name}": (TABLE, only(GOOD, ids), modelled(GOOD, ids), 2)
+        f"own vocabulary without {name}": (TABLE, only(GOOD, ids), modeled(GOOD, ids), 2)
         for name, ids in VOCABULARIES.items()
     },
-    # One proposal a step, so that a row's behaviour depends on its tokens alone.
+    # One proposal a step, so that a row's behavior depends on its tokens alone.
     "copies beside drafts": (
         TABLE, copying_or_good, lambda model: CopyOrDraft(SourceCopy(), drafter(GOOD, model)), 1,
     ),
     # It proposes nothing there, so the step ends with the proposals before.
-    "draft whose logits break": (TABLE, first_only(None), modelled(first_only(NAN)), 2),
+    "draft whose logits break": (TABLE, first_only(None), modeled(first_only(NAN)), 2),
 }  # fmt: skip
 # The kinds that are tested with delta = 1, where every proposal is kept.
 LENIENT = ("good draft", "copies beside drafts", "own vocabulary without the likeliest token")
@@ -252,7 +252,7 @@ RULES = {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "min_tokens": 2}
 )
 def test_with_processors_the_law_is_that_of_the_processed_target(rules, draws, delta):
     exact = expected(processed(TABLE, rules), processed(GOOD, rules), 2, delta, **PLAIN)
-    compare(sampled(TABLE, modelled(GOOD), 2, draws, delta=delta, **PLAIN, **rules), exact)
+    compare(sampled(TABLE, modeled(GOOD), 2, draws, delta=delta, **PLAIN, **rules), exact)
 
 
 class Unprocessed(DraftModel):
@@ -265,7 +265,7 @@ class Unprocessed(DraftModel):
 UNLIKE = {
     "not processed": lambda model: Unprocessed(FakeModel(GOOD, V), model),
     "not processed, always EOS": lambda model: Unprocessed(FakeModel(always(EOS, V), V), model),
-    **{f"without {name}": modelled(GOOD, ids) for name, ids in VOCABULARIES.items()},
+    **{f"without {name}": modeled(GOOD, ids) for name, ids in VOCABULARIES.items()},
 }
 
 
@@ -303,5 +303,5 @@ def test_adaptive_numbers_of_proposals_keep_the_law(table, monkeypatch):
 
 def test_a_wrong_rule_exceeds_the_bound():
     """The bound is tight enough to detect a rule that keeps every proposal."""
-    kept = sampled(TABLE, modelled(GOOD), 2, delta=1.0, **PLAIN)
+    kept = sampled(TABLE, modeled(GOOD), 2, delta=1.0, **PLAIN)
     assert distance(kept, expected(TABLE, GOOD, 2, 0.0, **PLAIN)) > 1

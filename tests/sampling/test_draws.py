@@ -78,7 +78,7 @@ def test_tiny_waiting_times_are_as_fine_grained_as_long_ones():
     assert chi_squared < 30.7  # 3 degrees of freedom, false alarm 1e-6
 
 
-def test_neighbouring_seeds_and_indices_share_no_stream():
+def test_neighboring_seeds_and_indices_share_no_stream():
     drawn = {
         tuple(sampling.fold(sampling.row_key(seed, index), position, purpose).tolist())
         for seed in range(4)

@@ -9,7 +9,7 @@ from fake_model import EOS, START, FakeModel, always, drafter, random_table
 from kinds import RULES
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
-from mlx_t5.sampling.processors import History, penalise_repetition, repeats
+from mlx_t5.sampling.processors import History, penalize_repetition, repeats
 
 torch = pytest.importorskip("torch")
 from transformers import (  # noqa: E402
@@ -31,8 +31,8 @@ def one_position(rule, tokens, logits, *options):
 
 def test_a_token_already_written_is_divided_or_multiplied_once():
     logits = [2.0, -2.0, 2.0, -2.0, 0.0]
-    penalised = one_position(penalise_repetition, [0, 1, 1, 4, 0], logits, mx.array([2.0]))
-    assert penalised == [1.0, -4.0, 2.0, -2.0, 0.0]
+    penalized = one_position(penalize_repetition, [0, 1, 1, 4, 0], logits, mx.array([2.0]))
+    assert penalized == [1.0, -4.0, 2.0, -2.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -53,11 +53,11 @@ def encoder_folder(request, made, tmp_path_factory):
     return reference, folder
 
 
-@pytest.mark.parametrize("form", ["as saved", "converted", "quantised"])
+@pytest.mark.parametrize("form", ["as saved", "converted", "quantized"])
 def test_an_encoder_alone_loads_and_converts(encoder_folder, tmp_path, form):
     reference, folder = encoder_folder
     if form != "as saved":
-        size = {"quantize": True, "q_bits": 8, "q_group_size": 32} if form == "quantised" else {}
+        size = {"quantize": True, "q_bits": 8, "q_group_size": 32} if form == "quantized" else {}
         folder = convert(folder, tmp_path / "mlx", dtype="float32", **size)
         raw = json.loads((folder / "config.json").read_text())
         assert raw["architectures"] == [f"{raw['model_type'].upper()}EncoderModel"]
@@ -65,7 +65,7 @@ def test_an_encoder_alone_loads_and_converts(encoder_folder, tmp_path, form):
     assert not model.can_decode
     theirs = states(reference, SOURCES[0])
     ours = np.array(model.encode(mx.array([SOURCES[0]])))[0]
-    assert np.abs(ours - theirs).max() < (0.1 if form == "quantised" else 1e-4) * theirs.std()
+    assert np.abs(ours - theirs).max() < (0.1 if form == "quantized" else 1e-4) * theirs.std()
 
 
 @pytest.mark.parametrize("encoder_folder", ["t5"], indirect=True)

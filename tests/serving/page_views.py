@@ -7,7 +7,7 @@ PHONE = {"viewport": {"width": 375, "height": 700}, "has_touch": True, "is_mobil
 
 def contrast(page, selector):
     """Returns the WCAG 2 contrast ratio of an element's text."""
-    colours = page.locator(selector).first.evaluate(
+    colors = page.locator(selector).first.evaluate(
         """e => {
           let ground = e;
           while (/, 0\\)|transparent/.test(getComputedStyle(ground).backgroundColor))
@@ -16,10 +16,10 @@ def contrast(page, selector):
         }"""
     )
 
-    def luminance(colour):
-        values = [int(v) / 255 for v in re.findall(r"\d+", colour)[:3]]
+    def luminance(color):
+        values = [int(v) / 255 for v in re.findall(r"\d+", color)[:3]]
         linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values]
         return sum(w * v for w, v in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
-    high, low = sorted(map(luminance, colours), reverse=True)
+    high, low = sorted(map(luminance, colors), reverse=True)
     return (high + 0.05) / (low + 0.05)

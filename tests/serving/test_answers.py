@@ -36,7 +36,7 @@ def pieces_and_bytes():
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named, **more)
 
 
-def favouring(tokens, vocab_size):
+def favoring(tokens, vocab_size):
     """Returns the table of a model that writes the given tokens only."""
     table = random_table(vocab_size, spread=2.0)
 
@@ -60,7 +60,7 @@ def models():
 def served(request):
     """Returns a tokenizer, and `ask(stream, seed, **settings)`: the chunks of one job."""
     tokenizer, tokens = list(models())[request.param == "bytes"]
-    model = FakeModel(favouring(tokens, len(tokenizer)), len(tokenizer))
+    model = FakeModel(favoring(tokens, len(tokenizer)), len(tokenizer))
     draft = drafter(good(model.table), model)
     decoder = SpeculativeDecoder(model, draft, tokenizer, num_draft=3)
     worker = Worker(lambda: decoder, 1, 1, Metrics())

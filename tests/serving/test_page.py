@@ -139,7 +139,7 @@ def test_on_a_phone_nothing_sticks_out_and_both_schemes_can_be_read(visit, serve
         page.locator(f".token.{w}").first.evaluate("e => getComputedStyle(e).borderBottomStyle")
         for w in ("draft", "copy", "target")
     }
-    assert len(lines) == 3, "not by colour alone"
+    assert len(lines) == 3, "not by color alone"
     labels, bars = page.locator(".bars div > span"), page.locator(".bars div > meter")
     assert labels.count() == bars.count() == 4
     for label, bar in zip(labels.all(), bars.all(), strict=True):
@@ -259,7 +259,7 @@ def test_a_chosen_task_replaces_the_prompts_prefix(visit, ranker):
     sent = request.value.post_data_json
     assert (sent["task"], sent["num_beams"], sent["length_penalty"]) == ("shorten", 3, 2)
     page.locator("#search-texts li").first.wait_for()
-    page.get_by_role("button", name="Summarise").click()
+    page.get_by_role("button", name="Summarize").click()
     assert page.input_value("#task") == "", "an example says itself what is to be done"
     assert page.inner_text("#search-summary") == "off"
 

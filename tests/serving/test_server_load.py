@@ -42,7 +42,7 @@ def endless(models):
 
 
 def mixed_requests(count):
-    """Yields requests of every kind, in which neighbours differ."""
+    """Yields requests of every kind, in which neighbors differ."""
     for i, prompt in enumerate(workload.held_out(workload.MIXED, count).prompts):
         body = {"prompt": prompt, "max_tokens": (60, 7, 25)[i % 3], "num_draft": i % 7}
         if i % 2:

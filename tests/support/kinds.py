@@ -34,7 +34,7 @@ PRICES = {
 }
 
 
-def favour_rising(tokens, logits):
+def favor_rising(tokens, logits):
     """Returns logits that depend on the last token and on the number of tokens."""
     bonus = (mx.arange(logits.shape[-1]) > tokens[-1]).astype(mx.float32)
     return logits + bonus * (tokens.shape[0] % 3)
@@ -44,7 +44,7 @@ RULES = {
     "penalty": {"repetition_penalty": 1.8},
     "bigrams": {"no_repeat_ngram_size": 2},
     "minimum": {"min_tokens": 6},
-    "callable": {"logits_processors": (favour_rising,)},
+    "callable": {"logits_processors": (favor_rising,)},
 }
 RULES["all"] = {**RULES["penalty"], **RULES["bigrams"], **RULES["minimum"], **RULES["callable"]}
 SAMPLED = {"temp": 1.0, "top_p": 0.95}

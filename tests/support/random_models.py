@@ -13,7 +13,7 @@ CONFIG = {
 }  # fmt: skip
 
 
-def randomise(model: T5, keys: mx.array, noise: float, dtype: mx.Dtype = mx.float32) -> None:
+def randomize(model: T5, keys: mx.array, noise: float, dtype: mx.Dtype = mx.float32) -> None:
     """Gives a model random weights, scaled so that its greedy text has many different tokens.
 
     Args:
@@ -38,13 +38,13 @@ def random_t5(mode: str = "float32", seed: int = 0, noise: float = 0.0) -> T5:
     """Returns a random model whose greedy text has many different tokens.
 
     Args:
-        mode: a type, or "4 bit" for a quantised model that computes in float32.
+        mode: a type, or "4 bit" for a quantized model that computes in float32.
         seed: the seed of the weights.
         noise: the relative distance from these weights, for a draft.
     """
     model = T5(T5Config.from_dict(CONFIG))
     dtype = mx.float32 if mode == "4 bit" else getattr(mx, mode)
-    randomise(model, mx.random.split(mx.random.key(seed), 200), noise, dtype)
+    randomize(model, mx.random.split(mx.random.key(seed), 200), noise, dtype)
     if mode == "4 bit":
         nn.quantize(model, group_size=32, bits=4, class_predicate=quantize_predicate)
     model.join()

@@ -12,16 +12,16 @@ from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.sharing import shared_draft
 from mlx_t5.training.draft_folder import save_draft
 from model import T5, load
-from random_models import CONFIG, V, randomise
+from random_models import CONFIG, V, randomize
 
 SHAPE = {**CONFIG, "num_decoder_layers": 1, "num_heads": 4}
 RELU, UNTIED = {"feed_forward_proj": "relu"}, {"tie_word_embeddings": False}
-# By name: entries of the config, and the type when loaded, or quantised.
+# By name: entries of the config, and the type when loaded, or quantized.
 MODELS = {
     "gated": ({**UNTIED, "model_type": "umt5"}, "float32"),
     "tied": (RELU, "float32"),
-    "quantised": (UNTIED, "4 bit"),  # with embedding and head
-    "tied-quantised": (RELU, "4 bit"),
+    "quantized": (UNTIED, "4 bit"),  # with embedding and head
+    "tied-quantized": (RELU, "4 bit"),
     "half": (RELU, "float16"),
 }
 
@@ -38,7 +38,7 @@ def make(root: Path) -> None:
         moved = [(n, w + 0.5 * w.std() * mx.random.normal(w.shape, key=mx.random.key(i)))
                  for i, (n, w) in enumerate(tree_flatten(draft.parameters()))]  # fmt: skip
         draft.load_weights(moved)
-        if name in ("gated", "tied-quantised"):  # its draft has its own vocabulary
+        if name in ("gated", "tied-quantized"):  # its draft has its own vocabulary
             narrow(draft, np.flatnonzero(np.arange(V) % 4 < 3))
         save_draft(draft, root / name, own, dtype=dtype_of(name))
     write(root / "draft", {**SHAPE, **MODELS["gated"][0]}, noise=0.05)
@@ -46,7 +46,7 @@ def make(root: Path) -> None:
 
 def write(folder: Path, config: dict, kind: str = "float32", noise: float = 0.0) -> None:
     model = T5(T5Config.from_dict(config), not config.get("tie_word_embeddings", True))
-    randomise(model, mx.random.split(mx.random.key(3), 400), noise)
+    randomize(model, mx.random.split(mx.random.key(3), 400), noise)
     if kind == "4 bit":
         every = lambda path, _: quantize_predicate(path) or path in ("shared", "lm_head")  # noqa: E731
         nn.quantize(model, group_size=32, bits=4, class_predicate=every)

@@ -3,22 +3,22 @@
 import numpy as np
 
 from mlx_t5.training.batches import TrainingBatch, batch_at, collate
-from mlx_t5.training.teacher_answers import LabelledExample
+from mlx_t5.training.teacher_answers import LabeledExample
 
 
-def example(source: int, answer: int) -> LabelledExample:
+def example(source: int, answer: int) -> LabeledExample:
     """Returns an example of these lengths, with consecutive tokens."""
     top_ids = np.arange(answer * 2, dtype=np.int32).reshape(answer, 2)
     top_p = np.full((answer, 2), 0.4, np.float32)
-    return LabelledExample(np.arange(2, source + 2), np.arange(5, answer + 5), top_ids, top_p)
+    return LabeledExample(np.arange(2, source + 2), np.arange(5, answer + 5), top_ids, top_p)
 
 
 def test_an_epoch_has_every_example_once_and_every_epoch_its_own_order():
-    labelled = [example(4, 1 + i % 7) for i in range(100)]
-    first, second = ([batch_at(labelled, 10, 1, 10 * e + i) for i in range(10)] for e in (0, 1))
+    labeled = [example(4, 1 + i % 7) for i in range(100)]
+    first, second = ([batch_at(labeled, 10, 1, 10 * e + i) for i in range(10)] for e in (0, 1))
     assert sorted(sum(first, [])) == list(range(100)) == sorted(sum(second, []))
-    assert first != second and first[3] == batch_at(labelled, 10, 1, 3) != batch_at(
-        labelled, 10, 2, 3
+    assert first != second and first[3] == batch_at(labeled, 10, 1, 3) != batch_at(
+        labeled, 10, 2, 3
     )
     spans = [max(i % 7 for i in batch) - min(i % 7 for i in batch) for batch in first]
     assert np.mean(spans) <= 1  # in random order it would be 6

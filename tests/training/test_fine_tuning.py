@@ -124,8 +124,8 @@ def test_loss_and_gradients_are_transformers_and_pefts(made, family, kind):
     check_gradients({name: slope / count for name, slope in slopes.items()}, gradients, 1e-4)
 
 
-def optimisers(kind, parameters):
-    """Returns this project's optimiser and torch's of the same kind."""
+def optimizers(kind, parameters):
+    """Returns this project's optimizer and torch's of the same kind."""
     theirs = transformers.optimization.Adafactor
     if kind == "adamw":
         torchs = torch.optim.AdamW(parameters, 0.01, weight_decay=0.1)
@@ -145,7 +145,7 @@ def test_a_run_has_the_losses_of_transformers_and_peft(made, kind, optimizer):
     lora = KINDS[kind]
     theirs = peft_model(reference, lora) if lora else copy.deepcopy(reference.model)
     trained = [(name, p) for name, p in theirs.named_parameters() if p.requires_grad]
-    ours, torchs = optimisers(optimizer, [p for _, p in trained])
+    ours, torchs = optimizers(optimizer, [p for _, p in trained])
     model, _ = load(reference.folder, "float32")
     if lora:
         adapt(model, lora)
@@ -301,7 +301,7 @@ def test_a_row_of_zeros_has_no_direction_and_stays(made, tmp_path):
 
 
 @pytest.mark.parametrize("dora", [False, True])
-def test_a_quantised_model_is_adapted_as_its_dequantised_weights(made, tmp_path, dora):
+def test_a_quantized_model_is_adapted_as_its_dequantized_weights(made, tmp_path, dora):
     options = {"quantize": True, "q_group_size": 32, "quant_predicate": "embed_8"}
     folder = convert(made("flan").folder, tmp_path / "4bit", "float32", **options)
     lora = replace(LORA, use_dora=dora, target_modules=("q", "v", "wi_0", "o"))
@@ -322,7 +322,7 @@ def test_a_quantised_model_is_adapted_as_its_dequantised_weights(made, tmp_path,
 
 
 @pytest.mark.parametrize("mode", ["affine", "mxfp4", "mxfp8"])
-def test_a_quantised_model_writes_with_the_adapter_merged_as_it_was_trained(made, tmp_path, mode):
+def test_a_quantized_model_writes_with_the_adapter_merged_as_it_was_trained(made, tmp_path, mode):
     """Rounding to the folder's own bits would lose much of the training."""
     options = {"quantize": True, "q_mode": mode, "q_group_size": 32 if mode == "affine" else None}
     folder = convert(made("flan").folder, tmp_path / "small", "float32", **options)

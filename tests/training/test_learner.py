@@ -22,7 +22,7 @@ def learner_of(draft, iters=10, learning_rate=0.01, compiled=None):
 
 
 def batch_of(target, chosen=slice(None), states=True):
-    """Returns labelled examples as a batch, with or without the encoder's output."""
+    """Returns labeled examples as a batch, with or without the encoder's output."""
     batch = collate(label(target, PAIRS)[chosen], 0, 0, keep_states=False)
     if not states:
         return batch
@@ -95,7 +95,7 @@ def test_a_step_with_an_infinite_loss_returns_no_state(target):
     assert learner.step(broken, [batch_of(target)])[0] is None
 
 
-def test_a_quantised_target_is_learned_from_in_float32():
+def test_a_quantized_target_is_learned_from_in_float32():
     target = random_t5("4 bit")
     learner = learner_of(shared_draft(target, 1))
     state, loss = learner.step(learner.begin(), [batch_of(target)])

@@ -67,8 +67,8 @@ def test_a_narrowed_drafts_loss_has_the_automatic_gradient(ids, own_head):
     draft = shared_draft(target, 1)
     draft = whole(draft) if own_head else draft
     narrow(draft, np.array(ids))
-    labelled = label(target, [((5, 9, 1), (7, 8, 1)), ((6, 1), (3, 44, 2, 1))])
-    batch = collate(labelled, 0, 0, keep_states=False)
+    labeled = label(target, [((5, 9, 1), (7, 8, 1)), ((6, 1), (3, 44, 2, 1))])
+    batch = collate(labeled, 0, 0, keep_states=False)
     kept, columns = np.isin(np.array(batch.top_ids), ids), np.array(batch.top_ids)
     assert kept.any() and not kept.all()
     columns = mx.array(np.where(kept, np.searchsorted(ids, columns), 0))

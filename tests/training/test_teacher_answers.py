@@ -28,16 +28,16 @@ def test_labels_are_the_targets_probabilities_and_states(target, temp, monkeypat
     ):
         logits = target(mx.array([source]), mx.array([[0, *answer[:-1]]]))[0]
         p = np.array(mx.softmax(logits / (temp or 1.0), axis=-1))
-        for labelled in (one, other):
-            assert (tuple(labelled.source), tuple(labelled.answer)) == (source, answer)
-            assert labelled.top_ids.shape == (len(answer), teacher_answers.TOP_K)
+        for labeled in (one, other):
+            assert (tuple(labeled.source), tuple(labeled.answer)) == (source, answer)
+            assert labeled.top_ids.shape == (len(answer), teacher_answers.TOP_K)
             likeliest = np.sort(p, axis=-1)[:, -teacher_answers.TOP_K :]
-            np.testing.assert_allclose(np.sort(labelled.top_p, axis=-1), likeliest, atol=1e-5)
+            np.testing.assert_allclose(np.sort(labeled.top_p, axis=-1), likeliest, atol=1e-5)
             np.testing.assert_allclose(
-                labelled.top_p, np.take_along_axis(p, labelled.top_ids, -1), atol=1e-5
+                labeled.top_p, np.take_along_axis(p, labeled.top_ids, -1), atol=1e-5
             )
             states = np.array(target.encode(mx.array([source]))[0])
-            np.testing.assert_allclose(labelled.states(), states, atol=1e-4)
+            np.testing.assert_allclose(labeled.states(), states, atol=1e-4)
 
 
 class Teacher:
@@ -67,10 +67,10 @@ def test_a_stopped_run_is_resumed_after_its_last_file(target, tmp_path, monkeypa
     again.complete(target, teacher, 0.0, True, count)
     assert teacher.indices == [4, 5, 6, 7, 8, 9, 10, 11] and again.done == 13
     assert len(answered) == 6 + 9
-    labelled = again.labelled()
-    assert [example.source.tolist()[0] for example in labelled] == [*range(3, 13), 14, 50]
-    assert labelled[0].answer.tolist() == [1, 3] and labelled[-1].answer.tolist() == [42, 1]
-    for example in labelled:
+    labeled = again.labeled()
+    assert [example.source.tolist()[0] for example in labeled] == [*range(3, 13), 14, 50]
+    assert labeled[0].answer.tolist() == [1, 3] and labeled[-1].answer.tolist() == [42, 1]
+    for example in labeled:
         states = np.array(target.encode(mx.array(example.source[None]))[0])
         np.testing.assert_allclose(example.states(), states, rtol=2e-3, atol=1e-3)  # in 16 bits
     assert not [file for file in tmp_path.iterdir() if "partial" in file.name]
@@ -85,11 +85,11 @@ def test_damaged_answers_are_named(target, tmp_path):
         for damaged in (b"", content[: len(content) // 2], bytes(len(content))):
             file.write_bytes(damaged)
             with pytest.raises(UserError, match="answers-00000.npz is damaged .*; remove it, and"):
-                made.labelled()
+                made.labeled()
         file.write_bytes(content)
-    assert len(made.labelled()) == 2
+    assert len(made.labeled()) == 2
     with pytest.raises(UserError, match="belongs to other prompts"):
-        Answers(tmp_path, [Example((5, 1)), Example((6, 8, 1))]).labelled()
+        Answers(tmp_path, [Example((5, 1)), Example((6, 8, 1))]).labeled()
     states.unlink()
     with pytest.raises(UserError, match="is damaged .*No such file"):
-        made.labelled()
+        made.labeled()

@@ -23,14 +23,14 @@ SCHEDULE = Schedule(8, steps_per_eval=2, save_every=3)
 
 @pytest.fixture(scope="module")
 def given():
-    """Returns a target and its labelled answers."""
+    """Returns a target and its labeled answers."""
     target = random_t5()
     return target, label(target, PAIRS)
 
 
 def a_run(given, path, scores=None, log=lambda line: None):
     """Returns a trainer; without `scores`, the score is the first weight of the draft's norm."""
-    target, labelled = given
+    target, labeled = given
     draft = shared_draft(target, 1)
     upcoming = iter(scores or ())
 
@@ -41,7 +41,7 @@ def a_run(given, path, scores=None, log=lambda line: None):
     folder = RunFolder(path)
     folder.path.mkdir(exist_ok=True)
     learner = learner_of(draft, SCHEDULE.iters, 0.05)
-    batch = partial(micro_batches, labelled, draft, 2, 2, 0)
+    batch = partial(micro_batches, labeled, draft, 2, 2, 0)
     return Trainer(learner, batch, SCHEDULE, folder, evaluate, log)
 
 

@@ -13,7 +13,7 @@ from mlx_t5.training import training_memory
 from mlx_t5.training.batches import collate
 from mlx_t5.training.learner import Learner
 from mlx_t5.training.loss import token_loss
-from mlx_t5.training.teacher_answers import LabelledExample
+from mlx_t5.training.teacher_answers import LabeledExample
 from model import T5
 from random_models import CONFIG
 
@@ -39,7 +39,7 @@ def test_a_step_takes_no_more_memory_than_estimated(shares):
     target = T5(T5Config.from_dict(CONFIG | SIZES | {"num_layers": 2}))
     draft = shared_draft(target, 1) if shares else whole(shared_draft(target, 1))
     top_ids, top_p = np.zeros((ANSWER, 8), np.int32), np.full((ANSWER, 8), 0.1, np.float32)
-    one = LabelledExample(np.arange(SOURCE), np.arange(ANSWER), top_ids, top_p)
+    one = LabeledExample(np.arange(SOURCE), np.arange(ANSWER), top_ids, top_p)
     states = mx.zeros((ROWS, SOURCE, WIDTH), mx.float16) if shares else None
     batch = replace(collate([one] * ROWS, 0, 0, keep_states=False), states=states)
     learner = Learner(draft, token_loss(draft, 0.0), 10, 0.01)

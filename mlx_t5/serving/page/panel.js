@@ -58,7 +58,7 @@ export class Panel {
   }
 }
 
-/** A token's text; its leading space stays outside, so that colours begin with the word. */
+/** A token's text; its leading space stays outside, so that colors begin with the word. */
 export function append(parent, text, writer) {
   const word = text.trimStart();
   if (text.length > word.length) parent.append(text.slice(0, text.length - word.length));

@@ -13,7 +13,7 @@ const EXAMPLES = {
   other: [
     ["Translate to German", "translate English to German: The house is wonderful, and the garden behind it is larger than it looks."],
     ["Translate to French", "translate English to French: The house is wonderful, and the garden behind it is larger than it looks."],
-    ["Summarise", "summarize: The tower is 324 metres tall, about the same height as an 81-storey building, and the tallest structure in Paris. Its base is square, measuring 125 metres on each side. It was the first structure to reach a height of 300 metres."],
+    ["Summarize", "summarize: The tower is 324 metres tall, about the same height as an 81-storey building, and the tallest structure in Paris. Its base is square, measuring 125 metres on each side. It was the first structure to reach a height of 300 metres."],
     ["Fix grammar", "Fix grammatical errors in this sentence: When I grow up, I start to understand what he said is quite right."],
   ],
 };
