@@ -123,7 +123,7 @@ def convert(
             `wo` stay in float32, because T5's values there overflow float16.
         quantize: whether to quantize attention and feed-forward. Norms and bias tables stay in
             `dtype`. By default the embedding and the output head stay in `dtype` too, unless the
-            vocabulary has at least `quantization.LARGE_VOCABULARY` tokens: then they get 8 bits.
+            vocabulary has at least `quantization.LARGE_VOCABULARY` tokens: then both get 8 bits.
         q_bits: bits per weight; None is the mode's default.
         q_group_size: number of weights that share a scale; None is the mode's default.
         q_mode: "affine", "mxfp4", "mxfp8" or "nvfp4".
@@ -190,7 +190,7 @@ def plan(
     recipe: Recipe | None,
     encoder_only: bool = False,
 ) -> list[Conversion]:
-    """Returns the conversion of each tensor to convert, in the order of the tensors on the disk.
+    """Returns one conversion per tensor to convert, in the order of the tensors on the disk.
 
     Args:
         raw: the source's config.json.

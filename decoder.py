@@ -2,8 +2,8 @@
 
     draft    x (B, gamma) ~ q           by the draft model, or copied from the source (then q = 1)
     verify   logits (B, gamma + 1, V)   one pass of the target over the last committed token and x
-    accept   n (B,), next token (B,)    keep the longest prefix of x that equals the target's own
-                                        choices by p; the target's own next token follows it
+    accept   n (B,), next (B,)          keep the longest prefix of x that equals the target's own
+                                        choices by p. It has n tokens; next is the choice after them
     commit   committed += x[:n] + next  the next token is fed at position len(committed) - 1
 
 The method is from Leviathan et al. (https://arxiv.org/abs/2211.17192) and Chen et al.
@@ -14,7 +14,7 @@ server inserts rows between two steps, and regular decoding proposes nothing. On
 its own step (engine/beams.py).
 
 After every step a row's part of the target's cache holds committed[:-1]. Later slots may hold
-rejected proposals. The next pass overwrites these before any query can see them, so a rollback
+rejected proposals. The next pass overwrites these before any query can see them, so dropping them
 costs nothing.
 
 Symbols: B rows, gamma proposals x, T = gamma + 1 positions, V vocabulary; p target and q draft
@@ -70,11 +70,11 @@ class Engine(Batch):
 
     Attributes:
         sampling: the rows' sampling settings and random keys.
-        predicted: whether any row has a prediction.
+        predicted: whether any row has a prediction (expected text) to copy from.
         committed: the tokens of each row so far, the start token first.
-        offers: the offers of each row in the last step.
-        shape: the last step's shape if ranks share the target, as they learn its cost one step
-            later; otherwise None.
+        offers: the tokens that each row could propose in the last step.
+        shape: numbers of rows, proposals and draft passes of the last step if processes share the
+            target, as they learn a step's duration only in the next step; otherwise None.
         seconds: the duration of the last step.
         on_verified: a callback that gets, in every step, the rows, the target's logits (B, T, V)
             and the tokens (B, T) from `acceptance.accept`. Both arrays are lazy; do not wait for
@@ -92,7 +92,7 @@ class Engine(Batch):
     ) -> None:
         """Starts without rows; the first three arguments are as in `Batch`.
 
-        `adaptive` chooses the number of proposals if num_draft is "auto"; None takes a new one.
+        `adaptive` chooses the number of proposals if num_draft is "auto"; None creates one.
         """
         super().__init__(target, drafter, clock)
         self.offers: Sequence[Sequence[Offer]] = ()
@@ -107,7 +107,7 @@ class Engine(Batch):
         self.adaptive = self.adaptive.fresh()
 
     def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
-        """Adds rows; the draft reads their sources if it may be used next. See `Batch.insert`."""
+        """Adds rows; the draft reads their sources if it may be needed next. See `Batch.insert`."""
         super().insert(rows, ahead)
         if self.drafter and self.adaptive.drafts(rows):
             with suppress(RuntimeError, MemoryError):  # the rows are in; the draft reads later
@@ -130,9 +130,9 @@ class Engine(Batch):
         self._commit(proposal, outcome, self.seconds)
 
     def _draft(self) -> tuple[Proposal, mx.array | None]:
-        """Returns the proposals x of all rows, and random keys (B, T, 2) for the T positions.
+        """Returns the proposals x of all rows, and random keys (B, T, 2).
 
-        The keys are None if every row is greedy.
+        Each of a row's T = gamma + 1 positions has a key; the keys are None if all rows are greedy.
         """
         proposal, gamma = None, 0
         if self.drafter:
@@ -170,8 +170,8 @@ class Engine(Batch):
     ) -> mx.array:
         """Returns (B, 1 + T): each row's number of kept proposals, then its T tokens.
 
-        The tokens are the kept proposals, the target's own token, and padding. If ranks share the
-        target, all use rank 0's result; it has one more column, the last step's microseconds.
+        The tokens are the kept proposals, the target's own token, and padding. If processes share
+        the target, all return rank 0's array, which ends with the last step's microseconds.
         """
         x, lengths, processed = proposal.tokens, proposal.valid_lengths, logits
         if rules := sampling.processing:
@@ -333,7 +333,7 @@ class SpeculativeDecoder:
             seed: one seed for the call, or a list with one seed per prompt. With one seed, prompt
                 i uses its random stream i. With a list, prompt i gives the same tokens as if
                 decoded alone with seed[i].
-            batch_size: maximum of rows in flight, which bounds memory; clamped to 1024.
+            batch_size: maximum of rows decoded at once, which bounds memory; clamped to 1024.
             num_samples: results per prompt, each from its own random stream; several need temp > 0.
             prediction: the expected output, as text or token ids, to copy proposals from; for a
                 list of prompts, a list with a prediction or None for each prompt.

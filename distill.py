@@ -78,7 +78,7 @@ class Distillation:
         self.draft, self.evaluated = self._first_draft(), False
 
     def run(self) -> int:
-        """Runs all stages (answers, training, draft, verdict) and returns the exit status.
+        """Runs all stages (answers, training, saving, final report) and returns the exit status.
 
         Raises:
             UserError: the options do not match those of the earlier run, a file of that run is
@@ -196,7 +196,7 @@ class Distillation:
             narrow(self.draft, ids)
 
     def _room_for_states(self) -> bool:
-        """Returns whether half of the free disk can hold the encoder outputs of all prompts."""
+        """Returns whether half of the free disk space can hold all prompts' encoder outputs."""
         positions = sum(len(example.source) for example in self.train)
         size = 2 * positions * self.target.config.d_model
         enough = 2 * size < shutil.disk_usage(self.folder.path).free

@@ -2,10 +2,10 @@
 
     python finetune.py --model google/flan-t5-base --data train.jsonl --output my-lora
 
-Other programs can read the result: adapters are written in PEFT's format, a whole model in Hugging
-Face's. At regular intervals, the held-out prompts are decoded with the current weights, and the
-weights that write the best texts are kept (mlx_t5/training). --resume continues an interrupted run.
-distill.py makes a draft for the result.
+Other programs can read the result: adapters have PEFT's format, and a whole model has the format of
+Hugging Face. At regular intervals, the held-out prompts are decoded with the current weights, and
+the weights that write the best texts are kept (mlx_t5/training). --resume continues an interrupted
+run. distill.py makes a draft for the result.
 
 Only the commands to run next go to standard output. Everything else goes to standard error.
 """
@@ -111,7 +111,7 @@ class FineTuning:
         return None
 
     def _prepared(self) -> Any:
-        """Freezes untrained parameters; returns the adapters, or None if there are none."""
+        """Freezes what is not to be trained; returns the adapters, or None if there are none."""
         from mlx_t5.training.fine_tuning import adapt, unfreeze_last
         from mlx_t5.training.start import require_plain
 
@@ -213,7 +213,7 @@ class FineTuning:
     def _rows(self) -> int:
         """Returns the number of rows in a micro-batch that fits into memory; logs the estimate.
 
-        If a whole batch does not fit, gradient checkpointing is turned on first.
+        If a whole batch does not fit, turns on gradient checkpointing before splitting the batch.
         """
         from mlx_t5.training import training_memory
         from mlx_t5.training.examples import longest

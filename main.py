@@ -116,7 +116,7 @@ def _is_streamed(options: MainOptions, settings: Settings) -> bool:
 
 
 def _prompts(options: MainOptions, ranks: Ranks) -> list[str] | Lines | None:
-    """Returns the prompts; None on any other rank than 0, if rank 0 reads a file for all ranks."""
+    """Returns the prompts; None on ranks other than 0 if there is a file, which rank 0 reads."""
     if options.input_file:
         if ranks.rank:
             return None
@@ -140,14 +140,14 @@ def _choose(options: MainOptions) -> ModelPair:
 
 
 def _presets(options: MainOptions, folder: Path) -> list[Preset]:
-    """Returns the presets of the model's own files; settings of a later preset take precedence."""
+    """Returns the settings in the model's own files: general, then the task's; later ones win."""
     presets = [] if options.ignore_generation_config else [read_generation_config(folder)]
     task = options.task
     return presets if task is None else [*presets, find_task(read_tasks(folder), task)]
 
 
 def _job(options: MainOptions, models: ModelPair, presets: list[Preset]) -> MainJob:
-    """Returns the job; settings without an option on the command line come from the presets."""
+    """Returns what to run and how; settings that the user omits come from the presets."""
     sources = [preset.settings for preset in presets]
     settings = Settings(**combined(*sources, options.settings))
     if options.num_samples > 1 and settings.temp == 0:
@@ -184,7 +184,7 @@ def _load(job: MainJob, ranks: Ranks) -> SpeculativeDecoder:
 
 
 def _begin(decoder: SpeculativeDecoder, job: MainJob, presets: list[Preset]) -> Painter | None:
-    """Logs notes about the models and settings, after a last check of the settings.
+    """Checks the settings if --exact is given; then logs notes about the models and settings.
 
     Returns:
         The painter that colors texts for --verbose; None if nothing is colored.
@@ -206,7 +206,7 @@ def _begin(decoder: SpeculativeDecoder, job: MainJob, presets: list[Preset]) -> 
 
 
 def _computation(decoder: SpeculativeDecoder, job: MainJob) -> Compute:
-    """Returns the function that computes the prompts' texts, scores or vectors."""
+    """Returns the function that computes texts, scores or vectors from prompts."""
     options, batch_size = job.options, job.options.batch_size
 
     def compute(prompts: Iterator[Any], indexes: Iterator[int], ready: Any) -> Iterator[Any]:
@@ -239,7 +239,7 @@ def _output(run: Run, painter: Painter | None, options: MainOptions) -> LineFile
 def _write_all(
     run: Run, compute: Compute, output: LineFile | ArrayFile, options: MainOptions
 ) -> int:
-    """Writes the outcomes in the order of the prompts, and logs a summary; returns the status."""
+    """Writes results and errors in prompt order, and logs a summary; returns the exit status."""
     from mlx_t5.backend import mx
     from mlx_t5.cli.totals import Totals
 

@@ -167,12 +167,12 @@ class T5(Stacks):
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
         """Returns the bytes of a cache for prompts of `source` tokens and texts of `target` tokens.
 
-        `rows` is the number of texts if there are more than prompts, as in beam search.
+        `rows` is the number of texts if there are more texts than prompts, as in beam search.
         """
         return cache_bytes(self.local_config, self.dtype.size, prompts, source, target, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
-        """Returns the peak bytes of encoding rows of `source` tokens; 0 if the target encodes."""
+        """Returns the peak bytes to encode rows of `source` tokens; 0 if a target encodes them."""
         if self.shares_with is not None:
             return 0
         return encoder_bytes(self.local_config, self.dtype.size, rows, source)
@@ -211,7 +211,7 @@ class T5(Stacks):
     def _states(
         self, tokens: mx.array, cache: Cache, offsets: list[int], passes: float
     ) -> Iterator[mx.array]:
-        """Yields the residual (B·T, d_model) after each layer, then the output of the last norm."""
+        """Yields residuals (B·T, d_model) after each layer and the last norm; `passes` as in T5."""
         slots = cache.slots(offsets, tokens.shape[1])
         layer = layer_for(self.local_config, slots, passes, self.grad_checkpoint)
         x = self.shared(tokens.flatten()).astype(self.decoder.last_norm.weight.dtype)
@@ -229,7 +229,7 @@ class T5(Stacks):
         return Matrix.of(getattr(self, "lm_head", self.shared))
 
     def logits(self, states: mx.array, head: Matrix | None = None) -> mx.array:
-        """Returns float32 logits (N, V) of states (N, d_model), from `head` or the model's own."""
+        """Returns float32 logits (N, V) of N states (N, d_model), by `head` or the model's head."""
         if self.config.scales_logits:
             states = states * self.config.d_model**-0.5
         return (head or self.head).times(states).astype(mx.float32)
@@ -288,7 +288,7 @@ def load(
     Raises:
         UserError: the folder does not exist and cannot be downloaded, it holds no T5 model or a
             damaged one, the adapter cannot be merged, a draft is not given the target that it was
-            made for, or the ranks cannot share the model.
+            made for, or the processes of `group` cannot share the model.
     """
     folder = locate(str(folder), revision=revision)
     raw = read_config(folder)

@@ -213,7 +213,7 @@ def _check_access(options: ServerOptions) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether an address to listen on can be reached from this machine only."""
+    """Returns whether only this machine can reach a server that listens on this address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -101,7 +101,8 @@ def compare(
 
     The proposers take turns. For batch size 1 and temperature 0, a turn is one prompt, and each
     task of mixed prompts has its own table. Otherwise a turn is one call with all prompts, and
-    there is one table: larger batches mix the tasks, and sampled rows learn only within a call.
+    there is one table: larger batches mix the tasks, and with sampling, `auto` learns only from
+    the rows of the same call.
     """
     single = batch_size == 1 and temp == 0
     turns = workload.cut(prompts.prompts, 1 if single else len(prompts.prompts))
@@ -186,7 +187,7 @@ def table_text(table: dict, weights: int) -> str:
 
 
 def costs_table(costs: PairCosts, weights: int) -> str:
-    """Returns a table of the costs of passes as text; `weights` is as in `table_text`."""
+    """Returns a table of the costs of passes as text; a target pass reads `weights` bytes."""
     columns = {str(title): itemgetter(title) for title in ("M", *costs.seconds)}
     rows: list[dict] = [
         {"M": "ms", **{m: f"{1e3 * s:.2f}" for m, s in costs.seconds.items()}},

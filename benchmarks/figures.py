@@ -37,8 +37,9 @@ class PairCosts:
         """Returns the speed-up of gamma proposals per step, each accepted with probability alpha.
 
         This is Theorem 3.8 of https://arxiv.org/abs/2211.17192, with v(gamma + 1) in place of 1. A
-        step yields 1 + alpha + … + alpha^gamma tokens, and takes gamma c + v(gamma + 1) times as
-        long as a target pass over one position.
+        step yields 1 + alpha + … + alpha^gamma tokens. It has gamma draft passes and a target pass
+        over gamma + 1 positions, so it takes gamma c + v(gamma + 1) times as long as a target pass
+        over one position.
         """
         tokens = sum(alpha**n for n in range(gamma + 1))
         return tokens / (gamma * self.c + self.v[gamma + 1])
@@ -68,8 +69,8 @@ def pair_costs(
         subject: the pair of models.
         prompts: the prompts; the row's source has the length of a median prompt.
         points: the numbers of positions of the target's passes, as in `ladder`.
-        seconds: the time for the target's passes: the `budget` of `ladder`.
-        needed: the number of points that are measured in any case, as in `ladder`.
+        seconds: the time for the target's passes, which is the `budget` of `ladder`.
+        needed: the number of points that are measured even if the time is exceeded.
         clock: a function that returns the time in seconds.
     """
     source = source_length(subject, prompts)

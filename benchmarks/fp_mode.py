@@ -29,8 +29,9 @@ def measured(target: T5, source: int, seconds: float) -> dict[str, Any] | None:
         seconds: the approximate time to take.
 
     Returns:
-        The "mode", the "speed_up" of a quantized pass over one position, and "v", the relative
-        times v(M) after quantizing; None without an Apple GPU, or for a quantized target.
+        The "mode", the "speed_up" of a quantized pass over one position, and "v", keyed by M: the
+        time of a quantized pass over M positions relative to a quantized pass over one position.
+        None without an Apple GPU, or for a target that is quantized already.
     """
     way = Quantization.from_options(mode=MODE)
 

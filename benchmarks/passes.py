@@ -1,8 +1,8 @@
 """Times single passes of a pair of models, for the costs that the benchmarks report.
 
 On Apple's GPUs, a pass becomes slower at certain numbers of positions; `TARGET_POINTS` has numbers
-just below and above these. From M3 on, kernels read the weights once for every 5 rows, for up to 12
-rows with 4 or 8 bits and up to 15 rows with 16 bits; larger products are tiled
+just below and above these. From M3 on, kernels read the weights once for every 5 positions, for up
+to 12 positions with 4 or 8 bits and up to 15 with 16 bits; beyond that, products are tiled
 (`get_qmv_batch_limit` in MLX's backend/metal/quantized.cpp, `gemv_wide_config` in matmul.cpp). On
 M1 and M2, a pass becomes slower at 2 positions. The most important numbers come first, because a
 slow model leaves no time for all of them.

@@ -118,7 +118,7 @@ class MlxT5(Program):
         return [list(self.subject.tokenizer.encode(text)) for text in texts]
 
     def folders(self, scratch: str) -> list[str]:
-        """Returns the folders of target and draft for other programs, in `scratch` if needed.
+        """Returns folders of target and draft that other programs can read, in `scratch` if needed.
 
         Raises:
             UserError: the weights are quantized, or the draft has its own vocabulary.
@@ -183,7 +183,7 @@ def hugging_face_folder(folder: Path, scratch: Path) -> Path:
 
 
 class Transformers(Program):
-    """transformers' own torch models, greedy or with assisted generation."""
+    """transformers' own torch models: greedy, sampled, or with assisted generation (a draft)."""
 
     def __init__(self, target: str, draft: str, dtype: str, device: str, threads: int):
         """Loads a pair.

@@ -4,14 +4,14 @@ Each program has its own process, because the threads of several programs in one
 other down. All programs have the same number of threads. They take turns at every prompt, so that
 only one program computes at a time.
 
-Threads that spin while they wait take cores from other programs, and threads that sleep at once
-have to be woken hundreds of times per token. So in all processes, the waiting threads of OpenMP
-spin for 0.1 ms and then sleep (`WAITING`). The pause before each turn lets other threads come to
-rest, such as OpenBLAS's, which spin for 0.03 s.
+Waiting threads that spin take cores from other programs. Waiting threads that sleep have to be
+woken hundreds of times per token. So in all processes, the waiting threads of OpenMP spin for
+0.1 ms and then sleep (`WAITING`). The pause before each turn lets other threads come to rest, such
+as the threads of OpenBLAS, which spin for 0.03 s.
 
 With --batch-size above 1, a turn decodes all prompts in batches of that size, which measures
 throughput. With --document the prompts are the sentences of one text, which this project splits and
-joins itself. Other programs decode the sentences in batches, and `regular` decodes them singly.
+joins. Other programs decode the sentences in batches; this project's `regular` decodes them singly.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def start_others(
 
     Args:
         project: this project's process, which provides the models' folders.
-        facts: the result of this project's `describe`; all get its threads, type and device.
+        facts: this project's `describe`, with the threads, type and device for all programs.
         stack: the context that ends the processes and removes their temporary files.
     """
     scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -196,7 +196,7 @@ def all_variants(
 
 
 def sampled(variants: Mapping[str, Decode]) -> dict[str, Decode]:
-    """Returns the draftless variants of this project and transformers, each greedy and sampled."""
+    """Returns this project's and transformers' variants without a draft, greedy and sampled."""
     greedy = {name: variants[name] for name in (REGULAR, GREEDY) if name in variants}
     names = [(name, how) for name in greedy for how in SAMPLING]
     rows = {f"{name.removesuffix(' greedy')} with {how}": (name, how) for name, how in names}
@@ -204,7 +204,7 @@ def sampled(variants: Mapping[str, Decode]) -> dict[str, Decode]:
 
 
 def of_document(variants: Mapping[str, Decode], texts: Sequence[str]) -> dict[str, Decode]:
-    """Returns the variants for --document; all but `regular` and `OTHERS` decode one document."""
+    """Returns `regular`, the variants that decode the texts as one document, and `OTHERS`."""
 
     def document(decode: Decode) -> Decode:
         return lambda prompts, **keywords: decode(prompts=texts[: len(prompts)], **keywords)

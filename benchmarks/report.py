@@ -1,10 +1,11 @@
 """`report`: one row about this machine in under five minutes, to paste into the documentation.
 
 The target's passes are timed over different numbers of positions M. Then held-out prompts are
-decoded regularly, speculatively twice, and regularly again. If the machine slows down meanwhile,
-this affects both kinds of decoding alike, and the first and last regular decoding show by how much.
-With slow models, fewer prompts are decoded, so that the report takes about the same time. At the
-end, on a Mac's GPU, the target's passes are also timed in an fp mode (fp_mode.py).
+decoded regularly, speculatively twice, and regularly again. If the machine slows down steadily,
+this affects both kinds of decoding alike. The report's drift compares the last regular decoding
+with the first. With slow models, fewer prompts are decoded, so that the report takes about the same
+time. At the end, on a Mac's GPU, an unquantized target is quantized in a floating-point (fp) mode,
+and its passes are timed again (fp_mode.py).
 """
 
 from __future__ import annotations
@@ -312,7 +313,7 @@ def exactness(
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
-    """Checks that exact decoding gives equal tokens without a draft, with a draft and in batches.
+    """Checks that `exact=True` gives equal tokens without a draft, with a draft and in batches.
 
     Returns:
         `holds` (whether all tokens are equal), `reason` (why not, or ""), and the numbers of

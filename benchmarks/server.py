@@ -1,11 +1,11 @@
 """`server`: the server under load, a running batch compared with one request at a time.
 
-Two servers of the same models are started on free loopback ports, one with `--max-batch N` and one
-with `--max-batch 1`, which serves one request after the other. Every client sends its next prompt
-as soon as it has the answer to the previous one. After a warm-up, the two servers are measured in
-turn with the same prompts; while one is measured, the other is idle. Latency is the time from
-sending a request until its answer has been read, including the time in the queue. The texts of the
-two servers are compared; a request's seed is its number.
+Two servers of the same models are started on free loopback ports. With `--max-batch N`, requests
+join and leave a running batch. With `--max-batch 1`, requests are served one by one. Every client
+sends its next prompt as soon as it has the answer to the previous one. After a warm-up, the two
+servers are measured in turn with the same prompts; while one is measured, the other is idle.
+Latency is the time from sending a request until its answer has been read, including the time in the
+queue. The texts of the two servers are compared; a request's seed is its number.
 """
 
 from __future__ import annotations

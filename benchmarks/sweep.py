@@ -1,11 +1,11 @@
 """`sweep`: measures the effect of --num-draft and --delta on speed and quality; recommends values.
 
 Every setting of the grid decodes greedily. For speed, a few prompts are decoded one by one, and the
-settings take turns. For quality, more prompts are decoded in batches, because a text does not
-depend on its batch. Quality is exact match and chrF, from 0 to 100. chrF
+settings take turns. For quality, more prompts are decoded, in batches, which is faster and does not
+change the texts. Quality is exact match and chrF, from 0 to 100. chrF
 (https://aclanthology.org/W15-3049) compares n-grams of characters, so unlike exact match it
-distinguishes a wrong letter from a wrong sentence. The results are a picture, of speed against the
-number of proposals and of quality against delta, and a JSON file with all figures.
+distinguishes a wrong letter from a wrong sentence. A picture shows speed against the number of
+proposals, and quality against delta. A JSON file has all figures.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def quality(
 
 
 def recommend(rows: Sequence[dict], tolerance: float) -> dict | None:
-    """Returns the fastest setting whose quality is at most `tolerance` points below delta 0's.
+    """Returns the fastest setting that loses at most `tolerance` points of quality against delta 0.
 
     Noise must not be a reason for a greater delta. So a greater delta replaces a smaller one only
     if two conditions hold. First, with the same number of proposals, a pass of the target yields
@@ -189,8 +189,8 @@ def recommend(rows: Sequence[dict], tolerance: float) -> dict | None:
     Args:
         rows: the rows of the whole grid, delta 0 included; each has the entries of `quality`,
             "speed_up" and "tokens_per_call".
-        tolerance: points of exact match, and of chrF, by which a setting may be below delta 0. Both
-            compare with the references or, if there are no references, with delta 0's texts.
+        tolerance: how many points of exact match, and of chrF, a setting may lose. Both figures
+            compare with the references or, if there are none, with delta 0's texts.
 
     Returns:
         A row; None if no setting is faster than regular decoding.

@@ -169,7 +169,7 @@ def from_file(path: str, count: int) -> Workload:
     to its "prompt". The targets are the references if all objects have one.
 
     Raises:
-        UserError: the file cannot be read, or one of these lines is unusable.
+        UserError: the file cannot be read, or one of its first `count` lines is unusable.
     """
     lines: list[tuple[str, str | None]] = []
     for line in itertools.islice(input.Lines(path, optional="target"), count):

@@ -137,9 +137,9 @@ class Widening:
         result: the large model's configuration.
 
     Raises:
-        UserError: a size is less than the source's; or the vocabulary grows, but d_model does not
-            grow by at least 2, or the source's layer_norm_epsilon is 0. The vocabulary needs two
-            new dimensions and the epsilon to keep the new tokens from being chosen.
+        UserError: a size is less than the source's; or the vocabulary grows, and either d_model
+            grows by less than 2 or the source's layer_norm_epsilon is 0. Two new dimensions and the
+            epsilon are needed to keep the new tokens from being chosen.
     """
 
     def __init__(self, source: T5Config, sizes: Mapping[str, int]):
@@ -182,7 +182,7 @@ class Widening:
         return (heads + np.arange(self.source.d_kv)).ravel()
 
     def _randomness(self, part: str) -> tuple[float, float]:
-        """Returns `center` and `spread` of the new numbers, roughly as in an untrained model."""
+        """Returns `Widened.center` and `Widened.spread`, roughly as in an untrained model."""
         if part == "norm":
             return 1.0, 0.5
         deviation = {
@@ -223,14 +223,14 @@ class Widening:
         return ()
 
     def _last_weight(self) -> float:
-        """Returns the last norm's weight in the two constant dimensions, a power of two."""
+        """Returns the last norm's weight in the dimensions that hold constants: a power of two."""
         d = self.source.d_model
         head = d**-0.5 if self.source.scales_logits else math.sqrt(self.result.d_model / d)
         return 2.0 ** math.ceil(math.log2(_DEPTH / (_AWAY * self._constant * head)))
 
 
 def _constant(source: T5Config, d_model: int) -> float:
-    """Returns the constant c: the largest power of two that leaves at least half of epsilon'."""
+    """Returns c, the largest power of two for which 2c^2 <= epsilon * d_model / 2 (source's)."""
     if d_model < source.d_model + 2:
         least = f"at least {source.d_model + 2}"
         raise UserError(f"a larger vocab_size needs a d_model of {least}, not {d_model}")

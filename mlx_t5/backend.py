@@ -91,14 +91,14 @@ def on_cuda() -> bool:
 def cpu_only() -> bool:
     """Returns whether to use the CPU's code paths: `on_cpu()`, unless `T5_REHEARSE` is set.
 
-    A rehearsal uses the code paths of GPUs on a CPU: compiled layers, padded sources, early
-    passes, checks of memory. It keeps the CPU's types, as a CPU is slow with other types.
+    `T5_REHEARSE` makes a CPU use a GPU's code paths: compiled layers, padded sources, early passes
+    (early_pass.py), checks of memory. The default type stays float32: a CPU is slow with others.
     """
     return on_cpu() and not os.environ.get(REHEARSE)
 
 
 def device_info() -> dict[str, Any]:
-    """Returns MLX's facts about the device; a rehearsal adds Metal's facts about memory."""
+    """Returns MLX's facts about the device; with `T5_REHEARSE`, also Metal's facts about memory."""
     facts = dict(mx.device_info())
     if on_cpu() and not cpu_only():
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -113,7 +113,7 @@ def blas_name() -> str:
 
 
 def device_name() -> str:
-    """Returns the device's name for measurements; a CPU's name has its cores and BLAS."""
+    """Returns the device's name for measurements, with a CPU's number of cores and its BLAS."""
     name = str(mx.device_info().get("device_name", "unknown"))
     if not on_cpu():
         return name

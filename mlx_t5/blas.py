@@ -1,12 +1,12 @@
 """The BLAS that multiplies MLX's matrices on a Linux CPU; `backend` loads it before MLX.
 
-MLX's CPU wheel for Linux has a reference BLAS. It runs on one core, and six rows take six times as
-long as one row, so speculative decoding would not be faster. A library that is loaded before MLX
-with global symbols replaces the reference BLAS:
+MLX's CPU wheel for Linux has a reference BLAS. It runs on one core, and a product of six rows takes
+six times as long as that of one row, so speculative decoding would not be faster. A library that is
+loaded before MLX with global symbols replaces the reference BLAS:
 
 1. Intel's MKL, which `requirements.txt` installs on x86-64. For few rows it reads weights at the
-   memory's speed, on AMD processors too. It uses TBB's threads, which sleep when idle. The threads
-   of its OpenMP layers spin, and take a core from MLX between products (docs/performance.md).
+   memory's speed, on AMD processors too. Here MKL uses TBB's threads, which sleep when idle. MKL's
+   OpenMP threads would spin and take a core from MLX between products (docs/performance.md).
 2. OpenBLAS, if the system has it. It does not recognize processors that are newer than its
    release, so this module chooses its kernels.
 
@@ -49,7 +49,7 @@ def load(
     Args:
         platform: as `sys.platform`; only Linux needs a library.
         loader: opens a shared library by name and raises `OSError` if there is none.
-        environment: may hold the user's choice.
+        environment: may hold the user's choice in `T5_BLAS`, one of `CHOICES`.
         mkl: the file of MKL to load; None finds the installed one.
         cpu_flags: returns the processor's flags; None reads them from Linux.
 

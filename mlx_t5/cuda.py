@@ -24,7 +24,7 @@ ELF = struct.Struct("<16s2HI3QI6H")  # the header of a compiled kernel's file
 
 
 def require_gpu(facts: Mapping[str, Any]) -> None:
-    """Checks that there is a GPU, if MLX computes on one.
+    """Checks that there is a GPU; to be called only if MLX is going to compute on a GPU.
 
     Args:
         facts: the result of `mx.device_info`, empty without a GPU.
@@ -45,8 +45,8 @@ def keep_kernels(
     """Makes MLX keep compiled kernels in the user's cache folder, unless the user chose another.
 
     Args:
-        environment: environment variables. `KERNELS` is set, unless the user has set it or the
-            folder cannot be made or written to.
+        environment: environment variables. `MLX_PTX_CACHE_DIR` is set, unless the user has set it
+            or the folder cannot be made or written to.
         version: MLX's version.
         facts: the result of `mx.device_info`, with the GPU's architecture (such as "sm_90").
     """

@@ -45,7 +45,7 @@ def lock(descriptor: int) -> bool:
     """Locks an open file or folder for this process, until the file is closed.
 
     Returns:
-        False if another process has locked it, else True, as on file systems without locks.
+        False if another process has locked it, else True, also on file systems without locks.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

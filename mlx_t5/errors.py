@@ -50,7 +50,7 @@ def shown(value: object, longest: int = 100) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Returns the first line of an exception's message, without error numbers and MLX's names."""
+    """Returns the first line of an exception's message, without error numbers and MLX's "[tag]"."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     text = re.sub(r"^\[[\w:]+\] ", "", str(error).strip().split("\n")[0])

@@ -184,7 +184,7 @@ def _default_draft(
         convert: see `locate`.
         fetch: whether a draft may be read from Hugging Face's cache or downloaded.
         is_new: whether the target had no folder yet. If it had one, a draft is converted only from
-            the cache. Without `convert` it may be downloaded anyway, as default drafts are small.
+            the cache. Without `convert` a draft may always be downloaded: default drafts are small.
     """
     if target.resolve() == (BUNDLED / "target").resolve():
         return BUNDLED / "draft", ""

@@ -85,8 +85,8 @@ def folder_of(name: str) -> Path:
 def require_same(name: str, folder: Path) -> None:
     """Raises `UserError` if a folder in `models/` was converted from another Hub id than `name`.
 
-    A folder without a record (converted from a local folder, or long ago) is accepted, with a
-    warning if `name` has an owner.
+    A folder that records no Hub id (converted from a local folder, or long ago) is accepted, with
+    a warning if `name` has the form `owner/model`.
     """
     from mlx_t5.checkpoints.hub import full_id
 

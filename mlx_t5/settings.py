@@ -49,7 +49,7 @@ class Setting:
         default: its default value.
         range: its valid values.
         help: one line of help.
-        only_with: the only mode in which the setting has an effect; None if it has one in all.
+        only_with: the only mode in which the setting has an effect; None for all modes.
         config: its names in generation_config.json; a later name overrides an earlier one.
         request: its name in requests to the server; "" if requests do not have it.
         flag: the short form of its command line option.
@@ -238,7 +238,7 @@ def check_exact(settings: Settings, width: int) -> None:
 
     Args:
         settings: the settings of a prompt.
-        width: positions of each row in a pass; a num_draft must be smaller.
+        width: positions of each row in a pass; num_draft, if it is a number, must be smaller.
 
     Raises:
         UserError: num_draft does not fit into the width, or delta or beams are used.

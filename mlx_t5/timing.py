@@ -39,7 +39,7 @@ class Ratio:
 
 @dataclass
 class Timed:
-    """The times and outcomes of one variant.
+    """The times and outcomes of one variant, in R repeats of N turns.
 
     Attributes:
         seconds: [R][N] wall-clock time of every turn.
@@ -70,12 +70,12 @@ class Timed:
         return median_total(self.seconds) / median_total(self.tokens)
 
     def repeats_a_token(self) -> list[float]:
-        """Returns the seconds per token of each repeat, as a list [R]."""
+        """Returns the seconds per token of each repeat."""
         return [sum(s) / sum(t) for s, t in zip(self.seconds, self.tokens, strict=True)]
 
 
 def median_total(rows: Sequence[Sequence[float]]) -> float:
-    """Returns the sum over turns of the median over repeats, for [R][N] figures."""
+    """Returns the sum over turns of the median over repeats; `rows` has a row per repeat."""
     return sum(statistics.median(turn) for turn in zip(*rows, strict=True))
 
 
@@ -91,7 +91,7 @@ def spread(repeats: Sequence[float]) -> Ratio:
 
 
 def differing(outcomes: Sequence[Sequence[Tokens]], others: Sequence[Sequence[Tokens]]) -> int:
-    """Returns the number of prompts whose tokens differ in any repeat; arguments are [R][N]."""
+    """Returns the number of prompts whose tokens differ in any repeat; inputs: [repeat][turn]."""
     flat = ([[tokens for turn in row for tokens in turn] for row in o] for o in (outcomes, others))
     prompts = zip(*(zip(*rows, strict=True) for rows in flat), strict=True)
     return sum(texts != other_texts for texts, other_texts in prompts)
@@ -121,8 +121,8 @@ def interleave(
     Args:
         variants: functions by name; each does one turn, given the turn's number, and returns its
             outcome once it can be read in Python.
-        turns: N.
-        repeats: R, at least 1.
+        turns: number of turns.
+        repeats: number of repeats, at least 1.
         tokens: returns the number of tokens of an outcome.
         clock: returns seconds.
         before: called before every turn of every variant, and not timed.

@@ -93,7 +93,7 @@ class LoraConfig:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> LoraConfig:
-        """Returns the configuration, given the content of adapter_config.json; ignores nulls.
+        """Returns the configuration, given the entries of adapter_config.json; skips null entries.
 
         Raises:
             UserError: the adapter is not a LoRA or cannot be merged, or an entry is malformed.
@@ -114,7 +114,7 @@ class LoraConfig:
         return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
     def targets(self, layers: Iterable[str]) -> list[str]:
-        """Returns the full names of those of the given layers that the adapter changes."""
+        """Returns the layers that the adapter changes; `layers` and the result are full names."""
         return [
             layer
             for layer in layers

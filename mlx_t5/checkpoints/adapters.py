@@ -60,8 +60,8 @@ class StoredAdapter:
             tiles: the weight's rows, in order; all tiles but the last have equally many rows.
 
         Yields:
-            Each tile with the changes merged, (n, in) in float32. If the adapter does not change
-            the layer, the tile is the given one.
+            Each tile with the changes merged, in float32. If the adapter does not change the layer,
+            each tile as given.
 
         Raises:
             UserError: the adapter's file cannot be read.
@@ -96,14 +96,14 @@ class StoredAdapter:
     ) -> Iterator[tuple[str, mx.array]]:
         """Merges the adapter into whole tensors of an MLX folder.
 
-        A quantized weight is quantized again after merging. The method `quantization` returns the
-        settings of the result.
+        A quantized weight is quantized again after merging, with the settings that the method
+        `quantization` returns.
 
         Args:
             tensors: pairs of a tensor's name in the MLX folder and its array.
             ours: the names in the MLX folder, keyed by Hugging Face's names.
             names: the names of all tensors in the MLX folder.
-            quantization: `quantization` in the folder's config.json; None without that entry.
+            quantization: the entry `quantization` of the folder's config.json; None if absent.
 
         Yields:
             Pairs of a name in the MLX folder and an array.
@@ -126,7 +126,7 @@ class StoredAdapter:
         """Returns the entry `quantization` of config.json that fits the tensors from `merged`.
 
         Args:
-            entry: the folder's own `quantization`, from before merging.
+            entry: the entry `quantization` of the folder's config.json, as it was before merging.
             ours: the names in the MLX folder, keyed by Hugging Face's names.
         """
         settings = {path: layer_settings(entry, path) for path in self._changed(ours)}

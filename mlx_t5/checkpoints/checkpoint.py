@@ -162,8 +162,8 @@ def open_checkpoint(
 def stored_dtype(checkpoint: Checkpoint) -> str | None:
     """Returns the floating-point type in which a T5 is stored; None if no tensor shows the type.
 
-    The tensor that shows the type is the embedding or, if the embedding is quantized, the weight of
-    a last norm: the decoder's, or that of an encoder alone.
+    The embedding shows the type. If the embedding is quantized, the last norm shows it instead: the
+    decoder's norm or, in a model without a decoder, the encoder's norm.
     """
     names = [name for name in EMBEDDINGS if name in checkpoint.names]
     if names and names[0].replace(".weight", ".scales") in checkpoint.names:
@@ -211,7 +211,7 @@ def read_weight_map(index: Path, root: Path | None = None) -> dict[str, str]:
 
 
 def _merge(paths: list[Path], weight_map: dict[str, str] | None, root: Path | None) -> Checkpoint:
-    """Merges the tensors of all files; if two files have tensors of one name, the index decides."""
+    """Merges the tensors of all files; the index decides between tensors of the same name."""
     tensors: dict[str, StoredTensor] = {}
     metadata: dict[str, str] = {}
     count = 0

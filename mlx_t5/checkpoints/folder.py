@@ -42,13 +42,13 @@ S = TypeVar("S", bound=OutputTensor)
 
 
 def is_model_file(name: str) -> bool:
-    """Returns whether a model folder may hold a file or module folder of this name."""
+    """Returns whether a model folder may hold a file, or a folder of a module, of this name."""
     ours = name in SMALL_FILES or any(p.fullmatch(name) for p in (_WEIGHTS, MODULE_FOLDER))
     return ours or is_macos_file(name)
 
 
 def into_shards(steps: Iterable[S], shard_bytes: int) -> list[list[S]]:
-    """Groups the tensors to write into shards of at most `shard_bytes`, in order.
+    """Groups tensors, in order, into shards of at most `shard_bytes` each.
 
     A tensor larger than `shard_bytes` is a shard by itself.
     """
@@ -68,10 +68,10 @@ def into_shards(steps: Iterable[S], shard_bytes: int) -> list[list[S]]:
 def new_model_folder(
     path: Path, overwrite: bool, source: Path, shards: Sequence[Sequence[OutputTensor]]
 ) -> Iterator[Path]:
-    """Yields a `new_folder` with copies of the source's tokenizer and configuration files.
+    """Yields a new folder that has copies of the source's tokenizer and configuration files.
 
     Args:
-        path: the final path, as checked by `check_output_folder`.
+        path: the final path, as in `new_folder`; checked by `check_output_folder`.
         overwrite: whether to replace what is at `path`.
         source: the folder to copy the small files from; links to files outside it are refused.
         shards: the tensors that will be written; the disk must have room for them.

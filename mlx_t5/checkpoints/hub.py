@@ -1,4 +1,4 @@
-"""Finds the folder of a model: a local folder, or a Hub id, whose files are downloaded.
+"""Finds the folder of a model, and downloads a model that is named by its Hub id.
 
 Downloads use `huggingface_hub`, so the library's progress bars, cache (`HF_HOME`), token
 (`HF_TOKEN` or `hf auth login`) and `HF_HUB_OFFLINE` work as usual. The repository's files are
@@ -67,7 +67,7 @@ def full_id(name: str) -> str:
 def origin(
     name: str, revision: str | None, folder: Path, adapter: str | Path | None = None
 ) -> dict[str, str]:
-    """Returns the entry `converted_from` of a converted folder's config.json: its source.
+    """Returns `converted_from`, the entry of an MLX folder's config.json that names the source.
 
     Args:
         name: as given to `resolve`.
@@ -89,7 +89,7 @@ def origin(
 
 
 def choose_files(listed: Iterable[str]) -> list[str]:
-    """Chooses the files of a repository to download: small files, modules and one set of weights.
+    """Chooses what to download from a repository: small files, modules and one set of weights.
 
     An index is ignored if one of its shards is missing, because some repositories have an index
     that is out of date.

@@ -45,7 +45,7 @@ def identity(folder: Path) -> str:
 
 
 def adapter_identity(folder: Path) -> str:
-    """Returns a digest of a PEFT adapter's configuration and weights, similar to `identity`."""
+    """Returns a digest of an adapter's configuration and weights, like `identity` of a model."""
     return _of_files(folder, [ADAPTER_CONFIG], ADAPTER_WEIGHTS)[:32]
 
 

@@ -13,5 +13,5 @@ MAX_RANK = 8
 
 
 def natural(values: Sequence[object]) -> bool:
-    """Returns whether `values` are at most `MAX_RANK` integers from 0 to 2**63 - 1."""
+    """Returns whether there are at most `MAX_RANK` values, all integers from 0 to 2**63 - 1."""
     return len(values) <= MAX_RANK and all(type(n) is int and 0 <= n < 1 << 63 for n in values)

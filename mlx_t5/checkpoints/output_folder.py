@@ -72,7 +72,7 @@ def require_apart(path: Path, source: Path) -> None:
 
 
 def _holds_ours(path: Path, ours: Callable[[str], bool]) -> bool:
-    """Returns whether `path` is a file, or a module's folder in which all names are `ours`."""
+    """Returns whether `path` is a file, or a module's folder in which `ours` accepts all names."""
     is_module = MODULE_FOLDER.fullmatch(path.name) is not None
     if is_module != path.is_dir():
         return False
@@ -118,8 +118,8 @@ def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
 def _undo(path: Path, partial: Path, old: Path) -> None:
     """Restores the old folder at `path`, if there was one, and removes the new folder.
 
-    The replacement may have stopped at any point. If this function is interrupted too, the next run
-    for the same output restores the old folder.
+    The replacement of the old folder may have stopped at any point. If this function is interrupted
+    too, the next run for the same output restores the old folder.
     """
     if old.exists():
         if path.exists() and not partial.exists():

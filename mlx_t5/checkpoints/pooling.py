@@ -4,7 +4,7 @@ A model folder of sentence-transformers describes its pooling (https://sbert.net
 Models"); sentence_modules.py reads the description. For any other T5 a text's vector is the mean of
 its tokens' states. Vectors are computed in float32.
 
-Symbols: B rows, S source positions.
+Shapes: states (texts, tokens, d_model), mask (texts, tokens), vectors (texts, width).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Pooling:
     prompt: str = ""
 
     def __call__(self, states: mx.array, mask: mx.array | None) -> mx.array:
-        """Returns float32 vectors (B, width), given states (B, S, d_model) and a mask (B, S)."""
+        """Returns vectors (texts, width), given states (texts, tokens, d_model) and their mask."""
         vectors = self._pooled(states.astype(mx.float32), mask)
         for step in self.steps:
             vectors = step(vectors)

@@ -1,9 +1,9 @@
 """Quantizes models: decides how each layer is quantized, and quantizes a few rows at a time.
 
 Each row is cut into groups of values. A group is stored with a few bits per value and with
-parameters that its values share. In mode `affine` they share a scale and an offset in the model's
-type, and in `mxfp4`, `mxfp8` (the OCP microscaling formats) and `nvfp4` an 8-bit scale. A group
-lies within one row, so each row can be quantized by itself.
+parameters that its values share. In mode `affine` these parameters are a scale and an
+offset in the model's type. In `mxfp4`, `mxfp8` (the OCP microscaling formats) and `nvfp4` the only
+parameter is an 8-bit scale. A group lies within one row, so each row can be quantized by itself.
 
 A recipe decides how each layer is quantized. Quantizing attention's values and outputs (`v` and
 `o`) harms T5 most, so the recipe `vo_4_5` gives these layers more bits. The recipe `embed_8` also
@@ -89,7 +89,7 @@ class Quantization:
 
         Args:
             name: the weight's name, ending in `.weight`.
-            rows: (n, columns); in mode affine, scales and offsets get the type of the rows.
+            rows: n rows of the weight; in mode affine, scales and offsets get the type of the rows.
 
         Returns:
             Arrays of n rows, keyed by name. The names end in `.weight` (the values, packed in
@@ -106,7 +106,7 @@ class Recipe:
 
     Attributes:
         general: the quantization of attention and feed-forward.
-        special: another quantization of attention's values and outputs; None for `general`.
+        special: the quantization of attention's values and outputs; None if `general` applies.
         embedding: the quantization of the embedding and of an output head that is not tied to it;
             None leaves both unquantized.
     """
@@ -128,8 +128,8 @@ class Recipe:
 
         Args:
             bits: bits of all layers except the embedding and the head; None is the mode's default.
-            group_size: group size, in mode affine also of the embedding and the head; None is the
-                mode's default.
+            group_size: group size; None is the mode's default. In modes other than affine, the
+                embedding and the head always get affine's default.
             mode: mode of all layers except the embedding and the head, which are always affine.
             predicate: one of `PREDICATES`; `VO_4_5` sets bits and mode itself. None is `EMBED_8`
                 for `LARGE_VOCABULARY` tokens or more, and otherwise `LAYERS`.
@@ -164,7 +164,7 @@ class Recipe:
         return self.special if self.special and sensitive else self.general
 
     def for_layer(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
-        """Returns a parameter's quantization; None if it is left out or its shape does not fit."""
+        """Returns a parameter's quantization; None if not wanted or not possible for the shape."""
         how = self.wanted(name.removesuffix(".weight"))
         return how if how and how.fits(shape) else None
 
@@ -217,7 +217,7 @@ def change_weight(
         change: a function that returns the changed floating-point weight (out, in).
 
     Returns:
-        The layer's arrays by name. Those of a quantized layer have `changed_settings`.
+        The layer's arrays by name. A quantized layer gets the settings of `changed_settings`.
 
     Raises:
         UserError: the arrays cannot be dequantized with these settings.

@@ -83,8 +83,8 @@ _OF_MODULES: Mapping[str, tuple] = MappingProxyType(
 def modules(folder: Path) -> list[tuple[str, Path]]:
     """Returns the kind and the folder of each module in modules.json.
 
-    The kind is the name of the module's class, such as "Pooling". A class of any other package than
-    sentence-transformers keeps the name of its package.
+    The kind is the name of the module's class, such as "Pooling". For a class that is not from
+    sentence-transformers, the kind is the full name, with the package.
 
     Raises:
         UserError: the file holds no list of modules, or names a folder outside the model folder.
@@ -168,11 +168,11 @@ def read_pooling(folder: Path, d_model: int) -> Pooling:
 
 
 def _entries(file: Path, root: Path, supported: Mapping[str, tuple]) -> dict[str, Any]:
-    """Returns the entries of a file; {} if it does not exist.
+    """Returns the entries of a file; {} if the file does not exist.
 
     Raises:
-        UserError: an entry has an unsupported value. The entries `_KNOWN` may have any value, those
-            in `supported` the values listed there, and all others only the values `_NOTHING`.
+        UserError: an entry has an unsupported value. Entries in `_KNOWN` may have any value,
+            entries in `supported` the values listed there, other entries only values in `_NOTHING`.
     """
     raw = read_object(file, "fetch it again", root) if os.path.lexists(file) else {}
     for name, value in raw.items():
@@ -187,7 +187,7 @@ def _refused(file: Path, name: str, value: Any) -> UserError:
 
 
 def _mode(file: Path, root: Path) -> str:
-    """Returns a Pooling module's mode, from its entry `pooling_mode` or from `_FLAGS`."""
+    """Returns a Pooling module's mode, from its entry `pooling_mode` or the older `_FLAGS`."""
     raw = _entries(file, root, _OF_MODULES)
     if not raw:
         raise UserError(f"{file} has no pooling mode: fetch it again")

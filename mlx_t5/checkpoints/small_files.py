@@ -140,7 +140,7 @@ def require_own(path: Path, root: Path | None = None) -> None:
     Following such a link could disclose or publish a private file. Links within the folder are
     allowed, and the folder itself may be a link. Links in Hugging Face's cache are allowed too:
     there the files of a snapshot, `models--OWNER--NAME/snapshots/COMMIT`, are links into
-    `models--OWNER--NAME/blobs`. The files in `blobs` may be links into a `blobs` beside the models.
+    `models--OWNER--NAME/blobs`. Those blobs may be links into a folder `blobs` beside all models.
 
     Args:
         path: a file or a folder in the model folder; it need not exist.

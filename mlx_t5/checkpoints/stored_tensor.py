@@ -110,8 +110,8 @@ class StoredTensor:
     def part(self, file: FileIO, axis: int, where: slice) -> mx.array:
         """Reads only some rows (axis 0) or columns (axis 1); `file` is as in `row_tiles`.
 
-        The types `PACKED` are supported too, and other errors are those of `row_tiles`. A tensor
-        with gaps or not in row-major order is read as a whole first.
+        Unlike `row_tiles`, this method reads the types `PACKED` too; otherwise errors are the same.
+        A tensor with gaps or not in row-major order is read as a whole first.
         """
         if self.dtype not in PACKED:
             self.require_readable()
@@ -143,7 +143,7 @@ class StoredTensor:
         return np.empty(shape, np.dtype((READABLE | PACKED)[self.dtype]).newbyteorder("<"))
 
     def _read_into(self, array: np.ndarray, file: FileIO, start: int) -> None:
-        """Fills an array with elements of the file; `start` is the index of the first element."""
+        """Fills an array with the tensor's elements in file order, from the index `start` on."""
         buffer = array.data.cast("B") if array.size else memoryview(b"")
         file.seek(self.offset + start * self.itemsize)
         while len(buffer):

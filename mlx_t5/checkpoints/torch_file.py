@@ -160,7 +160,7 @@ def _place(
 
 
 class _Archive(io.FileIO):
-    """A file that refuses long reads, because `zipfile` reads the list of entries in one read."""
+    """A file that refuses long reads, so that `zipfile` reads no huge list of entries."""
 
     def read(self, size: int | None = -1) -> bytes:
         if size is not None and size > MAX_PICKLE:

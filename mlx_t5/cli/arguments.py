@@ -265,7 +265,7 @@ def add_decoding(group: argparse._ActionsContainer, without: str) -> None:
 
     Args:
         group: the group to add them to.
-        without: how this command line asks for decoding without a draft, for error messages.
+        without: the option that turns drafting off, such as --regular-decode, for messages.
     """
     expected = f"{NUM_DRAFT.expected} (or {without} for no draft)"
     add_setting(group, "--num-draft", allowed=replace(NUM_DRAFT, expected=expected))

@@ -210,7 +210,7 @@ def lora_config(args: FinetuneOptions) -> LoraConfig:
 
 
 def pair_files(data: str, valid: str | None) -> dict[str, str]:
-    """Returns the files that exist, by the name of their part: "train", "valid" or "test".
+    """Returns the files that exist, keyed by their use: "train", "valid" or "test".
 
     Args:
         data: a file, or a folder with files named train, valid (or validation) and test.

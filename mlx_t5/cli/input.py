@@ -78,7 +78,8 @@ class Lines:
         Args:
             name: a file with one prompt a line; "-" is standard input. If the name ends in .jsonl,
                 each line is an object with a "prompt".
-            targets: whether each line of any file is an object with a "prompt" and a "target".
+            targets: whether each line is an object with a "prompt" and a "target", whatever the
+                suffix of the name is.
             optional: the name of a second text that each object may have; "" for none.
 
         Raises:
@@ -134,7 +135,7 @@ class Lines:
         return (prompt, _checked(record["target"], where)) if self._targets else prompt
 
     def _numbered(self) -> Iterator[tuple[int, bytes]]:
-        """Yields lines with their numbers. A blank line is b"", but none is yielded at the end."""
+        """Yields lines with their numbers; blank lines as b"", except blank lines at the end."""
         blank = n = 0
         try:
             for n, line in enumerate(self._file, 1):
@@ -158,7 +159,7 @@ class PairLines(Lines):
     """
 
     def __init__(self, name: str) -> None:
-        """Opens the file; raises `UserError` as `Lines` does, and for other suffixes."""
+        """Opens the file; raises `UserError` as `Lines` does, or if it is no .jsonl and no .tsv."""
         if not name.endswith((".jsonl", ".tsv")):
             raise UserError(f"{name} is no .jsonl and no .tsv file; give one, or a folder of them")
         self._tabs = name.endswith(".tsv")
@@ -180,7 +181,7 @@ class PairLines(Lines):
 
 
 def _opened(name: str, newline: str | None = None) -> TextIO:
-    """Opens a file as text in which each byte is one character, so that only line ends matter."""
+    """Opens a file to be read by lines; each byte is one character, so nothing is decoded yet."""
     try:
         if name != "-":
             return open(name, encoding=BYTES, newline=newline)

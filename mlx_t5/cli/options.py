@@ -80,7 +80,7 @@ class MainOptions:
 
     @property
     def file_type(self) -> str:
-        """The suffix of a document whose type has markup; "" for anything else."""
+        """The suffix of a document with markup, such as ".md" or ".srt"; "" for anything else."""
         suffix = Path(self.input_file or "").suffix.lower() if self.is_document else ""
         return suffix if suffix in MARKUP else ""
 
@@ -286,8 +286,8 @@ def check_ranks(options: MainOptions, size: int) -> None:
 def cutting_of(options: MainOptions, prefix: str) -> Cutting | None:
     """Returns how to cut texts into pieces; None without --split.
 
-    If `prefix` is empty and --prefix is not given, each text may begin with one of the prefixes of
-    the model's tasks.
+    If `prefix` is empty and --prefix is not given, each plain text may begin with a prefix of its
+    own: see `Cutting`.
     """
     from mlx_t5.text.documents import Cutting
 

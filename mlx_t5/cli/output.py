@@ -29,7 +29,7 @@ File = TypeVar("File", bound=IO[Any])
 
 
 class Painter:
-    """Colors tokens by their origin: green for the draft, cyan for copies, magenta for the target.
+    """Colors tokens by their origin: green (draft model), cyan (copied), magenta (target).
 
     If `NO_COLOR` is set (https://no-color.org), tokens of the draft are in brackets, and copied
     tokens in braces. If a token ends inside a character, its text is shown with the token that
@@ -143,7 +143,7 @@ def embedding_object(prompt: Any, vector: np.ndarray | Exception) -> str:
 
 
 def error_of(outcome: Any) -> str | None:
-    """Returns the error message of an outcome or of a document's failed pieces, or None."""
+    """Returns the error message of an outcome, or of a document's failed pieces; else None."""
     pieces = getattr(outcome, "pieces", [])
     if failed := [piece for piece in pieces if piece.error]:
         where = f"the first, at character {failed[0].start + 1}: {failed[0].error}"
@@ -152,7 +152,7 @@ def error_of(outcome: Any) -> str | None:
 
 
 def _text(prompt: Any) -> str:
-    """Returns a prompt's text without the prediction; "" if the prompt could not be read."""
+    """Returns the prompt of an item, which may have a prediction too; "" for an unreadable line."""
     prompt = prompt[0] if isinstance(prompt, tuple) else prompt
     return prompt if isinstance(prompt, str) else ""
 
@@ -207,7 +207,7 @@ def require_there(file: IO[Any], path: str) -> None:
 
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[None]:
-    """Turns an OSError in the block into a `UserError` about the file at `path`.
+    """Turns an OSError in the block, except a closed pipe, into a `UserError` about `path`.
 
     Raises:
         UserError: the file cannot be written.

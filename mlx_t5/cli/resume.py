@@ -1,4 +1,4 @@
-"""Finds the lines of an output that `--resume` keeps: the lines of the finished prompts.
+"""Finds the lines that `--resume` keeps in an output: those of the finished prompts.
 
 An interrupted run leaves the results of the first prompts, and perhaps an incomplete line. JSON
 lines are compared with their prompts, so that an output is not resumed with a different input.

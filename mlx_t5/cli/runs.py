@@ -31,7 +31,7 @@ class MainJob:
 
     Attributes:
         options: the command line.
-        spec: the engine's job; settings that the user does not give come from the model.
+        spec: how the engine decodes a prompt; settings that the user omits come from the model.
         prefix: the text put before every prompt.
         models: the models to run.
     """
@@ -128,8 +128,8 @@ class Run:
         """Yields, for each outcome in order, the prompt's number (from 1), the prompt, the outcome.
 
         Args:
-            compute: a function that computes the outcomes. It must draw a prompt, then that
-                prompt's index, then the next prompt.
+            compute: a function that computes the outcomes. It must draw a prompt from its
+                first argument, then the prompt's index from its second, then the next prompt.
         """
         in_hand: deque[tuple[int, Any]] = deque()
 
@@ -149,7 +149,7 @@ class Run:
 
 
 def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
-    """Yields the prompts with the prefix in front; leaves targets and errors unchanged."""
+    """Yields prompts with the prefix in front; second texts of pairs and errors stay unchanged."""
     for prompt in prompts:
         if isinstance(prompt, tuple):
             yield prefix + prompt[0], prompt[1]
@@ -158,12 +158,12 @@ def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
 
 
 def lines_of(input_file: str, options: MainOptions) -> Lines:
-    """Returns the input file's lines, which may have predictions if the options permit drafting."""
+    """Returns the lines of the input; with drafting, each may have a prediction of its output."""
     proposing = options.writes_text and not options.regular_decode
     return Lines(input_file, options.score, "prediction" if proposing else "")
 
 
 def unpaired(items: Iterable[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
-    """Returns an iterator over prompts and one over their predictions; None for no prediction."""
+    """Returns an iterator over prompts, and one over their predictions (None if there is none)."""
     prompts, predictions = tee(i if isinstance(i, tuple) else (i, None) for i in items)
     return (prompt for prompt, _ in prompts), (prediction for _, prediction in predictions)

@@ -1,4 +1,4 @@
-"""Writes one text while it is generated: step by step, or piece by piece for a document."""
+"""Writes one text step by step, or one document piece by piece, while it is generated."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def write_text(
 def _stream(
     decoder: SpeculativeDecoder, prompt: str, job: MainJob
 ) -> tuple[Generator[Chunk, None, None], int]:
-    """Returns the chunks of a text, and the expected number of its pieces; 0 without --split."""
+    """Returns the generated chunks, and how many document pieces to expect; 0 without --split."""
     from mlx_t5.engine.document_batch import chunks
     from mlx_t5.text.documents import Document
 

@@ -32,7 +32,7 @@ def resumable(
         argv: the arguments; None: the process's own arguments.
         read: parses and checks the arguments, among them --output and --resume.
         prepare: returns an object whose `run` does the work and returns the exit status.
-        rest: the work that Ctrl-C skips if the output is complete, as the message names it.
+        rest: what the program does after the output is complete, as named in the message.
 
     Returns:
         The exit status.

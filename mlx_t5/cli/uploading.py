@@ -148,7 +148,7 @@ def _card(folder: Path, local: Path, tags: list[str], **parts: str) -> str:
         folder: a folder whose config.json names the source model.
         local: a folder that may contain the source's card; otherwise the Hub is asked for it.
         tags: tags to add to the tags of the source's card.
-        parts: the texts to insert into card.md, by the names of their places.
+        parts: the texts to insert into card.md, keyed by the names of the placeholders.
     """
     from huggingface_hub import ModelCard, ModelCardData, hf_hub_download
 

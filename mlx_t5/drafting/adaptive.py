@@ -42,7 +42,7 @@ Offers: TypeAlias = Sequence[Sequence[Offer]]  # of each row: at most one draft 
 FIRST = 7  # maximum of proposals until more than 7 have been accepted
 MEMORY = 80.0  # verified proposals after which an old proposal counts 1/e
 OTHERS = 20.0  # maximum weight of the prior and of other rows, in proposals
-EVIDENCE = 12.0  # verified proposals from which `LEAST_GAIN` applies
+EVIDENCE = 12.0  # number of verified proposals that makes `LEAST_GAIN` apply
 LEAST_GAIN = 1.02  # smaller ratios between two estimated speeds are ignored
 TRIAL_SHARE = 0.012  # share of the time spent on trials of a draft that does not pay
 ONE = [1.0] * len(NUMBERS)  # expected tokens of a step without proposals
@@ -57,7 +57,7 @@ class Experience:
     Attributes:
         accepted: number of accepted proposals of each kind; older proposals count less.
         rejected: number of rejected proposals of each kind; older proposals count less.
-        credit: time that may be lost on trials, in units of a step without a draft.
+        credit: time that may be lost on trying the draft, in units of a step without a draft.
         idle: whether the last step did not draft, and the next will not draft either.
     """
 
@@ -125,14 +125,15 @@ class Experience:
 
 
 class Adaptive:
-    """Chooses an offer for each row, and how many of the offer's tokens to propose.
+    """Chooses copied or drafted tokens (an offer) for each row, and how many to propose.
 
     Attributes:
         experience: the experience of all greedy rows.
         of_call: the experience of the sampled rows of a call.
-        costs: estimates the seconds of steps from the table and from measured greedy steps.
-        table: estimates the seconds of steps from the table alone, for all other rows.
-        shape: B, gamma and draft passes of the step; None if its seconds are not to be learned.
+        costs: estimates the seconds of steps of greedy rows, from the table and measured steps.
+        table: estimates them from the table alone, for sampled rows and rows with delta > 0.
+        shape: number of rows, proposals and draft passes of the step; None if nothing is to be
+            learned from the step's seconds.
         idle: whether the next step will propose nothing if the rows stay the same.
     """
 
@@ -147,12 +148,12 @@ class Adaptive:
 
     @classmethod
     def of(cls, target: T5, drafter: Drafter | None) -> Adaptive:
-        """Returns an `Adaptive` for a target, or its `ExactTarget`, and its drafter."""
+        """Returns an `Adaptive` for a target (or its `ExactTarget`) and its drafter."""
         most = LONGEST_AUTO if isinstance(target, ExactTarget) else None
         return cls(Expected(target, drafter.model if drafter else None), most)
 
     def fresh(self) -> Adaptive:
-        """Returns an `Adaptive` for a new call; greedy rows of both share what they learn."""
+        """Returns an `Adaptive` for a new call; greedy rows of old and new calls learn together."""
         other = copy(self)
         other.of_call = Experience()
         return other

@@ -39,7 +39,7 @@ class Device(NamedTuple):
         layer: seconds of a decoder layer, without the time to read its weights.
         bandwidth: bytes of weights read per second.
         softmax: seconds of sampling per logit.
-        grows: whether v(M) scales `layer` too, not only the time to read weights.
+        grows: whether `layer`, like the time to read weights, grows with the positions of a pass.
     """
 
     layer: float
@@ -68,7 +68,7 @@ V: Mapping[str, Mapping[int, float]] = {
     "quantized": {1: 1, 2: 1.1, 4: 1.3, 5: 1.45, 6: 1.8, 8: 2.2, 10: 2.6, 16: 3.9, 32: 3.9, 64: 5},
     # M1 and M2 read affine weights once per row, and from 6 rows on in tiles (quantized.cpp).
     "affine before M3": {1: 1, 2: 1.9, 4: 3.6, 5: 4.4, 6: 4.6, 32: 4.6, 64: 6},
-    # Weights of fp modes are read once for 5 rows on every chip (mlx#3764).
+    # mxfp4, mxfp8 and nvfp4 weights are read once for 5 rows on every chip (mlx#3764).
     "fp before M3": {1: 1, 2: 1.45, 4: 2.4, 5: 2.9, 6: 4.4, 32: 4.6, 64: 6},
     # M3 and later read 16-bit weights once for 5 rows, twice for 10 (`gemv_wide` in MLX's matmul).
     "16 bits": {1: 1, 2: 1.1, 5: 1.3, 6: 1.7, 10: 1.9, 11: 2.2, 32: 2.2, 64: 3.5},
@@ -78,7 +78,7 @@ V: Mapping[str, Mapping[int, float]] = {
 
 
 def device_kind(weights: str) -> tuple[Device, str]:
-    """Returns the device, and the key of `V` for this device and kind of weights.
+    """Returns the device, and the key in table `V` for this device and kind of weights.
 
     Args:
         weights: the mode of quantization ("affine", …), or the type of unquantized weights.
@@ -106,7 +106,7 @@ class Expected:
     """Estimates the seconds of steps from the table alone, so every run on a machine agrees."""
 
     def __init__(self, target: T5 | ExactTarget, draft: T5 | None = None) -> None:
-        """Starts with a target, or its `ExactTarget`, and the draft model, or None without one."""
+        """Starts with a target (or its `ExactTarget`) and a draft model; None without a draft."""
         self.width = getattr(target, "width", 0)
         device, row = device_kind(target.weights_read().kind)
         parts = [_parts(model, device) if model else (0.0, 0.0) for model in (target, draft)]
@@ -120,7 +120,7 @@ class Expected:
         """Returns the expected seconds of steps.
 
         Args:
-            rows: B.
+            rows: number of rows.
             positions: how many positions of each row the target verifies; a number or an array.
             passes: how many passes the draft makes; a number or an array.
             sampled: whether the rows are sampled, not greedy.
@@ -135,7 +135,7 @@ class Expected:
         return float(more)
 
     def _pass(self, model: tuple[float, float], positions: Any) -> Any:
-        """Returns the seconds of a pass, given a model's `_parts` and the positions of all rows."""
+        """Returns the seconds of a pass over some number of positions, given a model's `_parts`."""
         points, times = self.v
         slope = (times[-1] - times[-2]) / (points[-1] - points[-2])
         beyond = np.maximum(np.subtract(positions, points[-1]), 0)
@@ -144,7 +144,7 @@ class Expected:
 
 
 def _parts(model: T5 | ExactTarget, device: Device) -> tuple[float, float]:
-    """Returns the seconds of a pass over one position: a fixed part, and one scaled by v(M)."""
+    """Returns the seconds of a pass over one position: a fixed part, and a part that `V` scales."""
     read = model.weights_read()
     layers, reading = read.layers * device.layer, read.bytes / device.bandwidth
     return (0.0, layers + reading) if device.grows else (layers, reading)
@@ -170,11 +170,11 @@ class Error:
 class StepCosts:
     """Estimates the seconds of steps from expected costs, corrected by measured steps.
 
-    The error log(seconds / expected) of a step is the sum of three parts: one common to all steps,
-    one to all steps that draft, and one to the steps of a shape. Each measured step corrects the
-    parts in proportion to their variances. This is a Kalman filter
-    (https://en.wikipedia.org/wiki/Kalman_filter) that neglects the covariances. Shapes that
-    differ only in B share their part if the values of B have the same bit length.
+    The error log(seconds / expected) of a step is the sum of three parts: one for all steps, one
+    for all steps that draft, and one for the steps of a shape (rows, proposals, whether it drafts).
+    Each measured step corrects the parts in proportion to their variances. This is a Kalman filter
+    (https://en.wikipedia.org/wiki/Kalman_filter) that neglects the covariances. Shapes that differ
+    only in the number of rows share their part if these numbers have the same bit length.
     """
 
     def __init__(self, expected: Callable[[int, Any, Any], Any], most: int) -> None:
@@ -187,9 +187,10 @@ class StepCosts:
         self._seen: set[Shape] = set()
 
     def seconds(self, rows: int) -> list[list[float]]:
-        """Returns the seconds (2, N) of steps of B rows that only copy, and of steps that draft.
+        """Returns the seconds (2, N) of steps that only copy, and of steps that draft.
 
-        A step that drafts 0 tokens gets infinite seconds, so that it is never chosen.
+        There are N numbers of proposals, `self.numbers`. A step that drafts 0 tokens gets infinite
+        seconds, so that it is never chosen.
         """
         if rows not in self._expected:
             passes = np.outer((0, 1), self.numbers)

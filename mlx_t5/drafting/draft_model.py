@@ -33,7 +33,7 @@ class DraftModel:
     last accepted proposal.
 
     A draft that shares its target's encoder (network/sharing.py) does not encode prompts itself.
-    A draft with its own vocabulary (network/draft_vocabulary.py) has logits for N < V tokens.
+    A draft with its own vocabulary (network/draft_vocabulary.py) proposes only the tokens in it.
     """
 
     def __init__(self, model: T5, target: T5, vocabulary: DraftVocabulary | None = None) -> None:
@@ -126,7 +126,7 @@ class DraftModel:
                 token = likeliest(logits)
                 if vocabulary.ids is not None and not process:
                     token = vocabulary.ids[token]
-            else:  # samples depend on the number of tokens, so q has the target's V, like p
+            else:  # sampling depends on the vocabulary's size, so q has the target's, like p
                 q, _ = probabilities(logits, sampling)
                 qs.append(q if process else vocabulary.spread(q, 0.0))
                 token = sample(qs[-1][:, 0], fold(keys[:, i], 0, OWN))[:, None]
@@ -183,7 +183,7 @@ class DraftModel:
     def _catch_up(self, committed: Rows) -> mx.array:
         """Feeds the tokens that the cache lacks; returns logits (B, 1, N) after the last of them.
 
-        Usually these are the target's last token, and before it the last proposal if this was
+        Usually the cache lacks only the target's own token, or the last proposal too if all were
         accepted. Rows that lack fewer tokens are padded; later tokens overwrite the padding's slots
         before any query can see them.
         """
@@ -199,7 +199,7 @@ class DraftModel:
         return mx.take_along_axis(logits, last[:, None, None], axis=1)
 
     def _feed(self, tokens: mx.array, positions: list[int]) -> mx.array:
-        """Feeds tokens (B, T); returns logits (B, T, N) for the tokens that both models have.
+        """Feeds tokens (B, T); returns logits (B, T, N) for the N tokens that both models have.
 
         An id that the draft does not have is replaced by padding, which may worsen its guesses.
         """

@@ -69,7 +69,7 @@ class Choice(NamedTuple):
     Attributes:
         length: number of proposals.
         passes: number of draft passes; 0 if the proposals are copied.
-        tokens: the copied tokens.
+        tokens: the copied tokens; empty if a draft model proposes.
     """
 
     length: int = 0
@@ -115,7 +115,7 @@ class Drafter(Protocol):
         """The draft model; None if the drafter has no model."""
 
     def fresh(self) -> Drafter:
-        """Returns a drafter of the same kind for a new batch, without rows."""
+        """Returns an empty drafter of the same kind, for a new batch."""
 
     def insert(self, sources: Rows, states: Sequence[mx.array] | None = None) -> None:
         """Adds rows at the end of the batch, without using the device.
@@ -140,7 +140,7 @@ class Drafter(Protocol):
             committed: tokens of each row so far, the start token first.
             choices: what each row proposes.
             sampling: settings of the rows.
-            keys: (B, T, 2) random keys of the next positions; None if every row is greedy.
+            keys: (B, T, 2) random keys of the next T positions; None if every row is greedy.
 
         Returns:
             The proposal; None if no row gets any tokens.

@@ -16,7 +16,7 @@ expected token, so the alignment moves on by one. Phrases of the output so far a
 output repeats them.
 
 The caller's expected text (`prediction` of `generate`) is put in front of the source, and the
-alignment begins there. Any drafter, even a draft model alone, also copies from this text.
+alignment begins with it. Any drafter, even a draft model alone, also copies from this text.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Alignment:
         self.places = defaultdict[tuple[int, ...], list[int]](list)
 
     def predict(self, prediction: Sequence[int]) -> None:
-        """Puts a prediction in front of the source and starts there; ignores a second one."""
+        """Puts a prediction before the source and starts with it; ignores a second prediction."""
         if prediction and not self.predicted:
             self.source, self.place = [*prediction, *self.source], 0
             self.predicted = len(prediction)
@@ -144,7 +144,7 @@ class Alignment:
                 self.places[run].append(end)
 
     def _agreement(self, tokens: Sequence[int], end: int) -> int:
-        """Returns how many tokens before `end` equal the output's last, up to LONGEST_MATCH."""
+        """Counts the tokens before `end` that equal the last output tokens, up to LONGEST_MATCH."""
         count, most = 0, min(LONGEST_MATCH, end, len(self.output))
         while count < most and tokens[end - 1 - count] == self.output[-1 - count]:
             count += 1
@@ -180,7 +180,7 @@ class SourceCopy:
         self.alignments: list[Alignment] = []
 
     def fresh(self) -> SourceCopy:
-        """Returns a drafter for another batch, without rows."""
+        """Returns an empty drafter for another batch."""
         return SourceCopy(self.tokenizer, self.lookup)
 
     def insert(self, sources: Rows, states: Sequence[mx.array] | None = None) -> None:
@@ -231,7 +231,7 @@ class CopyOrDraft:
         return self.draft.model
 
     def fresh(self) -> CopyOrDraft:
-        """Returns a drafter for another batch, without rows."""
+        """Returns an empty drafter for another batch."""
         return CopyOrDraft(self.copy.fresh(), self.draft.fresh())
 
     def insert(self, sources: Rows, states: Sequence[mx.array] | None = None) -> None:
@@ -288,7 +288,7 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
 def predicting(drafter: Drafter | None, predictions: Rows) -> Drafter | None:
     """Returns a drafter that also copies from these predictions.
 
-    If no row has a prediction any more, returns the drafter without what an earlier call added.
+    If no row has a prediction any more, undoes what an earlier call of this function added.
 
     Args:
         drafter: the batch's current drafter; None if nothing is proposed.

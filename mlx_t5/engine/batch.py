@@ -1,8 +1,8 @@
 """A batch of rows in flight: how rows join it and leave it.
 
 `decoder.Engine` and `beams.Beams` are batches. A row's source is encoded when the row joins, or
-earlier. While the row is in the batch, the batch holds its cache, and the drafter holds a state of
-its own for the row. Rows keep their order.
+earlier. While the row is in the batch, the batch holds the row's target cache, and the drafter
+holds its own state for the row. Rows keep their order.
 """
 
 from __future__ import annotations

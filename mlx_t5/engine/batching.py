@@ -1,9 +1,9 @@
 """Continuous batching: chooses which waiting prompts replace finished ones.
 
 Rows of a batch are padded to its longest source, so prompts join in groups of similar length. If
-nobody waits for a single prompt, later prompts are encoded ahead in the same pass, as a pass over
-many positions takes less time than several passes over few. Results are returned in the order of
-the prompts. Only a window of prompts is held at a time, so memory does not grow with their number.
+no caller waits for a particular prompt, later prompts are encoded ahead in the same pass, as a pass
+over many positions takes less time than several passes over few. Results keep the order of the
+prompts. Only a window of prompts is held at a time, so memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Queue:
             engine: the batch.
             size: maximum of rows in the batch.
             waiting: the first rows to wait.
-            bulk: whether nobody waits for a single row. Then any number of rows may join at once,
-                and later rows may be encoded ahead with them.
+            bulk: whether no caller waits for a particular row. Then any number of rows may join at
+                once, and later rows may be encoded ahead with them.
         """
         self.engine, self.size, self.bulk = engine, size, bulk
         self.waiting, self.last = list(waiting), False
@@ -94,7 +94,7 @@ class Queue:
         return joining, fitting(new, later, PASS_POSITIONS) if new else []
 
     def _insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> bool:
-        """Inserts rows at once, or half by half to save memory; returns False if one must wait."""
+        """Inserts rows at once, or half by half to save memory; returns False if a row waits."""
         if ahead:
             with suppress(RuntimeError, MemoryError):  # MLX raises these when it cannot allocate
                 self.engine.insert(rows, ahead)

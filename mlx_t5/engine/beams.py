@@ -1,4 +1,4 @@
-"""Beam search over the rows in flight: K hypotheses per row, one token per step, and no draft.
+"""Beam search over the rows in flight: K beams per row, one token per step, and no draft.
 
 The beams of a row share its prompt, so the cache holds the prompt's cross-attention once. The
 device finds the best continuations of all beams, and Python waits for the device once a step. Then
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Beams(Batch):
-    """A batch of rows with K beams each: `insert` adds rows, `step` advances all of them."""
+    """A batch of rows with several beams each: `insert` adds rows, `step` advances all of them."""
 
     def __init__(
         self, target: T5, num_beams: int, clock: Callable[[], float] = time.perf_counter
@@ -35,7 +35,7 @@ class Beams(Batch):
 
         Args:
             target: the model that decides the tokens.
-            num_beams: K, the same for every row.
+            num_beams: number of beams per row, the same for every row.
             clock: returns seconds, for the statistics.
         """
         self.beams = num_beams
@@ -50,7 +50,7 @@ class Beams(Batch):
         super().insert(rows, ahead)
 
     def step(self) -> None:
-        """Continues every hypothesis by one token; finished rows leave the batch."""
+        """Continues every beam by one token; finished rows leave the batch."""
         started = self.clock()
         beams = [beam for search in self.searches for beam in search.beams]
         best = self._continuations(self._decode(beams), beams)
@@ -82,8 +82,8 @@ class Beams(Batch):
             beams: the B·K beams; the logits are those of the next token of each.
 
         Returns:
-            Scores (B, C) float32 in descending order, indices (B, C) for `BeamSearch.advance`,
-            and a bool (B,) that is False for a row with a score of NaN or +inf.
+            Scores (B, C) float32 of C continuations in descending order, their indices (B, C) for
+            `BeamSearch.advance`, and a bool (B,), False for a row with a score of NaN or +inf.
         """
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         if self._processing:

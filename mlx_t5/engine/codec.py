@@ -53,8 +53,8 @@ class Codec:
         Prompts are read lazily. The rows of an unusable prompt are finished with "error" already.
 
         Raises:
-            UserError: the prompts are not iterable, a seed is out of range, or a list of seeds has
-                not one seed per prompt.
+            UserError: the prompts are not iterable, a seed is out of range, or a list of seeds
+                does not have one seed per prompt.
         """
         prompts, seed = checked_prompts(prompts, job.seed)
         predictions = chain(job.predictions, repeat(None))
@@ -100,7 +100,7 @@ class Codec:
         return token_ids(prediction, self.tokenizer, self.vocab_size, "prediction")
 
     def chunk(self, row: Row, seen: int) -> Chunk:
-        """Returns a row's text and tokens from token `seen` on, and a finished row's result."""
+        """Returns a row's text and tokens from token `seen` on, plus a finished row's result."""
         tokens, writers = row.output(seen)
         pieces = row.watch.pieces[seen:] if row.watch else []
         text = "".join(pieces) + (row.watch.rest if row.watch else "")

@@ -95,7 +95,7 @@ class DocumentInFlight:
         return self.whole and len(self.result.pieces) == self.drawn
 
     def add(self, answer: Result) -> str:
-        """Adds the next piece's result; returns the text that it appends to the document's text."""
+        """Adds the next piece's result; returns the text to append to the document's text."""
         assert isinstance(self.document, Document), "there is no piece of an error"
         i, result, stats = len(self.result.pieces), self.result, self.stats
         piece, reason = self.document.pieces[i], answer.finish_reason

@@ -4,8 +4,8 @@ The GPU computes this early pass while Python reads the token. If that token end
 early pass is wasted, and has to be waited for. In a batch, rows come and go, and many passes would
 be wasted. So only a row that is alone gets an early pass; with a draft, only if the next step will
 propose nothing. A pass in flight holds the caches that it reads, so writing to the caches copies
-them: for large caches the copy costs more than the early pass saves. Ranks that share a model have
-no early passes: an interrupted pass would leave a sum over all ranks unfinished.
+them: for large caches the copy costs more than the early pass saves. Processes (ranks) that share
+a model have no early passes: an interrupted pass would leave a sum over ranks unfinished.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class EarlyPass:
         mx.async_eval(self._logits)
 
     def take(self, rows: Sequence[Row]) -> mx.array | None:
-        """Returns logits (1, 1, V) after a single row's last token; None without an early pass."""
+        """Returns logits (1, 1, V) of the early pass for the only row; None without the pass."""
         (of, logits), self._of, self._logits = (self._of, self._logits), None, None
         alone = of is not None and len(rows) == 1 and rows[0] is of[0]
         return logits if alone and of and of[1] == len(of[0].committed) - 1 else None

@@ -18,7 +18,7 @@ class Job:
 
     Attributes:
         settings: the settings of every text.
-        seed: one seed, whose random stream i is used for prompt i, or a list of one per prompt.
+        seed: a seed, whose random stream i is for prompt i, or a list with one seed per prompt.
         num_samples: texts per prompt, each from its own random stream.
         cutting: how texts are cut into pieces; None if each prompt is decoded as a whole.
         predictions: the expected output of each prompt, as text or token ids, or None. A prediction

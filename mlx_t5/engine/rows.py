@@ -126,7 +126,7 @@ class Row:
         watch: converts the row's tokens to text as they come, for `Job.watched` or for stop
             strings; None if the text is not needed before the end.
         ended: whether the last token is an end token.
-        prediction: the caller's prediction of the text, to copy proposals from.
+        prediction: token ids of the text that the caller expects, to copy proposals from.
         experience: the outcomes of the row's proposals.
         search: the row's beam search; None without beams. Until the search ends, `committed` is the
             best beam.
@@ -244,7 +244,8 @@ class Result:
     """The result of one prompt.
 
     Attributes:
-        text: the decoded tokens, up to a stop string; None without a tokenizer.
+        text: the decoded tokens, up to a stop string; None without a tokenizer or for a failed
+            prompt. A document whose pieces all fail has its source text.
         tokens: generated ids, without start token and EOS, but with the tokens of a stop string.
         writers: origin of each token: "draft", "copy" (from the source or a prediction) or
             "target".
@@ -274,7 +275,7 @@ class Result:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A written token with its log-probability.
+    """A generated token with its log-probability.
 
     Attributes:
         token: the token's id.
@@ -299,8 +300,8 @@ class Chunk:
         pieces: for each of these tokens, the part of `text` that it completed.
         stats: counts and times so far.
         result: the whole result, in the last chunk only.
-        index: the text's index in its job: index of the prompt · texts per prompt + index among
-            the prompt's texts.
+        index: the text's index among all texts of its job: (index of the prompt) · (texts per
+            prompt) + (index among the prompt's texts).
         logprobs: log-probabilities of the tokens, if the server reports them. If `tokens` is empty
             and the end token releases held-back text, the one entry is the end token's.
     """

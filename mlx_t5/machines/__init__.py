@@ -1,1 +1,1 @@
-"""Lets several machines, or several processes on one machine, share a model or a file."""
+"""Lets several machines, or several processes on one machine, decode with one shared model."""

@@ -1,4 +1,4 @@
-"""Shares the prompts that rank 0 reads with all ranks that decode together."""
+"""Sends the prompts that rank 0 reads to all ranks, which decode together."""
 
 from __future__ import annotations
 

@@ -2,14 +2,15 @@
 
 LoRA (Hu et al., https://arxiv.org/abs/2106.09685) adds a product of two narrow matrices to a frozen
 weight: W + s · B @ A. DoRA (Liu et al., https://arxiv.org/abs/2402.09353) scales each row of the
-sum to a learned length m, m · (W + s · B @ A) / ||W + s · B @ A||, and treats the norm as a
-constant in the gradient. A row of zeros stays zero.
+sum to a learned length m: m · (W + s · B @ A) / ||W + s · B @ A||. The gradient treats the norm as
+a constant. A row of zeros stays zero.
 
 Adapters are not merged during training. A and B are parameters of the linear layer itself, under
-PEFT's names, and `Matrix.of` returns an `Adapted` for the layer, with the same method `times`. So
-the layers need no change, W may be quantized, and the gradient of W is never computed.
+PEFT's names. `Matrix.of` returns an `Adapted` for such a layer, which has the method `times` of a
+`Matrix`. So the code of the layers stays the same, W may be quantized, and the gradient of W is
+never computed.
 
-Symbols: M rows of x, W (N, K), A (r, K), B (N, r).
+Symbols: M rows of x, K inputs, N outputs, r rank; W (N, K), A (r, K), B (N, r).
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ DOWN, UP, MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"  # as PEFT cal
 
 
 class Adapted(NamedTuple):
-    """A `Matrix` with an adapter beside it.
+    """A `Matrix` W with an adapter beside it: W + s · B @ A; with DoRA, with rows of lengths m.
 
     Attributes:
-        base: W.
-        down: A.
-        up: B.
-        scale: s.
+        base: the frozen weight W.
+        down: the narrow matrix A, which is applied first.
+        up: the narrow matrix B, which is applied to the result of A.
+        scale: the factor s.
         rate: dropout rate of A's input.
         key: random key of the dropout; None without dropout.
-        magnitude: m (N,) of DoRA, else None.
+        magnitude: (N,) the learned lengths m of the rows, for DoRA, else None.
         squares: (N,) squared norms of W's rows, for DoRA.
     """
 
@@ -66,7 +67,7 @@ class Adapted(NamedTuple):
         return out if residual is None else residual + out
 
     def _seen(self, x: mx.array) -> mx.array:
-        """Returns x after dropout, in A's type."""
+        """Returns x after dropout, in the type of `down`."""
         x = x.astype(self.down.dtype)
         if self.key is None:
             return x
@@ -74,7 +75,7 @@ class Adapted(NamedTuple):
         return mx.where(kept, x / (1 - self.rate), 0)
 
     def _norms(self) -> mx.array:
-        """Returns the row norms (N,) of W + s · B @ A without that sum; inf for rows of zeros."""
+        """Returns the row norms (N,) of W + s · B @ A without computing it; inf for zero rows."""
         crossed = self.base.times(self.down).T.astype(mx.float32)  # W @ A.T
         mixed = 2 * crossed + self.scale * (self.up @ (self.down @ self.down.T))
         squares = self.squares + self.scale * mx.sum(self.up * mixed, axis=1)
@@ -83,7 +84,7 @@ class Adapted(NamedTuple):
 
 @dataclass
 class Adapter:
-    """The settings of a layer's adapter; A, B and m are parameters of the layer itself.
+    """The settings of a layer's adapter; its matrices (A, B) and lengths m belong to the layer.
 
     The attributes are as in `Adapted`. `Matrix.of` calls the adapter to get the layer's matrix.
     """
@@ -112,13 +113,13 @@ class Adapters:
         dropout: float,
         seed: int,
     ) -> None:
-        """Freezes a model and adds adapters, which do not change its output yet, as B is zero.
+        """Freezes a model and adds adapters s · B @ A; as B is 0, the output does not change yet.
 
         Args:
             model: a `model.T5`, not a shard.
             paths: paths of the layers that get an adapter.
-            rank: r.
-            scale: s.
+            rank: number of rows of A and of columns of B.
+            scale: the factor s.
             dora: whether to use DoRA instead of LoRA.
             dropout: dropout rate of the adapters' inputs.
             seed: seed from which every A is drawn.

@@ -91,10 +91,10 @@ class RelativeBias(nn.Module):
 
 
 def queries_at_once(rows: int, heads: int, source: int) -> int:
-    """Returns the number of queries in an encoder's chunk: all S if their bias is small enough.
+    """Returns the number of queries in an encoder's chunk: `source` if the bias is small enough.
 
-    A layer's bias has B · H · S · S numbers. For one source of 4,096 tokens and 64 heads it takes
-    4 GB in float32.
+    A layer's bias has rows · heads · source · source numbers. For one source of 4,096 tokens and 64
+    heads it takes 4 GB in float32.
     """
     fitting = MAX_SCORES // (rows * heads * source)
     return source if fitting >= source else max(LEAST_QUERIES, fitting)
@@ -106,9 +106,9 @@ class ChunkedBias:
 
     Attributes:
         table: the relative bias.
-        source: S.
+        source: number of source positions S.
         queries: number of queries in a chunk.
-        hidden: added to the bias: (B, 1, 1, S), very negative at padding; 0 without padding.
+        hidden: (B, 1, 1, S), added to the bias, very negative at padding; 0 without padding.
     """
 
     table: RelativeBias
@@ -144,8 +144,8 @@ class ByRow:
     """Keys or values of rows that attend one at a time, each with its own number of keys.
 
     Attributes:
-        arrays: (1, H, N, d_kv) for each row, with an N of its own.
-        batch: B; rows after the last of `arrays` are padding.
+        arrays: (1, H, N, d_kv) for each row, with its own number of keys N.
+        batch: number of rows B; rows after the last of `arrays` are padding.
         offsets: position of each row's first query, for self-attention; None for cross-attention.
     """
 
@@ -205,7 +205,7 @@ def _over_slots(
     """Returns a row's self-attention; a query at position p attends to round_up(p + 1) slots.
 
     The number of slots may change how a sum over them is rounded, even if the added slots are
-    hidden. So the number depends only on the query's position, not on the pass that feeds it.
+    hidden. So the number depends only on the query's position, not on the pass's other queries.
     """
 
     def over(slots: int) -> mx.array:

@@ -37,8 +37,8 @@ def source_width(longest: int, rows: int = 2) -> int:
     """Returns the padded source length S for `rows` rows of at most `longest` tokens.
 
     On a GPU S is a multiple of 32. So the work prepared for a shape (`mx.compile`, CUDA's graphs
-    and plans) is reused, and attention stays one kernel, which requires that S is at least T. On
-    CUDA a single row is not padded, as attention without a mask is faster there.
+    and plans) is reused, and attention stays one kernel, which requires at least as many source
+    positions as queries. On CUDA a single row is not padded: without a mask attention is faster.
     """
     if not FEW_SHAPES or (rows == 1 and ON_CUDA):
         return longest
@@ -60,11 +60,11 @@ class Slots:
         positions: (B, T) absolute positions of the new tokens; (1, T) if equal in all rows.
         start: the first position if it is the same in all rows, else None.
         seen: number of slots, counted from slot 0, that attention reads.
-        batch: B.
-        prompts: P.
+        batch: number of rows B.
+        prompts: number of prompts P.
         cross: keys and values of cross-attention, one pair per layer.
-        mask: the source's mask for `attention.attention`: (P, H, K·T, S) or, for one prompt,
-            (1, 1, 1, S); None if no source is padded.
+        mask: the source's mask for `attention.attention`: (P, H, K·T, S) for K rows per prompt,
+            or (1, 1, 1, S) for a single prompt; None if no source is padded.
     """
 
     keys: list[mx.array]
@@ -104,8 +104,8 @@ class Cache:
         keys: keys of self-attention, an array (B, H, N, d_kv) per layer.
         values: values of self-attention, as `keys`.
         cross: keys and values of cross-attention, a pair of arrays (P, H, S, d_kv) per layer.
-        mask: (P, S), True for source tokens and False for padding; None if no row is padded.
-        beams: K.
+        mask: (P, S), True for source tokens and False for padding; None if no source is padded.
+        beams: number of rows per prompt K.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Cache:
 
         Args:
             cross: keys and values of cross-attention, a pair of arrays (P, H, S, d_kv) per layer.
-            mask: (P, S), 1 or True for source tokens; None if no row is padded.
+            mask: (P, S), 1 or True for source tokens; None if no source is padded.
             capacity: number of slots to allocate; rounded up by `round_up`.
             beams: K, the number of rows per prompt.
         """
@@ -157,7 +157,7 @@ class Cache:
 
         Args:
             offsets: absolute position of each row's first new token.
-            length: T.
+            length: number of new tokens per row T.
 
         Raises:
             ValueError: there is not exactly one offset per row, or an offset is negative.
@@ -217,7 +217,7 @@ class Cache:
         self.values = [a[index] for a in self.values]
 
     def trim(self, source: int, capacity: int) -> None:
-        """Frees unneeded source positions if they are at least half of all; slots likewise.
+        """Frees unneeded source positions if they are at least half of all; unneeded slots, too.
 
         Args:
             source: number of tokens of the longest source.
@@ -233,7 +233,7 @@ class Cache:
             self.values = [_narrowed(a, capacity) for a in self.values]
 
     def append(self, other: Cache) -> None:
-        """Adds the prompts of `other`, which must have the same K; shorter arrays are padded."""
+        """Adds the prompts of `other`, which has as many rows per prompt; pads shorter arrays."""
         capacity = max(self.capacity, other.capacity)
         source = max(self.source, other.source)
         if self.mask is not None or other.mask is not None or self.source != other.source:

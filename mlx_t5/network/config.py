@@ -34,8 +34,8 @@ class T5Config:
         dense_act_fn: name of the activation; "gated-gelu" has always meant the tanh form,
             "gelu_new".
         is_gated_act: whether the feed-forward has two branches; overrides `feed_forward_proj`.
-        tie_word_embeddings: as saved. It only affects `scales_logits`: whether there is a separate
-            output head depends on the tensors.
+        tie_word_embeddings: as saved. It affects only `scales_logits`; the tensors decide whether
+            there is a separate output head.
         scale_decoder_outputs: written by transformers 5, where `tie_word_embeddings` is always
             true; if present, `scales_logits` depends on it instead.
         eos_token_id: the end token; if config.json has a list, its first entry.
@@ -151,7 +151,7 @@ class T5Config:
 
     @property
     def bias_per_layer(self) -> bool:
-        """Whether every layer has its own relative bias; otherwise all use the first layer's."""
+        """Whether every layer has its own relative bias; otherwise all layers share one."""
         return self.model_type == "umt5"
 
     @cached_property

@@ -5,9 +5,9 @@ head keeps only the rows of N tokens (FR-Spec, https://arxiv.org/abs/2502.14856)
 their ids, (N,) int32, ascending; it is named `d2t` as in EAGLE-3 (https://arxiv.org/abs/2503.01840).
 The draft never proposes other tokens. The target verifies, so the output does not change.
 
-The folder of such a draft has `draft_vocab_size` in config.json and the tensor `d2t`. It has the
-head's rows only if the head is the draft's own. If the draft uses its target's head, loading
-selects the rows from that head, whatever its type or quantization.
+The folder of such a draft has `draft_vocab_size` in config.json and the tensor `d2t`. It
+stores rows of the head only if the head is the draft's own. If the draft uses its target's head,
+loading selects the rows from that head, whatever its type or quantization.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ TABLE = "d2t"
 class DraftVocabulary:
     """Maps a draft's logits to the target's tokens.
 
-    A draft without a table has the ids below its config's `vocab_size`. Ids that the target lacks
-    are left out.
+    A draft without a table of ids (`d2t`) has the ids below its config's `vocab_size`. Ids that the
+    target lacks are left out. V is the size of the target's vocabulary.
 
     Attributes:
         size: N, the number of the draft's logits that are used.
-        ids: (N,) int32, the token of each logit; None if N = V, where logit i is of token i.
+        ids: (N,) int32, the token of each logit; None if N = V: then logit i is that of token i.
         rows: (V,) int32, the index of each token's logit, or N if it has none; None if N = V.
     """
 
@@ -59,7 +59,7 @@ class DraftVocabulary:
             self.ids, self.rows = mx.array(ids), mx.array(rows)
 
     def spread(self, values: mx.array, others: float) -> mx.array:
-        """Returns values (B, T, N) as (B, T, V); tokens that the draft lacks get `others`."""
+        """Returns values (B, T, N) as (B, T, V); the other tokens of the target get `others`."""
         if self.rows is None:
             return values
         spare = mx.pad(values, ((0, 0), (0, 0), (0, 1)), constant_values=others)
@@ -82,7 +82,7 @@ def narrow(draft: T5, ids: np.ndarray) -> None:
 def widened(draft: T5) -> Any:
     """Returns a draft for all of the target's tokens, with the same decoder (not a copy).
 
-    `draft` must use its target's head, as its own head no longer has the other rows.
+    `draft` must use its target's head: a head of its own would lack the rows of other tokens.
     """
     config = replace(draft.config, draft_vocab_size=None)
     wide = type(draft)(config, shares_with=draft.shares_with)
@@ -91,7 +91,7 @@ def widened(draft: T5) -> Any:
 
 
 def settle(draft: T5) -> None:
-    """Checks a draft's table; if the draft uses its target's head, selects the rows from it.
+    """Checks a draft's table of ids; if the draft uses its target's head, selects rows of the head.
 
     Raises:
         UserError: the table's entries are not ascending integer ids of the vocabulary.
@@ -118,7 +118,7 @@ def require_all_tokens(model: T5) -> None:
 
 
 def _rows(head: nn.Module, ids: mx.array) -> nn.Module:
-    """Returns an output head with only the rows `ids` of `head`, contiguous and quantized alike."""
+    """Returns an output head that has only the rows `ids` of `head`, copied and quantized alike."""
     rows = copy(head)
     for name in rows.parameters():
         rows[name] = mx.contiguous(head[name][ids])

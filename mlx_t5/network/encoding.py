@@ -22,7 +22,7 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array 
     """Right-pads token lists to one length S.
 
     Returns:
-        ids (B, S) int32, and their mask (B, S) bool, False at padding; None if nothing is padded.
+        ids (B, S) int32, and their mask (B, S) bool, False at padding, or None without padding.
     """
     width = source_width(max(map(len, rows)), len(rows))
     ids = mx.array([list(row) + [pad] * (width - len(row)) for row in rows], mx.int32)

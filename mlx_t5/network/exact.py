@@ -39,7 +39,7 @@ class ExactTarget:
 
         Args:
             model: the target.
-            width: W.
+            width: positions of each row in every pass.
             rows: numbers of rows that a pass may have, ascending.
         """
         self.model, self.width, self.rows = model, width, tuple(rows)
@@ -68,10 +68,10 @@ class ExactTarget:
         return ExactCache([self.model.cache(states, None, capacity) for states in rows])
 
     def decode(self, tokens: mx.array, cache: Any, offsets: list[int]) -> mx.array:
-        """Returns float32 logits (B, T, V) for the token after each of `tokens` (B, T), T <= W.
+        """Returns float32 logits (B, T, V) for the token after each of `tokens` (B, T).
 
         Raises:
-            ValueError: T is larger than W.
+            ValueError: a row has more tokens (T) than `width`.
         """
         batch, length = tokens.shape
         rows = next(count for count in self.rows if count >= batch)
@@ -84,7 +84,7 @@ class ExactTarget:
         return self.model.weights_read()
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
-        """Returns the bytes of a cache as `T5.cache_memory` does, for W more target positions."""
+        """Returns a cache's bytes as `T5.cache_memory` does, for `width` more target positions."""
         return self.model.cache_memory(prompts, source, target + self.width, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
@@ -98,7 +98,7 @@ class ExactCache:
 
     Attributes:
         rows: the cache of each row.
-        batch: R in a forward pass; rows after the last of `rows` are padding.
+        batch: in a forward pass, its number of rows; rows after the last of `rows` are padding.
     """
 
     rows: list[Cache]
@@ -143,7 +143,7 @@ class PaddedSlots:
         rows: the slots of each row that is not padding.
         positions: (R, W) absolute positions of the new tokens.
         offsets: the first position of each row that is not padding.
-        batch: R.
+        batch: number of rows R, padding included.
         cross: keys and values of cross-attention of each row, one pair per layer.
     """
 
@@ -156,7 +156,7 @@ class PaddedSlots:
 
     @property
     def prompts(self) -> int:
-        """R, as every row has a prompt of its own."""
+        """The number of prompts: R, as each of the R rows has a prompt of its own."""
         return self.batch
 
     @property

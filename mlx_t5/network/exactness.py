@@ -1,4 +1,4 @@
-"""Finds a width at which a row's bits on this device do not depend on the pass's other rows.
+"""Finds the width to pad rows to, so that a row's bits do not depend on a pass's other rows.
 
 `exact.ExactTarget` relies on equal bits, but no library guarantees them. So they are tested before
 decoding: for every shape of weight, for attention, and for the decoder as a whole. Random numbers
@@ -60,15 +60,15 @@ def exact_targets(model: T5, default: Settings) -> Callable[..., ExactTarget]:
 
 
 def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
-    """Returns the model, wrapped with the smallest width at which the device keeps a row's bits.
+    """Wraps the model with the smallest width at which a row's bits do not depend on other rows.
 
     Args:
         model: the target.
-        batch: B.
+        batch: maximum of rows in flight.
         num_draft: proposals that the width must have room for.
 
     Raises:
-        UserError: no width keeps the bits, or no width has room for `num_draft` proposals.
+        UserError: no width has room for `num_draft` proposals and makes rows independent.
     """
     check_exact(Settings(num_draft=num_draft), WIDTHS[-1])
     widths = [width for width in WIDTHS if width > num_draft]
@@ -97,10 +97,10 @@ def holding_rows(model: T5, batch: int, width: int) -> list[int]:
 
 
 def numbers_of_rows(model: T5, batch: int, width: int) -> list[int]:
-    """Returns the numbers of rows that a pass may have: B, and smaller numbers with equal bits.
+    """Returns the numbers of rows that a pass may have: `batch`, and smaller ones with equal bits.
 
     Returns:
-        Powers of two and B, ascending; empty if a row's bits depend on its place.
+        Powers of two and `batch`, ascending; empty if a row's bits depend on its place.
     """
     fewer = [2**i for i in range(batch.bit_length()) if 2**i < batch]
     for product, inputs in products(model):
@@ -115,7 +115,7 @@ def numbers_of_rows(model: T5, batch: int, width: int) -> list[int]:
 def place_is_irrelevant(product: Product, x: mx.array, out: mx.array) -> bool:
     """Returns whether rows keep their bits at another place, beside random rows.
 
-    Each row is moved by one place, so that all places are compared, and to the opposite end.
+    Two moves are tested: by one place, so that all places are compared, and to the opposite end.
 
     Args:
         product: a function that should compute each row independently.
@@ -155,10 +155,10 @@ def products(model: T5) -> Iterator[tuple[Product, Callable[[int], list[mx.array
 def _doubled(
     matrix: Matrix, dtype: mx.Dtype, adds: bool
 ) -> tuple[Product, Callable[[int], list[mx.array]]]:
-    """Returns a product of the matrix's shape, and the function that makes its inputs.
+    """Returns a product with a weight of the matrix's shape, and a function that makes its inputs.
 
-    The second half of the weight's K columns is the first half, rotated by one group. In the second
-    input it is the negated first half, rotated alike, so the terms of every sum cancel.
+    The second half of the weight's columns is the first half, rotated by one quantization group or
+    column. The second input is made alike, with its second half negated, so all terms cancel.
     """
     quantized, group = bool(matrix.quantization), [*matrix.quantization, 1][0]
     arrays = matrix.arrays if quantized else (matrix.arrays[0].T,)  # outputs first
@@ -185,7 +185,7 @@ def _doubled(
 
 
 def attention_holds(model: T5, width: int) -> bool:
-    """Returns whether queries attend with the same bits at any place, to sources and to slots."""
+    """Returns whether a query's attention to sources and slots has the same bits at any place."""
     heads, size = model.local_config.num_heads, model.local_config.d_kv
     dtype = model.decoder.norm.weight.dtype
     for n in SOURCES + SLOTS:

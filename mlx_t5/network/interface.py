@@ -1,4 +1,4 @@
-"""Facts about a model that decoding depends on: what its passes read, and whether it decodes."""
+"""Facts about a model that decoding needs: the weights of a pass, whether there is a decoder."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 def keep_float32(name: str, dtype: mx.Dtype) -> bool:
     """Returns whether a parameter stays in float32 in a model of type `dtype`.
 
-    In all larger models the output of the feed-forward overflows float16, so `wo` is float32.
+    Only the feed-forward's `wo` does, in float16: its output would overflow in all larger models.
     """
     return dtype == mx.float16 and ".wo." in name
 
@@ -71,7 +71,7 @@ class Norm(NamedTuple):
 
 
 def residual_dtype(dtype: mx.Dtype) -> mx.Dtype:
-    """Returns the residual's type: float32 for float16, which larger models would overflow."""
+    """Returns the residual's type: `dtype`, or float32 for float16, in which it would overflow."""
     return mx.float32 if dtype == mx.float16 else dtype
 
 
@@ -142,7 +142,7 @@ def checkpointed(layer: Callable[..., mx.array]) -> Callable[..., mx.array]:
 def checkpointed_layer(
     config: T5Config, blocks: Blocks, x: mx.array, bias: mx.array, slots: Slots, i: int
 ) -> mx.array:
-    """Returns the result of `decoder_layer` over whole texts, `checkpointed`; updates no cache."""
+    """Returns the result of a `checkpointed` `decoder_layer` over whole texts; updates no cache."""
 
     def run(
         blocks: Blocks, x: mx.array, bias: mx.array, cross: tuple[mx.array, mx.array]
@@ -163,7 +163,7 @@ def project(block: Block, x: mx.array) -> list[mx.array]:
 def heads(
     config: T5Config, projections: Sequence[mx.array], batch: int, count: int
 ) -> Sequence[mx.array]:
-    """Returns the heads (B, H, T, d_kv) of `count` projections (B·T, H·d_kv), maybe joined."""
+    """Returns the heads (B, H, T, d_kv) of `count` projections (B·T, H·d_kv), joined or not."""
     length = len(projections[0]) // batch
     if length == 1:  # without a transposition, which would be a copy on CUDA
         ys = [y.reshape(batch, -1, 1, config.d_kv) for y in projections]
@@ -206,7 +206,7 @@ def layer_for(
 
     Building the graph of a layer in Python can take longer than computing it on the GPU.
     `mx.compile` keeps the graph for arrays of the same shapes. A single layer is compiled, not a
-    whole pass: its weights are inputs, so all layers of a model share one function, a new shape
+    whole pass: the weights are inputs, so all layers of a model share one function, a new shape
     costs only one layer, and the device can start with the first layers while Python continues.
 
     A compiled layer has its own kernels, which a GPU compiles at their first use. So layers are
@@ -229,7 +229,7 @@ def layer_for(
 
 @cache
 def passes_before_compiling() -> float:
-    """Returns the number of passes before compiling; inf on CPUs, as MLX needs a C++ compiler."""
+    """Returns the number of passes before compiling; inf on CPUs: it needs a C++ compiler there."""
     if cpu_only():
         return math.inf
     return 0 if on_cpu() else PASSES  # T5_REHEARSE compiles at once
@@ -237,7 +237,7 @@ def passes_before_compiling() -> float:
 
 @lru_cache(MOST_SHAPES)
 def _compiled(config: T5Config, seen: int, *shapes: Any) -> Callable[..., Any]:
-    """Returns a compiled layer for these shapes alone, as MLX searches many shapes slowly."""
+    """Returns a compiled layer for these shapes alone: with many shapes, MLX's search is slow."""
     return mx.compile(partial(_described, config, seen))
 
 
@@ -264,7 +264,7 @@ def _described(
     cross: tuple[mx.array, mx.array],
     mask: mx.array | None,
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Returns the residual after a layer, and the layer's keys and values; to be compiled."""
+    """Returns the residual, keys and values after a layer; `_compiled` compiles this function."""
     slots = Slots([keys], [values], positions, None, seen, len(keys), len(cross[0]), [cross], mask)
     x = decoder_layer(config, blocks, x, bias, slots, 0)
     return x, slots.keys[0], slots.values[0]

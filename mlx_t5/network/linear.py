@@ -32,7 +32,7 @@ class Matrix(NamedTuple):
 
     Attributes:
         arrays: the transposed weight (K, N), or a quantized weight, scales and maybe biases.
-        quantization: the values of `QUANTIZATION`; empty if it is not quantized.
+        quantization: values of the attributes `QUANTIZATION`; empty if the weight is not quantized.
         forms: forms that are faster than the natural one on this device; empty on a GPU.
         total: combines the products of all ranks if each has a shard of the weights, else None.
     """
@@ -129,12 +129,12 @@ def join_layers(*layers: nn.Module) -> None:
 
 
 def as_written(x: mx.array, weight: mx.array) -> mx.array:
-    """Returns the product in its natural form."""
+    """Returns the product in its natural form, `x @ weight.T`."""
     return x @ weight.T
 
 
 def in_tiles(x: mx.array, weight: mx.array) -> mx.array:
-    """Returns the product, computed in tiles of `TILE` outputs if N is a multiple of that."""
+    """Returns the product, computed in tiles of `TILE` outputs if that divides their number."""
     if weight.shape[0] % TILE:
         return as_written(x, weight)
     tiles = weight.reshape(-1, TILE, weight.shape[1])
@@ -178,13 +178,13 @@ FORMS: tuple[tuple[str, range, Callable[[int, int], bool], Form], ...] = (
 
 @cache
 def forms(outputs: int, inputs: int, dtype: mx.Dtype) -> Forms:
-    """Returns the forms faster than the natural one on this device, for a weight of this shape."""
+    """Returns the forms faster than `x @ weight.T` on this device, for a weight of this shape."""
     if dtype != mx.float32 or not cpu_only():
         return ()  # BLAS multiplies float32 only, and GPUs do not need other forms
     return forms_with(blas_name(), outputs, inputs)
 
 
 def forms_with(blas: str, outputs: int, inputs: int) -> Forms:
-    """Returns the forms for float32 on a CPU with this BLAS."""
+    """Returns the faster forms of a float32 product on a CPU with this BLAS."""
     matching = [row for row in FORMS if row[2](outputs, inputs) and re.match(row[0], blas)]
     return tuple((rows, form) for _, rows, _, form in matching)

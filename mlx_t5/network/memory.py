@@ -5,8 +5,8 @@ runs at a fraction of its speed (ml-explore/mlx-examples#1061). From macOS 15 on
 memory resident ("wire" it), up to a limit that is 0 at first. `wire` raises the limit to the
 bytes that weights and caches need. It does nothing on other devices, which report no working set.
 
-A prompt needs memory for two caches: the source's keys and values, for cross-attention, and the
-text's, for self-attention. While the prompt is encoded, the encoder's activations need memory too.
+A prompt needs memory for keys and values: those of the source, for cross-attention, and those of
+the text, for self-attention. Encoding the prompt also needs memory for the encoder's activations.
 
 Symbols: B rows, P prompts, S source positions, T target positions.
 """
@@ -63,7 +63,7 @@ def require(needed: int, ranks: Ranks = ALONE) -> None:
 def wire(needed: int) -> None:
     """Makes macOS keep MLX's memory resident: the memory in use and the next `needed` bytes.
 
-    The limit includes buffers that MLX keeps for reuse, so lowering it never unwires a weight.
+    The limit includes buffers that MLX keeps for reuse, so a lower limit never unwires a weight.
 
     Args:
         needed: bytes to be allocated; the limit is at most the working set of macOS.
@@ -106,8 +106,9 @@ def require_for(
 ) -> None:
     """Checks that there is memory to encode new rows and to decode them beside the running ones.
 
-    All of it must be free, as joining rows copies the cache. On a Mac the memory is also wired. A
-    share of the remaining memory is for MLX's cache of freed buffers (`keep_buffers`).
+    Memory for a cache of all these rows must be free, as joining rows copies the cache. On a Mac
+    the memory is also wired. A share of the memory that then remains is for MLX's cache of freed
+    buffers (`keep_buffers`).
 
     Args:
         models: the target, and the draft or None.
@@ -145,10 +146,10 @@ def cache_bytes(
     Args:
         config: the model's config.
         width: bytes per number.
-        prompts: P.
-        source: S.
-        target: T.
-        rows: B, if it is more than P.
+        prompts: number of prompts.
+        source: source positions per prompt.
+        target: target positions per row.
+        rows: number of rows, if there are more rows than prompts.
     """
     slots = prompts * source + max(rows, prompts) * round_up(target)
     return 2 * config.num_decoder_layers * config.num_heads * config.d_kv * slots * width
@@ -157,7 +158,7 @@ def cache_bytes(
 def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
     """Returns the peak bytes of the encoder's activations.
 
-    On a CPU, the measured peak was four times a layer's scores, hidden layer, residual and heads.
+    The peak measured on a CPU was four times one layer's scores, hidden units, residual and heads.
     A GPU does not keep the scores. For a long source, only a chunk of queries has scores at a time.
     """
     heads = config.num_heads
@@ -199,7 +200,7 @@ def loaded_bytes(stored: Checkpoint, dtype: str | mx.Dtype | None, prefix: str =
 def warning(
     folders: Sequence[Path], dtype: str | None, ranks: int = 1, whole_head: bool = False
 ) -> str | None:
-    """Returns a one-line warning if the models barely fit into memory together, else None.
+    """Returns a warning if the models together do not fit or barely fit into memory, else None.
 
     A Mac's GPU slows down near the working set that macOS recommends, which can be raised.
 

@@ -68,7 +68,7 @@ class Layer(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def blocks(self) -> Blocks:
-        """Returns the layer's blocks; cross-attention's has only q, as the cache holds k and v."""
+        """Returns the blocks; cross-attention projects only queries: keys and values are cached."""
         cross = [self.cross_attention.block("q")] if "cross_attention" in self else []
         return self.self_attention.block("qkv"), *cross, self.feed_forward.block()
 
@@ -109,7 +109,7 @@ class Stacks(nn.Module):
 
     @property
     def stacks(self) -> list[Stack]:
-        """The model's own stacks: encoder and decoder, without shared ones."""
+        """The model's encoder and decoder, except an encoder that belongs to another model."""
         return [self[name] for name in ("encoder", "decoder") if name in self]
 
     def join(self) -> None:

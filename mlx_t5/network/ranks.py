@@ -41,7 +41,7 @@ class Ranks:
     Attributes:
         group: a group of `mx.distributed`; None for a process alone.
         rank: this process's number, from 0.
-        size: n.
+        size: number of ranks n.
         collectives: number of collectives that this process has made.
     """
 
@@ -61,7 +61,7 @@ class Ranks:
 
         Args:
             shard: this rank's columns, for all M rows.
-            count: V.
+            count: number of columns V of all ranks together.
         """
         if self.size == 1:
             return shard
@@ -108,7 +108,7 @@ class Ranks:
     def share(self, count: int, rank: int | None = None) -> slice:
         """Returns a rank's slice of `count` rows.
 
-        All slices have ceil(count / n) rows, except that the last ones may have fewer or none.
+        A slice has ceil(count / number of ranks) rows; the last slices may have fewer or none.
 
         Args:
             count: number of all rows.

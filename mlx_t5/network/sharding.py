@@ -71,7 +71,7 @@ def require_divisible(
         config: the whole model's config.
         ranks: the ranks that share it.
         shapes: shapes of its tensors by name. They matter for quantized weights that are cut by
-            their inputs: such a weight can only be cut between two groups.
+            their inputs: such a weight can only be cut between two quantization groups.
 
     Raises:
         UserError: the model cannot be cut; the message names numbers of ranks that work.

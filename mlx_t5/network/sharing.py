@@ -9,9 +9,9 @@ folder keeps the target's fingerprint (fingerprint.py). If a LoRA adapter was me
 target, only a part of the fingerprint is compared. With the wrong target a draft would guess badly
 but do no harm, as every proposal is verified; the fingerprint reports the mistake at once.
 
-Several ranks may share the target. Its encoder's output, norms and embedding are whole on each
-rank; an output head with weights of its own is loaded whole for the draft. So the draft never waits
-for other ranks, whether all of them draft or only one.
+Several ranks may share the target. On each rank the encoder's output, the norms and the embedding
+are whole; an output head with weights of its own is loaded whole for the draft. So the draft never
+waits for other ranks, whether all of them draft or only one.
 """
 
 from __future__ import annotations
@@ -136,10 +136,10 @@ def target_of(folder: Path, entry: Any, given: Any, adapter: Any, group: Any) ->
 
     Args:
         folder: the draft's folder, for messages.
-        entry: `ENTRY` of its config.json.
+        entry: the value of `shares_encoder_with` in the draft's config.json.
         given: the target, a `model.T5`; None if none is given.
-        adapter: as in `load`.
-        group: as in `load`.
+        adapter: as in `model.load`.
+        group: as in `model.load`.
 
     Raises:
         UserError: the target is missing or not the draft's, or an adapter or a group is given.

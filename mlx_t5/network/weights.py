@@ -77,7 +77,7 @@ def select(config: T5Config, checkpoint: Checkpoint, expected: dict[str, Shape])
 
     Args:
         config: from the checkpoint's config.json.
-        checkpoint: its tensors; a head and an embedding may have to be compared by value.
+        checkpoint: the stored tensors; a head and an embedding may have to be compared by value.
         expected: MLX name → shape, for a model with a separate head, or for an encoder alone.
 
     Raises:

@@ -19,10 +19,10 @@ The rules for delta > 0 relax those of Leviathan et al. (https://arxiv.org/abs/2
 et al. (https://arxiv.org/abs/2302.01318). With temp > 0, each drafted position follows the mixture
 (1 - delta) p + delta q. When every proposal is kept, the target adds one more token from p.
 
-Symbols: B rows, gamma proposals per row, T = gamma + 1 positions, V vocabulary;
-p target and q draft probabilities after temperature, top-k and top-p. A
-deterministic proposal (greedy draft, copied text) has q(x) = 1 and is written
-q = None.
+Symbols: B rows, gamma proposals per row, T = gamma + 1 positions, V vocabulary; delta leniency,
+from 0 (lossless) to 1; p target and q draft probabilities, if temp > 0 after temperature, top-k,
+top-p and min-p. A deterministic proposal (of a greedy draft, or tokens copied from a text) has
+q(x) = 1; q is then None in the code.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def keep_greedy(logits: mx.array, drafts: mx.array, delta: mx.array) -> mx.array
     Args:
         logits: (B, gamma, V) of the target at the position of each proposal.
         drafts: (B, gamma) proposed tokens.
-        delta: (B,).
+        delta: (B,) the rows' leniency.
 
     Returns:
         (B, gamma) bool.
@@ -73,13 +73,13 @@ def keep_greedy(logits: mx.array, drafts: mx.array, delta: mx.array) -> mx.array
 def keep_sampled(px: mx.array, qx: mx.array, delta: mx.array, u: mx.array) -> mx.array:
     """Returns whether each proposal is kept by the rule for temp > 0.
 
-    The rule is u < (1 - delta) p/q + delta; both sides are multiplied by q.
+    The rule is u < (1 - delta) p/q + delta. The code multiplies both sides by q.
 
     Args:
         px: (B, gamma) target probability of each proposal.
         qx: (B, gamma) draft probability of each proposal, 1 if deterministic.
-        delta: (B,).
-        u: (B, gamma) uniform on [0, 1).
+        delta: (B,) the rows' leniency.
+        u: (B, gamma) random numbers, uniform on [0, 1).
 
     Returns:
         (B, gamma) bool.
@@ -89,10 +89,10 @@ def keep_sampled(px: mx.array, qx: mx.array, delta: mx.array, u: mx.array) -> mx
 
 
 def accepted_length(keep: mx.array, lengths: mx.array) -> mx.array:
-    """Returns the lengths (B,) of the longest prefixes of kept proposals.
+    """Returns for each row the number of proposals before the first rejected one: (B,).
 
     Args:
-        keep: (B, gamma) bool.
+        keep: (B, gamma) bool, whether each of a row's gamma proposals is kept.
         lengths: (B,) int32, number of proposals; the rest of a row is padding.
     """
     ends = mx.where(keep, lengths[:, None], mx.arange(keep.shape[1]))  # where a prefix may end
@@ -100,10 +100,10 @@ def accepted_length(keep: mx.array, lengths: mx.array) -> mx.array:
 
 
 def residual(p: mx.array, q: mx.array) -> mx.array:
-    """Returns max(0, p - q), the weights for replacing a rejected token; p if all are about 0.
+    """Returns weights to replace a rejected token: max(0, p - q), but p if p is about equal to q.
 
     Args:
-        p: (B, V) target probabilities.
+        p: (B, V) target probabilities of the vocabulary.
         q: (B, V) draft probabilities.
     """
     rest = mx.maximum(p - q, 0)
@@ -127,13 +127,13 @@ def accept(
         q: (B, gamma, V) draft probabilities; None if the proposals are deterministic.
         lengths: (B,) int32, number of proposals of each row, without padding.
         sampling: settings of the rows.
-        keys: (B, T, 2) random keys of the positions; None if every row is greedy.
+        keys: (B, gamma + 1 or more, 2) keys of the positions; None if every row is greedy.
 
     Returns:
         accepted (B,) int32, the number of proposals kept, and tokens (B, gamma + 1)
         int32: the proposals kept, and at position `accepted` the token that the
-        target adds. Later tokens are meaningless. The prefix ends, at the latest, at
-        the first position whose logits are not finite; a token added there is NO_TOKEN.
+        target adds. Later tokens are meaningless. No proposal is kept from the first
+        position on whose logits are not finite. A token added there is NO_TOKEN.
         `accepted` is UNDECIDED if top-p needs more candidates than were considered;
         then call again with `sampling.exhaustive()`.
     """
@@ -172,13 +172,13 @@ def _accept_sampled(
     """Does the work of `accept` for a batch in which at least one row is sampled.
 
     Args:
-        logits: (B, T, V) float32 of the target.
+        logits: (B, T, V) float32 of the target, for T = gamma + 1 positions.
         p: (B, T, V) float32, the target's probabilities.
         drafts: (B, T) int32, gamma proposals and a placeholder at the last position.
         q: (B, gamma, V) float32 draft probabilities; None if the proposals are deterministic.
         lengths: (B,) int32, number of proposals of each row, without padding.
         sampling: settings of the rows.
-        keys: (B, T, 2) uint32 keys of the positions.
+        keys: (B, T or more, 2) uint32 keys of the positions.
 
     Returns:
         accepted (B,) int32, the number of proposals kept, and (B, 1) int32, the token added.

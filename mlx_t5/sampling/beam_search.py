@@ -4,9 +4,9 @@ Texts and scores equal those of transformers 5 (generation/utils.py, `_beam_sear
 `generate` decodes each prompt alone:
 
     beam     s = the sum of its log-probabilities, after the logits processors
-    step     takes the (1 + E) K best continuations of all beams; E is the number of end tokens.
-             A continuation that ends becomes a text if it is among the first K. The K best
-             continuations that do not end become the next beams.
+    step     takes the (1 + E) K best continuations of all beams; E is the number of end tokens,
+             at least 1. A continuation that ends becomes a text if it is among the first K. The K
+             best continuations that do not end become the next beams.
     text     score = s / n**length_penalty for n tokens, the end token included; the K best are kept
     end      The search ends if no beam is left. It also ends if there are K texts, and either
              early_stopping is True or the best beam cannot beat the worst text. The best beam is
@@ -169,7 +169,7 @@ def become(row: Row, text: Hypothesis) -> Row:
 
 
 def texts_of(row: Row) -> list[Row]:
-    """Returns `num_return_sequences` rows, the best first; a row without a text has an error."""
+    """Returns the `num_return_sequences` best texts as rows; a row without a text has an error."""
     count = row.settings.num_return_sequences
     if row.error or not row.search:
         return [row] * count
@@ -182,7 +182,7 @@ def texts_of(row: Row) -> list[Row]:
 
 
 def largest(values: mx.array, count: int) -> tuple[mx.array, mx.array]:
-    """Returns the `count` largest of each row of values (G, N), descending, and their indices.
+    """Returns the `count` largest of N values in each of G rows, descending, and their indices.
 
     Both results are (G, count). The largest values are in the `count` chunks with the largest
     maxima, so at most count · `CHUNK` values are sorted.

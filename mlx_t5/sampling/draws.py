@@ -32,8 +32,8 @@ PER_COLUMN = 8  # numbers in a column of `highest`
 class Sampling:
     """Sampling settings of the rows of a batch, with one entry per row.
 
-    The fields from `all_greedy` to `candidates` are Python values. So operations that no row needs,
-    such as a softmax over every position, can be left out of MLX's graph of operations.
+    The fields from `all_greedy` to `candidates` are Python values, known before MLX's graph of
+    operations is built. So the graph can omit operations that no row needs, such as a softmax.
     """
 
     temp: mx.array  # (B,) float32, 0 = greedy
@@ -157,7 +157,7 @@ def probabilities(logits: mx.array, sampling: Sampling) -> tuple[mx.array, mx.ar
     puts all its mass on the first of the largest logits.
 
     Args:
-        logits: (B, T, V) float32.
+        logits: (B, T, V) float32, for T positions of each row.
         sampling: settings of the B rows.
 
     Returns:
@@ -188,7 +188,7 @@ def _filtered(
         weights: probabilities relative to the likeliest token's probability.
         log2: the weights' logarithms to base 2.
         sampling: settings of the B rows.
-        most: number of likeliest tokens to find: the larger of `most_k` and `candidates`, up to V.
+        most: number of likeliest tokens to find: max(most_k, candidates), but at most V.
     """
     top_k, top_p = sampling.top_k[:, None, None], sampling.top_p[:, None, None]
     likely, short = highest(log2, most), None
@@ -212,7 +212,7 @@ def _filtered(
 
 
 def _total(weights: mx.array) -> mx.array:
-    """Returns the sums (B, T, 1) of (B, T, V), added in the same order for all B and T.
+    """Returns the sums (B, T, 1) of weights (B, T, V), added in the same order for all B and T.
 
     On GPUs the order in which `mx.sum` adds depends on B and T.
     """
@@ -233,7 +233,7 @@ def highest(x: mx.array, count: int) -> mx.array:
 
 
 def in_blocks(x: mx.array, size: int, filler: float) -> mx.array:
-    """Splits (..., V) into blocks (..., n, size); `filler` pads the last one."""
+    """Splits x (..., V) into n blocks (..., n, size); `filler` pads the last block."""
     if missing := -x.shape[-1] % size:
         x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)], constant_values=filler)
     return x.reshape(*x.shape[:-1], -1, size)
@@ -269,7 +269,7 @@ def sample(weights: mx.array, keys: mx.array) -> mx.array:
 
     Args:
         weights: (B, V) non-negative; they need not sum to one.
-        keys: (B, 2).
+        keys: (B, 2) a random key for each row.
 
     Returns:
         Tokens (B,) int32.
@@ -290,7 +290,7 @@ def waiting_times(u: mx.array) -> mx.array:
     A rare token wins the race only with a tiny time, so tiny times must be exact as well. -log(1-u)
     computes tiny times from u near 0, where floats are dense; -log(u) would use u near 1, where
     floats are 6e-8 apart. Uniform draws are multiples of 2**-32, so the last draw of a row adds
-    the same further digits to all other draws of the row. Sharing these digits does no harm: they
+    the same further bits to all other draws of the row. Sharing these bits does no harm: they
     matter only to draws near 2**-32, and a row practically never has two draws so small.
     """
     u = u[:, :-1] + u[:, -1:] * 2.0**-32

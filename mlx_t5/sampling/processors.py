@@ -8,10 +8,10 @@ These three processors are applied in the order of transformers, then the user's
                            (https://arxiv.org/abs/1705.04304)
     minimum of tokens      the end tokens are forbidden until the text has enough tokens
 
-Temperature, top-k and top-p are applied later (draws.py). "Written" tokens are the decoder's, with
-the start token; the source's tokens do not count. The proposals to verify are lazy arrays, so every
-processor is a function of lazy arrays, and nothing here waits for the device. With delta = 0,
-speculative decoding samples from the distribution of the processed logits, like regular decoding.
+Temperature, top-k and top-p are applied later (draws.py). "Written" tokens are the decoder's tokens
+with the start token, not the source's. The proposals to verify are lazy arrays. So every processor
+is a function of lazy arrays, and nothing here waits for the device. With delta = 0, speculative
+decoding samples from the distribution of the processed logits, like regular decoding.
 
 Symbols: B rows, N columns of written tokens, T positions processed at once, V vocabulary.
 """
@@ -58,14 +58,17 @@ class History:
         return cls(mx.array(aligned, mx.int32), lengths)
 
     def then(self, tokens: mx.array | None) -> History:
-        """Returns the history with proposals (B, k) added to every row; None adds nothing."""
+        """Returns the history with proposals (B, k) added, k to every row; None adds nothing."""
         if tokens is None:
             return self
         grown = mx.concatenate([self.tokens, tokens.astype(mx.int32)], axis=1)
         return History(grown, [length + tokens.shape[1] for length in self.lengths])
 
     def seen(self, positions: int) -> mx.array:
-        """Returns (T, N) bool: whether column n is before position t; all are before the last."""
+        """Returns (T, N) bool for T = `positions`: whether column n is before position t.
+
+        All columns are before the last position.
+        """
         columns = self.tokens.shape[1]
         ends = mx.arange(columns - positions + 1, columns + 1)
         return mx.arange(columns) < ends[:, None]
@@ -105,7 +108,7 @@ class Processing:
 
         Args:
             history: all tokens before the last position, proposals included.
-            logits: (B, T, V) float32; position t follows all tokens but the last T - 1 - t.
+            logits: (B, T, V) float32; position t follows `history` less its last T - 1 - t tokens.
             counts: number of positions of each row that are not padding; callables are called only
                 for these positions.
 
@@ -158,7 +161,7 @@ def penalize_repetition(history: History, logits: mx.array, penalty: mx.array) -
     Args:
         history: all tokens before the last position; see `Processing.__call__`.
         logits: (B, T, V).
-        penalty: (B,), above 0; 1 changes nothing.
+        penalty: (B,), a number above 0 for each row; 1 changes nothing.
     """
     penalty = penalty[:, None, None]
     penalized = mx.where(logits < 0, logits * penalty, logits / penalty)
@@ -177,7 +180,7 @@ def repeats(history: History, logits: mx.array, n: int) -> mx.array:
     Args:
         history: all tokens before the last position; see `Processing.__call__`.
         logits: (B, T, V); only the shape is used.
-        n: from 1 to N; a longer n-gram cannot have been written.
+        n: from 1 to the number of columns; a longer n-gram cannot have been written.
 
     Returns:
         (B, T, V) bool.
@@ -200,7 +203,7 @@ def repeats(history: History, logits: mx.array, n: int) -> mx.array:
 
 
 def too_early(history: History, positions: int, min_tokens: Sequence[int]) -> mx.array:
-    """Returns (B, T) bool: whether a text ending before a position is shorter than `min_tokens`."""
+    """Returns (B, T) bool: whether fewer than `min_tokens` text tokens are before a position."""
     before = mx.array([length - positions for length in history.lengths])  # without the start token
     return before[:, None] + mx.arange(positions) < mx.array(min_tokens)[:, None]
 
@@ -208,8 +211,8 @@ def too_early(history: History, positions: int, min_tokens: Sequence[int]) -> mx
 def _indicator(tokens: mx.array, counts: mx.array, shape: tuple[int, ...]) -> mx.array:
     """Returns (B, T, V) bool: whether a token is marked at a position.
 
-    At position t, the k-th of a row's K tokens (B, 1, K) is marked if `counts` (B or 1, T, K) is
-    True. PADDING and ids outside the vocabulary are not marked: a spare column takes their marks.
+    Each row has K `tokens` (B, 1, K). A token is marked at a position if its entry of `counts`
+    (B or 1, T, K) is True. The marks of PADDING and of ids outside the vocabulary are dropped.
     """
     batch, positions, vocab_size = shape
     counts = counts & (tokens != PADDING) & (tokens < vocab_size)

@@ -90,6 +90,8 @@ class Embeddings:
     ) -> Iterator[np.ndarray | Exception]:
         """Yields each prompt's vector, or an exception if the prompt fails; reads prompts lazily.
 
+        `ready` tells whether the next prompt can be read without waiting: see `passes.in_order`.
+
         Raises:
             UserError: `prompts` is not an iterable of prompts, or another argument is invalid.
         """

@@ -86,11 +86,11 @@ class Ranked:
 
 
 def passes(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> Iterator[list[int]]:
-    """Groups pairs into passes of at most `size` rows.
+    """Groups pairs into passes of at most `size` pairs.
 
     The prompts of a pass have the same number of targets, and similar lengths. `most_tokens` limits
-    a pass of several prompts: it is the maximum number of tokens, padding included, of the prompts
-    together with each prompt's longest target.
+    the tokens of a pass with several prompts, padding included. Of a prompt's targets, only the
+    longest is counted.
 
     Yields:
         The indices of the pairs of a pass; pairs with the same prompt are adjacent.
@@ -123,8 +123,8 @@ def relevance_pairs(
     Args:
         query: the query.
         documents: texts.
-        tokenizer: the tokenizer of a monoT5.
-        vocab_size: V.
+        tokenizer: the tokenizer of a monoT5 model.
+        vocab_size: number of tokens in the vocabulary.
         words: the model's answers for relevant and for irrelevant documents; single tokens.
         max_prompt_tokens: maximum number of tokens in a prompt; documents are cut to fit.
 
@@ -166,7 +166,7 @@ def _relevance_prompt(
 
 
 def ranks_by(tokenizer: Any, words: Sequence[str] = (TRUE, FALSE)) -> bool:
-    """Returns whether documents can be ranked: each of the words is a single token."""
+    """Returns whether each of the words is a single token, which ranking requires."""
     try:
         return all(_word(word, tokenizer) >= 0 for word in words)
     except UserError:

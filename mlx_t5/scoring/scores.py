@@ -106,7 +106,8 @@ class Scoring:
         """Yields the score of each pair of a prompt and a target; reads the pairs lazily.
 
         An exception in place of a pair becomes the `error` of a score. Pairs with the same prompt
-        share its encoding if they are near each other in `pairs`.
+        share its encoding if they are near each other in `pairs`. `ready` tells whether the next
+        pair can be read without waiting: see `passes.in_order`.
 
         Raises:
             UserError: `pairs` is not an iterable of pairs, or `batch_size` is out of range.
@@ -166,7 +167,7 @@ class Scoring:
                 prompts again if another call had a turn in between.
 
         Yields:
-            After each pass, pairs of an index into `pairs` and a score or an error.
+            After each pass, a list of tuples: an index into `pairs`, and a score or an error.
 
         Raises:
             UserError: the model has no decoder.
@@ -197,7 +198,7 @@ class Scoring:
         return [scores[i] for i in range(len(pairs))]
 
     def _logprobs(self, pairs: Sequence[Pair], last: LastEncoded) -> list[list[float]]:
-        """Returns the log-probabilities (P · K, T) of K targets for each of P prompts, padded."""
+        """Returns log-probabilities (P · K, T): K targets for each of P prompts, padded to T."""
         model, config = self.model, self.model.config
         sources = list(dict.fromkeys(pair.source for pair in pairs))
         targets, _ = padded([pair.target for pair in pairs], config.pad_token_id)

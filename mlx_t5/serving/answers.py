@@ -100,7 +100,7 @@ class EventStream(Generic[J]):
             chunk = await self.next()
 
     async def finished(self) -> list[Chunk]:
-        """Waits for all texts of a job that does not stream, and returns their chunks by index.
+        """Waits for all texts of a job that does not stream; returns their chunks, sorted by index.
 
         Such a job has one chunk per text. The chunk's `result` has the whole text.
         """
@@ -113,7 +113,7 @@ class EventStream(Generic[J]):
 
 
 class Spelling(NamedTuple):
-    r"""How an answer shows one token beside its log-probability.
+    r"""How an answer spells a token whose log-probability it reports.
 
     A byte token outside ASCII is no text by itself. Its `text` is written as in OpenAI's API
     (`\xe4`), and its `bytes` has the byte. The `bytes` of all tokens of a text, joined, are the
@@ -177,7 +177,8 @@ def usage(job: GenerationJob, results: Sequence[Stats]) -> Usage:
 def speculation(chunk: Chunk) -> Fields:
     """Returns the field `speculation` of a chunk: its tokens with their origins, and statistics.
 
-    Text that was held back until the end has no token; its origin is given as "target".
+    Text that was held back until the end (see `completed`) is an entry without a token, with
+    the origin "target".
     """
     rest = chunk.text[sum(map(len, chunk.pieces)) :]
     # The last tokens of a stop string may have no piece of text.
@@ -265,8 +266,8 @@ class CompletionBuilder:
     def _by_text(self, entry: TokenLogprob, text: str) -> dict[str, float]:
         """Returns the log-probabilities of the likeliest tokens, by their texts.
 
-        If several tokens have the same text, the dictionary has the likeliest of them. Only the
-        written token itself may have the text of the written token.
+        Other tokens that have the same text as the written token are left out. If several of the
+        remaining tokens have the same text, the dictionary has the likeliest of them.
 
         Args:
             entry: the written token, and the likeliest tokens at its position.

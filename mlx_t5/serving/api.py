@@ -247,7 +247,7 @@ class CompletionRequest(OpenAIRequest):
 
     @property
     def parts(self) -> list[Any]:
-        """The prompt, in a list by itself. `Service.cut` splits it, and requires one text."""
+        """A list with the prompt as its only entry, which has to be one text for `Service.cut`."""
         return [self.prompt]
 
     @property

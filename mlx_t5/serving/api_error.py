@@ -64,7 +64,7 @@ class ApiError(Exception):
 
     @property
     def response(self) -> JSONResponse:
-        """The HTTP response with the error; a stream that has begun sends an event with `body`."""
+        """The HTTP response with the error; if a stream has begun, an event has `body` instead."""
         return JSONResponse(self.body.model_dump(), self.status, self.headers)
 
 

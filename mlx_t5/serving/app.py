@@ -195,7 +195,7 @@ async def _events(
     first: Chunk,
     usage: bool,
 ) -> AsyncIterator[str]:
-    """Yields an answer's server-sent events; with `usage`, token counts come before the end."""
+    """Yields an answer's server-sent events; with `usage`, token counts precede "[DONE]"."""
     last: list[Any] = []
     try:
         async for chunk in stream.chunks(first):
@@ -235,7 +235,7 @@ def _add_information(app: FastAPI) -> None:
 
     @app.get("/health", responses={503: {"description": "takes no requests"}}, tags=["operation"])
     async def health(request: Request) -> Response:
-        """Returns the server's status; with the key, also how many rows run and wait."""
+        """Returns the server's status; with a valid key also how many rows run and wait."""
         status, reason = service.worker.health()
         body: dict[str, Any] = {"status": status} | ({"reason": reason} if reason else {})
         if request.scope[HAS_KEY]:

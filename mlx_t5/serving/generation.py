@@ -1,11 +1,11 @@
 """Decodes generation jobs: makes rows, batches them, and reports their texts in chunks.
 
-Rows join and leave a running batch between two steps. Rows with the same number of beams share one
-batch. A piece of a document becomes a row when a batch has room for it, and a document never has
-more rows than its job's size. While there are other requests, the pieces that join in a step have
-at most `PIECE_TOKENS` tokens on average. So other requests wait neither for a whole document nor
-for the encoding of many pieces. The decoder makes rows, chunks and results as it does for
-`generate`.
+A row is one text in a batch, or one beam search. Rows join and leave a running batch between two
+steps. Rows with the same number of beams share one batch. A piece of a document becomes a row when
+a batch has room for it; a document has at most `QueuedJob.size` rows at a time. While there are
+requests without documents, the pieces that join in a step have at most `PIECE_TOKENS` tokens on
+average. So these requests wait neither for a whole document nor for the encoding of many pieces.
+The decoder's codec makes rows, chunks and results, as it does for `generate`.
 
 A row may request log-probabilities. They are the log softmax of the target's logits, before
 penalties, temperature, top-p and `delta`, even for a token that the draft proposed. Verification
@@ -45,8 +45,8 @@ class JobRow:
 
     Attributes:
         row: the engine's row.
-        job: its job.
-        index: index of the row's first text among the texts of the job.
+        job: the row's job.
+        index: index of the row's first text among the job's texts; beams may find several texts.
         reported: number of the row's tokens that have been reported to the job.
         logprobs: log-probabilities of the tokens that have not been reported yet.
     """
@@ -76,7 +76,7 @@ class GenerationBatches:
         self._new_batches([])
 
     def __bool__(self) -> bool:
-        """Whether there are rows, or pieces that will become rows."""
+        """Whether there are rows, or pieces of documents that will become rows."""
         return bool(self._job_rows) or any(job.prompts for job in self._documents)
 
     @property
@@ -169,8 +169,9 @@ class GenerationBatches:
     def _has_room(self, job: GenerationJob, others: bool) -> bool:
         """Returns whether the next piece of a document may become a row.
 
-        If the batch is full, the new row waits. One waiting row per document is allowed while
-        there are other requests (`others`): otherwise their rows would take all free places.
+        If the batch is full, the new row waits. While there are requests without documents
+        (`others`), each document may have one waiting row. If it had none, those requests would
+        take every place that becomes free.
         """
         own, queue = self._rows_of(job), self._queues.get(job.spec.settings.num_beams)
         if queue and len(queue.engine.rows) + len(queue.waiting) >= self._max_batch:
@@ -249,7 +250,7 @@ class GenerationBatches:
             self._jobs.put(job, chunk)
 
     def _chunk(self, job_row: JobRow, text: Row, i: int) -> Chunk:
-        """Returns what a row's text `i` has gained since the last report, as a chunk."""
+        """Returns, as a chunk, what `text` (text `i` of a row) has gained since the last report."""
         chunk = self._decoder.codec.chunk(text, job_row.reported)
         # If the end token alone released held-back text, its log-probability is reported.
         count = len(chunk.tokens) or bool(chunk.text)
@@ -273,7 +274,7 @@ class GenerationBatches:
         self._jobs.put(job, failure)
 
     def _end(self, job_row: JobRow) -> None:
-        """Removes a row and releases its places; a document releases them with its last row."""
+        """Removes a row and frees its queue places; a document's last row frees all its places."""
         job = job_row.job
         del self._job_rows[id(job_row.row)]
         if not job.document:
@@ -300,7 +301,7 @@ class LogprobRecorder:
         self._arrays: tuple[mx.array, ...] = ()
 
     def __call__(self, rows: Sequence[Row], logits: mx.array, tokens: mx.array) -> None:
-        """Starts computing the log-probabilities of tokens (B, T) from logits (B, T, V)."""
+        """Starts computing log-probabilities of tokens (B rows, T positions); logits: (B, T, V)."""
         asking = [
             (i, n) for i, row in enumerate(rows) if (n := self._alternatives(row)) is not None
         ]
@@ -331,9 +332,9 @@ def likeliest_logprobs(
     """Returns the log-probabilities of given tokens, and of the likeliest tokens.
 
     Args:
-        logits: (R, T, V) float32 logits.
+        logits: (R rows, T positions, V vocabulary) float32 logits.
         tokens: (R, T) int32 ids.
-        count: K, at most V.
+        count: K, the number of likeliest tokens to return; at most V.
 
     Returns:
         Three arrays: the log-probabilities of the tokens, (R, T) float32; the log-probabilities of

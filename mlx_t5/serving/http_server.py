@@ -58,7 +58,7 @@ class Middleware:
     """The outermost ASGI application, which checks and counts every request.
 
     It checks the host name, the key and the size of the body, and limits the time to receive the
-    body and to send a part of a response. Parts are sent at once, so that streams are not delayed.
+    body and to send a part of a response. Parts are not buffered, so that streams are not delayed.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class Middleware:
 
 
 def _replay(body: bytes, receive: Callable) -> Callable:
-    """Returns a `receive` that first returns the body, and then the connection's messages."""
+    """Returns an ASGI `receive` that first returns the body, and then the connection's messages."""
     left = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> dict[str, Any]:
@@ -238,11 +238,16 @@ class LimitedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stops the timer of the request headers."""
-        self._timer.cancel()  # otherwise the loop would keep this object until it fires
+        self._timer.cancel()  # otherwise the loop would keep this object until the timer fires
         super().connection_lost(exc)
 
     def _close_if_late(self, last: object) -> None:
-        """Closes the connection if the headers awaited at the last check (`last`) have not come."""
+        """Closes the connection if it has waited for headers since the last check.
+
+        Args:
+            last: the connection's newest request at the last check, or the connection itself if it
+                was not waiting then.
+        """
         waits = self.conn.their_state is h11.IDLE and not self.timeout_keep_alive_task
         if waits and self.cycle is last:
             self.transport.close()
@@ -281,7 +286,7 @@ class Server(uvicorn.Server):
         Args:
             application: the ASGI application that answers the requests.
             shutdown_seconds: time for running requests to finish after a signal.
-            give_up: answers the unfinished requests with an error; called after that time.
+            give_up: answers the unfinished requests with an error; called after `shutdown_seconds`.
         """
         config = uvicorn.Config(
             application,
@@ -298,7 +303,7 @@ class Server(uvicorn.Server):
         self._seconds, self._give_up = shutdown_seconds, give_up
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shuts down like uvicorn, but answers requests that take too long with an error."""
+        """Shuts down like uvicorn, but sends an error to clients whose requests take too long."""
         late = asyncio.get_running_loop().call_later(self._seconds, self._give_up)
         await super().shutdown(sockets)
         late.cancel()

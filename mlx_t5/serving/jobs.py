@@ -1,8 +1,9 @@
 """Defines jobs, and the queue that hands them to the thread that owns MLX.
 
-Every request becomes a `QueuedJob` in the `JobQueue`. If several ranks share the model, each rank
-has such a thread, and all ranks get the same jobs in the same rounds. Only rank 0 has clients.
-Before each round, rank 0 sends the new jobs and the cancellations to the other ranks, as JSON.
+Every request becomes a `QueuedJob` in the `JobQueue`. The thread gets new jobs in rounds, the
+iterations of its loop. If several processes (ranks) share the model, each rank has such a thread,
+and all ranks get the same jobs in the same rounds. Only rank 0 has clients. Before each round,
+rank 0 sends the new jobs, pieces of documents and cancellations to the other ranks, as JSON.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ class GenerationJob(QueuedJob):
     """Prompts to decode with the same settings.
 
     Attributes:
-        prompts: source tokens of each prompt; of a document, only the pieces that have no row yet.
+        prompts: source tokens of each prompt; for a document, of each piece that has no row yet.
         spec: how to decode. If `spec.stream` is false, each text has one chunk, at its end.
-        document: whether the prompts are pieces of one document; if a piece fails, the job goes on.
+        document: whether the prompts are pieces of one document; the job survives a failed piece.
         whole: for a document, whether all its pieces have been submitted.
         texts: number of texts that already have a row.
     """
@@ -74,7 +75,7 @@ class GenerationJob(QueuedJob):
 
 @dataclass(eq=False)
 class ScoringJob(QueuedJob):
-    """A job that needs no decoding: it scores pairs or embeds prompts in single forward passes.
+    """A job that needs no decoding: it scores pairs of a prompt and a target, or embeds prompts.
 
     Attributes:
         kind: "score", "rerank" or "embed".
@@ -119,7 +120,7 @@ class JobQueue:
             max_batch: maximum number of texts decoded at the same time.
             max_queue: maximum number of waiting texts.
             clock: returns seconds.
-            ranks: the ranks that share the model; the other ranks get rank 0's jobs.
+            ranks: the processes that share the model; ranks other than 0 get rank 0's jobs.
         """
         self._max_batch, self._max_queue, self.clock = max_batch, max_queue, clock
         self.row_seconds = 0.0
@@ -145,7 +146,10 @@ class JobQueue:
 
     @property
     def waited(self) -> float:
-        """Seconds since a round last ended, or the first job came after it; 0 without jobs."""
+        """How many seconds the jobs have waited for a round to end; 0 without jobs.
+
+        The wait begins when the last round ends, or when a job comes to an empty queue.
+        """
         with self._changed:
             return self.clock() - self._progressed if self._jobs else 0.0
 
@@ -198,9 +202,9 @@ class JobQueue:
     # ---- of the thread that owns MLX -------------------------------------------------------------
 
     def next_round(self, busy: bool) -> list[QueuedJob] | None:
-        """Waits for jobs if the thread is idle; adds pieces to documents, and marks cancelled jobs.
+        """Waits for jobs unless the thread is busy; adds pieces to documents; marks cancelled jobs.
 
-        The wait ends after `REST_SECONDS` at the latest, so the list may be empty.
+        The wait ends after `REST_SECONDS` at the latest, so the returned list may be empty.
 
         Returns:
             The new jobs, the same on all ranks; None if the queue is closed and no job is left.
@@ -224,7 +228,7 @@ class JobQueue:
         return None if last else new
 
     def _shared(self, new: list[QueuedJob], news: Any) -> tuple[list[QueuedJob], Any]:
-        """Returns rank 0's jobs and news (new pieces, cancellations, the end) on every rank."""
+        """Returns rank 0's jobs and news (pieces, cancellations, whether to stop) on every rank."""
         jobs = [[job.number, type(job).__name__, asdict(job)] for job in new]
         jobs, news = self._ranks.shared([jobs, news])
         if self._ranks.rank:

@@ -87,7 +87,7 @@ class Metrics:
         self._finished.labels(reason).inc()
 
     def scored(self, kind: str, items: int, prompt_tokens: int) -> None:
-        """Counts a finished request without decoding; `kind`: "embed", "score" or "rerank"."""
+        """Counts a finished scoring or embedding request; `kind`: "embed", "score" or "rerank"."""
         self._prompt_tokens.inc(prompt_tokens)
         self._scored.labels(kind).inc(items)
 
@@ -99,8 +99,8 @@ class Metrics:
 def row_counts(rows: Sequence[Row]) -> tuple[int, int, int, int]:
     """Returns sums over rows: tokens decided, target calls, tokens drafted, tokens accepted.
 
-    A row with beams counts one token per call. The best beam's length would not do, because the
-    best beam may become shorter, and a counter must not fall.
+    A row with beams counts one token per target call, and not the best beam's tokens: a shorter
+    beam may become the best, but a counter must not fall.
     """
     stats = [row.stats for row in rows]
     return (

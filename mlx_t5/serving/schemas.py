@@ -1,9 +1,9 @@
 """Schemas of answers; FastAPI generates the description of the API (/docs) from them.
 
-OpenAI's fields have the form that the official client expects. If a request has no prediction, the
-prediction tokens in `usage` count all proposals instead. The following fields are not in OpenAI's
-API: `speculation`, on request, lists the origin of each token; `score` is the score of a beam
-search; `pieces` lists the pieces of a text that was split, and `stats` counts them.
+OpenAI's fields have the form that the official client expects. If a request has no `prediction`
+(the expected text), the prediction tokens in `usage` count all proposals instead. The following
+fields are not in OpenAI's API: `speculation`, on request, lists the origin of each token; `score`
+is the score of a beam search; `pieces` lists the pieces of a split text, and `stats` counts them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Capability = Literal["completions", "score", "rerank", "embeddings"]
 
 
 class TokenDetails(BaseModel):
-    """Counts of the prediction's tokens; if there is no prediction, counts of all proposals."""
+    """Counts of the tokens of the `prediction`; if there is none, counts of all proposals."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
 
 class Usage(BaseModel):
-    """Token counts of a request; each prompt counts once, and a text's end token does not count."""
+    """Token counts of a request. Each prompt counts once; end tokens of answers do not count."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -67,7 +67,7 @@ class SpeculationDetails(BaseModel):
 class AnsweredPiece(BaseModel):
     """One piece of a text that was split, with its answer.
 
-    The piece has the characters from `start` to `end` of the text. If the piece failed, `text` has
+    The piece is the characters from `start` to `end` of the text. If the piece failed, `text` has
     these characters unchanged.
     """
 
@@ -82,8 +82,9 @@ class AnsweredPiece(BaseModel):
 class PieceCounts(BaseModel):
     """Counts of the pieces of a text.
 
-    `pieces` counts all pieces of the text. The other two grow while the text is decoded: `cut`
-    counts the parts of sentences that were too long, and `failed` the pieces that failed.
+    `pieces` is the expected number of all pieces; it grows if sentences are too long. Of the pieces
+    answered so far, `cut` counts those that are parts of such sentences, and `failed` counts those
+    that failed.
     """
 
     pieces: int

@@ -105,7 +105,7 @@ class EmbeddingList(BaseModel):
 
 
 class ScoreEntry(BaseModel):
-    """The log-probabilities of one target; `tokens` has the spelling of each token."""
+    """The log-probabilities of one of the request's targets; `tokens` spells its tokens."""
 
     index: int
     logprob: float
@@ -160,7 +160,7 @@ def _service(request: Request, model: str | None) -> Service:
     tags=["OpenAI"],
 )
 async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
-    """Returns a vector for each input: usually the mean of the encoder's output over its tokens."""
+    """Returns a vector for each input: usually the mean of the encoder's outputs for the tokens."""
     service = _service(request, body.model)
     prefix = service.task(body.task, body.inputs).prefix
     ids = await service.tokenizer.token_ids(body.inputs, "input", prefix, service.pooling)
@@ -222,7 +222,7 @@ async def rerank(body: RerankRequest, request: Request) -> RankList:
 
 
 async def _relevance(service: Service, query: str, documents: Sequence[str]) -> list[Pair]:
-    """Returns two pairs per document, its prompt with "true" and with "false".
+    """Returns two pairs per document: its prompt with the target "true", then with "false".
 
     The prompts of long documents are shortened.
 

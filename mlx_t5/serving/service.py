@@ -77,8 +77,8 @@ class Service:
         Args:
             worker: the worker, not started yet.
             limits: limits on requests.
-            model: the target's name for clients.
-            delta: the `delta` of requests that give none.
+            model: the name under which clients know the model.
+            delta: the `delta` (leniency) of requests that give none.
             log_prompts: whether to log prompts and texts.
             presets: defaults and tasks from the model's own files.
 
@@ -300,8 +300,9 @@ def several(
         settings: the settings, combined from the request, its task and the server.
         body: the request.
         samples: number of texts per prompt.
-        stream: whether the answer is streamed, see `Job`.
-        logprobs: number of likeliest tokens to report with each token, or None, see `Job`.
+        stream: whether the answer is streamed.
+        logprobs: number of likeliest tokens to report with each token; None for no
+            log-probabilities.
 
     Raises:
         ApiError: the settings do not allow several texts, streaming or log-probabilities.

@@ -68,12 +68,12 @@ class TokenizerThread:
         prefix: str = "",
         pooling: Pooling | None = None,
     ) -> list[list[int]]:
-        """Returns the tokens of each text; if a text is clearly too long, none is tokenized.
+        """Returns the tokens of each text; if a text is clearly too long, no text is tokenized.
 
         Args:
             texts: texts or lists of token ids. The ids are only checked.
-            param: the request's field, for errors. "targets" have the limit `max_tokens`, all other
-                fields `prompt_tokens`.
+            param: the request's field, for errors. The limit is `max_tokens` for "targets", and
+                `prompt_tokens` for all other fields.
             prefix: a task's prefix, put before every text.
             pooling: for embeddings, the model's `Pooling`. The pooling's prompt is put before each
                 text, and tokens beyond the pooling's limit are cut off.
@@ -95,7 +95,7 @@ class TokenizerThread:
         return found
 
     def beginning(self, text: str) -> str:
-        """Returns the beginning of a text; no prompt within the limit can have more characters."""
+        """Returns the beginning of a text: as many characters as an allowed prompt has at most."""
         return text[: self._limits.prompt_tokens * self._longest]
 
     async def run(self, work: Callable[[Any], T], param: str = "prompt") -> T:

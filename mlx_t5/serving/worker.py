@@ -2,8 +2,9 @@
 
 MLX's streams belong to the thread that made them, so only this thread uses arrays. Other threads
 submit and cancel jobs (`JobQueue`). Events go back through a job's `put`, which must not wait, so
-that a client that reads slowly delays nobody. In every round, new jobs join and cancelled jobs
-leave. Then one scoring or embedding job makes a forward pass, and every batch makes a step.
+that a client that reads slowly delays nobody. In every round of the thread's loop, new jobs join
+and cancelled jobs leave. Then one scoring or embedding job makes a forward pass, and every batch
+makes a step.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Worker:
             max_queue: maximum number of waiting rows.
             metrics: the server's metrics.
             clock: returns seconds.
-            ranks: the ranks that share the model; each rank has a `Worker`.
+            ranks: the processes that share the model; each of them has a `Worker`.
         """
         self.max_batch = max_batch
         self._load, self._metrics, self._ranks = load, metrics, ranks
@@ -209,9 +210,9 @@ class Worker:
 class ScoringTurns:
     """The jobs that need forward passes but no decoding: scores, ranks and embeddings.
 
-    The jobs take turns, and a turn is one forward pass. A pass delays the texts that are being
-    decoded no longer than a joining prompt does. So a request with many inputs blocks nobody, and
-    the passes of two such requests alternate.
+    The jobs take turns, and a turn is one forward pass. Decoding waits for such a pass about as
+    long as for the encoding of a new prompt. So a request with many inputs blocks nobody, and the
+    passes of two such requests alternate.
     """
 
     def __init__(
@@ -266,7 +267,7 @@ class ScoringTurns:
         return self._decoder.scoring.parts(job.pairs, size, most, self._last_encoded)
 
     def _passes(self, job: ScoringJob) -> Iterator[list[Any] | None]:
-        """Makes one forward pass per iteration; yields None until the last, then all values."""
+        """Makes one forward pass per iteration; yields None, and after the last pass all values."""
         self._metrics.queue_seconds.observe(self._jobs.clock() - job.submitted)
         values: dict[int, Any] = {}
         for part in self._parts(job):
@@ -284,10 +285,11 @@ class ScoringTurns:
 def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
     """Warms up the models, so that the first requests do not wait for weights or kernels.
 
-    Decodes a dummy prompt (or embeds it, with an encoder alone). If there is a drafter, the target
-    then makes passes over 1, 2, … positions: up to num_draft + 1, or with "auto" up to
-    `most_proposals()` + 1. These passes do not use the drafter, which might propose fewer tokens
-    for a dummy prompt. Exact decoding does not need them: all its passes have one width.
+    Decodes a dummy prompt (an encoder alone embeds it). Then the target makes forward passes over
+    1, 2, … positions: without a drafter only over 1; with a drafter up to num_draft + 1, or up to
+    `most_proposals()` + 1 for "auto". These passes do not use the drafter, which might propose
+    fewer tokens for a dummy prompt. Exact decoding needs no such passes: all its forward passes
+    have the same number of positions.
 
     A GPU compiles a kernel when it is first used. So on a GPU this function also decodes each kind
     of request that needs different kernels, and makes passes for up to `MAX_NUM_DRAFT` proposals.

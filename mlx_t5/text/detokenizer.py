@@ -1,7 +1,7 @@
 """Decodes tokens to text, all together or one by one; compares two vocabularies.
 
-T5's tokenizers are sentencepiece unigrams. The tokenizers of mT5, umT5 and MADLAD spell unknown
-characters in byte tokens such as "<0xE4>", and ByT5 spells everything in bytes.
+T5's tokenizers are sentencepiece unigram models. Those of mT5, umT5 and MADLAD spell unknown
+characters in byte tokens such as "<0xE4>". ByT5's tokenizer spells everything in bytes.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ class Piece:
     """The characters [start, end) of a text, which are decoded as one prompt.
 
     Attributes:
-        cut: whether the piece is a part of a sentence or line that was too long.
-        span: the span of words that contains the piece.
+        cut: whether the piece is only a part of a sentence, line or span that was too long.
+        span: the stretch of words, found by `markup.spans`, in which the piece lies.
     """
 
     start: int
@@ -179,15 +179,15 @@ class Document:
         return source if answer is None else rewrapped(source, answer)
 
     def before(self, i: int) -> str:
-        """Returns the text between pieces i - 1 and i, or the text before or after all pieces."""
+        """Returns the text before piece i and after piece i - 1; either piece may be missing."""
         start = self.pieces[i - 1].end if i else self.start
         return self.text[start : self.pieces[i].start if i < len(self.pieces) else None]
 
     def part(self, i: int, texts: Sequence[str]) -> str:
-        """Returns the next part of the joined document, after the part for piece i - 1.
+        """Returns the part of the joined document that follows the part for piece i - 1.
 
-        The pieces of a wrapped span are broken into lines together. So the part is empty for all
-        of them but the last.
+        A wrapped span (see `markup.Span`) is broken into lines as a whole. So the part for its last
+        piece contains the whole span, and the parts for its other pieces are empty.
 
         Args:
             i: the piece's index.
@@ -215,7 +215,10 @@ class Document:
         return chain.from_iterable(_sentences(self._flat, *unit, self._language) for unit in units)
 
     def _fitting(self, start: int, end: int, span: Span, cut: bool = False) -> Iterator[Piece]:
-        """Yields a unit as one piece, or several if it is too long; skips it if it has no words."""
+        """Yields a unit (see `_units`) as one piece, or cuts it into several if it is too long.
+
+        A unit without a letter or digit is skipped.
+        """
         unit = self._flat[start:end]
         start, end = end - len(unit.lstrip()), start + len(unit.rstrip())
         if not any(char.isalnum() for char in unit):
@@ -232,7 +235,7 @@ class Document:
 
 
 def _prefix_end(text: str, prefixes: Sequence[str]) -> int:
-    """Returns the index after the text's prefix and its space; 0 if there is no prefix."""
+    """Returns the index after the text's prefix and the space after it; 0 without a prefix."""
     known = [_MADLAD]
     for prefix in sorted(prefixes, key=len, reverse=True):
         known.append(re.escape(prefix.strip()) + r"(?=\s)" * prefix[-1].isspace())
@@ -276,9 +279,9 @@ def _joined_lines(text: str, lines: list[tuple[int, int]]) -> Iterator[tuple[int
 def _is_hard_wrapped(lines: Sequence[str]) -> bool:
     """Returns whether lines are hard-wrapped, which means that they were broken at some width.
 
-    Three conditions must hold. If the longest line shows the width, no line has room for the first
-    word of the next line. The width is a usual one. At least one line after the first begins with
-    a letter that is not a capital, unlike headings and sentences.
+    Three conditions must hold. The longest line has a usual width. No line is so short that the
+    next line's first word would also fit on it within that width. At least one line after the first
+    begins with a letter that is not a capital, so not like a heading or a sentence.
     """
     if len(lines) < 2:
         return False
@@ -323,7 +326,10 @@ def _sentence_ends(text: str, language: str) -> list[int]:
 
 
 def _cut_point(text: str, start: int, end: int) -> int:
-    """Returns where to cut a unit near its middle: after a comma, else a space, else anywhere."""
+    """Returns where to cut a unit near its middle.
+
+    The cut is after a comma; without commas, after a space; without spaces, at any character.
+    """
     for pattern in (_CLAUSE, _SPACE):
         breaks = [match for match in pattern.finditer(text, start, end) if match.end() < end]
         if breaks:

@@ -1,9 +1,9 @@
 """Finds the words of a file with markup, and breaks an answer into lines like its source.
 
 A file is Markdown, SubRip (.srt) or WebVTT (.vtt) subtitles, or plain text. `spans` lists the
-file's stretches of words, each with at least one letter; a plain text is one span. Everything else
-stays as it is. So if the answer to every span is the span itself, the file is reproduced byte for
-byte.
+file's stretches of words, called spans. A plain text is one span; any other span has at least one
+letter. Everything else stays as it is. So if the answer to every span is the span itself, the file
+is reproduced byte for byte.
 
 Markdown is parsed as CommonMark with GitHub's tables. These parts stay: headings, code, HTML, front
 matter, reference definitions, links, images, addresses, escapes, and the marks of lists, quotes and
@@ -89,8 +89,8 @@ class Span(NamedTuple):
     Attributes:
         start: position of the first character.
         end: position after the last character.
-        wrapped: whether line breaks in the span are only typesetting. If so, the text of
-            `unwrapped` is decoded, and `rewrapped` breaks the answer into lines.
+        wrapped: whether line breaks in the span are only typesetting. If so, the text that
+            `unwrapped` returns is decoded, and `rewrapped` breaks the answer into lines.
     """
 
     start: int
@@ -123,7 +123,7 @@ def spans(text: str, suffix: str) -> list[Span]:
 
 
 def unwrapped(source: str) -> str:
-    """Returns a wrapped span's text on one line: each line break becomes a single space."""
+    """Returns a text on one line: each line break (`_BREAK`) becomes a single space."""
     return _BREAK.sub(" ", source)
 
 
@@ -140,7 +140,7 @@ def rewrapped(source: str, answer: str) -> str:
     `LINE_CHARACTERS`. If the source is one line, the answer is one line.
 
     Args:
-        source: the text of a wrapped span.
+        source: a text of one or more lines, such as a span.
         answer: the answer to `unwrapped(source)`.
 
     Returns:
@@ -162,10 +162,10 @@ def rewrapped(source: str, answer: str) -> str:
 
 
 def _line_starts(units: list[str], count: int, limit: int) -> list[int]:
-    """Returns the indices of the units that begin lines.
+    """Returns the indices of the units (words, or characters: `_UNIT`) that begin lines.
 
-    A line has at most `limit` characters, or a single unit. There are at least `count` lines, if
-    there are enough units.
+    A line has at most `limit` characters, unless it is a single longer unit. There are at least
+    `count` lines, if there are enough units.
     """
     starts, length = [0], 0
     for n, unit in enumerate(units):
@@ -177,7 +177,7 @@ def _line_starts(units: list[str], count: int, limit: int) -> list[int]:
 
 
 def _words(text: str, stays: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yields the stretches of words in a paragraph or a cue, between the stretches `stays`."""
+    """Yields the stretches of words in a paragraph or cue; the stretches `stays` are left out."""
     masked = list(text)
     for start, end in stays:
         within = text[start - 1 : start].isalnum() and text[end : end + 1].isalnum()

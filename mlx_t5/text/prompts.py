@@ -55,7 +55,7 @@ def token_ids(
     Args:
         prompt: a text or token ids.
         tokenizer: the model's tokenizer; None if there is none.
-        vocab_size: V.
+        vocab_size: number of tokens in the model's vocabulary.
         what: the prompt's name in an error message.
 
     Raises:
@@ -86,7 +86,7 @@ def token_ids(
 
 
 def _whole_numbers(ids: list) -> list[int]:
-    """Returns ids as Python integers; checks the set of their types, fast even for 100,000 ids."""
+    """Returns whole numbers as Python integers; checks each type once, not each id, to be fast."""
     kinds = set(map(type, ids))
     wrong = {kind for kind in kinds if kind is bool or not issubclass(kind, Integral)}
     if wrong:
@@ -99,13 +99,14 @@ def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
     """Finds the prefix that tells T5 what to do, such as "fix grammar:".
 
     The result is a guess, and only speed depends on it. A prefix is the beginning of a prompt up to
-    a colon and a space, within one sentence and `PREFIX_CHARACTERS`. It does not start with a
-    capital letter ("translate English to German:", "stsb sentence1:"), or it starts with a verb of
-    `REWRITING_VERBS` ("Fix grammatical errors in this sentence:"). It does not end in a number.
-    So "She said:", "Call me at 10:" and "Question:" are not prefixes; "she said:" is a prefix.
+    a colon and a space. It is within one sentence, and has at most `PREFIX_CHARACTERS` characters.
+    It does not start with a capital letter ("translate English to German:", "stsb sentence1:"), or
+    it starts with a verb of `REWRITING_VERBS` ("Fix grammatical errors in this sentence:"). It does
+    not end in a number. So "She said:", "Call me at 10:" and "Question:" are not prefixes;
+    "she said:" is a prefix.
 
     Args:
-        ids: source tokens.
+        ids: the prompt's tokens.
         tokenizer: the model's tokenizer; if it is None, no prefix is found.
 
     Returns:
@@ -160,7 +161,7 @@ def checked_predictions(prediction: Any, prompts: Sequence[Any], single: bool) -
         prediction: the prediction of a single prompt, or a list with one entry per prompt. None
             stands for no prediction.
         prompts: the list that `as_list` returned.
-        single: whether the caller gave a single prompt, also from `as_list`.
+        single: whether the caller gave a single prompt; `as_list` returned this value too.
 
     Raises:
         UserError: for several prompts, `prediction` is not a list with one entry per prompt.

@@ -69,7 +69,7 @@ class TextWatch:
             self.rest = self._held + self._detokenizer.finish()
 
     def _beginning(self) -> int:
-        """Returns the length of the longest suffix of the held text that begins a stop string."""
+        """Returns the length of the held text's longest suffix that may become a stop string."""
         longest = max(map(len, self._stop), default=1) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-length:]) for stop in self._stop):

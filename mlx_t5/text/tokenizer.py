@@ -101,7 +101,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 @contextmanager
 def _refusing(what: str, cure: str = "") -> Iterator[None]:
-    """Raises `UserError` if a library called in the block fails, unless a package is missing.
+    """Raises `UserError` if a library fails in the block; an `ImportError` is raised unchanged.
 
     Every `Exception` is caught, because some libraries raise this class itself. A panic in Rust is
     a `BaseException` whose class cannot be imported, so it is recognized by its name.
@@ -157,7 +157,10 @@ def _from_json(folder: Path, given: Set[str], sentinels: int | None) -> Any:
 
 
 def _rebuild(tokenizer: Any, charsmaps: list[bytes], sentinels: int) -> None:
-    """Replaces all parts except the model, as transformers' T5Tokenizer does, but much faster."""
+    """Replaces all parts of a tokenizer except its unigram model.
+
+    transformers' T5Tokenizer replaces the same parts, but is much slower.
+    """
     from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
     backend, spaces = tokenizer.backend_tokenizer, {"replacement": "▁", "prepend_scheme": "always"}
@@ -212,11 +215,11 @@ def _charsmaps(normalizer: dict | None) -> list[bytes]:
 def _sound(charsmap: bytes) -> bool:
     """Returns whether a sentencepiece character map is sound.
 
-    A map is sound if no lookup leaves its trie, and every value points to the beginning of a text.
-
     A map consists of a size in bytes (uint32), a double-array trie of that size (units of uint32,
     see https://github.com/s-yata/darts-clone), and the texts that the trie's values point to, each
     terminated by NUL.
+
+    A map is sound if no lookup leaves its trie, and every value points to the beginning of a text.
     """
     size = int.from_bytes(charsmap[:4], "little")
     trie, texts = charsmap[4 : 4 + size], charsmap[4 + size :]

@@ -29,7 +29,7 @@ ANSWER_STEP = 8  # T is a multiple of this number, so that few shapes occur
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """The labeled examples of a micro-batch, as arrays.
+    """The B labeled examples of a micro-batch, padded to S source and T answer positions.
 
     Attributes:
         source: (B, S) int32, the prompts' tokens.
@@ -37,7 +37,7 @@ class TrainingBatch:
         states: (B, S, d_model) the target's encoder output; None if each step computes it.
         tokens: (B, T) int32, the decoder's input: the start token, then the answer without its last
             token.
-        top_ids: (B·T, K) int32, the likeliest tokens at each position.
+        top_ids: (B·T, K) int32, the K likeliest tokens at each position of the answers.
         top_p: (B·T, K) the probabilities of these tokens.
         counted: (B·T,) 1 for the answers' tokens, 0 for padding.
     """

@@ -1,8 +1,8 @@
 """Writes a draft as a model folder, standalone or without the modules that its target has.
 
-The folder of a draft that shares its target's modules has only the tensors of the draft's decoder,
-and its config.json has the target's fingerprint (network/sharing.py). A standalone folder has all
-tensors, and `model.load` reads it without the target.
+A standalone folder has all tensors, and `model.load` reads it without the target. The other kind of
+folder has only the tensors of the draft's decoder and, if the draft has its own vocabulary, the ids
+of its tokens. Its config.json identifies the target by a fingerprint (network/sharing.py).
 """
 
 from __future__ import annotations
@@ -80,9 +80,10 @@ def save_draft(
     """Writes a draft as a model folder, which appears only when it is complete.
 
     Args:
-        draft: the draft, a `model.T5`. A draft that shares nothing is always written whole.
+        draft: the draft, a `model.T5`. If it shares no modules with a target, `standalone` is
+            ignored, and all tensors are written.
         folder: the folder from which configuration and tokenizer are copied. It holds the draft's
-            target or, if the draft shares nothing, the model from which training started.
+            target or, if the draft shares no modules, the model from which training started.
         output: the folder to write.
         standalone: whether to write the shared tensors too; quantized tensors stay quantized.
         dtype: "bfloat16", "float16" or "float32"; None keeps the type of `folder`.
@@ -137,7 +138,7 @@ def _parameters(draft: T5, whole: bool, dtype: mx.Dtype) -> list[Parameter]:
 
 
 def _config(raw: dict, draft: T5, dtype: str, whole: bool) -> dict:
-    """Returns the content of the draft's config.json; `raw` is that of `save_draft`'s `folder`."""
+    """Returns the content of the draft's config.json; `raw` is that of the source folder."""
     dropped = ("quantization", "quantization_config", "converted_from", ENTRY, *OF_DRAFT)
     config = {name: value for name, value in raw.items() if name not in dropped}
     config |= {n: value for n in OF_DRAFT if (value := getattr(draft.config, n)) is not None}

@@ -1,8 +1,8 @@
 """Prepares a model for fine-tuning, and writes the result.
 
 Training changes either the model's own weights or LoRA adapters of some layers
-(network/adapting.py). Adapters are written in PEFT's format, whole models in Hugging Face's, so
-that other programs can read both.
+(network/adapting.py). Other programs can read the result: adapters have PEFT's format, and whole
+models have the format of Hugging Face.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def adapt(
 ) -> Adapters:
     """Freezes a `model.T5`, and adds adapters to the layers that `targets` returns.
 
-    The errors are those of `targets`. `dropout` is the rate for the adapters' inputs.
+    `dropout` is the dropout rate of the adapters' inputs. Raises the same errors as `targets`.
     """
     path_of, names = paths(model.config), targets(model.config, lora, num_layers)
     adapted = [path_of[name] for name in names]
@@ -113,7 +113,8 @@ def write_adapter(
     Args:
         path: the folder to write, see `save_adapter`.
         model: the trained `model.T5`.
-        weights: A, B and, with DoRA, the rows' lengths, by their names in `model.T5`.
+        weights: the matrices A and B of each adapter and, with DoRA, the learned lengths of the
+            rows; by their names in `model.T5`.
         lora: the adapter's configuration that was given to `adapt`.
         num_layers: the number of layers that was given to `adapt`.
         entries: further entries of adapter_config.json.
@@ -169,8 +170,8 @@ def write_model(path: Path, model: T5, source: Path) -> Path:
 def base_name(folder: Path) -> str:
     """Returns the name that PEFT needs for an adapter's base model.
 
-    The name is the Hub id from which the folder was made. If there is no such id, or an adapter has
-    been merged, it is the folder's path.
+    The name is the Hub id of the model from which the folder was made. If no id is known, or if an
+    adapter was merged into the folder's weights, the name is the folder's path.
     """
     name = source_of(folder)
     return str(folder.absolute()) if name is None or ADAPTED in name else name

@@ -4,14 +4,14 @@ A step returns a new state and does not change the old state, so an interruption
 state.
 
 A step trains the model's own parameters that are not frozen. So if a draft shares the target's
-encoder, embedding and head, only the draft's decoder is trained. The table of a draft's own
-vocabulary is never trained.
+encoder, embedding and head, only the draft's decoder is trained. If a draft has its own vocabulary,
+the ids of its tokens are never trained.
 
 The default optimizer is Adafactor, with which T5 was trained (Shazeer and Stern,
 https://arxiv.org/abs/1804.04235). It multiplies the learning rate by the scale of each tensor
 (section 8). T5 does not divide attention scores by sqrt(d_kv), so its query weights are much
-smaller than its embeddings. A rate that suits the embeddings would change the query weights too
-much, and the attention would saturate.
+smaller than its embeddings. Without the scale, a rate that suits the embeddings would change the
+query weights too much, and the attention would saturate.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from model import T5
 
 Arrays = dict[str, mx.array]  # by name
-# A function of the model's weights and a batch. It returns a number that has the gradient of the
-# loss, and the loss summed over the tokens.
+# A function of the model's weights and a batch. It returns a number whose gradient is the gradient
+# of the loss, and the loss summed over the tokens.
 Loss = Callable[[Arrays, TrainingBatch], tuple[mx.array, mx.array]]
 WARM_UP_SHARE = 0.05  # share of the steps that are warm-up by default
 
@@ -129,7 +129,7 @@ class Learner:
         self.model.update(tree_unflatten(list(weights.items())))
 
     def loss(self, weights: Arrays, batch: TrainingBatch) -> tuple[mx.array, mx.array]:
-        """Returns a number with the gradient of the loss, and the loss summed over the tokens."""
+        """Returns a number whose gradient is that of the loss, and the loss summed over tokens."""
         self.put(weights)
         return self._loss(weights, batch)
 
@@ -160,7 +160,7 @@ class Learner:
     def _update(
         self, weights: Arrays, moments: Arrays, slopes: Arrays, rate: mx.array
     ) -> tuple[Arrays, Arrays]:
-        """Returns the weights and moments after one step at this learning rate."""
+        """Returns the weights and moments after one step, given the gradients `slopes`."""
         before = self.optimizer.state
         self.optimizer.state = tree_unflatten(list(moments.items())) | {"learning_rate": rate}
         try:

@@ -93,16 +93,16 @@ def divergence(
 
     Args:
         head: a function that computes float32 logits from hidden states.
-        states: (N, d_model) the draft's hidden states.
+        states: (N, d_model) the trained model's hidden states at N positions.
         weights: the head's weights, passed on to `head`; empty if they are not trained.
-        top_ids: (N, K) the target's likeliest tokens.
+        top_ids: (N, K) the K likeliest tokens at each position, according to the target.
         top_p: (N, K) the probabilities of these tokens.
         counted: (N,) 1 where a position counts, 0 for padding.
         temp: the temperature of q, equal to the temperature of p.
 
     Returns:
-        Two numbers. The first has the gradient of the loss with respect to `states` and `weights`,
-        but its value has no meaning. The second is the sum of the losses, and its gradient is 0.
+        Two numbers. The gradient of the first number with respect to `states` and `weights` is that
+        of the loss; its value has no meaning. The second is the loss, and its gradient is 0.
     """
     fixed, frozen = mx.stop_gradient(states), list(map(mx.stop_gradient, weights))
     step = max(1, LOGITS_AT_ONCE // head(fixed[:1], *frozen).shape[-1])
@@ -128,8 +128,8 @@ def loss_and_slope(
 ) -> tuple[mx.array, mx.array]:
     """Returns the loss, summed over positions, and its gradient (N, V) with respect to the logits.
 
-    `logits` (N, V) are already divided by the temperature. The other arguments are those of
-    `divergence`.
+    `logits` (N, V), of V tokens at N positions, are already divided by the temperature. The other
+    arguments are those of `divergence`.
     """
     q = mx.softmax(logits, axis=-1)
     top_q = mx.take_along_axis(q, top_ids, axis=-1)

@@ -15,15 +15,15 @@ ORIGINAL = "start from the model that it was made of"
 
 
 def start_from(draft: T5, target: T5, name: str, trained: bool) -> Any:
-    """Returns the draft from which a run starts, without a reduced vocabulary.
+    """Returns the draft from which a run starts; it has no reduced vocabulary.
 
-    If the draft shares its target's modules, a reduced vocabulary is replaced by the target's.
+    A reduced vocabulary is undone if the draft uses its target's head, which has all tokens.
 
     Args:
         draft: the draft that the user named, a `model.T5`.
         target: the target, a `model.T5`.
         name: the user's name for the draft.
-        trained: whether the draft will be trained; if not, only its vocabulary may change.
+        trained: whether the draft will be trained; if not, the run changes at most its vocabulary.
 
     Raises:
         UserError: the draft does not fit the target, cannot be trained, or cannot get all tokens.

@@ -44,12 +44,12 @@ Answer = Callable[[Sequence[Example], Sequence[int]], Iterator[Tokens | None]]
 
 @dataclass(frozen=True)
 class LabeledExample:
-    """An example with its answer, and with the likeliest tokens at each position of the answer.
+    """An example with its answer, and with the K likeliest tokens at each position of the answer.
 
     Attributes:
-        source: (S,) tokens of the prompt, EOS included.
-        answer: (T,) tokens of the answer.
-        top_ids: (T, K) the target's likeliest tokens at each position.
+        source: (S,) the S tokens of the prompt, EOS included.
+        answer: (T,) the T tokens of the answer.
+        top_ids: (T, K) the target's K likeliest tokens at each position.
         top_p: (T, K) float32, the probabilities of these tokens.
         states: a function that returns the target's encoder output (S, d_model); for a stored
             example, it reads the output from disk, in 16 bits. None if the output is not kept.
@@ -230,7 +230,7 @@ def label(
 def _likeliest(
     target: T5, cache: Cache, answers: Sequence[Tokens], temp: float
 ) -> tuple[mx.array, mx.array]:
-    """Returns the K likeliest tokens at each position, and their probabilities, each (B, T, K)."""
+    """Returns the K likeliest tokens at T positions of B answers, with probabilities: (B, T, K)."""
     longest = max(map(len, answers))
     start = target.config.decoder_start_token_id
     rows = [[start, *a[:-1]] + [start] * (longest - len(a)) for a in answers]
@@ -262,7 +262,7 @@ def _rows(file: Path, start: int, end: int) -> np.ndarray:
 
 
 def joined(arrays: Sequence[Any], kind: type) -> np.ndarray:
-    """Returns the arrays joined along their rows, with the type `kind`; empty without arrays."""
+    """Returns the arrays joined along their rows, in the type `kind`; empty if there are none."""
     return np.concatenate(arrays).astype(kind) if arrays else np.empty(0, kind)
 
 

@@ -48,7 +48,7 @@ class TrainingMemory:
 def estimate(
     draft: T5, source: int, target: int, batch_size: int, copies: int = COPIES, adapted: int = 0
 ) -> TrainingMemory:
-    """Estimates the memory of training, and chooses the rows of a micro-batch.
+    """Estimates the memory of training, and chooses the number of rows in a micro-batch.
 
     Weights that are not trained are not counted.
 
@@ -58,7 +58,7 @@ def estimate(
         target: number of tokens in the longest answer.
         batch_size: number of rows in a step.
         copies: number of arrays that are each as large as the trained parameters.
-        adapted: number of extra arrays, as large as its input, that an adapted layer keeps.
+        adapted: number of extra arrays of the input's size that a layer with an adapter keeps.
     """
     trained = sum(array.size for _, array in tree_flatten(draft.trainable_parameters()))
     config, with_encoder = draft.config, draft.shares_with is None
@@ -81,7 +81,7 @@ def memory_notes(
     Args:
         target: the target, or the model that is fine-tuned; a `model.T5`.
         size: the result of `estimate`.
-        names: the words in the lines for `target` and for the model with trained parameters.
+        names: the words that the lines use for `target` and for what is trained.
         cure: advice that reduces the memory.
     """
     weights = sum(array.nbytes for _, array in tree_flatten(target.parameters()))
@@ -111,7 +111,7 @@ def row_bytes(
         target: T, the number of answer positions.
         with_encoder: whether the trained model also runs an encoder of its own.
         grad_checkpoint: whether layers keep only their inputs and compute the rest twice.
-        adapted: number of extra arrays, as large as its input, that an adapted layer keeps.
+        adapted: number of extra arrays of the input's size that a layer with an adapter keeps.
     """
     inner, heads = config.num_heads * config.d_kv, config.num_heads
     hidden = config.d_ff * (5 if config.is_gated_act else 3)

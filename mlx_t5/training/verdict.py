@@ -34,7 +34,7 @@ def typical(results: Sequence[Result]) -> Sequence[Result]:
 
 @dataclass(frozen=True)
 class Proposer:
-    """A proposer (a draft, or copying) and its measurements.
+    """A proposer (a draft, or copying from the prompt) and its measurements.
 
     Attributes:
         name: the value of --draft-model that selects the proposer.
@@ -84,7 +84,7 @@ def recommended(proposers: Sequence[Proposer], new: str) -> Proposer | None:
 
     Args:
         proposers: the proposers, without regular decoding.
-        new: the name of the new draft, which is returned only if no other is nearly as fast.
+        new: the name of the new draft. It is returned only if no other proposer is nearly as fast.
     """
     useful = [p for p in proposers if p.acceptance]  # a speed-up without acceptance is chance
     fastest = max((p.measured.value for p in useful), default=0.0)

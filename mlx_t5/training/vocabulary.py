@@ -38,7 +38,7 @@ def chosen(
     Args:
         order: all ids, from `by_frequency`.
         held_out: the answers to held-out prompts.
-        size: N, or None to let `smallest` choose N.
+        size: the number N of tokens to choose; None lets `smallest` compute N.
         log: a function that is given a line about the choice.
     """
     ids = np.sort(order[: size or smallest(order, held_out)])
@@ -54,9 +54,9 @@ def coverage(ids: np.ndarray, answers: Sequence[Any]) -> float:
 
 
 def smallest(order: np.ndarray, answers: Sequence[Any]) -> int:
-    """Returns the smallest N, a multiple of `STEP`, at which the coverage reaches `ENOUGH`.
+    """Returns the smallest multiple N of `STEP` for which the first N ids reach coverage `ENOUGH`.
 
-    If there is no such N, returns V.
+    If there is no such N, returns the number of all ids.
 
     Args:
         order: all ids, the most frequent first.
