@@ -2,12 +2,12 @@
 
 A small draft spends most of a pass on its output head of V rows, but texts use few tokens. So the
 head keeps only the rows of N tokens (FR-Spec, https://arxiv.org/abs/2502.14856). A table lists
-their ids, (N,) int32, ascending; it is named `d2t` as in EAGLE-3 (https://arxiv.org/abs/2503.01840).
+their ids, (N,) int32, ascending. Its name `d2t` is from EAGLE-3 (https://arxiv.org/abs/2503.01840).
 The draft never proposes other tokens. The target verifies, so the output does not change.
 
-The folder of such a draft has `draft_vocab_size` in config.json and the tensor `d2t`. It
-stores rows of the head only if the head is the draft's own. If the draft uses its target's head,
-loading selects the rows from that head, whatever its type or quantization.
+The folder of such a draft has `draft_vocab_size` in config.json and the tensor `d2t`. It stores
+rows of the head only if the head is the draft's own. If the draft uses its target's head, loading
+selects the rows from that head, whatever its type or quantization.
 """
 
 from __future__ import annotations
