@@ -325,7 +325,7 @@ class SpeculativeDecoder:
 
         Args:
             prompts: a text, a list of texts, a list of token ids, or a list of lists of token ids.
-            max_tokens: maximum of generated tokens per prompt, EOS included.
+            max_tokens: maximum number of generated tokens per prompt, EOS included.
             temp: temperature; 0 is greedy.
             top_k: samples from the top_k likeliest tokens only; 0 is off.
             top_p: samples from the fewest likeliest tokens with a total probability of at least
@@ -333,7 +333,8 @@ class SpeculativeDecoder:
             seed: one seed for the call, or a list with one seed per prompt. With one seed, prompt
                 i uses its random stream i. With a list, prompt i gives the same tokens as if
                 decoded alone with seed[i].
-            batch_size: maximum of rows decoded at once, which bounds memory; clamped to 1024.
+            batch_size: maximum number of rows decoded at once, which bounds memory; clamped to
+                1024.
             num_samples: results per prompt, each from its own random stream; several need temp > 0.
             prediction: the expected output, as text or token ids, to copy proposals from; for a
                 list of prompts, a list with a prediction or None for each prompt.
@@ -462,7 +463,7 @@ class SpeculativeDecoder:
 
         Args:
             settings: the settings of most rows; all rows must have the same number of beams.
-            batch_size: maximum of rows in flight.
+            batch_size: maximum number of rows in flight.
 
         Raises:
             UserError: exact decoding does not support these settings or this device.

@@ -127,8 +127,8 @@ def _limit_options(group: argparse._ArgumentGroup) -> None:
 
     add("--max-batch", 8, "texts decoded at the same time")
     add("--max-queue", 128, "maximum of waiting texts; further requests are refused", least=0)
-    add("--max-prompt-tokens", 1024, "maximum of tokens in a prompt")
-    add("--max-tokens", 1024, "maximum of tokens in a text")
+    add("--max-prompt-tokens", 1024, "maximum number of tokens in a prompt")
+    add("--max-tokens", 1024, "maximum number of tokens in a text")
     add("--shutdown-seconds", 60, "seconds to finish running requests when the server is stopped")
 
 

@@ -13,9 +13,9 @@ They are not random where they would change the output:
 - d_kv: T5 does not divide scores by sqrt(d_kv), so scores stay the same if the new rows of `q` are
   zero. The new columns of `o` are zero as well.
 - vocabulary: a new token's row of the head must not be zero, because a logit of 0 could be the
-  largest. So two of the new dimensions of the residual hold constants. In these two dimensions, the
-  rows of old tokens in embedding and head are c, and no layer changes these numbers. They add 2c^2
-  to the sum of squares, and epsilon' * D is reduced by 2c^2, so the norms stay the same. All norms
+  largest. So two of the new dimensions of the residual are constant instead of zero. In these two,
+  the rows of old tokens in embedding and head are c, and no layer changes these numbers. They add
+  2c^2 to the sum of squares, so epsilon' * D is made 2c^2 smaller to keep the norms. All norms
   except the decoder's last multiply the two dimensions by 0. The last norm turns them into z and
   -z, which adds c*z - c*z = 0 to an old token's logit. A new token's row is -E and 0 in these
   dimensions, so its logit is -E*z, far below all others.

@@ -43,7 +43,7 @@ def shown(value: object, longest: int = 100) -> str:
 
     Args:
         value: a text, or another value, whose `repr` is shown.
-        longest: maximum of characters.
+        longest: maximum number of characters.
     """
     text = value if isinstance(value, str) else reprlib.repr(value)
     return _printable(text if len(text) <= longest else f"{text[: longest - 1]}…")

@@ -21,8 +21,8 @@ def by_length(
 
     Args:
         lengths: lengths of the items in tokens.
-        batch_size: maximum of items in a batch.
-        most_tokens: maximum of tokens in a batch of several items, padding included.
+        batch_size: maximum number of items in a batch.
+        most_tokens: maximum number of tokens in a batch of several items, padding included.
 
     Yields:
         Indices of items.

@@ -90,7 +90,7 @@ class Settings:
     max_tokens: int = declared(
         256,
         POSITIVE,
-        "maximum of tokens in a text, its end token included",
+        "maximum number of tokens in a text, its end token included",
         config=("max_length", "max_new_tokens"),
         request="max_tokens",
         flag="-m",

@@ -109,7 +109,7 @@ def _add_draft(group: argparse._ArgumentGroup) -> None:
 
 def _add_training(group: argparse._ArgumentGroup) -> None:
     number = partial(add_number, group)
-    number("--iters", at_least(0), 1000, "maximum of training steps; 0 trains nothing")
+    number("--iters", at_least(0), 1000, "maximum number of training steps; 0 trains nothing")
     number("--batch-size", at_least(1), 32, "prompts per step")
     rate = Range(float, 1e-6, 1.0, "a number from 1e-6 to 1")
     number(
@@ -119,7 +119,7 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         "largest change per step, relative to a tensor's scale",
     )
     add_setting(group, "--temp", help="temperature at which you will sample later")
-    add_setting(group, "--max-tokens", help="maximum of tokens in an answer")
+    add_setting(group, "--max-tokens", help="maximum number of tokens in an answer")
     add_course(group, "seed that chooses held-out prompts, the order and sampled answers")
 
 

@@ -120,14 +120,14 @@ def _add_adapter(group: argparse._ArgumentGroup) -> None:
 
 def _add_training(group: argparse._ArgumentGroup) -> None:
     number = partial(add_number, group)
-    number("--iters", at_least(1), 1000, "maximum of training steps")
+    number("--iters", at_least(1), 1000, "maximum number of training steps")
     number("--batch-size", at_least(1), 16, "pairs per step")
     _add_rates(group)
     number(
         "--max-seq-length",
         at_least(1),
         LENGTHS,
-        "maximum of tokens in a prompt and in a completion; longer pairs are left out",
+        "maximum number of tokens in a prompt and in a completion; longer pairs are left out",
     )
     group.add_argument(
         "--grad-checkpoint",

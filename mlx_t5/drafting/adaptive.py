@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Offers: TypeAlias = Sequence[Sequence[Offer]]  # of each row: at most one draft and one copy
 
-FIRST = 7  # maximum of proposals until more than 7 have been accepted
+FIRST = 7  # maximum number of proposals until more than 7 have been accepted
 MEMORY = 80.0  # verified proposals after which an old proposal counts 1/e
 OTHERS = 20.0  # maximum weight of the prior and of other rows, in proposals
 EVIDENCE = 12.0  # number of verified proposals that makes `LEAST_GAIN` apply
@@ -67,11 +67,13 @@ class Experience:
     idle: bool = False
 
     def expected_tokens(self, kind: Kind, most: int, others: Experience) -> list[float]:
-        """Returns the tokens (N,) that a row's step is expected to yield, for each of `NUMBERS`.
+        """Returns how many tokens a row's step is expected to yield.
+
+        The result has a value for each number of proposals in `NUMBERS`.
 
         Args:
             kind: the kind of the proposals.
-            most: maximum of proposals.
+            most: maximum number of proposals.
             others: the experience of all rows that this row learns from, itself included.
         """
         accepted, rejected = self.accepted[kind], self.rejected[kind]
@@ -138,7 +140,7 @@ class Adaptive:
     """
 
     def __init__(self, expected: Expected, most: int | None = None) -> None:
-        """Starts with expected costs and a maximum of proposals per row; None takes the default."""
+        """Starts with expected costs and the maximum number of proposals; None: the default."""
         most = most_proposals() if most is None else most
         self.costs = StepCosts(expected.seconds, most)
         self.table = StepCosts(partial(expected.seconds, sampled=True), most)

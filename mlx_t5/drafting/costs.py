@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Shape: TypeAlias = tuple[int, int, int]  # of a step: B, gamma, draft passes
 
-MOST = 15  # maximum of proposals per row; more are hardly ever all accepted
+MOST = 15  # maximum number of proposals per row; more are hardly ever all accepted
 NUMBERS = (*range(9), 10, 12, MOST)  # the numbers of proposals that are compared
 MOST_ON_METAL = 7  # Metal's vector kernel for attention has up to 8 queries; more are slower
 
@@ -98,7 +98,7 @@ def device_kind(weights: str) -> tuple[Device, str]:
 
 
 def most_proposals() -> int:
-    """Returns the maximum of proposals per row for num_draft="auto"."""
+    """Returns the maximum number of proposals per row for num_draft="auto"."""
     return MOST_ON_METAL if mx.metal.is_available() and not on_cpu() else MOST
 
 
@@ -178,7 +178,7 @@ class StepCosts:
     """
 
     def __init__(self, expected: Callable[[int, Any, Any], Any], most: int) -> None:
-        """Starts with a function like `Expected.seconds` and a maximum of proposals per row."""
+        """Starts with a function like `Expected.seconds` and the maximum number of proposals."""
         self.numbers = [n for n in NUMBERS if n <= most]
         self._function = expected
         self._expected: dict[int, list[list[float]]] = {}  # B → (2, N) expected seconds

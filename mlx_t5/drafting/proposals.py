@@ -126,7 +126,7 @@ class Drafter(Protocol):
         """
 
     def read(self) -> None:
-        """Reads the sources of new rows now instead of at the first proposal."""
+        """Encodes the sources of new rows now, not at the first proposal, if a draft model needs them."""
 
     def offers(self) -> Sequence[Sequence[Offer]]:
         """Returns each row's offers: at most one of draft tokens and one of copied tokens."""

@@ -65,7 +65,7 @@ class Batch:
             ahead: rows that join later, to be encoded in the same passes.
 
         Raises:
-            RuntimeError: the device has not enough memory; the batch is unchanged.
+            RuntimeError: the device does not have enough memory; the batch is unchanged.
         """
         started = self.clock()
         sources = [row.ids for row in rows]

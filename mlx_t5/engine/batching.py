@@ -20,9 +20,9 @@ from mlx_t5.grouping import PASS_POSITIONS, in_halves
 if TYPE_CHECKING:
     from mlx_t5.engine.batch import Batch
 
-PROMPTS_A_ROW = 8  # maximum of prompts held for each row in flight
-# Maximum of source tokens, padding included, that join between two steps, unless they are a single
-# prompt. Rows in flight wait while the sources are encoded, about as long as for one long prompt.
+PROMPTS_A_ROW = 8  # maximum number of prompts held for each row in flight
+# Maximum number of source tokens, padding included, that join between two steps; a single prompt
+# may be longer. Rows in flight wait while the sources are encoded, as they do for one long prompt.
 MAX_JOINING_TOKENS = 1024
 
 
@@ -45,7 +45,7 @@ class Queue:
 
         Args:
             engine: the batch.
-            size: maximum of rows in the batch.
+            size: maximum number of rows in the batch.
             waiting: the first rows to wait.
             bulk: whether no caller waits for a particular row. Then any number of rows may join at
                 once, and later rows may be encoded ahead with them.
@@ -125,7 +125,7 @@ def decode_rows(
     Args:
         engine: an engine without rows.
         rows: the rows to decode; read lazily.
-        batch_size: maximum of rows in flight.
+        batch_size: maximum number of rows in flight.
         ready: given the number of rows read so far, returns whether the next row can be read
             without waiting. If not, the next row is read once all rows read so far are yielded.
 

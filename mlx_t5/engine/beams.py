@@ -42,7 +42,7 @@ class Beams(Batch):
         super().__init__(target, None, clock)
 
     def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
-        """Adds rows and starts their searches; see `Batch.insert`."""
+        """Adds rows and starts the beam search of each; see `Batch.insert`."""
         config = self.target.config
         start, eos = config.decoder_start_token_id, config.eos_token_ids
         for row in rows:

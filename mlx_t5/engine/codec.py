@@ -18,7 +18,7 @@ from mlx_t5.text.detokenizer import decode
 from mlx_t5.text.prompts import checked_prompts, token_ids
 from mlx_t5.text.stop_strings import TextWatch
 
-CHARACTERS = 64  # maximum of characters that are read of a prediction, per token of max_tokens
+CHARACTERS = 64  # characters of a prediction that are read at most, per token of max_tokens
 
 
 class Codec:

@@ -163,7 +163,7 @@ class Row:
 
     @property
     def room(self) -> int:
-        """The maximum of proposals in the next step, which also adds a token of the target."""
+        """The maximum number of proposals in the next step; the target adds one more token."""
         return self.settings.max_tokens - len(self.committed)
 
     def commit(

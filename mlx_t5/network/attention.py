@@ -79,7 +79,7 @@ class RelativeBias(nn.Module):
         return mx.clip(distance, -self._left, self._right) + self._left
 
     def __call__(self, index: mx.array) -> mx.array:
-        """Returns the bias (B, H, T, N) for indices from `index`."""
+        """Returns the bias (B, H, T, N) for the table indices that the method `index` returned."""
         weight = self["weight"]
         of_weight, table = self._table
         if of_weight is not weight:  # the table is cached: making it takes a tenth of a small pass

@@ -80,9 +80,10 @@ def narrow(draft: T5, ids: np.ndarray) -> None:
 
 
 def widened(draft: T5) -> Any:
-    """Returns a draft for all of the target's tokens, with the same decoder (not a copy).
+    """Returns a draft that can propose all of the target's tokens, not only its own vocabulary.
 
-    `draft` must use its target's head: a head of its own would lack the rows of other tokens.
+    Both drafts use the same decoder. `draft` must use its target's head, because a head of its own
+    has only the rows of its own vocabulary.
     """
     config = replace(draft.config, draft_vocab_size=None)
     wide = type(draft)(config, shares_with=draft.shares_with)

@@ -87,7 +87,7 @@ def encoded(
         states: the sources' `encoder_states`; None computes them.
 
     Raises:
-        RuntimeError: the device has not enough memory.
+        RuntimeError: the device does not have enough memory.
     """
     cache = prepared(model, sources, states or encoder_states(model, sources))
     mx.eval(cache.state)

@@ -4,7 +4,7 @@
 decoding: for every shape of weight, for attention, and for the decoder as a whole. Random numbers
 suffice: kernels are chosen by shapes alone, and a different order of summation shows at once.
 
-Symbols: B maximum of rows in flight, W width, K inputs of a product, V vocabulary.
+Symbols: B maximum number of rows in flight, W width, K inputs of a product, V vocabulary.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from model import T5
 
 WIDTHS = (8, 16, 32)  # kernels treat rows alike in blocks of 8, or of a larger power of two
-LONGEST_AUTO = WIDTHS[0] - 1  # maximum of proposals with num_draft="auto", whatever the width
+LONGEST_AUTO = WIDTHS[0] - 1  # maximum number of proposals with num_draft="auto", for any width
 # Numbers of keys that attention is tested with: lengths of sources, and numbers of slots.
 SOURCES = (1, 2, 7, 16, 31, 100, 257)
 SLOTS = tuple(n * SLOT_MULTIPLE for n in (1, 2, 3, 5, 9, 17))
@@ -60,11 +60,13 @@ def exact_targets(model: T5, default: Settings) -> Callable[..., ExactTarget]:
 
 
 def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
-    """Wraps the model with the smallest width at which a row's bits do not depend on other rows.
+    """Wraps the model so that a row's results have the same bits beside any other rows.
+
+    Every pass then has the same number of positions per row, the width: the smallest that works.
 
     Args:
         model: the target.
-        batch: maximum of rows in flight.
+        batch: maximum number of rows in flight.
         num_draft: proposals that the width must have room for.
 
     Raises:

@@ -42,7 +42,7 @@ def share(draft: nn.Module, target: T5) -> None:
 
     Raises:
         UserError: ranks share the target, and its folder can no longer be read.
-        RuntimeError: the device has not enough memory.
+        RuntimeError: the device does not have enough memory.
     """
     embedding = target.shared
     if ranks_of(target).size > 1:  # the draft does not need other ranks, see `shard`

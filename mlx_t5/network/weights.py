@@ -228,7 +228,7 @@ def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dt
 
     Raises:
         UserError: a file cannot be read.
-        RuntimeError: the device has not enough memory.
+        RuntimeError: the device does not have enough memory.
     """
     weights = []
     try:

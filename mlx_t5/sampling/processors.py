@@ -6,7 +6,7 @@ These three processors are applied in the order of transformers, then the user's
                            l * penalty otherwise (CTRL, https://arxiv.org/abs/1909.05858)
     no repeated n-gram     a token that would complete an n-gram already written is forbidden
                            (https://arxiv.org/abs/1705.04304)
-    minimum of tokens      the end tokens are forbidden until the text has enough tokens
+    minimum length         the end tokens are forbidden until the text has enough tokens
 
 Temperature, top-k and top-p are applied later (draws.py). "Written" tokens are the decoder's tokens
 with the start token, not the source's. The proposals to verify are lazy arrays. So every processor

@@ -74,7 +74,7 @@ class EventStream(Generic[J]):
         self.close()
 
     def close(self) -> None:
-        """Cancels the job unless it is done; a waiting call of `next` then raises `ApiError`."""
+        """Cancels the job unless it is done; a waiting call to `next` then raises `ApiError`."""
         self._jobs.cancel(self.job)
         self._events.put_nowait(ApiError(499, "the client went away"))
 

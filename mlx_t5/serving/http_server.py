@@ -245,8 +245,8 @@ class LimitedConnection(H11Protocol):
         """Closes the connection if it has waited for headers since the last check.
 
         Args:
-            last: the connection's newest request at the last check, or the connection itself if it
-                was not waiting then.
+            last: what the connection waited for at the last check: the headers after this request
+                (None: the first headers). The connection itself if it did not wait for headers.
         """
         waits = self.conn.their_state is h11.IDLE and not self.timeout_keep_alive_task
         if waits and self.cycle is last:

@@ -189,7 +189,7 @@ class JobQueue:
                 self._changed.notify()
 
     def close(self, reason: str) -> None:
-        """Refuses new jobs from now on, with the reason that the first call of `close` gave."""
+        """Refuses new jobs from now on, with the reason that the first call to `close` gave."""
         with self._changed:
             self._closed = self._closed or reason
             self._changed.notify()

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from model import T5
 
 Arrays = dict[str, mx.array]  # by name
-# A function of the model's weights and a batch. It returns a number whose gradient is the gradient
-# of the loss, and the loss summed over the tokens.
+# A function of the model's weights and a batch. It returns a number to differentiate, which has the
+# gradient of the loss but perhaps another value, and the value of the loss, summed over the tokens.
 Loss = Callable[[Arrays, TrainingBatch], tuple[mx.array, mx.array]]
 WARM_UP_SHARE = 0.05  # share of the steps that are warm-up by default
 
@@ -129,7 +129,7 @@ class Learner:
         self.model.update(tree_unflatten(list(weights.items())))
 
     def loss(self, weights: Arrays, batch: TrainingBatch) -> tuple[mx.array, mx.array]:
-        """Returns a number whose gradient is that of the loss, and the loss summed over tokens."""
+        """Returns a number to differentiate and the loss, as `Loss` says."""
         self.put(weights)
         return self._loss(weights, batch)
 
