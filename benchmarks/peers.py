@@ -149,7 +149,8 @@ def start_others(
 
     Args:
         project: this project's process, which provides the models' folders.
-        facts: this project's `describe`, with the threads, type and device for all programs.
+        facts: this project's answer to `describe`; the other programs get the same threads, type
+            and device.
         stack: the context that ends the processes and removes their temporary files.
     """
     scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -137,9 +137,9 @@ class Widening:
         result: the large model's configuration.
 
     Raises:
-        UserError: a size is less than the source's; or the vocabulary grows, and either d_model
-            grows by less than 2 or the source's layer_norm_epsilon is 0. Two new dimensions and the
-            epsilon are needed to keep the new tokens from being chosen.
+        UserError: a size is less than the source's. Also if the vocabulary grows, but d_model grows
+            by less than 2 or the source's layer_norm_epsilon is 0: the logits of new tokens become
+            small by two new dimensions and a smaller epsilon.
     """
 
     def __init__(self, source: T5Config, sizes: Mapping[str, int]):

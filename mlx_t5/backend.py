@@ -98,7 +98,10 @@ def cpu_only() -> bool:
 
 
 def device_info() -> dict[str, Any]:
-    """Returns MLX's facts about the device; with `T5_REHEARSE`, also Metal's facts about memory."""
+    """Returns MLX's facts about the device.
+
+    If the environment sets `T5_REHEARSE`, adds facts about memory, as Metal would report them.
+    """
     facts = dict(mx.device_info())
     if on_cpu() and not cpu_only():
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

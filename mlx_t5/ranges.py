@@ -113,7 +113,7 @@ def written(value: Any) -> str:
 
 
 def is_listlike(value: Any) -> bool:
-    """Returns whether a value is an iterable, other than a string, bytes, a dict or a scalar."""
+    """Returns whether a value is an iterable, but no string, bytes, dict or 0-dimensional array."""
     single = isinstance(value, (str, bytes, bytearray, Mapping))
     return isinstance(value, Iterable) and not single and getattr(value, "ndim", 1) > 0
 

@@ -103,8 +103,8 @@ def write_shards(
     Args:
         folder: the folder to write to.
         shards: the tensors to write, from `into_shards`.
-        row_tiles: a function that reads a tensor. Each item that it yields has the next rows of
-            each of the tensor's arrays, keyed by the array's name.
+        row_tiles: a function that reads a tensor a few rows at a time. It yields dictionaries from
+            names to rows: one array, or weight, scales and biases if the tensor is quantized.
         framework: the `format` of the files' metadata: "mlx" or "pt".
         label: the progress bar's label.
     """

@@ -71,7 +71,7 @@ class _Name:
 
     Attributes:
         call: our function that runs when the pickle calls this name; None for a storage class.
-        storage: a storage class's element type, and the bytes of an element; None for a function.
+        storage: a storage class's element type, and its number of bytes; None for a function.
     """
 
     call: Callable[..., object] | None

@@ -155,7 +155,7 @@ class Adaptive:
         return cls(Expected(target, drafter.model if drafter else None), most)
 
     def fresh(self) -> Adaptive:
-        """Returns an `Adaptive` for a new call; greedy rows of old and new calls learn together."""
+        """Returns an `Adaptive` for a new call; greedy rows of both calls share what they learn."""
         other = copy(self)
         other.of_call = Experience()
         return other

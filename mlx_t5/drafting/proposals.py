@@ -44,7 +44,7 @@ class Kind:
 
     @property
     def alpha(self) -> float:
-        """The probability, assumed before any was seen, that a proposal is accepted."""
+        """The probability that a proposal of this kind is accepted, assumed at the start."""
         return self.accepted / (self.accepted + self.rejected)
 
 
@@ -126,7 +126,7 @@ class Drafter(Protocol):
         """
 
     def read(self) -> None:
-        """Encodes the sources of new rows now, not at the first proposal, if a draft model needs them."""
+        """Has a draft model encode the sources of new rows now, not at the first proposal."""
 
     def offers(self) -> Sequence[Sequence[Offer]]:
         """Returns each row's offers: at most one of draft tokens and one of copied tokens."""

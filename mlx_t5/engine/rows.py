@@ -131,8 +131,8 @@ class Row:
         search: the row's beam search; None without beams. Until the search ends, `committed` is the
             best beam.
         score: the score of the text that the beam search found.
-        states: (S, d_model) the target's encoder output, while an encoded row waits to join;
-            otherwise None.
+        states: the target's encoder output (source tokens, d_model), from encoding until the row
+            joins the batch; otherwise None.
     """
 
     ids: list[int]

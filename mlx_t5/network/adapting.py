@@ -6,7 +6,7 @@ sum to a learned length m: m · (W + s · B @ A) / ||W + s · B @ A||. The gradi
 a constant. A row of zeros stays zero.
 
 Adapters are not merged during training. A and B are parameters of the linear layer itself, under
-PEFT's names. `Matrix.of` returns an `Adapted` for such a layer, which has the method `times` of a
+PEFT's names. For such a layer `Matrix.of` returns an `Adapted`, which has a method `times` like a
 `Matrix`. So the code of the layers stays the same, W may be quantized, and the gradient of W is
 never computed.
 

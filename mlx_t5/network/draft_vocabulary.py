@@ -80,10 +80,10 @@ def narrow(draft: T5, ids: np.ndarray) -> None:
 
 
 def widened(draft: T5) -> Any:
-    """Returns a draft that can propose all of the target's tokens, not only its own vocabulary.
+    """Returns a draft like `draft`, but one that can propose every token of the target.
 
-    Both drafts use the same decoder. `draft` must use its target's head, because a head of its own
-    has only the rows of its own vocabulary.
+    It uses the decoder of `draft`, which must use the target's head: a separate head has only the
+    rows of the tokens that `draft` can propose.
     """
     config = replace(draft.config, draft_vocab_size=None)
     wide = type(draft)(config, shares_with=draft.shares_with)

@@ -229,7 +229,10 @@ def layer_for(
 
 @cache
 def passes_before_compiling() -> float:
-    """Returns the number of passes before compiling; inf on CPUs: it needs a C++ compiler there."""
+    """Returns the number of passes before layers are compiled.
+
+    On a CPU layers are never compiled, as compiling needs a C++ compiler there: returns inf.
+    """
     if cpu_only():
         return math.inf
     return 0 if on_cpu() else PASSES  # T5_REHEARSE compiles at once

@@ -250,7 +250,7 @@ class GenerationBatches:
             self._jobs.put(job, chunk)
 
     def _chunk(self, job_row: JobRow, text: Row, i: int) -> Chunk:
-        """Returns, as a chunk, what `text` (text `i` of a row) has gained since the last report."""
+        """Returns a chunk with what was added to text `i` of `job_row` since the last report."""
         chunk = self._decoder.codec.chunk(text, job_row.reported)
         # If the end token alone released held-back text, its log-probability is reported.
         count = len(chunk.tokens) or bool(chunk.text)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, mx.array]  # by name
 # A function of the model's weights and a batch. It returns a number to differentiate, which has the
-# gradient of the loss but perhaps another value, and the value of the loss, summed over the tokens.
+# gradient of the loss but another value (see loss.py), and the loss, summed over the tokens.
 Loss = Callable[[Arrays, TrainingBatch], tuple[mx.array, mx.array]]
 WARM_UP_SHARE = 0.05  # share of the steps that are warm-up by default
 

@@ -16,8 +16,8 @@ A draft with its own vocabulary has logits for its own tokens only. The tokens t
 as other tokens, even if they are among the target's K likeliest.
 
 The logits of all positions would be by far the largest array of a training step. So `divergence`
-computes logits and gradient for one chunk of positions after the other. It returns a number whose
-gradient, when MLX differentiates the number, is the gradient of the whole loss.
+computes logits and gradient for one chunk of positions after the other. Besides the loss it returns
+a stand-in: a number without meaning, except that its gradient is the gradient of the whole loss.
 
 Symbols: N positions, K likeliest tokens, V vocabulary.
 """
