@@ -1,4 +1,4 @@
-"""Command line: measures speculative decoding, with the bundled pair or a different one.
+"""Command line: measures speculative decoding, with the bundled pair of models or another.
 
     python benchmark.py compare    # every proposer relative to regular decoding
     python benchmark.py sweep      # --delta and --num-draft: speed and quality, with a picture

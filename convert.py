@@ -80,7 +80,7 @@ class Conversion:
         return self.name.removesuffix(".weight")
 
     def apply(self, rows: mx.array) -> dict[str, mx.array]:
-        """Converts some rows of the tensor, and returns the rows of each output array by name.
+        """Converts some rows of the tensor; returns the results, keyed by the output arrays' names.
 
         Raises:
             UserError: a number is too large for `dtype`.

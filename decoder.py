@@ -73,12 +73,13 @@ class Engine(Batch):
         predicted: whether any row has a prediction (expected text) to copy from.
         committed: the tokens of each row so far, the start token first.
         offers: the tokens that each row could propose in the last step.
-        shape: numbers of rows, proposals and draft passes of the last step if processes share the
-            target, as they learn a step's duration only in the next step; otherwise None.
+        shape: the last step's numbers of rows, proposals and draft passes. It is kept only if
+            processes share the target: these learn a step's duration in the next step.
         seconds: the duration of the last step.
-        on_verified: a callback that gets, in every step, the rows, the target's logits (B, T, V)
-            and the tokens (B, T) from `acceptance.accept`. Both arrays are lazy; do not wait for
-            them. If a step calls it more than once, only the last call counts.
+        on_verified: a callback that gets, in every step, the rows, the target's logits (rows,
+            positions, vocabulary) and the tokens (rows, positions) from `acceptance.accept`. Both
+            arrays are lazy; do not wait for them. If a step calls back more than once, only the
+            last call counts.
     """
 
     predicted = False
@@ -107,7 +108,7 @@ class Engine(Batch):
         self.adaptive = self.adaptive.fresh()
 
     def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
-        """Adds rows; the draft reads their sources if it may be needed next. See `Batch.insert`."""
+        """Adds rows; see `Batch.insert`. If the next step may draft, the draft reads sources."""
         super().insert(rows, ahead)
         if self.drafter and self.adaptive.drafts(rows):
             with suppress(RuntimeError, MemoryError):  # the rows are in; the draft reads later
@@ -130,9 +131,10 @@ class Engine(Batch):
         self._commit(proposal, outcome, self.seconds)
 
     def _draft(self) -> tuple[Proposal, mx.array | None]:
-        """Returns the proposals x of all rows, and random keys (B, T, 2).
+        """Returns the proposals x of all rows, and random keys (rows, gamma + 1, 2).
 
-        Each of a row's T = gamma + 1 positions has a key; the keys are None if all rows are greedy.
+        Each row has a key for each of gamma proposals and for the target's own token. The keys are
+        None if all rows are greedy.
         """
         proposal, gamma = None, 0
         if self.drafter:
@@ -151,7 +153,10 @@ class Engine(Batch):
         return proposal, keys
 
     def _verify(self, proposal: Proposal) -> mx.array:
-        """Returns target logits (B, T, V) after the last committed token and each proposal."""
+        """Returns the target's logits after each row's last committed token and each proposal.
+
+        Their shape is (rows, gamma + 1, vocabulary) for gamma proposals per row.
+        """
         early = self.early.take(self.rows) if self.early else None
         if early is not None and proposal.tokens is None:
             return early
@@ -168,10 +173,11 @@ class Engine(Batch):
         keys: mx.array | None,
         sampling: Sampling,
     ) -> mx.array:
-        """Returns (B, 1 + T): each row's number of kept proposals, then its T tokens.
+        """Returns an array (rows, 1 + T): each row's number of kept proposals, then T tokens.
 
-        The tokens are the kept proposals, the target's own token, and padding. If processes share
-        the target, all return rank 0's array, which ends with the last step's microseconds.
+        The T tokens are the kept proposals, the target's own token, and tokens to ignore. If
+        processes share the target, all return rank 0's array with one more column: the last step's
+        duration in microseconds.
         """
         x, lengths, processed = proposal.tokens, proposal.valid_lengths, logits
         if rules := sampling.processing:
@@ -287,7 +293,7 @@ class SpeculativeDecoder:
         adapter: str | Path | None = None,
         **options: Any,
     ) -> SpeculativeDecoder:
-        """Loads a target and a draft by name, and prints to standard error which it loaded.
+        """Loads a target and a draft by name, and prints to standard error which ones.
 
         Args:
             model: the target: a folder, the name of one in `models/`, or a Hub id.
@@ -363,7 +369,7 @@ class SpeculativeDecoder:
         return results[0] if single and len(results) == 1 else results
 
     def job(self, seed: int | Sequence[int] = 0, num_samples: int = 1, **settings: Any) -> Job:
-        """Returns a job for `results`; arguments and errors as in `generate`."""
+        """Returns a `Job`: how `results` decodes prompts. Arguments and errors as in `generate`."""
         return Job.of(self.defaults, settings, num_samples, seed=seed)
 
     def results(
@@ -413,10 +419,11 @@ class SpeculativeDecoder:
     ) -> Generator[Chunk, None, None]:
         """Decodes one prompt, step by step; arguments and errors as in `generate`.
 
-        In exact decoding, the tokens equal the result of `generate` for the same `batch_size`.
+        In exact decoding, the tokens equal those of `generate` for the same `batch_size`.
 
         Yields:
-            A chunk per step. The chunks' texts, joined, are the result's text.
+            A chunk per step, or per piece of a document. The chunks' texts, joined, are the
+            result's text.
         """
         how = {"seed": checked("seed", seed), "predictions": [prediction], "stream": True}
         how |= {"num_samples": settings.pop("num_samples", 1)}  # only the first sample is decoded
@@ -455,7 +462,7 @@ class SpeculativeDecoder:
     def embed(
         self, prompts: Any, normalize: bool = False, batch_size: int = DEFAULT_BATCH_SIZE
     ) -> np.ndarray:
-        """Returns one vector per prompt, float32 (n, width); see `Embeddings.embed`."""
+        """Returns one vector per prompt, float32 (prompts, size); see `Embeddings.embed`."""
         return self.embeddings.embed(prompts, normalize, batch_size)
 
     def engine(self, settings: Settings, batch_size: int = DEFAULT_BATCH_SIZE) -> Engine | Beams:

@@ -3,9 +3,9 @@
     python distill.py --model my-t5 --data prompts.txt --output models/my-t5-draft
 
 The target answers the prompts, and a draft learns to guess these answers (mlx_t5/training). At the
-end, the best version of the draft is compared with the previous draft, if there is one, and with
-copying tokens of the prompt. A bad draft cannot change the target's output, because the target
-verifies every proposal. --resume continues an interrupted run. The table at the end goes to
+end, the best version of the draft is compared with the draft that the target had before (if any)
+and with copying tokens of the prompt. A bad draft cannot change the target's output, because the
+target verifies every proposal. --resume continues an interrupted run. The table at the end goes to
 standard output, and everything else to standard error.
 """
 
@@ -119,7 +119,7 @@ class Distillation:
         return start_from(draft, self.target, self.args.draft_model, trained)
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the settings that determine the answers, and the further settings of training."""
+        """Returns the settings that determine the target's answers, and those of training alone."""
         from mlx_t5.checkpoints.identity import adapter_identity, identity
         from mlx_t5.training.examples import digest
 
@@ -175,7 +175,7 @@ class Distillation:
             yield None if result.error else (*result.tokens, *ended)
 
     def _choose_vocabulary(self, labeled: Sequence[LabeledExample]) -> None:
-        """Restricts the draft to the target's most frequent tokens, unless all are to be kept."""
+        """Restricts the draft to frequent tokens of the target's answers, unless it keeps all."""
         from mlx_t5.network.draft_vocabulary import narrow
         from mlx_t5.training.vocabulary import by_frequency, chosen
 
@@ -255,7 +255,7 @@ class Distillation:
         return save_draft(self.draft, self.source, self.args.output)
 
     def _verdict(self, path: Path) -> str:
-        """Returns the final report, which compares the saved draft with all other proposers."""
+        """Returns the report that compares the saved draft with the previous one and copying."""
         from mlx_t5.drafting.draft_model import DraftModel
         from mlx_t5.drafting.source_copy import SourceCopy
         from mlx_t5.training.verdict import LOOKUP, measure_proposers, report

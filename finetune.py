@@ -211,7 +211,7 @@ class FineTuning:
         )
 
     def _rows(self) -> int:
-        """Returns the number of rows in a micro-batch that fits into memory; logs the estimate.
+        """Returns how many rows of a batch fit into memory as one micro-batch; logs the estimate.
 
         If a whole batch does not fit, turns on gradient checkpointing before splitting the batch.
         """

@@ -107,7 +107,7 @@ def _run(options: MainOptions, ranks: Ranks) -> int:
 
 
 def _is_streamed(options: MainOptions, settings: Settings) -> bool:
-    """Returns whether to write one text or document while it is generated."""
+    """Returns whether to write the output, one text or document, while it is generated."""
     several = len(options.prompt or []) > 1 or (options.input_file and not options.is_document)
     if several or options.json or not options.writes_text:
         return False
@@ -116,7 +116,7 @@ def _is_streamed(options: MainOptions, settings: Settings) -> bool:
 
 
 def _prompts(options: MainOptions, ranks: Ranks) -> list[str] | Lines | None:
-    """Returns the prompts; None on ranks other than 0 if there is a file, which rank 0 reads."""
+    """Returns the prompts; if they are in a file, rank 0 reads it, and other ranks get None."""
     if options.input_file:
         if ranks.rank:
             return None
@@ -140,7 +140,7 @@ def _choose(options: MainOptions) -> ModelPair:
 
 
 def _presets(options: MainOptions, folder: Path) -> list[Preset]:
-    """Returns the settings in the model's own files: general, then the task's; later ones win."""
+    """Returns the settings in the model's own files: general ones, then the task's, which win."""
     presets = [] if options.ignore_generation_config else [read_generation_config(folder)]
     task = options.task
     return presets if task is None else [*presets, find_task(read_tasks(folder), task)]

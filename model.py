@@ -69,7 +69,7 @@ class T5(Stacks):
             embedding. See `weights.select`.
         encoder_only: whether to leave out the decoder; only `encode` works then.
         shares_with: for a draft, the target whose embedding, encoder and head it uses; the draft's
-            own parameters are then only its decoder's (network/sharing.py).
+            own parameters are then only those of its decoder (network/sharing.py).
 
     Attributes:
         local_config: the config of this process's shard (network/sharding.py); `config` if the
@@ -116,19 +116,19 @@ class T5(Stacks):
         """Returns the logits of every target position; for decoding see `cache` and `decode`.
 
         Args:
-            ids: (B, S) source tokens.
+            ids: (B, S) source tokens of B rows.
             decoder_ids: (B, T) target tokens, beginning with the start token.
             mask: (B, S), 1 or True for source tokens and 0 for padding; None without padding.
 
         Returns:
-            float32 logits (B, T, V) for the token after each target position.
+            float32 logits (B, T, V) over V tokens for the token after each target position.
         """
         batch, length = decoder_ids.shape
         cache = self.cache(self.encode(ids, mask), mask, capacity=length)
         return self.decode(decoder_ids, cache, [0] * batch)
 
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
-        """Returns the encoder's output (B, S, d_model) for tokens (B, S) and their mask (B, S)."""
+        """Returns the encoder's output (B, S, d_model) for B rows of S tokens; mask: (B, S)."""
         if self.shares_with is not None:
             return self.shares_with.encode(ids, mask)
         batch, length = ids.shape
@@ -144,7 +144,7 @@ class T5(Stacks):
         """Returns a cache with the cross-attention keys and values of encoded prompts.
 
         Args:
-            encoded: (B, S, d_model) output of `encode`.
+            encoded: (B, S, d_model) output of `encode` for B rows of S source positions.
             mask: (B, S), as given to `encode`.
             capacity: target positions to allocate; `decode` adds more when it needs them.
 
@@ -165,14 +165,14 @@ class T5(Stacks):
         return (self.encoder if "encoder" in self else self.decoder).norm.weight.dtype
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
-        """Returns the bytes of a cache for prompts of `source` tokens and texts of `target` tokens.
+        """Returns a cache's size in bytes, for prompts of `source` and texts of `target` tokens.
 
         `rows` is the number of texts if there are more texts than prompts, as in beam search.
         """
         return cache_bytes(self.local_config, self.dtype.size, prompts, source, target, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
-        """Returns the peak bytes to encode rows of `source` tokens; 0 if a target encodes them."""
+        """Returns the peak memory (bytes) to encode rows of `source` tokens; 0 if a target does."""
         if self.shares_with is not None:
             return 0
         return encoder_bytes(self.local_config, self.dtype.size, rows, source)
@@ -183,16 +183,16 @@ class T5(Stacks):
         The call does not wait for the device, which starts with the first layers while Python
         builds the graph of the rest. A token attends to the slots of `cache` up to its own, so all
         positions before `offsets` must have been fed. Later slots may have old content, which is
-        overwritten or masked. Rows shorter than T may be padded at the end with any token; ignore
-        the logits of padding.
+        overwritten or masked. Shorter rows may be padded at the end with any token; ignore the
+        logits of padding.
 
         Args:
-            tokens: (B, T) target tokens.
+            tokens: (B, T) target tokens of B rows.
             cache: from `cache`; updated in place.
             offsets: absolute position of each row's first token.
 
         Returns:
-            float32 logits (B, T, V) for the token after each of `tokens`.
+            float32 logits (B, T, V) over V tokens for the token after each of `tokens`.
 
         Raises:
             ValueError: the cache has a different number of rows.
@@ -204,14 +204,14 @@ class T5(Stacks):
         return self.logits(x).reshape(*tokens.shape, -1)
 
     def decoder_states(self, tokens: mx.array, cache: Cache, offsets: list[int]) -> mx.array:
-        """Returns the decoder's last hidden states (B·T, d_model), lazily; for training."""
+        """Returns the last hidden states (B·T, d_model) of tokens (B, T), lazily; for training."""
         *_, x = self._states(tokens, cache, offsets, passes=-math.inf)
         return x
 
     def _states(
         self, tokens: mx.array, cache: Cache, offsets: list[int], passes: float
     ) -> Iterator[mx.array]:
-        """Yields residuals (B·T, d_model) after each layer and the last norm; `passes` as in T5."""
+        """Yields the residuals after each layer and the last norm; for `passes` see `layer_for`."""
         slots = cache.slots(offsets, tokens.shape[1])
         layer = layer_for(self.local_config, slots, passes, self.grad_checkpoint)
         x = self.shared(tokens.flatten()).astype(self.decoder.last_norm.weight.dtype)
@@ -229,7 +229,7 @@ class T5(Stacks):
         return Matrix.of(getattr(self, "lm_head", self.shared))
 
     def logits(self, states: mx.array, head: Matrix | None = None) -> mx.array:
-        """Returns float32 logits (N, V) of N states (N, d_model), by `head` or the model's head."""
+        """Returns float32 logits (N, V) of N states for V tokens; `head` is the model's if None."""
         if self.config.scales_logits:
             states = states * self.config.d_model**-0.5
         return (head or self.head).times(states).astype(mx.float32)

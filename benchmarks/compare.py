@@ -101,8 +101,8 @@ def compare(
 
     The proposers take turns. For batch size 1 and temperature 0, a turn is one prompt, and each
     task of mixed prompts has its own table. Otherwise a turn is one call with all prompts, and
-    there is one table: larger batches mix the tasks, and with sampling, `auto` learns only from
-    the rows of the same call.
+    there is one table. One reason is that larger batches mix the tasks. Another is that, with
+    sampling, `auto` learns the number of proposals only from rows of the same call.
     """
     single = batch_size == 1 and temp == 0
     turns = workload.cut(prompts.prompts, 1 if single else len(prompts.prompts))
@@ -162,7 +162,7 @@ def predicted(
 
 
 def rows_of(numbers: dict[tuple[str, int | str], str], timed: dict[str, Timed]) -> list[dict]:
-    """Returns a table row with the figures of each variant.
+    """Returns one table row for each variant, with the variant's figures.
 
     Args:
         numbers: the variants' names, keyed by the proposer and the number of proposals.

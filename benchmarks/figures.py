@@ -37,9 +37,9 @@ class PairCosts:
         """Returns the speed-up of gamma proposals per step, each accepted with probability alpha.
 
         This is Theorem 3.8 of https://arxiv.org/abs/2211.17192, with v(gamma + 1) in place of 1. A
-        step yields 1 + alpha + … + alpha^gamma tokens. It has gamma draft passes and a target pass
-        over gamma + 1 positions, so it takes gamma c + v(gamma + 1) times as long as a target pass
-        over one position.
+        step yields 1 + alpha + … + alpha^gamma tokens on average. Its gamma draft passes and its
+        target pass over gamma + 1 positions take gamma c + v(gamma + 1) times as long as a target
+        pass over one position; c and v are the attributes.
         """
         tokens = sum(alpha**n for n in range(gamma + 1))
         return tokens / (gamma * self.c + self.v[gamma + 1])

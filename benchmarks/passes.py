@@ -1,11 +1,11 @@
 """Times single passes of a pair of models, for the costs that the benchmarks report.
 
 On Apple's GPUs, a pass becomes slower at certain numbers of positions; `TARGET_POINTS` has numbers
-just below and above these. From M3 on, kernels read the weights once for every 5 positions, for up
-to 12 positions with 4 or 8 bits and up to 15 with 16 bits; beyond that, products are tiled
-(`get_qmv_batch_limit` in MLX's backend/metal/quantized.cpp, `gemv_wide_config` in matmul.cpp). On
-M1 and M2, a pass becomes slower at 2 positions. The most important numbers come first, because a
-slow model leaves no time for all of them.
+just below and above these. From the M3 on, kernels read the weights once for every 5 positions.
+This holds for up to 12 positions if weights have 4 or 8 bits, and for up to 15 if weights have 16
+bits. Products over more positions are tiled (`get_qmv_batch_limit` in MLX's
+backend/metal/quantized.cpp, `gemv_wide_config` in matmul.cpp). On M1 and M2, a pass becomes slower
+at 2 positions. The important numbers come first, as a slow model leaves no time for all of them.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class MlxT5(Program):
     """This project, which also gives the other programs the models' folders (`folders`)."""
 
     def __init__(self, model: str, draft_model: str, dtype: str | None):
-        """Loads a pair, as `Subject.load` does."""
+        """Loads a target and a draft, as `Subject.load` does."""
         from benchmarks.subject import Subject
 
         self.names = (model, draft_model)
@@ -118,7 +118,7 @@ class MlxT5(Program):
         return [list(self.subject.tokenizer.encode(text)) for text in texts]
 
     def folders(self, scratch: str) -> list[str]:
-        """Returns folders of target and draft that other programs can read, in `scratch` if needed.
+        """Returns target and draft folders for other programs, converted in `scratch` if needed.
 
         Raises:
             UserError: the weights are quantized, or the draft has its own vocabulary.
@@ -186,7 +186,7 @@ class Transformers(Program):
     """transformers' own torch models: greedy, sampled, or with assisted generation (a draft)."""
 
     def __init__(self, target: str, draft: str, dtype: str, device: str, threads: int):
-        """Loads a pair.
+        """Loads a target and a draft.
 
         Args:
             target: the target's folder, in Hugging Face's format.

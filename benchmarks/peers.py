@@ -149,8 +149,7 @@ def start_others(
 
     Args:
         project: this project's process, which provides the models' folders.
-        facts: this project's answer to `describe`; the other programs get the same threads, type
-            and device.
+        facts: this project's description; the others get the same threads, type and device.
         stack: the context that ends the processes and removes their temporary files.
     """
     scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -205,7 +204,7 @@ def sampled(variants: Mapping[str, Decode]) -> dict[str, Decode]:
 
 
 def of_document(variants: Mapping[str, Decode], texts: Sequence[str]) -> dict[str, Decode]:
-    """Returns `regular`, the variants that decode the texts as one document, and `OTHERS`."""
+    """Returns `regular`; this project's variants, given `texts` as one document; and `OTHERS`."""
 
     def document(decode: Decode) -> Decode:
         return lambda prompts, **keywords: decode(prompts=texts[: len(prompts)], **keywords)
@@ -269,7 +268,7 @@ def compare(
 def or_left_out(
     name: str, decode: Decode, left_out: dict[str, str]
 ) -> Callable[[Ids], Answer | None]:
-    """Returns a version of `decode` that returns None after a failure, and notes it in `left_out`.
+    """Returns a version of `decode` that notes a failure in `left_out`, and then returns None.
 
     Some releases of transformers fail for certain models, such as those with more layers in the
     decoder than in the encoder. This project's own failures are not caught.

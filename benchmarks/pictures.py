@@ -72,7 +72,7 @@ def _figure(title: str, panels: int) -> tuple[Any, Any]:
 
 
 def _speeds(axes: Any, lines: Lines) -> None:
-    """Draws speed-ups against the number of proposals; lines begin at (0, 1), regular decoding."""
+    """Draws speed-ups against the number of proposals; lines begin at regular decoding, (0, 1)."""
     stars = []
     for i, (label, rows) in enumerate(lines.items()):
         fixed = sorted(

@@ -163,7 +163,7 @@ def fits(peak: int, there: int) -> str:
 
     Args:
         peak: the pair's peak memory in bytes.
-        there: the bytes of memory that the models can use (`limit`).
+        there: the memory in bytes that the models can use (`limit`).
     """
     ending = "it fits" if peak <= there else "it does not fit, and is slow"
     return f"The pair took {readable(peak)} at most, of {readable(there)}: {ending}."
@@ -177,8 +177,8 @@ def log(line: str) -> None:
 def chosen_pair(args: argparse.Namespace) -> tuple[str, str, str | None]:
     """Returns the names of target and draft, and the type in which they compute.
 
-    The bundled pair is grown first if it is to be measured and has not been grown yet. The type
-    None stands for the type in which each folder is stored.
+    If the bundled pair is to be measured, it is enlarged once, to the shapes of larger models. The
+    type None stands for the type in which each folder is stored.
 
     Raises:
         UserError: there is no model of this name, or no draft for it.

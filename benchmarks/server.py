@@ -5,7 +5,7 @@ join and leave a running batch. With `--max-batch 1`, requests are served one by
 sends its next prompt as soon as it has the answer to the previous one. After a warm-up, the two
 servers are measured in turn with the same prompts; while one is measured, the other is idle.
 Latency is the time from sending a request until its answer has been read, including the time in the
-queue. The texts of the two servers are compared; a request's seed is its number.
+queue. The texts of the two servers are compared, so a prompt has the same seed on both.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Measurement:
     latencies: list[float] = field(default_factory=list)
 
     def percentile(self, share: float) -> float:
-        """Returns the latency in seconds that this share of the requests does not exceed."""
+        """Returns the latency in seconds that a share (0 to 1) of requests does not exceed."""
         ordered = sorted(self.latencies)
         return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
@@ -149,7 +149,7 @@ def measure(
 
 
 def table_rows(measured: dict[tuple[int, str], Measurement]) -> list[dict]:
-    """Returns a table row with the figures of each measurement.
+    """Returns one table row for each measurement, with the measurement's figures.
 
     The speed-up is relative to the server `SINGLE` with the same number of clients. Texts are
     compared with those of the first repeat of the first measurement.

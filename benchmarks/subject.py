@@ -58,7 +58,7 @@ class Subject:
         return cls(target, draft, tokenizer)
 
     def drafter(self, proposer: str, wrong: int = 0) -> Drafter:
-        """Returns a drafter of `PROPOSERS`; `wrong` percent of draft tokens are made wrong."""
+        """Returns the drafter `proposer`; `wrong` percent of the draft's tokens are made wrong."""
         model: Drafter = DraftModel(self.draft, self.target)
         if wrong:
             model = Worsened(model, wrong)

@@ -28,12 +28,12 @@ from mlx_t5.training.texts import chrf
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
 
-Setting = tuple[float, int]  # delta, gamma
+Setting = tuple[float, int]  # delta, number of proposals
 NEAR = 0.02  # speeds that differ by less than this share count as equal
 
 
 def points(name: str) -> Callable[[dict], str]:
-    """Returns a function from a row to the text of the row's figure `name`, "" if that is None."""
+    """Returns a function that formats the figure `name` of a row; "" if the figure is None."""
     return lambda row: "" if row[name] is None else f"{row[name]:.1f}"
 
 

@@ -1,1 +1,1 @@
-"""The bundled target and draft, and modules that make data, a picture and larger models of them."""
+"""The bundled target and draft, and modules that enlarge them, draw a picture and write data."""

@@ -1,4 +1,4 @@
-"""Writes data for a task that the bundled target does not know: British English to American.
+"""Writes British-to-American English data, for a task that the bundled target does not know.
 
     python -m demo.american --path models/american
     python finetune.py --model demo/target --data models/american --output models/american-lora

@@ -1,4 +1,4 @@
-"""Enlarges a model of the bundled pair to a real T5's size; the model still writes the same texts.
+"""Enlarges the bundled target or draft to the size of a real T5, without changing its texts.
 
     python -m demo.grow --shape t5-base --from demo/target --path models/demo-base
 
@@ -76,11 +76,11 @@ class GrownTensor:
     dtype: str
 
     def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Returns a dictionary {name: (type, shape)} of the tensor, as it is stored."""
+        """Returns a dictionary of one entry, {name: (type, shape)}, for the stored tensor."""
         return {self.name: (self.dtype, self.content.shape)}
 
     def chunks(self, checkpoint: Checkpoint, seed: int) -> Iterator[dict[str, mx.array]]:
-        """Yields the tensor in chunks of whole rows, each as a dictionary {name: rows}.
+        """Yields the tensor in chunks of whole rows; each chunk is a dictionary {name: rows}.
 
         Args:
             checkpoint: the small model's tensors.
@@ -102,7 +102,7 @@ def grow(
     seed: int = 0,
     overwrite: bool = False,
 ) -> tuple[int, int]:
-    """Writes a larger model that computes the same function.
+    """Writes a larger model that computes the same function as a small one.
 
     Args:
         source: a Hugging Face folder of a T5, such as demo/target.

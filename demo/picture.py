@@ -24,7 +24,7 @@ Step = list[tuple[str, str]]  # the text that each token adds, and the token's o
 
 
 def run() -> list[Step]:
-    """Decodes the default prompt with the bundled pair in float32, and returns the steps."""
+    """Decodes the default prompt in float32; returns each pass's tokens with their origins."""
     target, tokenizer = load(BUNDLED / "target", "float32")
     draft, _ = load(BUNDLED / "draft", "float32")
     chunks = SpeculativeDecoder(target, draft, tokenizer, NUM_DRAFT).stream(DEFAULT_PROMPT)
@@ -32,7 +32,7 @@ def run() -> list[Step]:
 
 
 def label(text: str, x: int, y: int, color: str = "#59636e") -> str:
-    """Returns an SVG element that draws a text, equally wide in every font."""
+    """Returns an SVG element that draws a text with the same width in every font."""
     length = CHARACTER * len(text)
     return f'<text x="{x}" y="{y + 17}" textLength="{length}" fill="{color}">{escape(text)}</text>'
 

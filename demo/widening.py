@@ -3,13 +3,15 @@
 The added numbers are random rather than zero, so that they cost as much time as trained weights.
 They are not random where they would change the output:
 
-- d_model, d -> D: no layer writes into the new dimensions of the residual, because the new rows of
-  `o` and `wo` and the new columns of the embedding are zero. RMSNorm divides by the root of
-  mean(x^2) + epsilon. Because the new dimensions are zero, the mean over all D is d/D of the mean
-  over d. With epsilon' = epsilon * d/D, the whole sum is d/D of the former sum. To compensate, norm
-  weights are multiplied by sqrt(d/D). A tied head multiplies by D^-0.5 = d^-0.5 * sqrt(d/D), which
-  has this factor already, so with a tied head the decoder's last norm keeps its weights.
-- heads, d_ff, layers: the columns of `o` and `wo` that read new values are zero.
+- d_model, from d to D: the new dimensions of the residual are zero, because the new columns of the
+  embedding and the new rows of the output projections `o` and `wo` are zero. RMSNorm divides by the
+  root of mean(x^2) + epsilon. The new dimensions are zero, so the mean over all D is d/D of the
+  mean over d. The result's epsilon' is epsilon * d/D, so the whole sum is d/D of the former sum. To
+  compensate, norm weights are multiplied by sqrt(d/D). A tied head multiplies by
+  D^-0.5 = d^-0.5 * sqrt(d/D), which has this factor already, so with a tied head the decoder's last
+  norm keeps its weights.
+- heads, d_ff, layers: the columns of `o` and `wo` that read values of new heads, feed-forward units
+  or layers are zero.
 - d_kv: T5 does not divide scores by sqrt(d_kv), so scores stay the same if the new rows of `q` are
   zero. The new columns of `o` are zero as well.
 - vocabulary: a new token's row of the head must not be zero, because a logit of 0 could be the
@@ -20,7 +22,7 @@ They are not random where they would change the output:
   -z, which adds c*z - c*z = 0 to an old token's logit. A new token's row is -E and 0 in these
   dimensions, so its logit is -E*z, far below all others.
 
-Symbols: d and D are the d_model of the source and of the result; c, z and E are constants.
+Symbols: d and D are the d_model of the small and of the larger T5; c, z and E are constants.
 """
 
 from __future__ import annotations
@@ -77,9 +79,9 @@ class Widened:
         center: the mean of the uniform random numbers.
         spread: the maximum distance of a random number from the mean.
         patches: the rectangles that are not random.
-        rows: the rows into which the source's rows are copied, if there is a source.
-        columns: the columns into which the source's columns are copied.
-        factor: the factor by which the source's numbers are multiplied.
+        rows: the rows into which the small model's rows are copied; empty if it has no such tensor.
+        columns: the columns into which the small model's columns are copied.
+        factor: the factor by which the copied numbers are multiplied.
     """
 
     shape: tuple[int, ...]
@@ -137,9 +139,8 @@ class Widening:
         result: the large model's configuration.
 
     Raises:
-        UserError: a size is less than the source's. Also if the vocabulary grows, but d_model grows
-            by less than 2 or the source's layer_norm_epsilon is 0: the logits of new tokens become
-            small by two new dimensions and a smaller epsilon.
+        UserError: a size is less than the source's. A larger vocabulary also needs a d_model that
+            grows by at least 2, and a source whose layer_norm_epsilon is not 0.
     """
 
     def __init__(self, source: T5Config, sizes: Mapping[str, int]):
@@ -223,14 +224,17 @@ class Widening:
         return ()
 
     def _last_weight(self) -> float:
-        """Returns the last norm's weight in the dimensions that hold constants: a power of two."""
+        """Returns the decoder's last norm weight for the first constant dimension: a power of 2."""
         d = self.source.d_model
         head = d**-0.5 if self.source.scales_logits else math.sqrt(self.result.d_model / d)
         return 2.0 ** math.ceil(math.log2(_DEPTH / (_AWAY * self._constant * head)))
 
 
 def _constant(source: T5Config, d_model: int) -> float:
-    """Returns c, the largest power of two for which 2c^2 <= epsilon * d_model / 2 (source's)."""
+    """Returns c, the largest power of two for which 4c^2 <= epsilon * d_model of the source.
+
+    The argument `d_model` is that of the result; raises `UserError` if it does not grow enough.
+    """
     if d_model < source.d_model + 2:
         least = f"at least {source.d_model + 2}"
         raise UserError(f"a larger vocab_size needs a d_model of {least}, not {d_model}")

@@ -92,7 +92,7 @@ def cpu_only() -> bool:
     """Returns whether to use the CPU's code paths: `on_cpu()`, unless `T5_REHEARSE` is set.
 
     `T5_REHEARSE` makes a CPU use a GPU's code paths: compiled layers, padded sources, early passes
-    (early_pass.py), checks of memory. The default type stays float32: a CPU is slow with others.
+    (early_pass.py), memory checks. The default type stays float32: CPUs are slow with other types.
     """
     return on_cpu() and not os.environ.get(REHEARSE)
 
@@ -100,7 +100,7 @@ def cpu_only() -> bool:
 def device_info() -> dict[str, Any]:
     """Returns MLX's facts about the device.
 
-    If the environment sets `T5_REHEARSE`, adds facts about memory, as Metal would report them.
+    On a CPU with `T5_REHEARSE` set, adds facts about memory, as Metal would report them.
     """
     facts = dict(mx.device_info())
     if on_cpu() and not cpu_only():
@@ -111,12 +111,12 @@ def device_info() -> dict[str, Any]:
 
 
 def blas_name() -> str:
-    """Returns the CPU's BLAS: library, version and kernels."""
+    """Returns the name of the CPU's BLAS, with its version and kernels if they are known."""
     return "Accelerate" if sys.platform == "darwin" else _loaded or blas.REFERENCE
 
 
 def device_name() -> str:
-    """Returns the device's name for measurements, with a CPU's number of cores and its BLAS."""
+    """Returns the device's name; for a CPU, also the number of its cores and its BLAS."""
     name = str(mx.device_info().get("device_name", "unknown"))
     if not on_cpu():
         return name

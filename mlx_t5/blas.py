@@ -80,7 +80,7 @@ def load(
 
 
 def find_mkl() -> Path:
-    """Returns the path of pip's MKL library, which loads its other parts.
+    """Returns the path of MKL's main library, as pip installed it; it loads MKL's other parts.
 
     Raises:
         OSError: MKL is not installed, or its main library is missing.
@@ -122,7 +122,7 @@ def load_mkl(path: Path, loader: Loader, environment: MutableMapping[str, str]) 
 
 
 class _MklVersion(ctypes.Structure):
-    """`MKLVersion` of mkl_types.h."""
+    """The C structure `MKLVersion`, as declared in mkl_types.h."""
 
     _fields_ = (
         *((name, ctypes.c_int) for name in ("major", "minor", "update")),

@@ -3,7 +3,8 @@
 MLX compiles some kernels at their first use, in 3 to 4 s each, and keeps them in a folder. When it
 compiles the first kernel, it reads the folder's name from the environment. The default folder is in
 the system's temporary folder, which all users share and the system empties (mlx/backend/cuda/
-jit_module.cpp). File names do not tell the GPU's architecture, so the folder's name has to.
+jit_module.cpp). A kernel's file name does not tell the GPU's architecture, so the folder's name
+has to.
 
 Nothing here imports MLX.
 """
@@ -82,6 +83,6 @@ def _drop_damaged(folder: Path) -> None:
 
 
 def _end(head: bytes) -> int:
-    """Returns the end of an ELF file's section table, which is the end of the file."""
+    """Returns an ELF file's full size, from its header: the section table is at the file's end."""
     fields = ELF.unpack(head)
     return fields[6] + fields[11] * fields[12]

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-# Maximum number of source positions, padding included, in an encoder pass of several prompts.
+# Maximum number of source positions in an encoder pass of several prompts, with padding to the
+# longest prompt; rounding up lengths on a GPU (`cache.source_width`) is not counted.
 # Larger passes were not faster, and had more padding.
 PASS_POSITIONS = 256
 
@@ -17,7 +18,7 @@ Value = TypeVar("Value")
 def by_length(
     lengths: Sequence[int], batch_size: int, most_tokens: float = math.inf
 ) -> Iterator[list[int]]:
-    """Groups items into batches of similar length, the longest first.
+    """Groups items of similar length into batches, the longest items first.
 
     Args:
         lengths: lengths of the items in tokens.
@@ -49,7 +50,7 @@ def in_halves(
             the item and the error's text.
 
     Yields:
-        The value of each item in order; `work` runs when its first value is requested.
+        The value of each item in order; `work` is called only when a value is requested.
     """
     try:
         yield from work(items)

@@ -47,7 +47,7 @@ class ModelPair:
         target: folder of the model that writes the text.
         draft: folder of the model that proposes tokens, or None.
         lookup: whether proposals are also copied from the source.
-        note: one line about the choice, with its reason if the user did not choose.
+        note: one line that tells the user which models run and, if there is a reason, why.
         adapter: folder of a LoRA adapter to merge into the target, or None.
     """
 
@@ -80,7 +80,7 @@ def choose_pair(
         regular: whether to use no draft, whatever `draft_model` is.
         adapter: folder of a LoRA adapter to merge into the target.
         regular_because: the reason for `regular`, for the user.
-        fetch: whether a default draft may be read from Hugging Face's cache. It may also be
+        fetch: whether a default draft may be read from Hugging Face's cache. It may then also be
             downloaded if the target has no folder yet, or if `convert` is None.
         revision: revision of the target, see `locate`.
 
@@ -177,7 +177,7 @@ def _default_pair() -> tuple[Path, Path, str]:
 def _default_draft(
     target: Path, convert: Convert | None, fetch: bool, is_new: bool
 ) -> tuple[Path | None, str]:
-    """Returns the folder of a target's default draft, or None, and the reason for the user.
+    """Returns the folder of a target's default draft, or None, and a reason to show to the user.
 
     Args:
         target: the target's folder.
@@ -208,9 +208,9 @@ def _default_draft(
 
 
 def _fit(target: Path, draft: Path) -> bool:
-    """Returns whether the configs of a target and a draft agree about their tokens.
+    """Returns whether a target and a draft have vocabularies of one size, and equal special tokens.
 
-    Returns True if a config is damaged.
+    Returns True if a config is damaged, because loading reports the damage.
     """
     try:
         configs = [T5Config.from_dict(read_config(folder)) for folder in (target, draft)]

@@ -21,15 +21,15 @@ AUTO, NONE, LOOKUP = "auto", "none", "lookup"  # special values of --draft-model
 
 
 def locate(name: str, convert: Convert | None = None, revision: str | None = None) -> Path:
-    """Returns the folder of the model with this name; downloads a Hub id at its first use.
+    """Returns the folder of the model with this name; a Hub id's model is downloaded at first use.
 
     A folder in `models/` has the last part of its Hub id as its name, which several ids may share.
-    So its config.json records the full id; if it is not the requested one, the folder is refused.
+    So its config.json records the full id. The folder is refused if another id was requested.
 
     Args:
         name: the user's name for the model.
-        convert: converts the model of a Hub id into a folder, such as `convert.convert`; not used
-            if the model is in MLX's format. None reads every snapshot as it is.
+        convert: a function that converts a Hub id's model into a folder, as `convert.convert` does;
+            not used if the model is in MLX's format. None reads every snapshot as it is.
         revision: a branch, tag or commit of a Hub id; with a revision `models/` is not searched.
 
     Raises:
@@ -65,7 +65,7 @@ def folder_of(name: str) -> Path:
     """Returns the folder of the model with this name; for a Hub id it may not exist yet.
 
     Raises:
-        UserError: the name is empty, a file, or a path that does not exist.
+        UserError: the name is empty, names a file, or is a path that does not exist.
     """
     from mlx_t5.checkpoints.small_files import place
 

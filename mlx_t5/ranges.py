@@ -86,7 +86,7 @@ def checked(name: str, value: Any, allowed: Range | None = None) -> Any:
     Args:
         name: the setting's name.
         value: the caller's value.
-        allowed: its range; may be None for batch_size, num_samples and seed.
+        allowed: its range; None for batch_size, num_samples and seed, whose ranges are known here.
 
     Raises:
         UserError: the value is not valid.

@@ -73,8 +73,8 @@ def declared(default: Any, range: Range, help: str, **others: Any) -> Any:
 class Settings:
     """The settings with which one prompt is decoded.
 
-    NumPy's numbers are accepted. Larger counts than 2**31 - 1 are clamped to it, except
-    `num_beams`: above 1024 it is refused.
+    NumPy's numbers are accepted. Counts above 2**31 - 1 are lowered to that. `num_beams` is
+    refused above 1024.
 
     Attributes:
         logits_processors: callables that change the target's logits, in order, after the penalties
@@ -241,7 +241,7 @@ def check_exact(settings: Settings, width: int) -> None:
         width: positions of each row in a pass; num_draft, if it is a number, must be smaller.
 
     Raises:
-        UserError: num_draft does not fit into the width, or delta or beams are used.
+        UserError: num_draft does not fit into the width, `delta` is above 0, or beams are used.
     """
     fixed = settings.num_draft if isinstance(settings.num_draft, int) else 0
     for name, refused, cause in (

@@ -27,7 +27,7 @@ Tokens = list[list[int]]  # the tokens of each prompt of a turn
 
 @dataclass(frozen=True)
 class Ratio:
-    """The median of several repeats, with the smallest and the largest value."""
+    """The median of a figure over several repeats, with the smallest and the largest value."""
 
     value: float
     low: float
@@ -43,7 +43,7 @@ class Timed:
 
     Attributes:
         seconds: [R][N] wall-clock time of every turn.
-        tokens: [R][N] tokens decided in every turn, EOS included.
+        tokens: [R][N] number of tokens decided in every turn, EOS included.
         outcomes: [R][N] results of every turn.
     """
 
@@ -150,7 +150,7 @@ def timed_turn(
     tokens: Callable[[Any], int],
     clock: Callable[[], float],
 ) -> tuple[float, int, Any]:
-    """Returns seconds, tokens and outcome of one turn; arguments as in `interleave`."""
+    """Returns seconds, number of tokens and outcome of one turn; arguments as in `interleave`."""
     began = clock()
     outcome = variant(turn)
     return clock() - began, tokens(outcome), outcome

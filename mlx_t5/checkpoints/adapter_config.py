@@ -1,9 +1,9 @@
 """Reads PEFT's adapter_config.json: which layers a LoRA adapter changes, and by how much.
 
-The entries are those of `LoraConfig` in PEFT 0.21. LoRA, rank-stabilized LoRA and DoRA of linear
-layers are supported. An entry that asks for anything else raises an error, because an adapter that
-is merged only in part would give a different model that still writes fluent text. A regular
-expression for the names of layers is refused too, because matching it could take years.
+The file's entries are those of `LoraConfig` in PEFT 0.21. LoRA, rank-stabilized LoRA and DoRA of
+linear layers are supported. An entry that asks for anything else raises an error. Otherwise the
+adapter would be merged only in part, and nobody would notice, because the text stays fluent. A
+regular expression for the names of layers is refused too: a hostile one takes years to match.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class LoraConfig:
         use_rslora: whether B @ A is multiplied by lora_alpha / sqrt(r) instead.
         use_dora: whether each row of a changed weight is then scaled to a learned length (DoRA).
         target_modules: the names of the layers to change, or the ends of their names, such as
-            "q" or "SelfAttention.q"; or `ALL_LINEAR`.
+            "q" or "SelfAttention.q"; or `ALL_LINEAR`, all linear layers but the output head.
         exclude_modules: the names, or ends of names, of layers that stay unchanged.
     """
 
@@ -110,11 +110,11 @@ class LoraConfig:
 
     @property
     def scale(self) -> float:
-        """The factor by which B @ A is multiplied."""
+        """The factor by which LoRA's product B @ A is multiplied before it is added to a weight."""
         return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
     def targets(self, layers: Iterable[str]) -> list[str]:
-        """Returns the layers that the adapter changes; `layers` and the result are full names."""
+        """Returns those of `layers`, the full names of layers, that the adapter changes."""
         return [
             layer
             for layer in layers

@@ -53,15 +53,15 @@ class StoredAdapter:
         self._stored, self._layers, self._config = stored, layers, config
 
     def row_tiles(self, name: str, tiles: Iterable[mx.array]) -> Iterator[mx.array]:
-        """Merges a weight a few rows at a time.
+        """Merges the adapter into a weight, a few rows at a time.
 
         Args:
-            name: the tensor's Hugging Face name.
+            name: the weight's Hugging Face name.
             tiles: the weight's rows, in order; all tiles but the last have equally many rows.
 
         Yields:
-            Each tile with the changes merged, in float32. If the adapter does not change the layer,
-            each tile as given.
+            The merged tiles, in float32; or the tiles as given, if the adapter does not change this
+            weight.
 
         Raises:
             UserError: the adapter's file cannot be read.
@@ -96,8 +96,8 @@ class StoredAdapter:
     ) -> Iterator[tuple[str, mx.array]]:
         """Merges the adapter into whole tensors of an MLX folder.
 
-        A quantized weight is quantized again after merging, with the settings that the method
-        `quantization` returns.
+        A quantized weight is quantized again after merging, with the settings that
+        `StoredAdapter.quantization` returns.
 
         Args:
             tensors: pairs of a tensor's name in the MLX folder and its array.
@@ -123,7 +123,7 @@ class StoredAdapter:
                 yield from change_weight(path, waiting.pop(path), settings, merge).items()
 
     def quantization(self, entry: Mapping[str, Any], ours: Mapping[str, str]) -> dict[str, Any]:
-        """Returns the entry `quantization` of config.json that fits the tensors from `merged`.
+        """Returns the entry `quantization` of config.json for the tensors that `merged` yields.
 
         Args:
             entry: the entry `quantization` of the folder's config.json, as it was before merging.
@@ -194,8 +194,8 @@ def save_adapter(
     Args:
         path: the folder, as checked by `check_output_folder`.
         entries: the entries of adapter_config.json, except `peft_type` and `task_type`.
-        tensors: for each layer, the arrays A and B, and with DoRA the rows' lengths; each array is
-            keyed by its name in PEFT.
+        tensors: for each layer, the LoRA matrices A and B and, with DoRA, the learned lengths of
+            the weight's rows; each array is keyed by its name in PEFT.
 
     Returns:
         `path`.
@@ -219,7 +219,7 @@ def save_adapter(
 
 
 def _tensors(layer: str) -> list[str]:
-    """Returns the names, in the adapter's file, of a layer's A, B and DoRA lengths."""
+    """Returns the names, in the adapter's file, of a layer's LoRA A, LoRA B and DoRA lengths."""
     parts = (f"lora_A{_WEIGHT}", f"lora_B{_WEIGHT}", "lora_magnitude_vector")
     return [f"{_PREFIX}{layer}.{part}" for part in parts]
 

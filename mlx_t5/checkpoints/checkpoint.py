@@ -79,7 +79,7 @@ class Checkpoint:
         return tensor.read(self._open(tensor.path))
 
     def part(self, name: str, axis: int, where: slice) -> mx.array:
-        """Reads only some rows (axis 0) or columns (axis 1) of one tensor.
+        """Reads some rows (axis 0) or columns (axis 1) of one tensor: those in the slice `where`.
 
         Unlike `read`, this method also supports the packed integers of quantized weights.
 
@@ -90,7 +90,7 @@ class Checkpoint:
         return tensor.part(self._open(tensor.path), axis, where)
 
     def row_tiles(self, name: str, max_bytes: int) -> Iterator[mx.array]:
-        """Yields a tensor in its stored type, in tiles of whole rows of about `max_bytes` each."""
+        """Yields a tensor as tiles in its stored type: whole rows, about `max_bytes` per tile."""
         tensor = self._tensors[name]
         return tensor.row_tiles(self._open(tensor.path), max_bytes)
 
@@ -196,7 +196,7 @@ def read_weight_map(index: Path, root: Path | None = None) -> dict[str, str]:
     """Reads an index of shards.
 
     Returns:
-        The name of each tensor's file, keyed by the tensor's name. The names contain no folders.
+        The name of each tensor's file, keyed by the tensor's name. File names contain no folders.
 
     Raises:
         UserError: the index has no `weight_map`, or names a file outside its folder.
@@ -211,7 +211,7 @@ def read_weight_map(index: Path, root: Path | None = None) -> dict[str, str]:
 
 
 def _merge(paths: list[Path], weight_map: dict[str, str] | None, root: Path | None) -> Checkpoint:
-    """Merges the tensors of all files; the index decides between tensors of the same name."""
+    """Merges the tensors of all files; `weight_map` decides between tensors of the same name."""
     tensors: dict[str, StoredTensor] = {}
     metadata: dict[str, str] = {}
     count = 0

@@ -3,9 +3,9 @@
 Each family's model "small" is the draft for the larger models of the family, if a pass of the
 small decoder reads at most a tenth of the weights that a pass of the larger decoder reads. The
 output head counts as part of the decoder, and the sizes follow from the shapes in config.json. The
-share is 0.100 for t5-large, 0.007 for t5-11b, 0.027 for flan-t5-xl, 0.080 for mt5-xl and 0.078 for
-byt5-xl. The share is 0.31 to 0.52 for the base models, and 0.24 for mt5-large and byt5-large. At
-such shares a draft would help only with an improbable acceptance rate, so there is no default.
+small decoder's share is 0.100 for t5-large, 0.007 for t5-11b, 0.027 for flan-t5-xl, 0.080 for
+mt5-xl and 0.078 for byt5-xl. The share is 0.31 to 0.52 for base models and 0.24 for mt5-large and
+byt5-large. There a draft would need an improbably high acceptance rate, so there is no default.
 """
 
 from __future__ import annotations

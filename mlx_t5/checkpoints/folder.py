@@ -42,7 +42,7 @@ S = TypeVar("S", bound=OutputTensor)
 
 
 def is_model_file(name: str) -> bool:
-    """Returns whether a model folder may hold a file, or a folder of a module, of this name."""
+    """Returns whether a model folder may hold a file, or a module's folder, of this name."""
     ours = name in SMALL_FILES or any(p.fullmatch(name) for p in (_WEIGHTS, MODULE_FOLDER))
     return ours or is_macos_file(name)
 
@@ -71,9 +71,9 @@ def new_model_folder(
     """Yields a new folder that has copies of the source's tokenizer and configuration files.
 
     Args:
-        path: the final path, as in `new_folder`; checked by `check_output_folder`.
+        path: the final path, checked by `check_output_folder`; the folder moves there at the end.
         overwrite: whether to replace what is at `path`.
-        source: the folder to copy the small files from; links to files outside it are refused.
+        source: the folder to copy these files from; links that lead out of it are refused.
         shards: the tensors that will be written; the disk must have room for them.
 
     Raises:
@@ -103,8 +103,8 @@ def write_shards(
     Args:
         folder: the folder to write to.
         shards: the tensors to write, from `into_shards`.
-        row_tiles: a function that reads a tensor a few rows at a time. It yields dictionaries from
-            names to rows: one array, or weight, scales and biases if the tensor is quantized.
+        row_tiles: a function that reads a tensor a few rows at a time. It yields dictionaries
+            with the next rows of each of the tensor's arrays, keyed by the array's name.
         framework: the `format` of the files' metadata: "mlx" or "pt".
         label: the progress bar's label.
     """

@@ -10,7 +10,7 @@ entries become `settings.Settings` with the same meaning as in transformers:
 | `max_length`, `min_length` | `max_tokens`, `min_tokens`, less 1 for the start token |
 | `do_sample: true` | `temp` is `temperature`, or 1 without it; `top_k` is 50 unless given |
 | `do_sample: false` | `temp` is 0, whatever `temperature` is |
-| `top_k`, `num_beams`, … (`Setting.config` in settings.py) | the setting of the same name |
+| `top_k`, `num_beams`, … (all are listed in settings.py) | the setting of the same name |
 
 Unsupported entries that would change the text are reported, because without them the text differs
 from the text of transformers.
@@ -93,7 +93,7 @@ class Preset:
 
     @property
     def note(self) -> str:
-        """A line that lists the entries left out; "" if there are none."""
+        """A line of text that names the unsupported entries; "" if there are none."""
         names = ", ".join(self.left_out)
         return f"{self.source}: left out, as not supported: {names}" if names else ""
 
@@ -122,7 +122,7 @@ def read_generation_config(folder: Path) -> Preset:
 
 
 def read_tasks(folder: Path) -> dict[str, Preset]:
-    """Returns the settings of a model's tasks, by name: `task_specific_params` of config.json.
+    """Returns each task's settings by name, from `task_specific_params` in config.json.
 
     Raises:
         UserError: config.json is damaged, or a task's entry is malformed or out of range.

@@ -1,4 +1,4 @@
-"""Identifies the models in folders by their files, without loading them."""
+"""Computes digests that identify a model or an adapter from its files; no model is loaded."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _of_files(
     Args:
         folder: the folder.
         small: names of small files; those that do not exist are skipped.
-        weights: the names of the weights, as in `open_checkpoint`; None for no weights.
+        weights: the names of the weight files, as in `open_checkpoint`; None for no weights.
         root: the model folder, if `folder` is inside it.
     """
     digest = hashlib.sha256()

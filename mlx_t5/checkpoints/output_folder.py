@@ -72,7 +72,7 @@ def require_apart(path: Path, source: Path) -> None:
 
 
 def _holds_ours(path: Path, ours: Callable[[str], bool]) -> bool:
-    """Returns whether `path` is a file, or a module's folder in which `ours` accepts all names."""
+    """Returns whether `path` is a file, or a module's folder of files that `ours` accepts."""
     is_module = MODULE_FOLDER.fullmatch(path.name) is not None
     if is_module != path.is_dir():
         return False
@@ -130,7 +130,7 @@ def _undo(path: Path, partial: Path, old: Path) -> None:
 
 @contextmanager
 def _ended_by_exceptions() -> Iterator[None]:
-    """Turns signals that would end the process at once into an exception.
+    """Raises `SystemExit` for signals that would otherwise end the process at once.
 
     The signals are SIGTERM and SIGHUP. Only the main thread can set handlers in Python; in other
     threads nothing changes. A signal that is handled or ignored already, such as SIGHUP under

@@ -81,7 +81,7 @@ class Quantization:
         return cls(group_size or MODES[mode][1][0], bits or MODES[mode][0][0], mode)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Returns whether a weight's rows divide into groups; other weights are not quantized."""
+        """Returns whether a weight can be quantized: whether its rows divide into whole groups."""
         return len(shape) == 2 and shape[-1] % self.group_size == 0
 
     def quantize(self, name: str, rows: mx.array) -> dict[str, mx.array]:
@@ -106,7 +106,7 @@ class Recipe:
 
     Attributes:
         general: the quantization of attention and feed-forward.
-        special: the quantization of attention's values and outputs; None if `general` applies.
+        special: the quantization of attention's layers `v` and `o`; None if `general` applies.
         embedding: the quantization of the embedding and of an output head that is not tied to it;
             None leaves both unquantized.
     """
@@ -155,7 +155,7 @@ class Recipe:
         return cls(four, five, embedding)
 
     def wanted(self, path: str) -> Quantization | None:
-        """Returns the quantization for a layer of any shape; None if the layer is not quantized."""
+        """Returns the quantization intended for a layer of any shape; None if none is intended."""
         if path in _EMBEDDING_AND_HEAD:
             return self.embedding
         if not quantize_predicate(path):
@@ -164,7 +164,7 @@ class Recipe:
         return self.special if self.special and sensitive else self.general
 
     def for_layer(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
-        """Returns a parameter's quantization; None if not wanted or not possible for the shape."""
+        """Returns a parameter's quantization; None if none is intended or the shape forbids it."""
         how = self.wanted(name.removesuffix(".weight"))
         return how if how and how.fits(shape) else None
 
@@ -194,7 +194,7 @@ def layer_settings(entry: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def changed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns new settings for a quantized layer that an adapter has changed, given the old ones.
+    """Returns new settings, given the old ones, for a quantized layer that an adapter has changed.
 
     The layer gets 8 bits, because fewer bits would round away much of the adapter's change.
     """

@@ -109,7 +109,7 @@ def _tensor(path: Path, name: str, info: dict, data_start: int) -> StoredTensor:
 def data_size(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> int:
     """Returns the number of bytes that tensors take in a file, without the header.
 
-    The argument is the same as that of `SafetensorsWriter`.
+    `tensors` maps each tensor's name to its type, such as "bfloat16", and its shape.
     """
     return sum(math.prod(shape) * _CODES[dtype][1] for dtype, shape in tensors.values())
 
@@ -121,7 +121,7 @@ class SafetensorsWriter:
 
     Args:
         path: the file to make; it must not exist.
-        tensors: the type, such as "bfloat16", and shape of each tensor by name, in file order.
+        tensors: each tensor's type, such as "bfloat16", and shape, keyed by name, in file order.
         metadata: string pairs for the header's `__metadata__`.
     """
 

@@ -168,11 +168,12 @@ def read_pooling(folder: Path, d_model: int) -> Pooling:
 
 
 def _entries(file: Path, root: Path, supported: Mapping[str, tuple]) -> dict[str, Any]:
-    """Returns the entries of a file; {} if the file does not exist.
+    """Returns the entries of a JSON file in the model folder `root`; {} if there is no file.
 
     Raises:
-        UserError: an entry has an unsupported value. Entries in `_KNOWN` may have any value,
-            entries in `supported` the values listed there, other entries only values in `_NOTHING`.
+        UserError: an entry has an unsupported value. An entry in `_KNOWN` may have any value. An
+            entry in `supported` may have the values listed there. Any other entry may have only a
+            value in `_NOTHING`, with which it has no effect.
     """
     raw = read_object(file, "fetch it again", root) if os.path.lexists(file) else {}
     for name, value in raw.items():
@@ -187,7 +188,7 @@ def _refused(file: Path, name: str, value: Any) -> UserError:
 
 
 def _mode(file: Path, root: Path) -> str:
-    """Returns a Pooling module's mode, from its entry `pooling_mode` or the older `_FLAGS`."""
+    """Returns a Pooling module's mode, from `pooling_mode` or the older `_FLAGS`, or "mean"."""
     raw = _entries(file, root, _OF_MODULES)
     if not raw:
         raise UserError(f"{file} has no pooling mode: fetch it again")

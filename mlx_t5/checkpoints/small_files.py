@@ -69,7 +69,7 @@ def read_small(path: Path, limit: int = JSON_BYTES, root: Path | None = None) ->
     Args:
         path: the file.
         limit: the maximum number of bytes.
-        root: as in `require_own`.
+        root: the model folder; None is the folder that contains `path`.
 
     Raises:
         UserError: the file is not a regular file, is too large, or is a link that leads out of the
@@ -93,7 +93,7 @@ def read_object(path: Path, cure: str, root: Path | None = None) -> dict[str, An
     Args:
         path: the file.
         cure: the advice at the end of the error message, if the file cannot be read.
-        root: as in `require_own`.
+        root: the model folder; None is the folder that contains `path`.
 
     Raises:
         UserError: the file is missing, too large or damaged, holds no object, or is a link that
@@ -140,7 +140,7 @@ def require_own(path: Path, root: Path | None = None) -> None:
     Following such a link could disclose or publish a private file. Links within the folder are
     allowed, and the folder itself may be a link. Links in Hugging Face's cache are allowed too:
     there the files of a snapshot, `models--OWNER--NAME/snapshots/COMMIT`, are links into
-    `models--OWNER--NAME/blobs`. Those blobs may be links into a folder `blobs` beside all models.
+    `models--OWNER--NAME/blobs`. Blobs may be links into a `blobs` beside `models--OWNER--NAME`.
 
     Args:
         path: a file or a folder in the model folder; it need not exist.

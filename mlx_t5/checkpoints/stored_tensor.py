@@ -108,7 +108,7 @@ class StoredTensor:
         return self.part(file, 0, slice(0, self.shape[0] if self.shape else 1))
 
     def part(self, file: FileIO, axis: int, where: slice) -> mx.array:
-        """Reads only some rows (axis 0) or columns (axis 1); `file` is as in `row_tiles`.
+        """Reads the rows (axis 0) or columns (axis 1) in `where`; `file` is as in `row_tiles`.
 
         Unlike `row_tiles`, this method reads the types `PACKED` too; otherwise errors are the same.
         A tensor with gaps or not in row-major order is read as a whole first.
@@ -143,7 +143,7 @@ class StoredTensor:
         return np.empty(shape, np.dtype((READABLE | PACKED)[self.dtype]).newbyteorder("<"))
 
     def _read_into(self, array: np.ndarray, file: FileIO, start: int) -> None:
-        """Fills an array with the tensor's elements in file order, from the index `start` on."""
+        """Fills an array with elements from the file, starting at the tensor's element `start`."""
         buffer = array.data.cast("B") if array.size else memoryview(b"")
         file.seek(self.offset + start * self.itemsize)
         while len(buffer):

@@ -48,7 +48,7 @@ def read_torch(path: Path) -> list[StoredTensor]:
 
 
 def _read_zip(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]]]:
-    """Returns the state dict of a zip file, and the position and size in bytes of each storage."""
+    """Returns a zip file's state dict, and each storage's position and size in bytes, by key."""
     try:
         with _Archive(path) as whole, zipfile.ZipFile(whole) as archive:
             entries = {info.filename: info for info in archive.infolist()}
@@ -93,7 +93,7 @@ def _entry_start(file: io.BufferedReader, info: zipfile.ZipInfo) -> int:
 
 
 def _read_legacy(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]]]:
-    """Returns what `_read_zip` returns, for a legacy file."""
+    """Returns a legacy file's state dict, and each storage's position and size in bytes, by key."""
     with open(path, "rb") as file:
         head = io.BytesIO(file.read(MAX_PICKLE))
         if Machine(head, MAX_HEAD).run() != _MAGIC:

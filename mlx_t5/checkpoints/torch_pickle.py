@@ -2,8 +2,8 @@
 
 A pickle is a program, and unpickling an untrusted pickle runs the program. Here a small stack
 machine reads the opcodes. It knows strings, numbers, containers and the few names from which a
-tensor is built. It has no code path that imports or calls anything else, and an error shows the
-name that it refuses.
+tensor is built. The machine has no code path that imports or calls anything else. Any other
+name is refused with an error that shows it.
 
 A storage is a flat run of elements, and several tensors may be views of one storage.
 """
@@ -47,7 +47,7 @@ _STORAGES = MappingProxyType(
 
 @dataclass(frozen=True)
 class Storage:
-    """A storage: its key in the file, its elements' type and size, and their number."""
+    """A flat run of elements: its key in the file, and the elements' type, size and number."""
 
     key: str
     dtype: str
@@ -67,11 +67,11 @@ class Tensor:
 
 @dataclass(frozen=True)
 class _Name:
-    """A supported name in the pickle.
+    """A name that a pickle may use, of a function or of a storage class.
 
     Attributes:
         call: our function that runs when the pickle calls this name; None for a storage class.
-        storage: a storage class's element type, and its number of bytes; None for a function.
+        storage: a storage class's element type and bytes per element; None for a function.
     """
 
     call: Callable[..., object] | None

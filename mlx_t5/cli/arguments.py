@@ -81,7 +81,7 @@ def run(
 
     Args:
         command: parses the arguments, does the work and returns the exit status.
-        requirements: the command's requirements file; an error about a missing package names it.
+        requirements: the command's requirements file, named in errors about a missing package.
         interrupted: the message after Ctrl-C; "" prints none.
 
     Returns:
@@ -178,11 +178,11 @@ def add_number(
     """Adds an option that takes a number, or several numbers if the default is a list.
 
     Args:
-        group: the group to add it to.
+        group: the group to add the option to.
         names: the option's names, separated by spaces.
-        type: its argparse type.
-        default: its default.
-        help: its help, to which the default is appended unless that is None or an empty list.
+        type: the option's argparse type.
+        default: the option's default.
+        help: the option's help; a default other than None or an empty list is appended.
         metavar: the number's name in the help.
     """
     several = isinstance(default, list)
@@ -213,11 +213,11 @@ def add_setting(
     """Adds the option of a setting that settings.py declares.
 
     Args:
-        group: the group to add it to.
-        option: its name, such as --num-draft.
-        help: its help, if it differs from the setting's help; the default value is appended.
-        default: its default, if it differs from the setting's default.
-        allowed: its range, if it differs from the setting's range.
+        group: the group to add the option to.
+        option: the option's name, such as --num-draft.
+        help: the option's help, if not the setting's help; the default value is appended.
+        default: the option's default, if not the setting's default.
+        allowed: the option's range, if not the setting's range.
     """
     setting = SETTINGS[option.removeprefix("--").replace("-", "_")]
     help, allowed = help or setting.help, allowed or setting.range
@@ -264,8 +264,8 @@ def add_decoding(group: argparse._ActionsContainer, without: str) -> None:
     """Adds --num-draft, --delta, --ignore-generation-config and --exact.
 
     Args:
-        group: the group to add them to.
-        without: the option that turns drafting off, such as --regular-decode, for messages.
+        group: the group to add the options to.
+        without: the option that turns drafting off, such as --regular-decode; messages name it.
     """
     expected = f"{NUM_DRAFT.expected} (or {without} for no draft)"
     add_setting(group, "--num-draft", allowed=replace(NUM_DRAFT, expected=expected))
@@ -283,7 +283,7 @@ def add_decoding(group: argparse._ActionsContainer, without: str) -> None:
 
 
 def parsed(kind: type[Options], values: Mapping[str, Any]) -> Options:
-    """Returns an options dataclass, given the values that argparse has parsed."""
+    """Returns options of the dataclass `kind`, made from the values that argparse has parsed."""
     return kind(**{field.name: values[field.name] for field in fields(kind)})  # type: ignore[arg-type]
 
 

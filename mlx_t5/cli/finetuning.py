@@ -210,7 +210,7 @@ def lora_config(args: FinetuneOptions) -> LoraConfig:
 
 
 def pair_files(data: str, valid: str | None) -> dict[str, str]:
-    """Returns the files that exist, keyed by their use: "train", "valid" or "test".
+    """Returns the data files that exist, keyed by their use: "train", "valid" or "test".
 
     Args:
         data: a file, or a folder with files named train, valid (or validation) and test.
@@ -233,7 +233,7 @@ def pair_files(data: str, valid: str | None) -> dict[str, str]:
 def next_commands(
     model: str, output: str, full: bool, prompts: Path, prompt: str
 ) -> list[list[str]]:
-    """Returns the next commands for a fine-tuned model: run it, make a draft for it, serve it."""
+    """Returns commands to suggest after fine-tuning: run the model, make a draft, serve both."""
     target = ["--model", output] if full else ["--model", model, "--adapter-path", output]
     draft = f"models/{Path(output).name}-draft"
     return [

@@ -42,10 +42,10 @@ def _read_prompt(given: str) -> str:
 
 
 def read_document(name: str, file_type: str = "") -> str:
-    """Returns a file's text, with byte order mark and line ends; "-" is standard input.
+    """Returns a file's text, including byte order mark and line ends; "-" is standard input.
 
     Raises:
-        UserError: the file cannot be read, is empty, is not UTF-8, or does not fit its type.
+        UserError: the file cannot be read, is empty, is not UTF-8, or does not fit `file_type`.
     """
     where = "standard input" if name == "-" else name
     with _opened(name, newline="") as file:
@@ -135,7 +135,7 @@ class Lines:
         return (prompt, _checked(record["target"], where)) if self._targets else prompt
 
     def _numbered(self) -> Iterator[tuple[int, bytes]]:
-        """Yields lines with their numbers; blank lines as b"", except blank lines at the end."""
+        """Yields lines with numbers; blank lines are b"", but those at the end are left out."""
         blank = n = 0
         try:
             for n, line in enumerate(self._file, 1):
@@ -159,7 +159,7 @@ class PairLines(Lines):
     """
 
     def __init__(self, name: str) -> None:
-        """Opens the file; raises `UserError` as `Lines` does, or if it is no .jsonl and no .tsv."""
+        """Opens a .jsonl or .tsv file; raises `UserError` for others, and as `Lines` does."""
         if not name.endswith((".jsonl", ".tsv")):
             raise UserError(f"{name} is no .jsonl and no .tsv file; give one, or a folder of them")
         self._tabs = name.endswith(".tsv")
@@ -181,7 +181,7 @@ class PairLines(Lines):
 
 
 def _opened(name: str, newline: str | None = None) -> TextIO:
-    """Opens a file to be read by lines; each byte is one character, so nothing is decoded yet."""
+    """Opens a file; each byte is read as one character, and the caller decodes the text later."""
     try:
         if name != "-":
             return open(name, encoding=BYTES, newline=newline)
@@ -203,7 +203,7 @@ def _text(data: bytes, where: str, encoding: str = "utf-8-sig") -> str:
 
 
 def _record(line: str, where: str, fields: Sequence[str]) -> dict[str, str]:
-    """Returns a line parsed as a JSON object, in which these fields are texts."""
+    """Returns a line's JSON object; checks that `fields` are texts. Errors begin with `where`."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:

@@ -274,10 +274,10 @@ def _check_documents(options: MainOptions) -> None:
 
 
 def check_ranks(options: MainOptions, size: int) -> None:
-    """Refuses options that are not supported on several ranks.
+    """Refuses "-" (standard input) if `mlx.launch` has started several processes (ranks).
 
     Raises:
-        UserError: such an option is given.
+        UserError: "-" is given, and `size`, the number of ranks, is above 1.
     """
     if size > 1 and "-" in [*(options.prompt or []), options.input_file]:
         raise UserError("mlx.launch never ends standard input, so - cannot be read; name a file")
@@ -286,8 +286,8 @@ def check_ranks(options: MainOptions, size: int) -> None:
 def cutting_of(options: MainOptions, prefix: str) -> Cutting | None:
     """Returns how to cut texts into pieces; None without --split.
 
-    If `prefix` is empty and --prefix is not given, each plain text may begin with a prefix of its
-    own: see `Cutting`.
+    If `prefix` is empty and --prefix is not given, each text without markup may begin with a
+    prefix of its own: see `Cutting`.
     """
     from mlx_t5.text.documents import Cutting
 

@@ -152,7 +152,7 @@ def error_of(outcome: Any) -> str | None:
 
 
 def _text(prompt: Any) -> str:
-    """Returns the prompt of an item, which may have a prediction too; "" for an unreadable line."""
+    """Returns an item's prompt: a text, or a pair's first text; "" for an unreadable line."""
     prompt = prompt[0] if isinstance(prompt, tuple) else prompt
     return prompt if isinstance(prompt, str) else ""
 
@@ -185,8 +185,8 @@ def claimed(file: File, path: str, keep: int = 0) -> File:
     """Locks an open file for this process, and truncates it to `keep` bytes; returns the file.
 
     Raises:
-        UserError: another process is writing the file, or the file has fewer than `keep` bytes; the
-            file is closed.
+        UserError: another process is writing the file, or the file has fewer than `keep` bytes. In
+            both cases the file is closed.
     """
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         if not lock(file.fileno()):

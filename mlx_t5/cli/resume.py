@@ -49,7 +49,7 @@ class Form:
 def find_resume_point(
     output_file: str, items: Iterator[Any], form: Form, count: int | None = None
 ) -> ResumePoint:
-    """Returns the finished part of an output; draws the finished prompts from `items`.
+    """Returns the finished part of an output; advances `items` past the finished prompts.
 
     Args:
         output_file: the output of an earlier run; it may not exist.

@@ -84,7 +84,7 @@ class RunRecord:
 
 
 def record_of(options: Mapping[str, Any], chosen: ModelPair) -> RunRecord:
-    """Returns the record of a command line's output; a NumPy array gets no record.
+    """Returns the record of an output; standard output and NumPy arrays get an empty record.
 
     Args:
         options: all options by name, including settings from the model's own files.

@@ -94,7 +94,7 @@ class Run:
             prompts: a list that is the same on all ranks, or the `Lines` of rank 0; other ranks
                 pass None instead of `Lines`.
             job: the job for every prompt.
-            ranks: the ranks, which must all call this.
+            ranks: the ranks; each of them must call this method.
 
         Raises:
             UserError: the output cannot be resumed.
@@ -128,8 +128,8 @@ class Run:
         """Yields, for each outcome in order, the prompt's number (from 1), the prompt, the outcome.
 
         Args:
-            compute: a function that computes the outcomes. It must draw a prompt from its
-                first argument, then the prompt's index from its second, then the next prompt.
+            compute: a function that computes outcomes from two iterators. It must draw a prompt
+                from the first, then its index from the second, and only then the next prompt.
         """
         in_hand: deque[tuple[int, Any]] = deque()
 
@@ -149,7 +149,7 @@ class Run:
 
 
 def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
-    """Yields prompts with the prefix in front; second texts of pairs and errors stay unchanged."""
+    """Yields prompts with the prefix in front; errors and second texts of pairs stay unchanged."""
     for prompt in prompts:
         if isinstance(prompt, tuple):
             yield prefix + prompt[0], prompt[1]
@@ -158,7 +158,7 @@ def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
 
 
 def lines_of(input_file: str, options: MainOptions) -> Lines:
-    """Returns the lines of the input; with drafting, each may have a prediction of its output."""
+    """Returns the lines of the input; with drafting, a line may predict its prompt's output."""
     proposing = options.writes_text and not options.regular_decode
     return Lines(input_file, options.score, "prediction" if proposing else "")
 

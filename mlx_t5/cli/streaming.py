@@ -31,7 +31,7 @@ def write_text(
 ) -> int:
     """Writes one text, or one document piece by piece, to the output file or standard output.
 
-    The record stays beside the output file until the document is complete.
+    The record of the options stays beside the output file until the document is complete.
 
     Returns:
         The exit status.

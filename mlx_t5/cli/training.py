@@ -82,7 +82,7 @@ def check_output(
     Args:
         output: the path that the user gives.
         resume: whether an earlier run is to be resumed.
-        ours: a function that returns whether such a folder may have a file of this name.
+        ours: a function that returns whether an output folder may have a file, given its name.
         config: name of a file that every complete folder has.
         what: name of the folder's content, for messages.
 

@@ -50,7 +50,7 @@ def check_repository(name: str | None) -> None:
 
 
 def model_files(folder: Path) -> list[str]:
-    """Returns the names of a folder's model files and of its card; links are left out."""
+    """Returns the names of a folder's model files and of its card, except symbolic links."""
     from mlx_t5.checkpoints.checkpoint import SAFETENSORS
     from mlx_t5.checkpoints.hub import choose_files
 

@@ -4,16 +4,17 @@ If each proposal is accepted with probability alpha, a step with gamma proposals
 1 + alpha + … + alpha^gamma tokens on average. `Adaptive` chooses the gamma, possibly 0, that gives
 the most tokens per second. It learns the seconds of a step by timing the steps (costs.py), and
 alpha by counting accepted proposals. All rows of a batch share a step, so the seconds of a step are
-compared with the expected tokens of all its rows together.
+compared with the expected tokens of all rows together.
 
 A few proposals say little about alpha, so alpha is given a beta distribution. If `a` proposals were
 accepted and `b` rejected, E[alpha^i] = product of (a + j) / (a + b + j) over j = 0, …, i - 1.
 
-With delta = 0, the number of proposals can change a text only through rounding. So greedy rows
-learn from each other and from measured times. Sampled rows use the table of costs instead of
-measured times, and learn only from sampled rows of the same call, so that a command gives the same
-text on every run. With delta > 0, the number of proposals does change the text, so a row chooses by
-its own acceptances and the table alone.
+With delta = 0, the number of proposals can change a text only through rounding. This rarely changes
+a greedy text, so greedy rows learn from each other and from measured times. Rounding changes
+sampled texts more often, yet a command should give the same text on every run. So sampled rows use
+the table of costs instead of measured times, and learn only from sampled rows of the same call.
+With delta > 0, the number of proposals itself changes the text, so a row chooses by its own
+acceptances and the table alone.
 
 Symbols: B rows, gamma proposals, N values of gamma that are compared.
 """
@@ -97,7 +98,8 @@ class Experience:
         `credit` limits the time lost.
 
         Args:
-            tokens: (2, N) expected tokens of a step that only copies, and of one that drafts.
+            tokens: (2, N) expected tokens of a step that only copies, and of a step that drafts,
+                for N numbers of proposals.
             seconds: (2, N) expected seconds of these steps.
             late: extra seconds of drafting if the draft first has to read older tokens.
         """
@@ -133,14 +135,15 @@ class Adaptive:
         experience: the experience of all greedy rows.
         of_call: the experience of the sampled rows of a call.
         costs: estimates the seconds of steps of greedy rows, from the table and measured steps.
-        table: estimates them from the table alone, for sampled rows and rows with delta > 0.
-        shape: number of rows, proposals and draft passes of the step; None if nothing is to be
+        table: estimates the same seconds from the table alone, for sampled rows and rows with
+            delta > 0.
+        shape: the step's numbers of rows, proposals and draft passes; None if nothing is to be
             learned from the step's seconds.
         idle: whether the next step will propose nothing if the rows stay the same.
     """
 
     def __init__(self, expected: Expected, most: int | None = None) -> None:
-        """Starts with expected costs and the maximum number of proposals; None: the default."""
+        """Starts with expected costs and the maximum number of proposals (None: the default)."""
         most = most_proposals() if most is None else most
         self.costs = StepCosts(expected.seconds, most)
         self.table = StepCosts(partial(expected.seconds, sampled=True), most)
@@ -245,9 +248,9 @@ class Adaptive:
         """Learns from the outcome of a row's offers.
 
         An offer of copied tokens is compared with the tokens written, even if it was not chosen. A
-        drafted token succeeds if it made the step longer; if drafted tokens follow the end of the
-        text, one of them counts as rejected. A proposed end token that ends the text does not
-        count, as the target would have written it anyway.
+        drafted token counts as accepted if it made the step longer; if drafted tokens follow the
+        end of the text, one of them counts as rejected. A proposed end token that ends the text
+        does not count, as the target alone would have ended the text in the same step.
 
         Args:
             row: the row after the step.

@@ -39,7 +39,7 @@ class Device(NamedTuple):
         layer: seconds of a decoder layer, without the time to read its weights.
         bandwidth: bytes of weights read per second.
         softmax: seconds of sampling per logit.
-        grows: whether `layer`, like the time to read weights, grows with the positions of a pass.
+        grows: whether `layer`, like the time to read weights, grows with the number of positions.
     """
 
     layer: float
@@ -135,7 +135,7 @@ class Expected:
         return float(more)
 
     def _pass(self, model: tuple[float, float], positions: Any) -> Any:
-        """Returns the seconds of a pass over some number of positions, given a model's `_parts`."""
+        """Returns the seconds of a pass over `positions` positions; `model` is from `_parts`."""
         points, times = self.v
         slope = (times[-1] - times[-2]) / (points[-1] - points[-2])
         beyond = np.maximum(np.subtract(positions, points[-1]), 0)
@@ -144,7 +144,7 @@ class Expected:
 
 
 def _parts(model: T5 | ExactTarget, device: Device) -> tuple[float, float]:
-    """Returns the seconds of a pass over one position: a fixed part, and a part that `V` scales."""
+    """Returns the seconds of a one-position pass: a fixed part, and a part scaled by table `V`."""
     read = model.weights_read()
     layers, reading = read.layers * device.layer, read.bytes / device.bandwidth
     return (0.0, layers + reading) if device.grows else (layers, reading)
@@ -159,10 +159,10 @@ DRIFT = 5e-4  # variance that each step adds to its errors, so that old steps co
 
 
 class Error:
-    """The mean and the variance of one part of the error log(seconds / expected) of steps."""
+    """The mean and variance of one part of a step's log(seconds / expected): see `StepCosts`."""
 
     def __init__(self, variance: float) -> None:
-        """Starts with the variance before any step was measured."""
+        """Starts with the variance that is assumed before the first measured step."""
         self.prior = self.variance = variance
         self.mean = 0.0
 
@@ -171,7 +171,8 @@ class StepCosts:
     """Estimates the seconds of steps from expected costs, corrected by measured steps.
 
     The error log(seconds / expected) of a step is the sum of three parts: one for all steps, one
-    for all steps that draft, and one for the steps of a shape (rows, proposals, whether it drafts).
+    for all steps that draft, and one for all steps of the same shape. The shape is the number of
+    rows, the number of proposals, and whether the step drafts.
     Each measured step corrects the parts in proportion to their variances. This is a Kalman filter
     (https://en.wikipedia.org/wiki/Kalman_filter) that neglects the covariances. Shapes that differ
     only in the number of rows share their part if these numbers have the same bit length.
@@ -205,7 +206,7 @@ class StepCosts:
         ]
 
     def note(self, rows: int, gamma: int, passes: int, seconds: float) -> None:
-        """Learns from a step if gamma is one of the compared numbers of proposals.
+        """Learns from a step with gamma proposals per row, if `numbers` contains gamma.
 
         The first step of a shape is ignored, as it may have compiled kernels.
         """

@@ -181,11 +181,11 @@ class DraftModel:
         self.waiting = []
 
     def _catch_up(self, committed: Rows) -> mx.array:
-        """Feeds the tokens that the cache lacks; returns logits (B, 1, N) after the last of them.
+        """Feeds each row's tokens that the cache lacks; returns logits (rows, 1, N) after the last.
 
-        Usually the cache lacks only the target's own token, or the last proposal too if all were
-        accepted. Rows that lack fewer tokens are padded; later tokens overwrite the padding's slots
-        before any query can see them.
+        Usually a row lacks only the target's own token; if all its proposals were accepted, it also
+        lacks the last proposal. Rows that lack fewer tokens are padded; later tokens overwrite the
+        padding's slots before any query can see them. N is the size of the draft's vocabulary.
         """
         if self.waiting:
             self.read()
@@ -199,9 +199,10 @@ class DraftModel:
         return mx.take_along_axis(logits, last[:, None, None], axis=1)
 
     def _feed(self, tokens: mx.array, positions: list[int]) -> mx.array:
-        """Feeds tokens (B, T); returns logits (B, T, N) for the N tokens that both models have.
+        """Feeds T tokens to each of B rows; returns logits (B, T, N).
 
-        An id that the draft does not have is replaced by padding, which may worsen its guesses.
+        N is the number of tokens that the draft can propose and the target has. An id that the
+        draft does not have is replaced by padding, which may worsen the draft's guesses.
         """
         config = self.model.config
         if config.vocab_size < self.target.config.vocab_size:

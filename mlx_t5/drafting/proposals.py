@@ -30,8 +30,8 @@ class Kind:
 
     Attributes:
         name: the kind's name, for messages and tests.
-        accepted: number of accepted proposals that is assumed before any was seen.
-        rejected: number of rejected proposals that is assumed before any was seen.
+        accepted: number of accepted proposals with which the estimate of the rate starts.
+        rejected: number of rejected proposals with which the estimate of the rate starts.
         writer: origin of the tokens, for statistics and results: "draft" or "copy".
         drafted: whether each proposal costs a pass of a draft model.
     """
@@ -44,7 +44,7 @@ class Kind:
 
     @property
     def alpha(self) -> float:
-        """The probability that a proposal of this kind is accepted, assumed at the start."""
+        """The acceptance rate that is assumed before the first proposal of this kind."""
         return self.accepted / (self.accepted + self.rejected)
 
 
@@ -54,8 +54,8 @@ class Offer(NamedTuple):
     Attributes:
         kind: the kind of the tokens.
         tokens: the tokens if they are known already; None if a draft model has to run.
-        unread: how many tokens, besides the row's last, the draft still has to read; these include
-            the source if the draft has not read it yet.
+        unread: number of tokens that the draft still has to read, without the row's last token. The
+            source's tokens count too if the draft has not read them.
     """
 
     kind: Kind
@@ -85,14 +85,15 @@ class Proposal:
     """The proposals of all rows for one step.
 
     Attributes:
-        tokens: (B, gamma) int32; a row's entries past its length are padding. None if gamma is 0.
-        q: (B, gamma, V) probabilities that the tokens were sampled from; None if no row has
-            delta > 0, or if all proposals are deterministic: q(x) = 1.
+        tokens: int32 (rows, gamma), where gamma is the largest of `lengths`; a row's entries past
+            its own length are padding. None if gamma is 0.
+        q: (rows, gamma, vocabulary) probabilities that the tokens were sampled from; None if no row
+            has delta > 0, or if all proposals are deterministic: q(x) = 1.
         lengths: number of proposals of each row, without padding.
         writers: origin of each row's proposals, "draft" or "copy"; "" if no row has any.
-        valid_lengths: (B,) int32, number of proposals before the draft's first non-finite logits.
-            This limit matters only with delta > 0, where a token that the target would not choose
-            may be kept.
+        valid_lengths: int32, each row's number of proposals before the draft's first non-finite
+            logits. This limit matters only with delta > 0, where a token that the target would not
+            choose may be kept.
     """
 
     tokens: mx.array | None
@@ -122,14 +123,15 @@ class Drafter(Protocol):
 
         Args:
             sources: source tokens of each row.
-            states: the target's encoder output (S, d_model) of each source, for drafts that use it.
+            states: the target's encoder output (source tokens, d_model) of each source, for drafts
+                that use it.
         """
 
     def read(self) -> None:
         """Has a draft model encode the sources of new rows now, not at the first proposal."""
 
     def offers(self) -> Sequence[Sequence[Offer]]:
-        """Returns each row's offers: at most one of draft tokens and one of copied tokens."""
+        """Returns for each row at most one offer of draft tokens and one of copied tokens."""
 
     def propose(
         self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
@@ -140,7 +142,8 @@ class Drafter(Protocol):
             committed: tokens of each row so far, the start token first.
             choices: what each row proposes.
             sampling: settings of the rows.
-            keys: (B, T, 2) random keys of the next T positions; None if every row is greedy.
+            keys: (rows, positions, 2) random keys of each row's next positions; None if every row
+                is greedy.
 
         Returns:
             The proposal; None if no row gets any tokens.

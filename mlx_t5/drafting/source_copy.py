@@ -111,7 +111,7 @@ class Alignment:
         return Offer(kind, tokens) if tokens else None
 
     def _repeated(self, length: int) -> list[int]:
-        """Returns the tokens that followed an earlier occurrence of the last output tokens."""
+        """Returns up to `length` tokens that came after an earlier match of the last tokens."""
         if self.match >= SHORTEST_REPEAT or len(self.source) == self.predicted:
             return []  # the source is more reliable, or only the prediction is to be copied
         ends = self.phrases.get(tuple(self.output[-SHORTEST_REPEAT:]), ())[-CANDIDATES:]
@@ -144,7 +144,7 @@ class Alignment:
                 self.places[run].append(end)
 
     def _agreement(self, tokens: Sequence[int], end: int) -> int:
-        """Counts the tokens before `end` that equal the last output tokens, up to LONGEST_MATCH."""
+        """Returns how many tokens before index `end` equal the last output tokens, at most 8."""
         count, most = 0, min(LONGEST_MATCH, end, len(self.output))
         while count < most and tokens[end - 1 - count] == self.output[-1 - count]:
             count += 1
@@ -192,7 +192,7 @@ class SourceCopy:
         """Does nothing: sources are known already."""
 
     def offers(self) -> Sequence[Sequence[Offer]]:
-        """Returns an offer of copied tokens for each row that has any."""
+        """Returns for each row an offer of copied tokens, or none if it has nothing to copy."""
         offers = (alignment.find() for alignment in self.alignments)
         return [[offer] if offer else [] for offer in offers]
 
@@ -288,7 +288,7 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
 def predicting(drafter: Drafter | None, predictions: Rows) -> Drafter | None:
     """Returns a drafter that also copies from these predictions.
 
-    If no row has a prediction any more, undoes what an earlier call of this function added.
+    Once no row has a prediction, undoes what an earlier call to this function added.
 
     Args:
         drafter: the batch's current drafter; None if nothing is proposed.

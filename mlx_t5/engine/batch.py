@@ -30,7 +30,7 @@ class Batch:
     Attributes:
         rows: the rows in flight.
         cache: the target's cache, a `Cache`; None without rows.
-        beams: number of sequences per row that the target continues: the beams of a search, or 1.
+        beams: number of sequences that the target continues for each row; 1 without beam search.
         ranks: the processes that share the target; all use the proposals and decisions of rank 0.
         choices: each row's choice of proposals in the last step; empty without a drafter.
     """

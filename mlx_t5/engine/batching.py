@@ -55,7 +55,7 @@ class Queue:
         self._room = size  # rows in flight when memory last ran out; with fewer, try again
 
     def admit(self) -> list[Row]:
-        """Inserts waiting rows while places and memory suffice.
+        """Inserts waiting rows for which the batch and memory have room.
 
         Returns:
             The rows that do not fit in memory even alone, finished with "error".
@@ -94,7 +94,7 @@ class Queue:
         return joining, fitting(new, later, PASS_POSITIONS) if new else []
 
     def _insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> bool:
-        """Inserts rows at once, or half by half to save memory; returns False if a row waits."""
+        """Inserts rows, half by half if memory is short; returns False if a row has to wait."""
         if ahead:
             with suppress(RuntimeError, MemoryError):  # MLX raises these when it cannot allocate
                 self.engine.insert(rows, ahead)
@@ -127,7 +127,8 @@ def decode_rows(
         rows: the rows to decode; read lazily.
         batch_size: maximum number of rows in flight.
         ready: given the number of rows read so far, returns whether the next row can be read
-            without waiting. If not, the next row is read once all rows read so far are yielded.
+            without waiting. If not, `ready` is called again after the next step. Once all rows read
+            so far are yielded, the next row is read without calling `ready`.
 
     Yields:
         Every row once it is finished, in the order of `rows`. A row that does not fit in memory

@@ -1,8 +1,9 @@
 """Beam search over the rows in flight: K beams per row, one token per step, and no draft.
 
-The beams of a row share its prompt, so the cache holds the prompt's cross-attention once. The
-device finds the best continuations of all beams, and Python waits for the device once a step. Then
-sampling/beam_search.py decides in Python which continuations become beams or finished texts.
+The beams of a row share its prompt, so the cache holds the prompt's cross-attention keys and values
+once. The device finds the best continuations of all beams, and Python waits for the device once a
+step. Then sampling/beam_search.py decides in Python which continuations become beams or finished
+texts.
 
 Symbols: B rows, K beams per row, C continuations found per row, V vocabulary.
 """
@@ -67,7 +68,7 @@ class Beams(Batch):
             )
 
     def _decode(self, beams: Sequence[Hypothesis]) -> mx.array:
-        """Returns the target's logits (B·K, V) after each beam."""
+        """Returns the target's logits (beams, vocabulary) after each beam's last token."""
         tokens = mx.array([beam.tokens[-1:] for beam in beams], mx.int32)
         positions = [len(beam.tokens) - 1 for beam in beams]
         return self.target.decode(tokens, self.cache, positions)[:, 0]
@@ -78,12 +79,12 @@ class Beams(Batch):
         """Returns the best continuations of every row, lazily.
 
         Args:
-            logits: (B·K, V) float32, from the target.
-            beams: the B·K beams; the logits are those of the next token of each.
+            logits: (beams, vocabulary) float32, from the target.
+            beams: the beams of all rows; row i of `logits` is for the next token of beam i.
 
         Returns:
-            Scores (B, C) float32 of C continuations in descending order, their indices (B, C) for
-            `BeamSearch.advance`, and a bool (B,), False for a row with a score of NaN or +inf.
+            For B rows, scores (B, C) float32 of C continuations in descending order, their indices
+            (B, C) for `BeamSearch.advance`, and bool (B,): False if a score is NaN or +inf.
         """
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         if self._processing:

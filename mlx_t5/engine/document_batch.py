@@ -30,7 +30,7 @@ DOUBTFUL = 'note: "{}" is decoded as text; if it is a prefix, give it by --prefi
 
 @dataclass
 class DocumentStats(Stats):
-    """The sums of the pieces' statistics; `peak_memory_bytes` is the maximum instead.
+    """Sums of the pieces' statistics, and rates from these sums; the peak memory is the maximum.
 
     Attributes:
         pieces: number of pieces decoded.
@@ -52,7 +52,7 @@ class DocumentStats(Stats):
 
 
 def _add(sums: Any, more: Any) -> None:
-    """Adds the counts of `more` to `sums` by field, and lists of counts position by position."""
+    """Adds each field of `more` to the same field of `sums`, and lists position by position."""
     for name, added in vars(more).items():
         value = getattr(sums, name)
         if isinstance(value, Speculation):

@@ -3,9 +3,10 @@
 The GPU computes this early pass while Python reads the token. If that token ends the text, the
 early pass is wasted, and has to be waited for. In a batch, rows come and go, and many passes would
 be wasted. So only a row that is alone gets an early pass; with a draft, only if the next step will
-propose nothing. A pass in flight holds the caches that it reads, so writing to the caches copies
-them: for large caches the copy costs more than the early pass saves. Processes (ranks) that share
-a model have no early passes: an interrupted pass would leave a sum over ranks unfinished.
+propose nothing. A pass in flight holds the cache that it reads, so writing to the cache copies it.
+For a large cache, the copy costs more than the early pass saves, so there is no early pass.
+Processes (ranks) that share a model have none either: an interrupted pass would leave a sum over
+ranks unfinished.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ class EarlyPass:
         self._logits: mx.array | None = None
 
     def begin(self, rows: Sequence[Row], tokens: mx.array, cache: Any, awaited: mx.array) -> None:
-        """Starts the pass over the token that a step without proposals chose, if it saves time.
+        """Starts the pass over the token that a step without proposals chose, if that saves time.
 
         Args:
             rows: the batch's rows.
-            tokens: (B, 1) tokens chosen by the step; still being computed.
+            tokens: (rows, 1) tokens chosen by the step; still being computed.
             cache: the rows' cache.
             awaited: the array that Python will wait for; submitted before the early pass.
         """
@@ -60,7 +61,7 @@ class EarlyPass:
         mx.async_eval(self._logits)
 
     def take(self, rows: Sequence[Row]) -> mx.array | None:
-        """Returns logits (1, 1, V) of the early pass for the only row; None without the pass."""
+        """Returns the early pass's logits (1, 1, vocabulary) for the only row; None without one."""
         (of, logits), self._of, self._logits = (self._of, self._logits), None, None
         alone = of is not None and len(rows) == 1 and rows[0] is of[0]
         return logits if alone and of and of[1] == len(of[0].committed) - 1 else None

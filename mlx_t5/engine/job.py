@@ -22,7 +22,7 @@ class Job:
         num_samples: texts per prompt, each from its own random stream.
         cutting: how texts are cut into pieces; None if each prompt is decoded as a whole.
         predictions: the expected output of each prompt, as text or token ids, or None. A prediction
-            is read after its prompt. If there are too few, the last prompts have no prediction.
+            is read after its prompt. If predictions run out, the remaining prompts have none.
         stream: whether a text is answered in chunks while it grows.
         by_token: whether `Chunk.pieces` has the text of each token, even without a stream.
         logprobs: how many of the likeliest tokens the server reports with each token; None reports

@@ -123,8 +123,8 @@ class Row:
         finish_reason: None while running, then "stop", "length" or "error".
         error: the error message, if decoding failed.
         stats: counts and times.
-        watch: converts the row's tokens to text as they come, for `Job.watched` or for stop
-            strings; None if the text is not needed before the end.
+        watch: converts the row's tokens to text as they come, for streaming, for the text of each
+            token or for stop strings; None if the text is not needed before the end.
         ended: whether the last token is an end token.
         prediction: token ids of the text that the caller expects, to copy proposals from.
         experience: the outcomes of the row's proposals.
@@ -303,7 +303,7 @@ class Chunk:
         index: the text's index among all texts of its job: (index of the prompt) · (texts per
             prompt) + (index among the prompt's texts).
         logprobs: log-probabilities of the tokens, if the server reports them. If `tokens` is empty
-            and the end token releases held-back text, the one entry is the end token's.
+            and the end token releases held-back text, the only entry is for the end token.
     """
 
     text: str

@@ -59,7 +59,7 @@ class Tally:
 
 
 def acceptance_probability(drafted: Sequence[int], accepted: Sequence[int]) -> float | None:
-    """Estimates alpha as the share of verified proposals that were accepted.
+    """Estimates the acceptance probability as the share of verified proposals that were accepted.
 
     A step verifies its proposals up to the first rejected one. So position i was verified in the
     steps that accepted position i - 1 and had a proposal at i. The counts do not say how many steps
@@ -70,7 +70,7 @@ def acceptance_probability(drafted: Sequence[int], accepted: Sequence[int]) -> f
         accepted: how many steps accepted their first, second, … proposal.
 
     Returns:
-        alpha; None if nothing was verified.
+        The acceptance probability; None if nothing was verified.
     """
     before = [*drafted[:1], *accepted]
     verified = sum(map(min, before, drafted))

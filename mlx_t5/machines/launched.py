@@ -1,7 +1,7 @@
 """Lets processes that `mlx.launch` has started connect, compare their jobs, and print as one.
 
-Rank 0 reads the input and writes the output; the other ranks are silent. A rank that fails exits
-with a status that is not 0, and `mlx.launch` then ends all ranks.
+Each process is a rank. Rank 0 reads the input and writes the output; other ranks are silent. A
+rank that fails exits with a status that is not 0, and `mlx.launch` then ends all ranks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def one_voice(options: Callable[[], Options], command: Callable[[Options], int])
     """Runs a command so that only rank 0 prints.
 
     Any other rank prints only an error that rank 0 does not report. Messages of libraries are
-    hidden, because MLX's ring would say ten times that another rank has ended.
+    hidden, because MLX's ring backend would say ten times that another rank has ended.
 
     Args:
         options: a function that parses and checks the command line, which is the same on all ranks.

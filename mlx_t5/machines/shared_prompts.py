@@ -15,7 +15,7 @@ AT_ONCE = 64  # maximum number of prompts shared at a time, if they are ready
 class SharedPrompts:
     """An iterator that yields the items of rank 0's iterator on every rank.
 
-    All ranks must make the same calls of its methods in the same order.
+    All ranks must call the same methods in the same order.
     """
 
     def __init__(self, prompts: Any, ranks: Ranks) -> None:

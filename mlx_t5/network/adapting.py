@@ -10,7 +10,8 @@ PEFT's names. For such a layer `Matrix.of` returns an `Adapted`, which has a met
 `Matrix`. So the code of the layers stays the same, W may be quantized, and the gradient of W is
 never computed.
 
-Symbols: M rows of x, K inputs, N outputs, r rank; W (N, K), A (r, K), B (N, r).
+Symbols: M rows, K inputs, N outputs, r rank, s scale; x (M, K) input, W (N, K) frozen weight,
+A (r, K) and B (N, r) narrow matrices.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ DOWN, UP, MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"  # as PEFT cal
 
 
 class Adapted(NamedTuple):
-    """A `Matrix` W with an adapter beside it: W + s · B @ A; with DoRA, with rows of lengths m.
+    """A `Matrix` W with an adapter beside it: W + s · B @ A; DoRA scales its rows to lengths m.
 
     Attributes:
         base: the frozen weight W.
@@ -40,8 +41,8 @@ class Adapted(NamedTuple):
         scale: the factor s.
         rate: dropout rate of A's input.
         key: random key of the dropout; None without dropout.
-        magnitude: (N,) the learned lengths m of the rows, for DoRA, else None.
-        squares: (N,) squared norms of W's rows, for DoRA.
+        magnitude: the learned lengths m of the N rows, for DoRA, else None.
+        squares: the squared norms of W's N rows, for DoRA, else None.
     """
 
     base: Matrix
@@ -54,7 +55,7 @@ class Adapted(NamedTuple):
     squares: mx.array | None = None
 
     def times(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
-        """Returns x (M, K) times the adapted weight, plus the residual (M, N) if there is one."""
+        """Returns x (M rows, K inputs) times the adapted weight, plus any residual (M, outputs)."""
         seen = self._seen(x)
         change = self.scale * ((seen @ self.down.T) @ self.up.T)
         if self.magnitude is None:
@@ -75,7 +76,7 @@ class Adapted(NamedTuple):
         return mx.where(kept, x / (1 - self.rate), 0)
 
     def _norms(self) -> mx.array:
-        """Returns the row norms (N,) of W + s · B @ A without computing it; inf for zero rows."""
+        """Returns row norms of W + s · B @ A, without computing that matrix; inf for zero rows."""
         crossed = self.base.times(self.down).T.astype(mx.float32)  # W @ A.T
         mixed = 2 * crossed + self.scale * (self.up @ (self.down @ self.down.T))
         squares = self.squares + self.scale * mx.sum(self.up * mixed, axis=1)
@@ -113,7 +114,7 @@ class Adapters:
         dropout: float,
         seed: int,
     ) -> None:
-        """Freezes a model and adds adapters s · B @ A; as B is 0, the output does not change yet.
+        """Freezes a model and adds adapters s · B @ A; B is 0 at first, so no output changes yet.
 
         Args:
             model: a `model.T5`, not a shard.

@@ -4,7 +4,7 @@ Raffel et al. (arXiv 1910.10683), section 2.1: every head learns a scalar for ea
 distances key - query, which is added to the attention scores. The model has no other position
 encoding. Scores are not scaled.
 
-Symbols: B rows, H heads, T queries a row, N keys, S source positions.
+Symbols: B rows, H heads, T queries per row, N keys, S source positions.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def relative_buckets(
 class RelativeBias(nn.Module):
     """The learned bias between queries and keys, and in the decoder the causal mask.
 
-    All distances beyond the largest share a bucket, so a short table over clamped distances serves
-    any length. In the decoder (`causal`) the table's last entry stands for all keys to the right of
-    the query and holds -inf: one gather gives bias and causal mask at once.
+    All distances of at least the config's maximum share a bucket, so a short table over clamped
+    distances serves any length. In the decoder (`causal`) the table's last entry stands for all
+    keys to the right of the query and holds -inf: one gather gives bias and causal mask at once.
     """
 
     def __init__(self, config: T5Config, causal: bool):
@@ -74,12 +74,12 @@ class RelativeBias(nn.Module):
         self._table: tuple[Any, Any] = None, None  # a weight, and the table made from it
 
     def index(self, queries: mx.array, keys: int) -> mx.array:
-        """Returns table indices (B, T, N) for queries at positions (B, T) and keys at 0 … N-1."""
+        """Returns table indices (B rows, T queries, `keys`); `queries` (B, T) are positions."""
         distance = mx.arange(keys) - queries[:, :, None]
         return mx.clip(distance, -self._left, self._right) + self._left
 
     def __call__(self, index: mx.array) -> mx.array:
-        """Returns the bias (B, H, T, N) for the table indices that the method `index` returned."""
+        """Returns the bias (B rows, H heads, T queries, N keys) for indices from `self.index`."""
         weight = self["weight"]
         of_weight, table = self._table
         if of_weight is not weight:  # the table is cached: making it takes a tenth of a small pass
@@ -91,7 +91,7 @@ class RelativeBias(nn.Module):
 
 
 def queries_at_once(rows: int, heads: int, source: int) -> int:
-    """Returns the number of queries in an encoder's chunk: `source` if the bias is small enough.
+    """Returns the number of queries in an encoder's chunk: all, `source`, if the bias is small.
 
     A layer's bias has rows · heads · source · source numbers. For one source of 4,096 tokens and 64
     heads it takes 4 GB in float32.
@@ -108,7 +108,7 @@ class ChunkedBias:
         table: the relative bias.
         source: number of source positions S.
         queries: number of queries in a chunk.
-        hidden: (B, 1, 1, S), added to the bias, very negative at padding; 0 without padding.
+        hidden: (B rows, 1, 1, S), added to the bias, very negative at padding; 0 without padding.
     """
 
     table: RelativeBias
@@ -117,7 +117,7 @@ class ChunkedBias:
     hidden: mx.array | int
 
     def __iter__(self) -> Iterator[tuple[slice, mx.array]]:
-        """Yields the positions of each chunk's queries, and their bias (B or 1, H, T, S)."""
+        """Yields each chunk's positions, and its bias (B or 1 row, H heads, T queries, S keys)."""
         for start in range(0, self.source, self.queries):
             chunk = slice(start, min(start + self.queries, self.source))
             index = self.table.index(mx.arange(start, chunk.stop)[None], self.source)
@@ -129,7 +129,8 @@ def source_biases(
 ) -> Sequence[Mask]:
     """Returns each table's bias (B, H, S, S) for an encoder pass; a `ChunkedBias` if S is large.
 
-    Keys are hidden where `mask` (B, S) is False. Without a mask the bias is (1, H, S, S).
+    B is `batch`, H the number of heads, S `length`. Keys are hidden where `mask` (B, S) is False.
+    Without a mask the bias is (1, H, S, S).
     """
     queries = queries_at_once(batch, tables[0].weight.shape[1], length)
     hidden = 0 if mask is None else hiding(mask[:, None, None], tables[0].weight.dtype)
@@ -144,7 +145,7 @@ class ByRow:
     """Keys or values of rows that attend one at a time, each with its own number of keys.
 
     Attributes:
-        arrays: (1, H, N, d_kv) for each row, with its own number of keys N.
+        arrays: (1, H heads, N keys, d_kv) for each row; N may differ between rows.
         batch: number of rows B; rows after the last of `arrays` are padding.
         offsets: position of each row's first query, for self-attention; None for cross-attention.
     """
@@ -162,11 +163,11 @@ def attention(queries: mx.array, keys: Keys, values: Keys, mask: Mask) -> mx.arr
     """Returns softmax(queries @ keys.T + mask) @ values: the scores are not scaled.
 
     Args:
-        queries: (B, H, T, d_kv).
-        keys: (B, H, N, d_kv), or `ByRow`.
+        queries: (B rows, H heads, T queries, d_kv).
+        keys: (B, H, N keys, d_kv), or `ByRow`.
         values: as `keys`.
-        mask: an array (B, H, T, N), or of a shape that broadcasts to it, which is added to the
-            scores; or a bool array (not on CUDA), True where keys are seen; or a `ChunkedBias`;
+        mask: an array that is added to the scores, (B, H, T, N) or of a shape that broadcasts to
+            that; or a bool array (not on CUDA), True where keys are seen; or a `ChunkedBias`;
             None if all keys are seen.
 
     Returns:

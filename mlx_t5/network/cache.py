@@ -3,7 +3,7 @@
 T5 has no rotary positions, so a token's slot in the cache is its absolute position, and the
 distance `key - query` alone decides what attention may see. Feeding a position again overwrites
 its slot; rolling back means feeding from an earlier position. Hence the cache knows no lengths:
-whoever decodes owns the offsets.
+the caller keeps each row's offset, the position of its next token.
 
 Several rows may continue one prompt, as beams do; every prompt has the same number of rows. The
 rows of a prompt are adjacent, and share its cross-attention keys and values.
@@ -55,9 +55,9 @@ class Slots:
     """The slots that one forward pass of the decoder writes to and attends to.
 
     Attributes:
-        keys: keys of self-attention, an array (B, H, N, d_kv) per layer; updated in place.
+        keys: keys of self-attention, per layer (B rows, H heads, N slots, d_kv); updated in place.
         values: values of self-attention, as `keys`.
-        positions: (B, T) absolute positions of the new tokens; (1, T) if equal in all rows.
+        positions: (B, T) absolute positions of T new tokens per row; (1, T) if equal in all rows.
         start: the first position if it is the same in all rows, else None.
         seen: number of slots, counted from slot 0, that attention reads.
         batch: number of rows B.
@@ -78,7 +78,7 @@ class Slots:
     mask: mx.array | None
 
     def update(self, layer: int, keys: mx.array, values: mx.array) -> KeysValues:
-        """Writes a layer's new keys and values (B, H, T, d_kv) to the slots of their positions.
+        """Writes a layer's new keys and values (B rows, H heads, T tokens, d_kv) to their slots.
 
         The update is lazy, and needs no copy if no other reference to the arrays exists.
 
@@ -101,7 +101,7 @@ class Cache:
     All methods are lazy. A forward pass calls `slots` once, and `Slots.update` once per layer.
 
     Attributes:
-        keys: keys of self-attention, an array (B, H, N, d_kv) per layer.
+        keys: keys of self-attention, an array (B rows, H heads, N slots, d_kv) per layer.
         values: values of self-attention, as `keys`.
         cross: keys and values of cross-attention, a pair of arrays (P, H, S, d_kv) per layer.
         mask: (P, S), True for source tokens and False for padding; None if no source is padded.
@@ -114,7 +114,7 @@ class Cache:
         """Stores the prompts' cross-attention, and allocates self-attention slots.
 
         Args:
-            cross: keys and values of cross-attention, a pair of arrays (P, H, S, d_kv) per layer.
+            cross: a pair of keys and values (P prompts, H heads, S positions, d_kv) per layer.
             mask: (P, S), 1 or True for source tokens; None if no source is padded.
             capacity: number of slots to allocate; rounded up by `round_up`.
             beams: K, the number of rows per prompt.
@@ -217,7 +217,7 @@ class Cache:
         self.values = [a[index] for a in self.values]
 
     def trim(self, source: int, capacity: int) -> None:
-        """Frees unneeded source positions if they are at least half of all; unneeded slots, too.
+        """Frees unneeded source positions if they are at least half of all, and slots likewise.
 
         Args:
             source: number of tokens of the longest source.
@@ -233,7 +233,7 @@ class Cache:
             self.values = [_narrowed(a, capacity) for a in self.values]
 
     def append(self, other: Cache) -> None:
-        """Adds the prompts of `other`, which has as many rows per prompt; pads shorter arrays."""
+        """Adds the prompts of `other`, which has the same `beams`; pads shorter arrays."""
         capacity = max(self.capacity, other.capacity)
         source = max(self.source, other.source)
         if self.mask is not None or other.mask is not None or self.source != other.source:
@@ -248,13 +248,13 @@ class Cache:
         ]
 
     def _wide_mask(self, source: int) -> mx.array:
-        """Returns the mask, padded to (P, `source`) with hidden positions."""
+        """Returns the mask, padded with hidden positions to (number of prompts, `source`)."""
         mask = mx.ones((self.prompts, self.source), mx.bool_) if self.mask is None else self.mask
         return mx.pad(mask, ((0, 0), (0, source - self.source)))
 
 
 def _narrowed(array: mx.array, length: int) -> mx.array:
-    """Returns a copy of the first `length` entries on axis 2; a view would keep the whole array."""
+    """Returns a copy of the first `length` entries on axis 2; a view would free no memory."""
     return mx.contiguous(array[:, :, :length])
 
 
@@ -264,6 +264,6 @@ def _joined(one: mx.array, other: mx.array, length: int) -> mx.array:
 
 
 def _widened(array: mx.array, length: int) -> mx.array:
-    """Returns an array (B, H, N, d_kv), padded with zeros to at least `length` on axis 2."""
+    """Returns an array of four axes, padded with zeros to at least `length` on axis 2."""
     missing = length - array.shape[2]
     return mx.pad(array, [(0, 0), (0, 0), (0, missing), (0, 0)]) if missing > 0 else array

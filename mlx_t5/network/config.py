@@ -31,8 +31,8 @@ class T5Config:
         d_kv: width of one head; `num_heads * d_kv` need not be `d_model`.
         feed_forward_proj: "relu", or "gated-…" for the two-branch feed-forward of v1.1 and later;
             if absent, "relu" for T5 and "gated-gelu" for mT5 and umT5.
-        dense_act_fn: name of the activation; "gated-gelu" has always meant the tanh form,
-            "gelu_new".
+        dense_act_fn: name of the activation; if absent, it follows from `feed_forward_proj`, where
+            "gated-gelu" means the tanh form, "gelu_new".
         is_gated_act: whether the feed-forward has two branches; overrides `feed_forward_proj`.
         tie_word_embeddings: as saved. It affects only `scales_logits`; the tensors decide whether
             there is a separate output head.

@@ -59,7 +59,7 @@ class DraftVocabulary:
             self.ids, self.rows = mx.array(ids), mx.array(rows)
 
     def spread(self, values: mx.array, others: float) -> mx.array:
-        """Returns values (B, T, N) as (B, T, V); the other tokens of the target get `others`."""
+        """Returns values (B, T, logits) as (B, T, tokens); tokens without a logit get `others`."""
         if self.rows is None:
             return values
         spare = mx.pad(values, ((0, 0), (0, 0), (0, 1)), constant_values=others)
@@ -82,8 +82,8 @@ def narrow(draft: T5, ids: np.ndarray) -> None:
 def widened(draft: T5) -> Any:
     """Returns a draft like `draft`, but one that can propose every token of the target.
 
-    It uses the decoder of `draft`, which must use the target's head: a separate head has only the
-    rows of the tokens that `draft` can propose.
+    The new draft uses the decoder of `draft` and the target's head. `draft` must use that head too,
+    because a separate one would have rows for only some of the tokens.
     """
     config = replace(draft.config, draft_vocab_size=None)
     wide = type(draft)(config, shares_with=draft.shares_with)

@@ -1,4 +1,4 @@
-"""Turns sources into a decoder's cache: pads and encodes them, and computes cross-attention.
+"""Encodes sources, and computes a decoder's cache: keys and values of cross-attention.
 
 Symbols: B rows, S source positions.
 """
@@ -22,7 +22,7 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array 
     """Right-pads token lists to one length S.
 
     Returns:
-        ids (B, S) int32, and their mask (B, S) bool, False at padding, or None without padding.
+        Token ids (rows, S), and a bool mask (rows, S), False at padding; None without padding.
     """
     width = source_width(max(map(len, rows)), len(rows))
     ids = mx.array([list(row) + [pad] * (width - len(row)) for row in rows], mx.int32)
@@ -32,11 +32,12 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array 
 
 
 def encoder_states(model: T5 | ExactTarget, sources: Sequence[Sequence[int]]) -> list[mx.array]:
-    """Returns the encoder's output (S, d_model) for each source, without waiting for it.
+    """Returns the encoder's output (S, d_model) for each source of S tokens.
 
+    Does not wait for the outputs, unless a source is so long that attention is computed in chunks.
     Equal sources are encoded once. Sources of similar length share a pass, so there is little
-    padding. A pass of several sources has at most `PASS_POSITIONS` positions, so memory does not
-    grow with the number of sources.
+    padding. `PASS_POSITIONS` limits a pass of several sources, so memory does not grow with the
+    number of sources.
     """
     distinct = list(dict.fromkeys(map(tuple, sources)))
     states: dict[tuple[int, ...], mx.array] = {}

@@ -1,7 +1,7 @@
 """Exact decoding: a row's logits have the same bits whatever is proposed, in whatever batch.
 
 Rounding depends on the order of summation, and kernels choose a different order for a different
-number of rows. So a pass over gamma + 1 positions may round differently from gamma + 1 passes over
+number of rows. So one pass over several positions may round differently from several passes over
 one position. Here each row of a pass is padded to `width` positions, and the batch to a number of
 rows at which products round as in a full batch (exactness.py finds these numbers). So every product
 has R x W rows, whatever is proposed. Attention and the encoder, whose sums run over positions, work
@@ -31,7 +31,7 @@ class ExactTarget:
 
     Attributes:
         width: W, positions of each row in every pass.
-        rows: numbers of rows that a pass may have, ascending; the last is the maximum in flight.
+        rows: numbers of rows that a pass may have, ascending; the last is that of a full batch.
     """
 
     def __init__(self, model: T5, width: int, rows: Sequence[int]) -> None:
@@ -51,7 +51,7 @@ class ExactTarget:
         """Returns the encoder's output (B, S, d_model), computed in one pass per prompt.
 
         Args:
-            ids: (B, S) source tokens.
+            ids: source tokens (B rows, S positions).
             mask: (B, S), False for padding, whose output is set to 0; None without padding.
         """
         width, rows = ids.shape[1], []
@@ -68,7 +68,7 @@ class ExactTarget:
         return ExactCache([self.model.cache(states, None, capacity) for states in rows])
 
     def decode(self, tokens: mx.array, cache: Any, offsets: list[int]) -> mx.array:
-        """Returns float32 logits (B, T, V) for the token after each of `tokens` (B, T).
+        """Returns float32 logits (B, T, vocabulary) for the token after each of `tokens` (B, T).
 
         Raises:
             ValueError: a row has more tokens (T) than `width`.
@@ -80,15 +80,15 @@ class ExactTarget:
         return self.model.decode(tokens, padded, offsets)[:batch, :length]
 
     def weights_read(self) -> WeightsRead:
-        """Returns the model's `weights_read`."""
+        """Returns facts about the weights that a decoder pass of the wrapped model reads."""
         return self.model.weights_read()
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
-        """Returns a cache's bytes as `T5.cache_memory` does, for `width` more target positions."""
+        """Returns a cache's size in bytes: `T5.cache_memory` for `width` more target positions."""
         return self.model.cache_memory(prompts, source, target + self.width, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
-        """Returns the peak bytes of encoding a row of `source` positions: rows are not batched."""
+        """Returns the peak bytes of encoding one row; `rows` is ignored, as a pass has one row."""
         return self.model.encoder_memory(1, source)
 
 
@@ -98,7 +98,7 @@ class ExactCache:
 
     Attributes:
         rows: the cache of each row.
-        batch: in a forward pass, its number of rows; rows after the last of `rows` are padding.
+        batch: in a forward pass, the pass's number of rows; those beyond `rows` are padding.
     """
 
     rows: list[Cache]
@@ -141,7 +141,7 @@ class PaddedSlots:
 
     Attributes:
         rows: the slots of each row that is not padding.
-        positions: (R, W) absolute positions of the new tokens.
+        positions: (R, W) absolute positions of each row's W new tokens.
         offsets: the first position of each row that is not padding.
         batch: number of rows R, padding included.
         cross: keys and values of cross-attention of each row, one pair per layer.
@@ -165,7 +165,7 @@ class PaddedSlots:
         return max(slots.seen for slots in self.rows)
 
     def update(self, layer: int, keys: mx.array, values: mx.array) -> tuple[ByRow, ByRow]:
-        """Writes new keys and values (R, H, W, d_kv) of a layer into the slots of their rows.
+        """Writes a layer's new keys and values (R rows, H heads, W positions, d_kv) to their slots.
 
         Returns:
             The keys and the values that each row attends to.
@@ -179,5 +179,5 @@ class PaddedSlots:
 
 
 def _lengths(rows: mx.array, mask: mx.array | None) -> list[int]:
-    """Returns each row's number of positions without padding; `rows` is (B, S, …)."""
+    """Returns each row's number of positions without padding; `rows` is (rows, positions, …)."""
     return [rows.shape[1]] * len(rows) if mask is None else mask.sum(axis=1).tolist()

@@ -41,7 +41,7 @@ def exact_targets(model: T5, default: Settings) -> Callable[..., ExactTarget]:
 
     Args:
         model: the target.
-        default: the default settings; if num_draft is a number, the width must have room for it.
+        default: the default settings; if num_draft is a number, that many proposals must fit.
 
     Returns:
         target(batch, settings), which returns the `ExactTarget` for at most `batch` rows, and
@@ -67,7 +67,7 @@ def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
     Args:
         model: the target.
         batch: maximum number of rows in flight.
-        num_draft: proposals that the width must have room for.
+        num_draft: number of proposals that the width must have room for.
 
     Raises:
         UserError: no width has room for `num_draft` proposals and makes rows independent.
@@ -90,7 +90,7 @@ def holding_rows(model: T5, batch: int, width: int) -> list[int]:
     """Returns the numbers of rows at which every rank gets the bits of a full batch.
 
     Each rank tests its own shard with `numbers_of_rows`. The result is empty if a row's bits depend
-    on its place.
+    on its place in the batch.
     """
     rows = numbers_of_rows(model, batch, width) if attention_holds(model, width) else []
     held = mx.array([n in rows for n in range(batch + 1)], mx.int32)
@@ -102,7 +102,7 @@ def numbers_of_rows(model: T5, batch: int, width: int) -> list[int]:
     """Returns the numbers of rows that a pass may have: `batch`, and smaller ones with equal bits.
 
     Returns:
-        Powers of two and `batch`, ascending; empty if a row's bits depend on its place.
+        Powers of two and `batch`, ascending; empty if a row's bits depend on its place in a pass.
     """
     fewer = [2**i for i in range(batch.bit_length()) if 2**i < batch]
     for product, inputs in products(model):
@@ -115,7 +115,7 @@ def numbers_of_rows(model: T5, batch: int, width: int) -> list[int]:
 
 
 def place_is_irrelevant(product: Product, x: mx.array, out: mx.array) -> bool:
-    """Returns whether rows keep their bits at another place, beside random rows.
+    """Returns whether a product gives a row the same bits at another place, beside random rows.
 
     Two moves are tested: by one place, so that all places are compared, and to the opposite end.
 
@@ -159,8 +159,9 @@ def _doubled(
 ) -> tuple[Product, Callable[[int], list[mx.array]]]:
     """Returns a product with a weight of the matrix's shape, and a function that makes its inputs.
 
-    The second half of the weight's columns is the first half, rotated by one quantization group or
-    column. The second input is made alike, with its second half negated, so all terms cancel.
+    The second half of the weight's columns is the first half, rotated by one quantization group, or
+    by one column if it is not quantized. The second input is built likewise, but its second half is
+    negated, so all terms cancel.
     """
     quantized, group = bool(matrix.quantization), [*matrix.quantization, 1][0]
     arrays = matrix.arrays if quantized else (matrix.arrays[0].T,)  # outputs first
@@ -187,7 +188,7 @@ def _doubled(
 
 
 def attention_holds(model: T5, width: int) -> bool:
-    """Returns whether a query's attention to sources and slots has the same bits at any place."""
+    """Returns whether cross- and self-attention give a query the same bits anywhere in a pass."""
     heads, size = model.local_config.num_heads, model.local_config.d_kv
     dtype = model.decoder.norm.weight.dtype
     for n in SOURCES + SLOTS:
@@ -237,7 +238,7 @@ def decoder_holds(target: ExactTarget) -> bool:
 
 
 def _sampled_from(logits: mx.array) -> mx.array:
-    """Returns the probabilities (B, T, V) that sampled rows would compute from these logits."""
+    """Returns the probabilities that sampling with typical settings computes from these logits."""
     settings = Settings(temp=0.7, top_k=50, top_p=0.9)
     return probabilities(logits, Sampling.of([settings] * len(logits)))[0]
 

@@ -1,4 +1,4 @@
-"""Facts about a model that decoding needs: the weights of a pass, whether there is a decoder."""
+"""Facts about a model for decoding: whether it has a decoder, and which weights a pass reads."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Norm(NamedTuple):
         return cls(weight, module.eps, str(dtype).removeprefix("mlx.core."))
 
     def __call__(self, x: mx.array) -> mx.array:
-        """Returns the residual x (M, d_model), normed."""
+        """Returns the residual x (rows, d_model), normed."""
         return mx.fast.rms_norm(x, self.weight, self.eps).astype(getattr(mx, self.dtype))
 
 
@@ -103,7 +103,7 @@ def decoder_layer(
         config: the shape of the model, or of this rank's shard.
         blocks: self-attention, cross-attention and feed-forward.
         x: the residual before the layer.
-        bias: (B, H, T, N) bias of self-attention.
+        bias: bias of self-attention, (B rows, H heads, T queries, N slots).
         slots: the cache's slots to write to and to attend to.
         i: the layer's index.
     """
@@ -118,7 +118,7 @@ def decoder_layer(
 def encoder_layer(
     config: T5Config, blocks: Blocks, x: mx.array, bias: Mask, batch: int
 ) -> mx.array:
-    """Returns the residual (B·S, d_model) after an encoder layer."""
+    """Returns the residual after an encoder layer, (B·S, d_model) for B rows of S positions."""
     self_attention, feed_forward = blocks
     q, k, v = heads(config, project(self_attention, x), batch, 3)
     x = add_attention(x, attention(q, k, v, bias), self_attention)
@@ -129,7 +129,7 @@ def checkpointed(layer: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """Returns a layer that recomputes its activations in the backward pass, to save memory.
 
     See Chen et al., https://arxiv.org/abs/1604.06174. MLX differentiates with respect to all
-    arguments, so integers, as in quantized weights, are excluded.
+    arguments, so the gradient is stopped at integers, as in quantized weights.
     """
 
     def fixed(leaf: Any) -> Any:
@@ -155,7 +155,7 @@ def checkpointed_layer(
 
 
 def project(block: Block, x: mx.array) -> list[mx.array]:
-    """Returns the block's input projections of the residual; joined ones are in one array."""
+    """Returns the normed residual times each input projection; joined ones give one array."""
     x = block.norm(x)
     return [matrix.times(x) for matrix in block.inputs]
 
@@ -163,7 +163,7 @@ def project(block: Block, x: mx.array) -> list[mx.array]:
 def heads(
     config: T5Config, projections: Sequence[mx.array], batch: int, count: int
 ) -> Sequence[mx.array]:
-    """Returns the heads (B, H, T, d_kv) of `count` projections (B·T, H·d_kv), joined or not."""
+    """Returns `count` projections (B·T, H·d_kv), joined or not, as H heads (B rows, H, T, d_kv)."""
     length = len(projections[0]) // batch
     if length == 1:  # without a transposition, which would be a copy on CUDA
         ys = [y.reshape(batch, -1, 1, config.d_kv) for y in projections]
@@ -175,7 +175,8 @@ def heads(
 def add_attention(x: mx.array, out: mx.array, block: Block) -> mx.array:
     """Returns the residual (B·T, d_model) plus the projection of attention's output.
 
-    `out` is (B, H, T, d_kv). With beams, the K beams of a prompt are one row with K·T queries.
+    `out` is (B rows, H heads, T queries, d_kv). With beams, the K beams of a prompt are one row
+    with K·T queries.
     """
     if out.shape[2] > 1:
         out = out.swapaxes(1, 2)
@@ -183,7 +184,7 @@ def add_attention(x: mx.array, out: mx.array, block: Block) -> mx.array:
 
 
 def add_feed_forward(config: T5Config, block: Block, x: mx.array) -> mx.array:
-    """Returns x (M, d_model) plus wo(act(wi x)), or in T5 v1.1 wo(act(wi_0 x) * wi_1 x).
+    """Returns x (rows, d_model) plus wo(act(wi x)), or in T5 v1.1 wo(act(wi_0 x) * wi_1 x).
 
     In float16, `wo` and its input would overflow, so they are in float32 like the residual.
     """
@@ -207,7 +208,7 @@ def layer_for(
     Building the graph of a layer in Python can take longer than computing it on the GPU.
     `mx.compile` keeps the graph for arrays of the same shapes. A single layer is compiled, not a
     whole pass: the weights are inputs, so all layers of a model share one function, a new shape
-    costs only one layer, and the device can start with the first layers while Python continues.
+    needs one compilation, and the device can start with the first layers while Python continues.
 
     A compiled layer has its own kernels, which a GPU compiles at their first use. So layers are
     compiled only for models with many passes, and not in exact decoding, which has too many shapes.
@@ -240,7 +241,7 @@ def passes_before_compiling() -> float:
 
 @lru_cache(MOST_SHAPES)
 def _compiled(config: T5Config, seen: int, *shapes: Any) -> Callable[..., Any]:
-    """Returns a compiled layer for these shapes alone: with many shapes, MLX's search is slow."""
+    """Returns a layer compiled for these shapes alone: MLX searches slowly among many shapes."""
     return mx.compile(partial(_described, config, seen))
 
 

@@ -2,7 +2,7 @@
 
 Layers over the same input are joined into one, and the product itself adds the residual.
 
-Decoding is bound by reading weights. For x (M, K) and a weight (N, K) the natural product is
+Decoding is bound by reading weights. For M rows x (M, K) and a weight (N, K) the natural product is
 `x @ weight.T`. For few rows the fastest form depends on the BLAS and its kernels; `FORMS` lists the
 forms that were measured to be faster (docs/performance.md). Nothing is timed at run time: on a busy
 machine timing often chose the slower form, and equal commands could round differently.
@@ -31,9 +31,9 @@ class Matrix(NamedTuple):
     """The weights of a linear layer without their module, in a form that `mx.compile` accepts.
 
     Attributes:
-        arrays: the transposed weight (K, N), or a quantized weight, scales and maybe biases.
-        quantization: values of the attributes `QUANTIZATION`; empty if the weight is not quantized.
-        forms: forms that are faster than the natural one on this device; empty on a GPU.
+        arrays: the transposed weight (inputs, outputs), or quantized weight, scales, maybe biases.
+        quantization: values of the attributes that `QUANTIZATION` names; empty if not quantized.
+        forms: forms of the product that are faster than the natural one here; empty on a GPU.
         total: combines the products of all ranks if each has a shard of the weights, else None.
     """
 
@@ -61,13 +61,13 @@ class Matrix(NamedTuple):
 
     @classmethod
     def plain(cls, weight: mx.array) -> Matrix:
-        """Returns the matrix of a weight (N, K)."""
+        """Returns the matrix of a weight (N outputs, K inputs)."""
         return cls((weight.T,), forms=forms(*weight.shape, weight.dtype))
 
     def times(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
-        """Returns x (M, K) times the weight, plus the residual (M, N) if there is one.
+        """Returns x (M rows, K inputs) times the weight, plus any residual (M, N outputs).
 
-        Both are one operation where possible.
+        Product and sum are one operation where possible.
         """
         (weight, *scales), quantization, forms, total = self
         form = next((form for rows, form in forms if len(x) in rows), None) if forms else None
@@ -88,7 +88,7 @@ class Matrix(NamedTuple):
 def matrices(*layers: nn.Module) -> tuple[Matrix, ...]:
     """Returns the matrices of layers over one input: a single one if the layers are joined.
 
-    Layers are no longer joined once a weight was replaced.
+    Layers no longer count as joined once the weight of one has been replaced.
     """
     joined = getattr(layers[0], "joined", None)
     if not joined or any(m["weight"] is not w for m, w in zip(layers, joined.weights, strict=True)):
@@ -101,7 +101,7 @@ class Joined:
     """Several layers over the same input, joined into one.
 
     Attributes:
-        layer: the joined layer, whose weight (N, K) has the rows of all of them.
+        layer: the joined layer, whose weight has the rows of all the layers' weights.
         weights: the weight of each layer, a view of the joined weight.
     """
 
@@ -134,7 +134,7 @@ def as_written(x: mx.array, weight: mx.array) -> mx.array:
 
 
 def in_tiles(x: mx.array, weight: mx.array) -> mx.array:
-    """Returns the product, computed in tiles of `TILE` outputs if that divides their number."""
+    """Returns the product, computed in tiles of `TILE` outputs if `TILE` divides their number."""
     if weight.shape[0] % TILE:
         return as_written(x, weight)
     tiles = weight.reshape(-1, TILE, weight.shape[1])
@@ -147,7 +147,7 @@ def weight_first(x: mx.array, weight: mx.array) -> mx.array:
 
 
 def doubled(x: mx.array, weight: mx.array) -> mx.array:
-    """Returns the product with one row x (1, K), computed as two equal rows."""
+    """Returns the product of a single row x, computed as two equal rows."""
     return (mx.broadcast_to(x, (2, x.shape[1])) @ weight.T)[:1]
 
 
@@ -178,7 +178,7 @@ FORMS: tuple[tuple[str, range, Callable[[int, int], bool], Form], ...] = (
 
 @cache
 def forms(outputs: int, inputs: int, dtype: mx.Dtype) -> Forms:
-    """Returns the forms faster than `x @ weight.T` on this device, for a weight of this shape."""
+    """Returns forms of a product that are faster here than `x @ weight.T`, for a weight shape."""
     if dtype != mx.float32 or not cpu_only():
         return ()  # BLAS multiplies float32 only, and GPUs do not need other forms
     return forms_with(blas_name(), outputs, inputs)

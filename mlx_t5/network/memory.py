@@ -40,7 +40,7 @@ WIDTHS = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
 
 
 def limit() -> int:
-    """Returns the usable bytes: the GPU's memory, else `SHARE` of the machine's memory."""
+    """Returns the usable memory in bytes: the GPU's, else `SHARE` of the machine's memory."""
     facts = device_info()
     for name in (WORKING_SET, "total_memory", "memory_size"):
         if facts.get(name):
@@ -63,7 +63,7 @@ def require(needed: int, ranks: Ranks = ALONE) -> None:
 def wire(needed: int) -> None:
     """Makes macOS keep MLX's memory resident: the memory in use and the next `needed` bytes.
 
-    The limit includes buffers that MLX keeps for reuse, so a lower limit never unwires a weight.
+    The limit also covers buffers that MLX keeps for reuse, so lowering it never unwires a weight.
 
     Args:
         needed: bytes to be allocated; the limit is at most the working set of macOS.
@@ -141,7 +141,7 @@ def require_for(
 def cache_bytes(
     config: T5Config, width: int, prompts: int, source: int, target: int, rows: int = 0
 ) -> int:
-    """Returns the bytes of a decoder's cache, for cross-attention and self-attention.
+    """Returns the size in bytes of a decoder's cache, for cross-attention and self-attention.
 
     Args:
         config: the model's config.
@@ -156,7 +156,7 @@ def cache_bytes(
 
 
 def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
-    """Returns the peak bytes of the encoder's activations.
+    """Returns the peak size in bytes of the encoder's activations, at `width` bytes per number.
 
     The peak measured on a CPU was four times one layer's scores, hidden units, residual and heads.
     A GPU does not keep the scores. For a long source, only a chunk of queries has scores at a time.
@@ -170,7 +170,7 @@ def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
 
 
 def stored_bytes(folder: Path, dtype: str | mx.Dtype | None, prefix: str = "") -> int:
-    """Returns the bytes of a model folder's weights once they are loaded.
+    """Returns the size in bytes of a model folder's weights once they are loaded.
 
     Args:
         folder: an MLX or Hugging Face folder.

@@ -33,7 +33,7 @@ class Attention(nn.Module):
         self.o = nn.Linear(inner, config.d_model, bias=False)
 
     def block(self, names: str) -> Block:
-        """Returns the block's arrays: norm, input projections `names` (as in "qkv") and output."""
+        """Returns the block's arrays: norm, output, and input projections in `names` (as "qkv")."""
         inputs = matrices(*(self[name] for name in names))
         return Block(Norm.of(self.norm), inputs, Matrix.of(self.o))
 

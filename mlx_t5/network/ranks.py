@@ -1,4 +1,4 @@
-"""Collectives between ranks: sums, columns, and values of rank 0.
+"""Collectives between ranks: sums, concatenations of columns, and copies of rank 0's values.
 
 The ranks are the processes of a group of `mx.distributed`. A sum gathers the terms of all ranks and
 adds them in rank order. So every rank has the same bits on any backend, and a row's bits do not
@@ -57,10 +57,10 @@ class Ranks:
         return term if self.size == 1 else self._gather(term, partial(reduce, add))
 
     def columns(self, shard: mx.array, count: int) -> mx.array:
-        """Returns the columns of all ranks as one array (M, V); each rank has its `share` of V.
+        """Returns the columns of all ranks, concatenated to an array (M rows, V columns).
 
         Args:
-            shard: this rank's columns, for all M rows.
+            shard: this rank's columns of all M rows: the slice `share(count)` of the V columns.
             count: number of columns V of all ranks together.
         """
         if self.size == 1:
@@ -129,5 +129,5 @@ ALONE = Ranks()
 
 
 def ranks_of(model: T5 | ExactTarget) -> Ranks:
-    """Returns the ranks that share a model and must make the same calls; `ALONE` if none do."""
+    """Returns the ranks that share a model, and so make the same calls; `ALONE` if it is whole."""
     return getattr(model, "ranks", ALONE)

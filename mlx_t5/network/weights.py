@@ -166,8 +166,8 @@ def quantize(model: nn.Module, entry: Any, names: set[str]) -> None:
 
     Args:
         model: changed in place; its weights have to be loaded afterwards.
-        entry: the config's `quantization`: group_size, bits and mode of all layers, and other
-            values for some layers, under their paths.
+        entry: the config's `quantization`: group_size, bits and mode of all layers; a layer that
+            differs has an entry under its path.
         names: names of the folder's tensors.
 
     Raises:
@@ -186,7 +186,7 @@ def quantize(model: nn.Module, entry: Any, names: set[str]) -> None:
 
 
 def read_mlx(folder: Path) -> Iterator[tuple[str, mx.array]]:
-    """Yields name and lazy array of every tensor of an MLX folder; evaluating reads the file."""
+    """Yields names and lazy arrays of an MLX folder's tensors; evaluating an array reads a file."""
     if (folder / SAFETENSORS).is_file():
         files = {SAFETENSORS}
     else:
@@ -201,11 +201,11 @@ def read_mlx(folder: Path) -> Iterator[tuple[str, mx.array]]:
 def read_shards(
     stored: Checkpoint, ours: Mapping[str, str], ranks: Ranks, uncut: bool = False
 ) -> Iterator[tuple[str, mx.array]]:
-    """Yields this rank's shard of each tensor in its stored type; reads nothing else.
+    """Yields MLX name and this rank's shard of each tensor, in its stored type; reads nothing else.
 
     Args:
         stored: the checkpoint.
-        ours: stored name → MLX name of the tensors; MLX names are yielded.
+        ours: stored name → MLX name of the tensors to read.
         ranks: the ranks that share the model.
         uncut: whether to yield whole tensors, for an adapter to change before they are cut.
     """

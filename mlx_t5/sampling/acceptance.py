@@ -10,19 +10,20 @@ All functions are pure functions of small arrays, without a model or a state.
                           a rejected x is replaced by argmax p
 
 With delta = 0 the text is the target's own: greedy, or sampled from its distribution. The random
-numbers of a token depend only on its row's key and its position. Draft and target use the same
+numbers at a position depend only on the position and the row's key. Draft and target use the same
 numbers at a position, so they mostly sample the same token (Gumbel sampling of Daliri et al.,
 https://arxiv.org/abs/2408.07978). A seed gives the same text with any draft, with any number of
 proposals, and without a draft, because every token is the one that the target samples.
 
 The rules for delta > 0 relax those of Leviathan et al. (https://arxiv.org/abs/2211.17192) and Chen
-et al. (https://arxiv.org/abs/2302.01318). With temp > 0, each drafted position follows the mixture
-(1 - delta) p + delta q. When every proposal is kept, the target adds one more token from p.
+et al. (https://arxiv.org/abs/2302.01318). With temp > 0, the token at each drafted position
+has the distribution (1 - delta) p + delta q. When every proposal is kept, the target adds one more
+token from p.
 
 Symbols: B rows, gamma proposals per row, T = gamma + 1 positions, V vocabulary; delta leniency,
-from 0 (lossless) to 1; p target and q draft probabilities, if temp > 0 after temperature, top-k,
-top-p and min-p. A deterministic proposal (of a greedy draft, or tokens copied from a text) has
-q(x) = 1; q is then None in the code.
+from 0 (lossless) to 1; p target and q draft probabilities. With temp > 0, temperature, top-k, top-p
+and min-p have been applied to p and q. A deterministic proposal (made by a greedy draft, or copied
+from a text) has q(x) = 1; q is then None in the code.
 """
 
 from __future__ import annotations
@@ -52,12 +53,13 @@ UNDECIDED = -1
 def keep_greedy(logits: mx.array, drafts: mx.array, delta: mx.array) -> mx.array:
     """Returns whether each proposal is kept by the rule for temp = 0.
 
-    The rule p(x) >= (1 - delta) max p can be checked on the logits, without a softmax.
+    The rule for a token x with target probability p(x) is p(x) >= (1 - delta) max p. It can be
+    checked on the logits, without a softmax.
     With delta = 0 a proposal must be the argmax itself; a tie with the argmax is not enough.
     A token that a logits processor forbids (logit -inf) is never kept.
 
     Args:
-        logits: (B, gamma, V) of the target at the position of each proposal.
+        logits: (B, gamma, V) the target's logits for B rows of gamma proposals.
         drafts: (B, gamma) proposed tokens.
         delta: (B,) the rows' leniency.
 
@@ -73,10 +75,10 @@ def keep_greedy(logits: mx.array, drafts: mx.array, delta: mx.array) -> mx.array
 def keep_sampled(px: mx.array, qx: mx.array, delta: mx.array, u: mx.array) -> mx.array:
     """Returns whether each proposal is kept by the rule for temp > 0.
 
-    The rule is u < (1 - delta) p/q + delta. The code multiplies both sides by q.
+    The rule is u < (1 - delta) px / qx + delta. The code multiplies both sides by qx.
 
     Args:
-        px: (B, gamma) target probability of each proposal.
+        px: (B, gamma) target probability of each of gamma proposals for B rows.
         qx: (B, gamma) draft probability of each proposal, 1 if deterministic.
         delta: (B,) the rows' leniency.
         u: (B, gamma) random numbers, uniform on [0, 1).
@@ -92,18 +94,20 @@ def accepted_length(keep: mx.array, lengths: mx.array) -> mx.array:
     """Returns for each row the number of proposals before the first rejected one: (B,).
 
     Args:
-        keep: (B, gamma) bool, whether each of a row's gamma proposals is kept.
-        lengths: (B,) int32, number of proposals; the rest of a row is padding.
+        keep: (B, gamma or more) bool, whether the proposal at each position is kept.
+        lengths: (B,) int32, number of proposals of each row; later positions are padding.
     """
     ends = mx.where(keep, lengths[:, None], mx.arange(keep.shape[1]))  # where a prefix may end
     return mx.min(ends, axis=1)
 
 
 def residual(p: mx.array, q: mx.array) -> mx.array:
-    """Returns weights to replace a rejected token: max(0, p - q), but p if p is about equal to q.
+    """Returns the weights for sampling the token that replaces a rejected proposal.
+
+    The weights are max(0, p - q), or p if p and q are almost equal.
 
     Args:
-        p: (B, V) target probabilities of the vocabulary.
+        p: (B, V) target probabilities of the vocabulary, for B rows.
         q: (B, V) draft probabilities.
     """
     rest = mx.maximum(p - q, 0)
@@ -123,17 +127,17 @@ def accept(
     Args:
         logits: (B, gamma + 1, V) float32 of the target. Proposal i is judged by the
             logits at position i; position gamma follows the last proposal.
-        drafts: (B, gamma) int32, None when nothing was proposed.
+        drafts: (B, gamma) int32, gamma proposals for each of B rows; None if there are none.
         q: (B, gamma, V) draft probabilities; None if the proposals are deterministic.
         lengths: (B,) int32, number of proposals of each row, without padding.
         sampling: settings of the rows.
-        keys: (B, gamma + 1 or more, 2) keys of the positions; None if every row is greedy.
+        keys: (B, gamma + 1 or more, 2) random keys of the positions; None if every row is greedy.
 
     Returns:
         accepted (B,) int32, the number of proposals kept, and tokens (B, gamma + 1)
         int32: the proposals kept, and at position `accepted` the token that the
-        target adds. Later tokens are meaningless. No proposal is kept from the first
-        position on whose logits are not finite. A token added there is NO_TOKEN.
+        target adds. Later tokens are meaningless. The first position with logits that
+        are not finite ends the kept proposals; a token added there is NO_TOKEN.
         `accepted` is UNDECIDED if top-p needs more candidates than were considered;
         then call again with `sampling.exhaustive()`.
     """
@@ -172,13 +176,13 @@ def _accept_sampled(
     """Does the work of `accept` for a batch in which at least one row is sampled.
 
     Args:
-        logits: (B, T, V) float32 of the target, for T = gamma + 1 positions.
+        logits: (B, T, V) float32 of the target, for T = gamma + 1 positions of B rows.
         p: (B, T, V) float32, the target's probabilities.
         drafts: (B, T) int32, gamma proposals and a placeholder at the last position.
         q: (B, gamma, V) float32 draft probabilities; None if the proposals are deterministic.
         lengths: (B,) int32, number of proposals of each row, without padding.
         sampling: settings of the rows.
-        keys: (B, T or more, 2) uint32 keys of the positions.
+        keys: (B, T or more, 2) uint32, random keys of the positions.
 
     Returns:
         accepted (B,) int32, the number of proposals kept, and (B, 1) int32, the token added.

@@ -3,7 +3,7 @@
 Texts and scores equal those of transformers 5 (generation/utils.py, `_beam_search`) if its
 `generate` decodes each prompt alone:
 
-    beam     s = the sum of its log-probabilities, after the logits processors
+    beam     s = the sum of its tokens' log-probabilities, after the logits processors
     step     takes the (1 + E) K best continuations of all beams; E is the number of end tokens,
              at least 1. A continuation that ends becomes a text if it is among the first K. The K
              best continuations that do not end become the next beams.
@@ -17,7 +17,7 @@ If fewer than K continuations are allowed, transformers adds beams with scores o
 the added beams have the score -inf and are never continued. The device finds the best continuations
 (engine/beams.py); this module decides in Python which become beams and which become texts.
 
-Symbols: K beams, V vocabulary; G rows of N values.
+Symbols: K beams, V vocabulary; in `largest`, G rows of N values.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Hypothesis:
     Attributes:
         tokens: the start token first; an end token can only be the last.
         score: the sum of log-probabilities; for a finished text divided by the length penalty.
-        watch: searches the tokens for stop strings; None if there are no stop strings.
-        reason: "stop" or "length"; None while unfinished.
+        watch: searches the text for stop strings; None if there are no stop strings.
+        reason: why the text ended: "stop" or "length"; None while it is unfinished.
         ended: whether the last token is an end token.
     """
 
@@ -64,11 +64,11 @@ WORST = np.finfo(np.float32).min  # the lowest score of a text
 
 
 class BeamSearch:
-    """The beam search of one row.
+    """The beam search of one row; K is the row's `num_beams`.
 
     Attributes:
         beams: K hypotheses of equal length, the best first. If fewer than K are left, duplicates
-            of the best with the score `NO_BEAM` fill the other places.
+            of the best with the score `NO_BEAM` (-inf) fill the other places.
         parents: for each beam, the index of the previous step's beam that it continues.
         texts: at most K finished texts, the best first.
         done: whether the search has ended.
@@ -83,7 +83,7 @@ class BeamSearch:
             settings: the row's settings.
             start: the start token.
             eos: the end tokens.
-            watch: searches for stop strings, and has read nothing yet; None without stop strings.
+            watch: searches for stop strings; has read no token yet. None without stop strings.
         """
         self.settings, self.eos = settings, eos
         self.size = settings.num_beams
@@ -99,8 +99,8 @@ class BeamSearch:
 
         Args:
             scores: scores of the best continuations, in descending order; -inf for a missing one.
-            indices: for each continuation, k * V + its new token, if it continues beam k.
-            vocab_size: V.
+            indices: k * vocab_size + token for a continuation of beam k by this token.
+            vocab_size: number of tokens in the vocabulary.
         """
         going, finished = [], []
         for rank, (score, index) in enumerate(zip(scores, indices, strict=True)):
@@ -120,7 +120,7 @@ class BeamSearch:
             self._set_beams(going[: self.size])
 
     def _set_beams(self, going: list[tuple[int, Hypothesis]]) -> None:
-        """Sets the beams, given as pairs of a parent's index and a hypothesis."""
+        """Sets the beams, given as pairs: the index of the continued beam, and the hypothesis."""
         parent, best = going[0]
         filled = [*going, *[(parent, replace(best, score=NO_BEAM))] * (self.size - len(going))]
         self.parents, self.beams = [k for k, _ in filled], [beam for _, beam in filled]
@@ -139,7 +139,7 @@ class BeamSearch:
         return Hypothesis([*beam.tokens, token], score, watch, reason, ended)
 
     def _by_length(self, score: np.float32, length: int) -> np.float32:
-        """Returns a score divided by the length penalty.
+        """Returns a score divided by the length penalty, length ** length_penalty.
 
         As in transformers, the penalty is 0 or infinity if float32 cannot hold it. Unlike in
         transformers, the score stays finite, because JSON has no infinity.
@@ -149,7 +149,10 @@ class BeamSearch:
             return np.maximum(score / penalty, WORST)
 
     def _may_improve(self, best: Hypothesis) -> bool:
-        """Returns whether to go on: texts are missing, or `best` may still beat the worst text."""
+        """Returns whether to go on: texts are fewer than beams, or `best` may beat the worst text.
+
+        With early_stopping=True, only the number of texts counts.
+        """
         settings, length = self.settings, len(best.tokens) - 1
         if len(self.texts) < self.size:
             return True
@@ -169,7 +172,7 @@ def become(row: Row, text: Hypothesis) -> Row:
 
 
 def texts_of(row: Row) -> list[Row]:
-    """Returns the `num_return_sequences` best texts as rows; a row without a text has an error."""
+    """Returns a row's `num_return_sequences` best texts as rows; missing ones have an error."""
     count = row.settings.num_return_sequences
     if row.error or not row.search:
         return [row] * count
@@ -184,8 +187,8 @@ def texts_of(row: Row) -> list[Row]:
 def largest(values: mx.array, count: int) -> tuple[mx.array, mx.array]:
     """Returns the `count` largest of N values in each of G rows, descending, and their indices.
 
-    Both results are (G, count). The largest values are in the `count` chunks with the largest
-    maxima, so at most count · `CHUNK` values are sorted.
+    Both results are (G, count). Rows are split into chunks of `CHUNK` values. The largest values
+    are in the `count` chunks with the largest maxima, so only their values are sorted.
     """
     chunks = in_blocks(values, CHUNK, -mx.inf)
     # Sorts the chunks by their place, so that among equal values the first comes first.

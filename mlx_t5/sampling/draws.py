@@ -30,7 +30,7 @@ PER_COLUMN = 8  # numbers in a column of `highest`
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling settings of the rows of a batch, with one entry per row.
+    """Sampling settings of the B rows of a batch; each array has one entry per row.
 
     The fields from `all_greedy` to `candidates` are Python values, known before MLX's graph of
     operations is built. So the graph can omit operations that no row needs, such as a softmax.
@@ -63,7 +63,7 @@ class Sampling:
         Args:
             settings: the settings of each row.
             processing: the rows' logits processors.
-            keys: one key (2,) per row; not needed if every row is greedy.
+            keys: one random key (2,) per row; not needed if every row is greedy.
         """
         temp, delta = [s.temp for s in settings], [s.delta for s in settings]
         top_k = [s.top_k if s.temp > 0 else 0 for s in settings]
@@ -87,10 +87,10 @@ class Sampling:
         )
 
     def step_keys(self, positions: Sequence[int], count: int) -> mx.array | None:
-        """Returns keys (B, T, 2) for T = `count` positions per row; None if every row is greedy.
+        """Returns random keys (B, T, 2) for T = `count` positions of each of the B rows.
 
-        Row b's positions begin at positions[b]. A token's random numbers depend on its position,
-        not on the decoding step in which the token is chosen.
+        Returns None if every row is greedy. Row b's positions begin at positions[b]. A token's
+        random numbers depend on its position, not on the decoding step that chooses the token.
         """
         if self.all_greedy or self.keys is None:
             return None
@@ -120,7 +120,7 @@ def random_keys(
         seed: one seed for all prompts, or one seed per prompt. With one seed for all, sample j of
             prompt i uses stream i * samples + j. Otherwise it uses stream j of its prompt's seed.
         samples: number of samples per prompt.
-        indexes: the index i of each prompt; None counts from 0.
+        indexes: the index i of each prompt, used with one seed for all; None counts from 0.
     """
     if isinstance(seed, Sequence):
         firsts = ((own, 0) for own in seed)
@@ -134,8 +134,8 @@ def fold(keys: mx.array, word: int | mx.array, purpose: int) -> mx.array:
     """Derives keys (..., 2) from keys (..., 2), a number `word` and a purpose.
 
     Each key is hashed, then the two numbers of the hash are XORed with the purpose and the word.
-    Threefry, the generator of `mx.random`, is a pseudo-random function of its key. So different
-    words or purposes give independent streams.
+    So different words or purposes give different keys. Their random streams are independent,
+    because Threefry, the generator of `mx.random`, is a pseudo-random function of its key.
     """
     hashed = _each_key(lambda key: mx.random.split(key)[0], keys)
     word = mx.broadcast_to(mx.array(word).astype(mx.uint32), keys.shape[:-1])
@@ -154,15 +154,15 @@ def probabilities(logits: mx.array, sampling: Sampling) -> tuple[mx.array, mx.ar
 
     Applies temperature, then top-k, top-p and min-p, in the order of transformers'
     logits warpers; equal logits at a threshold are all kept. A row with temp = 0
-    puts all its mass on the first of the largest logits.
+    puts all its mass on the token with the largest logit; in a tie, on the first one.
 
     Args:
-        logits: (B, T, V) float32, for T positions of each row.
-        sampling: settings of the B rows.
+        logits: (B, T, V) float32, for T positions of each of B rows.
+        sampling: settings of the rows.
 
     Returns:
         (B, T, V) float32, summing to one over V, and `short` (B, T) bool: whether the mass of the
-        likeliest `sampling.candidates` tokens is below top-p. Where it is, top-p removes no token;
+        likeliest `sampling.candidates` tokens is below top-p. If True, top-p removed no token here;
         repeat the call with `Sampling.exhaustive`. `short` is None if no entry can be True.
     """
     greedy = (sampling.temp == 0)[:, None, None]
@@ -185,10 +185,11 @@ def _filtered(
     """Returns weights (B, T, V) after top-k and top-p, and `short` as in `probabilities`.
 
     Args:
-        weights: probabilities relative to the likeliest token's probability.
+        weights: (B, T, V) probabilities relative to the likeliest token's probability.
         log2: the weights' logarithms to base 2.
         sampling: settings of the B rows.
-        most: number of likeliest tokens to find: max(most_k, candidates), but at most V.
+        most: number of likeliest tokens to find: the larger of `sampling.most_k` and
+            `sampling.candidates`, but at most V.
     """
     top_k, top_p = sampling.top_k[:, None, None], sampling.top_p[:, None, None]
     likely, short = highest(log2, most), None
@@ -212,9 +213,9 @@ def _filtered(
 
 
 def _total(weights: mx.array) -> mx.array:
-    """Returns the sums (B, T, 1) of weights (B, T, V), added in the same order for all B and T.
+    """Returns the sums (B, T, 1) of weights (B, T, V), for T positions of each of B rows.
 
-    On GPUs the order in which `mx.sum` adds depends on B and T.
+    The order of addition does not depend on B and T, unlike that of `mx.sum` on GPUs.
     """
     return mx.cumsum(weights, axis=-1)[..., -1:]
 
@@ -222,8 +223,8 @@ def _total(weights: mx.array) -> mx.array:
 def highest(x: mx.array, count: int) -> mx.array:
     """Returns the `count` largest of the numbers x (..., V), ascending: (..., count).
 
-    The numbers are arranged in columns. Only the `count` columns with the largest maxima are
-    searched, as they contain the `count` largest numbers.
+    The V numbers are arranged in columns. Only the `count` columns with the largest maxima are
+    searched, as these columns contain the `count` largest numbers.
     """
     if PER_COLUMN * count < x.shape[-1]:
         x = in_blocks(x, -(-x.shape[-1] // PER_COLUMN), -mx.inf)  # (..., PER_COLUMN, columns)
@@ -261,14 +262,14 @@ def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
 def sample(weights: mx.array, keys: mx.array) -> mx.array:
     """Samples one token per row: first a block of the vocabulary, then a token of that block.
 
-    Both are chosen by exponential races, the exponential form of the Gumbel-max trick. Each x gets
-    an exponentially distributed E(x) of mean 1. Then the x with the smallest E(x) / weights(x) is a
-    sample in proportion to the weights:
+    Both are chosen by exponential races, the exponential form of the Gumbel-max trick. Each block
+    or token x gets an exponentially distributed E(x) of mean 1. Then the x with the smallest
+    E(x) / weights(x) is a sample in proportion to the weights:
     https://en.wikipedia.org/wiki/Exponential_distribution#Distribution_of_the_index_of_the_minimum
     With blocks, about V / `BLOCK` + `BLOCK` random numbers suffice instead of V.
 
     Args:
-        weights: (B, V) non-negative; they need not sum to one.
+        weights: (B, V) non-negative weights of the V tokens; they need not sum to one.
         keys: (B, 2) a random key for each row.
 
     Returns:
@@ -287,16 +288,18 @@ def sample(weights: mx.array, keys: mx.array) -> mx.array:
 def waiting_times(u: mx.array) -> mx.array:
     """Returns exponentially distributed times (B, n) of mean 1, from uniform draws u (B, n + 1).
 
-    A rare token wins the race only with a tiny time, so tiny times must be exact as well. -log(1-u)
-    computes tiny times from u near 0, where floats are dense; -log(u) would use u near 1, where
-    floats are 6e-8 apart. Uniform draws are multiples of 2**-32, so the last draw of a row adds
-    the same further bits to all other draws of the row. Sharing these bits does no harm: they
-    matter only to draws near 2**-32, and a row practically never has two draws so small.
+    In `sample` the token with the shortest time, relative to its weight, wins. A rare token wins
+    only with a tiny time, so tiny times must be exact as well. -log(1-u) computes tiny times from
+    u near 0, where floats are dense; -log(u) would use u near 1, where floats are 6e-8 apart.
+
+    Uniform draws are multiples of 2**-32, so the last draw of a row adds the same further bits to
+    all other draws of the row. Sharing these bits does no harm: they matter only to draws near
+    2**-32, and a row practically never has two draws so small.
     """
     u = u[:, :-1] + u[:, -1:] * 2.0**-32
     return mx.maximum(-mx.log1p(-u), LEAST_WAITING_TIME)
 
 
 def uniform(keys: mx.array) -> mx.array:
-    """Returns uniform draws (B, T), one for each of the keys (B, T, 2)."""
+    """Returns uniform draws on [0, 1), shape (B, T), one for each of the keys (B, T, 2)."""
     return _each_key(lambda key: mx.random.uniform(key=key), fold(keys, 0, ACCEPT))

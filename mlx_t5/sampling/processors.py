@@ -9,9 +9,10 @@ These three processors are applied in the order of transformers, then the user's
     minimum length         the end tokens are forbidden until the text has enough tokens
 
 Temperature, top-k and top-p are applied later (draws.py). "Written" tokens are the decoder's tokens
-with the start token, not the source's. The proposals to verify are lazy arrays. So every processor
-is a function of lazy arrays, and nothing here waits for the device. With delta = 0, speculative
-decoding samples from the distribution of the processed logits, like regular decoding.
+with the start token; the tokens of the source do not count. The proposals to verify are lazy
+arrays. So every processor is a function of lazy arrays, and nothing here waits for the device. With
+delta = 0, speculative decoding samples from the distribution of the processed logits, like regular
+decoding.
 
 Symbols: B rows, N columns of written tokens, T positions processed at once, V vocabulary.
 """
@@ -39,7 +40,7 @@ PADDING = -1  # fills the columns before the first token of a shorter row
 
 @dataclass(frozen=True)
 class History:
-    """The tokens that the rows of a batch have written, right-aligned.
+    """The tokens that the B rows of a batch have written, right-aligned in N columns.
 
     Attributes:
         tokens: (B, N) int32, PADDING in front of shorter rows.
@@ -67,7 +68,7 @@ class History:
     def seen(self, positions: int) -> mx.array:
         """Returns (T, N) bool for T = `positions`: whether column n is before position t.
 
-        All columns are before the last position.
+        Position T - 1 is the last one; all N columns are before it.
         """
         columns = self.tokens.shape[1]
         ends = mx.arange(columns - positions + 1, columns + 1)
@@ -82,7 +83,7 @@ class Processing:
         penalty: repetition penalty, 1 = off.
         ngram_size: size of n-grams that may be written only once, 0 = off.
         min_tokens: minimum number of tokens before the end token, 0 = off.
-        custom: the row's callables, applied in order.
+        custom: the user's own processors for the row, applied in order.
         eos: the end tokens.
     """
 
@@ -108,15 +109,16 @@ class Processing:
 
         Args:
             history: all tokens before the last position, proposals included.
-            logits: (B, T, V) float32; position t follows `history` less its last T - 1 - t tokens.
-            counts: number of positions of each row that are not padding; callables are called only
-                for these positions.
+            logits: (B, T, V) float32 of B rows. The tokens before position t are those of `history`
+                without the last T - 1 - t.
+            counts: number of positions of each row that are not padding; the user's own processors
+                are called only for these positions.
 
         Returns:
             (B, T, V).
 
         Raises:
-            UserError: a callable returned no array, or an array of a wrong shape.
+            UserError: a user's processor returned no array, or an array of a wrong shape.
         """
         if any(penalty != 1 for penalty in self.penalty):
             logits = penalize_repetition(history, logits, mx.array(self.penalty, mx.float32))
@@ -133,7 +135,7 @@ class Processing:
         return logits
 
     def _call_custom(self, history: History, logits: mx.array, counts: Sequence[int]) -> mx.array:
-        """Applies the callables, row by row and position by position."""
+        """Applies the user's own processors, row by row and position by position."""
         positions, columns = logits.shape[1], history.tokens.shape[1]
         rows = []
         for b, processors in enumerate(self.custom):
@@ -148,7 +150,7 @@ class Processing:
 
 
 def _checked(processed: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """Checks that a callable returned logits; returns them as float32."""
+    """Checks that a user's processor returned logits; returns them as float32."""
     if not isinstance(processed, mx.array) or processed.shape != shape:
         got = f"shape {processed.shape}" if isinstance(processed, mx.array) else type(processed)
         raise UserError(f"a logits processor returned {got}; return an mx.array of shape {shape}")
@@ -160,7 +162,7 @@ def penalize_repetition(history: History, logits: mx.array, penalty: mx.array) -
 
     Args:
         history: all tokens before the last position; see `Processing.__call__`.
-        logits: (B, T, V).
+        logits: (B, T, V), for T positions of each of B rows.
         penalty: (B,), a number above 0 for each row; 1 changes nothing.
     """
     penalty = penalty[:, None, None]
@@ -173,14 +175,15 @@ def penalize_repetition(history: History, logits: mx.array, penalty: mx.array) -
 def repeats(history: History, logits: mx.array, n: int) -> mx.array:
     """Marks the tokens that would complete an n-gram that the row has written already.
 
-    Let P tokens be written before a position. An n-gram that starts at column s counts if it is
-    complete (s + n <= P) and its first n - 1 tokens equal the last n - 1 of the P tokens. The loop
-    compares one token of the n-gram at a time, for all starts at once.
+    Let P be the number of columns of `history.tokens` before a position. An n-gram that starts at
+    column s counts if it is complete (s + n <= P), and if its first n - 1 tokens equal those in the
+    last n - 1 of the P columns. The loop compares one token of the n-gram at a time, for all starts
+    at once.
 
     Args:
         history: all tokens before the last position; see `Processing.__call__`.
-        logits: (B, T, V); only the shape is used.
-        n: from 1 to the number of columns; a longer n-gram cannot have been written.
+        logits: (B, T, V), for T positions of each of B rows; only the shape is used.
+        n: length of the n-grams, from 1 to the number of columns.
 
     Returns:
         (B, T, V) bool.
@@ -203,16 +206,16 @@ def repeats(history: History, logits: mx.array, n: int) -> mx.array:
 
 
 def too_early(history: History, positions: int, min_tokens: Sequence[int]) -> mx.array:
-    """Returns (B, T) bool: whether fewer than `min_tokens` text tokens are before a position."""
+    """Returns (B, T) bool: whether a text has fewer than `min_tokens` tokens before a position."""
     before = mx.array([length - positions for length in history.lengths])  # without the start token
     return before[:, None] + mx.arange(positions) < mx.array(min_tokens)[:, None]
 
 
 def _indicator(tokens: mx.array, counts: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """Returns (B, T, V) bool: whether a token is marked at a position.
+    """Returns bool of `shape` (B, T, V): whether each token is marked at each of T positions.
 
-    Each row has K `tokens` (B, 1, K). A token is marked at a position if its entry of `counts`
-    (B or 1, T, K) is True. The marks of PADDING and of ids outside the vocabulary are dropped.
+    Each of the B rows has K `tokens` (B, 1, K). A token is marked at a position if its entry of
+    `counts` (B or 1, T, K) is True. PADDING and ids outside the vocabulary are never marked.
     """
     batch, positions, vocab_size = shape
     counts = counts & (tokens != PADDING) & (tokens < vocab_size)

@@ -1,7 +1,4 @@
-"""Embeds texts: computes a vector from the encoder's states, as checkpoints/pooling.py describes.
-
-Symbols: B rows, S source positions.
-"""
+"""Embeds texts: turns the encoder's states into a vector, as checkpoints/pooling.py says."""
 
 from __future__ import annotations
 
@@ -34,7 +31,8 @@ NOT_FINITE = "the model's states are NaN or infinite for this prompt; compute in
 def embedding_ids(prompt: str | Sequence[int], tokenizer: Any, model: T5) -> list[int]:
     """Returns a prompt's tokens.
 
-    A text gets the prefix of the model's pooling, and is cut to the pooling's maximum length.
+    The model's pooling settings may name a prefix and a maximum number of tokens. A text gets this
+    prefix, and is cut to this number of tokens; token ids stay as they are.
 
     Raises:
         UserError: see `prompts.token_ids`.
@@ -65,7 +63,7 @@ class Embeddings:
             batch_size: maximum number of prompts in a pass; it bounds memory.
 
         Returns:
-            float32 (n, width), one row per prompt; width is d_model or a dense layer's output size.
+            float32 (prompts, width); width is d_model or the output size of a dense layer.
 
         Raises:
             UserError: a prompt cannot be embedded.
@@ -117,7 +115,8 @@ class Embeddings:
             most_tokens: maximum number of tokens in a pass, see `grouping.by_length`.
 
         Yields:
-            After each pass, pairs of a prompt's index and its float32 vector (width,) or error.
+            After each batch, a list of pairs: a prompt's index, and its float32 vector (width,) or
+            its error.
         """
         model = self.model
 

@@ -2,8 +2,6 @@
 
 Reranking is scoring: monoT5 (Nogueira et al., https://arxiv.org/abs/2003.06713) reads a query and a
 document and answers "true" or "false"; the scores of these two words are compared.
-
-Symbol: V vocabulary.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ class Pair:
 
 @dataclass
 class LastEncoded:
-    """The encoded prompts of the last pass; calls of `Scoring.parts` may share one object.
+    """The encoded prompts of the last pass; several calls to `Scoring.parts` may share one object.
 
     Attributes:
         sources: the prompts' tokens.
@@ -68,7 +66,7 @@ class Score:
 
     @classmethod
     def of(cls, outcome: Score | Exception) -> Score:
-        """Returns a score unchanged, and for an exception a score with its message as `error`."""
+        """Returns a score unchanged; of an exception, a score whose `error` is its message."""
         return outcome if isinstance(outcome, Score) else cls(error=str(outcome))
 
 
@@ -77,7 +75,7 @@ class Ranked:
     """A document's relevance to a query.
 
     Attributes:
-        index: the document's index in the call.
+        index: the document's index in the caller's list of documents.
         score: natural logarithm of the probability that the document is relevant.
     """
 
@@ -89,8 +87,8 @@ def passes(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> I
     """Groups pairs into passes of at most `size` pairs.
 
     The prompts of a pass have the same number of targets, and similar lengths. `most_tokens` limits
-    the tokens of a pass with several prompts, padding included. Of a prompt's targets, only the
-    longest is counted.
+    the tokens of a pass with several prompts, padding included; only the longest target of each
+    prompt is counted.
 
     Yields:
         The indices of the pairs of a pass; pairs with the same prompt are adjacent.
@@ -118,7 +116,7 @@ def relevance_pairs(
     words: Sequence[str] = (TRUE, FALSE),
     max_prompt_tokens: int = RERANK_TOKENS,
 ) -> Iterator[Pair]:
-    """Yields two pairs per document: its prompt with target `words[0]`, and with `words[1]`.
+    """Yields two pairs per document: its prompt with the target `words[0]`, then with `words[1]`.
 
     Args:
         query: the query.
@@ -153,7 +151,10 @@ def relevance_pairs(
 def _relevance_prompt(
     query: str, document: str, read: Callable[[str], tuple[int, ...]], max_tokens: int
 ) -> tuple[int, ...]:
-    """Returns the prompt for a query and a document; the document is cut if necessary."""
+    """Returns the prompt's tokens for a query and a document; the document is cut if necessary.
+
+    `read` turns a text into tokens.
+    """
     prompt = RERANK_PROMPT.format(query=query, document=document)
     ids = read(prompt + RERANK_CUE)
     if len(ids) <= max_tokens:
@@ -185,7 +186,9 @@ def _word(word: str, tokenizer: Any) -> int:
 
 
 def ranking(scores: Sequence[Score], top_n: int | None = None) -> list[Ranked]:
-    """Ranks documents by the scores of their pairs, the most relevant first.
+    """Ranks documents by the scores of their pairs; returns the `top_n` most relevant, best first.
+
+    `scores` has two entries per document, in the order of `relevance_pairs`.
 
     Raises:
         UserError: a pair could not be scored.

@@ -67,7 +67,7 @@ def no_memory(what: str, reason: str) -> UserError:
 
 
 def each_read(items: Iterable[Any], read: Callable[[Any], Any]) -> Iterator[Any]:
-    """Yields read(item), or its `UserError`; an item that is an exception is yielded unchanged."""
+    """Yields read(item), or the `UserError` it raises; exceptions in `items` are yielded as is."""
     for item in items:
         if not isinstance(item, Exception):
             try:

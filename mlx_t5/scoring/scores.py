@@ -52,7 +52,7 @@ Prompt = str | Sequence[int]
 
 
 def logprobs(logits: mx.array, tokens: mx.array) -> mx.array:
-    """Returns the log-probabilities (B, T) of tokens (B, T), from float32 logits (B, T, V)."""
+    """Returns the log-probabilities (B, T) of T tokens in B rows, from float32 logits (B, T, V)."""
     chosen = mx.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
     return chosen - mx.logsumexp(logits, axis=-1)
 
@@ -73,9 +73,10 @@ class Scoring:
         with several targets is encoded once.
 
         Args:
-            prompts: one text or list of token ids for all targets, or a list with one per target.
-            targets: one text or list of token ids, or several. The end token is added to texts;
-                token ids are scored as they are.
+            prompts: one prompt (a text or token ids) for all targets, or a list with one prompt per
+                target.
+            targets: one target (a text or token ids), or a list of targets. The end token is added
+                to texts; token ids are scored as they are.
             batch_size: maximum number of targets in a pass; it bounds memory.
 
         Returns:
@@ -106,8 +107,8 @@ class Scoring:
         """Yields the score of each pair of a prompt and a target; reads the pairs lazily.
 
         An exception in place of a pair becomes the `error` of a score. Pairs with the same prompt
-        share its encoding if they are near each other in `pairs`. `ready` tells whether the next
-        pair can be read without waiting: see `passes.in_order`.
+        share the encoded prompt if they are near each other in `pairs`. `ready` tells whether the
+        next pair can be read without waiting: see `passes.in_order`.
 
         Raises:
             UserError: `pairs` is not an iterable of pairs, or `batch_size` is out of range.
@@ -127,13 +128,13 @@ class Scoring:
         words: tuple[str, str] = (TRUE, FALSE),
         max_prompt_tokens: int = RERANK_TOKENS,
     ) -> list[Ranked]:
-        """Returns documents sorted by their relevance to a query, with a monoT5 model.
+        """Ranks documents by their relevance to a query, with a monoT5 model.
 
         Args:
             query: the query.
             documents: texts.
             top_n: number of documents to return, the most relevant first; None returns all.
-            batch_size: maximum number of documents in a pass; each uses two rows.
+            batch_size: maximum number of documents in a pass; each document uses two rows.
             words: the model's answers for relevant and for irrelevant documents; single tokens.
             max_prompt_tokens: maximum number of tokens in a prompt; documents are cut to fit.
 
@@ -162,9 +163,9 @@ class Scoring:
             pairs: the pairs to score.
             batch_size: maximum number of targets in a pass.
             most_tokens: maximum number of tokens in a pass, see `grouping.by_length`.
-            last: holds the encoded prompts of the last pass. Calls that take turns share this
-                object, so memory does not grow with the number of calls. A call encodes its
-                prompts again if another call had a turn in between.
+            last: holds the encoded prompts of the last pass. Calls whose passes alternate may share
+                this object, so that memory does not grow with the number of calls. After a pass of
+                another call, a call encodes its prompts again.
 
         Yields:
             After each pass, a list of tuples: an index into `pairs`, and a score or an error.
@@ -198,7 +199,10 @@ class Scoring:
         return [scores[i] for i in range(len(pairs))]
 
     def _logprobs(self, pairs: Sequence[Pair], last: LastEncoded) -> list[list[float]]:
-        """Returns log-probabilities (P · K, T): K targets for each of P prompts, padded to T."""
+        """Returns each target token's log-probability: (P · K, T), K targets for each of P prompts.
+
+        T is the length of the longest target; the values after the end of a target are meaningless.
+        """
         model, config = self.model, self.model.config
         sources = list(dict.fromkeys(pair.source for pair in pairs))
         targets, _ = padded([pair.target for pair in pairs], config.pad_token_id)

@@ -32,7 +32,7 @@ LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is ve
 
 @dataclass
 class DocumentChunk(Chunk):
-    """The chunk of a document's text that becomes complete with the answer of one piece.
+    """The chunk that the answer of one piece adds to a document's text.
 
     Attributes:
         fields: the values of the answer's fields `pieces` and `stats` (schemas.py).
@@ -108,7 +108,7 @@ class EventStream(Generic[J]):
         return sorted(last, key=lambda chunk: chunk.index)
 
     def complete(self, body: str) -> str:
-        """Returns the JSON body of the answer unchanged; `DocumentStream` inserts the pieces."""
+        """Returns the answer's JSON body unchanged; `DocumentStream` overrides this method."""
         return body
 
 
@@ -177,8 +177,8 @@ def usage(job: GenerationJob, results: Sequence[Stats]) -> Usage:
 def speculation(chunk: Chunk) -> Fields:
     """Returns the field `speculation` of a chunk: its tokens with their origins, and statistics.
 
-    Text that was held back until the end (see `completed`) is an entry without a token, with
-    the origin "target".
+    Text that was held back until the end, such as text that might have begun a stop string, is
+    an extra entry, which belongs to no token. Its origin is "target".
     """
     rest = chunk.text[sum(map(len, chunk.pieces)) :]
     # The last tokens of a stop string may have no piece of text.
@@ -229,8 +229,8 @@ class CompletionBuilder:
         """Returns the fields of the choice that a chunk belongs to.
 
         Args:
-            chunk: a chunk of a text. Without a stream, it is the text's last chunk, whose result
-                has the whole text.
+            chunk: a chunk of a text. If the answer is not streamed, the text has only one chunk,
+                whose result has the whole text.
         """
         result = chunk.result
         text = chunk.text if self.stream or not result else result.text or ""

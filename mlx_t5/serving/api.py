@@ -247,7 +247,7 @@ class CompletionRequest(OpenAIRequest):
 
     @property
     def parts(self) -> list[Any]:
-        """A list with the prompt as its only entry, which has to be one text for `Service.cut`."""
+        """The prompt as a one-entry list; `Service.cut` refuses a prompt that is not one text."""
         return [self.prompt]
 
     @property

@@ -64,7 +64,7 @@ class ApiError(Exception):
 
     @property
     def response(self) -> JSONResponse:
-        """The HTTP response with the error; if a stream has begun, an event has `body` instead."""
+        """The error as an HTTP response; within a stream, an event with `body` is sent instead."""
         return JSONResponse(self.body.model_dump(), self.status, self.headers)
 
 

@@ -1,4 +1,4 @@
-"""Builds the web application: the endpoints of OpenAI's API, the page, /health, /metrics, /docs."""
+"""Builds the web application: OpenAI's endpoints, the web page, /health, /metrics, /docs."""
 
 from __future__ import annotations
 

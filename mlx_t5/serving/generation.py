@@ -3,13 +3,13 @@
 A row is one text in a batch, or one beam search. Rows join and leave a running batch between two
 steps. Rows with the same number of beams share one batch. A piece of a document becomes a row when
 a batch has room for it; a document has at most `QueuedJob.size` rows at a time. While there are
-requests without documents, the pieces that join in a step have at most `PIECE_TOKENS` tokens on
-average. So these requests wait neither for a whole document nor for the encoding of many pieces.
-The decoder's codec makes rows, chunks and results, as it does for `generate`.
+requests without documents, the pieces that join have at most `PIECE_TOKENS` tokens per step,
+averaged over the steps. So these requests wait neither for a whole document nor for the encoding of
+many pieces. The decoder's codec makes rows, chunks and results, as it does for `generate`.
 
 A row may request log-probabilities. They are the log softmax of the target's logits, before
-penalties, temperature, top-p and `delta`, even for a token that the draft proposed. Verification
-computes these logits anyway, so no additional pass is needed.
+penalties, temperature, top-p and `delta` (leniency), even for a token that the draft proposed.
+Verification computes these logits anyway, so no additional pass is needed.
 
 Symbols: B rows, T positions, V vocabulary, K alternatives, R rows with log-probabilities.
 """
@@ -67,7 +67,7 @@ class GenerationBatches:
     def __init__(
         self, decoder: SpeculativeDecoder, max_batch: int, jobs: JobQueue, metrics: Metrics
     ):
-        """Starts without rows; each number of beams has its own batch of up to `max_batch` rows."""
+        """Starts without rows; rows with equally many beams share a batch of up to `max_batch`."""
         self._decoder, self._max_batch = decoder, max_batch
         self._jobs, self._metrics = jobs, metrics
         self._job_rows: dict[int, JobRow] = {}  # by id(row), which stays unique as the row is kept
@@ -229,7 +229,7 @@ class GenerationBatches:
         self._metrics.stepped(rows, proposals, self._jobs.clock() - began)
 
     def _report(self, job_row: JobRow) -> None:
-        """Reports to a job the text that the last step added to one of its rows."""
+        """Reports a row's new text to its job: after each step of a stream, else at the end."""
         row, job = job_row.row, job_row.job
         texts = texts_of(row) if row.finish_reason else [row]
         if error := next((text.error for text in texts if text.error), None):
@@ -250,7 +250,7 @@ class GenerationBatches:
             self._jobs.put(job, chunk)
 
     def _chunk(self, job_row: JobRow, text: Row, i: int) -> Chunk:
-        """Returns a chunk with what was added to text `i` of `job_row` since the last report."""
+        """Returns the unreported end of `text` as a chunk; `i` is the text's index in `job_row`."""
         chunk = self._decoder.codec.chunk(text, job_row.reported)
         # If the end token alone released held-back text, its log-probability is reported.
         count = len(chunk.tokens) or bool(chunk.text)
@@ -274,7 +274,7 @@ class GenerationBatches:
         self._jobs.put(job, failure)
 
     def _end(self, job_row: JobRow) -> None:
-        """Removes a row and frees its queue places; a document's last row frees all its places."""
+        """Removes a row. Frees its queue places, but those of a document only with its last row."""
         job = job_row.job
         del self._job_rows[id(job_row.row)]
         if not job.document:
@@ -301,7 +301,7 @@ class LogprobRecorder:
         self._arrays: tuple[mx.array, ...] = ()
 
     def __call__(self, rows: Sequence[Row], logits: mx.array, tokens: mx.array) -> None:
-        """Starts computing log-probabilities of tokens (B rows, T positions); logits: (B, T, V)."""
+        """Records log-probabilities of tokens (B rows, T positions); logits: (B, T, vocabulary)."""
         asking = [
             (i, n) for i, row in enumerate(rows) if (n := self._alternatives(row)) is not None
         ]

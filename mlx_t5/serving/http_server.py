@@ -150,7 +150,7 @@ class Middleware:
         return known
 
     async def _body(self, receive: Callable) -> bytes:
-        """Reads and returns the whole body of a request, at most `MAX_BODY` bytes."""
+        """Returns a request's whole body; raises `ApiError` if the body is too large or slow."""
         body, close, more = bytearray(), {"Connection": "close"}, True
         try:
             with anyio.fail_after(BODY_SECONDS):
@@ -230,14 +230,14 @@ class LimitedConnection(H11Protocol):
     limit = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_DESCRIPTORS)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the timer of the request headers, and refuses connections above the limit."""
+        """Starts the timer that limits the wait for headers; refuses connections above `limit`."""
         super().connection_made(transport)
         self._timer = self.loop.call_later(HEAD_SECONDS, self._close_if_late, self.cycle)
         if len(self.connections) > self.limit:
             self.app = too_many
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the timer of the request headers."""
+        """Stops the timer that limits the wait for request headers."""
         self._timer.cancel()  # otherwise the loop would keep this object until the timer fires
         super().connection_lost(exc)
 
@@ -245,8 +245,8 @@ class LimitedConnection(H11Protocol):
         """Closes the connection if it has waited for headers since the last check.
 
         Args:
-            last: what the connection waited for at the last check: the headers after this request
-                (None: the first headers). The connection itself if it did not wait for headers.
+            last: the state at the last check. If the connection was waiting for headers, `last` is
+                its latest request (None if it had none); otherwise, `last` is the connection.
         """
         waits = self.conn.their_state is h11.IDLE and not self.timeout_keep_alive_task
         if waits and self.cycle is last:

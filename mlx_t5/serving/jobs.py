@@ -29,18 +29,18 @@ IDLE_SECONDS = 0.05  # the same with several ranks; waiting in a collective woul
 
 @dataclass(eq=False)
 class QueuedJob:
-    """The work of one request. Its dataclass fields are sent to all ranks.
+    """The work of one request. A job's dataclass fields are sent to all ranks (processes).
 
     Attributes:
         size: number of places that the job takes in the queue; usually its number of texts. For a
             document, it is the maximum number of rows at a time.
-        put: sends an event to the client, without waiting: the thread that owns MLX calls `put`.
-            An event is a `Chunk` of a text, the list of all values (scores, vectors), or the
+        put: sends an event to the client. The thread that owns MLX calls `put`, which must not
+            wait. An event is a `Chunk` of a text, the list of all values (scores, vectors), or the
             `ApiError` that ends the job. On ranks other than 0, which have no clients, `put` does
             nothing.
         number: the job's number in the queue, the same on every rank.
         unfinished: the part of `size` that is not done.
-        cancelled: whether the job is cancelled; changes only at the beginning of a round.
+        cancelled: whether the job is cancelled; set only at the start of a round (loop iteration).
         submitted: time of submission, by the queue's clock.
     """
 
@@ -146,9 +146,10 @@ class JobQueue:
 
     @property
     def waited(self) -> float:
-        """How many seconds the jobs have waited for a round to end; 0 without jobs.
+        """How many seconds the jobs have waited for the current round to end; 0 without jobs.
 
-        The wait begins when the last round ends, or when a job comes to an empty queue.
+        A round is an iteration of the loop of the thread that owns MLX. The wait begins when the
+        last round ends, or when a job comes to an empty queue.
         """
         with self._changed:
             return self.clock() - self._progressed if self._jobs else 0.0
@@ -238,7 +239,7 @@ class JobQueue:
         return new, news
 
     def progressed(self) -> None:
-        """Notes that a round has ended."""
+        """Notes that a round (an iteration of the thread's loop) has ended."""
         self._progressed = self.clock()
 
     def put(self, job: QueuedJob, event: Chunk | list[Any] | ApiError) -> None:

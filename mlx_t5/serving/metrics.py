@@ -69,7 +69,7 @@ class Metrics:
         Gauge(name, help, registry=self.registry).set_function(read)
 
     def stepped(self, rows: int, proposals: int, seconds: float) -> None:
-        """Counts a step of the engine, in which a row had at most `proposals` proposals."""
+        """Counts a step of `rows` rows, none of which had more than `proposals` proposals."""
         self._occupancy.observe(rows)
         self._proposals.observe(proposals)
         self._step_seconds.observe(seconds)
@@ -87,7 +87,7 @@ class Metrics:
         self._finished.labels(reason).inc()
 
     def scored(self, kind: str, items: int, prompt_tokens: int) -> None:
-        """Counts a finished scoring or embedding request; `kind`: "embed", "score" or "rerank"."""
+        """Counts a finished job of `items` scores or vectors; kind: "embed", "score", "rerank"."""
         self._prompt_tokens.inc(prompt_tokens)
         self._scored.labels(kind).inc(items)
 

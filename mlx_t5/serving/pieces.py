@@ -47,7 +47,7 @@ class Pieces:
         Args:
             document: the document.
             read: returns the tokens of a prompt.
-            count: expected number of pieces, see the attribute.
+            count: expected number of pieces.
             detailed: whether to report the origin of each token (draft, copy or target).
         """
         self.answers, self.count = DocumentInFlight(document), count
@@ -89,7 +89,7 @@ class Pieces:
         return gained, self.draw(most - self.answers.drawn + self._done)
 
     def _joined(self, chunk: Chunk) -> DocumentChunk:
-        """Returns the chunk of the document's text that the answer of the next piece completes."""
+        """Appends the next piece's answer to the document's text; returns the appended text."""
         answers, result = self.answers, None
         text = answers.add(cast(Result, chunk.result))
         if answers.complete:
@@ -119,7 +119,7 @@ async def cut(
         text: the text to cut.
         cutting: how to cut the text.
         limit: maximum number of tokens in a piece's prompt.
-        prefixes: prefixes of the model's own tasks.
+        prefixes: prefixes of the model's own tasks; the text may begin with one of them.
         detailed: whether to report the origin of each token (draft, copy or target).
 
     Raises:
@@ -167,7 +167,7 @@ class DocumentStream(EventStream[GenerationJob]):
         Args:
             pieces: the document's pieces.
             first: tokens of the first prompts.
-            thread: the thread that reads the remaining pieces.
+            thread: the thread that cuts the remaining pieces and joins the answers.
             *job: the arguments of `EventStream`.
         """
         super().__init__(*job)
@@ -175,7 +175,7 @@ class DocumentStream(EventStream[GenerationJob]):
         self._jobs.extend(self.job, first, pieces.answers.whole)
 
     async def chunks(self, first: Chunk) -> AsyncIterator[DocumentChunk]:
-        """Yields the chunks of the text, in order; the last one has the document's result."""
+        """Yields the chunks of the document's text, in order; the last chunk has the result."""
         events, answers, most = [first], self._pieces.answers, HANDED_IN * self.job.size
         while True:
             work = partial(self._pieces.advance, events, most)

@@ -18,7 +18,7 @@ Capability = Literal["completions", "score", "rerank", "embeddings"]
 
 
 class TokenDetails(BaseModel):
-    """Counts of the tokens of the `prediction`; if there is none, counts of all proposals."""
+    """Token counts of the request's `prediction`; without a `prediction`, of all proposals."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int

@@ -105,7 +105,7 @@ class EmbeddingList(BaseModel):
 
 
 class ScoreEntry(BaseModel):
-    """The log-probabilities of one of the request's targets; `tokens` spells its tokens."""
+    """The log-probabilities of one target of the request; `tokens` has the texts of its tokens."""
 
     index: int
     logprob: float

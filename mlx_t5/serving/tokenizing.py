@@ -95,7 +95,7 @@ class TokenizerThread:
         return found
 
     def beginning(self, text: str) -> str:
-        """Returns the beginning of a text: as many characters as an allowed prompt has at most."""
+        """Returns the beginning of a text: as many characters as the longest prompt may have."""
         return text[: self._limits.prompt_tokens * self._longest]
 
     async def run(self, work: Callable[[Any], T], param: str = "prompt") -> T:

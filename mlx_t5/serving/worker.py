@@ -104,7 +104,7 @@ class Worker:
             raise
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Accepts no more jobs; returns whether all jobs have ended within `timeout` seconds."""
+        """Accepts no more jobs; waits up to `timeout` seconds; returns whether all jobs ended."""
         self.jobs.close(STOPPING_MESSAGE)
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -260,14 +260,14 @@ class ScoringTurns:
             self._jobs.put(job, outcome)
 
     def _parts(self, job: ScoringJob) -> Iterator[Part]:
-        """Returns an iterator over the parts of a job's values, one forward pass per part."""
+        """Returns an iterator over a job's scores or vectors in parts; each part takes one pass."""
         size, most = self._max_batch, MAX_JOINING_TOKENS
         if job.kind == "embed":
             return self._decoder.embeddings.parts(job.ids, size, job.normalize, most)
         return self._decoder.scoring.parts(job.pairs, size, most, self._last_encoded)
 
     def _passes(self, job: ScoringJob) -> Iterator[list[Any] | None]:
-        """Makes one forward pass per iteration; yields None, and after the last pass all values."""
+        """Makes one forward pass per iteration; yields None, but all values after the last pass."""
         self._metrics.queue_seconds.observe(self._jobs.clock() - job.submitted)
         values: dict[int, Any] = {}
         for part in self._parts(job):
@@ -285,11 +285,11 @@ class ScoringTurns:
 def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
     """Warms up the models, so that the first requests do not wait for weights or kernels.
 
-    Decodes a dummy prompt (an encoder alone embeds it). Then the target makes forward passes over
-    1, 2, … positions: without a drafter only over 1; with a drafter up to num_draft + 1, or up to
-    `most_proposals()` + 1 for "auto". These passes do not use the drafter, which might propose
-    fewer tokens for a dummy prompt. Exact decoding needs no such passes: all its forward passes
-    have the same number of positions.
+    Decodes a dummy prompt (an encoder alone embeds it). Then the target makes a forward pass over
+    1 position and, with a drafter, further passes over 2, 3, … positions, up to `num_draft` + 1. If
+    `num_draft` is "auto", `most_proposals()` takes its place. These passes do not use the drafter,
+    which might propose fewer tokens for a dummy prompt. Exact decoding needs no such passes: all
+    its forward passes have the same number of positions.
 
     A GPU compiles a kernel when it is first used. So on a GPU this function also decodes each kind
     of request that needs different kernels, and makes passes for up to `MAX_NUM_DRAFT` proposals.

@@ -93,7 +93,7 @@ class StreamingDetokenizer:
         return text
 
     def _spelling(self, token: int) -> bytes:
-        """Returns the bytes of a ByT5 token."""
+        """Returns the bytes that a ByT5 token stands for; b"" for a special token."""
         piece = self._tokenizer.convert_ids_to_tokens([token], skip_special_tokens=True)
         if not piece:
             return b""

@@ -4,7 +4,7 @@
     joined  between  answer  between  answer  …  between
 
 The text between the pieces is kept byte for byte: white space, line breaks, empty lines, the marks
-of list items, and parts without a letter or digit. Only the pieces are decoded, each after the
+of list items, and passages without a letter or digit. Only the pieces are decoded, each after the
 task's prefix.
 
 sentencex (https://github.com/wikimedia/sentencex) finds the sentences of each paragraph. A
@@ -179,12 +179,15 @@ class Document:
         return source if answer is None else rewrapped(source, answer)
 
     def before(self, i: int) -> str:
-        """Returns the text before piece i and after piece i - 1; either piece may be missing."""
+        """Returns the text between piece i - 1 and piece i.
+
+        With i = 0 it begins at `start`; with i = the number of pieces it goes to the text's end.
+        """
         start = self.pieces[i - 1].end if i else self.start
         return self.text[start : self.pieces[i].start if i < len(self.pieces) else None]
 
     def part(self, i: int, texts: Sequence[str]) -> str:
-        """Returns the part of the joined document that follows the part for piece i - 1.
+        """Returns piece i's part of the joined document: the text before it, and its replacement.
 
         A wrapped span (see `markup.Span`) is broken into lines as a whole. So the part for its last
         piece contains the whole span, and the parts for its other pieces are empty.
@@ -217,7 +220,7 @@ class Document:
     def _fitting(self, start: int, end: int, span: Span, cut: bool = False) -> Iterator[Piece]:
         """Yields a unit (see `_units`) as one piece, or cuts it into several if it is too long.
 
-        A unit without a letter or digit is skipped.
+        A unit without a letter or digit is skipped. `cut`: whether it is a part of a longer unit.
         """
         unit = self._flat[start:end]
         start, end = end - len(unit.lstrip()), start + len(unit.rstrip())
@@ -235,7 +238,7 @@ class Document:
 
 
 def _prefix_end(text: str, prefixes: Sequence[str]) -> int:
-    """Returns the index after the text's prefix and the space after it; 0 without a prefix."""
+    """Returns the index after a text's prefix and the white space behind it; 0 without a prefix."""
     known = [_MADLAD]
     for prefix in sorted(prefixes, key=len, reverse=True):
         known.append(re.escape(prefix.strip()) + r"(?=\s)" * prefix[-1].isspace())
@@ -269,7 +272,7 @@ def _paragraphs(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _joined_lines(text: str, lines: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yields each line, or all as one if they are hard-wrapped, without the mark of a list item."""
+    """Yields each line, or hard-wrapped lines as one; the mark of a list item is left out."""
     wrapped = _is_hard_wrapped([text[start:end] for start, end in lines])
     for start, end in [(lines[0][0], lines[-1][1])] if wrapped else lines:
         item = _ITEM.match(text, start, end)
@@ -279,9 +282,9 @@ def _joined_lines(text: str, lines: list[tuple[int, int]]) -> Iterator[tuple[int
 def _is_hard_wrapped(lines: Sequence[str]) -> bool:
     """Returns whether lines are hard-wrapped, which means that they were broken at some width.
 
-    Three conditions must hold. The longest line has a usual width. No line is so short that the
-    next line's first word would also fit on it within that width. At least one line after the first
-    begins with a letter that is not a capital, so not like a heading or a sentence.
+    Three conditions must hold. The longest line has a usual width. Within that width, no line has
+    room for the first word of the next line. At least one line after the first begins with a letter
+    that is not a capital, unlike headings and sentences.
     """
     if len(lines) < 2:
         return False
@@ -293,10 +296,10 @@ def _is_hard_wrapped(lines: Sequence[str]) -> bool:
 
 
 def _sentences(text: str, start: int, end: int, language: str) -> Iterator[tuple[int, int]]:
-    """Yields a paragraph's sentences.
+    """Yields start and end of each sentence of a paragraph.
 
-    sentencex reads one window of the text at a time. The window's end may cut its last sentence, so
-    the next window begins with that sentence.
+    sentencex reads one window of the text at a time. The window's end may cut a sentence, so the
+    next window begins with the last sentence of this window.
     """
     while start < end:
         window = _NO_TEXT.sub(" ", text[start : min(end, start + 2 * LONGEST_SENTENCE)])
@@ -328,7 +331,8 @@ def _sentence_ends(text: str, language: str) -> list[int]:
 def _cut_point(text: str, start: int, end: int) -> int:
     """Returns where to cut a unit near its middle.
 
-    The cut is after a comma; without commas, after a space; without spaces, at any character.
+    The cut is after a comma, colon or semicolon; without these, after white space; without white
+    space, at any character.
     """
     for pattern in (_CLAUSE, _SPACE):
         breaks = [match for match in pattern.finditer(text, start, end) if match.end() < end]

@@ -106,11 +106,11 @@ def spans(text: str, suffix: str) -> list[Span]:
         suffix: the end of the file's name, one of `SUFFIXES`; "" stands for plain text too.
 
     Returns:
-        The spans in order. They do not overlap, and do not begin or end with white space. A plain
-        text is one span, with its white space.
+        The spans in order; they do not overlap. A plain text is one span, with its white space.
+        Other spans do not begin or end with white space.
 
     Raises:
-        UserError: the file has the suffix of subtitles but not their form, or Markdown is nested
+        UserError: the file has the suffix of subtitles but not their format, or Markdown is nested
             too deeply.
     """
     begin = int(text.startswith("\ufeff"))  # a byte order mark
@@ -123,7 +123,7 @@ def spans(text: str, suffix: str) -> list[Span]:
 
 
 def unwrapped(source: str) -> str:
-    """Returns a text on one line: each line break (`_BREAK`) becomes a single space."""
+    """Returns a text on one line: a line break, with spaces and ">" around it, becomes a space."""
     return _BREAK.sub(" ", source)
 
 
@@ -162,7 +162,7 @@ def rewrapped(source: str, answer: str) -> str:
 
 
 def _line_starts(units: list[str], count: int, limit: int) -> list[int]:
-    """Returns the indices of the units (words, or characters: `_UNIT`) that begin lines.
+    """Returns the indices of the units that begin lines; a unit is a word or a character (`_UNIT`).
 
     A line has at most `limit` characters, unless it is a single longer unit. There are at least
     `count` lines, if there are enough units.
@@ -177,7 +177,10 @@ def _line_starts(units: list[str], count: int, limit: int) -> list[int]:
 
 
 def _words(text: str, stays: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yields the stretches of words in a paragraph or cue; the stretches `stays` are left out."""
+    """Yields start and end of each stretch of words in a paragraph or cue.
+
+    `stays` gives start and end of each stretch that stays as it is, such as code or a tag.
+    """
     masked = list(text)
     for start, end in stays:
         within = text[start - 1 : start].isalnum() and text[end : end + 1].isalnum()
@@ -226,7 +229,7 @@ def _markdown(text: str) -> Iterator[Span]:
 
 
 def _inline(state: Any) -> Iterator[tuple[int, int]]:
-    """Yields the stretches of a Markdown paragraph that stay as they are, such as code."""
+    """Yields start and end of each part of a Markdown paragraph that stays as is, such as code."""
     while state.pos < state.posMax:
         start = state.pos
         state.md.inline.skipToken(state)

@@ -86,7 +86,7 @@ def token_ids(
 
 
 def _whole_numbers(ids: list) -> list[int]:
-    """Returns whole numbers as Python integers; checks each type once, not each id, to be fast."""
+    """Returns token ids as Python integers; to be fast, checks each type once, not each id."""
     kinds = set(map(type, ids))
     wrong = {kind for kind in kinds if kind is bool or not issubclass(kind, Integral)}
     if wrong:

@@ -22,8 +22,8 @@ class TextWatch:
     """Reads the text of one row while it grows, up to a stop string.
 
     Attributes:
-        pieces: for each token read, the text that was released; later tokens cannot change it.
-        rest: the text after the last piece, set when the text ends.
+        pieces: for each token read, the text that it released, which later tokens cannot change.
+        rest: the text after the last piece, released by `finish`.
         stopped: whether a stop string was found.
     """
 
@@ -69,7 +69,7 @@ class TextWatch:
             self.rest = self._held + self._detokenizer.finish()
 
     def _beginning(self) -> int:
-        """Returns the length of the held text's longest suffix that may become a stop string."""
+        """Returns the length of the longest suffix of `_held` that may begin a stop string."""
         longest = max(map(len, self._stop), default=1) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-length:]) for stop in self._stop):

@@ -42,10 +42,12 @@ _PATHS = ("fast_tokenizer_files", "gguf_file")
 
 
 def load_tokenizer(folder: str | Path) -> Any:
-    """Returns the transformers tokenizer of a local folder; None if it has no tokenizer files.
+    """Returns the transformers tokenizer of a local folder.
+
+    Returns None if the folder has no tokenizer files and does not name ByT5's tokenizer.
 
     Raises:
-        UserError: the files are damaged, or the vocabulary is missing.
+        UserError: the files are damaged, too large or not in the folder, or no vocabulary is found.
     """
     folder = Path(folder)
     _require_own_files(folder)
@@ -103,8 +105,9 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 def _refusing(what: str, cure: str = "") -> Iterator[None]:
     """Raises `UserError` if a library fails in the block; an `ImportError` is raised unchanged.
 
-    Every `Exception` is caught, because some libraries raise this class itself. A panic in Rust is
-    a `BaseException` whose class cannot be imported, so it is recognized by its name.
+    The message is `what`, then the library's reason in brackets, then `cure`. Every `Exception` is
+    caught, because some libraries raise this class itself. A panic in Rust is a `BaseException`
+    whose class cannot be imported, so it is recognized by its name.
     """
     try:
         yield
@@ -118,7 +121,7 @@ def _refusing(what: str, cure: str = "") -> Iterator[None]:
 
 
 def _settings(file: Path) -> dict:
-    """Returns the object of a JSON file; {} if the file does not exist."""
+    """Returns the JSON object that a file contains; {} if the file does not exist."""
     settings = json.loads(read_small(file, TOKENIZER_BYTES)) if os.path.lexists(file) else {}
     if not isinstance(settings, dict):
         raise ValueError(f"{file.name} holds no object")
@@ -159,7 +162,8 @@ def _from_json(folder: Path, given: Set[str], sentinels: int | None) -> Any:
 def _rebuild(tokenizer: Any, charsmaps: list[bytes], sentinels: int) -> None:
     """Replaces all parts of a tokenizer except its unigram model.
 
-    transformers' T5Tokenizer replaces the same parts, but is much slower.
+    transformers' T5Tokenizer replaces the same parts, but is much slower. `charsmaps` are those of
+    the old normalizer; `sentinels` is the number of tokens such as "<extra_id_0>".
     """
     from tokenizers import decoders, normalizers, pre_tokenizers, processors
 

@@ -1,4 +1,4 @@
-"""Writes a draft as a model folder, standalone or without the modules that its target has.
+"""Writes a draft as a model folder, standalone or without the modules shared with its target.
 
 A standalone folder has all tensors, and `model.load` reads it without the target. The other kind of
 folder has only the tensors of the draft's decoder and, if the draft has its own vocabulary, the ids
@@ -54,11 +54,11 @@ class Parameter:
     dtype: mx.Dtype
 
     def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Returns a dictionary {name: (type, shape)} of the array, as it is stored."""
+        """Returns a dictionary of one entry, {name: (type, shape)}, for the stored array."""
         return {self.name: (_name(self.dtype), self.array.shape)}
 
     def chunks(self) -> Iterator[dict[str, mx.array]]:
-        """Yields the array in chunks of whole rows, each as a dictionary {name: rows}.
+        """Yields the array in chunks of whole rows; each chunk is a dictionary {name: rows}.
 
         Raises:
             UserError: a number is too large for the type.
@@ -86,7 +86,7 @@ def save_draft(
             target or, if the draft shares no modules, the model from which training started.
         output: the folder to write.
         standalone: whether to write the shared tensors too; quantized tensors stay quantized.
-        dtype: "bfloat16", "float16" or "float32"; None keeps the type of `folder`.
+        dtype: "bfloat16", "float16" or "float32"; None keeps the type of the weights in `folder`.
         overwrite: whether to replace a model folder at `output`.
 
     Returns:
@@ -122,7 +122,7 @@ def save_draft(
 
 
 def _parameters(draft: T5, whole: bool, dtype: mx.Dtype) -> list[Parameter]:
-    """Returns the parameters to write, in the order of storage."""
+    """Returns the parameters to write, in order; shared ones only if `whole` is true."""
     parts = ("decoder", *(SHARED if whole else ()))
     parameters = [Parameter(TABLE, draft.d2t, draft.d2t.dtype)] if TABLE in draft else []
     for part in parts:

@@ -113,8 +113,8 @@ def write_adapter(
     Args:
         path: the folder to write, see `save_adapter`.
         model: the trained `model.T5`.
-        weights: the matrices A and B of each adapter and, with DoRA, the learned lengths of the
-            rows; by their names in `model.T5`.
+        weights: the trained arrays, by their names in `model.T5`: the matrices A and B of each
+            adapter and, with DoRA, the magnitude vector (the learned norms of the rows).
         lora: the adapter's configuration that was given to `adapt`.
         num_layers: the number of layers that was given to `adapt`.
         entries: further entries of adapter_config.json.

@@ -3,15 +3,15 @@
 A step returns a new state and does not change the old state, so an interruption leaves a complete
 state.
 
-A step trains the model's own parameters that are not frozen. So if a draft shares the target's
-encoder, embedding and head, only the draft's decoder is trained. If a draft has its own vocabulary,
-the ids of its tokens are never trained.
+A step trains the parameters that are not frozen and not shared with another model. So if a draft
+shares the target's encoder, embedding and head, only the draft's decoder is trained. If a draft has
+its own vocabulary, the ids of its tokens are never trained.
 
-The default optimizer is Adafactor, with which T5 was trained (Shazeer and Stern,
-https://arxiv.org/abs/1804.04235). It multiplies the learning rate by the scale of each tensor
-(section 8). T5 does not divide attention scores by sqrt(d_kv), so its query weights are much
-smaller than its embeddings. Without the scale, a rate that suits the embeddings would change the
-query weights too much, and the attention would saturate.
+The default optimizer is Adafactor (Shazeer and Stern, https://arxiv.org/abs/1804.04235), with which
+T5 was trained. Adafactor multiplies the learning rate by the scale of each tensor (section 8).
+T5 does not divide attention scores by sqrt(d_kv), so its query weights are much smaller than its
+embeddings. Without the scale, a rate that suits the embeddings would change the query weights too
+much, and the attention would saturate.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from model import T5
 
 Arrays = dict[str, mx.array]  # by name
-# A function of the model's weights and a batch. It returns a number to differentiate, which has the
+# A function of the model's weights and a batch. It returns two numbers: a stand-in, which has the
 # gradient of the loss but another value (see loss.py), and the loss, summed over the tokens.
 Loss = Callable[[Arrays, TrainingBatch], tuple[mx.array, mx.array]]
 WARM_UP_SHARE = 0.05  # share of the steps that are warm-up by default
@@ -129,7 +129,7 @@ class Learner:
         self.model.update(tree_unflatten(list(weights.items())))
 
     def loss(self, weights: Arrays, batch: TrainingBatch) -> tuple[mx.array, mx.array]:
-        """Returns a number to differentiate and the loss, as `Loss` says."""
+        """Returns a stand-in, which has the loss's gradient but another value, and the loss."""
         self.put(weights)
         return self._loss(weights, batch)
 

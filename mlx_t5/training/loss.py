@@ -9,15 +9,15 @@ the sum r of all other probabilities in p. With t = 1 - (the sum of q_k over the
     loss = sum of p_k log(p_k / q_k) + r log(r / t).
 
 This is KL(p || q) if all other tokens count as one token. Its gradient with respect to the
-logits is q_k - p_k at the K tokens and q_j (1 - r / t) at every other token j, so one softmax gives
-both the loss and the gradient (forward KL: Hinton et al., https://arxiv.org/abs/1503.02531).
+logits is q_k - p_k at the K tokens and q_j (1 - r / t) at every other token j. So loss and gradient
+need only one softmax, q (forward KL: Hinton et al., https://arxiv.org/abs/1503.02531).
 
 A draft with its own vocabulary has logits for its own tokens only. The tokens that it lacks count
 as other tokens, even if they are among the target's K likeliest.
 
 The logits of all positions would be by far the largest array of a training step. So `divergence`
-computes logits and gradient for one chunk of positions after the other. Besides the loss it returns
-a stand-in: a number without meaning, except that its gradient is the gradient of the whole loss.
+computes logits and gradient for one chunk of positions at a time. It returns the loss and, before
+it, a stand-in: a number whose value has no meaning, but whose gradient equals that of the loss.
 
 Symbols: N positions, K likeliest tokens, V vocabulary.
 """
@@ -47,7 +47,7 @@ def token_loss(draft: T5, temp: float) -> Callable[..., tuple[mx.array, mx.array
     """Returns the loss of a draft or a fine-tuned model, as a function for `learner.Learner`.
 
     Args:
-        draft: the trained `model.T5`; it reads the target's encoder output if a batch has it.
+        draft: the trained `model.T5`; if a batch has `states`, they replace its encoder's output.
         temp: the temperature at which the target is sampled; 0 is greedy.
     """
     vocabulary = DraftVocabulary(draft, draft.config.vocab_size)
@@ -89,20 +89,20 @@ def divergence(
     counted: mx.array,
     temp: float = 1.0,
 ) -> tuple[mx.array, mx.array]:
-    """Computes the loss, summed over positions, chunk by chunk.
+    """Computes the loss KL(p || q), summed over positions, one chunk of positions at a time.
 
     Args:
         head: a function that computes float32 logits from hidden states.
         states: (N, d_model) the trained model's hidden states at N positions.
         weights: the head's weights, passed on to `head`; empty if they are not trained.
         top_ids: (N, K) the K likeliest tokens at each position, according to the target.
-        top_p: (N, K) the probabilities of these tokens.
+        top_p: (N, K) the probabilities p of these tokens.
         counted: (N,) 1 where a position counts, 0 for padding.
-        temp: the temperature of q, equal to the temperature of p.
+        temp: the temperature of q, the trained model's distribution; equal to that of p.
 
     Returns:
-        Two numbers. The gradient of the first number with respect to `states` and `weights` is that
-        of the loss; its value has no meaning. The second is the loss, and its gradient is 0.
+        A stand-in and the loss. The stand-in's value has no meaning, but its gradient with respect
+        to `states` and `weights` is the gradient of the loss. The loss itself has gradient 0.
     """
     fixed, frozen = mx.stop_gradient(states), list(map(mx.stop_gradient, weights))
     step = max(1, LOGITS_AT_ONCE // head(fixed[:1], *frozen).shape[-1])

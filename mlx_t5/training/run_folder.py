@@ -95,8 +95,8 @@ class RunFolder:
             Whether the state of an earlier run was removed.
 
         Raises:
-            UserError: there was an earlier run, and `resume` is false or a setting in `answers` has
-                changed; or the folder has other files, or damaged settings.
+            UserError: there was an earlier run, but `resume` is false, its settings are damaged or
+                `answers` has changed. Also if the folder has files, but there was no earlier run.
         """
         settings = json.loads(json.dumps({"answers": dict(answers), "training": dict(training)}))
         before = self._settings()
@@ -152,7 +152,7 @@ class RunFolder:
         """Returns the best weights.
 
         Args:
-            like: arrays of the same names and shapes.
+            like: arrays with the names and shapes of the best weights.
 
         Raises:
             UserError: the file is damaged or belongs to a different model.
@@ -217,7 +217,7 @@ class RunFolder:
     ) -> Iterator[None]:
         """Turns an error in the `with` block, which reads the file `name`, into a `UserError`.
 
-        `damaged` tells the user what to remove, and why.
+        `damaged` tells the user what to remove if the file is damaged, and why.
         """
         try:
             yield

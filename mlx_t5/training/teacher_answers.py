@@ -3,8 +3,9 @@
 A draft has to guess the target's text, so it learns from the target's own answers (Kim and Rush,
 https://arxiv.org/abs/1606.07947), which are generated before the training begins. For each position
 of an answer, the files have the token of the answer, the `TOP_K` likeliest tokens and their
-probabilities. If the draft reads the target's encoder output, the files have this output as well:
-with a large target, computing the output in every step would take longer than the rest of the step.
+probabilities. If the draft reads the target's encoder output and the disk has room, this output is
+kept as well: with a large target, computing it in every training step would take longer than the
+rest of the step.
 
 A file has the answers to `SHARD` examples, so an interrupted run loses at most a part of one file.
 
@@ -76,7 +77,7 @@ class Answers:
 
         Args:
             folder: the folder of the files; answers of an earlier run are used again.
-            examples: the examples to answer; those of the earlier run must have been the same.
+            examples: the examples to answer; the earlier run must have had the same examples.
         """
         self.folder, self.examples = folder, examples
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +103,7 @@ class Answers:
             target: the target, a `model.T5`.
             answer: the function that generates the answers.
             temp: the temperature of the probabilities; 0 means 1.
-            keep_states: whether to keep the encoder's output.
+            keep_states: whether to keep the target's encoder output.
             answered: a function that is called after every example.
 
         Raises:
@@ -267,7 +268,7 @@ def joined(arrays: Sequence[Any], kind: type) -> np.ndarray:
 
 
 def _cut(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """Cuts an array into parts with these numbers of rows; the inverse of `joined`.
+    """Cuts an array into parts of `lengths` rows; the inverse of `joined`.
 
     Raises:
         ValueError: the lengths do not add up to the number of rows.

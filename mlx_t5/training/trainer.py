@@ -44,7 +44,7 @@ class Evaluation:
 
     @property
     def value(self) -> float:
-        """The value by which the best draft is chosen."""
+        """The value by which the best draft is chosen: `tokens_per_call`."""
         return self.tokens_per_call
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class Trainer:
 
         Args:
             learner: the learner, which trains the model.
-            batch: a function that returns the micro-batches of a step, given its number.
+            batch: a function from a step's number to the step's micro-batches.
             schedule: the schedule of the run.
             folder: the work folder, which keeps the state.
             evaluate: a function that evaluates the learner's model; before each call, the model is
@@ -94,7 +94,7 @@ class Trainer:
     def run(self, steps: Callable[[Iterable[int], int], Iterable[int]]) -> None:
         """Trains to the end, and gives the model the best weights.
 
-        On Ctrl-C, writes the state of the last complete step before the interrupt is raised.
+        On Ctrl-C, first writes the state after the last complete step, then raises the interrupt.
 
         Args:
             steps: a function that is given the numbers of the remaining steps and the number of
@@ -131,7 +131,7 @@ class Trainer:
             began += time.perf_counter() - now
 
     def _evaluate_if_due(self) -> bool:
-        """If due, evaluates the model and writes the state, with any new best weights.
+        """If due, evaluates the model, and writes the state and any new best weights.
 
         An evaluation is due before the first step, after every `steps_per_eval` steps and after the
         last step.

@@ -1,6 +1,6 @@
 """Estimates the memory that training takes, and chooses the number of rows in a micro-batch.
 
-Symbols: B rows, S source positions, T answer positions, H heads, V vocabulary.
+Symbols: B rows, S source positions, T answer positions.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ LOGIT_COPIES = 5  # arrays of the size of a chunk's logits: also probabilities, 
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """The peak memory of training.
+    """The estimated peak memory of training.
 
     Attributes:
-        draft: bytes of the trained parameters, their gradients and the optimizer's arrays.
-        step: bytes of a micro-batch's activations and logits.
+        draft: size in bytes of the trained parameters, their gradients and the optimizer's arrays.
+        step: size in bytes of a micro-batch's activations and logits.
         rows: B, the number of rows in a micro-batch.
     """
 
@@ -57,8 +57,8 @@ def estimate(
         source: number of tokens in the longest prompt.
         target: number of tokens in the longest answer.
         batch_size: number of rows in a step.
-        copies: number of arrays that are each as large as the trained parameters.
-        adapted: number of extra arrays of the input's size that a layer with an adapter keeps.
+        copies: number of arrays as large as the trained parameters, such as their gradients.
+        adapted: number of extra arrays, each as large as its input, that an adapted layer keeps.
     """
     trained = sum(array.size for _, array in tree_flatten(draft.trainable_parameters()))
     config, with_encoder = draft.config, draft.shares_with is None
@@ -101,7 +101,7 @@ def row_bytes(
     grad_checkpoint: bool = False,
     adapted: int = 0,
 ) -> int:
-    """Returns the bytes of one row's activations in the forward and backward pass.
+    """Returns the size in bytes of one row's activations in the forward and backward pass.
 
     The factors in the formula were measured without a GPU.
 
@@ -111,7 +111,7 @@ def row_bytes(
         target: T, the number of answer positions.
         with_encoder: whether the trained model also runs an encoder of its own.
         grad_checkpoint: whether layers keep only their inputs and compute the rest twice.
-        adapted: number of extra arrays of the input's size that a layer with an adapter keeps.
+        adapted: number of extra arrays, each as large as its input, that an adapted layer keeps.
     """
     inner, heads = config.num_heads * config.d_kv, config.num_heads
     hidden = config.d_ff * (5 if config.is_gated_act else 3)

@@ -1,6 +1,7 @@
 """Measures the speed-up of a new draft and of other proposers over regular decoding.
 
-The timed runs of the proposers and of regular decoding alternate.
+A proposer is a draft, or copying from the prompt. The timed runs of the proposers and of regular
+decoding alternate.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def measure_proposers(
     Args:
         decoding: a function that is given a proposer's name, or `REGULAR` for no proposer. It
             returns a function that is given the index of a prompt and decodes the prompt.
-        names: the names of the proposers.
+        names: the proposers: names of drafts, and `LOOKUP` for copying from the prompt.
         most: the number of prompts available.
 
     Returns:
@@ -80,7 +81,7 @@ def measure_proposers(
 
 
 def recommended(proposers: Sequence[Proposer], new: str) -> Proposer | None:
-    """Returns the proposer to use; None if none is faster than regular decoding.
+    """Returns the proposer to use; None if none is clearly faster than regular decoding.
 
     Args:
         proposers: the proposers, without regular decoding.

@@ -3,7 +3,7 @@
 Tokens are counted in the answers on which the draft is trained. The answers to held-out prompts
 decide how many tokens are chosen. See network/draft_vocabulary.py.
 
-Symbols: N tokens of the draft, V tokens of the target.
+Symbols: N, the number of tokens that the draft may propose.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def coverage(ids: np.ndarray, answers: Sequence[Any]) -> float:
 
 
 def smallest(order: np.ndarray, answers: Sequence[Any]) -> int:
-    """Returns the smallest multiple N of `STEP` for which the first N ids reach coverage `ENOUGH`.
+    """Returns how many of the first ids are needed to cover the share `ENOUGH` of the answers.
 
-    If there is no such N, returns the number of all ids.
+    This is the least sufficient multiple of `STEP`, or the number of all ids if none suffices.
 
     Args:
         order: all ids, the most frequent first.
