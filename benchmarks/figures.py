@@ -90,7 +90,7 @@ def figures(timed: Timed, regular: Timed) -> dict[str, Any]:
     Counts are means over the repeats, which may differ if the number of proposals is "auto".
 
     Args:
-        timed: the variant's times; the outcomes are lists of results.
+        timed: the variant's times, with a list of `Result`s for each timed run.
         regular: the times of regular decoding.
     """
     repeats, results = len(timed.seconds), results_of(timed)

@@ -262,7 +262,7 @@ class Transformers(Program):
         return [row[: row.index(end)] if end in row else row for row in tokens]
 
     def _propose(self, num_draft: int | str) -> None:
-        """Sets the number of tokens that the draft proposes; with "auto" transformers chooses."""
+        """Sets the number of tokens that the draft proposes; "auto" leaves it to transformers."""
         config = copy.copy(self.default_config)
         if num_draft != AUTO:
             config.num_assistant_tokens = num_draft

@@ -32,7 +32,8 @@ def resumable(
         argv: the arguments; None: the process's own arguments.
         read: parses and checks the arguments, among them --output and --resume.
         prepare: returns an object whose `run` does the work and returns the exit status.
-        rest: what the program does after the output is complete, as named in the message.
+        rest: words for the message after Ctrl-C, which name the work left once the output is
+            complete.
 
     Returns:
         The exit status.

@@ -144,7 +144,10 @@ class Expected:
 
 
 def _parts(model: T5 | ExactTarget, device: Device) -> tuple[float, float]:
-    """Returns the seconds of a one-position pass: a fixed part, and a part scaled by table `V`."""
+    """Returns the seconds of a pass over one position, in two parts.
+
+    The first part is the same for any number of positions. The second grows with it, as `V` says.
+    """
     read = model.weights_read()
     layers, reading = read.layers * device.layer, read.bytes / device.bandwidth
     return (0.0, layers + reading) if device.grows else (layers, reading)

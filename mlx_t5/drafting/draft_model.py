@@ -87,7 +87,7 @@ class DraftModel:
         self.unread += [0] * len(sources)
 
     def offers(self) -> Sequence[Sequence[Offer]]:
-        """Returns an offer of draft tokens for every row."""
+        """Returns one `Offer` per row: the draft could propose tokens, which are not known yet."""
         waiting = [len(source) for source in self.sources[len(self.fed) - len(self.waiting) :]]
         lacking = [0] * (len(self.fed) - len(waiting)) + waiting
         return [[Offer(DRAFT, None, n + m)] for n, m in zip(self.unread, lacking, strict=True)]
@@ -201,8 +201,8 @@ class DraftModel:
     def _feed(self, tokens: mx.array, positions: list[int]) -> mx.array:
         """Feeds T tokens to each of B rows; returns logits (B, T, N).
 
-        N is the number of tokens that the draft can propose and the target has. An id that the
-        draft does not have is replaced by padding, which may worsen the draft's guesses.
+        N counts the tokens in both vocabularies: what the draft can propose, without ids that the
+        target lacks. Fed ids that the draft lacks become padding, which may worsen its guesses.
         """
         config = self.model.config
         if config.vocab_size < self.target.config.vocab_size:

@@ -140,7 +140,7 @@ class Drafter(Protocol):
 
         Args:
             committed: tokens of each row so far, the start token first.
-            choices: what each row proposes.
+            choices: the chosen number of proposals of each row, and the tokens if it copies.
             sampling: settings of the rows.
             keys: (rows, positions, 2) random keys of each row's next positions; None if every row
                 is greedy.

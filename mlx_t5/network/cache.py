@@ -63,8 +63,8 @@ class Slots:
         batch: number of rows B.
         prompts: number of prompts P.
         cross: keys and values of cross-attention, one pair per layer.
-        mask: the source's mask for `attention.attention`: (P, H, K·T, S) for K rows per prompt,
-            or (1, 1, 1, S) for a single prompt; None if no source is padded.
+        mask: the mask of source positions S for `attention.attention`: (P, H, K·T, S) for K rows
+            per prompt, or (1, 1, 1, S) if P = 1; None if no source is padded.
     """
 
     keys: list[mx.array]

@@ -91,7 +91,7 @@ class T5Config:
         """Returns the config of a parsed config.json; ignores unknown entries and nulls.
 
         Raises:
-            UserError: the model is not a T5, or an entry is missing, of a wrong type or out of
+            UserError: the model is not a T5, or an entry is missing, of the wrong type or out of
                 range.
         """
         if raw.get("model_type") not in MODEL_TYPES:

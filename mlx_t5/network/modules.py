@@ -68,7 +68,10 @@ class Layer(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def blocks(self) -> Blocks:
-        """Returns the blocks; cross-attention projects only queries: keys and values are cached."""
+        """Returns the norm and the matrices of self-attention, cross-attention and feed-forward.
+
+        Cross-attention has only the matrix for queries, as its keys and values are cached.
+        """
         cross = [self.cross_attention.block("q")] if "cross_attention" in self else []
         return self.self_attention.block("qkv"), *cross, self.feed_forward.block()
 

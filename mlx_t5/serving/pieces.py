@@ -56,7 +56,7 @@ class Pieces:
         self._early, self._done = dict[int, Chunk](), 0
 
     def draw(self, most: int) -> list[list[int]]:
-        """Cuts up to `most` further pieces, and returns the tokens of their prompts.
+        """Cuts at most `most` more pieces of the document; returns the tokens of their prompts.
 
         Raises:
             ApiError: the document has too many tokens.
