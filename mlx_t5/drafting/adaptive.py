@@ -49,6 +49,7 @@ TRIAL_SHARE = 0.012  # share of the time spent on trials of a draft that does no
 ONE = [1.0] * len(NUMBERS)  # expected tokens of a step without proposals
 CREDIT = 0.3  # credit for trials at first, in regular steps
 LEAST_PRICE = 0.06  # minimum price of a trial, in regular steps
+MOST_REST = 16  # maximum number of steps before a draft that rests is considered again
 
 
 @dataclass
@@ -59,13 +60,23 @@ class Experience:
         accepted: number of accepted proposals of each kind; older proposals count less.
         rejected: number of rejected proposals of each kind; older proposals count less.
         credit: time that may be lost on trying the draft, in units of a step without a draft.
-        idle: whether the last step did not draft, and the next will not draft either.
+        rest: number of next steps that will not draft, as long as the batch has `batch` rows.
+        batch: the number of rows when `rest` was set.
     """
 
     accepted: dict[Kind, float] = field(default_factory=lambda: defaultdict(float))
     rejected: dict[Kind, float] = field(default_factory=lambda: defaultdict(float))
     credit: float = CREDIT
-    idle: bool = False
+    rest: int = 0
+    batch: int = 0
+
+    def rests(self, rows: int) -> bool:
+        """Returns whether a step of `rows` rows is known not to draft, and counts it."""
+        if not self.rest or self.batch != rows:
+            return False
+        self.rest -= 1
+        self.credit += TRIAL_SHARE
+        return True
 
     def expected_tokens(self, kind: Kind, most: int, others: Experience) -> list[float]:
         """Returns how many tokens a row's step is expected to yield.
@@ -114,15 +125,17 @@ class Experience:
             for n, speed in enumerate(row)
             if speed >= least
         )
-        self.idle = self.idle and ways == 1
-        if drafted or ways == 1:
-            return drafted, n
+        if ways == 1:
+            return 0, n
+        self.rest = 0
+        if drafted:
+            return 1, n
         lost = (s + late - t / speeds[0][n] for t, s in zip(tokens[1], seconds[1], strict=False))
         price, trial = min((p / seconds[0][n], i) for i, p in enumerate(lost))
         price = max(price, LEAST_PRICE)
         self.credit += TRIAL_SHARE
         if self.credit < price:
-            self.idle = self.credit + TRIAL_SHARE < price
+            self.rest = min(int((price - self.credit) / TRIAL_SHARE), MOST_REST)
             return 0, n
         self.credit -= price
         return 1, trial
@@ -165,7 +178,7 @@ class Adaptive:
 
     def drafts(self, rows: Sequence[Row]) -> bool:
         """Returns whether the next step may draft for any of these new rows."""
-        return not self.experience.idle or not all(row.adapts for row in rows)
+        return not self.experience.rest or not all(row.adapts for row in rows)
 
     def choose(self, rows: Sequence[Row], offers: Offers) -> list[Choice]:
         """Returns each row's choice for the next step; sets `shape` and `idle`."""
@@ -219,6 +232,10 @@ class Adaptive:
             costs: the seconds of steps.
             picks: (number of proposals, offer) of each row; updated.
         """
+        drafted_only = all(offer.tokens is None for i in indices for offer in offers[i])
+        if drafted_only and experience.rests(len(rows)):
+            self.idle = self.idle and experience.rest > 0
+            return
         offered = [[ONE, ONE] for _ in indices]  # expected tokens of each row's copy and draft
         best: list[list[Offer | None]] = [[None, None] for _ in indices]
         unread = 0
@@ -237,7 +254,8 @@ class Adaptive:
         either = (map(max, *pair) for pair in offered)
         drafting = [sum(column) for column in zip(*either, strict=True)]
         drafts, n = experience.decide((copying, drafting), costs.seconds(size), late)
-        self.idle = self.idle and experience.idle and not any(copied for copied, _ in best)
+        experience.batch = len(rows)
+        self.idle = self.idle and experience.rest > 0 and not any(copied for copied, _ in best)
         for i, (copied, drafted), (by_copy, by_draft) in zip(indices, best, offered, strict=True):
             wins = drafts and (not copied or by_draft[n] > by_copy[n])
             picks[i] = NUMBERS[n], drafted if wins else copied

@@ -130,9 +130,8 @@ class Expected:
         return target + draft + sampled * self.softmax * rows * (positions + passes)
 
     def catching_up(self, rows: int, tokens: int) -> float:
-        """Returns the extra seconds of a draft pass that reads `tokens` more tokens per row."""
-        more = self._pass(self.draft, rows * (1 + tokens)) - self._pass(self.draft, rows)
-        return float(more)
+        """Returns the extra seconds of a draft that first reads `tokens` more tokens per row."""
+        return float(self._pass(self.draft, rows * tokens))
 
     def _pass(self, model: tuple[float, float], positions: Any) -> Any:
         """Returns the seconds of a pass over `positions` positions; `model` is from `_parts`."""
@@ -196,17 +195,21 @@ class StepCosts:
         There are N numbers of proposals, `self.numbers`. A step that drafts 0 tokens gets infinite
         seconds, so that it is never chosen.
         """
+        size, own = rows.bit_length(), self._own
+        common = self._all.mean, self._all.mean + self._drafting.mean
+        return [
+            [s * math.exp(common[d] + own[size, d, n].mean) for n, s in enumerate(expected)]
+            for d, expected in enumerate(self._uncorrected(rows))
+        ]
+
+    def _uncorrected(self, rows: int) -> list[list[float]]:
+        """Returns the result of `seconds` before any step is measured."""
         if rows not in self._expected:
             passes = np.outer((0, 1), self.numbers)
             expected = np.array(self._function(rows, 1 + np.array(self.numbers), passes))
             expected[1, 0] = np.inf
             self._expected[rows] = expected.tolist()
-        size, own = rows.bit_length(), self._own
-        common = self._all.mean, self._all.mean + self._drafting.mean
-        return [
-            [s * math.exp(common[d] + own[size, d, n].mean) for n, s in enumerate(expected)]
-            for d, expected in enumerate(self._expected[rows])
-        ]
+        return self._expected[rows]
 
     def note(self, rows: int, gamma: int, passes: int, seconds: float) -> None:
         """Learns from a step with gamma proposals per row, if `numbers` contains gamma.
@@ -218,11 +221,12 @@ class StepCosts:
             self._seen.add(shape)
             return
         drafts, n = int(passes > 0), self.numbers.index(gamma)
-        error = math.log(seconds / self.seconds(rows)[drafts][n])
-        if self._all.variance < NOISE:
-            error = min(max(error, -SURPRISE), SURPRISE)
         parts = [self._all, self._drafting, self._own[rows.bit_length(), drafts, n]]
         parts = parts if passes else parts[::2]
+        error = math.log(seconds / self._uncorrected(rows)[drafts][n])
+        error -= sum(part.mean for part in parts)
+        if self._all.variance < NOISE:
+            error = min(max(error, -SURPRISE), SURPRISE)
         variance = NOISE + sum(part.variance for part in parts)
         for part in parts:
             share = part.variance / variance

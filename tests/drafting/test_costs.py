@@ -60,7 +60,7 @@ def test_seconds_grow_with_positions_rows_and_draft_passes():
     beyond = [expected.seconds(1, m, 0) for m in (64, 128, 192)]
     assert beyond[2] - beyond[1] == pytest.approx(beyond[1] - beyond[0])
     assert beyond[1] > beyond[0]
-    assert expected.catching_up(2, 0) <= 0 < expected.catching_up(2, 9)
+    assert 0 < expected.catching_up(2, 1) < expected.catching_up(2, 9)
     assert Expected(MODEL).seconds(1, 1, 3) == regular, "no draft, no passes"
 
 
