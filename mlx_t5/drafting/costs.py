@@ -48,11 +48,11 @@ class Device(NamedTuple):
     grows: bool = False
 
 
-# CPU: two cores of an AMD EPYC with MKL; sampling takes 23 ns per logit. CUDA: an H100 takes 5.9 ms
+# CPU: two cores of an AMD EPYC with MKL; sampling takes 16 ns per logit. CUDA: an H100 takes 5.9 ms
 # for the 24 layers of t5-large, and 0.25 ms to read their weights (docs/performance.md). Metal: a
 # layer has 19 kernels of 2.4 to 2.75 us each (mlx#3839); the bandwidth lies between an M3's
 # (100 GB/s) and an Ultra's (800 GB/s).
-CPU = Device(5e-4, 1.7e10, 2.3e-8)
+CPU = Device(5e-4, 1.7e10, 1.6e-8)
 CUDA = Device(2.4e-4, 2e12, grows=True)
 METAL = Device(6e-5, 3e11)
 
@@ -60,7 +60,7 @@ METAL = Device(6e-5, 3e11)
 # Values in between are interpolated; beyond the last M the last slope continues.
 V: Mapping[str, Mapping[int, float]] = {
     # MKL on 2 cores of an AMD EPYC and of an Intel Xeon, the shapes of t5-small and t5-base.
-    "cpu": {1: 1, 2: 1.1, 4: 1.6, 6: 2, 8: 2.3, 16: 2.7, 32: 3.9, 64: 6, 192: 14},
+    "cpu": {1: 1, 2: 1.15, 4: 1.6, 6: 1.9, 8: 2.1, 16: 2.7, 32: 4.3, 64: 7, 192: 17},
     "cpu without blas": {1: 1, 64: 64},
     # MLX encodes 24 layers in 3.2 to 4.8 ms for M = 1, in 5.2 to 7.8 for 5 (docs/performance.md).
     "cuda": {1: 1, 2: 1.3, 5: 1.5, 8: 1.55, 32: 1.7, 128: 2.5},
