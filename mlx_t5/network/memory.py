@@ -23,7 +23,7 @@ from typing import Any
 
 from mlx_t5.backend import cpu_only, device_info, mx, on_cpu
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint, stored_dtype
-from mlx_t5.grouping import PASS_POSITIONS
+from mlx_t5.grouping import PASS_POSITIONS, by_length
 from mlx_t5.network.attention import queries_at_once
 from mlx_t5.network.cache import round_up, source_width
 from mlx_t5.network.config import T5Config
@@ -125,11 +125,11 @@ def require_for(
     source = source_width(max(len(row.ids) for row in rows))
     target = max(row.settings.max_tokens for row in rows)
     sources = {tuple(row.ids) for row in (*new, *ahead)}  # equal sources are encoded once
-    longest = source_width(max(map(len, sources)))
-    together = min(len(sources), -(-PASS_POSITIONS // longest))  # sources in a pass
+    lengths = [len(ids) for ids in sources]
+    groups = list(by_length(lengths, len(lengths), PASS_POSITIONS))  # as in `encoder_states`
     needed = sum(
         model.cache_memory(len(rows), source, target, beams * len(rows))
-        + model.encoder_memory(together, longest)
+        + max(model.encoder_memory(len(g), source_width(lengths[g[0]])) for g in groups)
         for model in models
         if model
     )

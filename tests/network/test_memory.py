@@ -229,6 +229,17 @@ def test_encoder_memory_is_required_for_new_sources_only(monkeypatch):
     assert required == [caches + one.encoder_memory(2, source_width(7))]
 
 
+def test_padding_counts_in_the_encoders_memory(monkeypatch):
+    """Seven sources share a pass, although padding makes it longer than other passes."""
+    monkeypatch.setattr("mlx_t5.network.cache.FEW_SHAPES", True)
+    required, one = [], model(num_heads=30)
+    monkeypatch.setattr(
+        "mlx_t5.network.memory.require", lambda needed, ranks: required.append(needed)
+    )
+    Engine(one, None).insert([row(33, token=token) for token in range(3, 10)])
+    assert required == [one.cache_memory(7, 64, 20) + one.encoder_memory(7, 64)]
+
+
 def test_the_memory_limit_is_that_of_the_device(monkeypatch):
     monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 5})
     assert memory.limit() == 5
