@@ -76,7 +76,7 @@ class Conversion:
 
     @property
     def path(self) -> str:
-        """The path of the tensor's layer in the model."""
+        """The dotted name of the tensor's layer in the model."""
         return self.name.removesuffix(".weight")
 
     def apply(self, rows: mx.array) -> dict[str, mx.array]:
@@ -127,7 +127,8 @@ def convert(
         q_bits: bits per weight; None is the mode's default.
         q_group_size: number of weights that share a scale; None is the mode's default.
         q_mode: "affine", "mxfp4", "mxfp8" or "nvfp4".
-        quant_predicate: one of `quantization.PREDICATES`; None chooses by the vocabulary's size.
+        quant_predicate: which layers get how many bits: one of `quantization.PREDICATES`; None
+            chooses by the vocabulary's size.
         revision: branch, tag or commit, if `source` is a Hub id.
         overwrite: whether to replace an earlier conversion at `mlx_path`.
         adapter_path: folder of a PEFT LoRA adapter, which is merged before anything is quantized.
@@ -233,7 +234,7 @@ def _check_groups(steps: list[Conversion], recipe: Recipe, dtype: mx.Dtype) -> N
 def write_weights(
     folder: Path, checkpoint: Checkpoint, adapter: StoredAdapter, shards: list[list[Conversion]]
 ) -> None:
-    """Writes the converted tensors into shards, and writes the shards' index."""
+    """Merges the adapter into the tensors, converts them, and writes shards and their index."""
 
     def row_tiles(step: Conversion) -> Iterator[dict[str, mx.array]]:
         stored = checkpoint.row_tiles(step.source, BLOCK_BYTES)

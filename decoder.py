@@ -4,18 +4,18 @@
     verify   logits (B, gamma + 1, V)   one pass of the target over the last committed token and x
     accept   n (B,), next (B,)          keep the longest prefix of x that equals the target's own
                                         choices by p. It has n tokens; next is the choice after them
-    commit   committed += x[:n] + next  the next token is fed at position len(committed) - 1
+    commit   committed += x[:n] + next  next will be fed at position len(committed) - 1
 
 The method is from Leviathan et al. (https://arxiv.org/abs/2211.17192) and Chen et al.
 (https://arxiv.org/abs/2302.01318); tokens are sampled as in Daliri et al.
 (https://arxiv.org/abs/2408.07978). `Engine.step` does these four things once for all rows. All
-decoding uses this method: one prompt is a batch of one row, a stream yields after each step, a
-server inserts rows between two steps, and regular decoding proposes nothing. Only beam search has
-its own step (engine/beams.py).
+decoding except beam search (engine/beams.py) uses this method: one prompt is a batch of one row, a
+stream yields after each step, a server inserts rows between two steps, and regular decoding
+proposes nothing.
 
 After every step a row's part of the target's cache holds committed[:-1]. Later slots may hold
-rejected proposals. The next pass overwrites these before any query can see them, so dropping them
-costs nothing.
+rejected proposals. The next pass overwrites these slots before any query can see them, so dropping
+rejected proposals costs nothing.
 
 Symbols: B rows, gamma proposals x, T = gamma + 1 positions, V vocabulary; p target and q draft
 probabilities.
@@ -72,14 +72,14 @@ class Engine(Batch):
         sampling: the rows' sampling settings and random keys.
         predicted: whether any row has a prediction (expected text) to copy from.
         committed: the tokens of each row so far, the start token first.
-        offers: the tokens that each row could propose in the last step.
+        offers: each row's offers in the last step: the tokens that the row could propose.
         shape: the last step's numbers of rows, proposals and draft passes. It is kept only if
-            processes share the target: these learn a step's duration in the next step.
+            processes share the target, as they learn a step's duration only during the next step.
         seconds: the duration of the last step.
         on_verified: a callback that gets, in every step, the rows, the target's logits (rows,
             positions, vocabulary) and the tokens (rows, positions) from `acceptance.accept`. Both
-            arrays are lazy; do not wait for them. If a step calls back more than once, only the
-            last call counts.
+            arrays are lazy; do not wait for them. If a step makes several calls, only the last
+            call counts.
     """
 
     predicted = False
@@ -108,7 +108,7 @@ class Engine(Batch):
         self.adaptive = self.adaptive.fresh()
 
     def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
-        """Adds rows; see `Batch.insert`. If the next step may draft, the draft reads sources."""
+        """Adds rows (`Batch.insert`); if the next step may draft, the draft reads their sources."""
         super().insert(rows, ahead)
         if self.drafter and self.adaptive.drafts(rows):
             with suppress(RuntimeError, MemoryError):  # the rows are in; the draft reads later
@@ -131,7 +131,7 @@ class Engine(Batch):
         self._commit(proposal, outcome, self.seconds)
 
     def _draft(self) -> tuple[Proposal, mx.array | None]:
-        """Returns the proposals x of all rows, and random keys (rows, gamma + 1, 2).
+        """Returns the proposals of all rows, and random keys (rows, gamma + 1, 2).
 
         Each row has a key for each of gamma proposals and for the target's own token. The keys are
         None if all rows are greedy.
@@ -337,15 +337,15 @@ class SpeculativeDecoder:
             top_p: samples from the fewest likeliest tokens with a total probability of at least
                 top_p; 1 is off.
             seed: one seed for the call, or a list with one seed per prompt. With one seed, prompt
-                i uses its random stream i. With a list, prompt i gives the same tokens as if
+                i uses the seed's random stream i. With a list, prompt i gives the same tokens as if
                 decoded alone with seed[i].
             batch_size: maximum number of rows decoded at once, which bounds memory; clamped to
                 1024.
             num_samples: results per prompt, each from its own random stream; several need temp > 0.
             prediction: the expected output, as text or token ids, to copy proposals from; for a
                 list of prompts, a list with a prediction or None for each prompt.
-            **settings: other fields of `settings.Settings`, such as repetition_penalty, and of
-                `Cutting`: with split="sentences" each prompt is a document (text/documents.py).
+            **settings: other fields of `settings.Settings`, such as repetition_penalty, and fields
+                of `Cutting` (text/documents.py): split="sentences" makes each prompt a document.
 
         Returns:
             One result, or a list in the order of the prompts. If prompts have several results
@@ -369,7 +369,7 @@ class SpeculativeDecoder:
         return results[0] if single and len(results) == 1 else results
 
     def job(self, seed: int | Sequence[int] = 0, num_samples: int = 1, **settings: Any) -> Job:
-        """Returns a `Job`: how `results` decodes prompts. Arguments and errors as in `generate`."""
+        """Returns a `Job`: how to decode prompts; arguments and errors as in `generate`."""
         return Job.of(self.defaults, settings, num_samples, seed=seed)
 
     def results(
@@ -384,16 +384,16 @@ class SpeculativeDecoder:
         """Decodes prompts as a job says, and yields the results in the order of the prompts.
 
         Prompts are read lazily, so their number is not limited. An exception in place of a prompt
-        becomes the error of its result.
+        becomes the error of that prompt's result.
 
         Args:
             prompts: as in `generate`.
             job: how to decode the prompts, made by `job`; None for the defaults.
             batch_size: as in `generate`.
-            ready: called while rows are decoding; the next prompt is read only if it returns True,
-                so that reading never delays the rows.
+            ready: while rows are decoding, the next prompt is read only if `ready` returns True, so
+                that reading never delays the rows.
             indexes: the prompts' indexes in a larger call, which select their random streams.
-            prediction: replaces the job's predictions, if they are not known before the prompts.
+            prediction: replaces the job's predictions; each prediction is read after its prompt.
         """
         require_decoder(self.model)
         job = job or self.job()
@@ -433,7 +433,7 @@ class SpeculativeDecoder:
     def chunks(
         self, prompt: str | Sequence[int], job: Job, batch_size: int = DEFAULT_BATCH_SIZE
     ) -> Generator[Chunk, None, None]:
-        """Decodes one prompt by a job whose `stream` is True; chunks and errors as in `stream`."""
+        """Decodes one prompt as a job with stream=True says; chunks and errors as in `stream`."""
         require_decoder(self.model)
         self.codec.check(job)
         if job.cutting:
@@ -469,7 +469,7 @@ class SpeculativeDecoder:
         """Returns an empty batch and restarts the measurement of peak memory.
 
         Args:
-            settings: the settings of most rows; all rows must have the same number of beams.
+            settings: the settings that most rows will have; num_beams must be that of all rows.
             batch_size: maximum number of rows in flight.
 
         Raises:

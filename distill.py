@@ -175,7 +175,7 @@ class Distillation:
             yield None if result.error else (*result.tokens, *ended)
 
     def _choose_vocabulary(self, labeled: Sequence[LabeledExample]) -> None:
-        """Restricts the draft to frequent tokens of the target's answers, unless it keeps all."""
+        """Restricts the draft to frequent tokens of the answers, unless it must keep all tokens."""
         from mlx_t5.network.draft_vocabulary import narrow
         from mlx_t5.training.vocabulary import by_frequency, chosen
 
@@ -255,7 +255,7 @@ class Distillation:
         return save_draft(self.draft, self.source, self.args.output)
 
     def _verdict(self, path: Path) -> str:
-        """Returns the report that compares the saved draft with the previous one and copying."""
+        """Returns a report that compares the saved draft, the previous draft and prompt copying."""
         from mlx_t5.drafting.draft_model import DraftModel
         from mlx_t5.drafting.source_copy import SourceCopy
         from mlx_t5.training.verdict import LOOKUP, measure_proposers, report

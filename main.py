@@ -107,7 +107,7 @@ def _run(options: MainOptions, ranks: Ranks) -> int:
 
 
 def _is_streamed(options: MainOptions, settings: Settings) -> bool:
-    """Returns whether to write the output, one text or document, while it is generated."""
+    """Returns whether to write a text or document while it is generated; False for several."""
     several = len(options.prompt or []) > 1 or (options.input_file and not options.is_document)
     if several or options.json or not options.writes_text:
         return False
@@ -140,7 +140,10 @@ def _choose(options: MainOptions) -> ModelPair:
 
 
 def _presets(options: MainOptions, folder: Path) -> list[Preset]:
-    """Returns the settings in the model's own files: general ones, then the task's, which win."""
+    """Returns the settings in the model's own files: general ones, then those of the task.
+
+    Later settings override earlier ones.
+    """
     presets = [] if options.ignore_generation_config else [read_generation_config(folder)]
     task = options.task
     return presets if task is None else [*presets, find_task(read_tasks(folder), task)]

@@ -128,7 +128,7 @@ class T5(Stacks):
         return self.decode(decoder_ids, cache, [0] * batch)
 
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
-        """Returns the encoder's output (B, S, d_model) for B rows of S tokens; mask: (B, S)."""
+        """Returns the encoder's output (B, S, d_model) for B rows of S ids; mask: 0 for padding."""
         if self.shares_with is not None:
             return self.shares_with.encode(ids, mask)
         batch, length = ids.shape
@@ -165,14 +165,14 @@ class T5(Stacks):
         return (self.encoder if "encoder" in self else self.decoder).norm.weight.dtype
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
-        """Returns a cache's size in bytes, for prompts of `source` and texts of `target` tokens.
+        """Returns the size in bytes of a cache for `prompts` prompts of `source` tokens each.
 
-        `rows` is the number of texts if there are more texts than prompts, as in beam search.
+        The cache also holds `rows` texts of `target` tokens each; 0 stands for one text per prompt.
         """
         return cache_bytes(self.local_config, self.dtype.size, prompts, source, target, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
-        """Returns the peak memory (bytes) to encode rows of `source` tokens; 0 if a target does."""
+        """Returns the bytes for encoding rows of `source` tokens; 0 if a target encodes them."""
         if self.shares_with is not None:
             return 0
         return encoder_bytes(self.local_config, self.dtype.size, rows, source)

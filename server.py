@@ -199,7 +199,10 @@ def _serve(options: ServerOptions, ranks: Ranks) -> int:
 
 
 def _check_access(options: ServerOptions) -> None:
-    """Refuses an invalid key, or none if others can reach the address and --no-auth is missing."""
+    """Refuses an invalid API key.
+
+    Without a key, also refuses a host that other machines can reach, unless --no-auth is given.
+    """
     if not (is_loopback(options.host) or options.api_key or options.no_auth):
         raise UserError(
             f"others can reach {options.host}: set --api-key, or say --no-auth if all may use it"

@@ -1,4 +1,4 @@
-"""`compare`: measures every proposer relative to regular decoding.
+"""`compare`: measures every proposer (draft, lookup, both) relative to regular decoding.
 
 Every text, greedy or sampled, is compared token by token with the text of regular decoding. With
 batch size 1 and temperature 0, the costs of passes of both models are measured as well.

@@ -1,7 +1,7 @@
 """Describes where figures come from: the machine, the device that computes, and the versions.
 
-MLX is imported only by the functions that need it, because some runs use it in other processes
-only.
+Only the functions that need MLX import it, because some subcommands use MLX only in other
+processes.
 """
 
 from __future__ import annotations

@@ -38,8 +38,9 @@ def ladder(
 ) -> dict[int, float]:
     """Returns the seconds of a pass for each number of positions, in ascending order.
 
-    The speed of a machine changes, so each round divides its times by its time of a pass over one
-    position. The median of these ratios is multiplied by the median time over one position.
+    Every number of positions is timed once per round. The speed of a machine changes, so each time
+    is divided by the time over one position in the same round. The median of these ratios is
+    multiplied by the median time over one position.
 
     Args:
         seconds: a function that runs a pass over a number of positions and returns its seconds.

@@ -274,8 +274,8 @@ class Transformers(Program):
         """Enlarges a smaller vocabulary to `vocab_size`, with tokens that are never chosen.
 
         Assisted generation requires that both vocabularies have the same size. A new token gets the
-        embedding of the padding token. No trained model writes padding, so the new token's logit
-        never wins either.
+        embedding of the padding token, and therefore its logit. A trained model never chooses
+        padding, so it never chooses a new token either.
         """
         size = model.config.vocab_size
         if size >= vocab_size:

@@ -204,7 +204,7 @@ def sampled(variants: Mapping[str, Decode]) -> dict[str, Decode]:
 
 
 def of_document(variants: Mapping[str, Decode], texts: Sequence[str]) -> dict[str, Decode]:
-    """Returns `regular`; this project's variants, given `texts` as one document; and `OTHERS`."""
+    """Returns `regular`, `OTHERS` and this project's variants that decode `texts` as a document."""
 
     def document(decode: Decode) -> Decode:
         return lambda prompts, **keywords: decode(prompts=texts[: len(prompts)], **keywords)

@@ -1,4 +1,4 @@
-"""`server`: the server under load, a running batch compared with one request at a time.
+"""`server`: measures the server under load, with a running batch and with one request at a time.
 
 Two servers of the same models are started on free loopback ports. With `--max-batch N`, requests
 join and leave a running batch. With `--max-batch 1`, requests are served one by one. Every client

@@ -1,6 +1,6 @@
 """Chooses what is measured: options for models, prompts and repeats, and the prompts themselves.
 
-MLX is not imported, because some runs use it in other processes only.
+This module does not import MLX, because some subcommands use MLX only in other processes.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def pair(sentence: str, rng: random.Random) -> dict[str, str]:
 
 
 def sentences() -> list[str]:
-    """Returns the correct English sentence of every held-out prompt, without duplicates."""
+    """Returns the English sentences of heldout.jsonl, corrected and without duplicates."""
     rows = map(json.loads, HELD_OUT.read_text(encoding="utf-8").splitlines())
     texts = (r["target"] if r["task"] == "fix" else r["prompt"].partition(": ")[2] for r in rows)
     return list(dict.fromkeys(texts))

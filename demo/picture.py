@@ -1,6 +1,6 @@
 """Draws docs/who-wrote.svg, which shows, pass by pass, which model wrote each token of a text.
 
-The text is the bundled pair's answer to the default prompt.
+The text is the answer of the bundled target and draft to the default prompt.
 
 Run it as `python -m demo.picture`.
 """
@@ -24,7 +24,7 @@ Step = list[tuple[str, str]]  # the text that each token adds, and the token's o
 
 
 def run() -> list[Step]:
-    """Decodes the default prompt in float32; returns each pass's tokens with their origins."""
+    """Decodes the default prompt; returns each pass's tokens, each with the model that wrote it."""
     target, tokenizer = load(BUNDLED / "target", "float32")
     draft, _ = load(BUNDLED / "draft", "float32")
     chunks = SpeculativeDecoder(target, draft, tokenizer, NUM_DRAFT).stream(DEFAULT_PROMPT)

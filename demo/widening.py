@@ -6,8 +6,8 @@ They are not random where they would change the output:
 - d_model, from d to D: the new dimensions of the residual are zero, because the new columns of the
   embedding and the new rows of the output projections `o` and `wo` are zero. RMSNorm divides by the
   root of mean(x^2) + epsilon. The new dimensions are zero, so the mean over all D is d/D of the
-  mean over d. The result's epsilon' is epsilon * d/D, so the whole sum is d/D of the former sum. To
-  compensate, norm weights are multiplied by sqrt(d/D). A tied head multiplies by
+  mean over d. The larger model's epsilon' is epsilon * d/D, so the whole sum is d/D of the former
+  sum. To compensate, norm weights are multiplied by sqrt(d/D). A tied head multiplies by
   D^-0.5 = d^-0.5 * sqrt(d/D), which has this factor already, so with a tied head the decoder's last
   norm keeps its weights.
 - heads, d_ff, layers: the columns of `o` and `wo` that read values of new heads, feed-forward units
@@ -79,7 +79,7 @@ class Widened:
         center: the mean of the uniform random numbers.
         spread: the maximum distance of a random number from the mean.
         patches: the rectangles that are not random.
-        rows: the rows into which the small model's rows are copied; empty if it has no such tensor.
+        rows: where the small model's rows are copied to; empty if that model has no such tensor.
         columns: the columns into which the small model's columns are copied.
         factor: the factor by which the copied numbers are multiplied.
     """
@@ -175,7 +175,7 @@ class Widening:
         return replace(tensor, rows=rows, columns=columns, factor=factor)
 
     def _indices(self, axis: str) -> np.ndarray:
-        """Returns where the small tensor's entries lie along this axis of the large tensor."""
+        """Returns where the small model's entries lie along an axis of the large model's tensor."""
         fixed = {"buckets": self.source.relative_attention_num_buckets, "one": 1}
         if axis != "inner":
             return np.arange(fixed.get(axis) or getattr(self.source, axis))
@@ -183,7 +183,7 @@ class Widening:
         return (heads + np.arange(self.source.d_kv)).ravel()
 
     def _randomness(self, part: str) -> tuple[float, float]:
-        """Returns `Widened.center` and `Widened.spread`, roughly as in an untrained model."""
+        """Returns a tensor's `Widened.center` and `.spread`, roughly as in an untrained model."""
         if part == "norm":
             return 1.0, 0.5
         deviation = {
@@ -224,16 +224,16 @@ class Widening:
         return ()
 
     def _last_weight(self) -> float:
-        """Returns the decoder's last norm weight for the first constant dimension: a power of 2."""
+        """Returns the weight of the decoder's last norm in the first constant dimension."""
         d = self.source.d_model
         head = d**-0.5 if self.source.scales_logits else math.sqrt(self.result.d_model / d)
         return 2.0 ** math.ceil(math.log2(_DEPTH / (_AWAY * self._constant * head)))
 
 
 def _constant(source: T5Config, d_model: int) -> float:
-    """Returns c, the largest power of two for which 4c^2 <= epsilon * d_model of the source.
+    """Returns c, the largest power of two for which 4c^2 <= the source's epsilon times its d_model.
 
-    The argument `d_model` is that of the result; raises `UserError` if it does not grow enough.
+    `d_model` is the larger model's. Raises `UserError` if it is too small, or if epsilon is 0.
     """
     if d_model < source.d_model + 2:
         least = f"at least {source.d_model + 2}"

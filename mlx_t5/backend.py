@@ -91,8 +91,9 @@ def on_cuda() -> bool:
 def cpu_only() -> bool:
     """Returns whether to use the CPU's code paths: `on_cpu()`, unless `T5_REHEARSE` is set.
 
-    `T5_REHEARSE` makes a CPU use a GPU's code paths: compiled layers, padded sources, early passes
-    (early_pass.py), memory checks. The default type stays float32: CPUs are slow with other types.
+    `T5_REHEARSE` makes a CPU use a GPU's code paths: compiled layers, padded sources, memory
+    checks, and passes that start before the last token is read (early_pass.py). The default type
+    stays float32: CPUs are slow with other types.
     """
     return on_cpu() and not os.environ.get(REHEARSE)
 

@@ -80,7 +80,7 @@ def load(
 
 
 def find_mkl() -> Path:
-    """Returns the path of MKL's main library, as pip installed it; it loads MKL's other parts.
+    """Returns the path of the main library of pip's MKL; that library loads MKL's other parts.
 
     Raises:
         OSError: MKL is not installed, or its main library is missing.
@@ -95,8 +95,8 @@ def find_mkl() -> Path:
 def load_mkl(path: Path, loader: Loader, environment: MutableMapping[str, str]) -> str:
     """Loads MKL with TBB's threads, unless `MKL_THREADING_LAYER` names other threads.
 
-    MKL opens its other parts at the first product, and ends the process if one is missing. So this
-    function checks that they exist. MKL finds them beside `path`; TBB must be loaded before MKL.
+    MKL opens its other parts, beside `path`, at the first product, and ends the process if a part
+    is missing. So this function checks that the parts exist. TBB must be loaded before MKL.
 
     Args:
         path: from `find_mkl`.

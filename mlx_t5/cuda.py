@@ -3,8 +3,8 @@
 MLX compiles some kernels at their first use, in 3 to 4 s each, and keeps them in a folder. When it
 compiles the first kernel, it reads the folder's name from the environment. The default folder is in
 the system's temporary folder, which all users share and the system empties (mlx/backend/cuda/
-jit_module.cpp). A kernel's file name does not tell the GPU's architecture, so the folder's name
-has to.
+jit_module.cpp). A kernel's file name does not tell the GPU's architecture, so the folder is named
+after the architecture.
 
 Nothing here imports MLX.
 """

@@ -208,7 +208,7 @@ def _default_draft(
 
 
 def _fit(target: Path, draft: Path) -> bool:
-    """Returns whether a target and a draft have vocabularies of one size, and equal special tokens.
+    """Returns whether target and draft have vocabularies of equal size, and equal special tokens.
 
     Returns True if a config is damaged, because loading reports the damage.
     """

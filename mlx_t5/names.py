@@ -23,8 +23,9 @@ AUTO, NONE, LOOKUP = "auto", "none", "lookup"  # special values of --draft-model
 def locate(name: str, convert: Convert | None = None, revision: str | None = None) -> Path:
     """Returns the folder of the model with this name; a Hub id's model is downloaded at first use.
 
-    A folder in `models/` has the last part of its Hub id as its name, which several ids may share.
-    So its config.json records the full id. The folder is refused if another id was requested.
+    A folder in `models/` is named after the last part of its Hub id. Several ids may share that
+    part, so the folder's config.json records the full id. If another id is requested, the folder is
+    refused.
 
     Args:
         name: the user's name for the model.

@@ -2,7 +2,7 @@
 
 On a shared machine the speed changes from second to second, so only times measured shortly after
 each other are compared. The work is cut into turns, usually of one prompt: all variants do the
-first turn, then all do the second, and so on, in an order that changes every time. The whole work
+first turn, then all do the second, and so on, each turn in a new random order. The whole work
 is repeated R times. Each repeat gives one ratio of two variants' times. The speed-up is the median
 of these ratios, reported with the smallest and the largest. The time of a variant is the sum over
 its turns of the median over the repeats.
@@ -80,7 +80,7 @@ def median_total(rows: Sequence[Sequence[float]]) -> float:
 
 
 def speed_up(base: Timed, other: Timed) -> Ratio:
-    """Returns the ratio of tokens per second, `other` to `base`, over the repeats."""
+    """Returns the tokens per second of `other` divided by those of `base`, over the repeats."""
     pairs = zip(base.repeats_a_token(), other.repeats_a_token(), strict=True)
     return spread([slow / fast for slow, fast in pairs])
 
@@ -91,14 +91,17 @@ def spread(repeats: Sequence[float]) -> Ratio:
 
 
 def differing(outcomes: Sequence[Sequence[Tokens]], others: Sequence[Sequence[Tokens]]) -> int:
-    """Returns the number of prompts whose tokens differ in any repeat; inputs: [repeat][turn]."""
+    """Returns for how many prompts the tokens of two variants differ in any repeat.
+
+    Both arguments are as `Timed.outcomes`: [repeat][turn], the tokens of each prompt of a turn.
+    """
     flat = ([[tokens for turn in row for tokens in turn] for row in o] for o in (outcomes, others))
     prompts = zip(*(zip(*rows, strict=True) for rows in flat), strict=True)
     return sum(texts != other_texts for texts, other_texts in prompts)
 
 
 def order(names: Iterable[str], repeat: int, turn: int) -> list[str]:
-    """Returns an order of variants: different for every turn and repeat, the same in every run.
+    """Returns a random order of variants: a new one per turn and repeat, the same in every run.
 
     In a fixed order, even a rotated one, each variant would always follow the same variant. These
     two would share the machine's slow moments, and the second would find the first one's caches.

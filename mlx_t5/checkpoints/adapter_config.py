@@ -63,7 +63,7 @@ def adapter_folder(name: str | Path) -> Path:
 class LoraConfig:
     """The supported entries of an adapter's configuration; see PEFT's class of this name.
 
-    LoRA adds a multiple of B @ A to a layer's weight, with two matrices B (out, r) and A (r, in).
+    LoRA adds a multiple of B @ A to a weight of shape (out, in); B is (out, r) and A is (r, in).
 
     Attributes:
         r: the rank: the number of columns of B and of rows of A.
@@ -114,7 +114,7 @@ class LoraConfig:
         return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
     def targets(self, layers: Iterable[str]) -> list[str]:
-        """Returns those of `layers`, the full names of layers, that the adapter changes."""
+        """Returns the layers that the adapter changes; `layers` are all layers, by full name."""
         return [
             layer
             for layer in layers

@@ -4,8 +4,8 @@ LoRA (Hu et al., https://arxiv.org/abs/2106.09685) changes a weight W (out, in) 
 where B (out, r) and A (r, in) are narrow matrices and s is `LoraConfig.scale`. DoRA
 (https://arxiv.org/abs/2402.09353) then scales each row to a learned length. Row i of the result
 depends only on W[i], B[i], A and that length, so a weight of any size is merged a few rows at a
-time. Like PEFT's `merge_and_unload` on a float32 model, `StoredAdapter` computes in float32, and
-the result is rounded once.
+time. Like PEFT's `merge_and_unload` on a float32 model, `StoredAdapter` computes in float32; only
+the merged weight is rounded.
 
 Here layers have Hugging Face's names, such as `decoder.block.0.layer.0.SelfAttention.q`.
 """
@@ -133,7 +133,10 @@ class StoredAdapter:
         return {**entry, **{path: changed_settings(how) for path, how in settings.items()}}
 
     def _changed(self, ours: Mapping[str, str]) -> dict[str, str]:
-        """Returns Hugging Face's names of the changed layers, keyed by their paths in the model."""
+        """Returns the changed layers' Hugging Face names, keyed by the layers' paths in the model.
+
+        `ours` is as in `merged`.
+        """
         return {ours[layer + _WEIGHT].removesuffix(_WEIGHT): layer for layer in self._layers}
 
     def _merge(self, name: str, weight: mx.array) -> mx.array:

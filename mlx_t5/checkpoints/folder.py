@@ -42,7 +42,7 @@ S = TypeVar("S", bound=OutputTensor)
 
 
 def is_model_file(name: str) -> bool:
-    """Returns whether a model folder may hold a file, or a module's folder, of this name."""
+    """Returns whether a model may have a file, or a folder such as `1_Pooling`, of this name."""
     ours = name in SMALL_FILES or any(p.fullmatch(name) for p in (_WEIGHTS, MODULE_FOLDER))
     return ours or is_macos_file(name)
 
@@ -77,8 +77,9 @@ def new_model_folder(
         shards: the tensors that will be written; the disk must have room for them.
 
     Raises:
-        UserError: there is too little disk space, `path` was made after it was checked, or a small
-            file is too large, is not a regular file, or is a link that leads out of the source.
+        UserError: there is too little disk space; `path` was made after it was checked, and
+            `overwrite` is False; or a small file is too large, is not a regular file, or is a link
+            that leads out of the source.
     """
     small = [source / name for name in SMALL_FILES if os.path.lexists(source / name)]
     for file in small:

@@ -27,8 +27,8 @@ ORIGIN = "converted_from"  # the entry of config.json that records where a folde
 def identity(folder: Path) -> str:
     """Returns a digest of a model folder's content; a copy of the folder has the same digest.
 
-    The digest covers the small files, the name, type, shape and some bytes of each tensor, and the
-    modules of a sentence encoder. It does not cover `converted_from` in config.json.
+    The digest covers the small files, the modules of a sentence encoder, and each tensor: its name,
+    type, shape and some of its bytes. It does not cover `converted_from` in config.json.
 
     Raises:
         UserError: a file is damaged or too large, or there is no config.json or no weights.

@@ -2,7 +2,7 @@
 
 The new folder is built next to its final path, under a hidden name with the process id, so that two
 runs never share a folder. At the end the new folder is renamed to the final path. After an error or
-a signal the new folder is removed, and a folder that was there before stays. A killed process
+a signal the new folder is removed, and any older folder at the final path stays. A killed process
 leaves hidden folders, which the next run restores or removes.
 """
 
@@ -30,8 +30,8 @@ def check_output_folder(path: Path, overwrite: bool, ours: Callable[[str], bool]
     Args:
         path: the folder's path.
         overwrite: whether an existing folder may be replaced.
-        ours: a function that returns whether an earlier run may have written a file of this name. A
-            folder that holds any other file is never replaced.
+        ours: a function that takes a file's name and returns whether an earlier run may have
+            written the file. A folder that holds any other file is never replaced.
 
     Raises:
         UserError: the folder exists and `overwrite` is False, the folder holds other files, or
@@ -72,7 +72,7 @@ def require_apart(path: Path, source: Path) -> None:
 
 
 def _holds_ours(path: Path, ours: Callable[[str], bool]) -> bool:
-    """Returns whether `path` is a file, or a module's folder of files that `ours` accepts."""
+    """Returns whether `path` is a file, or a module's folder in which `ours` accepts every file."""
     is_module = MODULE_FOLDER.fullmatch(path.name) is not None
     if is_module != path.is_dir():
         return False
@@ -116,7 +116,7 @@ def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def _undo(path: Path, partial: Path, old: Path) -> None:
-    """Restores the old folder at `path`, if there was one, and removes the new folder.
+    """Moves the old folder from `old` back to `path`, if needed; removes the new folder `partial`.
 
     The replacement of the old folder may have stopped at any point. If this function is interrupted
     too, the next run for the same output restores the old folder.

@@ -19,7 +19,7 @@ Step = Callable[[mx.array], mx.array]
 
 @dataclass(frozen=True)
 class Pooling:
-    """A function that turns the encoder's states into one vector per text, and its settings.
+    """Turns the encoder's states into one vector per text.
 
     Attributes:
         mode: "mean" (the mean of all tokens' states), "cls" (the first state) or "lasttoken" (the

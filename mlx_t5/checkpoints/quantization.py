@@ -155,7 +155,7 @@ class Recipe:
         return cls(four, five, embedding)
 
     def wanted(self, path: str) -> Quantization | None:
-        """Returns the quantization intended for a layer of any shape; None if none is intended."""
+        """Returns a layer's intended quantization, or None; the layer's shape does not matter."""
         if path in _EMBEDDING_AND_HEAD:
             return self.embedding
         if not quantize_predicate(path):
@@ -214,7 +214,7 @@ def change_weight(
         arrays: the layer's arrays by name: the weight, or for a quantized layer all the arrays that
             `Quantization.quantize` returns.
         settings: the settings with which `arrays` are quantized, from `layer_settings`.
-        change: a function that returns the changed floating-point weight (out, in).
+        change: a function that takes a floating-point weight (out, in) and returns the changed one.
 
     Returns:
         The layer's arrays by name. A quantized layer gets the settings of `changed_settings`.

@@ -188,7 +188,7 @@ def _refused(file: Path, name: str, value: Any) -> UserError:
 
 
 def _mode(file: Path, root: Path) -> str:
-    """Returns a Pooling module's mode, from `pooling_mode` or the older `_FLAGS`, or "mean"."""
+    """Returns a Pooling module's mode: `pooling_mode`, else that of an older flag, else "mean"."""
     raw = _entries(file, root, _OF_MODULES)
     if not raw:
         raise UserError(f"{file} has no pooling mode: fetch it again")

@@ -110,8 +110,8 @@ class StoredTensor:
     def part(self, file: FileIO, axis: int, where: slice) -> mx.array:
         """Reads the rows (axis 0) or columns (axis 1) in `where`; `file` is as in `row_tiles`.
 
-        Unlike `row_tiles`, this method reads the types `PACKED` too; otherwise errors are the same.
-        A tensor with gaps or not in row-major order is read as a whole first.
+        This method also reads the types `PACKED`, which `row_tiles` refuses. Other errors are as in
+        `row_tiles`. A tensor that has gaps or is not in row-major order is read as a whole first.
         """
         if self.dtype not in PACKED:
             self.require_readable()
@@ -133,7 +133,7 @@ class StoredTensor:
         return result.view(mx.bfloat16) if self.dtype == "bfloat16" else result
 
     def _strided(self, file: FileIO) -> np.ndarray:
-        """Reads a tensor with gaps or not in row-major order, as a strided view."""
+        """Reads a tensor that has gaps or is not in row-major order; returns a strided view."""
         flat = self._empty(self.extent)
         self._read_into(flat, file, 0)
         steps = tuple(step * self.itemsize for step in self.strides)

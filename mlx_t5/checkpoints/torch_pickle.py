@@ -67,7 +67,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class _Name:
-    """A name that a pickle may use, of a function or of a storage class.
+    """A function or a storage class that a pickle may name.
 
     Attributes:
         call: our function that runs when the pickle calls this name; None for a storage class.

@@ -37,7 +37,7 @@ FLAGS = {"true": True, "false": False}
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Formats help: shows an option's value once, and keeps the line breaks of examples."""
+    """Formats help: names a value once (`-n, --num N`), and keeps the line breaks of examples."""
 
     def __init__(self, prog: str) -> None:
         """Formats help for 80 columns."""
@@ -215,9 +215,9 @@ def add_setting(
     Args:
         group: the group to add the option to.
         option: the option's name, such as --num-draft.
-        help: the option's help, if not the setting's help; the default value is appended.
-        default: the option's default, if not the setting's default.
-        allowed: the option's range, if not the setting's range.
+        help: the option's help; "": the setting's help. The default value is appended.
+        default: the option's default; None: the setting's default.
+        allowed: the option's range; None: the setting's range.
     """
     setting = SETTINGS[option.removeprefix("--").replace("-", "_")]
     help, allowed = help or setting.help, allowed or setting.range

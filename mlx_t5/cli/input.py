@@ -45,7 +45,8 @@ def read_document(name: str, file_type: str = "") -> str:
     """Returns a file's text, including byte order mark and line ends; "-" is standard input.
 
     Raises:
-        UserError: the file cannot be read, is empty, is not UTF-8, or does not fit `file_type`.
+        UserError: the file cannot be read, is empty, is not UTF-8, or cannot be parsed as the
+            type `file_type`, such as ".srt".
     """
     where = "standard input" if name == "-" else name
     with _opened(name, newline="") as file:
@@ -60,7 +61,7 @@ def read_document(name: str, file_type: str = "") -> str:
 
 
 class Lines:
-    """Iterates over the prompts of a file; reads line by line, so that any file fits into memory.
+    """Iterates over the prompts of a file; reads line by line, so a file may exceed the memory.
 
     By default an item is a prompt. With `targets` an item is a pair of a prompt and its target.
     With `optional` an item is a pair of a prompt and a second text, which may be None.
@@ -159,7 +160,11 @@ class PairLines(Lines):
     """
 
     def __init__(self, name: str) -> None:
-        """Opens a .jsonl or .tsv file; raises `UserError` for others, and as `Lines` does."""
+        """Opens a .jsonl or .tsv file.
+
+        Raises:
+            UserError: the file has another suffix, or `Lines` refuses the file.
+        """
         if not name.endswith((".jsonl", ".tsv")):
             raise UserError(f"{name} is no .jsonl and no .tsv file; give one, or a folder of them")
         self._tabs = name.endswith(".tsv")

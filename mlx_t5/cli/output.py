@@ -31,9 +31,9 @@ File = TypeVar("File", bound=IO[Any])
 class Painter:
     """Colors tokens by their origin: green (draft model), cyan (copied), magenta (target).
 
-    If `NO_COLOR` is set (https://no-color.org), tokens of the draft are in brackets, and copied
-    tokens in braces. If a token ends inside a character, its text is shown with the token that
-    completes the character.
+    Copied tokens come from the source or a prediction. If `NO_COLOR` is set
+    (https://no-color.org), tokens of the draft are in brackets, and copied tokens in braces. If a
+    token ends inside a character, its text is shown with the token that completes the character.
     """
 
     def __init__(self, tokenizer: Any = None):

@@ -64,7 +64,7 @@ class Run:
         prompts: the remaining prompts: a list, or an iterator over the lines of an input file.
         count: number of all prompts, including those done; None if the number is not known.
         first: number of prompts already done.
-        outcomes_a_prompt: number of outcomes per prompt, each of which is one line.
+        outcomes_a_prompt: number of outcomes per prompt; each outcome is one line.
         output_file: the file for results; None: standard output.
         keep: number of bytes of earlier results in that file.
         record: the record beside the output file, for a later `--resume`.
@@ -158,12 +158,12 @@ def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
 
 
 def lines_of(input_file: str, options: MainOptions) -> Lines:
-    """Returns the lines of the input; with drafting, a line may predict its prompt's output."""
+    """Returns the input's lines; with drafting, a line may contain a prediction of its output."""
     proposing = options.writes_text and not options.regular_decode
     return Lines(input_file, options.score, "prediction" if proposing else "")
 
 
 def unpaired(items: Iterable[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
-    """Returns an iterator over prompts, and one over their predictions (None if there is none)."""
+    """Returns an iterator over prompts, and one over their predictions (None: no prediction)."""
     prompts, predictions = tee(i if isinstance(i, tuple) else (i, None) for i in items)
     return (prompt for prompt, _ in prompts), (prediction for _, prediction in predictions)

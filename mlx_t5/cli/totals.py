@@ -11,7 +11,7 @@ from mlx_t5.sizes import readable
 
 @dataclass
 class Totals:
-    """The sums of results' statistics; their memory does not grow with the number of results.
+    """The sums of results' statistics; the memory used does not grow with the number of results.
 
     Attributes:
         results: number of results.

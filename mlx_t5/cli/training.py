@@ -32,8 +32,8 @@ def resumable(
         argv: the arguments; None: the process's own arguments.
         read: parses and checks the arguments, among them --output and --resume.
         prepare: returns an object whose `run` does the work and returns the exit status.
-        rest: words for the message after Ctrl-C, which name the work left once the output is
-            complete.
+        rest: the work that remains once the output is complete, named in the message after
+            Ctrl-C.
 
     Returns:
         The exit status.
@@ -83,7 +83,7 @@ def check_output(
     Args:
         output: the path that the user gives.
         resume: whether an earlier run is to be resumed.
-        ours: a function that returns whether an output folder may have a file, given its name.
+        ours: a function that returns whether an output folder may have a file of a given name.
         config: name of a file that every complete folder has.
         what: name of the folder's content, for messages.
 

@@ -71,7 +71,7 @@ class Experience:
     batch: int = 0
 
     def rests(self, rows: int) -> bool:
-        """Returns whether a step of `rows` rows is known not to draft, and counts it."""
+        """Returns whether a step of `rows` rows is known not to draft; if so, counts the step."""
         if not self.rest or self.batch != rows:
             return False
         self.rest -= 1
@@ -147,11 +147,11 @@ class Adaptive:
     Attributes:
         experience: the experience of all greedy rows.
         of_call: the experience of the sampled rows of a call.
-        costs: estimates the seconds of steps of greedy rows, from the table and measured steps.
-        table: estimates the same seconds from the table alone, for sampled rows and rows with
-            delta > 0.
-        shape: the step's numbers of rows, proposals and draft passes; None if nothing is to be
-            learned from the step's seconds.
+        costs: estimates a step's seconds for greedy rows, from a device's table and measured steps.
+        table: estimates a step's seconds for all other rows (sampled, or with delta > 0), from the
+            device's table alone.
+        shape: the numbers of rows, proposals and draft passes of the step chosen last; None if
+            nothing is to be learned from that step's seconds.
         idle: whether the next step will propose nothing if the rows stay the same.
     """
 
@@ -171,7 +171,7 @@ class Adaptive:
         return cls(Expected(target, drafter.model if drafter else None), most)
 
     def fresh(self) -> Adaptive:
-        """Returns an `Adaptive` for a new call; greedy rows of both calls share what they learn."""
+        """Returns a new call's `Adaptive`, which learns from greedy rows together with this one."""
         other = copy(self)
         other.of_call = Experience()
         return other
@@ -266,9 +266,10 @@ class Adaptive:
         """Learns from the outcome of a row's offers.
 
         An offer of copied tokens is compared with the tokens written, even if it was not chosen. A
-        drafted token counts as accepted if it made the step longer; if drafted tokens follow the
-        end of the text, one of them counts as rejected. A proposed end token that ends the text
-        does not count, as the target alone would have ended the text in the same step.
+        drafted token counts as accepted if the step would have written fewer tokens without it. If
+        drafted tokens follow the end of the text, one of them counts as rejected. A proposed end
+        token that ends the text does not count, as the target alone would have ended the text in
+        the same step.
 
         Args:
             row: the row after the step.

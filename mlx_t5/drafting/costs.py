@@ -78,7 +78,7 @@ V: Mapping[str, Mapping[int, float]] = {
 
 
 def device_kind(weights: str) -> tuple[Device, str]:
-    """Returns the device, and the key in table `V` for this device and kind of weights.
+    """Returns the device, and the key in `V` (pass times) for this device and kind of weights.
 
     Args:
         weights: the mode of quantization ("affine", …), or the type of unquantized weights.
@@ -103,7 +103,7 @@ def most_proposals() -> int:
 
 
 class Expected:
-    """Estimates the seconds of steps from the table alone, so every run on a machine agrees."""
+    """Estimates the seconds of steps from table `V` alone, so that all runs on a machine agree."""
 
     def __init__(self, target: T5 | ExactTarget, draft: T5 | None = None) -> None:
         """Starts with a target (or its `ExactTarget`) and a draft model; None without a draft."""
@@ -134,7 +134,7 @@ class Expected:
         return float(self._pass(self.draft, rows * tokens))
 
     def _pass(self, model: tuple[float, float], positions: Any) -> Any:
-        """Returns the seconds of a pass over `positions` positions; `model` is from `_parts`."""
+        """Returns a pass's seconds for `positions` positions; `model` is a result of `_parts`."""
         points, times = self.v
         slope = (times[-1] - times[-2]) / (points[-1] - points[-2])
         beyond = np.maximum(np.subtract(positions, points[-1]), 0)
@@ -145,7 +145,8 @@ class Expected:
 def _parts(model: T5 | ExactTarget, device: Device) -> tuple[float, float]:
     """Returns the seconds of a pass over one position, in two parts.
 
-    The first part is the same for any number of positions. The second grows with it, as `V` says.
+    The first part is the same for any number of positions. The second grows with that number, as
+    table `V` of pass times says.
     """
     read = model.weights_read()
     layers, reading = read.layers * device.layer, read.bytes / device.bandwidth

@@ -161,7 +161,7 @@ class DraftModel:
             self.cache = None
 
     def read(self) -> None:
-        """Computes the cross-attention keys and values of the waiting sources.
+        """Computes the cross-attention keys and values of sources not read so far.
 
         A draft that shares its target's encoder uses the target's encoder states; any other draft
         encodes the sources first.
@@ -185,7 +185,7 @@ class DraftModel:
 
         Usually a row lacks only the target's own token; if all its proposals were accepted, it also
         lacks the last proposal. Rows that lack fewer tokens are padded; later tokens overwrite the
-        padding's slots before any query can see them. N is the size of the draft's vocabulary.
+        padding's slots before any query can see them. N is how many tokens the draft can propose.
         """
         if self.waiting:
             self.read()
@@ -201,8 +201,8 @@ class DraftModel:
     def _feed(self, tokens: mx.array, positions: list[int]) -> mx.array:
         """Feeds T tokens to each of B rows; returns logits (B, T, N).
 
-        N counts the tokens in both vocabularies: what the draft can propose, without ids that the
-        target lacks. Fed ids that the draft lacks become padding, which may worsen its guesses.
+        N counts the tokens that the draft can propose; ids that the target lacks are left out. A
+        fed id that the draft lacks becomes padding, which may worsen the draft's guesses.
         """
         config = self.model.config
         if config.vocab_size < self.target.config.vocab_size:

@@ -128,7 +128,7 @@ class Drafter(Protocol):
         """
 
     def read(self) -> None:
-        """Has a draft model encode the sources of new rows now, not at the first proposal."""
+        """Makes a draft model encode the sources of new rows now, not at the first proposal."""
 
     def offers(self) -> Sequence[Sequence[Offer]]:
         """Returns for each row at most one offer of draft tokens and one of copied tokens."""

@@ -111,7 +111,7 @@ class Alignment:
         return Offer(kind, tokens) if tokens else None
 
     def _repeated(self, length: int) -> list[int]:
-        """Returns up to `length` tokens that came after an earlier match of the last tokens."""
+        """Returns up to `length` tokens that follow an earlier match of the last output tokens."""
         if self.match >= SHORTEST_REPEAT or len(self.source) == self.predicted:
             return []  # the source is more reliable, or only the prediction is to be copied
         ends = self.phrases.get(tuple(self.output[-SHORTEST_REPEAT:]), ())[-CANDIDATES:]
@@ -189,7 +189,7 @@ class SourceCopy:
         self.alignments += [Alignment(s, len(task_prefix(s, self.tokenizer))) for s in known]
 
     def read(self) -> None:
-        """Does nothing: sources are known already."""
+        """Does nothing, as no draft model has to encode the sources."""
 
     def offers(self) -> Sequence[Sequence[Offer]]:
         """Returns for each row an offer of copied tokens, or none if it has nothing to copy."""
@@ -240,7 +240,7 @@ class CopyOrDraft:
         self.draft.insert(sources, states)
 
     def read(self) -> None:
-        """Has the draft read the sources of new rows now."""
+        """Makes the draft model encode the sources of new rows now."""
         self.draft.read()
 
     def offers(self) -> Sequence[Sequence[Offer]]:
@@ -288,7 +288,7 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
 def predicting(drafter: Drafter | None, predictions: Rows) -> Drafter | None:
     """Returns a drafter that also copies from these predictions.
 
-    Once no row has a prediction, undoes what an earlier call to this function added.
+    If no row has a prediction, removes the copying that an earlier call added.
 
     Args:
         drafter: the batch's current drafter; None if nothing is proposed.

@@ -94,7 +94,7 @@ class Queue:
         return joining, fitting(new, later, PASS_POSITIONS) if new else []
 
     def _insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> bool:
-        """Inserts rows, half by half if memory is short; returns False if a row has to wait."""
+        """Inserts rows, in halves if memory is short; returns False if a row has to wait."""
         if ahead:
             with suppress(RuntimeError, MemoryError):  # MLX raises these when it cannot allocate
                 self.engine.insert(rows, ahead)

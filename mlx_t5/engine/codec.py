@@ -69,7 +69,7 @@ class Codec:
         prediction: str | Sequence[int] | None,
         keys: Iterable[mx.array],
     ) -> Iterator[Row]:
-        """Yields the rows of a prompt lazily, one per key; the prompt is tokenized once."""
+        """Yields the rows of a prompt lazily, one per random key; tokenizes the prompt once."""
         settings = job.settings
         ids: list[int] = []
         predicted: list[int] = []
@@ -100,7 +100,7 @@ class Codec:
         return token_ids(prediction, self.tokenizer, self.vocab_size, "prediction")
 
     def chunk(self, row: Row, seen: int) -> Chunk:
-        """Returns a row's text and tokens from token `seen` on, plus a finished row's result."""
+        """Returns a row's text and tokens from token `seen` on, and a finished row's result."""
         tokens, writers = row.output(seen)
         pieces = row.watch.pieces[seen:] if row.watch else []
         text = "".join(pieces) + (row.watch.rest if row.watch else "")

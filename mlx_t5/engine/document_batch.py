@@ -52,7 +52,7 @@ class DocumentStats(Stats):
 
 
 def _add(sums: Any, more: Any) -> None:
-    """Adds each field of `more` to the same field of `sums`, and lists position by position."""
+    """Adds each field of `more` to the same field of `sums`; adds lists position by position."""
     for name, added in vars(more).items():
         value = getattr(sums, name)
         if isinstance(value, Speculation):

@@ -26,11 +26,11 @@ MOST_COPIED = 64 << 20  # bytes; copying a larger cache costs more time than is 
 
 
 class EarlyPass:
-    """The early pass in flight, if there is one."""
+    """The decoder pass, if any, that was started before Python read the last token."""
 
     @classmethod
     def of(cls, target: T5 | ExactTarget) -> EarlyPass | None:
-        """Returns an `EarlyPass` for a model; None on a CPU, or if ranks share the model."""
+        """Returns an `EarlyPass` for a model; None on a CPU, or if processes share it."""
         return None if cpu_only() or ranks_of(target).size > 1 else cls(target)
 
     def __init__(self, target: T5 | ExactTarget) -> None:
@@ -40,13 +40,13 @@ class EarlyPass:
         self._logits: mx.array | None = None
 
     def begin(self, rows: Sequence[Row], tokens: mx.array, cache: Any, awaited: mx.array) -> None:
-        """Starts the pass over the token that a step without proposals chose, if that saves time.
+        """Starts a pass over the token chosen by a step without proposals, if this saves time.
 
         Args:
             rows: the batch's rows.
             tokens: (rows, 1) tokens chosen by the step; still being computed.
             cache: the rows' cache.
-            awaited: the array that Python will wait for; submitted before the early pass.
+            awaited: the array that Python will wait for; its computation starts before the pass.
         """
         if len(rows) > 1:
             return

@@ -1,4 +1,4 @@
-"""Lets processes that `mlx.launch` has started connect, compare their jobs, and print as one.
+"""Connects processes that `mlx.launch` starts, compares their jobs, and makes them print as one.
 
 Each process is a rank. Rank 0 reads the input and writes the output; other ranks are silent. A
 rank that fails exits with a status that is not 0, and `mlx.launch` then ends all ranks.
@@ -129,7 +129,7 @@ def to_compare(decoder: SpeculativeDecoder, options: Mapping[str, object]) -> di
     """Returns named facts, which must be equal on all ranks before a forward pass.
 
     Ranks with models of different shapes would wait for each other forever. The models' paths may
-    differ. Only a digest of the options is sent to other machines, as options may contain a key.
+    differ. Other machines get only a digest of the options, as options may contain an API key.
     """
     from mlx_t5.backend import cpu_only, mx
 

@@ -68,7 +68,7 @@ class Adapted(NamedTuple):
         return out if residual is None else residual + out
 
     def _seen(self, x: mx.array) -> mx.array:
-        """Returns x after dropout, in the type of `down`."""
+        """Returns x after dropout, in the type of the matrix A (`down`)."""
         x = x.astype(self.down.dtype)
         if self.key is None:
             return x

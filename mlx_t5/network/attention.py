@@ -1,8 +1,8 @@
 """Attention with T5's relative position bias: all at once, in chunks of queries, or row by row.
 
 Raffel et al. (arXiv 1910.10683), section 2.1: every head learns a scalar for each bucket of
-distances key - query, which is added to the attention scores. The model has no other position
-encoding. Scores are not scaled.
+distances (key position minus query position). The scalar is added to the attention scores. The
+model has no other position encoding. Scores are not scaled.
 
 Symbols: B rows, H heads, T queries per row, N keys, S source positions.
 """
@@ -27,7 +27,7 @@ LEAST_QUERIES = 32  # minimum size of a chunk; smaller ones are slow on every de
 def relative_buckets(
     distances: np.ndarray, bidirectional: bool, num_buckets: int, max_distance: int
 ) -> np.ndarray:
-    """Returns the bucket of each distance key - query.
+    """Returns the bucket of each distance, key position minus query position.
 
     Half of the buckets hold one distance each. The others grow logarithmically, and the last holds
     all distances from `max_distance` on. If `bidirectional`, the keys to the right of the query
@@ -74,7 +74,10 @@ class RelativeBias(nn.Module):
         self._table: tuple[Any, Any] = None, None  # a weight, and the table made from it
 
     def index(self, queries: mx.array, keys: int) -> mx.array:
-        """Returns table indices (B rows, T queries, `keys`); `queries` (B, T) are positions."""
+        """Returns indices into the bias table, (B rows, T queries, N keys).
+
+        `queries` are positions (B, T). `keys` is the number N of keys, at positions 0 … N-1.
+        """
         distance = mx.arange(keys) - queries[:, :, None]
         return mx.clip(distance, -self._left, self._right) + self._left
 
@@ -91,7 +94,7 @@ class RelativeBias(nn.Module):
 
 
 def queries_at_once(rows: int, heads: int, source: int) -> int:
-    """Returns the number of queries in an encoder's chunk: all, `source`, if the bias is small.
+    """Returns the number of queries in an encoder's chunk: the whole source if the bias is small.
 
     A layer's bias has rows · heads · source · source numbers. For one source of 4,096 tokens and 64
     heads it takes 4 GB in float32.
@@ -203,10 +206,11 @@ def _row_by_row(queries: mx.array, keys: ByRow, values: Keys, mask: Mask) -> mx.
 def _over_slots(
     queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, offset: int
 ) -> mx.array:
-    """Returns a row's self-attention; a query at position p attends to round_up(p + 1) slots.
+    """Returns a row's self-attention; a query at position p attends to round_up(p + 1) cache slots.
 
-    The number of slots may change how a sum over them is rounded, even if the added slots are
-    hidden. So the number depends only on the query's position, not on the pass's other queries.
+    How a sum over slots is rounded may depend on their number, even if the added slots are hidden.
+    So the number depends only on the query's position, not on the pass's other queries. `offset` is
+    the position of the first query.
     """
 
     def over(slots: int) -> mx.array:

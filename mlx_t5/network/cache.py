@@ -217,7 +217,7 @@ class Cache:
         self.values = [a[index] for a in self.values]
 
     def trim(self, source: int, capacity: int) -> None:
-        """Frees unneeded source positions if they are at least half of all, and slots likewise.
+        """Frees unneeded source positions if at least half are unneeded; does the same with slots.
 
         Args:
             source: number of tokens of the longest source.

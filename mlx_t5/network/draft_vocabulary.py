@@ -1,9 +1,10 @@
 """A draft's own vocabulary: the few thousand tokens that it can propose.
 
-A small draft spends most of a pass on its output head of V rows, but texts use few tokens. So the
-head keeps only the rows of N tokens (FR-Spec, https://arxiv.org/abs/2502.14856). A table lists
-their ids, (N,) int32, ascending. Its name `d2t` is from EAGLE-3 (https://arxiv.org/abs/2503.01840).
-The draft never proposes other tokens. The target verifies, so the output does not change.
+A small draft spends most of a pass on its output head, which has a row per token. But texts use few
+tokens. So the head keeps only the rows of N tokens (FR-Spec, https://arxiv.org/abs/2502.14856). A
+table lists their ids, (N,) int32, ascending. The table's name `d2t` is from EAGLE-3
+(https://arxiv.org/abs/2503.01840). The draft never proposes other tokens. The target verifies all
+proposals, so the output does not change.
 
 The folder of such a draft has `draft_vocab_size` in config.json and the tensor `d2t`. It stores
 rows of the head only if the head is the draft's own. If the draft uses its target's head, loading
@@ -59,7 +60,7 @@ class DraftVocabulary:
             self.ids, self.rows = mx.array(ids), mx.array(rows)
 
     def spread(self, values: mx.array, others: float) -> mx.array:
-        """Returns values (B, T, logits) as (B, T, tokens); tokens without a logit get `others`."""
+        """Maps the last axis from logits to target tokens; tokens without a logit get `others`."""
         if self.rows is None:
             return values
         spare = mx.pad(values, ((0, 0), (0, 0), (0, 1)), constant_values=others)
@@ -67,7 +68,7 @@ class DraftVocabulary:
 
 
 def narrow(draft: T5, ids: np.ndarray) -> None:
-    """Restricts a draft to the tokens `ids` (N,), in place: its head keeps only their rows.
+    """Restricts a draft, in place, to N tokens `ids`: its head keeps only the rows of these tokens.
 
     Raises:
         UserError: `ids` are not ascending ids of the draft's vocabulary.

@@ -84,11 +84,11 @@ class ExactTarget:
         return self.model.weights_read()
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
-        """Returns a cache's size in bytes: `T5.cache_memory` for `width` more target positions."""
+        """Returns `T5.cache_memory` (bytes) for `target + self.width` target positions per row."""
         return self.model.cache_memory(prompts, source, target + self.width, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
-        """Returns the peak bytes of encoding one row; `rows` is ignored, as a pass has one row."""
+        """Returns the encoder's peak memory in bytes; a pass has one row, whatever `rows` is."""
         return self.model.encoder_memory(1, source)
 
 

@@ -41,7 +41,7 @@ def exact_targets(model: T5, default: Settings) -> Callable[..., ExactTarget]:
 
     Args:
         model: the target.
-        default: the default settings; if num_draft is a number, that many proposals must fit.
+        default: the default settings; if num_draft is a number, the width must exceed it.
 
     Returns:
         target(batch, settings), which returns the `ExactTarget` for at most `batch` rows, and
@@ -62,7 +62,7 @@ def exact_targets(model: T5, default: Settings) -> Callable[..., ExactTarget]:
 def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
     """Wraps the model so that a row's results have the same bits beside any other rows.
 
-    Every pass then has the same number of positions per row, the width: the smallest that works.
+    Every pass then has the same number of positions per row: the smallest width that works.
 
     Args:
         model: the target.
@@ -99,7 +99,7 @@ def holding_rows(model: T5, batch: int, width: int) -> list[int]:
 
 
 def numbers_of_rows(model: T5, batch: int, width: int) -> list[int]:
-    """Returns the numbers of rows that a pass may have: `batch`, and smaller ones with equal bits.
+    """Returns the numbers of rows a pass may have: `batch`, and smaller ones with the same bits.
 
     Returns:
         Powers of two and `batch`, ascending; empty if a row's bits depend on its place in a pass.
@@ -138,9 +138,9 @@ def products(model: T5) -> Iterator[tuple[Product, Callable[[int], list[mx.array
     """Yields the products of a decoder pass that differ in shape, type or quantization.
 
     Yields:
-        A product, and a function that makes two inputs (rows, K) for it: a random input, and an
-        input with which the terms of every sum cancel. Only rounding errors remain then, so that a
-        different order of summation shows in results of 16 bits as well.
+        A product, and a function that makes two inputs for it, given the number of rows: a random
+        input, and an input with which the terms of every sum cancel. Only rounding errors remain
+        then, so that a different order of summation shows in results of 16 bits as well.
     """
     every = [(model.head, False)]
     for block in chain(*model.decoder.blocks):
@@ -160,8 +160,9 @@ def _doubled(
     """Returns a product with a weight of the matrix's shape, and a function that makes its inputs.
 
     The second half of the weight's columns is the first half, rotated by one quantization group, or
-    by one column if it is not quantized. The second input is built likewise, but its second half is
-    negated, so all terms cancel.
+    by one column if it is not quantized. The function makes two inputs. The first is random. The
+    second is built like the weight, but its second half is negated, so all terms cancel. If `adds`,
+    the product adds a residual of zeros (unless quantized).
     """
     quantized, group = bool(matrix.quantization), [*matrix.quantization, 1][0]
     arrays = matrix.arrays if quantized else (matrix.arrays[0].T,)  # outputs first

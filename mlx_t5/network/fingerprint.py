@@ -62,7 +62,7 @@ def same_model(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _samples(model: T5) -> list[mx.array]:
-    """Returns (SAMPLES,) numbers of each weight, ordered by name; NaN if they are unknown."""
+    """Returns `SAMPLES` numbers of each weight, ordered by name; NaN if they are unknown."""
     parameters, samples = dict(tree_flatten(model.parameters())), []
     for name in sorted(name for name in parameters if name.endswith("weight")):
         in_full = ranks_of(model).size == 1 or axis_of(name) is None
@@ -74,7 +74,7 @@ def _samples(model: T5) -> list[mx.array]:
 
 
 def _evenly(weight: mx.array, count: int) -> mx.array:
-    """Returns (count,) numbers of a weight at evenly spaced places, from the first to the last."""
+    """Returns `count` numbers of a weight at evenly spaced places, from the first to the last."""
     places = np.linspace(0, weight.size - 1, count).astype(np.int64)
     at = np.unravel_index(places, weight.shape)
     return weight[tuple(mx.array(axis.astype(np.int32)) for axis in at)].astype(mx.bfloat16)

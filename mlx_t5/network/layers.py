@@ -163,7 +163,7 @@ def project(block: Block, x: mx.array) -> list[mx.array]:
 def heads(
     config: T5Config, projections: Sequence[mx.array], batch: int, count: int
 ) -> Sequence[mx.array]:
-    """Returns `count` projections (B·T, H·d_kv), joined or not, as H heads (B rows, H, T, d_kv)."""
+    """Returns `count` projections, joined or not, as heads (B rows, H heads, T positions, d_kv)."""
     length = len(projections[0]) // batch
     if length == 1:  # without a transposition, which would be a copy on CUDA
         ys = [y.reshape(batch, -1, 1, config.d_kv) for y in projections]
@@ -241,7 +241,10 @@ def passes_before_compiling() -> float:
 
 @lru_cache(MOST_SHAPES)
 def _compiled(config: T5Config, seen: int, *shapes: Any) -> Callable[..., Any]:
-    """Returns a layer compiled for these shapes alone: MLX searches slowly among many shapes."""
+    """Returns a layer compiled for these shapes alone: MLX searches slowly among many shapes.
+
+    `seen` is the number of cache slots that self-attention reads.
+    """
     return mx.compile(partial(_described, config, seen))
 
 

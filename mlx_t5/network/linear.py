@@ -33,7 +33,7 @@ class Matrix(NamedTuple):
     Attributes:
         arrays: the transposed weight (inputs, outputs), or quantized weight, scales, maybe biases.
         quantization: values of the attributes that `QUANTIZATION` names; empty if not quantized.
-        forms: forms of the product that are faster than the natural one here; empty on a GPU.
+        forms: forms of the product that are faster here than `x @ weight.T`; empty on a GPU.
         total: combines the products of all ranks if each has a shard of the weights, else None.
     """
 
@@ -88,7 +88,7 @@ class Matrix(NamedTuple):
 def matrices(*layers: nn.Module) -> tuple[Matrix, ...]:
     """Returns the matrices of layers over one input: a single one if the layers are joined.
 
-    Layers no longer count as joined once the weight of one has been replaced.
+    Layers no longer count as joined once the weight of one of them has been replaced.
     """
     joined = getattr(layers[0], "joined", None)
     if not joined or any(m["weight"] is not w for m, w in zip(layers, joined.weights, strict=True)):

@@ -3,7 +3,7 @@
 macOS may evict a GPU's memory between two passes; a model that nearly fills the machine then
 runs at a fraction of its speed (ml-explore/mlx-examples#1061). From macOS 15 on, MLX can keep its
 memory resident ("wire" it), up to a limit that is 0 at first. `wire` raises the limit to the
-bytes that weights and caches need. It does nothing on other devices, which report no working set.
+bytes that weights and caches need. On devices that report no working set, `wire` does nothing.
 
 A prompt needs memory for keys and values: those of the source, for cross-attention, and those of
 the text, for self-attention. Encoding the prompt also needs memory for the encoder's activations.
@@ -52,7 +52,7 @@ def require(needed: int, ranks: Ranks = ALONE) -> None:
     """Checks that `needed` bytes are free on every rank.
 
     Raises:
-        RuntimeError: a rank has fewer; MLX raises the same type when it cannot allocate.
+        RuntimeError: a rank has less free memory; MLX raises the same type when it cannot allocate.
     """
     free = limit() - mx.get_active_memory()
     if ranks.any(needed > free):
@@ -76,7 +76,7 @@ def wire(needed: int) -> None:
 
 @contextmanager
 def room_for_weights(needed: int) -> Iterator[None]:
-    """Wires `needed` bytes while weights are loaded; then frees the buffers that loading leaves."""
+    """Wires `needed` bytes (see `wire`) for loading weights; then frees the buffers left over."""
     wire(needed)
     try:
         yield

@@ -2,9 +2,9 @@
 
 The ranks are the processes of a group of `mx.distributed`. A sum gathers the terms of all ranks and
 adds them in rank order. So every rank has the same bits on any backend, and a row's bits do not
-depend on its place in the array, as they would if each rank added one segment. For few ranks,
-gathering moves about as many bytes as such a reduction, and in a ring it needs half the hops: n - 1
-instead of 2 (n - 1).
+depend on its place in the array. In a usual all-reduce each rank adds one segment, and bits depend
+on the place. For few ranks, gathering moves about as many bytes as an all-reduce, and in a ring it
+needs half the hops: n - 1 instead of 2 (n - 1).
 
 Every rank runs the same loop, so it makes the same collectives in the same order. Values that could
 differ between ranks (a sampled token, a time, free memory) are copied from rank 0, or combined over
@@ -118,7 +118,7 @@ class Ranks:
         return slice(min(rank * size, count), min((rank + 1) * size, count))
 
     def _gather(self, array: mx.array, combine: Callable[[list[mx.array]], Any]) -> Any:
-        """Returns `combine` of all ranks' arrays, on the CPU or, with NCCL, on a CUDA GPU."""
+        """Returns `combine(arrays of all ranks)`, on the CPU or, with NCCL, on a CUDA GPU."""
         self.collectives += 1
         with mx.stream(mx.gpu if ON_CUDA else mx.cpu):
             gathered = mx.distributed.all_gather(array[None], group=self.group)
@@ -129,5 +129,5 @@ ALONE = Ranks()
 
 
 def ranks_of(model: T5 | ExactTarget) -> Ranks:
-    """Returns the ranks that share a model, and so make the same calls; `ALONE` if it is whole."""
+    """Returns the ranks that share a model; `ALONE` if this process has the whole model."""
     return getattr(model, "ranks", ALONE)

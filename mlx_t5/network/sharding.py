@@ -1,10 +1,10 @@
 """Cuts one model into shards for several ranks (tensor parallelism).
 
-As in Megatron-LM (https://arxiv.org/abs/1909.08053, section 3), attention is cut by heads: q, k and
-v by their outputs, o by its inputs, and the relative bias by its columns. The feed-forward is cut
-by hidden units: wi by outputs, wo by inputs. The products with o and wo are terms of a sum, so
-attention and feed-forward each end with one sum over the ranks. The output head is cut by tokens.
-Every rank has the whole embedding and all norms.
+As in Megatron-LM (https://arxiv.org/abs/1909.08053, section 3), attention is cut by heads: the
+weights q, k and v by their outputs, o by its inputs, and the relative bias by its columns. The
+feed-forward is cut by hidden units: wi by outputs, wo by inputs. The ranks' products with o and wo
+are terms of a sum, so attention and feed-forward each end with one sum over the ranks. The output
+head is cut by tokens. Every rank has the whole embedding and all norms.
 
 The model's code does not know about ranks: `shard` attaches the sums, and the concatenation of the
 head's columns, to the products (`linear.Matrix.total`).

@@ -23,7 +23,7 @@ token from p.
 Symbols: B rows, gamma proposals per row, T = gamma + 1 positions, V vocabulary; delta leniency,
 from 0 (lossless) to 1; p target and q draft probabilities. With temp > 0, temperature, top-k, top-p
 and min-p have been applied to p and q. A deterministic proposal (made by a greedy draft, or copied
-from a text) has q(x) = 1; q is then None in the code.
+from a text) has q(x) = 1. In the code, q is None if no proposal was sampled or every delta is 0.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def keep_sampled(px: mx.array, qx: mx.array, delta: mx.array, u: mx.array) -> mx
 
     Args:
         px: (B, gamma) target probability of each of gamma proposals for B rows.
-        qx: (B, gamma) draft probability of each proposal, 1 if deterministic.
+        qx: (B, gamma) draft probability of each proposal; 1 if the proposal was not sampled.
         delta: (B,) the rows' leniency.
         u: (B, gamma) random numbers, uniform on [0, 1).
 
@@ -128,7 +128,7 @@ def accept(
         logits: (B, gamma + 1, V) float32 of the target. Proposal i is judged by the
             logits at position i; position gamma follows the last proposal.
         drafts: (B, gamma) int32, gamma proposals for each of B rows; None if there are none.
-        q: (B, gamma, V) draft probabilities; None if the proposals are deterministic.
+        q: (B, gamma, V) draft probabilities; None if no proposal was sampled or every delta is 0.
         lengths: (B,) int32, number of proposals of each row, without padding.
         sampling: settings of the rows.
         keys: (B, gamma + 1 or more, 2) random keys of the positions; None if every row is greedy.
@@ -136,9 +136,9 @@ def accept(
     Returns:
         accepted (B,) int32, the number of proposals kept, and tokens (B, gamma + 1)
         int32: the proposals kept, and at position `accepted` the token that the
-        target adds. Later tokens are meaningless. The first position with logits that
-        are not finite ends the kept proposals; a token added there is NO_TOKEN.
-        `accepted` is UNDECIDED if top-p needs more candidates than were considered;
+        target adds. Later tokens are meaningless. If no token can be chosen at a position
+        (see `is_finite`), no proposal is kept from there on; a token added there is NO_TOKEN.
+        A row's `accepted` is UNDECIDED if top-p needs more candidates than were considered;
         then call again with `sampling.exhaustive()`.
     """
     finite = is_finite(logits)

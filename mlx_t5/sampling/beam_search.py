@@ -46,7 +46,7 @@ class Hypothesis:
 
     Attributes:
         tokens: the start token first; an end token can only be the last.
-        score: the sum of log-probabilities; for a finished text divided by the length penalty.
+        score: sum of log-probabilities; a finished text's sum is divided by the length penalty.
         watch: searches the text for stop strings; None if there are no stop strings.
         reason: why the text ended: "stop" or "length"; None while it is unfinished.
         ended: whether the last token is an end token.
@@ -120,7 +120,7 @@ class BeamSearch:
             self._set_beams(going[: self.size])
 
     def _set_beams(self, going: list[tuple[int, Hypothesis]]) -> None:
-        """Sets the beams, given as pairs: the index of the continued beam, and the hypothesis."""
+        """Sets the beams from pairs: an old beam's index, and a hypothesis grown from this beam."""
         parent, best = going[0]
         filled = [*going, *[(parent, replace(best, score=NO_BEAM))] * (self.size - len(going))]
         self.parents, self.beams = [k for k, _ in filled], [beam for _, beam in filled]
@@ -149,9 +149,10 @@ class BeamSearch:
             return np.maximum(score / penalty, WORST)
 
     def _may_improve(self, best: Hypothesis) -> bool:
-        """Returns whether to go on: texts are fewer than beams, or `best` may beat the worst text.
+        """Returns whether the search goes on.
 
-        With early_stopping=True, only the number of texts counts.
+        It goes on if there are fewer texts than beams. Unless early_stopping is True, it also goes
+        on if `best` may beat the worst text.
         """
         settings, length = self.settings, len(best.tokens) - 1
         if len(self.texts) < self.size:
@@ -172,7 +173,7 @@ def become(row: Row, text: Hypothesis) -> Row:
 
 
 def texts_of(row: Row) -> list[Row]:
-    """Returns a row's `num_return_sequences` best texts as rows; missing ones have an error."""
+    """Returns a row's `num_return_sequences` best texts as rows; surplus rows have an error."""
     count = row.settings.num_return_sequences
     if row.error or not row.search:
         return [row] * count

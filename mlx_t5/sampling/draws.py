@@ -292,9 +292,9 @@ def waiting_times(u: mx.array) -> mx.array:
     only with a tiny time, so tiny times must be exact as well. -log(1-u) computes tiny times from
     u near 0, where floats are dense; -log(u) would use u near 1, where floats are 6e-8 apart.
 
-    Uniform draws are multiples of 2**-32, so the last draw of a row adds the same further bits to
-    all other draws of the row. Sharing these bits does no harm: they matter only to draws near
-    2**-32, and a row practically never has two draws so small.
+    Uniform draws are multiples of 2**-32, which is too coarse for tiny times. So the last draw of a
+    row adds further bits to the other draws, the same bits to all of them. Sharing these bits does
+    no harm: they matter only to draws near 2**-32, and a row practically never has two such draws.
     """
     u = u[:, :-1] + u[:, -1:] * 2.0**-32
     return mx.maximum(-mx.log1p(-u), LEAST_WAITING_TIME)

@@ -59,16 +59,16 @@ class History:
         return cls(mx.array(aligned, mx.int32), lengths)
 
     def then(self, tokens: mx.array | None) -> History:
-        """Returns the history with proposals (B, k) added, k to every row; None adds nothing."""
+        """Returns the history with proposals (B, k) added, k to each of B rows; None adds none."""
         if tokens is None:
             return self
         grown = mx.concatenate([self.tokens, tokens.astype(mx.int32)], axis=1)
         return History(grown, [length + tokens.shape[1] for length in self.lengths])
 
     def seen(self, positions: int) -> mx.array:
-        """Returns (T, N) bool for T = `positions`: whether column n is before position t.
+        """Returns bool (positions, columns): whether a column of `tokens` is before a position.
 
-        Position T - 1 is the last one; all N columns are before it.
+        All columns are before the last position, all but one before the second to last, and so on.
         """
         columns = self.tokens.shape[1]
         ends = mx.arange(columns - positions + 1, columns + 1)
@@ -206,13 +206,13 @@ def repeats(history: History, logits: mx.array, n: int) -> mx.array:
 
 
 def too_early(history: History, positions: int, min_tokens: Sequence[int]) -> mx.array:
-    """Returns (B, T) bool: whether a text has fewer than `min_tokens` tokens before a position."""
+    """Returns bool (rows, positions): whether fewer than `min_tokens` tokens precede a position."""
     before = mx.array([length - positions for length in history.lengths])  # without the start token
     return before[:, None] + mx.arange(positions) < mx.array(min_tokens)[:, None]
 
 
 def _indicator(tokens: mx.array, counts: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """Returns bool of `shape` (B, T, V): whether each token is marked at each of T positions.
+    """Returns bool of `shape` (B, T, V): whether each of V tokens is marked at each of T positions.
 
     Each of the B rows has K `tokens` (B, 1, K). A token is marked at a position if its entry of
     `counts` (B or 1, T, K) is True. PADDING and ids outside the vocabulary are never marked.

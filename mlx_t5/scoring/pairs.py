@@ -66,7 +66,7 @@ class Score:
 
     @classmethod
     def of(cls, outcome: Score | Exception) -> Score:
-        """Returns a score unchanged; of an exception, a score whose `error` is its message."""
+        """Returns a score unchanged; for an exception, a score whose `error` is the message."""
         return outcome if isinstance(outcome, Score) else cls(error=str(outcome))
 
 
@@ -84,7 +84,7 @@ class Ranked:
 
 
 def passes(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> Iterator[list[int]]:
-    """Groups pairs into passes of at most `size` pairs.
+    """Groups pairs of a prompt and a target into forward passes of at most `size` pairs.
 
     The prompts of a pass have the same number of targets, and similar lengths. `most_tokens` limits
     the tokens of a pass with several prompts, padding included; only the longest target of each

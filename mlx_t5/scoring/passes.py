@@ -1,8 +1,8 @@
 """Batches items that need one forward pass each, such as texts to score or to embed.
 
-Rows of a batch are padded to the longest row. So that rows have similar lengths, items are read in
-windows, and the items of a window are grouped into batches by length. Results are in the order of
-the items. Only one window is in memory, so memory does not grow with the number of items.
+Rows of a batch are padded to the longest row. To give a batch's rows similar lengths, items are
+read in windows of several batches, and a window's items are grouped by length. Results are in the
+order of the items. Only one window is in memory, so memory does not grow with the number of items.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def in_order(
     Args:
         given: items, read lazily; an exception in place of an item is yielded as its result.
         batch_size: maximum number of items in a batch.
-        parts: computes the results of a window of items, batch by batch.
+        parts: computes the results of a list of items (a window), batch by batch.
         ready: returns whether the next item can be read without waiting; if not, the window
             ends before that item.
     """

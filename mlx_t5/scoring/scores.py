@@ -134,7 +134,7 @@ class Scoring:
             query: the query.
             documents: texts.
             top_n: number of documents to return, the most relevant first; None returns all.
-            batch_size: maximum number of documents in a pass; each document uses two rows.
+            batch_size: maximum number of documents in a pass; each takes two rows, one per word.
             words: the model's answers for relevant and for irrelevant documents; single tokens.
             max_prompt_tokens: maximum number of tokens in a prompt; documents are cut to fit.
 
@@ -163,9 +163,9 @@ class Scoring:
             pairs: the pairs to score.
             batch_size: maximum number of targets in a pass.
             most_tokens: maximum number of tokens in a pass, see `grouping.by_length`.
-            last: holds the encoded prompts of the last pass. Calls whose passes alternate may share
-                this object, so that memory does not grow with the number of calls. After a pass of
-                another call, a call encodes its prompts again.
+            last: keeps the encoded prompts of a pass for the next one. Several calls may share
+                this object to save memory. If their passes alternate, a call encodes its prompts
+                again after a pass of another call.
 
         Yields:
             After each pass, a list of tuples: an index into `pairs`, and a score or an error.

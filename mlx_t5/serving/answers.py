@@ -32,10 +32,10 @@ LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is ve
 
 @dataclass
 class DocumentChunk(Chunk):
-    """The chunk that the answer of one piece adds to a document's text.
+    """The answer of one piece of a document, as a chunk of the document's text.
 
     Attributes:
-        fields: the values of the answer's fields `pieces` and `stats` (schemas.py).
+        fields: values for the fields `pieces` and `stats` of the answer's choice (schemas.py).
     """
 
     fields: Fields = field(default_factory=dict)
@@ -178,7 +178,7 @@ def speculation(chunk: Chunk) -> Fields:
     """Returns the field `speculation` of a chunk: its tokens with their origins, and statistics.
 
     Text that was held back until the end, such as text that might have begun a stop string, is
-    an extra entry, which belongs to no token. Its origin is "target".
+    an extra entry in the list of tokens. The entry's origin is "target".
     """
     rest = chunk.text[sum(map(len, chunk.pieces)) :]
     # The last tokens of a stop string may have no piece of text.

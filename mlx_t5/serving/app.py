@@ -75,7 +75,7 @@ def create_app(
         service: checks and submits requests; its worker stops when the application shuts down.
         metrics: the counters that are shown at /metrics.
         api_key: the key that clients must send; None if no key is needed.
-        is_own_name: returns whether a request's host name is this server's; None accepts all.
+        is_own_name: returns whether a host name belongs to this server; None to accept all names.
     """
 
     @asynccontextmanager
@@ -235,7 +235,7 @@ def _add_information(app: FastAPI) -> None:
 
     @app.get("/health", responses={503: {"description": "takes no requests"}}, tags=["operation"])
     async def health(request: Request) -> Response:
-        """Returns the server's status; with a valid key also how many rows run and wait."""
+        """Returns the status and, with a valid key, the numbers of running and waiting rows."""
         status, reason = service.worker.health()
         body: dict[str, Any] = {"status": status} | ({"reason": reason} if reason else {})
         if request.scope[HAS_KEY]:
@@ -273,7 +273,7 @@ def _add_page(app: FastAPI) -> None:
 def _add_description(app: FastAPI, with_key: bool) -> None:
     """Corrects the OpenAPI description that FastAPI makes.
 
-    Removes FastAPI's own validation error, adds the API key, and says which messages a chat has.
+    Removes FastAPI's own validation error, adds the API key, and lists the roles of a chat.
     """
     schema = app.openapi()  # FastAPI caches and serves this object
     for path, operations in schema["paths"].items():

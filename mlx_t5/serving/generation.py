@@ -5,7 +5,7 @@ steps. Rows with the same number of beams share one batch. A piece of a document
 a batch has room for it; a document has at most `QueuedJob.size` rows at a time. While there are
 requests without documents, the pieces that join have at most `PIECE_TOKENS` tokens per step,
 averaged over the steps. So these requests wait neither for a whole document nor for the encoding of
-many pieces. The decoder's codec makes rows, chunks and results, as it does for `generate`.
+many pieces. As in `generate`, the decoder's `Codec` makes the rows, chunks and results.
 
 A row may request log-probabilities. They are the log softmax of the target's logits, before
 penalties, temperature, top-p and `delta` (leniency), even for a token that the draft proposed.
@@ -59,7 +59,7 @@ class JobRow:
 
 
 class GenerationBatches:
-    """All rows that are being decoded or wait for a place.
+    """All rows (texts or beam searches) that are being decoded or wait for a place in a batch.
 
     Only the thread that owns MLX may use this object.
     """
@@ -67,7 +67,7 @@ class GenerationBatches:
     def __init__(
         self, decoder: SpeculativeDecoder, max_batch: int, jobs: JobQueue, metrics: Metrics
     ):
-        """Starts without rows; rows with equally many beams share a batch of up to `max_batch`."""
+        """Starts without rows; a batch has up to `max_batch` rows, all with equally many beams."""
         self._decoder, self._max_batch = decoder, max_batch
         self._jobs, self._metrics = jobs, metrics
         self._job_rows: dict[int, JobRow] = {}  # by id(row), which stays unique as the row is kept
@@ -112,7 +112,7 @@ class GenerationBatches:
             job.texts += job.spec.settings.num_return_sequences
 
     def _leave(self, job: GenerationJob) -> None:
-        """Removes a job from the `JobQueue`, and drops the remaining pieces of a document."""
+        """Removes a job from the `JobQueue`, and drops its remaining pieces if it is a document."""
         self._jobs.release(job, job.unfinished)
         if job.document:
             self._documents.remove(job)
@@ -229,7 +229,7 @@ class GenerationBatches:
         self._metrics.stepped(rows, proposals, self._jobs.clock() - began)
 
     def _report(self, job_row: JobRow) -> None:
-        """Reports a row's new text to its job: after each step of a stream, else at the end."""
+        """Reports a row's new text to its job: after each step if it streams, else at the end."""
         row, job = job_row.row, job_row.job
         texts = texts_of(row) if row.finish_reason else [row]
         if error := next((text.error for text in texts if text.error), None):
@@ -274,7 +274,7 @@ class GenerationBatches:
         self._jobs.put(job, failure)
 
     def _end(self, job_row: JobRow) -> None:
-        """Removes a row. Frees its queue places, but those of a document only with its last row."""
+        """Removes a row and frees its queue places; a document's last row frees all its places."""
         job = job_row.job
         del self._job_rows[id(job_row.row)]
         if not job.document:

@@ -76,7 +76,7 @@ class Middleware:
             api_key: the key that clients must send; None if no key is needed.
             metrics: the counters of requests.
             paths: paths that are counted by name; any other path counts as "other".
-            is_own_name: returns whether a request's host name is this server's; None accepts all.
+            is_own_name: returns whether a host name belongs to the server; None to accept all.
         """
         self._app, self._key = app, api_key
         self._metrics, self._paths, self._is_own_name = metrics, paths, is_own_name
@@ -135,7 +135,7 @@ class Middleware:
             raise ApiError(403, message, code="unknown_host")
 
     def _check_key(self, path: str, headers: dict[bytes, bytes]) -> bool:
-        """Returns whether a client has the key, or no key is needed.
+        """Returns whether a client has the key; True if no key is needed.
 
         Raises `ApiError` if the client lacks the key and the path is not public.
         """

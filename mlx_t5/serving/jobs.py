@@ -39,7 +39,7 @@ class QueuedJob:
             `ApiError` that ends the job. On ranks other than 0, which have no clients, `put` does
             nothing.
         number: the job's number in the queue, the same on every rank.
-        unfinished: the part of `size` that is not done.
+        unfinished: number of places that the job still takes; `size` at first.
         cancelled: whether the job is cancelled; set only at the start of a round (loop iteration).
         submitted: time of submission, by the queue's clock.
     """
@@ -59,9 +59,9 @@ class GenerationJob(QueuedJob):
     Attributes:
         prompts: source tokens of each prompt; for a document, of each piece that has no row yet.
         spec: how to decode. If `spec.stream` is false, each text has one chunk, at its end.
-        document: whether the prompts are pieces of one document; the job survives a failed piece.
+        document: whether the prompts are pieces of one document; if so, a piece may fail alone.
         whole: for a document, whether all its pieces have been submitted.
-        texts: number of texts that already have a row.
+        texts: number of texts that already have a row (one text or beam search to decode).
     """
 
     prompts: list[list[int]]
@@ -250,7 +250,7 @@ class JobQueue:
             self.cancel(job)
 
     def release(self, job: QueuedJob, texts: int) -> None:
-        """Releases `texts` places of a job; removes the job when it has no more places."""
+        """Frees `texts` of a job's places in the queue; removes the job when no place is left."""
         with self._changed:
             job.unfinished -= texts
             if not job.unfinished:

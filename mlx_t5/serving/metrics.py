@@ -75,7 +75,7 @@ class Metrics:
         self._step_seconds.observe(seconds)
 
     def wrote(self, tokens: int, calls: int, drafted: int, accepted: int) -> None:
-        """Counts the tokens, target calls and proposals of a step, summed over its rows."""
+        """Adds a step's totals: generated tokens, target calls, drafted tokens, accepted tokens."""
         self._tokens.inc(tokens)
         self._calls.inc(calls)
         self._drafted.inc(drafted)
@@ -97,7 +97,7 @@ class Metrics:
 
 
 def row_counts(rows: Sequence[Row]) -> tuple[int, int, int, int]:
-    """Returns sums over rows: tokens decided, target calls, tokens drafted, tokens accepted.
+    """Returns sums over rows: generated tokens, target calls, drafted tokens, accepted tokens.
 
     A row with beams counts one token per target call, and not the best beam's tokens: a shorter
     beam may become the best, but a counter must not fall.

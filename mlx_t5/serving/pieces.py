@@ -166,7 +166,7 @@ class DocumentStream(EventStream[GenerationJob]):
 
         Args:
             pieces: the document's pieces.
-            first: tokens of the first prompts.
+            first: tokens of the prompts of the first pieces.
             thread: the thread that cuts the remaining pieces and joins the answers.
             *job: the arguments of `EventStream`.
         """
@@ -191,7 +191,7 @@ class DocumentStream(EventStream[GenerationJob]):
                 events.append(await self.next())
 
     async def finished(self) -> list[Chunk]:
-        """Waits for the whole document, and returns its last chunk alone.
+        """Waits for the whole document, and returns only its last chunk.
 
         The chunk's list of pieces is empty; `complete` inserts the pieces into the answer.
         """

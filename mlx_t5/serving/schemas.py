@@ -1,7 +1,7 @@
 """Schemas of answers; FastAPI generates the description of the API (/docs) from them.
 
-OpenAI's fields have the form that the official client expects. If a request has no `prediction`
-(the expected text), the prediction tokens in `usage` count all proposals instead. The following
+OpenAI's fields have the form that the official client expects. The prediction tokens in `usage` are
+those of the request's `prediction` (the expected text) or, without one, all proposed tokens. These
 fields are not in OpenAI's API: `speculation`, on request, lists the origin of each token; `score`
 is the score of a beam search; `pieces` lists the pieces of a split text, and `stats` counts them.
 """
@@ -18,7 +18,7 @@ Capability = Literal["completions", "score", "rerank", "embeddings"]
 
 
 class TokenDetails(BaseModel):
-    """Token counts of the request's `prediction`; without a `prediction`, of all proposals."""
+    """Counts of accepted and rejected proposals: those from a `prediction`; without one, all."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -58,7 +58,7 @@ class WrittenToken(BaseModel):
 
 
 class SpeculationDetails(BaseModel):
-    """The tokens of a choice with their origins; their texts, joined, are the choice's text."""
+    """The tokens of a choice, with their origins. Joined, the tokens are the choice's text."""
 
     tokens: list[WrittenToken]
     stats: TextStats

@@ -45,8 +45,8 @@ class Presets:
     """The defaults and the tasks that the model's own files define.
 
     Attributes:
-        general: the preset that applies to every request.
-        tasks: by name, the presets of the tasks that a request may choose.
+        general: the default settings of every request.
+        tasks: by name, the prefix and the settings of each task that a request may choose.
     """
 
     general: Preset = Preset(FILE)
@@ -78,7 +78,7 @@ class Service:
             worker: the worker, not started yet.
             limits: limits on requests.
             model: the name under which clients know the model.
-            delta: the `delta` (leniency) of requests that give none.
+            delta: the default `delta` (leniency) of requests.
             log_prompts: whether to log prompts and texts.
             presets: defaults and tasks from the model's own files.
 
@@ -225,7 +225,7 @@ class Service:
             raise ApiError(400, message, "model")
 
     def task(self, name: str | None, prompts: Sequence[str | Sequence[int]]) -> Preset:
-        """Returns the preset of the task called `name`, or an empty preset if `name` is None.
+        """Returns the preset (prefix and settings) of a task; an empty preset if `name` is None.
 
         Raises:
             ApiError: the task does not exist, or has a prefix although a prompt is token ids.

@@ -138,7 +138,10 @@ class Worker:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """The number of rows in the batches, and the number of rows that wait for a place."""
+        """The number of rows in the batches, and the number of rows that wait.
+
+        All other places that jobs take in the queue count as waiting rows.
+        """
         admitted, running = self.jobs.admitted, len(self._generation.running)
         return running, max(admitted - running, 0)
 
@@ -260,14 +263,14 @@ class ScoringTurns:
             self._jobs.put(job, outcome)
 
     def _parts(self, job: ScoringJob) -> Iterator[Part]:
-        """Returns an iterator over a job's scores or vectors in parts; each part takes one pass."""
+        """Iterates over a job's scores or vectors in parts. Each part takes one forward pass."""
         size, most = self._max_batch, MAX_JOINING_TOKENS
         if job.kind == "embed":
             return self._decoder.embeddings.parts(job.ids, size, job.normalize, most)
         return self._decoder.scoring.parts(job.pairs, size, most, self._last_encoded)
 
     def _passes(self, job: ScoringJob) -> Iterator[list[Any] | None]:
-        """Makes one forward pass per iteration; yields None, but all values after the last pass."""
+        """Makes one forward pass per iteration; yields None, or all values after the last pass."""
         self._metrics.queue_seconds.observe(self._jobs.clock() - job.submitted)
         values: dict[int, Any] = {}
         for part in self._parts(job):
@@ -285,11 +288,11 @@ class ScoringTurns:
 def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
     """Warms up the models, so that the first requests do not wait for weights or kernels.
 
-    Decodes a dummy prompt (an encoder alone embeds it). Then the target makes a forward pass over
-    1 position and, with a drafter, further passes over 2, 3, … positions, up to `num_draft` + 1. If
-    `num_draft` is "auto", `most_proposals()` takes its place. These passes do not use the drafter,
-    which might propose fewer tokens for a dummy prompt. Exact decoding needs no such passes: all
-    its forward passes have the same number of positions.
+    If the model is only an encoder, embeds a dummy prompt. Otherwise, first decodes the prompt.
+    Then the target makes a forward pass over 1 position and, with a drafter, further passes over
+    2, 3, … positions, up to `num_draft` + 1. If `num_draft` is "auto", `most_proposals()` takes its
+    place. These passes do not use the drafter, which might propose fewer tokens for a dummy prompt.
+    Exact decoding needs no such passes: all its passes have the same number of positions.
 
     A GPU compiles a kernel when it is first used. So on a GPU this function also decodes each kind
     of request that needs different kernels, and makes passes for up to `MAX_NUM_DRAFT` proposals.
@@ -321,7 +324,7 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
 def compile_kernels(
     decoder: SpeculativeDecoder, prompts: list[list[int]], common: dict[str, Any]
 ) -> None:
-    """Compiles kernels: decodes every kind of request that is supported, scores, and embeds.
+    """Compiles kernels by decoding requests of every supported kind, by scoring and by embedding.
 
     Args:
         decoder: the decoder.

@@ -73,7 +73,7 @@ class Cutting:
     """The settings for cutting texts.
 
     Attributes:
-        split: one of `SPLITS`.
+        split: the unit of text that becomes a piece, one of `SPLITS`.
         prefix: the task's prefix, for every piece. With None, each text may begin with one of the
             model's own prefixes, or with a language tag of MADLAD-400 such as "<2de>".
         source_language: code of the text's language, such as "de", which decides where sentences
@@ -187,9 +187,10 @@ class Document:
         return self.text[start : self.pieces[i].start if i < len(self.pieces) else None]
 
     def part(self, i: int, texts: Sequence[str]) -> str:
-        """Returns piece i's part of the joined document: the text before it, and its replacement.
+        """Returns piece i's part of the joined document.
 
-        A wrapped span (see `markup.Span`) is broken into lines as a whole. So the part for its last
+        The part is the text between the pieces i - 1 and i, then the replacement of piece i. But a
+        wrapped span (see `markup.Span`) is broken into lines as a whole. So the part for its last
         piece contains the whole span, and the parts for its other pieces are empty.
 
         Args:
@@ -329,7 +330,7 @@ def _sentence_ends(text: str, language: str) -> list[int]:
 
 
 def _cut_point(text: str, start: int, end: int) -> int:
-    """Returns where to cut a unit near its middle.
+    """Returns where to cut the characters [start, end) of a text, near the middle.
 
     The cut is after a comma, colon or semicolon; without these, after white space; without white
     space, at any character.

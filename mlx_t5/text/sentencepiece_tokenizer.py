@@ -144,7 +144,7 @@ class _Cutter:
         return tokenizer
 
     def has(self, token: str | AddedToken) -> bool:
-        """Returns whether the vocabulary has this piece."""
+        """Returns whether a token is a piece of the vocabulary of spiece.model."""
         return self._processor.id_to_piece(self._processor.piece_to_id(str(token))) == str(token)
 
     def control(self) -> list[str]:

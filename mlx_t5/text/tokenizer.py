@@ -103,10 +103,10 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 @contextmanager
 def _refusing(what: str, cure: str = "") -> Iterator[None]:
-    """Raises `UserError` if a library fails in the block; an `ImportError` is raised unchanged.
+    """Turns a library's error in the `with` block into a `UserError`, except an `ImportError`.
 
     The message is `what`, then the library's reason in brackets, then `cure`. Every `Exception` is
-    caught, because some libraries raise this class itself. A panic in Rust is a `BaseException`
+    caught, because some libraries raise plain `Exception`. A panic in Rust is a `BaseException`
     whose class cannot be imported, so it is recognized by its name.
     """
     try:
@@ -162,8 +162,8 @@ def _from_json(folder: Path, given: Set[str], sentinels: int | None) -> Any:
 def _rebuild(tokenizer: Any, charsmaps: list[bytes], sentinels: int) -> None:
     """Replaces all parts of a tokenizer except its unigram model.
 
-    transformers' T5Tokenizer replaces the same parts, but is much slower. `charsmaps` are those of
-    the old normalizer; `sentinels` is the number of tokens such as "<extra_id_0>".
+    transformers' T5Tokenizer replaces the same parts, but is much slower. `charsmaps` are the
+    old normalizer's character maps; `sentinels` is the number of tokens such as "<extra_id_0>".
     """
     from tokenizers import decoders, normalizers, pre_tokenizers, processors
 

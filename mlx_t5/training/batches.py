@@ -100,7 +100,7 @@ def collate(
     """Returns labeled examples as one batch, padded to the same lengths.
 
     Args:
-        labeled: B labeled examples.
+        labeled: the examples.
         start_token: the decoder's first input.
         pad_token: the token that pads sources and answers.
         keep_states: whether to add the target's encoder output, for a draft that reads it.

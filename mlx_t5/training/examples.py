@@ -66,8 +66,8 @@ def read_examples(
     """Reads prompts, and skips unusable lines.
 
     Args:
-        lines: pairs of a prompt and its completion (None if it has none), or the `UserError` of a
-            bad line; see `cli.input.Lines`.
+        lines: a tuple (prompt, completion) per line; the completion is None if the line has none.
+            For a bad line, a `UserError`; see `cli.input.Lines`.
         tokenizer: the target's tokenizer.
         vocab_size: the size of the target's vocabulary.
         max_tokens: maximum number of tokens in an answer; longer completions are cut.
@@ -110,7 +110,7 @@ def read_pairs(
     """Reads pairs, and skips unusable lines.
 
     Args:
-        lines: pairs of a prompt and its completion, or the `UserError` of a bad line.
+        lines: a tuple (prompt, completion) per line; for a bad line, a `UserError`.
         tokenizer: the model's tokenizer.
         vocab_size: the size of the model's vocabulary.
         longest: the maximum numbers of tokens in a prompt and in a completion.

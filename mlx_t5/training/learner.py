@@ -129,7 +129,7 @@ class Learner:
         self.model.update(tree_unflatten(list(weights.items())))
 
     def loss(self, weights: Arrays, batch: TrainingBatch) -> tuple[mx.array, mx.array]:
-        """Returns a stand-in, which has the loss's gradient but another value, and the loss."""
+        """Returns two numbers: one with the loss's gradient but another value, and the loss."""
         self.put(weights)
         return self._loss(weights, batch)
 

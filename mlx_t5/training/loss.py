@@ -16,8 +16,8 @@ A draft with its own vocabulary has logits for its own tokens only. The tokens t
 as other tokens, even if they are among the target's K likeliest.
 
 The logits of all positions would be by far the largest array of a training step. So `divergence`
-computes logits and gradient for one chunk of positions at a time. It returns the loss and, before
-it, a stand-in: a number whose value has no meaning, but whose gradient equals that of the loss.
+computes logits and gradient for one chunk of positions at a time. It returns a stand-in and the
+loss. The stand-in's value has no meaning, but its gradient equals the gradient of the loss.
 
 Symbols: N positions, K likeliest tokens, V vocabulary.
 """
@@ -47,8 +47,8 @@ def token_loss(draft: T5, temp: float) -> Callable[..., tuple[mx.array, mx.array
     """Returns the loss of a draft or a fine-tuned model, as a function for `learner.Learner`.
 
     Args:
-        draft: the trained `model.T5`; if a batch has `states`, they replace its encoder's output.
-        temp: the temperature at which the target is sampled; 0 is greedy.
+        draft: the trained `model.T5`; its encoder does not run if a batch has `states`.
+        temp: the temperature of the probabilities; 0 means 1.
     """
     vocabulary = DraftVocabulary(draft, draft.config.vocab_size)
     rows_of, size = vocabulary.rows, vocabulary.size

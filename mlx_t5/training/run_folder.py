@@ -95,8 +95,8 @@ class RunFolder:
             Whether the state of an earlier run was removed.
 
         Raises:
-            UserError: there was an earlier run, but `resume` is false, its settings are damaged or
-                `answers` has changed. Also if the folder has files, but there was no earlier run.
+            UserError: there was an earlier run although `resume` is false; the earlier settings are
+                damaged or differ from `answers`; or the folder has files, but no settings.
         """
         settings = json.loads(json.dumps({"answers": dict(answers), "training": dict(training)}))
         before = self._settings()

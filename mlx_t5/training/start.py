@@ -15,15 +15,15 @@ ORIGINAL = "start from the model that it was made of"
 
 
 def start_from(draft: T5, target: T5, name: str, trained: bool) -> Any:
-    """Returns the draft from which a run starts. This draft has no reduced vocabulary.
+    """Returns the draft from which a run starts, with its whole vocabulary.
 
-    A reduced vocabulary is undone if the draft uses its target's head, which has all tokens.
+    If `draft` may propose only some tokens but uses its target's head, the limit is removed.
 
     Args:
         draft: the draft that the user named, a `model.T5`.
         target: the target, a `model.T5`.
         name: the user's name for the draft.
-        trained: whether the draft will be trained; if not, at most the draft's vocabulary changes.
+        trained: whether the draft will be trained; if so, quantized drafts are refused.
 
     Raises:
         UserError: the draft does not fit the target, cannot be trained, or cannot get all tokens.

@@ -7,7 +7,7 @@ probabilities. If the draft reads the target's encoder output and the disk has r
 kept as well: with a large target, computing it in every training step would take longer than the
 rest of the step.
 
-A file has the answers to `SHARD` examples, so an interrupted run loses at most a part of one file.
+A file is written after every `SHARD` examples, so an interrupted run loses only its last answers.
 
 Symbols: S source positions, T answer positions, K = TOP_K.
 """
@@ -258,7 +258,7 @@ def _groups(
 
 
 def _rows(file: Path, start: int, end: int) -> np.ndarray:
-    """Returns rows of a file, and closes the file, because there may be thousands of files."""
+    """Returns rows of a file, which is then closed, because there may be thousands of files."""
     return np.array(np.load(file, mmap_mode="r")[start:end])
 
 
@@ -268,7 +268,7 @@ def joined(arrays: Sequence[Any], kind: type) -> np.ndarray:
 
 
 def _cut(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """Cuts an array into parts of `lengths` rows; the inverse of `joined`.
+    """Cuts an array into parts whose numbers of rows are `lengths`; the inverse of `joined`.
 
     Raises:
         ValueError: the lengths do not add up to the number of rows.

@@ -58,7 +58,7 @@ def estimate(
         target: number of tokens in the longest answer.
         batch_size: number of rows in a step.
         copies: number of arrays as large as the trained parameters, such as their gradients.
-        adapted: number of extra arrays, each as large as its input, that an adapted layer keeps.
+        adapted: how many more arrays an adapted layer keeps, each as large as the layer's input.
     """
     trained = sum(array.size for _, array in tree_flatten(draft.trainable_parameters()))
     config, with_encoder = draft.config, draft.shares_with is None
@@ -111,7 +111,7 @@ def row_bytes(
         target: T, the number of answer positions.
         with_encoder: whether the trained model also runs an encoder of its own.
         grad_checkpoint: whether layers keep only their inputs and compute the rest twice.
-        adapted: number of extra arrays, each as large as its input, that an adapted layer keeps.
+        adapted: how many more arrays an adapted layer keeps, each as large as the layer's input.
     """
     inner, heads = config.num_heads * config.d_kv, config.num_heads
     hidden = config.d_ff * (5 if config.is_gated_act else 3)
