@@ -1,1 +1,1 @@
-"""The bundled target and draft, and modules that enlarge them, draw a picture and write data."""
+"""The bundled target and draft, and modules that enlarge models or make a picture or data."""

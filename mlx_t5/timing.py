@@ -122,8 +122,8 @@ def interleave(
     """Runs every variant on every turn, `repeats` times, after a warm-up that is not counted.
 
     Args:
-        variants: functions by name; each does one turn, given the turn's number, and returns its
-            outcome once it can be read in Python.
+        variants: functions by name. A function gets a turn's number, does the turn, and returns
+            the outcome; MLX must have finished computing it.
         turns: number of turns.
         repeats: number of repeats, at least 1.
         tokens: returns the number of tokens of an outcome.

@@ -93,7 +93,9 @@ def widened(draft: T5) -> Any:
 
 
 def settle(draft: T5) -> None:
-    """Checks a draft's table of ids; if the draft uses its target's head, selects rows of the head.
+    """Checks the table of the tokens that a draft can propose.
+
+    If the draft uses its target's output head, keeps only the head's rows for these tokens.
 
     Raises:
         UserError: the table's entries are not ascending integer ids of the vocabulary.

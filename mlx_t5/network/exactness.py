@@ -135,12 +135,12 @@ def place_is_irrelevant(product: Product, x: mx.array, out: mx.array) -> bool:
 
 
 def products(model: T5) -> Iterator[tuple[Product, Callable[[int], list[mx.array]]]]:
-    """Yields the products of a decoder pass that differ in shape, type or quantization.
+    """Yields each kind of matrix product in a decoder pass; kinds differ in shape or type.
 
     Yields:
-        A product, and a function that makes two inputs for it, given the number of rows: a random
-        input, and an input with which the terms of every sum cancel. Only rounding errors remain
-        then, so that a different order of summation shows in results of 16 bits as well.
+        A product, and a function that makes two inputs for it, given the number of rows. The first
+        is random. With the second the terms of every sum cancel, so that the results are rounding
+        errors alone: even in 16 bits they show a different order of summation.
     """
     every = [(model.head, False)]
     for block in chain(*model.decoder.blocks):

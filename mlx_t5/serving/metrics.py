@@ -69,7 +69,7 @@ class Metrics:
         Gauge(name, help, registry=self.registry).set_function(read)
 
     def stepped(self, rows: int, proposals: int, seconds: float) -> None:
-        """Counts a step of `rows` rows, none of which had more than `proposals` proposals."""
+        """Counts a step of `rows` rows; `proposals` is the largest number of proposals of a row."""
         self._occupancy.observe(rows)
         self._proposals.observe(proposals)
         self._step_seconds.observe(seconds)
