@@ -72,7 +72,10 @@ def require_apart(path: Path, source: Path) -> None:
 
 
 def _holds_ours(path: Path, ours: Callable[[str], bool]) -> bool:
-    """Returns whether `path` is a file, or a module's folder in which `ours` accepts every file."""
+    """Returns whether `path` is any file, or a folder of our files alone.
+
+    The folder must have the name of a sentence encoder's module, and `ours` must accept every name.
+    """
     is_module = MODULE_FOLDER.fullmatch(path.name) is not None
     if is_module != path.is_dir():
         return False

@@ -181,7 +181,10 @@ class Adaptive:
         return not self.experience.rest or not all(row.adapts for row in rows)
 
     def choose(self, rows: Sequence[Row], offers: Offers) -> list[Choice]:
-        """Returns each row's choice for the next step; sets `shape` and `idle`."""
+        """Chooses what each row proposes in the next step: how many tokens, drafted or copied.
+
+        Also sets `shape` and `idle`.
+        """
         picks: list[tuple[int, Offer | None]] = [(0, None)] * len(rows)
         greedy: list[int] = []
         drawn: list[int] = []

@@ -120,7 +120,10 @@ class ChunkedBias:
     hidden: mx.array | int
 
     def __iter__(self) -> Iterator[tuple[slice, mx.array]]:
-        """Yields each chunk's positions, and its bias (B or 1 row, H heads, T queries, S keys)."""
+        """Yields, for each chunk of queries, their positions and their bias.
+
+        The bias is (B or 1 row, H heads, T queries, S keys).
+        """
         for start in range(0, self.source, self.queries):
             chunk = slice(start, min(start + self.queries, self.source))
             index = self.table.index(mx.arange(start, chunk.stop)[None], self.source)

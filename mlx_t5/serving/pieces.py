@@ -56,7 +56,7 @@ class Pieces:
         self._early, self._done = dict[int, Chunk](), 0
 
     def draw(self, most: int) -> list[list[int]]:
-        """Cuts at most `most` more pieces of the document; returns the tokens of their prompts.
+        """Cuts the next pieces of the document, up to `most`; returns their prompts' tokens.
 
         Raises:
             ApiError: the document has too many tokens.
@@ -89,7 +89,7 @@ class Pieces:
         return gained, self.draw(most - self.answers.drawn + self._done)
 
     def _joined(self, chunk: Chunk) -> DocumentChunk:
-        """Appends the next piece's answer to the document's text; returns the appended text."""
+        """Appends the next piece's answer to the document's answer; returns the appended part."""
         answers, result = self.answers, None
         text = answers.add(cast(Result, chunk.result))
         if answers.complete:

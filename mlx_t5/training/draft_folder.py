@@ -122,7 +122,7 @@ def save_draft(
 
 
 def _parameters(draft: T5, whole: bool, dtype: mx.Dtype) -> list[Parameter]:
-    """Returns the parameters to write; shared parameters only if `whole` is true."""
+    """Returns the parameters to write; those shared with the target only if `whole` is true."""
     parts = ("decoder", *(SHARED if whole else ()))
     parameters = [Parameter(TABLE, draft.d2t, draft.d2t.dtype)] if TABLE in draft else []
     for part in parts:
