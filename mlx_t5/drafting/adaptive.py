@@ -60,8 +60,10 @@ class Experience:
         accepted: number of accepted proposals of each kind; older proposals count less.
         rejected: number of rejected proposals of each kind; older proposals count less.
         credit: time that may be lost on trying the draft, in units of a step without a draft.
-        rest: number of next steps that will not draft, as long as the batch has `batch` rows.
+        rest: number of next steps that will not draft. It is valid while the batch has `batch` rows
+            and no text has room for more than `room` tokens.
         batch: the number of rows when `rest` was set.
+        room: the largest `Row.room` when `rest` was set, at most the largest of `NUMBERS`.
     """
 
     accepted: dict[Kind, float] = field(default_factory=lambda: defaultdict(float))
@@ -69,10 +71,16 @@ class Experience:
     credit: float = CREDIT
     rest: int = 0
     batch: int = 0
+    room: int = 0
 
-    def rests(self, rows: int) -> bool:
-        """Returns whether a step of `rows` rows is known not to draft; if so, counts the step."""
-        if not self.rest or self.batch != rows:
+    def rests(self, rows: int, room: int) -> bool:
+        """Returns whether a step is known not to draft; if so, counts the step.
+
+        Args:
+            rows: the number of rows in the batch.
+            room: the largest `Row.room`, at most the largest of `NUMBERS`.
+        """
+        if not self.rest or self.batch != rows or self.room < room:
             return False
         self.rest -= 1
         self.credit += TRIAL_SHARE
@@ -235,8 +243,9 @@ class Adaptive:
             costs: the seconds of steps.
             picks: (number of proposals, offer) of each row; updated.
         """
+        longest = min(max(rows[i].room for i in indices), NUMBERS[-1])
         drafted_only = all(offer.tokens is None for i in indices for offer in offers[i])
-        if drafted_only and experience.rests(len(rows)):
+        if drafted_only and experience.rests(len(rows), longest):
             self.idle = self.idle and experience.rest > 0
             return
         offered = [[ONE, ONE] for _ in indices]  # expected tokens of each row's copy and draft
@@ -257,8 +266,10 @@ class Adaptive:
         either = (map(max, *pair) for pair in offered)
         drafting = [sum(column) for column in zip(*either, strict=True)]
         drafts, n = experience.decide((copying, drafting), costs.seconds(size), late)
-        experience.batch = len(rows)
-        self.idle = self.idle and experience.rest > 0 and not any(copied for copied, _ in best)
+        experience.batch, experience.room = len(rows), longest
+        if not drafted_only:
+            experience.rest = 0  # without copies in the next step, drafting may be better
+        self.idle = self.idle and experience.rest > 0
         for i, (copied, drafted), (by_copy, by_draft) in zip(indices, best, offered, strict=True):
             wins = drafts and (not copied or by_draft[n] > by_copy[n])
             picks[i] = NUMBERS[n], drafted if wins else copied

@@ -122,6 +122,19 @@ def test_a_draft_that_nearly_pays_is_tried_more_often():
     assert tried(0.2) > tried(0.0)
 
 
+def test_a_draft_rests_only_while_the_choice_is_the_same():
+    """On this machine few proposals do not pay, and copies are cheaper than drafts."""
+    adaptive = Adaptive(table("M1, bfloat16"), 7)
+    adaptive.experience.accepted[DRAFT], adaptive.experience.credit = 40.0, 0.0
+    begun, nearly_ended = row("auto", max_tokens=200), row("auto", decided=18)
+    draft, copied = Offer(DRAFT), Offer(COPY, [3] * 7)
+    for text, offers in ((nearly_ended, [draft]), (begun, [copied, draft])):
+        (choice,) = adaptive.choose([text], [offers])
+        assert choice.passes == 0
+        (choice,) = adaptive.choose([begun], [[draft]])
+        assert choice.passes > 0
+
+
 def test_more_rows_get_fewer_proposals():
     def chosen(rows):
         simulation = Simulation(COSTS["a CPU"])

@@ -160,7 +160,7 @@ def test_rows_encoded_ahead_count_as_memory(monkeypatch):
     assert required == [3 * 12, 2 * 12]
     long = different([100] * 9)
     engine.insert(long[:1], long[1:])
-    assert required[2] == 3 * 100, "no pass is larger than that"
+    assert required[2] == 2 * 100, "no pass is larger than that"
 
 
 class Scarce(FakeModel):
