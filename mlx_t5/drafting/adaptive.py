@@ -73,19 +73,6 @@ class Experience:
     batch: int = 0
     room: int = 0
 
-    def rests(self, rows: int, room: int) -> bool:
-        """Returns whether a step is known not to draft; if so, counts the step.
-
-        Args:
-            rows: the number of rows in the batch.
-            room: the largest `Row.room`, at most the largest of `NUMBERS`.
-        """
-        if not self.rest or self.batch != rows or self.room < room:
-            return False
-        self.rest -= 1
-        self.credit += TRIAL_SHARE
-        return True
-
     def expected_tokens(self, kind: Kind, most: int, others: Experience) -> list[float]:
         """Returns how many tokens a row's step is expected to yield.
 
@@ -245,7 +232,10 @@ class Adaptive:
         """
         longest = min(max(rows[i].room for i in indices), NUMBERS[-1])
         drafted_only = all(offer.tokens is None for i in indices for offer in offers[i])
-        if drafted_only and experience.rests(len(rows), longest):
+        same = experience.batch == len(rows) and experience.room >= longest
+        if experience.rest and same and drafted_only:
+            experience.rest -= 1
+            experience.credit += TRIAL_SHARE
             self.idle = self.idle and experience.rest > 0
             return
         offered = [[ONE, ONE] for _ in indices]  # expected tokens of each row's copy and draft

@@ -196,21 +196,17 @@ class StepCosts:
         There are N numbers of proposals, `self.numbers`. A step that drafts 0 tokens gets infinite
         seconds, so that it is never chosen.
         """
-        size, own = rows.bit_length(), self._own
-        common = self._all.mean, self._all.mean + self._drafting.mean
-        return [
-            [s * math.exp(common[d] + own[size, d, n].mean) for n, s in enumerate(expected)]
-            for d, expected in enumerate(self._uncorrected(rows))
-        ]
-
-    def _uncorrected(self, rows: int) -> list[list[float]]:
-        """Returns the result of `seconds` before any step is measured."""
         if rows not in self._expected:
             passes = np.outer((0, 1), self.numbers)
             expected = np.array(self._function(rows, 1 + np.array(self.numbers), passes))
             expected[1, 0] = np.inf
             self._expected[rows] = expected.tolist()
-        return self._expected[rows]
+        size, own = rows.bit_length(), self._own
+        common = self._all.mean, self._all.mean + self._drafting.mean
+        return [
+            [s * math.exp(common[d] + own[size, d, n].mean) for n, s in enumerate(expected)]
+            for d, expected in enumerate(self._expected[rows])
+        ]
 
     def note(self, rows: int, gamma: int, passes: int, seconds: float) -> None:
         """Learns from a step with gamma proposals per row, if `numbers` contains gamma.
@@ -224,7 +220,9 @@ class StepCosts:
         drafts, n = int(passes > 0), self.numbers.index(gamma)
         parts = [self._all, self._drafting, self._own[rows.bit_length(), drafts, n]]
         parts = parts if passes else parts[::2]
-        error = math.log(seconds / self._uncorrected(rows)[drafts][n])
+        if rows not in self._expected:
+            self.seconds(rows)
+        error = math.log(seconds / self._expected[rows][drafts][n])
         error -= sum(part.mean for part in parts)
         if self._all.variance < NOISE:
             error = min(max(error, -SURPRISE), SURPRISE)
