@@ -62,7 +62,7 @@ class Experience:
         credit: time that may be lost on trying the draft, in units of a step without a draft.
         rest: number of next steps that will not draft. It is valid while the batch has `batch` rows
             and no text has room for more than `room` tokens.
-        batch: the number of rows when `rest` was set.
+        batch: the number of rows when `rest` was set; 1 with delta > 0, whatever the batch.
         room: the largest `Row.room` when `rest` was set, at most the largest of `NUMBERS`.
     """
 
@@ -230,9 +230,11 @@ class Adaptive:
             costs: the seconds of steps.
             picks: (number of proposals, offer) of each row; updated.
         """
+        # With delta > 0 the number of proposals changes the text, so other rows must not matter.
+        size = 1 if rows[indices[0]].settings.delta else len(rows)
         longest = min(max(rows[i].room for i in indices), NUMBERS[-1])
         drafted_only = all(offer.tokens is None for i in indices for offer in offers[i])
-        same = experience.batch == len(rows) and experience.room >= longest
+        same = experience.batch == size and experience.room >= longest
         if experience.rest and same and drafted_only:
             experience.rest -= 1
             experience.credit += TRIAL_SHARE
@@ -249,14 +251,12 @@ class Adaptive:
                 offered[place][offer.kind.drafted] = tokens
                 best[place][offer.kind.drafted] = offer
                 unread = max(unread, offer.unread)
-        # With delta > 0 the number of proposals changes the text, so other rows must not matter.
-        size = 1 if rows[indices[0]].settings.delta else len(rows)
         late = self.expected.catching_up(size, unread) if unread > 1 else 0.0
         copying = [sum(column) for column in zip(*(copied for copied, _ in offered), strict=True)]
         either = (map(max, *pair) for pair in offered)
         drafting = [sum(column) for column in zip(*either, strict=True)]
         drafts, n = experience.decide((copying, drafting), costs.seconds(size), late)
-        experience.batch, experience.room = len(rows), longest
+        experience.batch, experience.room = size, longest
         if not drafted_only:
             experience.rest = 0  # without copies in the next step, drafting may be better
         self.idle = self.idle and experience.rest > 0
