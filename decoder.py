@@ -445,7 +445,7 @@ class SpeculativeDecoder:
         if row.error:
             raise UserError(row.error)
         steps = batching.follow(self.engine(job.settings, checked("batch_size", batch_size)), row)
-        return (self.codec.chunk(row, seen) for seen in steps)
+        return (self.codec.chunk(row) for _ in steps)
 
     def score(
         self, prompts: Any, targets: Any, batch_size: int = DEFAULT_BATCH_SIZE

@@ -74,8 +74,8 @@ class Batch:
         new = [row for row in (*rows, *ahead) if row.states is None]
         with self.ranks.in_step():
             states = encoder_states(self.target, [row.ids for row in new])
-            by_row = {id(row): encoding for row, encoding in zip(new, states, strict=True)}
-            encoded = [by_row.get(id(r), r.states) for r in rows]
+            by_row = dict(zip(new, states, strict=True))
+            encoded = [by_row.get(r, r.states) for r in rows]
             cache = prepared(self.target, sources, encoded, self.beams)
             mx.async_eval(cache.state, states)
             mx.synchronize()  # waiting for the arrays alone may miss a failed pass
@@ -88,7 +88,7 @@ class Batch:
         seconds = self.clock() - started
         for row in (*rows, *ahead):
             row.stats.encode_seconds += seconds
-            row.states = by_row.get(id(row), row.states)
+            row.states = by_row.get(row, row.states)
         for row in rows:
             row.committed = [self.target.config.decoder_start_token_id]
             row.stats.prompt_tokens = len(row.ids)

@@ -68,15 +68,15 @@ class Queue:
         all_fit = self._insert(joining, ahead)
         failed = [row for row in joining if row.error]
         if not all_fit:
-            done = set(map(id, [*self.engine.rows[running:], *failed]))
-            self.waiting = [row for row in everyone if id(row) not in done]
+            done = {*self.engine.rows[running:], *failed}
+            self.waiting = [row for row in everyone if row not in done]
             self._room = len(self.engine.rows)
         return failed
 
     def remove(self, rows: Iterable[Row]) -> None:
         """Removes rows from the queue, so that no later row waits for them."""
-        gone = set(map(id, rows))
-        remaining = [row for row in self.waiting if id(row) not in gone]
+        gone = set(rows)
+        remaining = [row for row in self.waiting if row not in gone]
         if len(remaining) < len(self.waiting):
             self.waiting, self._room = remaining, self.size
 
@@ -156,21 +156,17 @@ def decode_rows(
             yield in_hand.popleft()
 
 
-def follow(engine: Batch, row: Row) -> Iterator[int]:
-    """Decodes one row with an engine whose batch is empty.
-
-    Yields:
-        After each step, the number of tokens that the row had before that step.
+def follow(engine: Batch, row: Row) -> Iterator[None]:
+    """Decodes one row with an engine whose batch is empty; yields after each step.
 
     Raises:
         UserError: the row cannot be decoded.
     """
     Queue(engine, 1, [row]).admit()
     while row.finish_reason is None:
-        seen = row.decided
         engine.step()
         if not row.error:
-            yield seen
+            yield
     if row.error:
         raise UserError(row.error)
 

@@ -99,14 +99,17 @@ class Codec:
             prediction = prediction[: settings.max_tokens * CHARACTERS]
         return token_ids(prediction, self.tokenizer, self.vocab_size, "prediction")
 
-    def chunk(self, row: Row, seen: int) -> Chunk:
-        """Returns a row's text and tokens from token `seen` on, and a finished row's result."""
-        tokens, writers = row.output(seen)
-        pieces = row.watch.pieces[seen:] if row.watch else []
+    def chunk(self, row: Row) -> Chunk:
+        """Returns what a row has added since its last chunk, and a finished row's result."""
+        tokens, writers = row.output(row.reported)
+        pieces = row.watch.pieces[row.reported :] if row.watch else []
         text = "".join(pieces) + (row.watch.rest if row.watch else "")
         result = self.result(row) if row.finish_reason else None
         row.stats.update_rates(row.decided - row.ended, row.decided)
-        return Chunk(text, tokens, writers, pieces, row.stats, result)
+        # If the end token alone released held-back text, its log-probability is reported.
+        logprobs = row.logprobs[: len(tokens) or bool(text)]
+        row.reported, row.logprobs = row.decided, []
+        return Chunk(text, tokens, writers, pieces, row.stats, result, row.index, logprobs)
 
     def results(self, row: Row) -> list[Result]:
         """Returns a finished row's results: one, or with beams `num_return_sequences` results."""

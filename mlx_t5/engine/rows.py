@@ -110,7 +110,22 @@ class Stats:
             self.tokens_per_second = generated / self.decode_seconds
 
 
-@dataclass
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A generated token with its log-probability.
+
+    Attributes:
+        token: the token's id.
+        logprob: natural logarithm of the token's probability.
+        top: the likeliest tokens at this position and their log-probabilities, likeliest first.
+    """
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(eq=False)
 class Row:
     """A text in the engine: its prompt, its settings and its state.
 
@@ -133,6 +148,9 @@ class Row:
         score: the score of the text that the beam search found.
         states: the target's encoder output (source tokens, d_model), from encoding until the row
             joins the batch; otherwise None.
+        index: index of the row's text among all texts of its job; with beams, of its first text.
+        reported: number of the row's tokens that its chunks have had so far.
+        logprobs: log-probabilities for the next chunk, if the server reports them.
     """
 
     ids: list[int]
@@ -150,6 +168,9 @@ class Row:
     search: BeamSearch | None = None
     score: float | None = None
     states: mx.array | None = None
+    index: int = 0
+    reported: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Sets `adapts`: whether other rows and the clock may affect the number of proposals."""
@@ -271,21 +292,6 @@ class Result:
     def accepted(self) -> list[bool]:
         """Whether each token was a proposal."""
         return [writer != "target" for writer in self.writers]
-
-
-@dataclass(frozen=True)
-class TokenLogprob:
-    """A generated token with its log-probability.
-
-    Attributes:
-        token: the token's id.
-        logprob: natural logarithm of the token's probability.
-        top: the likeliest tokens at this position and their log-probabilities, likeliest first.
-    """
-
-    token: int
-    logprob: float
-    top: list[tuple[int, float]]
 
 
 @dataclass

@@ -177,10 +177,10 @@ def texts_of(row: Row) -> list[Row]:
     count = row.settings.num_return_sequences
     if row.error or not row.search:
         return [row] * count
-    copies = (replace(row, stats=replace(row.stats)) for _ in range(count - 1))
+    copies = (replace(row, stats=replace(row.stats), index=row.index + i) for i in range(1, count))
     rows = [row, *map(become, copies, row.search.texts[1:count])]
-    for _ in range(count - len(rows)):
-        rows.append(replace(row, stats=replace(row.stats)))
+    for i in range(len(rows), count):
+        rows.append(replace(row, stats=replace(row.stats), index=row.index + i))
         rows[-1].fail(TOO_FEW.format(len(row.search.texts), count))
     return rows
 

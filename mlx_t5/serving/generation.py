@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -39,25 +39,6 @@ if TYPE_CHECKING:
 PIECE_TOKENS = 128  # tokens of pieces that may join per step while there are other requests
 
 
-@dataclass(eq=False)
-class JobRow:
-    """A row of the engine, with the job that it belongs to.
-
-    Attributes:
-        row: the engine's row.
-        job: the row's job.
-        index: index of the row's first text among the job's texts; beams may find several texts.
-        reported: number of the row's tokens that have been reported to the job.
-        logprobs: log-probabilities of the tokens that have not been reported yet.
-    """
-
-    row: Row
-    job: GenerationJob
-    index: int
-    reported: int = 0
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-
-
 class GenerationBatches:
     """All rows (texts or beam searches) that are being decoded or wait for a place in a batch.
 
@@ -70,14 +51,14 @@ class GenerationBatches:
         """Starts without rows; a batch has up to `max_batch` rows, all with equally many beams."""
         self._decoder, self._max_batch = decoder, max_batch
         self._jobs, self._metrics = jobs, metrics
-        self._job_rows: dict[int, JobRow] = {}  # by id(row), which stays unique as the row is kept
+        self._job_of: dict[Row, GenerationJob] = {}  # of each row, decoding or waiting
         self._documents: deque[GenerationJob] = deque()  # in the order in which pieces are read
         self._allowed = 0  # tokens of pieces that may still join, see `PIECE_TOKENS`
         self._new_batches([])
 
     def __bool__(self) -> bool:
         """Whether there are rows, or pieces of documents that will become rows."""
-        return bool(self._job_rows) or any(job.prompts for job in self._documents)
+        return bool(self._job_of) or any(job.prompts for job in self._documents)
 
     @property
     def running(self) -> list[Row]:
@@ -94,22 +75,23 @@ class GenerationBatches:
     def _begin(self, job: GenerationJob, prompts: Sequence[Sequence[int]]) -> None:
         """Makes rows from prompts and queues them; if a prompt is unusable, the job fails."""
         try:
-            job_rows = list(self._job_rows_of(job, prompts))
-            if error := next((one.row.error for one in job_rows if one.row.error), None):
+            rows = list(self._rows(job, prompts))
+            if error := next((row.error for row in rows if row.error), None):
                 raise ApiError(400, error)
         except Exception as error:
             self._leave(job)
             self._jobs.put(job, failure_of(error))
         else:
-            self._enqueue(job_rows)
+            self._job_of |= dict.fromkeys(rows, job)
+            self._enqueue(rows)
 
-    def _job_rows_of(
-        self, job: GenerationJob, prompts: Sequence[Sequence[int]]
-    ) -> Iterator[JobRow]:
+    def _rows(self, job: GenerationJob, prompts: Sequence[Sequence[int]]) -> Iterator[Row]:
+        """Yields the rows of a job's prompts, and counts their texts."""
         # Pieces come one at a time, and get the same indexes as in engine/document_batch.py.
         for row in self._decoder.codec.rows(prompts, job.spec, count(job.texts << 32)):
-            yield JobRow(row, job, job.texts)
+            row.index = job.texts
             job.texts += job.spec.settings.num_return_sequences
+            yield row
 
     def _leave(self, job: GenerationJob) -> None:
         """Removes a job from the `JobQueue`, and drops its remaining pieces if it is a document."""
@@ -122,16 +104,16 @@ class GenerationBatches:
         """Removes cancelled jobs and their rows."""
         for job in [job for job in self._documents if job.cancelled]:
             self._leave(job)
-        gone = [job_row for job_row in self._job_rows.values() if job_row.job.cancelled]
+        gone = [row for row, job in self._job_of.items() if job.cancelled]
         if not gone:
             return
-        for job_row in gone:
-            self._end(job_row)
+        for row in gone:
+            self._end(row)
         self._metrics.cancelled_rows.inc(len(gone))
         for queue in self._queues.values():
             batch = queue.engine
-            batch.keep([i for i, row in enumerate(batch.rows) if id(row) in self._job_rows])
-            queue.remove([job_row.row for job_row in gone])
+            batch.keep([i for i, row in enumerate(batch.rows) if row in self._job_of])
+            queue.remove(gone)
 
     def admit(self) -> None:
         """Moves waiting rows into the batches while there is room."""
@@ -141,18 +123,17 @@ class GenerationBatches:
             if not running:  # a request that is alone gets the same answer every time
                 queue.engine.forget()
             for row in queue.admit():  # these rows do not fit even into an empty batch
-                self._fail(self._job_rows[id(row)], ApiError(400, str(row.error)))
+                self._fail(row, ApiError(400, str(row.error)))
             now = self._jobs.clock()
             for row in queue.engine.rows[running:]:
-                waited = now - self._job_rows[id(row)].job.submitted
-                self._metrics.queue_seconds.observe(waited)
+                self._metrics.queue_seconds.observe(now - self._job_of[row].submitted)
 
-    def _rows_of(self, job: GenerationJob) -> set[int]:
-        return {number for number, one in self._job_rows.items() if one.job is job}
+    def _rows_of(self, job: GenerationJob) -> set[Row]:
+        return {row for row, owner in self._job_of.items() if owner is job}
 
     def _draw(self) -> None:
         """Makes rows from the pieces of documents while there is room; the documents take turns."""
-        others = any(not one.job.document for one in self._job_rows.values())
+        others = any(not job.document for job in self._job_of.values())
         most = batching.MAX_JOINING_TOKENS
         allowed = min(self._allowed + PIECE_TOKENS, most) if others else most
         turns = deque(self._documents)
@@ -175,7 +156,7 @@ class GenerationBatches:
         """
         own, queue = self._rows_of(job), self._queues.get(job.spec.settings.num_beams)
         if queue and len(queue.engine.rows) + len(queue.waiting) >= self._max_batch:
-            return others and own.isdisjoint(map(id, queue.waiting)) and len(own) < job.size
+            return others and own.isdisjoint(queue.waiting) and len(own) < job.size
         return len(own) < job.size
 
     def step(self) -> None:
@@ -187,16 +168,16 @@ class GenerationBatches:
                 self._step(queue.engine)
         self._metrics.wrote(*(b - a for a, b in zip(before, row_counts(rows), strict=True)))
         for row in rows:
-            self._report(self._job_rows[id(row)])
+            self._report(row)
 
     def recover(self, error: Exception) -> None:
         """Recovers from an error in an engine: fails the running rows, keeps the waiting rows."""
         failure = failure_of(error)
-        waiting = {id(row) for queue in self._queues.values() for row in queue.waiting}
-        for job_row in list(self._job_rows.values()):
-            if id(job_row.row) not in waiting:
-                self._fail(job_row, failure)
-        self._new_batches([row for queue in self._queues.values() for row in queue.waiting])
+        waiting = [row for queue in self._queues.values() for row in queue.waiting]
+        kept = set(waiting)
+        for row in [row for row in self._job_of if row not in kept]:
+            self._fail(row, failure)
+        self._new_batches(waiting)
         mx.clear_cache()
 
     def _new_batches(self, waiting: Sequence[Row]) -> None:
@@ -206,79 +187,67 @@ class GenerationBatches:
         assert not isinstance(engine, Beams), "one beam is no search"
         engine.on_verified = self._recorder = LogprobRecorder(self._alternatives)
         self._queues = {1: batching.Queue(engine, self._max_batch)}  # by number of beams
-        self._enqueue([self._job_rows[id(row)] for row in waiting])
+        self._enqueue(waiting)
 
-    def _enqueue(self, job_rows: Iterable[JobRow]) -> None:
-        for job_row in job_rows:
-            row = job_row.row
-            beams, self._job_rows[id(row)] = row.settings.num_beams, job_row
+    def _enqueue(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            beams = row.settings.num_beams
             if beams not in self._queues:
                 batch = self._decoder.engine(row.settings, self._max_batch)
                 self._queues[beams] = batching.Queue(batch, self._max_batch)
             self._queues[beams].waiting.append(row)
 
     def _alternatives(self, row: Row) -> int | None:
-        return self._job_rows[id(row)].job.spec.logprobs
+        return self._job_of[row].spec.logprobs
 
     def _step(self, batch: Batch) -> None:
         began, rows = self._jobs.clock(), len(batch.rows)
         batch.step()
         for row, entries in self._recorder.collect():
-            self._job_rows[id(row)].logprobs += entries
+            row.logprobs += entries
         proposals = max((choice.length for choice in batch.choices), default=0)
         self._metrics.stepped(rows, proposals, self._jobs.clock() - began)
 
-    def _report(self, job_row: JobRow) -> None:
+    def _report(self, row: Row) -> None:
         """Reports a row's new text to its job: after each step if it streams, else at the end."""
-        row, job = job_row.row, job_row.job
-        texts = texts_of(row) if row.finish_reason else [row]
+        job, texts = self._job_of[row], texts_of(row) if row.finish_reason else [row]
         if error := next((text.error for text in texts if text.error), None):
-            self._fail(job_row, ApiError(500, error))
+            self._fail(row, ApiError(500, error))
             return
-        if job_row.reported == 0 and row.stats.target_calls == 1:
+        if row.reported == 0 and row.stats.target_calls == 1:
             self._metrics.first_token_seconds.observe(self._jobs.clock() - job.submitted)
         if not (job.spec.stream or row.finish_reason):
             return
-        chunks = [self._chunk(job_row, text, i) for i, text in enumerate(texts)]
-        job_row.reported = row.decided
+        chunks = [self._decoder.codec.chunk(text) for text in texts]
         if row.finish_reason:
             self._metrics.finished(row.stats, row.finish_reason)
             seconds = row.stats.encode_seconds + row.stats.decode_seconds
             self._jobs.row_seconds += (seconds - self._jobs.row_seconds) / 8
-            self._end(job_row)
+            self._end(row)
         for chunk in chunks:  # last, so that the metrics have counted the text
+            chunk.stats = copy.copy(chunk.stats)  # the row's stats keep changing
             self._jobs.put(job, chunk)
 
-    def _chunk(self, job_row: JobRow, text: Row, i: int) -> Chunk:
-        """Returns the unreported end of `text` as a chunk; `i` is the text's index in `job_row`."""
-        chunk = self._decoder.codec.chunk(text, job_row.reported)
-        # If the end token alone released held-back text, its log-probability is reported.
-        count = len(chunk.tokens) or bool(chunk.text)
-        logprobs, job_row.logprobs = job_row.logprobs[:count], []
-        stats = copy.copy(text.stats)  # the row's stats keep changing
-        return replace(chunk, stats=stats, index=job_row.index + i, logprobs=logprobs)
-
-    def _fail(self, job_row: JobRow, failure: ApiError) -> None:
+    def _fail(self, row: Row, failure: ApiError) -> None:
         """Fails a row and its job; the job's other rows leave before the next step.
 
         If the row is a piece of a document, only the piece fails.
         """
-        row, job = job_row.row, job_row.job
-        self._end(job_row)
+        job = self._job_of[row]
+        self._end(row)
         if job.document:
             row.fail(str(failure))
-            chunk = self._decoder.codec.chunk(row, row.decided)
-            self._jobs.put(job, replace(chunk, index=job_row.index))
+            row.reported = row.decided  # none of its text is reported
+            self._jobs.put(job, self._decoder.codec.chunk(row))
             return
         self._jobs.cancel(job)
         self._jobs.put(job, failure)
 
-    def _end(self, job_row: JobRow) -> None:
+    def _end(self, row: Row) -> None:
         """Removes a row and frees its queue places; a document's last row frees all its places."""
-        job = job_row.job
-        del self._job_rows[id(job_row.row)]
+        job = self._job_of.pop(row)
         if not job.document:
-            self._jobs.release(job, job_row.row.settings.num_return_sequences)
+            self._jobs.release(job, row.settings.num_return_sequences)
         elif job.whole and not job.prompts and job in self._documents and not self._rows_of(job):
             self._leave(job)
 
