@@ -45,7 +45,7 @@ MEMORY = 80.0  # verified proposals after which an old proposal counts 1/e
 OTHERS = 20.0  # maximum weight of the prior and of other rows, in proposals
 EVIDENCE = 12.0  # number of verified proposals that makes `LEAST_GAIN` apply
 LEAST_GAIN = 1.02  # smaller ratios between two estimated speeds are ignored
-TRIAL_SHARE = 0.012  # share of the time spent on trials of a draft that does not pay
+TRIAL_SHARE = 0.018  # share of the time that may be lost on trials of a draft that does not pay
 ONE = [1.0] * len(NUMBERS)  # expected tokens of a step without proposals
 CREDIT = 0.3  # credit for trials at first, in regular steps
 LEAST_PRICE = 0.06  # minimum price of a trial, in regular steps
@@ -59,7 +59,9 @@ class Experience:
     Attributes:
         accepted: number of accepted proposals of each kind; older proposals count less.
         rejected: number of rejected proposals of each kind; older proposals count less.
-        credit: time that may be lost on trying the draft, in units of a step without a draft.
+        credit: time that may be lost on trials of the draft, in units of a step without a draft. It
+            grows with every step. A trial costs its whole step, and earns `refund` per token.
+        refund: credit per token that the last step wrote; 0 if that step was no trial.
         rest: number of next steps that will not draft. It is valid while the batch has `batch` rows
             and no text has room for more than `room` tokens.
         batch: the number of rows when `rest` was set; 1 with delta > 0, whatever the batch.
@@ -69,6 +71,7 @@ class Experience:
     accepted: dict[Kind, float] = field(default_factory=lambda: defaultdict(float))
     rejected: dict[Kind, float] = field(default_factory=lambda: defaultdict(float))
     credit: float = CREDIT
+    refund: float = 0.0
     rest: int = 0
     batch: int = 0
     room: int = 0
@@ -100,8 +103,8 @@ class Experience:
         """Returns 1 to draft or else 0, and the index in `NUMBERS` of the number of proposals.
 
         If drafting is too slow, it is still tried now and then, as more drafted tokens may be
-        accepted by now. A trial uses the number of proposals that loses the least time, and
-        `credit` limits the time lost.
+        accepted by now. A trial uses the number of proposals that loses the least time. It needs
+        `credit` for the time that it is expected to lose, and takes the time that it really loses.
 
         Args:
             tokens: (2, N) expected tokens of a step that only copies, and of a step that drafts,
@@ -120,11 +123,9 @@ class Experience:
             for n, speed in enumerate(row)
             if speed >= least
         )
-        if ways == 1:
-            return 0, n
-        self.rest = 0
-        if drafted:
-            return 1, n
+        self.rest, self.refund = 0, 0.0
+        if ways == 1 or drafted:
+            return drafted, n
         lost = (s + late - t / speeds[0][n] for t, s in zip(tokens[1], seconds[1], strict=False))
         price, trial = min((p / seconds[0][n], i) for i, p in enumerate(lost))
         price = max(price, LEAST_PRICE)
@@ -132,7 +133,8 @@ class Experience:
         if self.credit < price:
             self.rest = min(int((price - self.credit) / TRIAL_SHARE), MOST_REST)
             return 0, n
-        self.credit -= price
+        self.credit -= (seconds[1][trial] + late) / seconds[0][n]
+        self.refund = 1 / tokens[0][n]
         return 1, trial
 
 
@@ -236,7 +238,7 @@ class Adaptive:
         drafted_only = all(offer.tokens is None for i in indices for offer in offers[i])
         same = experience.batch == size and experience.room >= longest
         if experience.rest and same and drafted_only:
-            experience.rest -= 1
+            experience.rest, experience.refund = experience.rest - 1, 0.0
             experience.credit += TRIAL_SHARE
             self.idle = self.idle and experience.rest > 0
             return
@@ -287,6 +289,7 @@ class Adaptive:
         text = written[: len(written) - row.ended]
         shared = self.experience if row.adapts else self.of_call
         learners = (row.experience,) if row.settings.delta else (row.experience, shared)
+        learners[-1].credit += learners[-1].refund * len(written)
         for kind, tokens, _ in offers:
             if tokens is not None:  # known without a draft, so judged even if not proposed
                 known = min(len(tokens), len(text))

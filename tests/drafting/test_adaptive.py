@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mlx_t5.drafting.adaptive import Adaptive, Experience
+from mlx_t5.drafting.adaptive import TRIAL_SHARE, Adaptive, Experience
 from mlx_t5.drafting.costs import NUMBERS
 from mlx_t5.drafting.draft_model import DRAFT
 from mlx_t5.drafting.proposals import NOTHING, Choice, Offer
@@ -120,6 +120,20 @@ def test_a_draft_that_nearly_pays_is_tried_more_often():
         return sum(n > 0 for (n,) in simulation.chosen)
 
     assert tried(0.2) > tried(0.0)
+
+
+@pytest.mark.parametrize("all_right", [False, True])
+def test_a_trial_costs_the_time_that_it_really_loses(all_right):
+    costs, text = table("CPU, MKL"), row("auto", max_tokens=200)
+    adaptive = Adaptive(costs, 7)
+    seen, offers = adaptive.experience, [Offer(DRAFT)]
+    seen.rejected[DRAFT], seen.credit = 9.0, 5.0
+    (choice,) = adaptive.choose([text], [offers])
+    assert choice.length > 0
+    written = 1 + choice.length * all_right
+    adaptive.note(text, offers, choice, [7] * written, written - 1)
+    lost = costs.true(1, 1 + choice.length, choice.length) - written
+    assert seen.credit == pytest.approx(5.0 + TRIAL_SHARE - lost)
 
 
 def test_a_draft_rests_only_while_the_choice_is_the_same():
