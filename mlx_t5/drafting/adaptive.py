@@ -60,10 +60,12 @@ class Experience:
         accepted: number of accepted proposals of each kind; older proposals count less.
         rejected: number of rejected proposals of each kind; older proposals count less.
         credit: time that may be lost on trying the draft, in units of a step without a draft.
-        rest: number of next steps that will not draft. It is valid while the batch has `batch` rows
-            and no text has room for more than `room` tokens.
-        batch: the number of rows when `rest` was set; 1 with delta > 0, whatever the batch.
-        room: the largest `Row.room` when `rest` was set, at most the largest of `NUMBERS`.
+        rest: number of next steps that will not draft. A step ignores `rest` if tokens can be
+            copied, if `batch` has changed, or if a row can take more proposals than `room`.
+        batch: the number of rows when `rest` was set; always 1 with delta > 0, because the other
+            rows must not matter.
+        room: the most proposals that any row could take when `rest` was set: `Row.room`, at most
+            the largest of `NUMBERS`.
     """
 
     accepted: dict[Kind, float] = field(default_factory=lambda: defaultdict(float))
