@@ -76,7 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, command: str) -> int:
-    """Runs the subcommand; returns the exit status, which is 1 if texts differ in float32."""
+    """Runs the subcommand; returns 1 if float32 texts differ from regular decoding's, else 0."""
     sets = workload.workloads(args)
     subject, facts = begin(args, command)
     tables: list[dict] = []
@@ -100,9 +100,9 @@ def compare(
     """Decodes the prompts with every proposer, and yields tables of the figures.
 
     The proposers take turns. For batch size 1 and temperature 0, a turn is one prompt, and each
-    task of mixed prompts has its own table. Otherwise a turn is one call with all prompts, and
-    there is one table. One reason is that larger batches mix the tasks. Another is that, with
-    sampling, `auto` learns the number of proposals only from rows of the same call.
+    task of mixed prompts has its own table. Otherwise a turn is one call with all prompts, and all
+    tasks share one table. Larger batches need one call, because they mix the tasks. Sampling needs
+    one call, because `auto` then learns the number of proposals only from rows of the same call.
     """
     single = batch_size == 1 and temp == 0
     turns = workload.cut(prompts.prompts, 1 if single else len(prompts.prompts))
@@ -165,8 +165,8 @@ def rows_of(numbers: dict[tuple[str, int | str], str], timed: dict[str, Timed]) 
     """Returns one table row for each variant, with the variant's figures.
 
     Args:
-        numbers: the variants' names, keyed by the proposer and the number of proposals.
-        timed: the variants' times, keyed by the variants' names.
+        numbers: maps a proposer and its number of proposals to the variant's name.
+        timed: maps a variant's name to the variant's times.
     """
     return [
         {"proposer": proposer, "num_draft": n, "way": name} | figures(timed[name], timed[REGULAR])

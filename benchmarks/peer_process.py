@@ -22,7 +22,10 @@ from mlx_t5.errors import UserError
 
 
 class Process:
-    """A process with one object; leaving the context kills the process, even during a call."""
+    """A child process that makes one object and runs its methods.
+
+    The end of the `with` block kills the process, even during a call.
+    """
 
     def __init__(self, what: str, environment: Mapping[str, str], **keywords: Any):
         """Starts the process, without waiting until the object is made.

@@ -9,9 +9,9 @@ woken hundreds of times per token. So in all processes, the waiting threads of O
 0.1 ms and then sleep (`WAITING`). The pause before each turn lets other threads come to rest, such
 as the threads of OpenBLAS, which spin for 0.03 s.
 
-With --batch-size above 1, a turn decodes all prompts in batches of that size, which measures
-throughput. With --document the prompts are the sentences of one text, which this project splits and
-joins. Other programs decode the sentences in batches; this project's `regular` decodes them singly.
+With --batch-size above 1, a turn decodes all prompts in batches, which measures the throughput.
+With --document the prompts are the sentences of one text. Variants named "document, …" decode the
+whole text; other programs decode the sentences in batches, and `regular` decodes them one by one.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, command: str) -> int:
-    """Runs the subcommand; returns 1 if this project's texts differ in float32, and else 0."""
+    """Runs the subcommand; returns 1 if our float32 texts differ from `regular`'s, else 0."""
     printing.check_writable(args.json)
     prompts = workload.chosen(args.task, args.prompts, args.count).prompts
     tables: list[dict] = []
@@ -149,7 +149,7 @@ def start_others(
 
     Args:
         project: this project's process, which provides the models' folders.
-        facts: this project's description; the others get the same threads, type and device.
+        facts: this project's description; other programs get the same threads, type and device.
         stack: the context that ends the processes and removes their temporary files.
     """
     scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -164,7 +164,7 @@ def start_others(
 
 
 def describe(others: Mapping[str, Process]) -> tuple[dict[str, dict], dict[str, str]]:
-    """Returns the description of each usable program, and the errors of the unusable ones."""
+    """Returns each usable program's description, and each unusable program's error."""
     programs, missing = {}, {}
     for name, process in others.items():
         try:
@@ -204,7 +204,7 @@ def sampled(variants: Mapping[str, Decode]) -> dict[str, Decode]:
 
 
 def of_document(variants: Mapping[str, Decode], texts: Sequence[str]) -> dict[str, Decode]:
-    """Returns `regular`, `OTHERS` and this project's variants that decode `texts` as a document."""
+    """Returns the variants that --document compares; `texts` are the document's sentences."""
 
     def document(decode: Decode) -> Decode:
         return lambda prompts, **keywords: decode(prompts=texts[: len(prompts)], **keywords)

@@ -1,28 +1,27 @@
 """Computes the tensors of a larger T5 that computes the same function as a small one.
 
 The added numbers are random rather than zero, so that they cost as much time as trained weights.
-They are not random where they would change the output:
+They are not random where they would change the output. Below, d and epsilon are the d_model and the
+layer_norm_epsilon of the small T5; D and epsilon' are those of the larger T5.
 
-- d_model, from d to D: the new dimensions of the residual are zero, because the new columns of the
-  embedding and the new rows of the output projections `o` and `wo` are zero. RMSNorm divides by the
-  root of mean(x^2) + epsilon. The new dimensions are zero, so the mean over all D is d/D of the
-  mean over d. The larger model's epsilon' is epsilon * d/D, so the whole sum is d/D of the former
-  sum. To compensate, norm weights are multiplied by sqrt(d/D). A tied head multiplies by
-  D^-0.5 = d^-0.5 * sqrt(d/D), which has this factor already, so with a tied head the decoder's last
-  norm keeps its weights.
+- d_model: the new columns of the embedding and the new rows of the output projections `o` and `wo`
+  are zero, so the new dimensions of the residual are zero. RMSNorm divides by the root of
+  mean(x^2) + epsilon. With new zeros, the mean is d/D of the small T5's mean. epsilon' is d/D of
+  epsilon, so the sum under the root is d/D of the small T5's sum. To compensate, norm weights are
+  multiplied by sqrt(d/D). With a tied head, the decoder's last norm keeps its weights: before such
+  a head T5 multiplies by D^-0.5 = d^-0.5 * sqrt(d/D), which already has the factor.
 - heads, d_ff, layers: the columns of `o` and `wo` that read values of new heads, feed-forward units
   or layers are zero.
 - d_kv: T5 does not divide scores by sqrt(d_kv), so scores stay the same if the new rows of `q` are
   zero. The new columns of `o` are zero as well.
 - vocabulary: a new token's row of the head must not be zero, because a logit of 0 could be the
-  largest. So two of the new dimensions of the residual are constant instead of zero. In these two,
-  the rows of old tokens in embedding and head are c, and no layer changes these numbers. They add
-  2c^2 to the sum of squares, so epsilon' * D is made 2c^2 smaller to keep the norms. All norms
-  except the decoder's last multiply the two dimensions by 0. The last norm turns them into z and
-  -z, which adds c*z - c*z = 0 to an old token's logit. A new token's row is -E and 0 in these
-  dimensions, so its logit is -E*z, far below all others.
-
-Symbols: d and D are the d_model of the small and of the larger T5; c, z and E are constants.
+  largest. So two of the new dimensions of the residual hold a constant c instead of zero. The rows
+  of old tokens have c in these two dimensions, in the embedding and in the head. No layer changes
+  the two numbers. They add 2c^2 to the sum of squares, so epsilon' * D is made 2c^2 smaller to keep
+  the norms. All norms except the decoder's last multiply the two numbers by 0. The last norm turns
+  them into z > 0 and -z, which adds c*z - c*z = 0 to an old token's logit. A new token's row of the
+  head has -E and 0 there, where E is a large constant. This adds -E*z to the token's logit, which
+  is then far below all others.
 """
 
 from __future__ import annotations
@@ -231,9 +230,17 @@ class Widening:
 
 
 def _constant(source: T5Config, d_model: int) -> float:
-    """Returns c, the largest power of two for which 4c^2 <= the source's epsilon times its d_model.
+    """Returns c, the largest power of two for which 4c^2 <= epsilon * d.
 
-    `d_model` is the larger model's. Raises `UserError` if it is too small, or if epsilon is 0.
+    So at least half of epsilon * d remains for epsilon' * D, which is epsilon * d - 2c^2. The
+    module's docstring explains the symbols.
+
+    Args:
+        source: the small model's configuration, which has epsilon and d.
+        d_model: D, the d_model of the larger model.
+
+    Raises:
+        UserError: D is less than d + 2, or epsilon is 0.
     """
     if d_model < source.d_model + 2:
         least = f"at least {source.d_model + 2}"

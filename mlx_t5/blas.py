@@ -1,12 +1,12 @@
 """The BLAS that multiplies MLX's matrices on a Linux CPU; `backend` loads it before MLX.
 
-MLX's CPU wheel for Linux has a reference BLAS. It runs on one core, and a product of six rows takes
-six times as long as that of one row, so speculative decoding would not be faster. A library that is
-loaded before MLX with global symbols replaces the reference BLAS:
+MLX's CPU wheel for Linux has a reference BLAS. It runs on one core, and multiplying six rows by a
+matrix takes six times as long as multiplying one row, so speculative decoding would not be faster.
+A library that is loaded before MLX with global symbols replaces the reference BLAS:
 
 1. Intel's MKL, which `requirements.txt` installs on x86-64. For few rows it reads weights at the
    memory's speed, on AMD processors too. Here MKL uses TBB's threads, which sleep when idle. MKL's
-   OpenMP threads would spin and take a core from MLX between products (docs/performance.md).
+   OpenMP threads would spin and take a core from MLX between multiplications (docs/performance.md).
 2. OpenBLAS, if the system has it. It does not recognize processors that are newer than its
    release, so this module chooses its kernels.
 
@@ -95,16 +95,20 @@ def find_mkl() -> Path:
 def load_mkl(path: Path, loader: Loader, environment: MutableMapping[str, str]) -> str:
     """Loads MKL with TBB's threads, unless `MKL_THREADING_LAYER` names other threads.
 
-    MKL opens its other parts, beside `path`, at the first product, and ends the process if a part
-    is missing. So this function checks that the parts exist. TBB must be loaded before MKL.
+    MKL loads its other parts only when it multiplies for the first time. If a part is missing, MKL
+    ends the process. So this function first checks that the folder of `path` has TBB and MKL's part
+    for TBB. TBB must be loaded before MKL.
 
     Args:
-        path: from `find_mkl`.
+        path: the file of MKL's main library, from `find_mkl`.
         loader: as in `load`.
-        environment: as in `load`.
+        environment: may set `MKL_THREADING_LAYER`.
+
+    Returns:
+        The library's name, version and kernels, as in `load`.
 
     Raises:
-        OSError: a part of MKL is missing.
+        OSError: one of these parts is missing, or a library cannot be loaded.
     """
     beside = sorted(path.parent.iterdir())
     _first(beside, "libmkl_tbb_thread.so")

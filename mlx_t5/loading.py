@@ -74,14 +74,15 @@ def choose_pair(
         model: name of the target. None chooses t5-11b with t5-small if both have been converted,
             otherwise the bundled pair.
         draft_model: name of the draft; "lookup" to copy from the source instead, "NAME+lookup" to
-            do both, "none" for no draft. None and "auto" choose the target's default draft, if it
-            is available.
+            use a draft and copy, "none" for no draft. None and "auto" choose the target's default
+            draft, if it is available.
         convert: see `locate`.
         regular: whether to use no draft, whatever `draft_model` is.
         adapter: folder of a LoRA adapter to merge into the target.
         regular_because: the reason for `regular`, for the user.
-        fetch: whether a default draft may be read from Hugging Face's cache. It may then also be
-            downloaded if the target has no folder yet, or if `convert` is None.
+        fetch: whether to fetch a default draft that is not in `models/`. If `convert` is given and
+            the target had a folder before this call, the draft is fetched only from Hugging Face's
+            cache. Otherwise the draft may also be downloaded.
         revision: revision of the target, see `locate`.
 
     Raises:
@@ -182,9 +183,10 @@ def _default_draft(
     Args:
         target: the target's folder.
         convert: see `locate`.
-        fetch: whether a draft may be read from Hugging Face's cache or downloaded.
-        is_new: whether the target had no folder yet. If it had one, a draft is converted only from
-            the cache. Without `convert` a draft may always be downloaded: default drafts are small.
+        fetch: whether to fetch a draft that is not in `models/`. If `convert` is given and `is_new`
+            is false, the draft is fetched only from Hugging Face's cache. Without `convert` it may
+            always be downloaded, because default drafts are small.
+        is_new: whether the target had no folder before this run.
     """
     if target.resolve() == (BUNDLED / "target").resolve():
         return BUNDLED / "draft", ""

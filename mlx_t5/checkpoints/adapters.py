@@ -222,7 +222,10 @@ def save_adapter(
 
 
 def _tensors(layer: str) -> list[str]:
-    """Returns the names, in the adapter's file, of a layer's LoRA A, LoRA B and DoRA lengths."""
+    """Returns the names that a layer's tensors have in an adapter's file.
+
+    The three names are those of LoRA's matrix A, LoRA's matrix B and DoRA's vector of row lengths.
+    """
     parts = (f"lora_A{_WEIGHT}", f"lora_B{_WEIGHT}", "lora_magnitude_vector")
     return [f"{_PREFIX}{layer}.{part}" for part in parts]
 

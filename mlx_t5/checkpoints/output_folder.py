@@ -72,9 +72,11 @@ def require_apart(path: Path, source: Path) -> None:
 
 
 def _holds_ours(path: Path, ours: Callable[[str], bool]) -> bool:
-    """Returns whether `path` is any file, or a folder of our files alone.
+    """Returns whether `path`, whose own name `ours` accepts, may be a part of a model folder.
 
-    The folder must have the name of a sentence encoder's module, and `ours` must accept every name.
+    A model folder holds files, and the only folders in it are a sentence encoder's modules. So a
+    folder must have a module's name, and a file must not. A module's folder must hold only files,
+    with names that `ours` accepts.
     """
     is_module = MODULE_FOLDER.fullmatch(path.name) is not None
     if is_module != path.is_dir():

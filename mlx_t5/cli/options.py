@@ -286,8 +286,11 @@ def check_ranks(options: MainOptions, size: int) -> None:
 def cutting_of(options: MainOptions, prefix: str) -> Cutting | None:
     """Returns how to cut texts into pieces; None without --split.
 
-    If `prefix` is empty and --prefix is not given, each text without markup may begin with a
-    prefix of its own: see `Cutting`.
+    Args:
+        options: the options of the command line.
+        prefix: the prefix for every piece. It is the value of --prefix or, without --prefix, the
+            prefix in the model's own files. If neither gives a prefix, each text without markup
+            may begin with a prefix of its own; see `Cutting`.
     """
     from mlx_t5.text.documents import Cutting
 

@@ -25,15 +25,15 @@ def resumable(
     prepare: Callable[[Options], Any],
     rest: str,
 ) -> int:
-    """Runs a command line that trains; after Ctrl-C it prints how to resume.
+    """Runs a command line that trains, and prints how to resume after Ctrl-C.
 
     Args:
         program: the file name of the program.
-        argv: the arguments; None: the process's own arguments.
+        argv: the arguments; None stands for the process's own arguments.
         read: parses and checks the arguments, among them --output and --resume.
         prepare: returns an object whose `run` does the work and returns the exit status.
-        rest: the work that remains once the output is complete, named in the message after
-            Ctrl-C.
+        rest: names what the program prints after it has written the output, such as "its verdict".
+            If Ctrl-C comes before that, the message says how to get it.
 
     Returns:
         The exit status.
@@ -80,15 +80,19 @@ def check_output(
 ) -> None:
     """Refuses an output folder that exists or cannot be made.
 
+    If the folder is the output of an earlier run, the error says that the user may remove it. Such
+    a folder has the file `config`, and `ours` accepts the names of all its files.
+
     Args:
         output: the path that the user gives.
-        resume: whether an earlier run is to be resumed.
-        ours: a function that returns whether an output folder may have a file of a given name.
-        config: name of a file that every complete folder has.
+        resume: whether the user asks to resume an earlier run.
+        ours: a function that takes a file's name and returns whether an earlier run may have
+            written the file.
+        config: name of a file that every complete output folder has.
         what: name of the folder's content, for messages.
 
     Raises:
-        UserError: the folder exists, or cannot be made.
+        UserError: `output` is empty, or the folder exists or cannot be made.
     """
     from mlx_t5.checkpoints.output_folder import check_output_folder
     from mlx_t5.checkpoints.small_files import place

@@ -60,12 +60,14 @@ class Experience:
         accepted: number of accepted proposals of each kind; older proposals count less.
         rejected: number of rejected proposals of each kind; older proposals count less.
         credit: time that may be lost on trials of the draft, in units of a step without a draft. It
-            grows with every step. A trial costs its whole step, and earns `refund` per token.
+            grows while drafting is too slow. A trial costs its step, and earns `refund` per token.
         refund: credit per token that the last step wrote; 0 if that step was no trial.
-        rest: number of next steps that will not draft. It is valid while the batch has `batch` rows
-            and no text has room for more than `room` tokens.
-        batch: the number of rows when `rest` was set; 1 with delta > 0, whatever the batch.
-        room: the largest `Row.room` when `rest` was set, at most the largest of `NUMBERS`.
+        rest: number of next steps that will not draft. A step ignores `rest` if tokens can be
+            copied, if `batch` has changed, or if a row can take more proposals than `room`.
+        batch: the number of rows when `rest` was set; always 1 with delta > 0, because the other
+            rows must not matter.
+        room: the most proposals that any row could take when `rest` was set: `Row.room`, at most
+            the largest of `NUMBERS`.
     """
 
     accepted: dict[Kind, float] = field(default_factory=lambda: defaultdict(float))

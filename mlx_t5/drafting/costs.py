@@ -1,7 +1,7 @@
 """Estimates the seconds of a step from a table for the device, corrected by measured steps.
 
-No benchmark is run. For each kind of device and weights, there is a table `V` of v(M): the time of
-a pass over M positions, relative to a pass over a single position. `Expected` estimates from this
+No benchmark is run. For each kind of device and weights, table `V` has v(M): the time to read and
+multiply the weights for M positions, relative to a single position. `Expected` estimates from this
 table, and `StepCosts` corrects the estimates by the measured seconds of ordinary decoding steps.
 
 Symbols: B rows, M positions, gamma proposals, N values of gamma that are compared.
@@ -36,10 +36,11 @@ class Device(NamedTuple):
     """The rough speed of a kind of device, from which the seconds of passes are estimated.
 
     Attributes:
-        layer: seconds of a decoder layer, without the time to read its weights.
+        layer: seconds of a decoder layer for one position, without the time to read its weights.
         bandwidth: bytes of weights read per second.
         softmax: seconds of sampling per logit.
-        grows: whether `layer`, like the time to read weights, grows with the number of positions.
+        grows: whether `layer` is multiplied by v(M) for M positions. The time to read and multiply
+            weights always is.
     """
 
     layer: float
@@ -145,8 +146,8 @@ class Expected:
 def _parts(model: T5 | ExactTarget, device: Device) -> tuple[float, float]:
     """Returns the seconds of a pass over one position, in two parts.
 
-    The first part is the same for any number of positions. The second grows with that number, as
-    table `V` of pass times says.
+    For a pass over M positions, the first part stays the same, and the second part is multiplied by
+    v(M) from table `V`.
     """
     read = model.weights_read()
     layers, reading = read.layers * device.layer, read.bytes / device.bandwidth
@@ -162,7 +163,7 @@ DRIFT = 5e-4  # variance that each step adds to its errors, so that old steps co
 
 
 class Error:
-    """The mean and variance of one part of a step's log(seconds / expected): see `StepCosts`."""
+    """The mean and variance of one part of a step's error; `StepCosts` explains the parts."""
 
     def __init__(self, variance: float) -> None:
         """Starts with the variance that is assumed before the first measured step."""

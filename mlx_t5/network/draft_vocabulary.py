@@ -31,13 +31,15 @@ TABLE = "d2t"
 class DraftVocabulary:
     """Maps a draft's logits to the target's tokens.
 
-    A draft without a table of ids (`d2t`) has the ids below its config's `vocab_size`. Ids that the
-    target lacks are left out. V is the size of the target's vocabulary.
+    A draft's table `d2t` lists the ids of its tokens. Without a table, the ids are all numbers from
+    0 to the draft's `vocab_size` - 1. Ids that the target lacks are left out. V is the size of the
+    target's vocabulary. If N = V, logit i belongs to token i, and no maps are needed.
 
     Attributes:
         size: N, the number of the draft's logits that are used.
-        ids: (N,) int32, the token of each logit; None if N = V: then logit i is that of token i.
-        rows: (V,) int32, the index of each token's logit, or N if it has none; None if N = V.
+        ids: (N,) int32, the token of each logit; None if N = V.
+        rows: (V,) int32, the index of each token's logit; N for a token without a logit. None if
+            N = V.
     """
 
     def __init__(self, model: T5, vocab_size: int) -> None:
@@ -81,10 +83,10 @@ def narrow(draft: T5, ids: np.ndarray) -> None:
 
 
 def widened(draft: T5) -> Any:
-    """Returns a draft like `draft`, but one that can propose every token of the target.
+    """Returns a draft with the decoder of `draft` that can propose every token of the target.
 
-    The new draft uses the decoder of `draft` and the target's head. `draft` must use that head too,
-    because a separate one would have rows for only some of the tokens.
+    `draft` must use some rows of its target's head; the new draft uses the whole head. A draft with
+    a head of its own cannot be widened, because its head lacks the rows of the other tokens.
     """
     config = replace(draft.config, draft_vocab_size=None)
     wide = type(draft)(config, shares_with=draft.shares_with)
@@ -122,7 +124,7 @@ def require_all_tokens(model: T5) -> None:
 
 
 def _rows(head: nn.Module, ids: mx.array) -> nn.Module:
-    """Returns an output head that has only the rows `ids` of `head`, copied and quantized alike."""
+    """Returns an output head with copies of the rows `ids` of `head`, quantized as in `head`."""
     rows = copy(head)
     for name in rows.parameters():
         rows[name] = mx.contiguous(head[name][ids])

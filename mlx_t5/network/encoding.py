@@ -80,7 +80,7 @@ def prepared(
 def encoded(
     model: T5, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
 ) -> Cache:
-    """Returns a decoder's cache with a row for each source, after computing it.
+    """Returns a decoder's cache with a row for each source, already computed.
 
     Args:
         model: the model whose decoder uses the cache.

@@ -87,10 +87,10 @@ def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
 
 
 def holding_rows(model: T5, batch: int, width: int) -> list[int]:
-    """Returns the numbers of rows at which every rank gets the bits of a full batch.
+    """Returns the numbers of rows that give the same bits as a full batch, on every rank.
 
-    Each rank tests its own shard with `numbers_of_rows`. The result is empty if a row's bits depend
-    on its place in the batch.
+    Each rank tests its own shard with `numbers_of_rows`. The result is empty if, on any rank, a
+    row's bits depend on its place in a pass.
     """
     rows = numbers_of_rows(model, batch, width) if attention_holds(model, width) else []
     held = mx.array([n in rows for n in range(batch + 1)], mx.int32)
@@ -99,10 +99,14 @@ def holding_rows(model: T5, batch: int, width: int) -> list[int]:
 
 
 def numbers_of_rows(model: T5, batch: int, width: int) -> list[int]:
-    """Returns the numbers of rows a pass may have: `batch`, and smaller ones with the same bits.
+    """Returns the numbers of rows that give the same bits as a full batch, on this rank.
+
+    In a pass with any of these numbers of rows, products round a row as in a pass with `batch`
+    rows. Of the smaller numbers, only powers of two are tested.
 
     Returns:
-        Powers of two and `batch`, ascending; empty if a row's bits depend on its place in a pass.
+        The numbers in ascending order, `batch` last; empty if a row's bits depend on its place in
+        a pass.
     """
     fewer = [2**i for i in range(batch.bit_length()) if 2**i < batch]
     for product, inputs in products(model):
@@ -115,9 +119,11 @@ def numbers_of_rows(model: T5, batch: int, width: int) -> list[int]:
 
 
 def place_is_irrelevant(product: Product, x: mx.array, out: mx.array) -> bool:
-    """Returns whether a product gives a row the same bits at another place, beside random rows.
+    """Returns whether a row's product has the same bits at another place, beside other rows.
 
-    Two moves are tested: by one place, so that all places are compared, and to the opposite end.
+    Half of the rows are moved and compared, and random rows fill the places between them; then the
+    other half. Two moves are tested: to the next place, so that every place is compared with its
+    neighbor, and to the mirrored place, so that the first row becomes the last.
 
     Args:
         product: a function that should compute each row independently.
@@ -138,9 +144,10 @@ def products(model: T5) -> Iterator[tuple[Product, Callable[[int], list[mx.array
     """Yields each kind of matrix product in a decoder pass; kinds differ in shape or type.
 
     Yields:
-        A product, and a function that makes two inputs for it, given the number of rows. The first
-        is random. With the second the terms of every sum cancel, so that the results are rounding
-        errors alone: even in 16 bits they show a different order of summation.
+        A product, and a function that makes two inputs for this product, given the number of rows.
+        The first input is random. With the second input, the terms of every sum cancel, so that
+        only rounding errors remain. These errors reveal a different order of summation even in 16
+        bits.
     """
     every = [(model.head, False)]
     for block in chain(*model.decoder.blocks):
@@ -157,12 +164,19 @@ def products(model: T5) -> Iterator[tuple[Product, Callable[[int], list[mx.array
 def _doubled(
     matrix: Matrix, dtype: mx.Dtype, adds: bool
 ) -> tuple[Product, Callable[[int], list[mx.array]]]:
-    """Returns a product with a weight of the matrix's shape, and a function that makes its inputs.
+    """Returns a product that reveals rounding errors, and a function that makes its two inputs.
 
-    The second half of the weight's columns is the first half, rotated by one quantization group, or
-    by one column if it is not quantized. The function makes two inputs. The first is random. The
-    second is built like the weight, but its second half is negated, so all terms cancel. If `adds`,
-    the product adds a residual of zeros (unless quantized).
+    The product's weight has the shape of the matrix. The second half of its columns repeats the
+    first half, rotated by one quantization group, or by one column if the matrix is not quantized.
+
+    The function takes the number of rows. The first input is random. The second input has the same
+    two halves as the weight, but the second half is negated. So the terms of every sum cancel, and
+    only rounding errors remain.
+
+    Args:
+        matrix: a matrix of the model.
+        dtype: type of the inputs if the matrix's scales are integers.
+        adds: whether a product that is not quantized adds a residual, as in the model; here zeros.
     """
     quantized, group = bool(matrix.quantization), [*matrix.quantization, 1][0]
     arrays = matrix.arrays if quantized else (matrix.arrays[0].T,)  # outputs first
@@ -211,7 +225,11 @@ def attention_holds(model: T5, width: int) -> bool:
 
 
 def decoder_holds(target: ExactTarget) -> bool:
-    """Returns whether a row alone, fed token by token, has the same logits as beside other rows."""
+    """Returns whether a row has the same logits alone as in a full batch, bit for bit.
+
+    Alone, the row is fed one token per pass; in the batch, the passes have different lengths. The
+    probabilities that sampling computes from the logits are compared too.
+    """
     width, batch = target.width, target.rows[-1]
     begin = SLOT_MULTIPLE - width // 2  # so that a pass crosses into more slots
 

@@ -62,7 +62,10 @@ def same_model(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _samples(model: T5) -> list[mx.array]:
-    """Returns `SAMPLES` numbers of each weight, ordered by name; NaN if they are unknown."""
+    """Returns `SAMPLES` numbers of each weight, in the order of the weights' names.
+
+    The numbers are NaN if the weight is quantized or cut between ranks.
+    """
     parameters, samples = dict(tree_flatten(model.parameters())), []
     for name in sorted(name for name in parameters if name.endswith("weight")):
         in_full = ranks_of(model).size == 1 or axis_of(name) is None

@@ -40,7 +40,8 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 def keep_float32(name: str, dtype: mx.Dtype) -> bool:
     """Returns whether a parameter stays in float32 in a model of type `dtype`.
 
-    Only the feed-forward's `wo` does, in float16: its output would overflow in all larger models.
+    In a float16 model, the feed-forward's `wo` stays in float32, because its output would overflow
+    float16 in all larger models. No other parameter stays in float32.
     """
     return dtype == mx.float16 and ".wo." in name
 
@@ -155,7 +156,11 @@ def checkpointed_layer(
 
 
 def project(block: Block, x: mx.array) -> list[mx.array]:
-    """Returns the normed residual times each input projection; joined ones give one array."""
+    """Applies the block's norm and then its input projections to the residual x.
+
+    Returns:
+        An array (rows, outputs) for each projection, or a single array if they are joined.
+    """
     x = block.norm(x)
     return [matrix.times(x) for matrix in block.inputs]
 
@@ -163,7 +168,18 @@ def project(block: Block, x: mx.array) -> list[mx.array]:
 def heads(
     config: T5Config, projections: Sequence[mx.array], batch: int, count: int
 ) -> Sequence[mx.array]:
-    """Returns `count` projections, joined or not, as heads (B rows, H heads, T positions, d_kv)."""
+    """Splits the outputs of `project` into heads.
+
+    Args:
+        config: the shape of the model, or of this rank's shard.
+        projections: `count` arrays (B·T, H·d_kv), or a single array (B·T, count·H·d_kv) if the
+            projections are joined.
+        batch: number of rows B; in the decoder's cross-attention, the number of prompts.
+        count: number of projections, such as 3 for queries, keys and values.
+
+    Returns:
+        `count` arrays (B rows, H heads, T positions, d_kv).
+    """
     length = len(projections[0]) // batch
     if length == 1:  # without a transposition, which would be a copy on CUDA
         ys = [y.reshape(batch, -1, 1, config.d_kv) for y in projections]

@@ -1,6 +1,6 @@
 """Linear layers with few operations, and matrix products in the fastest form.
 
-Layers over the same input are joined into one, and the product itself adds the residual.
+Layers that have the same input are joined into one, and the product itself adds the residual.
 
 Decoding is bound by reading weights. For M rows x (M, K) and a weight (N, K) the natural product is
 `x @ weight.T`. For few rows the fastest form depends on the BLAS and its kernels; `FORMS` lists the
@@ -86,9 +86,9 @@ class Matrix(NamedTuple):
 
 
 def matrices(*layers: nn.Module) -> tuple[Matrix, ...]:
-    """Returns the matrices of layers over one input: a single one if the layers are joined.
+    """Returns the matrices of layers that have the same input; one matrix if they are joined.
 
-    Layers no longer count as joined once the weight of one of them has been replaced.
+    Layers no longer count as joined once the weight of any of these layers has been replaced.
     """
     joined = getattr(layers[0], "joined", None)
     if not joined or any(m["weight"] is not w for m, w in zip(layers, joined.weights, strict=True)):
@@ -98,7 +98,7 @@ def matrices(*layers: nn.Module) -> tuple[Matrix, ...]:
 
 @dataclass
 class Joined:
-    """Several layers over the same input, joined into one.
+    """Several layers that have the same input, joined into one.
 
     Attributes:
         layer: the joined layer, whose weight has the rows of all the layers' weights.
@@ -110,7 +110,7 @@ class Joined:
 
 
 def join_layers(*layers: nn.Module) -> None:
-    """Joins layers over the same input, so that `matrices` returns one matrix for them.
+    """Joins layers that have the same input, so that `matrices` returns one matrix for them.
 
     The layers' parameters become views of the joined parameters, so joining needs no memory. Layers
     that are quantized differently are left as they are.
@@ -147,7 +147,10 @@ def weight_first(x: mx.array, weight: mx.array) -> mx.array:
 
 
 def doubled(x: mx.array, weight: mx.array) -> mx.array:
-    """Returns the product of a single row x, computed as two equal rows."""
+    """Returns the product for a single row x (1, K), computed for two copies of the row.
+
+    With some BLAS, a product of two rows takes less time than a product of one row: see `FORMS`.
+    """
     return (mx.broadcast_to(x, (2, x.shape[1])) @ weight.T)[:1]
 
 
@@ -178,13 +181,22 @@ FORMS: tuple[tuple[str, range, Callable[[int, int], bool], Form], ...] = (
 
 @cache
 def forms(outputs: int, inputs: int, dtype: mx.Dtype) -> Forms:
-    """Returns forms of a product that are faster here than `x @ weight.T`, for a weight shape."""
+    """Returns the functions that compute `x @ weight.T` faster than this expression on this device.
+
+    Each function comes with the numbers of rows of x for which it is faster. There are none on a
+    GPU, or for types other than float32.
+
+    Args:
+        outputs: N, number of rows of the weight.
+        inputs: K, number of columns of the weight.
+        dtype: type of the weight.
+    """
     if dtype != mx.float32 or not cpu_only():
         return ()  # BLAS multiplies float32 only, and GPUs do not need other forms
     return forms_with(blas_name(), outputs, inputs)
 
 
 def forms_with(blas: str, outputs: int, inputs: int) -> Forms:
-    """Returns the faster forms of a float32 product on a CPU with this BLAS."""
+    """Returns `forms` for a float32 weight (outputs, inputs) on a CPU with this BLAS."""
     matching = [row for row in FORMS if row[2](outputs, inputs) and re.match(row[0], blas)]
     return tuple((rows, form) for _, rows, _, form in matching)

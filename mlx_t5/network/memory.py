@@ -63,10 +63,11 @@ def require(needed: int, ranks: Ranks = ALONE) -> None:
 def wire(needed: int) -> None:
     """Makes macOS keep MLX's memory resident: the memory in use and the next `needed` bytes.
 
-    The limit also covers buffers that MLX keeps for reuse, so lowering it never unwires a weight.
+    MLX wires buffers up to a limit, which this function sets. The limit has room for the buffers
+    that MLX keeps for reuse too. Otherwise a call with a smaller `needed` could unwire weights.
 
     Args:
-        needed: bytes to be allocated; the limit is at most the working set of macOS.
+        needed: bytes to be allocated. The limit never exceeds the working set of macOS.
     """
     most = device_info().get(WORKING_SET)
     if most:
@@ -156,10 +157,17 @@ def cache_bytes(
 
 
 def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
-    """Returns the peak size in bytes of the encoder's activations, at `width` bytes per number.
+    """Returns the estimated peak size in bytes of the encoder's activations.
 
-    The peak measured on a CPU was four times one layer's scores, hidden units, residual and heads.
-    A GPU does not keep the scores. For a long source, only a chunk of queries has scores at a time.
+    The estimate is four times the sum of one layer's attention scores, hidden units, residual and
+    heads, as measured on a CPU. An attention kernel that does not store the scores needs less. For
+    a long source, only the scores of one chunk of queries are counted.
+
+    Args:
+        config: the model's config.
+        width: bytes per number.
+        rows: number of rows.
+        source: source positions per row.
     """
     heads = config.num_heads
     scores = heads * min(source, queries_at_once(rows, heads, source))
@@ -185,7 +193,13 @@ def stored_bytes(folder: Path, dtype: str | mx.Dtype | None, prefix: str = "") -
 
 
 def loaded_bytes(stored: Checkpoint, dtype: str | mx.Dtype | None, prefix: str = "") -> int:
-    """Returns `stored_bytes` for an open checkpoint."""
+    """Returns the size in bytes of an open checkpoint's weights once they are loaded.
+
+    Args:
+        stored: the checkpoint.
+        dtype: as in `stored_bytes`.
+        prefix: as in `stored_bytes`.
+    """
     requested = str(dtype).removeprefix("mlx.core.") if dtype else "float32" if on_cpu() else None
     names = [name for name in stored.names if name.startswith(prefix)]
     total = 0
@@ -200,9 +214,10 @@ def loaded_bytes(stored: Checkpoint, dtype: str | mx.Dtype | None, prefix: str =
 def warning(
     folders: Sequence[Path], dtype: str | None, ranks: int = 1, whole_head: bool = False
 ) -> str | None:
-    """Returns a warning if the models together do not fit or barely fit into memory, else None.
+    """Returns a warning if the models' weights do not fit or barely fit into memory, else None.
 
-    A Mac's GPU slows down near the working set that macOS recommends, which can be raised.
+    On a Mac, the limit is the memory that macOS recommends for the GPU. Near this limit, the GPU
+    slows down. If the machine has enough memory, the warning gives a command to raise the limit.
 
     Args:
         folders: the target's folder, and the draft's folder if there is a draft.

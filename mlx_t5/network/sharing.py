@@ -84,7 +84,7 @@ def shared_draft(target: T5, num_decoder_layers: int, dtype: mx.Dtype = mx.float
         target: a `model.T5`; may be quantized.
         num_decoder_layers: number of layers to copy, evenly spaced from the first on. The final
             norm and the relative bias are copied too. Copies are not quantized.
-        dtype: type of the draft's parameters; with float16, `wo` stays in float32 as everywhere.
+        dtype: type of the draft's parameters; see also `layers.keep_float32`.
 
     Returns:
         A T5 whose own parameters are only its decoder's; `shares_with` is the target.

@@ -173,7 +173,10 @@ def become(row: Row, text: Hypothesis) -> Row:
 
 
 def texts_of(row: Row) -> list[Row]:
-    """Returns a row's `num_return_sequences` best texts as rows; surplus rows have an error."""
+    """Returns a row's `num_return_sequences` best texts as rows.
+
+    If the search found fewer texts, the missing texts are rows with an error.
+    """
     count = row.settings.num_return_sequences
     if row.error or not row.search:
         return [row] * count

@@ -175,10 +175,10 @@ def penalize_repetition(history: History, logits: mx.array, penalty: mx.array) -
 def repeats(history: History, logits: mx.array, n: int) -> mx.array:
     """Marks the tokens that would complete an n-gram that the row has written already.
 
-    Let P be the number of columns of `history.tokens` before a position. An n-gram that starts at
-    column s counts if it is complete (s + n <= P), and if its first n - 1 tokens equal those in the
-    last n - 1 of the P columns. The loop compares one token of the n-gram at a time, for all starts
-    at once.
+    The n - 1 tokens before a position begin an n-gram, and the next token completes it. If an
+    earlier n-gram begins with the same n - 1 tokens, its last token is marked. An n-gram that
+    starts at column s is earlier if s + n <= P, where P is the number of columns before the
+    position. The loop compares one token of the n-grams at a time, for all starts and positions.
 
     Args:
         history: all tokens before the last position; see `Processing.__call__`.

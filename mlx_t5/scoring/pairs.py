@@ -86,9 +86,14 @@ class Ranked:
 def passes(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> Iterator[list[int]]:
     """Groups pairs of a prompt and a target into forward passes of at most `size` pairs.
 
-    The prompts of a pass have the same number of targets, and similar lengths. `most_tokens` limits
-    the tokens of a pass with several prompts, padding included; only the longest target of each
-    prompt is counted.
+    The prompts of a pass have the same number of targets, and similar lengths. A prompt with more
+    than `size` targets takes several passes.
+
+    Args:
+        pairs: the pairs.
+        size: maximum number of pairs in a pass.
+        most_tokens: maximum number of tokens in a pass with several prompts, padding included. A
+            prompt counts with its longest target only. The tokens of a single prompt have no limit.
 
     Yields:
         The indices of the pairs of a pass; pairs with the same prompt are adjacent.

@@ -32,10 +32,10 @@ LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is ve
 
 @dataclass
 class DocumentChunk(Chunk):
-    """The answer of one piece of a document, as a chunk of the document's text.
+    """The answer to one piece of a document, as a chunk of the document's answer.
 
     Attributes:
-        fields: values for the fields `pieces` and `stats` of the answer's choice (schemas.py).
+        fields: values for `pieces` and `stats` of `CompletionChoice` or `ChatChoice` (schemas.py).
     """
 
     fields: Fields = field(default_factory=dict)

@@ -1,11 +1,13 @@
 """Decodes generation jobs: makes rows, batches them, and reports their texts in chunks.
 
 A row is one text in a batch, or one beam search. Rows join and leave a running batch between two
-steps. Rows with the same number of beams share one batch. A piece of a document becomes a row when
-a batch has room for it; a document has at most `QueuedJob.size` rows at a time. While there are
-requests without documents, the pieces that join have at most `PIECE_TOKENS` tokens per step,
-averaged over the steps. So these requests wait neither for a whole document nor for the encoding of
-many pieces. As in `generate`, the decoder's `Codec` makes the rows, chunks and results.
+steps. Rows with the same number of beams share one batch. As in `generate`, the decoder's `Codec`
+makes the rows, chunks and results.
+
+A piece of a document becomes a row when a batch has room for it; a document has at most
+`QueuedJob.size` rows at a time. Ordinary requests (those that are not documents) have priority:
+while they have rows, the pieces that join have at most `PIECE_TOKENS` tokens per step on average.
+So ordinary requests wait neither for a whole document nor for the encoding of many pieces.
 
 A row may request log-probabilities. They are the log softmax of the target's logits, before
 penalties, temperature, top-p and `delta` (leniency), even for a token that the draft proposed.
@@ -26,7 +28,7 @@ from typing import TYPE_CHECKING
 from mlx_t5.backend import mx
 from mlx_t5.engine import batching
 from mlx_t5.engine.beams import Beams
-from mlx_t5.engine.rows import Chunk, Row, TokenLogprob
+from mlx_t5.engine.rows import Row, TokenLogprob
 from mlx_t5.sampling.beam_search import texts_of
 from mlx_t5.serving.api_error import ApiError, failure_of
 from mlx_t5.serving.jobs import GenerationJob, JobQueue
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from mlx_t5.engine.batch import Batch
 
-PIECE_TOKENS = 128  # tokens of pieces that may join per step while there are other requests
+PIECE_TOKENS = 128  # tokens of pieces that may join per step while ordinary requests have rows
 
 
 class GenerationBatches:
@@ -150,9 +152,9 @@ class GenerationBatches:
     def _has_room(self, job: GenerationJob, others: bool) -> bool:
         """Returns whether the next piece of a document may become a row.
 
-        If the batch is full, the new row waits. While there are requests without documents
-        (`others`), each document may have one waiting row. If it had none, those requests would
-        take every place that becomes free.
+        If the batch is full, the new row waits. While ordinary requests have rows (`others`), each
+        document may have one waiting row. If a document had none, ordinary requests would take
+        every place that becomes free.
         """
         own, queue = self._rows_of(job), self._queues.get(job.spec.settings.num_beams)
         if queue and len(queue.engine.rows) + len(queue.waiting) >= self._max_batch:

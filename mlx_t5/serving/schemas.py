@@ -1,9 +1,12 @@
 """Schemas of answers; FastAPI generates the description of the API (/docs) from them.
 
 OpenAI's fields have the form that the official client expects. The prediction tokens in `usage` are
-those of the request's `prediction` (the expected text) or, without one, all proposed tokens. These
-fields are not in OpenAI's API: `speculation`, on request, lists the origin of each token; `score`
-is the score of a beam search; `pieces` lists the pieces of a split text, and `stats` counts them.
+the tokens of the request's `prediction` (the expected text). If a request has no `prediction`, they
+are all proposed tokens.
+
+These fields are not in OpenAI's API: `speculation`, on request, lists the origin of each token;
+`score` is the score of a beam search; `pieces` lists the pieces of a split text, and `stats` counts
+the pieces.
 """
 
 from __future__ import annotations
@@ -18,7 +21,11 @@ Capability = Literal["completions", "score", "rerank", "embeddings"]
 
 
 class TokenDetails(BaseModel):
-    """Counts of accepted and rejected proposals: those from a `prediction`; without one, all."""
+    """Counts of accepted and rejected tokens.
+
+    If the request has a `prediction`, the prediction's tokens are compared with the answer; those
+    that the answer has too are accepted. Otherwise all proposed tokens are counted.
+    """
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int

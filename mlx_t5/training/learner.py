@@ -4,8 +4,8 @@ A step returns a new state and does not change the old state, so an interruption
 state.
 
 A step trains the parameters that are not frozen and not shared with another model. So if a draft
-shares the target's encoder, embedding and head, only the draft's decoder is trained. If a draft has
-its own vocabulary, the ids of its tokens are never trained.
+shares the target's encoder, embedding and head, only the draft's decoder is trained. Parameters of
+whole numbers, such as the table of ids in a draft with its own vocabulary, are never trained.
 
 The default optimizer is Adafactor (Shazeer and Stern, https://arxiv.org/abs/1804.04235), with which
 T5 was trained. Adafactor multiplies the learning rate by the scale of each tensor (section 8).
