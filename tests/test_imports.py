@@ -1,15 +1,93 @@
-"""The commands import no slow package before it is needed, and never torch."""
+"""Tests imports: they go down only, and the commands import nothing slow before it is needed."""
 
+from __future__ import annotations
+
+import ast
 import re
 import subprocess
 import sys
+from functools import cache
+from pathlib import Path
 
 import pytest
 
 from serving_process import ROOT, Server
 
+LIBRARY = "mlx_t5"
+# Imports go down only: a room may import itself and the rooms before it. Types of later rooms are
+# imported under TYPE_CHECKING.
+FLOORS = """
+errors sizes | ranges blas cuda | backend timing disk grouping | settings
+checkpoints | text | sampling | network | names | model
+drafting scoring | engine loading | decoder
+machines | training | cli | serving
+convert | demo | benchmarks | main server distill finetune benchmark
+"""
+ROOMS = [floor.split() for floor in FLOORS.strip().replace("\n", "|").split("|")]
+FLOOR = {room: number for number, rooms in enumerate(ROOMS) for room in rooms}
 COMMANDS = {"main.py", "convert.py", "server.py", "benchmark.py", "distill.py", "finetune.py"}
 SLOW = {"mlx", "numpy", "transformers", "torch", "huggingface_hub", "fastapi", "tqdm"}
+
+
+def name(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = [*ROOT.glob("*.py"), *ROOT.glob(f"{LIBRARY}/**/*.py"), *ROOT.glob("benchmarks/**/*.py")]
+MODULES = {name(file): file for file in FILES}
+
+
+def imported_by(tree: ast.AST) -> set[str]:
+    """Returns the project's modules that a tree imports, except under TYPE_CHECKING."""
+    found = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {each if each in MODULES else node.module for each in full}
+        found |= imported_by(node)
+    return found & MODULES.keys()
+
+
+@cache
+def imports(module: str) -> frozenset[str]:
+    tree = ast.parse(MODULES[module].read_text("utf-8"))
+    return frozenset(imported_by(tree) - {module})
+
+
+def room(module: str) -> str:
+    """Returns the folder or file of a module, as "engine" for `mlx_t5.engine.rows`."""
+    first, *others = module.split(".")
+    return others[0] if first == LIBRARY and others else first
+
+
+def test_imports_go_down_only():
+    up = [
+        f"{module} imports {below}"
+        for module in sorted(MODULES.keys() - {LIBRARY})
+        for below in imports(module) - {LIBRARY}
+        if room(module) != room(below) and FLOOR[room(module)] <= FLOOR[room(below)]
+    ]
+    assert not up
+
+
+def test_the_page_about_the_code_has_these_floors():
+    page = (ROOT / "docs" / "how-it-is-built.md").read_text("utf-8")
+    places = [page.find(f"\n    {floor}  ") for floor in FLOORS.strip().splitlines()]
+    assert -1 not in places and places == sorted(places, reverse=True)
+
+
+def test_no_two_modules_import_each_other():
+    @cache
+    def depth(module: str) -> int:
+        return max((1 + depth(below) for below in imports(module)), default=0)
+
+    for module in MODULES:
+        depth(module)  # a cycle raises a RecursionError
 
 
 def names(log: str) -> set[str]:
