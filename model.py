@@ -34,7 +34,7 @@ from mlx_t5.network.draft_vocabulary import settle
 from mlx_t5.network.interface import require_decoder
 from mlx_t5.network.layers import checkpointed, encoder_layer, heads, layer_for
 from mlx_t5.network.linear import Matrix, matrices
-from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
+from mlx_t5.network.memory import cache_bytes, checkpoint_bytes, encoder_bytes, room_for_weights
 from mlx_t5.network.modules import Stack, Stacks
 from mlx_t5.network.ranks import Ranks
 from mlx_t5.network.sharding import cut, shard
@@ -316,7 +316,7 @@ def _load(
     """Returns the model with its weights, or this rank's shard; see `load`."""
     with (
         open_checkpoint(folder) as stored,
-        room_for_weights(loaded_bytes(stored, dtype) // ranks.size),
+        room_for_weights(checkpoint_bytes(stored, dtype) // ranks.size),
         ExitStack() as files,
     ):
         shapes = {name: stored.shape(name) for name in stored.names}

@@ -107,22 +107,22 @@ def compare(
     single = batch_size == 1 and temp == 0
     turns = workload.cut(prompts.prompts, 1 if single else len(prompts.prompts))
     common = {"max_tokens": args.max_tokens, "temp": temp}
-    numbers: dict[tuple[str, int | str], str] = {(REGULAR, 0): REGULAR}
-    numbers |= {(proposer, n): f"{proposer} {n}" for proposer in args.ways for n in args.num_draft}
+    names: dict[tuple[str, int | str], str] = {(REGULAR, 0): REGULAR}
+    names |= {(proposer, n): f"{proposer} {n}" for proposer in args.ways for n in args.num_draft}
     variants = {
         name: decoding(subject.decoder(proposer, n), turns, batch_size, **common)
-        for (proposer, n), name in numbers.items()
+        for (proposer, n), name in names.items()
     }
     for percent, n in itertools.product(args.wrong, args.num_draft):
         way = f"{DRAFT}, {percent} % wrong"
-        numbers[way, n] = name = f"{way}, {n}"
+        names[way, n] = name = f"{way}, {n}"
         decoder = subject.decoder(DRAFT, n, wrong=percent)
         variants[name] = decoding(decoder, turns, batch_size, **common)
     texts = predicted(subject, turns, args.predictions, args.max_tokens)
     for percent, predictions in texts.items():
         for proposer, n in itertools.product((REGULAR, *args.ways), args.num_draft):
             way = f"{proposer}, prediction {percent} % changed"
-            numbers[way, n] = name = f"{way}, {n}"
+            names[way, n] = name = f"{way}, {n}"
             decoder = subject.decoder(proposer, n)
             variants[name] = decoding(decoder, turns, batch_size, predictions, **common)
     timed = interleave(variants, len(turns), args.repeats, decided)
@@ -139,7 +139,7 @@ def compare(
             "batch_size": batch_size,
             "count": len(chosen) if single else len(prompts.prompts),
             "repeats": args.repeats,
-            "rows": rows_of(numbers, of_task),
+            "rows": rows_of(names, of_task),
             "costs": costs,
         }
 
@@ -161,16 +161,16 @@ def predicted(
     return {n: workload.cut(workload.changed(texts, n), size) for n in percentages}
 
 
-def rows_of(numbers: dict[tuple[str, int | str], str], timed: dict[str, Timed]) -> list[dict]:
+def rows_of(names: dict[tuple[str, int | str], str], timed: dict[str, Timed]) -> list[dict]:
     """Returns one table row for each variant, with the variant's figures.
 
     Args:
-        numbers: maps a proposer and its number of proposals to the variant's name.
+        names: maps a proposer and its number of proposals to the variant's name.
         timed: maps a variant's name to the variant's times.
     """
     return [
         {"proposer": proposer, "num_draft": n, "way": name} | figures(timed[name], timed[REGULAR])
-        for (proposer, n), name in numbers.items()
+        for (proposer, n), name in names.items()
     ]
 
 

@@ -63,11 +63,12 @@ class Experience:
             grows while drafting is too slow. A trial costs its step, and earns `refund` per token.
         refund: credit per token that the last step wrote; 0 if that step was no trial.
         rest: number of next steps that will not draft. A step ignores `rest` if tokens can be
-            copied, if `batch` has changed, or if a row can take more proposals than `room`.
-        batch: the number of rows when `rest` was set; always 1 with delta > 0, because the other
-            rows must not matter.
-        room: the most proposals that any row could take when `rest` was set: `Row.room`, at most
-            the largest of `NUMBERS`.
+            copied, if the batch has another number of rows than `rest_batch`, or if a row can take
+            more proposals than `rest_room`.
+        rest_batch: the number of rows when `rest` was set; always 1 with delta > 0, because the
+            other rows must not matter.
+        rest_room: the most proposals that any row could take when `rest` was set: `Row.room`, but
+            no more than the largest of `NUMBERS`.
     """
 
     accepted: dict[Kind, float] = field(default_factory=lambda: defaultdict(float))
@@ -75,8 +76,8 @@ class Experience:
     credit: float = CREDIT
     refund: float = 0.0
     rest: int = 0
-    batch: int = 0
-    room: int = 0
+    rest_batch: int = 0
+    rest_room: int = 0
 
     def expected_tokens(self, kind: Kind, most: int, others: Experience) -> list[float]:
         """Returns how many tokens a row's step is expected to yield.
@@ -238,7 +239,7 @@ class Adaptive:
         size = 1 if rows[indices[0]].settings.delta else len(rows)
         longest = min(max(rows[i].room for i in indices), NUMBERS[-1])
         drafted_only = all(offer.tokens is None for i in indices for offer in offers[i])
-        same = experience.batch == size and experience.room >= longest
+        same = experience.rest_batch == size and experience.rest_room >= longest
         if experience.rest and same and drafted_only:
             experience.rest, experience.refund = experience.rest - 1, 0.0
             experience.credit += TRIAL_SHARE
@@ -260,7 +261,7 @@ class Adaptive:
         either = (map(max, *pair) for pair in offered)
         drafting = [sum(column) for column in zip(*either, strict=True)]
         drafts, n = experience.decide((copying, drafting), costs.seconds(size), late)
-        experience.batch, experience.room = size, longest
+        experience.rest_batch, experience.rest_room = size, longest
         if not drafted_only:
             experience.rest = 0  # without copies in the next step, drafting may be better
         self.idle = self.idle and experience.rest > 0

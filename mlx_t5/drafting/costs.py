@@ -1,8 +1,9 @@
 """Estimates the seconds of a step from a table for the device, corrected by measured steps.
 
-No benchmark is run. For each kind of device and weights, table `V` has v(M): the time to read and
-multiply the weights for M positions, relative to a single position. `Expected` estimates from this
-table, and `StepCosts` corrects the estimates by the measured seconds of ordinary decoding steps.
+No benchmark is run. For each kind of device and weights, the table `PASS_TIMES` has v(M): the time
+to read and multiply the weights for M positions, relative to a single position. `Expected`
+estimates from this table, and `StepCosts` corrects the estimates by the measured seconds of
+ordinary decoding steps.
 
 Symbols: B rows, M positions, gamma proposals, N values of gamma that are compared.
 """
@@ -39,14 +40,14 @@ class Device(NamedTuple):
         layer: seconds of a decoder layer for one position, without the time to read its weights.
         bandwidth: bytes of weights read per second.
         softmax: seconds of sampling per logit.
-        grows: whether `layer` is multiplied by v(M) for M positions. The time to read and multiply
-            weights always is.
+        layer_grows: whether a pass over M positions takes v(M) times `layer`. If not, only the time
+            to read the weights is multiplied by v(M).
     """
 
     layer: float
     bandwidth: float
     softmax: float = 0.0
-    grows: bool = False
+    layer_grows: bool = False
 
 
 # CPU: two cores of an AMD EPYC with MKL; sampling takes 16 ns per logit. CUDA: an H100 takes 5.9 ms
@@ -54,12 +55,12 @@ class Device(NamedTuple):
 # layer has 19 kernels of 2.4 to 2.75 us each (mlx#3839); the bandwidth lies between an M3's
 # (100 GB/s) and an Ultra's (800 GB/s).
 CPU = Device(5e-4, 1.7e10, 1.6e-8)
-CUDA = Device(2.4e-4, 2e12, grows=True)
+CUDA = Device(2.4e-4, 2e12, layer_grows=True)
 METAL = Device(6e-5, 3e11)
 
 # M → time to read and multiply weights for M positions, counted over all rows, relative to M = 1.
 # Values in between are interpolated; beyond the last M the last slope continues.
-V: Mapping[str, Mapping[int, float]] = {
+PASS_TIMES: Mapping[str, Mapping[int, float]] = {
     # MKL on 2 cores of an AMD EPYC and of an Intel Xeon, the shapes of t5-small and t5-base.
     "cpu": {1: 1, 2: 1.15, 4: 1.6, 6: 1.9, 8: 2.1, 16: 2.7, 32: 4.3, 64: 7, 192: 17},
     "cpu without blas": {1: 1, 64: 64},
@@ -79,7 +80,7 @@ V: Mapping[str, Mapping[int, float]] = {
 
 
 def device_kind(weights: str) -> tuple[Device, str]:
-    """Returns the device, and the key in `V` (pass times) for this device and kind of weights.
+    """Returns the device, and the key in `PASS_TIMES` for the device and this kind of weights.
 
     Args:
         weights: the mode of quantization ("affine", …), or the type of unquantized weights.
@@ -104,7 +105,7 @@ def most_proposals() -> int:
 
 
 class Expected:
-    """Estimates the seconds of steps from table `V` alone, so that all runs on a machine agree."""
+    """Estimates the seconds of steps from `PASS_TIMES` alone, so all runs on a machine agree."""
 
     def __init__(self, target: T5 | ExactTarget, draft: T5 | None = None) -> None:
         """Starts with a target (or its `ExactTarget`) and a draft model; None without a draft."""
@@ -115,7 +116,7 @@ class Expected:
         # Ranks on different devices must make the same choices, so all use rank 0's table.
         row, *seconds, self.softmax = ranks_of(target).shared(facts)
         self.target, self.draft = tuple(seconds[:2]), tuple(seconds[2:])
-        self.v = list(V[row]), list(V[row].values())
+        self.v = list(PASS_TIMES[row]), list(PASS_TIMES[row].values())
 
     def seconds(self, rows: int, positions: Any, passes: Any, sampled: bool = False) -> Any:
         """Returns the expected seconds of steps.
@@ -147,11 +148,11 @@ def _parts(model: T5 | ExactTarget, device: Device) -> tuple[float, float]:
     """Returns the seconds of a pass over one position, in two parts.
 
     For a pass over M positions, the first part stays the same, and the second part is multiplied by
-    v(M) from table `V`.
+    v(M) from `PASS_TIMES`.
     """
     read = model.weights_read()
     layers, reading = read.layers * device.layer, read.bytes / device.bandwidth
-    return (0.0, layers + reading) if device.grows else (layers, reading)
+    return (0.0, layers + reading) if device.layer_grows else (layers, reading)
 
 
 UNIT = 100.0  # prior variance of the error of all steps
@@ -162,7 +163,7 @@ SURPRISE = 2 * NOISE**0.5  # larger deviations are clamped to this
 DRIFT = 5e-4  # variance that each step adds to its errors, so that old steps count less
 
 
-class Error:
+class ErrorPart:
     """The mean and variance of one part of a step's error; `StepCosts` explains the parts."""
 
     def __init__(self, variance: float) -> None:
@@ -187,8 +188,8 @@ class StepCosts:
         self.numbers = [n for n in NUMBERS if n <= most]
         self._function = expected
         self._expected: dict[int, list[list[float]]] = {}  # B → (2, N) expected seconds
-        self._all, self._drafting = Error(UNIT), Error(DRAFTING)
-        self._own: dict[Any, Error] = defaultdict(lambda: Error(SHAPE))
+        self._all, self._drafting = ErrorPart(UNIT), ErrorPart(DRAFTING)
+        self._own: dict[Any, ErrorPart] = defaultdict(lambda: ErrorPart(SHAPE))
         self._seen: set[Shape] = set()
 
     def seconds(self, rows: int) -> list[list[float]]:

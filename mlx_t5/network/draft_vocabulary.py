@@ -82,11 +82,11 @@ def narrow(draft: T5, ids: np.ndarray) -> None:
         draft.lm_head = _rows(getattr(draft, "lm_head", draft.shared), draft.d2t)
 
 
-def widened(draft: T5) -> Any:
+def with_all_tokens(draft: T5) -> Any:
     """Returns a draft with the decoder of `draft` that can propose every token of the target.
 
-    `draft` must use some rows of its target's head; the new draft uses the whole head. A draft with
-    a head of its own cannot be widened, because its head lacks the rows of the other tokens.
+    `draft` must use some rows of its target's head, not a head of its own. The new draft uses the
+    target's whole head.
     """
     config = replace(draft.config, draft_vocab_size=None)
     wide = type(draft)(config, shares_with=draft.shares_with)

@@ -75,10 +75,10 @@ def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
     check_exact(Settings(num_draft=num_draft), WIDTHS[-1])
     widths = [width for width in WIDTHS if width > num_draft]
     for width in widths:
-        rows = holding_rows(model, batch, width)
+        rows = exact_row_counts(model, batch, width)
         if rows:
             target = ExactTarget(model, width, rows)
-            if decoder_holds(target):
+            if decoder_is_exact(target):
                 return target
     raise UserError(
         "exact decoding is not possible here: this device rounds a row differently by its place "
@@ -86,19 +86,19 @@ def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
     )
 
 
-def holding_rows(model: T5, batch: int, width: int) -> list[int]:
+def exact_row_counts(model: T5, batch: int, width: int) -> list[int]:
     """Returns the numbers of rows that give the same bits as a full batch, on every rank.
 
-    Each rank tests its own shard with `numbers_of_rows`. The result is empty if, on any rank, a
+    Each rank tests its own shard with `local_row_counts`. The result is empty if, on any rank, a
     row's bits depend on its place in a pass.
     """
-    rows = numbers_of_rows(model, batch, width) if attention_holds(model, width) else []
-    held = mx.array([n in rows for n in range(batch + 1)], mx.int32)
+    rows = local_row_counts(model, batch, width) if attention_is_exact(model, width) else []
+    exact = mx.array([n in rows for n in range(batch + 1)], mx.int32)
     ranks = ranks_of(model)
-    return [n for n, holding in enumerate(ranks.sum(held).tolist()) if holding == ranks.size]
+    return [n for n, count in enumerate(ranks.sum(exact).tolist()) if count == ranks.size]
 
 
-def numbers_of_rows(model: T5, batch: int, width: int) -> list[int]:
+def local_row_counts(model: T5, batch: int, width: int) -> list[int]:
     """Returns the numbers of rows that give the same bits as a full batch, on this rank.
 
     In a pass with any of these numbers of rows, products round a row as in a pass with `batch`
@@ -158,10 +158,10 @@ def products(model: T5) -> Iterator[tuple[Product, Callable[[int], list[mx.array
         kind = matrix[1:], adds, *((a.shape, a.dtype) for a in matrix.arrays)
         if kind not in seen:
             seen.add(kind)
-            yield _doubled(matrix, dtype, adds)
+            yield _cancelling(matrix, dtype, adds)
 
 
-def _doubled(
+def _cancelling(
     matrix: Matrix, dtype: mx.Dtype, adds: bool
 ) -> tuple[Product, Callable[[int], list[mx.array]]]:
     """Returns a product that reveals rounding errors, and a function that makes its two inputs.
@@ -202,7 +202,7 @@ def _doubled(
     return adding if adds and not quantized else like.times, inputs
 
 
-def attention_holds(model: T5, width: int) -> bool:
+def attention_is_exact(model: T5, width: int) -> bool:
     """Returns whether cross- and self-attention give a query the same bits anywhere in a pass."""
     heads, size = model.local_config.num_heads, model.local_config.d_kv
     dtype = model.decoder.norm.weight.dtype
@@ -224,7 +224,7 @@ def attention_holds(model: T5, width: int) -> bool:
     return True
 
 
-def decoder_holds(target: ExactTarget) -> bool:
+def decoder_is_exact(target: ExactTarget) -> bool:
     """Returns whether a row has the same logits alone as in a full batch, bit for bit.
 
     Alone, the row is fed one token per pass; in the batch, the passes have different lengths. The

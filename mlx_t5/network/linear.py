@@ -146,7 +146,7 @@ def weight_first(x: mx.array, weight: mx.array) -> mx.array:
     return (weight @ x.T).T
 
 
-def doubled(x: mx.array, weight: mx.array) -> mx.array:
+def as_two_rows(x: mx.array, weight: mx.array) -> mx.array:
     """Returns the product for a single row x (1, K), computed for two copies of the row.
 
     With some BLAS, a product of two rows takes less time than a product of one row: see `FORMS`.
@@ -174,7 +174,7 @@ FORMS: tuple[tuple[str, range, Callable[[int, int], bool], Form], ...] = (
     ("MKL .*AVX-512", range(4, 7), _large, in_tiles),  # 0.75 to 0.8
     # 0.65 to 0.7: 16 rows take the time of 4 rows
     ("MKL .*AVX-512", range(7, 17), _large, weight_first),
-    ("MKL .*general", range(1, 2), _narrow, doubled),  # 0.65 to 0.9
+    ("MKL .*general", range(1, 2), _narrow, as_two_rows),  # 0.65 to 0.9
     ("MKL .*general", range(3, 129), _head, in_tiles),  # 0.65 to 0.8
 )
 

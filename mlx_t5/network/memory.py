@@ -177,7 +177,7 @@ def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
     return 4 * width * rows * source * (scores + others)
 
 
-def stored_bytes(folder: Path, dtype: str | mx.Dtype | None, prefix: str = "") -> int:
+def folder_bytes(folder: Path, dtype: str | mx.Dtype | None, prefix: str = "") -> int:
     """Returns the size in bytes of a model folder's weights once they are loaded.
 
     Args:
@@ -189,16 +189,16 @@ def stored_bytes(folder: Path, dtype: str | mx.Dtype | None, prefix: str = "") -
         UserError: the folder holds no readable checkpoint.
     """
     with open_checkpoint(folder) as stored:
-        return loaded_bytes(stored, dtype, prefix)
+        return checkpoint_bytes(stored, dtype, prefix)
 
 
-def loaded_bytes(stored: Checkpoint, dtype: str | mx.Dtype | None, prefix: str = "") -> int:
+def checkpoint_bytes(stored: Checkpoint, dtype: str | mx.Dtype | None, prefix: str = "") -> int:
     """Returns the size in bytes of an open checkpoint's weights once they are loaded.
 
     Args:
         stored: the checkpoint.
-        dtype: as in `stored_bytes`.
-        prefix: as in `stored_bytes`.
+        dtype: as in `folder_bytes`.
+        prefix: as in `folder_bytes`.
     """
     requested = str(dtype).removeprefix("mlx.core.") if dtype else "float32" if on_cpu() else None
     names = [name for name in stored.names if name.startswith(prefix)]
@@ -221,12 +221,12 @@ def warning(
 
     Args:
         folders: the target's folder, and the draft's folder if there is a draft.
-        dtype: as in `stored_bytes`.
+        dtype: as in `folder_bytes`.
         ranks: number of ranks that share the target.
         whole_head: whether this rank also holds the whole output head, for a draft that uses it.
     """
-    target, *others = (stored_bytes(folder, dtype) for folder in folders)
-    others += [stored_bytes(folders[0], dtype, HEADS)] if whole_head else []
+    target, *others = (folder_bytes(folder, dtype) for folder in folders)
+    others += [folder_bytes(folders[0], dtype, HEADS)] if whole_head else []
     needed, there = target // ranks + sum(others), limit()
     facts = device_info()
     comfortable = SHARE * there if facts.get(WORKING_SET) else there

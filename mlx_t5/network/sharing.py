@@ -67,7 +67,7 @@ def full_head(model: T5) -> nn.Module | None:
     holder.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
     with (
         open_checkpoint(model.folder) as stored,
-        memory.room_for_weights(memory.loaded_bytes(stored, model.dtype, memory.HEADS)),
+        memory.room_for_weights(memory.checkpoint_bytes(stored, model.dtype, memory.HEADS)),
     ):
         names = {name: name for name in stored.names if name.startswith(memory.HEADS)}
         if len(names) > 1:

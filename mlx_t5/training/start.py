@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.errors import UserError
-from mlx_t5.network.draft_vocabulary import TABLE, require_all_tokens, widened
+from mlx_t5.network.draft_vocabulary import TABLE, require_all_tokens, with_all_tokens
 
 if TYPE_CHECKING:
     from model import T5
@@ -42,7 +42,7 @@ def start_from(draft: T5, target: T5, name: str, trained: bool) -> Any:
     if draft.shares_with is None:
         head = f"the output head of {name} has {draft.config.draft_vocab_size} tokens only"
         raise UserError(f"{head}; {ORIGINAL}")
-    return widened(draft)
+    return with_all_tokens(draft)
 
 
 def require_texts(model: T5, tokenizer: Any, name: str) -> None:

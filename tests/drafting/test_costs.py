@@ -8,7 +8,7 @@ import pytest
 from fake_model import FakeModel, random_table
 from mlx_t5.backend import mx
 from mlx_t5.drafting import costs
-from mlx_t5.drafting.costs import Expected, StepCosts, V, device_kind
+from mlx_t5.drafting.costs import PASS_TIMES, Expected, StepCosts, device_kind
 
 MODEL = FakeModel(random_table(5), 5)
 
@@ -30,7 +30,7 @@ def test_an_apple_gpu_finds_its_row_of_the_table(architecture, weights, row, mon
     monkeypatch.setattr(costs, "on_cpu", lambda: False)
     monkeypatch.setattr(costs, "on_cuda", lambda: False)
     monkeypatch.setattr(costs, "device_info", lambda: {"architecture": architecture})
-    assert device_kind(weights) == (costs.METAL, row) and row in V
+    assert device_kind(weights) == (costs.METAL, row) and row in PASS_TIMES
 
 
 def test_other_devices_find_their_rows_of_the_table(monkeypatch):
@@ -43,9 +43,9 @@ def test_other_devices_find_their_rows_of_the_table(monkeypatch):
     assert device_kind("bfloat16") == (costs.CUDA, "cuda")
 
 
-@pytest.mark.parametrize("row", V)
+@pytest.mark.parametrize("row", PASS_TIMES)
 def test_more_positions_never_cost_less(row):
-    points, times = zip(*V[row].items(), strict=True)
+    points, times = zip(*PASS_TIMES[row].items(), strict=True)
     assert list(points) == sorted(points) and points[0] == times[0] == 1
     assert list(times) == sorted(times)
 

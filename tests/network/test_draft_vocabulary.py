@@ -10,7 +10,7 @@ from convert import convert
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.errors import UserError
-from mlx_t5.network.draft_vocabulary import narrow, widened
+from mlx_t5.network.draft_vocabulary import narrow, with_all_tokens
 from mlx_t5.network.sharing import shared_draft, whole
 from mlx_t5.training.draft_folder import save_draft
 from model import load
@@ -58,7 +58,7 @@ def test_a_narrowed_draft_keeps_the_logits_of_its_tokens(folder, shares, tmp_pat
     if shares:
         alone = save_draft(draft, folder, tmp_path / "alone", standalone=True)
         assert mx.array_equal(load(alone)[0](SOURCE, WRITTEN), loaded(SOURCE, WRITTEN))
-        wide = widened(loaded)
+        wide = with_all_tokens(loaded)
         assert wide.config.draft_vocab_size is None and "d2t" not in wide
         np.testing.assert_allclose(
             wide(SOURCE, WRITTEN)[..., mx.array(IDS)], expected, atol=1e-4, rtol=1e-4

@@ -54,13 +54,13 @@ def test_exact_decoding_is_refused_in_one_line_if_no_width_holds(model, device):
 
 def test_only_numbers_of_rows_with_the_same_bits_are_used(model, device):
     device(lambda place, rows: rows < 32)
-    assert exactness.numbers_of_rows(model, 8, 8) == [4, 8]
+    assert exactness.local_row_counts(model, 8, 8) == [4, 8]
 
 
 def test_a_sum_that_depends_on_the_place_is_found_with_any_weights(device):
     device(lambda place, rows: place == 5)
     for mode in ("float16", "bfloat16"):
-        assert exactness.numbers_of_rows(random_t5(mode), 1, 8) == []
+        assert exactness.local_row_counts(random_t5(mode), 1, 8) == []
 
 
 def test_the_check_covers_attention(model, monkeypatch):
@@ -71,13 +71,13 @@ def test_the_check_covers_attention(model, monkeypatch):
         last = mx.arange(queries.shape[2])[:, None] == queries.shape[2] - 1
         return mx.where(last & (keys.shape[2] == 257), out * 1.01, out)
 
-    assert exactness.attention_holds(model, 8)
+    assert exactness.attention_is_exact(model, 8)
     monkeypatch.setattr(exactness, "attention", place_matters)
-    assert not exactness.attention_holds(model, 8)
+    assert not exactness.attention_is_exact(model, 8)
 
 
 def test_the_check_covers_the_whole_decoder(model, device):
     """This check finds a number of rows whose products differ from those of other numbers."""
     device(lambda place, rows: rows == 8, mx.bfloat16)
-    assert not exactness.decoder_holds(ExactTarget(model, 8, (1, 2)))
-    assert exactness.decoder_holds(ExactTarget(model, 8, (2,)))
+    assert not exactness.decoder_is_exact(ExactTarget(model, 8, (1, 2)))
+    assert exactness.decoder_is_exact(ExactTarget(model, 8, (2,)))

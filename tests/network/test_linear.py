@@ -10,8 +10,8 @@ from mlx_t5.backend import mx, nn
 from mlx_t5.network import linear
 from mlx_t5.network.linear import (
     Matrix,
+    as_two_rows,
     as_written,
-    doubled,
     in_tiles,
     join_layers,
     matrices,
@@ -26,7 +26,7 @@ HIGH = 512
 @pytest.mark.parametrize(
     ("form", "rows"),
     [(form, rows) for form in (as_written, in_tiles, weight_first) for rows in (1, 2, 6, 16)]
-    + [(doubled, 1)],
+    + [(as_two_rows, 1)],
 )
 @pytest.mark.parametrize("outputs", [384, 500])  # tiles divide 384 only
 def test_every_form_gives_the_same_product(form, rows, outputs):

@@ -15,7 +15,7 @@ from mlx_t5.names import BUNDLED
 from mlx_t5.network import memory, modules
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.memory import cache_bytes, dtype_hint, encoder_bytes, stored_bytes, warning
+from mlx_t5.network.memory import cache_bytes, dtype_hint, encoder_bytes, folder_bytes, warning
 from mlx_t5.settings import Settings
 from model import T5, load
 
@@ -63,7 +63,7 @@ def test_the_formula_counts_plain_and_quantized_weights(tmp_path):
     source = BUNDLED / "target"
     loaded, _ = load(source, "float32")
     weights = held(a for _, a in tree_flatten(loaded.parameters()))
-    assert stored_bytes(source, "float32") == 2 * stored_bytes(source, "bfloat16") == weights
+    assert folder_bytes(source, "float32") == 2 * folder_bytes(source, "bfloat16") == weights
     for name, wanted in {
         "4": (4, 32, "affine"),
         "nvfp4": (None, None, "nvfp4"),
@@ -75,7 +75,7 @@ def test_the_formula_counts_plain_and_quantized_weights(tmp_path):
         convert(source, path, quantize=True, **dict(zip(options, wanted, strict=False)))
         quantized, _ = load(path, "bfloat16")
         weights = held(a for _, a in tree_flatten(quantized.parameters()))
-        assert stored_bytes(path, "bfloat16") == weights
+        assert folder_bytes(path, "bfloat16") == weights
 
 
 def test_models_that_do_not_fit_give_a_warning(monkeypatch):
@@ -125,7 +125,7 @@ def test_a_float32_folder_on_a_gpu_gives_a_hint(monkeypatch, tmp_path, made):
 
 def test_weights_are_wired_while_they_are_loaded(monkeypatch):
     metal = FakeMetal(monkeypatch, recommended=10**12)
-    weights = stored_bytes(BUNDLED / "target", "bfloat16")
+    weights = folder_bytes(BUNDLED / "target", "bfloat16")
     held, metal.active = 5 * 10**9, 5 * 10**9
     seen = []
 

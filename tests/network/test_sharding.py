@@ -16,7 +16,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.loading import ModelPair, load_pair
 from mlx_t5.network import memory
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.memory import SLACK, stored_bytes, warning
+from mlx_t5.network.memory import SLACK, folder_bytes, warning
 from mlx_t5.network.ranks import Ranks
 from mlx_t5.network.sharding import require_divisible
 from mlx_t5.network.sharing import full_head
@@ -131,7 +131,7 @@ def test_the_memory_of_a_whole_head_counts(root, name, monkeypatch):
     assert metal.limits[:1] == ([held + SLACK] if head else [])
     monkeypatch.setattr(memory, "limit", lambda: 0)
     folders = [root / name, root / f"{name}-draft"]
-    target, draft = (stored_bytes(folder, "float32") for folder in folders)
+    target, draft = (folder_bytes(folder, "float32") for folder in folders)
     needed = target // 2 + draft + held
     assert f"take {readable(needed)}, " in warning(folders, "float32", 2, whole_head=True)
     assert f"take {readable(needed - held)}, " in warning(folders, "float32", 2)

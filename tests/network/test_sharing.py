@@ -16,7 +16,7 @@ from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.errors import UserError
 from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.fingerprint import fingerprint, same_model
-from mlx_t5.network.memory import stored_bytes
+from mlx_t5.network.memory import folder_bytes
 from mlx_t5.network.sharing import ENTRY, shared_draft
 from mlx_t5.training.draft_folder import save_draft
 from model import load
@@ -63,7 +63,7 @@ def test_a_draft_of_all_layers_equals_the_target_and_holds_its_decoder(folders, 
         assert draft.trainable_parameters().keys() == {"decoder"}
         for part in ("encoder", "shared", "lm_head"):
             assert getattr(draft, part, None) is getattr(target, part, None)
-    assert stored_bytes(alone, "float32") == held(loaded)
+    assert folder_bytes(alone, "float32") == held(loaded)
     for draft in (made, loaded, load(whole)[0]):
         assert mx.allclose(draft(IDS, WRITTEN), expected, atol=1e-4, rtol=1e-4)
 
