@@ -333,7 +333,7 @@ def summarize(timed: Mapping[str, Timed]) -> list[dict]:
 
 
 def written(table: dict, dtype: str) -> str:
-    """Returns the text of a table, with its title and with notes about the texts."""
+    """Returns Markdown: a title, the table, and notes on differing texts and left-out variants."""
     rows = table["rows"]
     how = f"as one document, {REGULAR} one by one, " if table["document"] else ""
     lines = [f"{table['count']} prompts, {how}batch {table['batch_size']}"]

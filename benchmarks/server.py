@@ -52,7 +52,7 @@ class Measurement:
     """The measurement of one server with one number of clients.
 
     Attributes:
-        timed: the times; a repeat has one turn, whose outcome is the list of texts.
+        timed: the seconds and the list of texts of each repeat.
         latencies: the seconds of every request of all repeats.
     """
 

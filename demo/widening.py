@@ -17,11 +17,11 @@ layer_norm_epsilon of the small T5; D and epsilon' are those of the larger T5.
 - vocabulary: a new token's row of the head must not be zero, because a logit of 0 could be the
   largest. So two of the new dimensions of the residual hold a constant c instead of zero. The rows
   of old tokens have c in these two dimensions, in the embedding and in the head. No layer changes
-  the two numbers. They add 2c^2 to the sum of squares, so epsilon' * D is made 2c^2 smaller to keep
-  the norms. All norms except the decoder's last multiply the two numbers by 0. The last norm turns
-  them into z > 0 and -z, which adds c*z - c*z = 0 to an old token's logit. A new token's row of the
-  head has -E and 0 there, where E is a large constant. This adds -E*z to the token's logit, which
-  is then far below all others.
+  the two numbers in the residual. They add 2c^2 to the sum of squares of a norm, so epsilon' * D is
+  made 2c^2 smaller. No layer reads the two numbers, because the norms before the layers have weight
+  0 in these dimensions. The decoder's last norm turns the numbers into z > 0 and -z, which adds
+  c*z - c*z = 0 to an old token's logit. A new token's row of the head has -E and 0 there, where E
+  is a large constant. This adds -E*z to the token's logit, which is then far below all others.
 """
 
 from __future__ import annotations
@@ -232,8 +232,8 @@ class Widening:
 def _constant(source: T5Config, d_model: int) -> float:
     """Returns c, the largest power of two for which 4c^2 <= epsilon * d.
 
-    So at least half of epsilon * d remains for epsilon' * D, which is epsilon * d - 2c^2. The
-    module's docstring explains the symbols.
+    Then epsilon' * D = epsilon * d - 2c^2 is at least half of epsilon * d. The module's docstring
+    explains the symbols.
 
     Args:
         source: the small model's configuration, which has epsilon and d.

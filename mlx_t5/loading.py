@@ -79,10 +79,11 @@ def choose_pair(
         convert: see `locate`.
         regular: whether to use no draft, whatever `draft_model` is.
         adapter: folder of a LoRA adapter to merge into the target.
-        regular_because: the reason for `regular`, for the user.
-        fetch: whether to fetch a default draft that is not in `models/`. If `convert` is given and
-            the target had a folder before this call, the draft is fetched only from Hugging Face's
-            cache. Otherwise the draft may also be downloaded.
+        regular_because: the reason for decoding without a draft, shown to the user.
+        fetch: whether a default draft that is not in `models/` may be taken from Hugging Face's
+            cache, or else downloaded. With `convert`, the draft is downloaded only if the target
+            had no folder before this call: with a target that is there, nobody expects a download.
+            If the environment variable MLX_RANK is set, no draft is fetched.
         revision: revision of the target, see `locate`.
 
     Raises:
@@ -183,9 +184,9 @@ def _default_draft(
     Args:
         target: the target's folder.
         convert: see `locate`.
-        fetch: whether to fetch a draft that is not in `models/`. If `convert` is given and `is_new`
-            is false, the draft is fetched only from Hugging Face's cache. Without `convert` it may
-            always be downloaded, because default drafts are small.
+        fetch: whether a draft that is not in `models/` may be taken from Hugging Face's cache, or
+            else downloaded. With `convert`, the draft is downloaded only if `is_new` is true.
+            Without `convert` a download is always allowed, because default drafts are small.
         is_new: whether the target had no folder before this run.
     """
     if target.resolve() == (BUNDLED / "target").resolve():

@@ -30,12 +30,12 @@ class Range:
     Attributes:
         kind: int, float or bool. For float, ints are valid too; for int, floats are not. A bool is
             not a number.
-        least: the smallest value.
-        most: the largest value.
+        least: the smallest valid value; smaller values are errors.
+        most: the largest valid value; larger values are errors.
         expected: the end of the error message, after "it must be".
         besides: further valid values, outside this range.
-        floor: smaller values are raised to this one.
-        ceiling: larger values are lowered to this one.
+        floor: a valid value below `floor` is accepted but raised to `floor`.
+        ceiling: a valid value above `ceiling` is accepted but lowered to `ceiling`.
     """
 
     kind: type
@@ -67,7 +67,7 @@ class Range:
 
 
 def counts(least: int, expected: str, ceiling: float = LARGEST_COUNT, **others: Any) -> Range:
-    """Returns the range of integers from `least` on; those above `ceiling` are lowered to it."""
+    """Returns a `Range` of integers from `least` on; integers above `ceiling` become `ceiling`."""
     return Range(int, least, math.inf, expected, ceiling=ceiling, **others)
 
 

@@ -80,7 +80,10 @@ def median_total(rows: Sequence[Sequence[float]]) -> float:
 
 
 def speed_up(base: Timed, other: Timed) -> Ratio:
-    """Returns the tokens per second of `other` divided by those of `base`, over the repeats."""
+    """Returns the speed of `other` relative to `base`: the ratio of their tokens per second.
+
+    Each repeat gives one ratio. The result has the median, smallest and largest of these ratios.
+    """
     pairs = zip(base.repeats_a_token(), other.repeats_a_token(), strict=True)
     return spread([slow / fast for slow, fast in pairs])
 

@@ -82,7 +82,7 @@ def run(
     Args:
         command: parses the arguments, does the work and returns the exit status.
         requirements: the command's requirements file, named in errors about a missing package.
-        interrupted: the message after Ctrl-C; "" prints none.
+        interrupted: the message after Ctrl-C; if empty, nothing is printed.
 
     Returns:
         The exit status.
@@ -215,9 +215,9 @@ def add_setting(
     Args:
         group: the group to add the option to.
         option: the option's name, such as --num-draft.
-        help: the option's help; "": the setting's help. The default value is appended.
-        default: the option's default; None: the setting's default.
-        allowed: the option's range; None: the setting's range.
+        help: the option's help; if empty, the setting's help is used. The default is appended.
+        default: the option's default; if None, the setting's default is used.
+        allowed: the option's range; if None, the setting's range is used.
     """
     setting = SETTINGS[option.removeprefix("--").replace("-", "_")]
     help, allowed = help or setting.help, allowed or setting.range

@@ -60,15 +60,12 @@ class Experience:
         accepted: number of accepted proposals of each kind; older proposals count less.
         rejected: number of rejected proposals of each kind; older proposals count less.
         credit: time that may be lost on trials of the draft, in units of a step without a draft. It
-            grows while drafting is too slow. A trial costs its step, and earns `refund` per token.
-        refund: credit per token that the last step wrote; 0 if that step was no trial.
-        rest: number of next steps that will not draft. A step ignores `rest` if tokens can be
-            copied, if the batch has another number of rows than `rest_batch`, or if a row can take
-            more proposals than `rest_room`.
-        rest_batch: the number of rows when `rest` was set; always 1 with delta > 0, because the
-            other rows must not matter.
-        rest_room: the most proposals that any row could take when `rest` was set: `Row.room`, but
-            no more than the largest of `NUMBERS`.
+            grows while drafting is too slow. Each trial reduces it by the time that the trial lost.
+        refund: credit that a trial gets back per token that it writes; 0 if the step is no trial.
+        rest: number of next steps that will not draft. The rest ends early if tokens can be copied,
+            if the number of rows changes, or if a row can take more proposals than before.
+        rest_batch: number of rows when `rest` was set; always 1 with delta > 0.
+        rest_room: maximum number of proposals per row when `rest` was set.
     """
 
     accepted: dict[Kind, float] = field(default_factory=lambda: defaultdict(float))
@@ -106,8 +103,9 @@ class Experience:
         """Returns 1 to draft or else 0, and the index in `NUMBERS` of the number of proposals.
 
         If drafting is too slow, it is still tried now and then, as more drafted tokens may be
-        accepted by now. A trial uses the number of proposals that loses the least time. It needs
-        `credit` for the time that it is expected to lose, and takes the time that it really loses.
+        accepted by now. A trial uses the number of proposals that loses the least time. It starts
+        only if `credit` covers the time that it is expected to lose. It then reduces `credit` by
+        the time that it really loses.
 
         Args:
             tokens: (2, N) expected tokens of a step that only copies, and of a step that drafts,
@@ -142,7 +140,7 @@ class Experience:
 
 
 class Adaptive:
-    """Chooses copied or drafted tokens (an offer) for each row, and how many to propose.
+    """Chooses for each row whether to propose copied or drafted tokens, and how many.
 
     Attributes:
         experience: the experience of all greedy rows.
@@ -150,8 +148,8 @@ class Adaptive:
         costs: estimates a step's seconds for greedy rows, from a device's table and measured steps.
         table: estimates a step's seconds for all other rows (sampled, or with delta > 0), from the
             device's table alone.
-        shape: the numbers of rows, proposals and draft passes of the step chosen last; None if
-            nothing is to be learned from that step's seconds.
+        shape: the numbers of rows, proposals and draft passes of the step chosen last, so that
+            `costs` can learn its seconds; None if `costs` must not learn from that step.
         idle: whether the next step will propose nothing if the rows stay the same.
     """
 

@@ -40,8 +40,8 @@ class Device(NamedTuple):
         layer: seconds of a decoder layer for one position, without the time to read its weights.
         bandwidth: bytes of weights read per second.
         softmax: seconds of sampling per logit.
-        layer_grows: whether a pass over M positions takes v(M) times `layer`. If not, only the time
-            to read the weights is multiplied by v(M).
+        layer_grows: whether `layer` is multiplied by v(M) in a pass over M positions. The time to
+            read the weights is always multiplied by v(M).
     """
 
     layer: float

@@ -27,8 +27,8 @@ class Speculation:
     Attributes:
         copied: number of proposals that were copied from the source or the caller's prediction.
         copied_accepted: number of copied proposals that were accepted.
-        predicted: number of tokens of the caller's prediction compared with the finished text.
-        predicted_accepted: number of these tokens that the text has too, whoever proposed them.
+        predicted: how many tokens of the caller's prediction were compared with the finished text.
+        predicted_accepted: how many of these tokens the text has too, whoever proposed them.
         steps_by_length: how many steps had 0, 1, … proposals.
         steps_by_accepted: how many steps accepted 0, 1, … proposals.
         drafted_by_position: how many steps had a first, second, … proposal.
@@ -148,8 +148,9 @@ class Row:
         score: the score of the text that the beam search found.
         states: the target's encoder output (source tokens, d_model), from encoding until the row
             joins the batch; otherwise None.
-        index: index of the row's text among all texts of its job; with beams, of its first text.
-        reported: number of the row's tokens that its chunks have had so far.
+        index: index of the row's text among all texts of its job. A beam search may yield several
+            texts; then this is the index of the first.
+        reported: number of tokens already reported in chunks; the next chunk begins after them.
         logprobs: log-probabilities for the next chunk, if the server reports them.
     """
 

@@ -80,12 +80,12 @@ def prepared(
 def encoded(
     model: T5, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
 ) -> Cache:
-    """Returns a decoder's cache with a row for each source, already computed.
+    """Returns a decoder's cache with a row for each source; waits until the cache is computed.
 
     Args:
         model: the model whose decoder uses the cache.
         sources: tokens of each source.
-        states: the sources' `encoder_states`; None computes them.
+        states: the result of `encoder_states` for these sources; None computes it here.
 
     Raises:
         RuntimeError: the device does not have enough memory.

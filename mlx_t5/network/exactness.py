@@ -37,15 +37,17 @@ Product = Callable[[mx.array], mx.array]
 
 
 def exact_targets(model: T5, default: Settings) -> Callable[..., ExactTarget]:
-    """Returns a function that wraps the model with `exact_target`, once per number of rows.
+    """Returns a function that wraps the model in an `ExactTarget` for a number of rows.
 
     Args:
         model: the target.
-        default: the default settings; if num_draft is a number, the width must exceed it.
+        default: the default settings. If num_draft is a number, a pass has room for more positions
+            per row than that.
 
     Returns:
-        target(batch, settings), which returns the `ExactTarget` for at most `batch` rows, and
-        raises `UserError` for settings that exact decoding does not support.
+        target(batch, settings), which returns the `ExactTarget` for at most `batch` rows. It raises
+        `UserError` for settings that exact decoding does not support. The `ExactTarget` of each
+        `batch` is made once.
     """
     room = default.num_draft if isinstance(default.num_draft, int) else 0
     looked_for = cache(partial(exact_target, model, num_draft=room))
@@ -87,10 +89,10 @@ def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
 
 
 def exact_row_counts(model: T5, batch: int, width: int) -> list[int]:
-    """Returns the numbers of rows that give the same bits as a full batch, on every rank.
+    """Returns the row counts with which a pass gives the same bits as a full batch, on all ranks.
 
-    Each rank tests its own shard with `local_row_counts`. The result is empty if, on any rank, a
-    row's bits depend on its place in a pass.
+    A full batch has `batch` rows. Each rank tests its own shard with `local_row_counts`. The result
+    is empty if, on any rank, a row's bits depend on its place in a pass.
     """
     rows = local_row_counts(model, batch, width) if attention_is_exact(model, width) else []
     exact = mx.array([n in rows for n in range(batch + 1)], mx.int32)
@@ -99,14 +101,13 @@ def exact_row_counts(model: T5, batch: int, width: int) -> list[int]:
 
 
 def local_row_counts(model: T5, batch: int, width: int) -> list[int]:
-    """Returns the numbers of rows that give the same bits as a full batch, on this rank.
+    """Returns the row counts with which products give the same bits as a full batch, on this rank.
 
-    In a pass with any of these numbers of rows, products round a row as in a pass with `batch`
-    rows. Of the smaller numbers, only powers of two are tested.
+    A full batch has `batch` rows. Of the smaller counts, only powers of two are tested.
 
     Returns:
-        The numbers in ascending order, `batch` last; empty if a row's bits depend on its place in
-        a pass.
+        The counts in ascending order, `batch` last; empty if a row's bits depend on its place in a
+        pass.
     """
     fewer = [2**i for i in range(batch.bit_length()) if 2**i < batch]
     for product, inputs in products(model):
@@ -144,7 +145,7 @@ def products(model: T5) -> Iterator[tuple[Product, Callable[[int], list[mx.array
     """Yields each kind of matrix product in a decoder pass; kinds differ in shape or type.
 
     Yields:
-        A product, and a function that makes two inputs for this product, given the number of rows.
+        A product, and a function that returns two inputs to test it, given the number of rows.
         The first input is random. With the second input, the terms of every sum cancel, so that
         only rounding errors remain. These errors reveal a different order of summation even in 16
         bits.
@@ -164,19 +165,20 @@ def products(model: T5) -> Iterator[tuple[Product, Callable[[int], list[mx.array
 def _cancelling(
     matrix: Matrix, dtype: mx.Dtype, adds: bool
 ) -> tuple[Product, Callable[[int], list[mx.array]]]:
-    """Returns a product that reveals rounding errors, and a function that makes its two inputs.
+    """Returns a product with a weight like `matrix`, and a function that makes inputs to test it.
 
-    The product's weight has the shape of the matrix. The second half of its columns repeats the
-    first half, rotated by one quantization group, or by one column if the matrix is not quantized.
+    In the product's weight, the second half of the columns repeats the first half, rotated by one
+    quantization group, or by one column if the matrix is not quantized.
 
-    The function takes the number of rows. The first input is random. The second input has the same
-    two halves as the weight, but the second half is negated. So the terms of every sum cancel, and
-    only rounding errors remain.
+    The function takes the number of rows and returns two inputs. The first input is random. In the
+    second input, the second half of the columns repeats the first half, rotated likewise and
+    negated. So the terms of every sum cancel, and only rounding errors remain.
 
     Args:
         matrix: a matrix of the model.
         dtype: type of the inputs if the matrix's scales are integers.
-        adds: whether a product that is not quantized adds a residual, as in the model; here zeros.
+        adds: whether the model adds a residual to this product. If so, the returned product adds
+            zeros, unless the matrix is quantized.
     """
     quantized, group = bool(matrix.quantization), [*matrix.quantization, 1][0]
     arrays = matrix.arrays if quantized else (matrix.arrays[0].T,)  # outputs first
@@ -203,7 +205,10 @@ def _cancelling(
 
 
 def attention_is_exact(model: T5, width: int) -> bool:
-    """Returns whether cross- and self-attention give a query the same bits anywhere in a pass."""
+    """Returns whether attention's output for a query has the same bits at any place in a pass.
+
+    Self- and cross-attention are tested, in passes over `width` positions.
+    """
     heads, size = model.local_config.num_heads, model.local_config.d_kv
     dtype = model.decoder.norm.weight.dtype
     for n in SOURCES + SLOTS:

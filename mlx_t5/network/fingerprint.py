@@ -1,13 +1,14 @@
 """Fingerprints distinguish models of the same shape, whatever type they are stored in.
 
-A *fingerprint* has three parts of hexadecimal digits: `fingerprint`, numbers from the weights of
-the encoder's norms, which are never quantized; `weights`, a few numbers of every weight; and
-`config`, a digest of the shape. Numbers are bfloat16, so a model has the same fingerprint in
-float32 and in bfloat16.
+A model's fingerprint is a dictionary with three entries of hexadecimal digits:
 
-Unknown parts are not compared: the numbers of a quantized weight, or of one that is cut between
-ranks, are unknown, and older fingerprints have only the norms. An adapter leaves the norms
-unchanged, but changes other weights.
+- `fingerprint`: numbers from the weights of the encoder's norms, which are never quantized.
+- `weights`: a few numbers of every weight.
+- `config`: a digest of the shape.
+
+Numbers are in bfloat16, so a model has the same fingerprint in float32 and in bfloat16. Unknown
+numbers are not compared. The numbers of a weight are unknown if it is quantized, or cut between
+ranks. Older fingerprints have only the norms. An adapter changes weights, but not the norms.
 """
 
 from __future__ import annotations

@@ -257,9 +257,15 @@ def passes_before_compiling() -> float:
 
 @lru_cache(MOST_SHAPES)
 def _compiled(config: T5Config, seen: int, *shapes: Any) -> Callable[..., Any]:
-    """Returns a layer compiled for these shapes alone: MLX searches slowly among many shapes.
+    """Returns a layer that is compiled for these shapes only.
 
-    `seen` is the number of cache slots that self-attention reads.
+    If one function ran with many shapes, MLX would search its compiled graphs one by one in every
+    call. So each combination of shapes has a function of its own, which `lru_cache` finds at once.
+
+    Args:
+        config: the shape of the model, or of this rank's shard.
+        seen: number of cache slots that self-attention reads.
+        *shapes: keys for `lru_cache` alone.
     """
     return mx.compile(partial(_described, config, seen))
 

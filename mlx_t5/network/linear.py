@@ -197,6 +197,6 @@ def forms(outputs: int, inputs: int, dtype: mx.Dtype) -> Forms:
 
 
 def forms_with(blas: str, outputs: int, inputs: int) -> Forms:
-    """Returns `forms` for a float32 weight (outputs, inputs) on a CPU with this BLAS."""
+    """Returns the result of `forms` for a float32 weight (outputs, inputs) on a CPU with `blas`."""
     matching = [row for row in FORMS if row[2](outputs, inputs) and re.match(row[0], blas)]
     return tuple((rows, form) for _, rows, _, form in matching)

@@ -63,8 +63,9 @@ def require(needed: int, ranks: Ranks = ALONE) -> None:
 def wire(needed: int) -> None:
     """Makes macOS keep MLX's memory resident: the memory in use and the next `needed` bytes.
 
-    MLX wires buffers up to a limit, which this function sets. The limit has room for the buffers
-    that MLX keeps for reuse too. Otherwise a call with a smaller `needed` could unwire weights.
+    MLX wires buffers up to a limit, which this function sets. Freed buffers that MLX keeps for
+    reuse stay wired, so the limit has room for them too. Without this room, lowering the limit
+    could unwire weights instead of freed buffers.
 
     Args:
         needed: bytes to be allocated. The limit never exceeds the working set of macOS.
@@ -115,8 +116,8 @@ def require_for(
         models: the target, and the draft or None.
         new: the `rows.Row`s that join.
         running: the rows in flight.
-        ahead: rows that are only encoded, in the same passes. Their encoder states are not counted:
-            a pass needs several times the memory of the states that it returns.
+        ahead: rows that join later but are encoded now, in the same passes. Their encoder states
+            are not counted, because they are small beside the memory of a pass.
         beams: number of beams per row; 1 without beam search.
 
     Raises:

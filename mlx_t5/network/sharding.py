@@ -6,8 +6,9 @@ feed-forward is cut by hidden units: wi by outputs, wo by inputs. The ranks' pro
 are terms of a sum, so attention and feed-forward each end with one sum over the ranks. The output
 head is cut by tokens. Every rank has the whole embedding and all norms.
 
-The model's code does not know about ranks: `shard` attaches the sums, and the concatenation of the
-head's columns, to the products (`linear.Matrix.total`).
+The model's code does not know about ranks. Where the ranks' products have to be combined, `shard`
+gives the layer a function `total`, which adds the products or, for the head, concatenates their
+columns. `linear.Matrix.times` calls this function after the product.
 
 Symbols: n ranks, M rows, V vocabulary.
 """

@@ -38,7 +38,7 @@ OF_DRAFT = ("num_decoder_layers", "draft_vocab_size")  # fields that are the dra
 
 
 def share(draft: nn.Module, target: T5) -> None:
-    """Makes the target's modules attributes of a draft, but not parameters.
+    """Gives a draft the modules of the target that it uses, without adding to its parameters.
 
     Raises:
         UserError: ranks share the target, and its folder can no longer be read.

@@ -212,10 +212,12 @@ def too_early(history: History, positions: int, min_tokens: Sequence[int]) -> mx
 
 
 def _indicator(tokens: mx.array, counts: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """Returns bool of `shape` (B, T, V): whether each of V tokens is marked at each of T positions.
+    """Returns bool (B, T, V): whether each token of the vocabulary is marked at each position.
 
-    Each of the B rows has K `tokens` (B, 1, K). A token is marked at a position if its entry of
-    `counts` (B or 1, T, K) is True. PADDING and ids outside the vocabulary are never marked.
+    Args:
+        tokens: (B, 1, K), K tokens of each row. PADDING and ids outside the vocabulary are ignored.
+        counts: bool (B or 1, T, K), which of the K tokens are marked at each position.
+        shape: (B, T, V).
     """
     batch, positions, vocab_size = shape
     counts = counts & (tokens != PADDING) & (tokens < vocab_size)

@@ -92,8 +92,9 @@ def passes(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> I
     Args:
         pairs: the pairs.
         size: maximum number of pairs in a pass.
-        most_tokens: maximum number of tokens in a pass with several prompts, padding included. A
-            prompt counts with its longest target only. The tokens of a single prompt have no limit.
+        most_tokens: maximum number of tokens in a pass with several prompts, padding included. For
+            each prompt, only its own tokens and those of its longest target are counted. A pass
+            with a single prompt has no limit.
 
     Yields:
         The indices of the pairs of a pass; pairs with the same prompt are adjacent.

@@ -58,10 +58,11 @@ class GenerationJob(QueuedJob):
 
     Attributes:
         prompts: source tokens of each prompt; for a document, of each piece that has no row yet.
-        spec: how to decode. If `spec.stream` is false, each text has one chunk, at its end.
+        spec: how to decode. If `spec.stream` is false, each text is sent as a single chunk.
         document: whether the prompts are pieces of one document; if so, a piece may fail alone.
         whole: for a document, whether all its pieces have been submitted.
-        texts: number of texts that already have a row (one text or beam search to decode).
+        texts: number of texts that the rows made so far will yield. A row yields one text, or
+            `num_return_sequences` texts if it is a beam search.
     """
 
     prompts: list[list[int]]
