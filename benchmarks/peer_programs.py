@@ -99,7 +99,7 @@ class Program(ABC):
 
 
 class MlxT5(Program):
-    """This project, which also gives the other programs the models' folders (`folders`)."""
+    """Decodes with this project; `folders` has the models that the other programs convert."""
 
     def __init__(self, model: str, draft_model: str, dtype: str | None):
         """Loads a target and a draft, as `Subject.load` does."""

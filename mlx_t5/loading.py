@@ -179,14 +179,13 @@ def _default_pair() -> tuple[Path, Path, str]:
 def _default_draft(
     target: Path, convert: Convert | None, fetch: bool, is_new: bool
 ) -> tuple[Path | None, str]:
-    """Returns the folder of a target's default draft, or None, and a reason to show to the user.
+    """Returns the folder of a target's default draft (None without one), and a note for the user.
 
     Args:
         target: the target's folder.
         convert: see `locate`.
-        fetch: whether a draft that is not in `models/` may be taken from Hugging Face's cache, or
-            else downloaded. With `convert`, the draft is downloaded only if `is_new` is true.
-            Without `convert` a download is always allowed, because default drafts are small.
+        fetch: whether a draft that is not in `models/` may be fetched: from Hugging Face's cache,
+            or by a download. main.py, which gives `convert`, downloads it only with a new target.
         is_new: whether the target had no folder before this run.
     """
     if target.resolve() == (BUNDLED / "target").resolve():

@@ -42,7 +42,7 @@ S = TypeVar("S", bound=OutputTensor)
 
 
 def is_model_file(name: str) -> bool:
-    """Returns whether a model may have a file, or a folder such as `1_Pooling`, of this name."""
+    """Returns whether `name` is the name of a model's file, or of a folder such as `1_Pooling`."""
     ours = name in SMALL_FILES or any(p.fullmatch(name) for p in (_WEIGHTS, MODULE_FOLDER))
     return ours or is_macos_file(name)
 

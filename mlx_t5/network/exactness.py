@@ -122,9 +122,8 @@ def local_row_counts(model: T5, batch: int, width: int) -> list[int]:
 def place_is_irrelevant(product: Product, x: mx.array, out: mx.array) -> bool:
     """Returns whether a row's product has the same bits at another place, beside other rows.
 
-    Half of the rows are moved and compared, and random rows fill the places between them; then the
-    other half. Two moves are tested: to the next place, so that every place is compared with its
-    neighbor, and to the mirrored place, so that the first row becomes the last.
+    Every row is tested at the next place, and at the mirrored place, where the first row is the
+    last. In each test, every other row is replaced by random numbers.
 
     Args:
         product: a function that should compute each row independently.

@@ -25,7 +25,7 @@ class WeightsRead(NamedTuple):
 
 
 def require_decoder(model: T5, name: str = "this model") -> None:
-    """Raises `UserError`, which calls the model `name`, if the model has no decoder."""
+    """Raises `UserError` if a model has no decoder; the message begins with `name`."""
     if not model.can_decode:
         raise UserError(
             f"{name} is an encoder alone: it makes embeddings and writes no text; "
