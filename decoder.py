@@ -73,8 +73,9 @@ class Engine(Batch):
         predicted: whether any row has a prediction (expected text) to copy from.
         committed: the tokens of each row so far, the start token first.
         offers: each row's offers in the last step: the tokens that the row could propose.
-        shape: the last step's numbers of rows, proposals and draft passes; kept only if processes
-            share the target, because rank 0 sends a step's duration with the next step.
+        shape: if processes share the target, the last step's numbers of rows, proposals and draft
+            passes. `adaptive` needs these numbers one step later, when rank 0 has sent the step's
+            duration.
         seconds: the duration of the last step.
         on_verified: a callback that gets, in every step, the rows, the target's logits (rows,
             positions, vocabulary) and the tokens (rows, positions) from `acceptance.accept`. Both

@@ -124,7 +124,10 @@ def drafting(
 
 
 def _prepared(model: T5, rows: int, source: int, slots: int = max(TARGET_POINTS)) -> Any:
-    """Returns a cache for `rows` sources of `source` tokens, with room for `slots` positions."""
+    """Returns a cache for a number of rows, with room for `slots` positions in each row.
+
+    The source of each row consists of `source` padding tokens.
+    """
     cache = encoded(model, [[model.config.pad_token_id] * source] * rows)
     cache.reserve(slots)
     mx.eval(cache.state)

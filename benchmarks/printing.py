@@ -52,7 +52,7 @@ def listed(facts: Mapping[str, Any]) -> str:
 
 
 def check_writable(*files: Path | None) -> None:
-    """Checks, before a run begins, that its result files can be written; None is skipped.
+    """Checks, before a run begins, that its result files can be written.
 
     Raises:
         UserError: a file is a folder or not writable, or its folder is missing.

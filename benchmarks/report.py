@@ -282,9 +282,10 @@ def in_turns(
     """Times regular decoding, speculative decoding twice, and regular decoding again.
 
     Args:
-        regular: the function that decodes a turn regularly.
-        speculative: the function that decodes a turn speculatively.
-        turns: the turns of the first repeat; the other repeats decode the same turns.
+        regular: a function that decodes the prompts of a turn regularly, given the turn's index.
+        speculative: a function that decodes the same prompts speculatively.
+        turns: the indices of the turns, from 0 on. They are read while the first of the four runs
+            decodes, so that `affordable` can limit this run's time. All runs decode the same turns.
         clock: a function that returns the time in seconds.
 
     Returns:

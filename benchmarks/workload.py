@@ -110,7 +110,7 @@ def add_prompts(parser: argparse.ArgumentParser, count: int, task: str | list[st
 
 
 def add_measuring(parser: argparse.ArgumentParser, repeats: int) -> None:
-    """Adds options for the number of repeats and the file of figures."""
+    """Adds --repeats, how often to measure, and --json, the file to write the results to."""
     what = "timed runs of every variant on every prompt"
     group = parser.add_argument_group("measuring")
     add_number(group, "--repeats", type=at_least(1), default=repeats, help=what)

@@ -8,8 +8,8 @@ layer_norm_epsilon of the small T5; D and epsilon' are those of the larger T5.
   are zero, so the new dimensions of the residual are zero. RMSNorm divides by the root of
   mean(x^2) + epsilon. With new zeros, the mean is d/D of the small T5's mean. epsilon' is d/D of
   epsilon, so the sum under the root is d/D of the small T5's sum. To compensate, norm weights are
-  multiplied by sqrt(d/D). With a tied head, the decoder's last norm keeps its weights: before such
-  a head T5 multiplies by D^-0.5 = d^-0.5 * sqrt(d/D), which already has the factor.
+  multiplied by sqrt(d/D). With a tied head, the decoder's last norm keeps its weights, because T5
+  multiplies the norm's output by D^-0.5 instead of d^-0.5, and D^-0.5 = d^-0.5 * sqrt(d/D).
 - heads, d_ff, layers: the columns of `o` and `wo` that read values of new heads, feed-forward units
   or layers are zero.
 - d_kv: T5 does not divide scores by sqrt(d_kv), so scores stay the same if the new rows of `q` are
@@ -19,9 +19,10 @@ layer_norm_epsilon of the small T5; D and epsilon' are those of the larger T5.
   of old tokens have c in these two dimensions, in the embedding and in the head. No layer changes
   the two numbers in the residual. They add 2c^2 to the sum of squares of a norm, so epsilon' * D is
   made 2c^2 smaller. No layer reads the two numbers, because the norms before the layers have weight
-  0 in these dimensions. The decoder's last norm turns the numbers into z > 0 and -z, which adds
-  c*z - c*z = 0 to an old token's logit. A new token's row of the head has -E and 0 there, where E
-  is a large constant. This adds -E*z to the token's logit, which is then far below all others.
+  0 in these dimensions. The decoder's last norm has weights of opposite signs there, so it turns
+  the numbers into z > 0 and -z. An old token's logit gets c*z - c*z = 0. A new token's row of the
+  head has -E and 0 in these dimensions, where E is a large constant. So the new token's logit gets
+  -E*z, which puts it far below all others.
 """
 
 from __future__ import annotations

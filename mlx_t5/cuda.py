@@ -1,10 +1,10 @@
 """Prepares an NVIDIA GPU for computing: checks that it exists, and keeps compiled kernels.
 
-MLX compiles some kernels at their first use, in 3 to 4 s each, and keeps them in a folder. When it
-compiles the first kernel, it reads the folder's name from the environment. The default folder is in
-the system's temporary folder, which all users share and the system empties (mlx/backend/cuda/
-jit_module.cpp). A kernel's file name does not tell the GPU's architecture, so the folder is named
-after the architecture.
+MLX compiles some kernels at their first use, in 3 to 4 s each, and keeps them in a folder (see
+mlx/backend/cuda/jit_module.cpp). By default this folder is in the system's temporary folder, which
+all users share and the system empties. So `keep_kernels` chooses a folder in the user's cache. MLX
+reads the folder's name from the environment when it compiles the first kernel. A kernel's file name
+does not tell the GPU's architecture, so the chosen folder is named after the architecture.
 
 Nothing here imports MLX.
 """

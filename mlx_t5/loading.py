@@ -71,19 +71,19 @@ def choose_pair(
     """Returns the models to run; converts them if necessary.
 
     Args:
-        model: name of the target. None chooses t5-11b with t5-small if both have been converted,
+        model: name of the target. If None: t5-11b with t5-small if both have been converted,
             otherwise the bundled pair.
         draft_model: name of the draft; "lookup" to copy from the source instead, "NAME+lookup" to
-            use a draft and copy, "none" for no draft. None and "auto" choose the target's default
+            use a draft and copy, "none" for no draft. If None or "auto": the target's default
             draft, if it is available.
         convert: see `locate`.
         regular: whether to use no draft, whatever `draft_model` is.
         adapter: folder of a LoRA adapter to merge into the target.
         regular_because: the reason for decoding without a draft, shown to the user.
         fetch: whether a default draft that is not in `models/` may be taken from Hugging Face's
-            cache, or else downloaded. With `convert`, the draft is downloaded only if the target
-            had no folder before this call: with a target that is there, nobody expects a download.
-            If the environment variable MLX_RANK is set, no draft is fetched.
+            cache, or else downloaded. If `convert` is given and the target's folder existed before
+            this call, the draft is not downloaded, because the user expects no download. If the
+            environment variable MLX_RANK is set, no draft is fetched.
         revision: revision of the target, see `locate`.
 
     Raises:
@@ -179,13 +179,13 @@ def _default_pair() -> tuple[Path, Path, str]:
 def _default_draft(
     target: Path, convert: Convert | None, fetch: bool, is_new: bool
 ) -> tuple[Path | None, str]:
-    """Returns the folder of a target's default draft (None without one), and a note for the user.
+    """Returns the folder of a target's default draft, or None, and a note for the user.
 
     Args:
         target: the target's folder.
         convert: see `locate`.
-        fetch: whether a draft that is not in `models/` may be fetched: from Hugging Face's cache,
-            or by a download. main.py, which gives `convert`, downloads it only with a new target.
+        fetch: whether a draft that is not in `models/` may be taken from Hugging Face's cache, or
+            else downloaded. If `convert` is given, a download also requires `is_new`.
         is_new: whether the target had no folder before this run.
     """
     if target.resolve() == (BUNDLED / "target").resolve():

@@ -29,8 +29,9 @@ def locate(name: str, convert: Convert | None = None, revision: str | None = Non
 
     Args:
         name: the user's name for the model.
-        convert: a function that converts a Hub id's model into a folder, as `convert.convert` does;
-            not used if the model is in MLX's format. None reads every snapshot as it is.
+        convert: a function that converts a Hub id's model into a folder, as `convert.convert` does.
+            If None, or if the model is in MLX's format, the folder of the downloaded snapshot is
+            returned.
         revision: a branch, tag or commit of a Hub id; with a revision `models/` is not searched.
 
     Raises:

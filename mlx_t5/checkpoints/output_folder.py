@@ -72,11 +72,11 @@ def require_apart(path: Path, source: Path) -> None:
 
 
 def _holds_ours(path: Path, ours: Callable[[str], bool]) -> bool:
-    """Returns whether a path may be a part of a model folder; `ours` accepts the path's own name.
+    """Returns whether a file or folder whose name `ours` accepts may be in a model folder.
 
-    The only folders in a model folder are those of a sentence encoder's modules. So if `path` is a
-    folder, it must have a module's name and hold only files, with names that `ours` accepts. If
-    `path` is a file, it must not have a module's name.
+    The only folders in a model folder are those of a sentence encoder's modules. So a folder must
+    have a module's name, and hold only files with names that `ours` accepts. A file must not have a
+    module's name.
     """
     is_module = MODULE_FOLDER.fullmatch(path.name) is not None
     if is_module != path.is_dir():

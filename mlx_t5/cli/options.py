@@ -289,8 +289,8 @@ def cutting_of(options: MainOptions, prefix: str) -> Cutting | None:
     Args:
         options: the options of the command line.
         prefix: the prefix for every piece: the value of --prefix or, without --prefix, the prefix
-            in the model's own files. If it is empty, each text may begin with a prefix, unless it
-            is a file with markup; see `Cutting`.
+            in the model's own files. If there is neither, a text may begin with a prefix; see
+            `Cutting`.
     """
     from mlx_t5.text.documents import Cutting
 

@@ -149,7 +149,11 @@ class Run:
 
 
 def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
-    """Yields prompts with the prefix in front; errors and second texts of pairs stay unchanged."""
+    """Yields each prompt with the prefix in front.
+
+    If an item is a pair, the prefix is put before its first text. If an item is an error instead of
+    a prompt, the error is yielded unchanged.
+    """
     for prompt in prompts:
         if isinstance(prompt, tuple):
             yield prefix + prompt[0], prompt[1]

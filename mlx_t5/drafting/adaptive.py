@@ -59,9 +59,11 @@ class Experience:
     Attributes:
         accepted: number of accepted proposals of each kind; older proposals count less.
         rejected: number of rejected proposals of each kind; older proposals count less.
-        credit: time that may be lost on trials of the draft, in units of a step without a draft. It
-            grows while drafting is too slow. Each trial reduces it by the time that the trial lost.
-        refund: credit that a trial gets back per token that it writes; 0 if the step is no trial.
+        credit: time that trials of the draft may lose, in units of a step without a draft. While
+            drafting is too slow, every step adds `TRIAL_SHARE`. A trial subtracts its expected
+            time, and adds `refund` for every token that it writes.
+        refund: time that a step without a draft takes per token, in the units of `credit`; 0 if the
+            step is no trial.
         rest: number of next steps that will not draft. The rest ends early if tokens can be copied,
             if the number of rows changes, or if a row can take more proposals than before.
         rest_batch: number of rows when `rest` was set; always 1 with delta > 0.

@@ -176,11 +176,12 @@ class StepCosts:
     """Estimates the seconds of steps from expected costs, corrected by measured steps.
 
     The error log(seconds / expected) of a step is the sum of three parts: one for all steps, one
-    for all steps that draft, and one for all steps of the same shape. The shape is the number of
-    rows, the number of proposals, and whether the step drafts.
+    for all steps that draft, and one for all steps of the same shape. Two steps have the same shape
+    if they have the same number of proposals, if both or neither of them draft, and if their
+    numbers of rows have the same bit length, such as 4 to 7 rows.
+
     Each measured step corrects the parts in proportion to their variances. This is a Kalman filter
-    (https://en.wikipedia.org/wiki/Kalman_filter) that neglects the covariances. Shapes that differ
-    only in the number of rows share their part if these numbers have the same bit length.
+    (https://en.wikipedia.org/wiki/Kalman_filter) that neglects the covariances.
     """
 
     def __init__(self, expected: Callable[[int, Any, Any], Any], most: int) -> None:
@@ -213,7 +214,8 @@ class StepCosts:
     def note(self, rows: int, gamma: int, passes: int, seconds: float) -> None:
         """Learns from a step with gamma proposals per row, if `numbers` contains gamma.
 
-        The first step of a shape is ignored, as it may have compiled kernels.
+        The first step with the same `rows`, `gamma` and `passes` is ignored, as it may have
+        compiled kernels.
         """
         shape = rows, gamma, passes
         if gamma not in self.numbers or seconds <= 0 or shape not in self._seen:

@@ -1,9 +1,9 @@
 """Continuous batching: chooses which waiting prompts replace finished ones.
 
 Rows of a batch are padded to its longest source, so prompts join in groups of similar length. If
-no caller waits for a particular prompt, later prompts are encoded ahead in the same pass, as a pass
-over many positions takes less time than several passes over few. Results keep the order of the
-prompts. Only a window of prompts is held at a time, so memory does not grow with their number.
+only the total time matters, later prompts are encoded ahead in the same pass, as a pass over many
+positions takes less time than several passes over few. Results keep the order of the prompts. Only
+a window of prompts is held at a time, so memory does not grow with the number of prompts.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Queue:
             engine: the batch.
             size: maximum number of rows in the batch.
             waiting: the first rows to wait.
-            bulk: whether no caller waits for a particular row. Then any number of rows may join at
-                once, and later rows may be encoded ahead with them.
+            bulk: whether only the total time matters, not the time of a single row. If so, any
+                number of rows may join at once, and later rows may be encoded ahead with them.
         """
         self.engine, self.size, self.bulk = engine, size, bulk
         self.waiting, self.last = list(waiting), False
@@ -127,8 +127,8 @@ def decode_rows(
         rows: the rows to decode; read lazily.
         batch_size: maximum number of rows in flight.
         ready: given the number of rows read so far, returns whether the next row can be read
-            without waiting. If not, `ready` is called again after the next step. Once all rows read
-            so far are yielded, the next row is read without calling `ready`.
+            without waiting. If not, `ready` is called again after the next step. When all rows read
+            so far have been yielded, `decode_rows` waits for the next row without calling `ready`.
 
     Yields:
         Every row once it is finished, in the order of `rows`. A row that does not fit in memory

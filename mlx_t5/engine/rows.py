@@ -309,8 +309,8 @@ class Chunk:
         result: the whole result, in the last chunk only.
         index: the text's index among all texts of its job: (index of the prompt) · (texts per
             prompt) + (index among the prompt's texts).
-        logprobs: log-probabilities of the tokens, if the server reports them. If `tokens` is empty
-            and the end token releases held-back text, the only entry is for the end token.
+        logprobs: log-probabilities of the tokens, if the server reports them. A chunk with text but
+            no tokens has one entry, for the end token that released the text.
     """
 
     text: str

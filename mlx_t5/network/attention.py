@@ -211,9 +211,9 @@ def _over_slots(
 ) -> mx.array:
     """Returns a row's self-attention; a query at position p attends to round_up(p + 1) cache slots.
 
-    How a sum over slots is rounded may depend on their number, even if the added slots are hidden.
-    So the number depends only on the query's position, not on the pass's other queries. `offset` is
-    the position of the first query.
+    More slots may change how attention rounds, even if the additional slots are hidden from the
+    query. So a query's number of slots depends on its own position only, not on the pass's other
+    queries. `offset` is the position of the first query.
     """
 
     def over(slots: int) -> mx.array:

@@ -83,10 +83,10 @@ def narrow(draft: T5, ids: np.ndarray) -> None:
 
 
 def with_all_tokens(draft: T5) -> Any:
-    """Returns a draft with the decoder of `draft` that can propose every token of the target.
+    """Returns a draft that can propose every token of the target, with the decoder of `draft`.
 
-    `draft` must use some rows of its target's head, not a head of its own. The new draft uses the
-    target's whole head.
+    The new draft uses the target's whole head. `draft` must use some rows of that head, not a head
+    of its own.
     """
     config = replace(draft.config, draft_vocab_size=None)
     wide = type(draft)(config, shares_with=draft.shares_with)

@@ -1,11 +1,11 @@
 """Exact decoding: a row's logits have the same bits whatever is proposed, in whatever batch.
 
-Rounding depends on the order of summation, and kernels choose a different order for a different
-number of rows. So one pass over several positions may round differently from several passes over
-one position. Here each row of a pass is padded to `width` positions, and the batch to a number of
-rows at which products round as in a full batch (exactness.py finds these numbers). So every product
-has R x W rows, whatever is proposed. Attention and the encoder, whose sums run over positions, work
-on each prompt alone.
+Rounding depends on the order of summation, and kernels choose the order by the number of positions
+in a pass. So one pass over several positions may round differently from several passes over one
+position. Here the number of positions does not depend on the proposals: every pass has R rows of W
+positions. Each row is padded to `width` positions. Padding rows are added until products round as
+in a full batch; exactness.py finds the numbers of rows for which they do. Attention and the encoder
+sum over positions, so they work on each prompt alone.
 
 Symbols: B rows in flight, R rows of a pass, W width, S source positions, T target positions.
 """
@@ -31,7 +31,7 @@ class ExactTarget:
 
     Attributes:
         width: W, positions of each row in every pass.
-        rows: numbers of rows that a pass may have, ascending; the last is that of a full batch.
+        rows: numbers of rows that a pass may have, ascending, up to that of a full batch.
     """
 
     def __init__(self, model: T5, width: int, rows: Sequence[int]) -> None:

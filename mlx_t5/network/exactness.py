@@ -1,8 +1,10 @@
-"""Finds the width to pad rows to, so that a row's bits do not depend on a pass's other rows.
+"""Finds shapes of passes with which a row's logits have the same bits beside any other rows.
 
-`exact.ExactTarget` relies on equal bits, but no library guarantees them. So they are tested before
-decoding: for every shape of weight, for attention, and for the decoder as a whole. Random numbers
-suffice: kernels are chosen by shapes alone, and a different order of summation shows at once.
+A pass's shape is its number of rows and its width, the number of positions to which each row is
+padded. `exact.ExactTarget` relies on equal bits, but no library guarantees them. So shapes are
+tested before decoding: with every kind of weight, with attention, and with the whole decoder.
+Random numbers suffice: kernels are chosen by shapes alone, and a different order of summation shows
+at once.
 
 Symbols: B maximum number of rows in flight, W width, K inputs of a product, V vocabulary.
 """
@@ -41,8 +43,8 @@ def exact_targets(model: T5, default: Settings) -> Callable[..., ExactTarget]:
 
     Args:
         model: the target.
-        default: the default settings. If num_draft is a number, a pass has room for more positions
-            per row than that.
+        default: the default settings. If num_draft is a number, every pass has room for that many
+            proposals per row.
 
     Returns:
         target(batch, settings), which returns the `ExactTarget` for at most `batch` rows. It raises
@@ -89,10 +91,10 @@ def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
 
 
 def exact_row_counts(model: T5, batch: int, width: int) -> list[int]:
-    """Returns the row counts with which a pass gives the same bits as a full batch, on all ranks.
+    """Returns the row counts for which a pass has the same bits as a full batch, on all ranks.
 
-    A full batch has `batch` rows. Each rank tests its own shard with `local_row_counts`. The result
-    is empty if, on any rank, a row's bits depend on its place in a pass.
+    A full batch has `batch` rows. Each rank tests its own shard with `local_row_counts`. If a row's
+    bits depend on its place in a pass on any rank, the result is empty.
     """
     rows = local_row_counts(model, batch, width) if attention_is_exact(model, width) else []
     exact = mx.array([n in rows for n in range(batch + 1)], mx.int32)
@@ -101,13 +103,13 @@ def exact_row_counts(model: T5, batch: int, width: int) -> list[int]:
 
 
 def local_row_counts(model: T5, batch: int, width: int) -> list[int]:
-    """Returns the row counts with which products give the same bits as a full batch, on this rank.
+    """Returns the row counts for which this rank's products have the same bits as a full batch's.
 
     A full batch has `batch` rows. Of the smaller counts, only powers of two are tested.
 
     Returns:
-        The counts in ascending order, `batch` last; empty if a row's bits depend on its place in a
-        pass.
+        The counts in ascending order, `batch` last. If a row's bits depend on its place in a pass,
+        the list is empty.
     """
     fewer = [2**i for i in range(batch.bit_length()) if 2**i < batch]
     for product, inputs in products(model):
@@ -122,8 +124,9 @@ def local_row_counts(model: T5, batch: int, width: int) -> list[int]:
 def place_is_irrelevant(product: Product, x: mx.array, out: mx.array) -> bool:
     """Returns whether a row's product has the same bits at another place, beside other rows.
 
-    Every row is tested at the next place, and at the mirrored place, where the first row is the
-    last. In each test, every other row is replaced by random numbers.
+    Two moves are tested: each row to the next place, and all rows in reverse order. After a move,
+    random numbers replace the rows at odd places, or in a second test the rows at even places. The
+    remaining rows must keep their results.
 
     Args:
         product: a function that should compute each row independently.
@@ -166,12 +169,11 @@ def _cancelling(
 ) -> tuple[Product, Callable[[int], list[mx.array]]]:
     """Returns a product with a weight like `matrix`, and a function that makes inputs to test it.
 
-    In the product's weight, the second half of the columns repeats the first half, rotated by one
-    quantization group, or by one column if the matrix is not quantized.
-
-    The function takes the number of rows and returns two inputs. The first input is random. In the
-    second input, the second half of the columns repeats the first half, rotated likewise and
-    negated. So the terms of every sum cancel, and only rounding errors remain.
+    The function takes the number of rows and returns two inputs. The first input is random. With
+    the second input, the terms of every sum cancel, so that only rounding errors remain. To this
+    end, the weight's second half of columns is a copy of its first half, and the input's second
+    half of columns is a negated copy of its first half. In each copy, the columns are rotated by
+    one quantization group, or by one column if the matrix is not quantized.
 
     Args:
         matrix: a matrix of the model.

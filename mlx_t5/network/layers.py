@@ -130,7 +130,8 @@ def checkpointed(layer: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """Returns a layer that recomputes its activations in the backward pass, to save memory.
 
     See Chen et al., https://arxiv.org/abs/1604.06174. MLX differentiates with respect to all
-    arguments, so the gradient is stopped at integers, as in quantized weights.
+    arguments. Arrays of integers, such as quantized weights, have no gradient, so they are excluded
+    with `stop_gradient`.
     """
 
     def fixed(leaf: Any) -> Any:
@@ -232,9 +233,10 @@ def layer_for(
     Args:
         config: the shape of the model, or of this rank's shard.
         slots: the slots of the pass.
-        passes: the model's decoder passes so far; negative where layers must not be compiled: in
-            training, and for shards (sharding.py).
-        grad_checkpoint: whether the layer is `checkpointed_layer` if `passes` is negative.
+        passes: number of the model's decoder passes so far. In training and for shards
+            (sharding.py) the number is negative, because their layers must not be compiled.
+        grad_checkpoint: whether to return `checkpointed_layer` in training. If `passes` is not
+            negative, the value is ignored.
     """
     if grad_checkpoint and passes < 0:
         return partial(checkpointed_layer, config)

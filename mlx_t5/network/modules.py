@@ -156,7 +156,10 @@ class Stacks(nn.Module):
 
 
 def expect_passes(*models: Any) -> None:
-    """Makes GPUs compile decoder layers from the first pass on; for servers with many passes."""
+    """Makes GPUs compile the models' decoder layers at once instead of after `PASSES` passes.
+
+    This is for servers and benchmarks, which make many passes.
+    """
     for model in models:
         if hasattr(model, "passes"):
             model.passes += PASSES

@@ -38,10 +38,11 @@ OF_DRAFT = ("num_decoder_layers", "draft_vocab_size")  # fields that are the dra
 
 
 def share(draft: nn.Module, target: T5) -> None:
-    """Gives a draft the modules of the target that it uses, without adding to its parameters.
+    """Gives a draft its target's embedding, encoder and head, but not as the draft's parameters.
 
     Raises:
-        UserError: ranks share the target, and its folder can no longer be read.
+        UserError: ranks share the target, and the target's folder can no longer be read.
+            Each rank reads the whole head from the folder.
         RuntimeError: the device does not have enough memory.
     """
     embedding = target.shared
@@ -55,7 +56,7 @@ def share(draft: nn.Module, target: T5) -> None:
 
 
 def full_head(model: T5) -> nn.Module | None:
-    """Returns a model's whole output head; None if it is the embedding.
+    """Returns a model's whole output head; None if the head is the embedding.
 
     If the head is cut between ranks, this rank reads all of it from the model's folder. The folder
     has the right head even if an adapter was merged, as adapters never change it. For errors see

@@ -92,9 +92,9 @@ def passes(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> I
     Args:
         pairs: the pairs.
         size: maximum number of pairs in a pass.
-        most_tokens: maximum number of tokens in a pass with several prompts, padding included. For
-            each prompt, only its own tokens and those of its longest target are counted. A pass
-            with a single prompt has no limit.
+        most_tokens: limit for a pass with several prompts: the number of prompts, times the largest
+            number of tokens in a prompt and its longest target. A pass with a single prompt has no
+            limit.
 
     Yields:
         The indices of the pairs of a pass; pairs with the same prompt are adjacent.

@@ -5,9 +5,10 @@ steps. Rows with the same number of beams share one batch. As in `generate`, the
 makes the rows, chunks and results.
 
 A piece of a document becomes a row when a batch has room for it; a document has at most
-`QueuedJob.size` rows at a time. Ordinary requests (those that are not documents) have priority:
-while they have rows, the pieces that join have at most `PIECE_TOKENS` tokens per step on average.
-So ordinary requests wait neither for a whole document nor for the encoding of many pieces.
+`QueuedJob.size` rows at a time. Ordinary requests (those that are not documents) have priority.
+While there are rows of ordinary requests, the pieces that become rows have at most `PIECE_TOKENS`
+tokens per step, averaged over the steps. So ordinary requests wait neither for a whole document nor
+for the encoding of many pieces.
 
 A row may request log-probabilities. They are the log softmax of the target's logits, before
 penalties, temperature, top-p and `delta` (leniency), even for a token that the draft proposed.

@@ -1,8 +1,7 @@
 """Schemas of answers; FastAPI generates the description of the API (/docs) from them.
 
-OpenAI's fields have the form that the official client expects. The prediction tokens in `usage` are
-the tokens of the request's `prediction` (the expected text). If a request has no `prediction`, they
-are all proposed tokens.
+OpenAI's fields have the form that the official client expects. `TokenDetails` explains the counts
+of prediction tokens in `usage`.
 
 These fields are not in OpenAI's API: `speculation`, on request, lists the origin of each token;
 `score` is the score of a beam search; `pieces` lists the pieces of a split text, and `stats` counts

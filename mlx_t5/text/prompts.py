@@ -86,8 +86,12 @@ def token_ids(
 
 
 def _whole_numbers(ids: list) -> list[int]:
-    """Returns token ids as Python integers; to be fast, checks each type once, not each id."""
-    kinds = set(map(type, ids))
+    """Returns token ids as Python integers.
+
+    Raises:
+        UserError: an id is no whole number, or is a bool.
+    """
+    kinds = set(map(type, ids))  # few types are checked faster than many ids
     wrong = {kind for kind in kinds if kind is bool or not issubclass(kind, Integral)}
     if wrong:
         bad = next(token for token in ids if type(token) in wrong)
