@@ -2,10 +2,10 @@
 
 Rounding depends on the order of summation, and kernels choose the order by the number of positions
 in a pass. So one pass over several positions may round differently from several passes over one
-position. Here the number of positions does not depend on the proposals: every pass has R rows of W
-positions. Each row is padded to `width` positions. Padding rows are added until products round as
-in a full batch; exactness.py finds the numbers of rows for which they do. Attention and the encoder
-sum over positions, so they work on each prompt alone.
+position. Here the shape of a pass does not depend on the proposals: each row is padded to W
+positions, and padding rows fill the pass up to R rows. exactness.py finds values of R and W with
+which all rows are rounded alike. Attention and the encoder sum over positions, so they work on each
+prompt alone.
 
 Symbols: B rows in flight, R rows of a pass, W width, S source positions, T target positions.
 """
