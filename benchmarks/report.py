@@ -284,8 +284,8 @@ def in_turns(
     Args:
         regular: a function that decodes the prompts of a turn regularly, given the turn's index.
         speculative: a function that decodes the same prompts speculatively.
-        turns: the indices of the turns, from 0 on. They are read while the first of the four runs
-            decodes, so that `affordable` can limit this run's time. All runs decode the same turns.
+        turns: the indices of the turns, from 0 on, such as `affordable` yields. The first run reads
+            them one by one; the other runs decode the same turns.
         clock: a function that returns the time in seconds.
 
     Returns:

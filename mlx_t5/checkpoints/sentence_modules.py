@@ -188,7 +188,10 @@ def _refused(file: Path, name: str, value: Any) -> UserError:
 
 
 def _mode(file: Path, root: Path) -> str:
-    """Returns a Pooling module's mode: `pooling_mode`, else that of an older flag, else "mean"."""
+    """Returns the mode of a Pooling module, such as "mean", which is the default.
+
+    Older files have a flag for each mode instead of the entry `pooling_mode`.
+    """
     raw = _entries(file, root, _OF_MODULES)
     if not raw:
         raise UserError(f"{file} has no pooling mode: fetch it again")
