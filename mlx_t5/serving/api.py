@@ -196,7 +196,7 @@ class OpenAIRequest(Decoding):
     split: Split | None = Field(
         None,
         description="decode the text piece by piece, each after the task's prefix, and join the "
-        "answers with the text between the pieces; the choice lists the pieces",
+        "answers with the text between the pieces; the answer also lists the pieces",
     )
     file_type: FileType | None = Field(
         None, description="if the text is split: the type of its file; the markup is kept"
