@@ -107,7 +107,7 @@ def _run(options: MainOptions, ranks: Ranks) -> int:
 
 
 def _is_streamed(options: MainOptions, settings: Settings) -> bool:
-    """Returns whether to write a text or document while it is generated; False for several."""
+    """Returns whether to write the only prompt's text, or document, while it is generated."""
     several = len(options.prompt or []) > 1 or (options.input_file and not options.is_document)
     if several or options.json or not options.writes_text:
         return False

@@ -18,15 +18,16 @@ class Job:
 
     Attributes:
         settings: the settings of every text.
-        seed: a seed, whose random stream i is for prompt i, or a list with one seed per prompt.
-        num_samples: texts per prompt, each from its own random stream.
+        seed: one seed, from which prompt i gets the random stream i, or a list with a seed per
+            prompt.
+        num_samples: texts per prompt; each text has its own random stream.
         cutting: how texts are cut into pieces; None if each prompt is decoded as a whole.
         predictions: the expected output of each prompt, as text or token ids, or None. A prediction
             is read after its prompt. If predictions run out, the remaining prompts have none.
         stream: whether a text is answered in chunks while it grows.
         by_token: whether `Chunk.pieces` has the text of each token, even without a stream.
-        logprobs: how many of the likeliest tokens the server reports with each token; None reports
-            no log-probabilities.
+        logprobs: how many of the likeliest tokens the server reports with each token; if None, the
+            server reports no log-probabilities.
     """
 
     settings: Settings
