@@ -32,11 +32,13 @@ class DraftVocabulary:
     """Maps a draft's logits to the target's tokens.
 
     A draft's table `d2t` lists the ids of its tokens. Without a table, the ids are all numbers from
-    0 to the draft's `vocab_size` - 1. Ids that the target lacks are left out. V is the size of the
-    target's vocabulary. If N = V, logit i belongs to token i, and no maps are needed.
+    0 to the draft's `vocab_size` - 1. Ids that the target lacks are left out.
+
+    Symbols: N used logits of the draft, V tokens of the target. If N = V, logit i belongs to token
+    i, and no maps are needed.
 
     Attributes:
-        size: N, the number of the draft's logits that are used.
+        size: N.
         ids: (N,) int32, the token of each logit; None if N = V.
         rows: (V,) int32, the index of each token's logit; N for a token without a logit. None if
             N = V.

@@ -288,11 +288,11 @@ class ScoringTurns:
 def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
     """Warms up the models, so that the first requests do not wait for weights or kernels.
 
-    If the model is only an encoder, embeds a dummy prompt. Otherwise, first decodes the prompt.
+    If the model is only an encoder, embeds a dummy prompt. Otherwise, first decodes a dummy prompt.
     Then the target makes a forward pass over 1 position and, with a drafter, further passes over
-    2, 3, … positions, up to `num_draft` + 1. If `num_draft` is "auto", `most_proposals()` takes its
-    place. These passes do not use the drafter, which might propose fewer tokens for a dummy prompt.
-    Exact decoding needs no such passes: all its passes have the same number of positions.
+    2, 3, … positions, up to the maximum number of proposals + 1. These passes do not use the
+    drafter, which might propose fewer tokens for a dummy prompt. Exact decoding needs no such
+    passes: all its passes have the same number of positions.
 
     A GPU compiles a kernel when it is first used. So on a GPU this function also decodes each kind
     of request that needs different kernels, and makes passes for up to `MAX_NUM_DRAFT` proposals.
