@@ -187,5 +187,5 @@ def sentences(decoder: SpeculativeDecoder, texts: Sequence[str], **options: Any)
 
 
 def decided(results: Sequence[Result]) -> int:
-    """Returns the number of tokens decided in all of the results, EOS included."""
+    """Returns the total number of tokens in the results, EOS included."""
     return Tally.of(results).decided

@@ -94,9 +94,9 @@ def spread(repeats: Sequence[float]) -> Ratio:
 
 
 def differing(outcomes: Sequence[Sequence[Tokens]], others: Sequence[Sequence[Tokens]]) -> int:
-    """Returns for how many prompts the tokens of two variants differ in any repeat.
+    """Counts the prompts for which two variants wrote different tokens in at least one repeat.
 
-    Both arguments are as `Timed.outcomes`: [repeat][turn], the tokens of each prompt of a turn.
+    Both arguments are the variants' `Timed.outcomes`.
     """
     flat = ([[tokens for turn in row for tokens in turn] for row in o] for o in (outcomes, others))
     prompts = zip(*(zip(*rows, strict=True) for rows in flat), strict=True)

@@ -245,11 +245,11 @@ def warning(
 
 
 def dtype_hint(folder: Path, dtype: str | None) -> str | None:
-    """Returns a hint if a GPU runs a Hugging Face folder in float32 by default, else None.
+    """Returns a hint to use --dtype bfloat16 if float32 weights would be loaded on a GPU, else None.
 
     Args:
         folder: the model's folder.
-        dtype: the requested type; None is the folder's type.
+        dtype: the requested type; if None, the folder's type.
 
     Raises:
         UserError: the folder holds no readable checkpoint.
