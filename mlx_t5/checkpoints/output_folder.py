@@ -54,16 +54,16 @@ def check_output_folder(path: Path, overwrite: bool, ours: Callable[[str], bool]
 
 
 def require_apart(path: Path, source: Path) -> None:
-    """Refuses an output folder that overlaps with the source folder.
+    """Refuses to replace a folder that is the source, contains the source or is inside the source.
 
     The folders are compared as files, not by name, because the disks of Macs ignore case in names.
 
     Args:
-        path: the folder to write; it need not exist.
+        path: the folder to write; if it does not exist, nothing is replaced.
         source: the model folder to read.
 
     Raises:
-        UserError: `path` exists, and is the source, contains the source or is inside the source.
+        UserError: `path` may not be replaced.
     """
     source = source.resolve()
     pairs = [(path, f) for f in (source, *source.parents)] + [(source, f) for f in path.parents]

@@ -196,9 +196,9 @@ def stream(
 
 
 def spelled(chunk: Chunk, tokenizer: Any) -> Chunk:
-    """Sets `pieces` of a chunk to the text that each token completed, and returns the chunk.
+    """Fills in a chunk's `pieces`, the text of each token, and returns the chunk.
 
-    If the chunk's text does not contain the decoded tokens, `pieces` is left as it is.
+    Leaves `pieces` as they are if the tokens' text is not a part of the chunk's text.
     """
     detokenizer = StreamingDetokenizer(tokenizer)
     pieces = [*map(detokenizer.add, chunk.tokens)]

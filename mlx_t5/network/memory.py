@@ -245,7 +245,7 @@ def warning(
 
 
 def dtype_hint(folder: Path, dtype: str | None) -> str | None:
-    """Returns a hint to use --dtype bfloat16 if float32 weights would be loaded on a GPU, else None.
+    """Returns a hint to use --dtype bfloat16 if a GPU would load float32 weights, else None.
 
     Args:
         folder: the model's folder.
