@@ -65,7 +65,7 @@ class Setting:
 
 
 def declared(default: Any, range: Range, help: str, **others: Any) -> Any:
-    """Returns a field of `Settings` with its declaration; the arguments are as in `Setting`."""
+    """Returns a dataclass field for `Settings`, with a `Setting` of these arguments as metadata."""
     return field(default=default, metadata={"setting": Setting(default, range, help, **others)})
 
 
