@@ -12,7 +12,7 @@ from mlx_t5.text.documents import Cutting
 from mlx_t5.text.prompts import checked_samples
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
     """How the prompts of a call are decoded, and what kind of answer they get.
 

@@ -17,11 +17,11 @@ from pydantic import BaseModel
 from mlx_t5.engine.rows import Chunk, Stats, TokenLogprob
 from mlx_t5.serving import schemas
 from mlx_t5.serving.api_error import ApiError
-from mlx_t5.serving.jobs import GenerationJob, JobQueue, QueuedJob
+from mlx_t5.serving.jobs import GenerationJob, JobQueue, ScoringJob
 from mlx_t5.serving.schemas import Usage
 
 Fields = dict[str, Any]
-J = TypeVar("J", bound=QueuedJob)
+J = TypeVar("J", GenerationJob, ScoringJob)
 
 if TYPE_CHECKING:
     from mlx_t5.serving.api import TextRequest
@@ -59,7 +59,8 @@ class EventStream(Generic[J]):
         Raises:
             ApiError: the queue refuses the job.
         """
-        self.job, self._jobs, job.put = job, jobs, self._put
+        self.job: J = job
+        self._jobs, job.place.put = jobs, self._put
         self._events: asyncio.Queue[Any] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         jobs.add(self.job)
@@ -91,7 +92,7 @@ class EventStream(Generic[J]):
 
     async def chunks(self, first: Chunk) -> AsyncIterator[Chunk]:
         """Yields `first` and then all later chunks of the job, until its texts are done."""
-        chunk, unfinished = first, self.job.size
+        chunk, unfinished = first, self.job.place.size
         while True:
             unfinished -= chunk.result is not None
             yield chunk
@@ -159,7 +160,7 @@ def _of_byte(value: int) -> Spelling:
 def usage(job: GenerationJob, results: Sequence[Stats]) -> Usage:
     """Returns the token counts of a request, from its job and the statistics of its texts."""
     prompt_tokens = sum(map(len, job.prompts)) or sum(stats.prompt_tokens for stats in results)
-    predicted = bool(job.spec.predictions)
+    predicted = bool(job.predictions)
     written = sum(stats.generated_tokens for stats in results)
     counted: list[Any] = [s.speculation if predicted else s for s in results]
     names = ("predicted", "predicted_accepted") if predicted else ("drafted", "accepted")

@@ -5,7 +5,7 @@ steps. Rows with the same number of beams share one batch. As in `generate`, the
 makes the rows, chunks and results.
 
 A piece of a document becomes a row when a batch has room for it; a document has at most
-`QueuedJob.size` rows at a time. Ordinary requests (those that are not documents) have priority.
+`Place.size` rows at a time. Ordinary requests (those that are not documents) have priority.
 While there are rows of ordinary requests, the pieces that become rows have at most `PIECE_TOKENS`
 tokens per step, averaged over the steps. So ordinary requests wait neither for a whole document nor
 for the encoding of many pieces.
@@ -61,7 +61,7 @@ class GenerationBatches:
 
     def __bool__(self) -> bool:
         """Whether there are rows, or pieces of documents that will become rows."""
-        return bool(self._job_of) or any(job.prompts for job in self._documents)
+        return bool(self._job_of) or any(job.place.pieces for job in self._documents)
 
     @property
     def running(self) -> list[Row]:
@@ -91,23 +91,23 @@ class GenerationBatches:
     def _rows(self, job: GenerationJob, prompts: Sequence[Sequence[int]]) -> Iterator[Row]:
         """Yields the rows of a job's prompts, and counts their texts."""
         # Pieces come one at a time, and get the same indexes as in engine/document_batch.py.
-        for row in self._decoder.codec.rows(prompts, job.spec, count(job.texts << 32)):
-            row.index = job.texts
-            job.texts += job.spec.settings.num_return_sequences
+        for row in self._decoder.codec.rows(prompts, job, count(job.place.texts << 32)):
+            row.index = job.place.texts
+            job.place.texts += job.settings.num_return_sequences
             yield row
 
     def _leave(self, job: GenerationJob) -> None:
         """Removes a job from the `JobQueue`, and drops its remaining pieces if it is a document."""
-        self._jobs.release(job, job.unfinished)
+        self._jobs.release(job, job.place.unfinished)
         if job.document:
             self._documents.remove(job)
-            job.prompts.clear()
+            job.place.pieces.clear()
 
     def drop_cancelled(self) -> None:
         """Removes cancelled jobs and their rows."""
-        for job in [job for job in self._documents if job.cancelled]:
+        for job in [job for job in self._documents if job.place.cancelled]:
             self._leave(job)
-        gone = [row for row, job in self._job_of.items() if job.cancelled]
+        gone = [row for row, job in self._job_of.items() if job.place.cancelled]
         if not gone:
             return
         for row in gone:
@@ -129,10 +129,14 @@ class GenerationBatches:
                 self._fail(row, ApiError(400, str(row.error)))
             now = self._jobs.clock()
             for row in queue.engine.rows[running:]:
-                self._metrics.queue_seconds.observe(now - self._job_of[row].submitted)
+                self._metrics.queue_seconds.observe(now - self._job_of[row].place.submitted)
 
     def _rows_of(self, job: GenerationJob) -> set[Row]:
         return {row for row, owner in self._job_of.items() if owner is job}
+
+    def _pending(self, job: GenerationJob) -> bool:
+        """Returns whether a document has submitted pieces that are not done."""
+        return bool(job.place.pieces or self._rows_of(job))
 
     def _draw(self) -> None:
         """Makes rows from the pieces of documents while there is room; the documents take turns."""
@@ -142,10 +146,11 @@ class GenerationBatches:
         turns = deque(self._documents)
         while turns:
             job = turns.popleft()
-            tokens = min(len(job.prompts[0]), most) if job.prompts else 0
+            pieces = job.place.pieces
+            tokens = min(len(pieces[0]), most) if pieces else 0
             if 0 < tokens <= allowed and self._has_room(job, others):
                 allowed -= tokens
-                self._begin(job, [job.prompts.pop(0)])
+                self._begin(job, [pieces.pop(0)])
                 turns.append(job)
         self._documents.rotate(-1)
         self._allowed = allowed if others else 0
@@ -157,10 +162,10 @@ class GenerationBatches:
         document may have one waiting row. If a document had none, ordinary requests would take
         every place that becomes free.
         """
-        own, queue = self._rows_of(job), self._queues.get(job.spec.settings.num_beams)
+        own, queue = self._rows_of(job), self._queues.get(job.settings.num_beams)
         if queue and len(queue.engine.rows) + len(queue.waiting) >= self._max_batch:
-            return others and own.isdisjoint(queue.waiting) and len(own) < job.size
-        return len(own) < job.size
+            return others and own.isdisjoint(queue.waiting) and len(own) < job.place.size
+        return len(own) < job.place.size
 
     def step(self) -> None:
         """Runs one step of every batch, and reports the new tokens to the jobs."""
@@ -201,7 +206,7 @@ class GenerationBatches:
             self._queues[beams].waiting.append(row)
 
     def _alternatives(self, row: Row) -> int | None:
-        return self._job_of[row].spec.logprobs
+        return self._job_of[row].logprobs
 
     def _step(self, batch: Batch) -> None:
         began, rows = self._jobs.clock(), len(batch.rows)
@@ -218,8 +223,8 @@ class GenerationBatches:
             self._fail(row, ApiError(500, error))
             return
         if row.reported == 0 and row.stats.target_calls == 1:
-            self._metrics.first_token_seconds.observe(self._jobs.clock() - job.submitted)
-        if not (job.spec.stream or row.finish_reason):
+            self._metrics.first_token_seconds.observe(self._jobs.clock() - job.place.submitted)
+        if not (job.stream or row.finish_reason):
             return
         chunks = [self._decoder.codec.chunk(text) for text in texts]
         if row.finish_reason:
@@ -251,7 +256,7 @@ class GenerationBatches:
         job = self._job_of.pop(row)
         if not job.document:
             self._jobs.release(job, row.settings.num_return_sequences)
-        elif job.whole and not job.prompts and job in self._documents and not self._rows_of(job):
+        elif job in self._documents and job.place.whole and not self._pending(job):
             self._leave(job)
 
 

@@ -1,6 +1,6 @@
 """Defines jobs, and the queue that hands them to the thread that owns MLX.
 
-Every request becomes a `QueuedJob` in the `JobQueue`. The thread gets new jobs in rounds, the
+Every request becomes a job in the `JobQueue`. The thread gets new jobs in rounds, the
 iterations of its loop. If several processes (ranks) share the model, each rank has such a thread,
 and all ranks get the same jobs in the same rounds. Only rank 0 has clients. Before each round,
 rank 0 sends the new jobs, pieces of documents and cancellations to the other ranks, as JSON.
@@ -12,8 +12,8 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeAlias
 
 from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Chunk
@@ -28,54 +28,53 @@ IDLE_SECONDS = 0.05  # the same with several ranks; waiting in a collective woul
 
 
 @dataclass(eq=False)
-class QueuedJob:
-    """The work of one request. A job's dataclass fields are sent to all ranks (processes).
+class Place:
+    """A job's place in the queue, and its progress.
 
     Attributes:
         size: number of places that the job takes in the queue; usually its number of texts. For a
             document, it is the maximum number of rows at a time.
+        number: the job's number in the queue, the same on every rank.
+        unfinished: number of places that the job still takes; `size` when the job is submitted.
+        cancelled: whether the job is cancelled; set only at the start of a round (loop iteration).
+        submitted: time of submission, by the queue's clock.
+        texts: number of texts that already have a row.
+        pieces: for a document, the source tokens of each submitted piece that has no row yet.
+        whole: for a document, whether all its pieces have been submitted.
         put: sends an event to the client. The thread that owns MLX calls `put`, which must not
             wait. An event is a `Chunk` of a text, the list of all values (scores, vectors), or the
             `ApiError` that ends the job. On ranks other than 0, which have no clients, `put` does
             nothing.
-        number: the job's number in the queue, the same on every rank.
-        unfinished: number of places that the job still takes; `size` at first.
-        cancelled: whether the job is cancelled; set only at the start of a round (loop iteration).
-        submitted: time of submission, by the queue's clock.
     """
 
-    size: int = field(default=1, kw_only=True)
+    size: int = 1
+    number: int = -1
+    unfinished: int = 0
+    cancelled: bool = False
+    submitted: float = 0.0
+    texts: int = 0
+    pieces: list[list[int]] = field(default_factory=list)
+    whole: bool = False
+    put: Callable[[Chunk | list[Any] | ApiError], None] = lambda event: None
 
-    def __post_init__(self) -> None:
-        self.put: Callable[[Chunk | list[Any] | ApiError], None] = lambda event: None
-        self.number, self.unfinished = -1, self.size
-        self.cancelled, self.submitted = False, 0.0
 
-
-@dataclass(eq=False)
-class GenerationJob(QueuedJob):
-    """Prompts to decode with the same settings.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GenerationJob(Job):
+    """A job with its prompts, which are token ids.
 
     Attributes:
-        prompts: source tokens of each prompt; for a document, of each piece that has no row yet.
-        spec: how to decode. If `spec.stream` is false, each text is sent as a single chunk.
-        document: whether the prompts are pieces of one document; if so, a piece may fail alone.
-        whole: for a document, whether all its pieces have been submitted.
-        texts: number of texts that the rows made so far will yield. A row yields one text, or
-            `num_return_sequences` texts if it is a beam search.
+        prompts: source tokens of each prompt; empty for a document.
+        document: whether the job is a document, whose pieces are its prompts and may fail alone.
+        place: its place in the queue.
     """
 
-    prompts: list[list[int]]
-    spec: Job
+    prompts: list[list[int]] = field(default_factory=list)
     document: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.whole, self.texts = False, 0
+    place: Place = field(default_factory=Place)
 
 
-@dataclass(eq=False)
-class ScoringJob(QueuedJob):
+@dataclass(frozen=True, eq=False)
+class ScoringJob:
     """A job that needs no decoding: it scores pairs of a prompt and a target, or embeds prompts.
 
     Attributes:
@@ -84,6 +83,7 @@ class ScoringJob(QueuedJob):
         pairs: the pairs to score.
         ids: token ids of each prompt to embed.
         normalize: whether to scale vectors to length 1.
+        place: its place in the queue.
     """
 
     kind: str
@@ -91,11 +91,15 @@ class ScoringJob(QueuedJob):
     pairs: list[Pair] = field(default_factory=list)
     ids: list[list[int]] = field(default_factory=list)
     normalize: bool = False
+    place: Place = field(default_factory=Place)
 
     @property
     def count(self) -> int:
         """The number of scores or vectors that the job returns."""
         return len(self.pairs) + len(self.ids)
+
+
+QueuedJob: TypeAlias = GenerationJob | ScoringJob
 
 
 class JobQueue:
@@ -143,7 +147,7 @@ class JobQueue:
     def admitted(self) -> int:
         """The number of texts that are not done: those being decoded and those that wait."""
         with self._changed:
-            return sum(job.unfinished for job in self._jobs.values())
+            return sum(job.place.unfinished for job in self._jobs.values())
 
     @property
     def waited(self) -> float:
@@ -164,30 +168,31 @@ class JobQueue:
         with self._changed:
             if self._closed is not None:
                 raise ApiError(503, self._closed)
-            if self.admitted + job.size > self._max_batch + self._max_queue:
+            if self.admitted + job.place.size > self._max_batch + self._max_queue:
                 seconds = math.ceil(self.admitted / self._max_batch * self.row_seconds)
                 seconds = max(1, min(seconds, LONGEST_RETRY))
                 message, headers = f"try again in {seconds} s", {"Retry-After": str(seconds)}
                 raise ApiError(429, f"the queue is full; {message}", None, "queue_full", headers)
-            job.submitted, job.number = self.clock(), next(self._numbers)
-            job.unfinished = job.size
+            place = job.place
+            place.submitted, place.number = self.clock(), next(self._numbers)
+            place.unfinished = place.size
             if not self._jobs:
-                self._progressed = job.submitted
-            self._jobs[job.number] = job
+                self._progressed = place.submitted
+            self._jobs[place.number] = job
             self._new.append(job)
             self._changed.notify()
 
     def extend(self, job: GenerationJob, prompts: Sequence[Sequence[int]], whole: bool) -> None:
         """Adds further pieces of a document; `whole`: whether these are the last pieces."""
         with self._changed:
-            self._more.append([job.number, prompts, whole])
+            self._more.append([job.place.number, prompts, whole])
             self._changed.notify()
 
     def cancel(self, job: QueuedJob) -> None:
         """Cancels a job at the beginning of the next round; does nothing if the job is finished."""
         with self._changed:
-            if job.number in self._jobs:
-                self._withdrawn.append(job.number)
+            if job.place.number in self._jobs:
+                self._withdrawn.append(job.place.number)
                 self._changed.notify()
 
     def close(self, reason: str) -> None:
@@ -221,22 +226,22 @@ class JobQueue:
             new, news = self._shared(new, news)
         more, cancelled, last = news
         for number, prompts, whole in more:
-            if isinstance(job := self._jobs.get(number), GenerationJob):
-                job.prompts.extend(prompts)
-                job.whole = whole
+            if job := self._jobs.get(number):
+                job.place.pieces.extend(prompts)
+                job.place.whole = whole
         for number in cancelled:
             if number in self._jobs:
-                self._jobs[number].cancelled = True
+                self._jobs[number].place.cancelled = True
         return None if last else new
 
     def _shared(self, new: list[QueuedJob], news: Any) -> tuple[list[QueuedJob], Any]:
         """Returns rank 0's jobs and news (pieces, cancellations, whether to stop) on every rank."""
-        jobs = [[job.number, type(job).__name__, asdict(job)] for job in new]
+        jobs = [[job.place.number, job.place.size, sent(job)] for job in new]
         jobs, news = self._ranks.shared([jobs, news])
         if self._ranks.rank:
             new = [_job_of(*fields) for fields in jobs]
             with self._changed:
-                self._jobs |= {job.number: job for job in new}
+                self._jobs |= {job.place.number: job for job in new}
         return new, news
 
     def progressed(self) -> None:
@@ -246,27 +251,30 @@ class JobQueue:
     def put(self, job: QueuedJob, event: Chunk | list[Any] | ApiError) -> None:
         """Sends an event to a client; cancels the job if the client's event loop is closed."""
         try:
-            job.put(event)
+            job.place.put(event)
         except RuntimeError:  # the client's event loop has ended
             self.cancel(job)
 
     def release(self, job: QueuedJob, texts: int) -> None:
         """Frees `texts` of a job's places in the queue; removes the job when no place is left."""
         with self._changed:
-            job.unfinished -= texts
-            if not job.unfinished:
-                self._jobs.pop(job.number, None)
+            job.place.unfinished -= texts
+            if not job.place.unfinished:
+                self._jobs.pop(job.place.number, None)
 
 
-def _job_of(number: int, kind: str, fields: dict[str, Any]) -> QueuedJob:
-    """Returns a job made from the number, kind and fields that rank 0 sends as JSON."""
-    job: QueuedJob
-    if kind == "GenerationJob":
-        spec = fields["spec"]
-        spec |= {"settings": Settings(**spec["settings"]), "predictions": (*spec["predictions"],)}
-        job = GenerationJob(**{**fields, "spec": Job(**spec)})
-    else:
-        pairs = [Pair(tuple(p["source"]), tuple(p["target"])) for p in fields["pairs"]]
-        job = ScoringJob(**{**fields, "pairs": pairs})
-    job.number = number
-    return job
+def sent(job: QueuedJob) -> dict[str, Any]:
+    """Returns a job's fields, without its place, as they are sent to other ranks."""
+    fields = asdict(replace(job, place=Place()))
+    del fields["place"]
+    return fields
+
+
+def _job_of(number: int, size: int, fields: dict[str, Any]) -> QueuedJob:
+    """Returns a job made from what rank 0 sends as JSON: the result of `sent`, and its place."""
+    place = Place(size, number, size)
+    if "kind" in fields:
+        pairs = [Pair(tuple(p["source"]), tuple(p["target"])) for p in fields.pop("pairs")]
+        return ScoringJob(**fields, pairs=pairs, place=place)
+    settings, predictions = Settings(**fields.pop("settings")), (*fields.pop("predictions"),)
+    return GenerationJob(settings, **fields, predictions=predictions, place=place)

@@ -176,7 +176,7 @@ class DocumentStream(EventStream[GenerationJob]):
 
     async def chunks(self, first: Chunk) -> AsyncIterator[DocumentChunk]:
         """Yields the chunks of the document's text, in order; the last chunk has the result."""
-        events, answers, most = [first], self._pieces.answers, HANDED_IN * self.job.size
+        events, answers, most = [first], self._pieces.answers, HANDED_IN * self.job.place.size
         while True:
             work = partial(self._pieces.advance, events, most)
             gained, prompts = await self._thread.run(work)

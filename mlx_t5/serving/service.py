@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any, cast
 from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
 from mlx_t5.checkpoints.pooling import Pooling
 from mlx_t5.engine.codec import CHARACTERS
-from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
 from mlx_t5.scoring.pairs import ranks_by
 from mlx_t5.serving import api
 from mlx_t5.serving.answers import EventStream, TokenSpelling
 from mlx_t5.serving.api_error import ApiError
-from mlx_t5.serving.jobs import GenerationJob, ScoringJob
+from mlx_t5.serving.jobs import GenerationJob, Place, ScoringJob
 from mlx_t5.serving.pieces import HANDED_IN, DocumentStream, Pieces, cut
 from mlx_t5.serving.schemas import Capability, ServedModel
 from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread
@@ -189,8 +188,8 @@ class Service:
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
         if self.log_prompts:
             log.info("prompts: %r", list(prompts))
-        spec = Job(settings, seed, samples // settings.num_return_sequences, **kind)
-        job = GenerationJob(ids, spec, bool(pieces), size=size)
+        kind |= {"prompts": ids, "document": bool(pieces), "place": Place(size)}
+        job = GenerationJob(settings, seed, samples // settings.num_return_sequences, **kind)
         if pieces:
             first = await self.documents.run(lambda _: pieces.draw(HANDED_IN * size))
             return DocumentStream(pieces, first, self.documents, job, self.worker.jobs, receive)
@@ -210,7 +209,7 @@ class Service:
             self._require_decoder()
         # Limited, so that even the largest request fits into a small, empty queue.
         batches = math.ceil(job.count / self.worker.max_batch / PASSES_A_TEXT)
-        job.size = min(batches, self.limits.rows)
+        job.place.size = min(batches, self.limits.rows)
         return await EventStream(job, self.worker.jobs, receive).next()
 
     def require_model(self, name: str | None) -> None:

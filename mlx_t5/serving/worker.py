@@ -160,7 +160,7 @@ class Worker:
             self.jobs.close(BROKEN_MESSAGE if self._broken else STOPPING_MESSAGE)
             for job in self.jobs.unfinished():  # so that no client keeps waiting
                 self.jobs.put(job, ApiError(500, BROKEN_MESSAGE))
-                self.jobs.release(job, job.unfinished)
+                self.jobs.release(job, job.place.unfinished)
             if self._broken and self._ranks.size > 1:
                 os._exit(FAILED)  # the other ranks wait for this one; the launcher ends them
             # MLX aborts the process at exit if streams outlive their thread.
@@ -197,7 +197,7 @@ class Worker:
             for job in new:
                 if isinstance(job, GenerationJob):
                     self._generation.add(job)
-                elif isinstance(job, ScoringJob):
+                else:
                     self._scoring.add(job)
             self._generation.drop_cancelled()
             self._scoring.drop_cancelled()
@@ -237,10 +237,10 @@ class ScoringTurns:
 
     def drop_cancelled(self) -> None:
         """Removes cancelled jobs."""
-        for job in [job for job, _ in self._turns if job.cancelled]:
-            self._jobs.release(job, job.size)
-            self._metrics.cancelled_rows.inc(job.size)
-        self._turns = deque(turn for turn in self._turns if not turn[0].cancelled)
+        for job in [job for job, _ in self._turns if job.place.cancelled]:
+            self._jobs.release(job, job.place.size)
+            self._metrics.cancelled_rows.inc(job.place.size)
+        self._turns = deque(turn for turn in self._turns if not turn[0].place.cancelled)
 
     def advance(self) -> None:
         """Makes one forward pass for the job whose turn it is."""
@@ -259,7 +259,7 @@ class ScoringTurns:
         if outcome is None:
             self._turns.append((job, passes))
         else:
-            self._jobs.release(job, job.size)
+            self._jobs.release(job, job.place.size)
             self._jobs.put(job, outcome)
 
     def _parts(self, job: ScoringJob) -> Iterator[Part]:
@@ -271,7 +271,7 @@ class ScoringTurns:
 
     def _passes(self, job: ScoringJob) -> Iterator[list[Any] | None]:
         """Makes one forward pass per iteration; yields None, or all values after the last pass."""
-        self._metrics.queue_seconds.observe(self._jobs.clock() - job.submitted)
+        self._metrics.queue_seconds.observe(self._jobs.clock() - job.place.submitted)
         values: dict[int, Any] = {}
         for part in self._parts(job):
             values |= dict(part)

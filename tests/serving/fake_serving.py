@@ -9,9 +9,8 @@ import time
 from dataclasses import replace
 
 from fake_model import FakeModel, random_table, without
-from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Chunk
-from mlx_t5.serving.jobs import GenerationJob
+from mlx_t5.serving.jobs import GenerationJob, Place
 
 V = 7
 ENDLESS = without(random_table(V), 1)
@@ -44,10 +43,10 @@ class Client:
         samples, document = settings.pop("samples", 1), settings.pop("document", False)
         settings = replace(self.decoder.defaults, **settings)
         self.count = len(prompts) * samples
-        spec = Job(settings, seed, samples // settings.num_return_sequences, **kind)
-        given = [] if document else prompts
-        self.job = GenerationJob(given, spec, document, size=size or self.count)
-        self.job.put = put or self.events.put
+        kind |= {"prompts": [] if document else prompts, "document": document}
+        place = Place(size or self.count, put=put or self.events.put)
+        each = samples // settings.num_return_sequences
+        self.job = GenerationJob(settings, seed, each, place=place, **kind)
         self.worker.jobs.add(self.job)
         if self.job.document:
             self.worker.jobs.extend(self.job, prompts, whole)

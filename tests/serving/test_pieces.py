@@ -9,14 +9,13 @@ import pytest
 
 from mlx_t5.checkpoints.generation_config import Preset
 from mlx_t5.engine.document_batch import DocumentInFlight
-from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Chunk, Result, Stats
 from mlx_t5.names import BUNDLED
 from mlx_t5.serving import pieces
 from mlx_t5.serving.answers import ChatBuilder, CompletionBuilder
 from mlx_t5.serving.api import ChatRequest, CompletionRequest
 from mlx_t5.serving.api_error import ApiError
-from mlx_t5.serving.jobs import GenerationJob, JobQueue
+from mlx_t5.serving.jobs import GenerationJob, JobQueue, Place
 from mlx_t5.serving.pieces import HANDED_IN, DocumentStream
 from mlx_t5.serving.service import Service
 from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread
@@ -178,7 +177,7 @@ def run(some, thread, answer, size=2, kind=CompletionBuilder, streamed=False):
 
     async def client():
         queue = JobQueue(4, 4, lambda: 0.0)
-        job = GenerationJob([], Job(Settings()), document=True, size=size)
+        job = GenerationJob(Settings(), document=True, place=Place(size))
         first = some.draw(HANDED_IN * size)
         stream = DocumentStream(some, first, thread, job, queue, asyncio.Event().wait)
         answered = asyncio.create_task(worker(queue, stream.job))
@@ -196,12 +195,12 @@ def run(some, thread, answer, size=2, kind=CompletionBuilder, streamed=False):
 
     async def worker(queue, job):
         done, most = 0, HANDED_IN * size
-        while not (job.whole and done == some.answers.drawn):
+        while not (job.place.whole and done == some.answers.drawn):
             queue.next_round(busy=True)
-            assert len(job.prompts) <= most, "few are in hand"
-            for i in reversed(range(done, done := done + len(job.prompts))):
-                job.put(answer(i))
-            job.prompts.clear()
+            assert len(job.place.pieces) <= most, "few are in hand"
+            for i in reversed(range(done, done := done + len(job.place.pieces))):
+                job.place.put(answer(i))
+            job.place.pieces.clear()
             await asyncio.sleep(0.001)
 
     return asyncio.run(client())

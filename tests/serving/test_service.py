@@ -87,8 +87,8 @@ def test_a_queue_in_which_nothing_waits_has_room_for_the_largest_request(batch, 
             asyncio.run(service.score_or_embed(given, gone))
         assert queue.admitted == (16 if batch == 8 else batch + waiting)
         (job,) = queue.next_round(busy=True)
-        assert job.cancelled
-        queue.release(job, job.size)
+        assert job.place.cancelled
+        queue.release(job, job.place.size)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_a_prediction_needs_no_draft_and_is_tokenized_without_the_tasks_prefix()
     body = api.PredictRequest(prompt="a", task="fixing", num_draft=7, prediction=prediction)
     asyncio.run(service.submit(body, gone))
     (job,) = service.worker.jobs.unfinished()
-    assert job.spec.predictions == [tokenizer.encode("a b")]
-    assert job.spec.settings.num_draft == 7
+    assert job.predictions == [tokenizer.encode("a b")]
+    assert job.settings.num_draft == 7
     for fields in ({"num_draft": 7}, {"draft": True}):
         with pytest.raises(ApiError, match="no draft"):
             service._settings(api.PredictRequest(prompt="a", **fields))

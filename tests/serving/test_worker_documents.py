@@ -20,7 +20,7 @@ def test_a_request_does_not_wait_for_a_whole_document(serve):
         pieces += 1
         long.next()
     assert pieces <= 5, "two were there before it, and one beside it"
-    assert other.job.unfinished == 0 < long.job.unfinished
+    assert other.job.place.unfinished == 0 < long.job.place.unfinished
 
 
 def test_a_request_goes_before_the_pieces_of_all_documents(serve):
@@ -34,7 +34,7 @@ def test_a_request_goes_before_the_pieces_of_all_documents(serve):
     until(lambda: "small" in order)
     assert order.index("small") <= 4 + 3, "in the batch before it, and beside it"
     until(lambda: len(order) == 1 + 3 * 40)
-    assert not any(client.job.unfinished for client in (first, *rest, small))
+    assert not any(client.job.place.unfinished for client in (first, *rest, small))
 
 
 def test_a_document_delays_other_rows_only_briefly(serve):
@@ -46,7 +46,7 @@ def test_a_document_delays_other_rows_only_briefly(serve):
     served.release()
     until(lambda: len(order) == 31)
     assert 5 < order.index("other") <= 40 * PIECE_TOKENS / 500, "of 40 steps"
-    assert not other.job.unfinished
+    assert not other.job.place.unfinished
 
 
 def test_pieces_that_come_late_are_decoded_and_a_stop_waits_for_them(serve):
