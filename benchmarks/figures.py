@@ -1,4 +1,4 @@
-"""Measures the costs of passes, and computes the figures that tables have for each variant."""
+"""Measures the costs of passes, and computes a variant's row in a table, such as its speed-up."""
 
 from __future__ import annotations
 

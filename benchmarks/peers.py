@@ -289,7 +289,7 @@ def or_left_out(
 
 
 def by_its_clock(timed: Timed, figures: Callable[[Answer], tuple[float, int]]) -> Timed:
-    """Returns a copy of `timed` whose seconds and token counts `figures` computes from answers."""
+    """Returns `timed` with other seconds and token counts: those that `figures(answer)` returns."""
     result = Timed()
     for answers in timed.outcomes:
         result.add([(*figures(answer), answer.tokens) for answer in answers])

@@ -188,8 +188,7 @@ def recommend(rows: Sequence[dict], tolerance: float) -> dict | None:
     clearly faster than the smaller delta's best setting.
 
     Args:
-        rows: the rows of the whole grid, delta 0 included; each has the entries of `quality`,
-            "speed_up" and "tokens_per_call".
+        rows: the rows of the whole grid, delta 0 included, as `run` makes them.
         tolerance: how many points of exact match, and of chrF, a setting may lose. Both figures
             compare with the references or, if there are none, with delta 0's texts.
 

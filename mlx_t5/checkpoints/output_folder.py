@@ -167,10 +167,9 @@ def require_space(path: Path, needed: int) -> None:
 
 
 def _clear_leftovers(path: Path) -> None:
-    """Removes the hidden folders that killed runs for the same output have left.
+    """Removes hidden folders beside `path` that were left when an earlier run was killed.
 
-    If a run was killed after it had renamed the old folder and before it renamed the new one, the
-    old folder is restored.
+    Restores the old folder if a run was killed between renaming the old folder and the new one.
     """
     name = re.compile(rf"\.{re.escape(path.name)}\.(partial|old)-(\d+)")
     for folder in path.parent.iterdir():

@@ -108,9 +108,9 @@ def require_for(
 ) -> None:
     """Checks that there is memory to encode new rows and to decode them beside the running ones.
 
-    Memory for a cache of all these rows must be free, as joining rows copies the cache. On a Mac
-    the memory is also wired. A share of the memory that then remains is for MLX's cache of freed
-    buffers (`keep_buffers`).
+    Memory for a cache of all these rows must be free, as joining rows copies the cache. If there is
+    enough memory, it is also wired on a Mac, and the limit of MLX's cache of freed buffers is set
+    to a share of the remaining memory.
 
     Args:
         models: the target, and the draft or None.
