@@ -10,8 +10,8 @@ woken hundreds of times per token. So in all processes, the waiting threads of O
 as the threads of OpenBLAS, which spin for 0.03 s.
 
 With --batch-size above 1, a turn decodes all prompts in batches, which measures the throughput.
-With --document the prompts are the sentences of one text. Variants named "document, …" decode the
-whole text; other programs decode the sentences in batches, and `regular` decodes them one by one.
+With --document the prompts are the sentences of one text. This project decodes them as a document
+("document, …") and one by one (`regular`), and the other programs decode them in batches.
 """
 
 from __future__ import annotations
