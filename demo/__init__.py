@@ -1,1 +1,1 @@
-"""The bundled target and draft, and modules that enlarge models or make a picture or data."""
+"""The bundled target and draft, and scripts: grow models, draw a picture, generate training data."""

@@ -3,8 +3,9 @@
 The GPU computes this early pass while Python reads the token. If that token ends the text, the
 early pass is wasted, and has to be waited for. In a batch, rows come and go, and many passes would
 be wasted. So only a row that is alone gets an early pass; with a draft, only if the next step will
-propose nothing. A pass in flight holds the cache that it reads, so writing to the cache copies it.
-For a large cache, the copy costs more than the early pass saves, so there is no early pass.
+propose nothing. While the early pass reads the cache, a new token cannot be written in place: MLX
+copies the cache first. A copy of a large cache takes longer than an early pass saves, so there is
+no early pass then.
 Processes (ranks) that share a model have none either: an interrupted pass would leave a sum over
 ranks unfinished.
 """

@@ -162,8 +162,9 @@ def probabilities(logits: mx.array, sampling: Sampling) -> tuple[mx.array, mx.ar
 
     Returns:
         (B, T, V) float32, summing to one over V, and `short` (B, T) bool: whether the mass of the
-        likeliest `sampling.candidates` tokens is below top-p. If True, top-p removed no token here;
-        repeat the call with `Sampling.exhaustive`. `short` is None if no entry can be True.
+        likeliest `sampling.candidates` tokens is below top-p. If so, the probabilities of this
+        position are wrong: repeat the call with `Sampling.exhaustive`. `short` is None if no entry
+        can be True.
     """
     greedy = (sampling.temp == 0)[:, None, None]
     # Distances to the largest logit are at most 0, so dividing by a small temp never gives +inf.
