@@ -1,1 +1,1 @@
-"""The bundled target and draft, and scripts: grow models, draw a picture, generate training data."""
+"""The bundled target and draft, and scripts that enlarge models, draw a picture or write data."""
