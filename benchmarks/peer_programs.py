@@ -99,7 +99,7 @@ class Program(ABC):
 
 
 class MlxT5(Program):
-    """Decodes with this project; `folders` has the models that the other programs convert."""
+    """Decodes with this project, and converts the models for the other programs."""
 
     def __init__(self, model: str, draft_model: str, dtype: str | None):
         """Loads a target and a draft, as `Subject.load` does."""

@@ -105,7 +105,7 @@ def most_proposals() -> int:
 
 
 class Expected:
-    """Estimates the seconds of steps from `PASS_TIMES` alone, so all runs on a machine agree."""
+    """Estimates how long steps take; uses only `PASS_TIMES`, so all runs on a machine agree."""
 
     def __init__(self, target: T5 | ExactTarget, draft: T5 | None = None) -> None:
         """Starts with a target (or its `ExactTarget`) and a draft model; None without a draft."""

@@ -232,7 +232,7 @@ def _document(
 
 
 def _check(decoder: SpeculativeDecoder, job: Job) -> None:
-    """Refuses jobs that documents do not support, and models without a tokenizer."""
+    """Refuses settings that cannot be used with documents, and models without a tokenizer."""
     if decoder.tokenizer is None:
         raise UserError("a split needs a tokenizer; this model folder has none")
     if is_listlike(job.seed):

@@ -85,10 +85,10 @@ def narrow(draft: T5, ids: np.ndarray) -> None:
 
 
 def with_all_tokens(draft: T5) -> Any:
-    """Returns a draft that can propose every token of the target, with the decoder of `draft`.
+    """Returns a draft that can propose every token of the target.
 
-    The new draft uses the target's whole head. `draft` must use some rows of that head, not a head
-    of its own.
+    The new draft uses the decoder of `draft` and the target's whole head. `draft` itself must use
+    some rows of that head, not a head of its own.
     """
     config = replace(draft.config, draft_vocab_size=None)
     wide = type(draft)(config, shares_with=draft.shares_with)

@@ -64,9 +64,10 @@ def exact_targets(model: T5, default: Settings) -> Callable[..., ExactTarget]:
 
 
 def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
-    """Wraps the model so that a row's results have the same bits beside any other rows.
+    """Wraps the model so that a row's results have the same bits whatever other rows there are.
 
-    Every pass then has the same number of positions per row: the smallest width that works.
+    Every pass then has the same number of positions per row: the smallest width with which rows are
+    independent.
 
     Args:
         model: the target.
