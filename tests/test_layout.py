@@ -13,15 +13,11 @@ REAL_FILES = {"main", "convert", "model", "decoder", "server", "benchmark", "dis
 FILE_LINES, FUNCTION_LINES = 350, 45
 LONG_FILES = {"decoder.py"}
 LONG_FUNCTIONS = {"convert.convert"}
-
-
-def name(file: Path) -> str:
-    parts = file.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-FILES = [*ROOT.glob("*.py"), *ROOT.glob(f"{LIBRARY}/**/*.py"), *ROOT.glob("benchmarks/**/*.py")]
-ALL_FILES = [*FILES, *ROOT.glob("demo/**/*.py"), *ROOT.glob("tests/**/*.py")]
+FOLDERS = (LIBRARY, "benchmarks", "demo", "tests")
+FILES = [
+    *ROOT.glob("*.py"),
+    *(file for folder in FOLDERS for file in ROOT.glob(f"{folder}/**/*.py")),
+]
 
 
 def test_the_root_has_only_the_listed_files():
@@ -43,11 +39,11 @@ def functions(file: Path) -> Iterator[tuple[str, int]]:
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             docstring = lines(node.body[0]) if ast.get_docstring(node) is not None else 0
-            yield f"{name(file)}.{node.name}", lines(node) - docstring
+            yield f"{file.stem}.{node.name}", lines(node) - docstring
 
 
 def test_files_and_functions_are_short():
-    for file in ALL_FILES:
+    for file in FILES:
         length, path = file.read_text("utf-8").count("\n"), file.relative_to(ROOT).as_posix()
         assert length <= FILE_LINES or path in LONG_FILES, f"{path} has {length} lines"
         for function, length in functions(file):

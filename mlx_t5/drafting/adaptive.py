@@ -107,7 +107,7 @@ class Experience:
         If drafting is too slow, it is still tried now and then, as more drafted tokens may be
         accepted by now. A trial uses the number of proposals that loses the least time. It starts
         only if `credit` covers the time that it is expected to lose. It then reduces `credit` by
-        the time that it really loses.
+        its expected time, less the time that regular steps take for the tokens that it writes.
 
         Args:
             tokens: (2, N) expected tokens of a step that only copies, and of a step that drafts,

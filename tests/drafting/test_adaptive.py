@@ -123,7 +123,7 @@ def test_a_draft_that_nearly_pays_is_tried_more_often():
 
 
 @pytest.mark.parametrize("all_right", [False, True])
-def test_a_trial_costs_the_time_that_it_really_loses(all_right):
+def test_a_trial_is_charged_by_the_tokens_that_it_wrote(all_right):
     costs, text = table("CPU, MKL"), row("auto", max_tokens=200)
     adaptive = Adaptive(costs, 7)
     seen, offers = adaptive.experience, [Offer(DRAFT)]
@@ -147,6 +147,14 @@ def test_a_draft_rests_only_while_the_choice_is_the_same():
         assert choice.passes == 0
         (choice,) = adaptive.choose([begun], [[draft]])
         assert choice.passes > 0
+
+
+def test_a_rest_ends_with_its_batch_even_if_nothing_can_be_drafted():
+    adaptive = Adaptive(table("CPU, MKL"), 7)
+    adaptive.experience.rest, adaptive.experience.rest_batch = 9, 1
+    rows = [row("auto"), row("auto")]
+    adaptive.choose(rows, [[], []])
+    assert adaptive.experience.rest == 0 and adaptive.drafts(rows)
 
 
 def test_more_rows_get_fewer_proposals():
