@@ -145,11 +145,11 @@ def convert(
     if not str(mlx_path):
         raise UserError("--mlx-path is empty; name the folder to write")
     path = place(mlx_path)
-    wanted = (q_bits, q_group_size, q_mode, quant_predicate)
-    if not quantize and wanted != (None, None, "affine", None):
+    q_options = (q_bits, q_group_size, q_mode, quant_predicate)
+    if not quantize and q_options != (None, None, "affine", None):
         flags = "--q-bits, --q-group-size, --q-mode and --quant-predicate"
         raise UserError(f"{flags} have an effect only with -q")
-    recipe = Recipe.from_options(*wanted) if quantize else None
+    recipe = Recipe.from_options(*q_options) if quantize else None
     if dtype not in READABLE:
         raise UserError(f"unknown dtype {dtype!r}; choose {', '.join(READABLE)}")
     try:
@@ -161,7 +161,7 @@ def convert(
         raw = read_config(folder)
         config = T5Config.from_dict(raw)
         read_pooling(folder, config.d_model)  # refuses modules that could not be loaded
-        recipe = recipe and _recipe_for(config.vocab_size, wanted)
+        recipe = recipe and _recipe_for(config.vocab_size, q_options)
         with open_checkpoint(folder) as checkpoint:
             steps = plan(raw, checkpoint, getattr(mx, dtype), recipe, encoder_only)
             shards = into_shards(steps, SHARD_BYTES)
@@ -176,9 +176,11 @@ def convert(
     return path
 
 
-def _recipe_for(vocab_size: int, wanted: tuple[int | None, int | None, str, str | None]) -> Recipe:
-    recipe = Recipe.from_options(*wanted, vocab_size=vocab_size)
-    if recipe.embedding and wanted[-1] is None:
+def _recipe_for(
+    vocab_size: int, q_options: tuple[int | None, int | None, str, str | None]
+) -> Recipe:
+    recipe = Recipe.from_options(*q_options, vocab_size=vocab_size)
+    if recipe.embedding and q_options[-1] is None:
         note = "the embedding and the output head get 8 bits; avoid it by --quant-predicate layers"
         print(f"{vocab_size:,} tokens: {note}", file=sys.stderr)
     return recipe
@@ -226,9 +228,11 @@ def _check_groups(steps: list[Conversion], recipe: Recipe, dtype: mx.Dtype) -> N
     if not any(step.quantization for step in steps):
         cause = f"no layer's rows divide into groups of {recipe.general.group_size}"
         raise UserError(f"{cause}; choose a smaller --q-group-size or another --q-mode")
-    left = sum(not step.quantization and recipe.wanted(step.path) is not None for step in steps)
-    if left:
-        print(f"{left} layers do not divide into groups and stay {dtype}", file=sys.stderr)
+    unquantized = sum(
+        not step.quantization and recipe.wanted(step.path) is not None for step in steps
+    )
+    if unquantized:
+        print(f"{unquantized} layers do not divide into groups and stay {dtype}", file=sys.stderr)
 
 
 def write_weights(

@@ -201,10 +201,14 @@ class Engine(Batch):
         eos = self.target.config.eos_token_ids
         for i, (row, (accepted, *tokens)) in enumerate(zip(self.rows, outcome, strict=True)):
             drafted, writer = proposal.lengths[i], proposal.writers[i]
-            written, kept = row.commit(tokens[: accepted + 1], drafted, writer, eos)
+            tokens_written, proposals_kept = row.commit(
+                tokens[: accepted + 1], drafted, writer, eos
+            )
             row.stats.decode_seconds += seconds
             if self.drafter:
-                self.adaptive.note(row, self.offers[i], self.choices[i], written, kept)
+                self.adaptive.note(
+                    row, self.offers[i], self.choices[i], tokens_written, proposals_kept
+                )
         if self.drafter:
             shape = self.adaptive.shape
             if self.ranks.size > 1:

@@ -247,10 +247,10 @@ def _write_all(
     from mlx_t5.cli.totals import Totals
 
     began, totals, status = time.perf_counter(), Totals(), 0
-    each = run.outcomes_a_prompt
-    unit = "prompts" if each == 1 else "texts"
+    per_prompt = run.outcomes_a_prompt
+    unit = "prompts" if per_prompt == 1 else "texts"
     mx.reset_peak_memory()
-    total, done = run.count and run.count * each, run.first * each
+    total, done = run.count and run.count * per_prompt, run.first * per_prompt
     with output, progress_bar(total, done, unit, options) as shown:
         try:
             for n, prompt, outcome in run.outcomes(compute):

@@ -321,15 +321,17 @@ def _load(
     ):
         shapes = {name: stored.shape(name) for name in stored.names}
         is_mlx = target is not None or stored.metadata.get("format") == "mlx"
-        ours = {name: name for name in shapes} if is_mlx else select_tensors(config, stored)
-        names = set(ours.values())
+        mlx_names = {name: name for name in shapes} if is_mlx else select_tensors(config, stored)
+        names = set(mlx_names.values())
         encoder_only = target is None and not has_decoder(names)
         new = partial(T5, config, HEAD in names, encoder_only, target)
         model, quantization = new(), raw.get("quantization") if is_mlx else None
         plain = shapes_of(model)
         if quantization:
             quantize(model, quantization, names)
-        check({name: shapes[stored_name] for stored_name, name in ours.items()}, shapes_of(model))
+        check(
+            {name: shapes[stored_name] for stored_name, name in mlx_names.items()}, shapes_of(model)
+        )
         hub_names = {name: mine for name, mine in tensor_names(config).items() if mine in plain}
         layers = {name: plain[mine] for name, mine in hub_names.items()}
         lora = files.enter_context(open_adapter(adapter, layers))
@@ -338,7 +340,7 @@ def _load(
         if ranks.size > 1:
             shard(model, ranks)
         whole, uncut = is_mlx and ranks.size == 1, adapter is not None
-        tensors = read_mlx(folder) if whole else read_shards(stored, ours, ranks, uncut)
+        tensors = read_mlx(folder) if whole else read_shards(stored, mlx_names, ranks, uncut)
         if adapter is not None:
             merged = lora.merged(tensors, hub_names, names, quantization)
             tensors = ((name, cut(name, array, ranks)) for name, array in merged)

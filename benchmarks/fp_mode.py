@@ -46,7 +46,7 @@ def measured(target: T5, source: int, seconds: float) -> dict[str, Any] | None:
     target.join()
     mx.eval(target.parameters())
     after = ladder(timer(target, time.perf_counter, source=source), POINTS, seconds)
-    v = {m: taken / after[1] for m, taken in after.items()}
+    v = {m: seconds / after[1] for m, seconds in after.items()}
     return {"mode": MODE, "speed_up": before[1] / after[1], "v": v}
 
 

@@ -57,7 +57,7 @@ def ladder(
     rounds, round_seconds = [first], sum(first.values())
     while len(rounds) < ROUNDS and (len(rounds) + 2) * round_seconds < budget:
         rounds.append({n: seconds(n) for n in first})
-    order, regular = sorted(first), float(np.median([taken[1] for taken in rounds]))
+    order, regular = sorted(first), float(np.median([times[1] for times in rounds]))
     return {n: regular * float(np.median([took[n] / took[1] for took in rounds])) for n in order}
 
 

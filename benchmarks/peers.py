@@ -111,12 +111,12 @@ def run(args: argparse.Namespace, command: str) -> int:
         project = stack.enter_context(start(PROJECT, {}, **pair))
         facts = project.call("describe")
         print(printing.header(facts, command, **workload.header_fields(args)), flush=True)
-        others = start_others(project, facts, stack)
-        programs, missing = describe(others)
+        processes_started = start_others(project, facts, stack)
+        programs, missing = describe(processes_started)
         for program in programs.values():
             print(printing.listed(program), flush=True)
         ids = project.call("encode", texts=prompts)
-        processes = {PROJECT: project} | {name: others[name] for name in programs}
+        processes = {PROJECT: project} | {name: processes_started[name] for name in programs}
         variants = all_variants(processes, args.num_draft)
         if args.sampling:
             variants = sampled(variants)
@@ -163,10 +163,10 @@ def start_others(
     }
 
 
-def describe(others: Mapping[str, Process]) -> tuple[dict[str, dict], dict[str, str]]:
+def describe(processes: Mapping[str, Process]) -> tuple[dict[str, dict], dict[str, str]]:
     """Returns each usable program's description, and each unusable program's error."""
     programs, missing = {}, {}
-    for name, process in others.items():
+    for name, process in processes.items():
         try:
             programs[name] = process.call("describe")
         except UserError as error:

@@ -189,8 +189,8 @@ def changed(texts: Sequence[str], percent: float) -> list[str]:
     draw, every = random.Random(0), sorted({word for text in texts for word in text.split()})
 
     def word_for(word: str) -> str:
-        others = [other for other in every if other != word]
-        return draw.choice(others) if others and draw.random() * 100 < percent else word
+        candidates = [other for other in every if other != word]
+        return draw.choice(candidates) if candidates and draw.random() * 100 < percent else word
 
     return [" ".join(map(word_for, text.split())) for text in texts]
 

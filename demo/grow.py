@@ -200,8 +200,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     args = _parser().parse_args(argv)
-    given = {name: getattr(args, name) for name in SIZES if getattr(args, name) is not None}
-    sizes = {**SHAPES[args.shape], **given}
+    options = {name: getattr(args, name) for name in SIZES if getattr(args, name) is not None}
+    sizes = {**SHAPES[args.shape], **options}
     small, large = grow(args.source, args.path, sizes, args.dtype, args.seed, args.overwrite)
     print(f"{large:,} parameters; {args.source} computes it with {small:,}", file=sys.stderr)
     print(place(args.path))

@@ -40,8 +40,8 @@ def label(text: str, x: int, y: int, color: str = "#59636e") -> str:
 def draw(steps: list[Step]) -> str:
     """Returns the picture as SVG."""
     tokens = sum(map(len, steps))
-    told = f"{tokens} tokens in {len(steps)} passes of the target instead of {tokens + 1}"
-    lines: list[tuple[str, Step, str]] = [("", [], told)]
+    summary = f"{tokens} tokens in {len(steps)} passes of the target instead of {tokens + 1}"
+    lines: list[tuple[str, Step, str]] = [("", [], summary)]
     lines += [(f"pass {number}", step, "") for number, step in enumerate(steps, 1)]
     lines += [("", [("token", writer)], meaning) for writer, meaning in LEGEND.items()]
     shapes, right = [], 0

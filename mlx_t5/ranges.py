@@ -66,9 +66,9 @@ class Range:
         return self.fit(value) is not None
 
 
-def counts(least: int, expected: str, ceiling: float = LARGEST_COUNT, **others: Any) -> Range:
+def counts(least: int, expected: str, ceiling: float = LARGEST_COUNT, **attributes: Any) -> Range:
     """Returns a `Range` of integers from `least` on; integers above `ceiling` become `ceiling`."""
-    return Range(int, least, math.inf, expected, ceiling=ceiling, **others)
+    return Range(int, least, math.inf, expected, ceiling=ceiling, **attributes)
 
 
 FLAG = Range(bool, 0, 1, "True or False")

@@ -64,9 +64,9 @@ class Setting:
     flag: str = ""
 
 
-def declared(default: Any, range: Range, help: str, **others: Any) -> Any:
+def declared(default: Any, range: Range, help: str, **attributes: Any) -> Any:
     """Returns a dataclass field for `Settings`, with a `Setting` of these arguments as metadata."""
-    return field(default=default, metadata={"setting": Setting(default, range, help, **others)})
+    return field(default=default, metadata={"setting": Setting(default, range, help, **attributes)})
 
 
 @dataclass(frozen=True)

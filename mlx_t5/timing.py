@@ -93,12 +93,12 @@ def spread(repeats: Sequence[float]) -> Ratio:
     return Ratio(statistics.median(repeats), min(repeats), max(repeats))
 
 
-def differing(outcomes: Sequence[Sequence[Tokens]], others: Sequence[Sequence[Tokens]]) -> int:
+def differing(first: Sequence[Sequence[Tokens]], second: Sequence[Sequence[Tokens]]) -> int:
     """Counts the prompts for which two variants wrote different tokens in at least one repeat.
 
     Both arguments are the variants' `Timed.outcomes`.
     """
-    flat = ([[tokens for turn in row for tokens in turn] for row in o] for o in (outcomes, others))
+    flat = ([[tokens for turn in row for tokens in turn] for row in o] for o in (first, second))
     prompts = zip(*(zip(*rows, strict=True) for rows in flat), strict=True)
     return sum(texts != other_texts for texts, other_texts in prompts)
 
@@ -139,13 +139,13 @@ def interleave(
     """
     timed = {name: Timed() for name in variants}
     for repeat in range(WARM_UP if warm_up else 0, repeats):
-        taken: dict[Any, list] = {name: [] for name in variants}
+        turn_times: dict[Any, list] = {name: [] for name in variants}
         for turn in range(turns):
             for name in order(variants, repeat, turn):
                 before()
-                taken[name].append(timed_turn(variants[name], turn, tokens, clock))
+                turn_times[name].append(timed_turn(variants[name], turn, tokens, clock))
         if repeat != WARM_UP:
-            for name, rows in taken.items():
+            for name, rows in turn_times.items():
                 timed[name].add(rows)
     return timed
 

@@ -90,7 +90,7 @@ class StoredAdapter:
     def merged(
         self,
         tensors: Iterable[tuple[str, mx.array]],
-        ours: Mapping[str, str],
+        mlx_names: Mapping[str, str],
         names: Collection[str],
         quantization: Mapping[str, Any] | None,
     ) -> Iterator[tuple[str, mx.array]]:
@@ -101,14 +101,14 @@ class StoredAdapter:
 
         Args:
             tensors: pairs of a tensor's name in the MLX folder and its array.
-            ours: the names in the MLX folder, keyed by Hugging Face's names.
+            mlx_names: the names in the MLX folder, keyed by Hugging Face's names.
             names: the names of all tensors in the MLX folder.
             quantization: the entry `quantization` of the folder's config.json; None if absent.
 
         Yields:
             Pairs of a name in the MLX folder and an array.
         """
-        changed = self._changed(ours)
+        changed = self._changed(mlx_names)
         parts = {path: {f"{path}.{part}" for part in PARTS} & set(names) for path in changed}
         waiting: dict[str, dict[str, mx.array]] = {path: {} for path in changed}
         for name, array in tensors:
@@ -122,22 +122,24 @@ class StoredAdapter:
                 merge = partial(self._merge, changed[path] + _WEIGHT)
                 yield from change_weight(path, waiting.pop(path), settings, merge).items()
 
-    def quantization(self, entry: Mapping[str, Any], ours: Mapping[str, str]) -> dict[str, Any]:
+    def quantization(
+        self, entry: Mapping[str, Any], mlx_names: Mapping[str, str]
+    ) -> dict[str, Any]:
         """Returns the entry `quantization` of config.json for the tensors that `merged` yields.
 
         Args:
             entry: the entry `quantization` of the folder's config.json, as it was before merging.
-            ours: the names in the MLX folder, keyed by Hugging Face's names.
+            mlx_names: the names in the MLX folder, keyed by Hugging Face's names.
         """
-        settings = {path: layer_settings(entry, path) for path in self._changed(ours)}
+        settings = {path: layer_settings(entry, path) for path in self._changed(mlx_names)}
         return {**entry, **{path: changed_settings(how) for path, how in settings.items()}}
 
-    def _changed(self, ours: Mapping[str, str]) -> dict[str, str]:
+    def _changed(self, mlx_names: Mapping[str, str]) -> dict[str, str]:
         """Returns the changed layers' Hugging Face names, keyed by the layers' paths in the model.
 
-        `ours` is as in `merged`.
+        `mlx_names` is as in `merged`.
         """
-        return {ours[layer + _WEIGHT].removesuffix(_WEIGHT): layer for layer in self._layers}
+        return {mlx_names[layer + _WEIGHT].removesuffix(_WEIGHT): layer for layer in self._layers}
 
     def _merge(self, name: str, weight: mx.array) -> mx.array:
         return next(self.row_tiles(name, [weight]))

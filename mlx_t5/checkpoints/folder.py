@@ -43,8 +43,8 @@ S = TypeVar("S", bound=OutputTensor)
 
 def is_model_file(name: str) -> bool:
     """Returns whether `name` is the name of a model's file, or of a folder such as `1_Pooling`."""
-    ours = name in SMALL_FILES or any(p.fullmatch(name) for p in (_WEIGHTS, MODULE_FOLDER))
-    return ours or is_macos_file(name)
+    of_model = name in SMALL_FILES or any(p.fullmatch(name) for p in (_WEIGHTS, MODULE_FOLDER))
+    return of_model or is_macos_file(name)
 
 
 def into_shards(steps: Iterable[S], shard_bytes: int) -> list[list[S]]:
@@ -114,8 +114,8 @@ def write_shards(
     options = {"unit": "B", "unit_scale": True, "unit_divisor": 1000, "disable": None}
     with _small_cache(), tqdm(total=size, desc=label, **options) as bar:
         for i, shard in enumerate(shards):
-            of = f"-{i + 1:05}-of-{len(shards):05}" if len(shards) > 1 else ""
-            file_name = f"model{of}.safetensors"
+            number = f"-{i + 1:05}-of-{len(shards):05}" if len(shards) > 1 else ""
+            file_name = f"model{number}.safetensors"
             outputs = {name: form for step in shard for name, form in step.outputs().items()}
             with SafetensorsWriter(folder / file_name, outputs, {"format": framework}) as file:
                 for step in shard:

@@ -117,8 +117,8 @@ def read_generation_config(folder: Path) -> Preset:
     except UserError as error:
         raise UserError(f"{error}; {IGNORE} ignores the file's settings") from None
     ids = {name: _ids(config.get(name)) for name in _IDS}
-    others = [n for n in _IDS if ids[n] and _ids(raw.get(n)) - ids[n]]
-    return dataclasses.replace(preset, left_out=(*preset.left_out, *others))
+    left_out = [n for n in _IDS if ids[n] and _ids(raw.get(n)) - ids[n]]
+    return dataclasses.replace(preset, left_out=(*preset.left_out, *left_out))
 
 
 def read_tasks(folder: Path) -> dict[str, Preset]:

@@ -83,9 +83,9 @@ def origin(
     merged = {} if adapter is None else {"adapter": place(adapter).name}
     if folder == Path(name).expanduser():
         return {"folder": folder.resolve().name, **merged}
-    asked = {} if revision is None else {"revision": revision}
+    requested = {} if revision is None else {"revision": revision}
     commit = {"commit": folder.name} if snapshot_id(folder) else {}
-    return {"model": full_id(name), **asked, **commit, **merged}
+    return {"model": full_id(name), **requested, **commit, **merged}
 
 
 def choose_files(listed: Iterable[str]) -> list[str]:

@@ -24,13 +24,13 @@ from mlx_t5.errors import UserError
 from mlx_t5.sizes import readable
 
 
-def check_output_folder(path: Path, overwrite: bool, ours: Callable[[str], bool]) -> None:
+def check_output_folder(path: Path, overwrite: bool, is_output: Callable[[str], bool]) -> None:
     """Refuses an output folder that must not be written to; cleans up after killed runs.
 
     Args:
         path: the folder's path.
         overwrite: whether an existing folder may be replaced.
-        ours: a function that takes a file's name and returns whether an earlier run may have
+        is_output: a function that takes a file's name and returns whether an earlier run may have
             written the file. A folder that holds any other file is never replaced.
 
     Raises:
@@ -46,7 +46,7 @@ def check_output_folder(path: Path, overwrite: bool, ours: Callable[[str], bool]
     if not overwrite:
         raise UserError(f"{path} exists; replace it with --overwrite or choose another folder")
     strangers = sorted(
-        f.name for f in path.iterdir() if not (ours(f.name) and _holds_ours(f, ours))
+        f.name for f in path.iterdir() if not (is_output(f.name) and _is_of_output(f, is_output))
     )
     if strangers:
         names = ", ".join(strangers[:3])
@@ -71,17 +71,17 @@ def require_apart(path: Path, source: Path) -> None:
         raise UserError(f"{path} is the source, holds it or is a part of it; name another folder")
 
 
-def _holds_ours(path: Path, ours: Callable[[str], bool]) -> bool:
-    """Returns whether a file or folder whose name `ours` accepts may be in a model folder.
+def _is_of_output(path: Path, is_output: Callable[[str], bool]) -> bool:
+    """Returns whether `path` may be part of an output folder; `is_output` has accepted its name.
 
     The only folders in a model folder are those of a sentence encoder's modules. So a folder must
-    have a module's name, and hold only files with names that `ours` accepts. A file must not have a
-    module's name.
+    have a module's name, and hold only files with names that `is_output` accepts. A file must not
+    have a module's name.
     """
     is_module = MODULE_FOLDER.fullmatch(path.name) is not None
     if is_module != path.is_dir():
         return False
-    return not is_module or all(ours(f.name) and not f.is_dir() for f in path.iterdir())
+    return not is_module or all(is_output(f.name) and not f.is_dir() for f in path.iterdir())
 
 
 @contextmanager

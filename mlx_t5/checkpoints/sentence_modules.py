@@ -196,10 +196,10 @@ def _mode(file: Path, root: Path) -> str:
     if not raw:
         raise UserError(f"{file} has no pooling mode: fetch it again")
     flags = [mode for flag, mode in _FLAGS.items() if raw.get(flag)]
-    given = raw.get("pooling_mode", flags or "mean")
-    modes = given if isinstance(given, list) else [given]
+    mode = raw.get("pooling_mode", flags or "mean")
+    modes = mode if isinstance(mode, list) else [mode]
     if modes not in ([mode] for mode in _FLAGS.values()):
-        raise _refused(file, "pooling_mode", given)
+        raise _refused(file, "pooling_mode", mode)
     return modes[0]
 
 

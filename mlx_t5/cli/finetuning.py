@@ -177,8 +177,8 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
         raise UserError("--max-seq-length takes one number, or two: of prompts and completions")
     if args.num_layers == 0:
         raise UserError("--num-layers 0 trains nothing; give a number from 1, or -1 for all")
-    wanted = ADAFACTOR if full or args.lr_scheduler_type == RELATIVE else ADAMW
-    args.optimizer = args.optimizer or wanted
+    optimizer = ADAFACTOR if full or args.lr_scheduler_type == RELATIVE else ADAMW
+    args.optimizer = args.optimizer or optimizer
     if args.lr_scheduler_type == RELATIVE and args.optimizer != ADAFACTOR:
         raise UserError(f"--lr-scheduler-type {RELATIVE} is {ADAFACTOR}'s; leave --optimizer out")
     if args.lr_scheduler_type == RELATIVE and (args.learning_rate or args.warmup_steps):
@@ -190,8 +190,8 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
     if full:
         check_output(args.output, args.resume, is_model_file, "config.json", "model")
     else:
-        ours = frozenset((CONFIG, WEIGHTS[0])).__contains__
-        check_output(args.output, args.resume, ours, CONFIG, "adapter")
+        is_output = frozenset((CONFIG, WEIGHTS[0])).__contains__
+        check_output(args.output, args.resume, is_output, CONFIG, "adapter")
     return parsed(FinetuneOptions, vars(args))
 
 
@@ -219,15 +219,15 @@ def pair_files(data: str, valid: str | None) -> dict[str, str]:
     Raises:
         UserError: the folder has no training file, or two validation files are given.
     """
-    folder, found = Path(data).expanduser(), {"train": data}
+    folder, data_files = Path(data).expanduser(), {"train": data}
     if folder.is_dir():
         files = [(part, folder / f"{n}{end}") for n, part in PARTS.items() for end in SUFFIXES]
-        found = {part: str(file) for part, file in files if file.is_file()}
-        if "train" not in found:
+        data_files = {part: str(file) for part, file in files if file.is_file()}
+        if "train" not in data_files:
             raise UserError(f"{data} has no train.jsonl and no train.tsv; add it, or name a file")
-    if valid is not None and "valid" in found:
-        raise UserError(f"{found['valid']} is there to evaluate by; leave --valid out")
-    return found if valid is None else found | {"valid": valid}
+    if valid is not None and "valid" in data_files:
+        raise UserError(f"{data_files['valid']} is there to evaluate by; leave --valid out")
+    return data_files if valid is None else data_files | {"valid": valid}
 
 
 def next_commands(

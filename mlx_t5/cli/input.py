@@ -34,9 +34,9 @@ def read_prompts(prompts: Sequence[str]) -> list[str]:
     return [_read_prompt(prompt) for prompt in prompts]
 
 
-def _read_prompt(given: str) -> str:
-    if given != "-":
-        return _checked(given, "the prompt")
+def _read_prompt(prompt: str) -> str:
+    if prompt != "-":
+        return _checked(prompt, "the prompt")
     where = "standard input"
     return _checked(_text(sys.stdin.buffer.read().rstrip(b"\r\n"), where), where)
 

@@ -76,17 +76,17 @@ def add_course(group: argparse._ArgumentGroup, seeded: str) -> None:
 
 
 def check_output(
-    output: str, resume: bool, ours: Callable[[str], bool], config: str, what: str
+    output: str, resume: bool, is_output: Callable[[str], bool], config: str, what: str
 ) -> None:
     """Refuses an output folder that exists or cannot be made.
 
     If the folder is the output of an earlier run, the error says that the user may remove it. Such
-    a folder has the file `config`, and `ours` accepts the names of all its files.
+    a folder has the file `config`, and `is_output` accepts the names of all its files.
 
     Args:
         output: the path that the user gives.
         resume: whether the user asks to resume an earlier run.
-        ours: a function that takes a file's name and returns whether an earlier run may have
+        is_output: a function that takes a file's name and returns whether an earlier run may have
             written the file.
         config: name of a file that every complete output folder has.
         what: name of the folder's content, for messages.
@@ -102,19 +102,19 @@ def check_output(
         raise UserError("--output is empty; name a folder")
     path = place(output)
     if os.path.lexists(path):
-        made = (path / config).exists() and all(
-            ours(n) or is_macos_file(n) for n in os.listdir(path)
+        is_complete = (path / config).exists() and all(
+            is_output(n) or is_macos_file(n) for n in os.listdir(path)
         )
-        if made and resume:
+        if is_complete and resume:
             raise UserError(
                 f"{path} exists: the {what} is complete. Use it, or remove it to have it made and "
                 "measured again"
             )
-        raise UserError(f"{path} exists; choose another --output" + " or remove it" * made)
+        raise UserError(f"{path} exists; choose another --output" + " or remove it" * is_complete)
     above = next(folder for folder in path.parents if folder.exists())
     if not (above.is_dir() and os.access(above, os.W_OK)):
         raise UserError(f"nothing can be written into {above}; choose another --output")
-    check_output_folder(path, overwrite=False, ours=ours)
+    check_output_folder(path, overwrite=False, is_output=is_output)
 
 
 def work_folder(output: str) -> Path:

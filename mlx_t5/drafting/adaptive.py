@@ -78,7 +78,7 @@ class Experience:
     rest_batch: int = 0
     rest_room: int = 0
 
-    def expected_tokens(self, kind: Kind, most: int, others: Experience) -> list[float]:
+    def expected_tokens(self, kind: Kind, most: int, shared: Experience) -> list[float]:
         """Returns how many tokens a row's step is expected to yield.
 
         The result has a value for each number of proposals in `NUMBERS`.
@@ -86,11 +86,11 @@ class Experience:
         Args:
             kind: the kind of the proposals.
             most: maximum number of proposals.
-            others: the experience of all rows that this row learns from, itself included.
+            shared: the experience of all rows that this row learns from, itself included.
         """
         accepted, rejected = self.accepted[kind], self.rejected[kind]
-        a = kind.accepted + max(others.accepted[kind] - accepted, 0.0)
-        b = kind.rejected + max(others.rejected[kind] - rejected, 0.0)
+        a = kind.accepted + max(shared.accepted[kind] - accepted, 0.0)
+        b = kind.rejected + max(shared.rejected[kind] - rejected, 0.0)
         scale = min(1.0, OTHERS / (a + b))
         a, b = accepted + scale * a, rejected + scale * b
         tokens, chance = [1.0], 1.0

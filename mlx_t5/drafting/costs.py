@@ -150,8 +150,8 @@ def _parts(model: T5 | ExactTarget, device: Device) -> tuple[float, float]:
     For a pass over M positions, the first part stays the same, and the second part is multiplied by
     v(M) from `PASS_TIMES`.
     """
-    read = model.weights_read()
-    layers, reading = read.layers * device.layer, read.bytes / device.bandwidth
+    weights = model.weights_read()
+    layers, reading = weights.layers * device.layer, weights.bytes / device.bandwidth
     return (0.0, layers + reading) if device.layer_grows else (layers, reading)
 
 

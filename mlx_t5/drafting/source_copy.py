@@ -153,14 +153,14 @@ class Alignment:
 
 def count_predicted(prediction: Sequence[int], text: Sequence[int]) -> tuple[int, int]:
     """Returns how many tokens of a prediction were compared with a text, and how many agreed."""
-    alignment, found, read = Alignment((), 0), set[int](), 0
+    alignment, agreed, compared = Alignment((), 0), set[int](), 0
     alignment.predict(prediction)
     for token in text:
         alignment.follow([token])
-        read = max(read, alignment.place)
+        compared = max(compared, alignment.place)
         if alignment.match:
-            found.add(alignment.place)
-    return min(read, len(prediction)), len(found)
+            agreed.add(alignment.place)
+    return min(compared, len(prediction)), len(agreed)
 
 
 class SourceCopy:
@@ -272,7 +272,7 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
     a, b = copies.tokens, drafts.tokens
     assert a is not None and b is not None, "as both propose"
     width = max(a.shape[1], b.shape[1])
-    a, b = (mx.pad(each, ((0, 0), (0, width - each.shape[1]))) for each in (a, b))
+    a, b = (mx.pad(tokens, ((0, 0), (0, width - tokens.shape[1]))) for tokens in (a, b))
     copying = mx.array([n > 0 for n in copies.lengths])[:, None]
     tokens, q = mx.where(copying, a, b), drafts.q
     if q is not None:

@@ -171,16 +171,16 @@ def follow(engine: Batch, row: Row) -> Iterator[None]:
         raise UserError(row.error)
 
 
-def fitting(rows: Sequence[Row], others: Sequence[Row], most: int) -> list[Row]:
-    """Returns the first rows of `others`, possibly none, to encode in one pass with `rows`.
+def fitting(rows: Sequence[Row], candidates: Sequence[Row], most: int) -> list[Row]:
+    """Returns the first rows of `candidates`, possibly none, to encode in one pass with `rows`.
 
     The padded sources of the pass have at most `most` tokens together; a single source may have
     more. Equal sources count once, as they are encoded once.
     """
     sources, longest = {tuple(row.ids) for row in rows}, max(len(row.ids) for row in rows)
-    for i, row in enumerate(others):
+    for i, row in enumerate(candidates):
         sources.add(tuple(row.ids))
         longest = max(longest, len(row.ids))
         if len(sources) > 1 and len(sources) * longest > most:
-            return list(others[:i])
-    return list(others)
+            return list(candidates[:i])
+    return list(candidates)

@@ -88,9 +88,9 @@ class Beams(Batch):
         """
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         if self._processing:
-            asked = [int(beam.score > NO_BEAM) for beam in beams]
+            counts = [int(beam.score > NO_BEAM) for beam in beams]
             history = History.align([beam.tokens for beam in beams])
-            logprobs = self._processing(history, logprobs[:, None], asked)[:, 0]
+            logprobs = self._processing(history, logprobs[:, None], counts)[:, 0]
         before = np.array([beam.score for beam in beams], np.float32)
         scores = (logprobs + mx.array(before)[:, None]).reshape(len(self.rows), -1)
         count = min(self.searches[0].looked_at, scores.shape[1])

@@ -63,6 +63,6 @@ class EarlyPass:
 
     def take(self, rows: Sequence[Row]) -> mx.array | None:
         """Returns the early pass's logits (1, 1, vocabulary) for the only row; None without one."""
-        (of, logits), self._of, self._logits = (self._of, self._logits), None, None
-        alone = of is not None and len(rows) == 1 and rows[0] is of[0]
-        return logits if alone and of and of[1] == len(of[0].committed) - 1 else None
+        (place, logits), self._of, self._logits = (self._of, self._logits), None, None
+        alone = place is not None and len(rows) == 1 and rows[0] is place[0]
+        return logits if alone and place and place[1] == len(place[0].committed) - 1 else None

@@ -46,30 +46,30 @@ class Job:
 
     @classmethod
     def of(
-        cls, defaults: Settings, given: dict[str, Any], num_samples: int = 1, **others: Any
+        cls, defaults: Settings, values: dict[str, Any], num_samples: int = 1, **attributes: Any
     ) -> Job:
         """Returns the job of a call.
 
         Args:
             defaults: the values of settings that are not given.
-            given: fields of `Settings` and `Cutting`, by name; num_draft=None counts as not given.
+            values: fields of `Settings` and `Cutting`, by name; num_draft=None counts as not given.
             num_samples: texts per prompt.
-            **others: other attributes of the job.
+            **attributes: other attributes of the job.
 
         Raises:
             UserError: a value is out of range, or a field of `Cutting` is given without a split.
         """
         names = {field.name for field in fields(Cutting)}
-        cuts = {name: value for name, value in given.items() if name in names}
+        cuts = {name: value for name, value in values.items() if name in names}
         cutting = Cutting(**cuts)
         if cutting.split == "none" and cutting != Cutting():
             raise UserError(
                 f'{[*cuts][-1]} goes with split; give split="sentences", or leave it out'
             )
-        given = {name: value for name, value in given.items() if name not in names}
-        if given.get("num_draft") is None:
-            given["num_draft"] = defaults.num_draft
-        settings = replace(defaults, **given)
+        values = {name: value for name, value in values.items() if name not in names}
+        if values.get("num_draft") is None:
+            values["num_draft"] = defaults.num_draft
+        settings = replace(defaults, **values)
         samples = checked_samples(num_samples, settings.temp)
         whole = cutting.split == "none"
-        return cls(settings, num_samples=samples, cutting=None if whole else cutting, **others)
+        return cls(settings, num_samples=samples, cutting=None if whole else cutting, **attributes)

@@ -210,9 +210,9 @@ class Row:
         if end is not None:
             tokens = tokens[: end + 1]
         if self.watch:
-            read = self.watch.take(tokens[: len(tokens) - self.ended])
+            count = self.watch.take(tokens[: len(tokens) - self.ended])
             if self.watch.stopped:
-                tokens, self.ended = tokens[:read], False
+                tokens, self.ended = tokens[:count], False
         if self.ended or (self.watch and self.watch.stopped):
             drafted, accepted = min(drafted, len(tokens)), min(accepted, len(tokens))
             self.finish_reason = "stop"

@@ -76,12 +76,12 @@ def one_voice(options: Callable[[], Options], command: Callable[[Options], int])
         return command(options())
     os.dup2(null, 1)
     try:
-        given = options()
+        parsed = options()
     except BaseException as error:
         time.sleep(MEANWHILE)
         return error.code if isinstance(error, SystemExit) else BAD_INPUT  # type: ignore[return-value]
     try:
-        return command(given)
+        return command(parsed)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BaseException as error:
@@ -134,11 +134,11 @@ def to_compare(decoder: SpeculativeDecoder, options: Mapping[str, object]) -> di
     from mlx_t5.backend import cpu_only, mx
 
     draft = decoder.drafter and decoder.drafter.model
-    asked = sorted((name, str(value)) for name, value in options.items() if name not in PLACES)
+    relevant = sorted((name, str(value)) for name, value in options.items() if name not in PLACES)
     return {
         "version of MLX": mx.__version__,
         "kind of device": str(cpu_only()),  # decides how arrays are padded
-        "set of options": hashlib.sha256(repr(asked).encode()).hexdigest(),
+        "set of options": hashlib.sha256(repr(relevant).encode()).hexdigest(),
         "dtype (see --dtype)": str(decoder.model.dtype),
         "config of the target": str(decoder.model.config),
         "kind of draft": type(decoder.drafter).__name__,

@@ -72,8 +72,8 @@ class Adapted(NamedTuple):
         x = x.astype(self.down.dtype)
         if self.key is None:
             return x
-        kept = mx.random.bernoulli(1 - self.rate, x.shape, self.key)
-        return mx.where(kept, x / (1 - self.rate), 0)
+        mask = mx.random.bernoulli(1 - self.rate, x.shape, self.key)
+        return mx.where(mask, x / (1 - self.rate), 0)
 
     def _norms(self) -> mx.array:
         """Returns row norms of W + s · B @ A, without computing that matrix; inf for zero rows."""

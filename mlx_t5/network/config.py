@@ -99,18 +99,18 @@ class T5Config:
                 f"model_type in config.json is {reprlib.repr(raw.get('model_type'))}; "
                 f"only T5 models are supported: {', '.join(MODEL_TYPES)}"
             )
-        given: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for field in fields(cls):
             value = None if field.default == () else raw.get(field.name)  # from other entries
             if field.name == "eos_token_id" and isinstance(value, list):
                 value, *more = _end_tokens(value)
-                given["more_eos_token_ids"] = tuple(more)
+                values["more_eos_token_ids"] = tuple(more)
             if value is not None:
                 _check(field.name, str(field.type), value)
-                given[field.name] = value
+                values[field.name] = value
             elif field.default is MISSING:
                 raise UserError(f"config.json has no {field.name}; is this a T5 model?")
-        config = cls(**given, task_prefixes=_task_prefixes(raw.get("task_specific_params")))
+        config = cls(**values, task_prefixes=_task_prefixes(raw.get("task_specific_params")))
         config._check_together()
         return config
 

@@ -63,11 +63,11 @@ class DraftVocabulary:
             rows[ids] = np.arange(self.size)
             self.ids, self.rows = mx.array(ids), mx.array(rows)
 
-    def spread(self, values: mx.array, others: float) -> mx.array:
-        """Maps the last axis from logits to target tokens; tokens without a logit get `others`."""
+    def spread(self, values: mx.array, default: float) -> mx.array:
+        """Maps the last axis from logits to target tokens; tokens without a logit get `default`."""
         if self.rows is None:
             return values
-        spare = mx.pad(values, ((0, 0), (0, 0), (0, 1)), constant_values=others)
+        spare = mx.pad(values, ((0, 0), (0, 0), (0, 1)), constant_values=default)
         return mx.take(spare, self.rows, axis=-1)
 
 

@@ -243,18 +243,18 @@ def decoder_is_exact(target: ExactTarget) -> bool:
     def some(*shape: int) -> mx.array:
         return target.ranks.of_first(mx.random.randint(0, target.config.vocab_size, shape))
 
-    tokens, others = some(1, begin + width), target.cache(target.encode(some(1, 5)))
+    tokens, batch_cache = some(1, begin + width), target.cache(target.encode(some(1, 5)))
     row = target.cache(target.encode(some(1, 9)))
     for at in range(0, begin, width):
         target.decode(tokens[:, at : min(at + width, begin)], row, [at])
     row.keep([0, 0])
     alone, beside = (ExactCache([cache]) for cache in row.rows)
-    others.keep([0] * (batch - 1))
-    others.append(beside)
+    batch_cache.keep([0] * (batch - 1))
+    batch_cache.append(beside)
     at, sizes, same = begin, (width // 2 - 1, 1, width - width // 2), []
     for size in sizes:
         fed = mx.concatenate([some(batch - 1, size), tokens[:, at : at + size]])
-        together = target.decode(fed, others, [i % begin for i in range(batch - 1)] + [at])
+        together = target.decode(fed, batch_cache, [i % begin for i in range(batch - 1)] + [at])
         for i in range(size):
             single = target.decode(tokens[:, at + i : at + i + 1], alone, [at + i])
             same.append(_equal(together[-1, i], single[0, 0]))

@@ -172,10 +172,10 @@ def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
     """
     heads = config.num_heads
     scores = heads * min(source, queries_at_once(rows, heads, source))
-    others = (
+    features = (
         (1 + config.is_gated_act) * config.d_ff + config.d_model + config.num_heads * config.d_kv
     )
-    return 4 * width * rows * source * (scores + others)
+    return 4 * width * rows * source * (scores + features)
 
 
 def folder_bytes(folder: Path, dtype: str | mx.Dtype | None, prefix: str = "") -> int:
@@ -226,9 +226,9 @@ def warning(
         ranks: number of ranks that share the target.
         whole_head: whether this rank also holds the whole output head, for a draft that uses it.
     """
-    target, *others = (folder_bytes(folder, dtype) for folder in folders)
-    others += [folder_bytes(folders[0], dtype, HEADS)] if whole_head else []
-    needed, there = target // ranks + sum(others), limit()
+    target, *more = (folder_bytes(folder, dtype) for folder in folders)
+    more += [folder_bytes(folders[0], dtype, HEADS)] if whole_head else []
+    needed, there = target // ranks + sum(more), limit()
     facts = device_info()
     comfortable = SHARE * there if facts.get(WORKING_SET) else there
     if needed <= comfortable:

@@ -132,13 +132,13 @@ def _dequantized(layer: Any) -> mx.array:
     return mx.dequantize(layer["weight"], *common, **how).astype(mx.float32)
 
 
-def target_of(folder: Path, entry: Any, given: Any, adapter: Any, group: Any) -> Any:
+def target_of(folder: Path, entry: Any, target: Any, adapter: Any, group: Any) -> Any:
     """Returns the target that is given for a folder's draft, after checking that it fits.
 
     Args:
         folder: the draft's folder, for messages.
         entry: the value of `shares_encoder_with` in the draft's config.json.
-        given: the target, a `model.T5`; None if none is given.
+        target: the target, a `model.T5`; None if the user names none.
         adapter: as in `model.load`.
         group: as in `model.load`.
 
@@ -147,13 +147,13 @@ def target_of(folder: Path, entry: Any, given: Any, adapter: Any, group: Any) ->
     """
     facts = entry if isinstance(entry, dict) else {}
     made_for = f"is a draft for {shown(facts.get('model') or 'a target without a name')}"
-    if given is None:
+    if target is None:
         raise UserError(
             f"{folder} {made_for} and works with that alone, as it uses its encoder: give it as "
             "--draft-model, or load(folder, shared_with=target)"
         )
-    actual = fingerprint(given)
-    if given.adapted:
+    actual = fingerprint(target)
+    if target.adapted:
         del actual[WEIGHTS]
     if not same_model(facts, actual):
         raise UserError(
@@ -164,7 +164,7 @@ def target_of(folder: Path, entry: Any, given: Any, adapter: Any, group: Any) ->
         raise UserError(f"{folder} uses its target's encoder; merge the adapter into that")
     if group is not None:
         raise UserError(f"{folder} is a draft, whole on every rank; load it without a group")
-    return given
+    return target
 
 
 def whole(draft: T5) -> Any:

@@ -103,21 +103,21 @@ def shapes_of(model: nn.Module) -> dict[str, Shape]:
     return {name: array.shape for name, array in tree_flatten(model.parameters())}
 
 
-def check(found: dict[str, Shape], expected: dict[str, Shape]) -> None:
+def check(actual: dict[str, Shape], expected: dict[str, Shape]) -> None:
     """Checks that two sets of tensors have the same names and shapes.
 
     Raises:
         UserError: they differ; the message names the first few differences.
     """
     problems = []
-    for kind, there, here in (("missing", found, expected), ("unexpected", expected, found)):
+    for kind, there, here in (("missing", actual, expected), ("unexpected", expected, actual)):
         names = [name for name in here if name not in there]
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             problems.append(f"{kind} {', '.join(map(shown, names[:3]))}{more}")
     for name in expected:
-        if name in found and tuple(found[name]) != tuple(expected[name]):
-            shapes = f"{tuple(found[name])} instead of {tuple(expected[name])}"
+        if name in actual and tuple(actual[name]) != tuple(expected[name]):
+            shapes = f"{tuple(actual[name])} instead of {tuple(expected[name])}"
             problems.append(f"{name} has shape {shapes}")
             break
     if problems:
@@ -199,23 +199,23 @@ def read_mlx(folder: Path) -> Iterator[tuple[str, mx.array]]:
 
 
 def read_shards(
-    stored: Checkpoint, ours: Mapping[str, str], ranks: Ranks, uncut: bool = False
+    stored: Checkpoint, mlx_names: Mapping[str, str], ranks: Ranks, uncut: bool = False
 ) -> Iterator[tuple[str, mx.array]]:
     """Yields MLX name and this rank's shard of each tensor, in its stored type; reads nothing else.
 
     Args:
         stored: the checkpoint.
-        ours: stored name → MLX name of the tensors to read.
+        mlx_names: stored name → MLX name of the tensors to read.
         ranks: the ranks that share the model.
         uncut: whether to yield whole tensors, for an adapter to change before they are cut.
     """
-    names, cuts = [name for name in stored.names if name in ours], ranks.size > 1
+    names, cuts = [name for name in stored.names if name in mlx_names], ranks.size > 1
     if cuts:  # cutting copies a tensor, so the largest come first, while memory is free
         names.sort(key=lambda name: -stored.nbytes(name))
     for name in names:
         shape = stored.shape(name)
-        where = where_of(ours[name], shape, ranks) if cuts and not uncut else None
-        yield ours[name], stored.part(name, *(where or (0, slice(0, shape[0]))))
+        where = where_of(mlx_names[name], shape, ranks) if cuts and not uncut else None
+        yield mlx_names[name], stored.part(name, *(where or (0, slice(0, shape[0]))))
 
 
 def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dtype) -> None:

@@ -207,4 +207,4 @@ def ranking(scores: Sequence[Score], top_n: int | None = None) -> list[Ranked]:
     ranked = [
         Ranked(i, -max(x, 0.0) - math.log1p(math.exp(-abs(x)))) for i, x in enumerate(against)
     ]
-    return sorted(ranked, key=lambda each: (-each.score, each.index))[:top_n]
+    return sorted(ranked, key=lambda document: (-document.score, document.index))[:top_n]

@@ -20,7 +20,7 @@ Part = list[tuple[int, Value | UserError]]  # indices of items, and their result
 
 
 def in_order(
-    given: Iterable[Item | Exception],
+    entries: Iterable[Item | Exception],
     batch_size: int,
     parts: Callable[[Sequence[Item]], Iterator[Part]],
     ready: Callable[[], bool] = lambda: True,
@@ -28,13 +28,13 @@ def in_order(
     """Yields the result of each item, in the order of the items.
 
     Args:
-        given: items, read lazily; an exception in place of an item is yielded as its result.
+        entries: items, read lazily; an exception in place of an item is yielded as its result.
         batch_size: maximum number of items in a batch.
         parts: computes the results of a list of items (a window), batch by batch.
         ready: returns whether the next item can be read without waiting; if not, the window
             ends before that item.
     """
-    for window in windows(given, BATCHES_A_WINDOW * batch_size, ready):
+    for window in windows(entries, BATCHES_A_WINDOW * batch_size, ready):
         done: dict[int, Any] = {i: x for i, x in enumerate(window) if isinstance(x, Exception)}
         items = {i: x for i, x in enumerate(window) if not isinstance(x, Exception)}
         indices = list(items)

@@ -246,10 +246,10 @@ class Scoring:
     def _pairs(self, pairs: Iterable[Any]) -> Iterator[Pair | Exception]:
         read = partial(token_ids, tokenizer=self.tokenizer, vocab_size=self.model.config.vocab_size)
 
-        def pair_of(given: Any) -> Pair:
-            both = listed(given)
+        def pair_of(value: Any) -> Pair:
+            both = listed(value)
             if both is None or len(both) != 2:
-                raise refusal("a pair", given, PAIR)
+                raise refusal("a pair", value, PAIR)
             return Pair(tuple(read(both[0])), tuple(read(both[1], what="target")))
 
         return each_read(pairs, pair_of)

@@ -156,11 +156,11 @@ class Decoding(_WithSettings):
 
     @model_validator(mode="after")
     def _beams_alone(self) -> Decoding:
-        given = self.given
-        if given.get("num_beams", 1) > 1 and (given.get("temp") or given.get("delta")):
+        values = self.given
+        if values.get("num_beams", 1) > 1 and (values.get("temp") or values.get("delta")):
             raise ValueError(
-                f"num_beams is {given['num_beams']}: beams do not sample, and draft nothing; leave "
-                "temperature and delta out"
+                f"num_beams is {values['num_beams']}: beams do not sample, and draft nothing; "
+                "leave temperature and delta out"
             )
         return self
 
@@ -297,14 +297,16 @@ class ChatRequest(OpenAIRequest):
         return self
 
     @property
-    def given(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         """The settings in the request, by their names in `Settings`.
 
         If the request has both `max_tokens` and `max_completion_tokens`, the smaller one counts.
         """
-        given = super().given
-        limits = [n for n in (given.get("max_tokens"), self.max_completion_tokens) if n is not None]
-        return given | ({"max_tokens": min(limits)} if limits else {})
+        values = super().given
+        limits = [
+            n for n in (values.get("max_tokens"), self.max_completion_tokens) if n is not None
+        ]
+        return values | ({"max_tokens": min(limits)} if limits else {})
 
     @property
     def prompts(self) -> list[str]:

@@ -140,31 +140,31 @@ class GenerationBatches:
 
     def _draw(self) -> None:
         """Makes rows from the pieces of documents while there is room; the documents take turns."""
-        others = any(not job.document for job in self._job_of.values())
+        is_shared = any(not job.document for job in self._job_of.values())
         most = batching.MAX_JOINING_TOKENS
-        allowed = min(self._allowed + PIECE_TOKENS, most) if others else most
+        allowed = min(self._allowed + PIECE_TOKENS, most) if is_shared else most
         turns = deque(self._documents)
         while turns:
             job = turns.popleft()
             pieces = job.place.pieces
             tokens = min(len(pieces[0]), most) if pieces else 0
-            if 0 < tokens <= allowed and self._has_room(job, others):
+            if 0 < tokens <= allowed and self._has_room(job, is_shared):
                 allowed -= tokens
                 self._begin(job, [pieces.pop(0)])
                 turns.append(job)
         self._documents.rotate(-1)
-        self._allowed = allowed if others else 0
+        self._allowed = allowed if is_shared else 0
 
-    def _has_room(self, job: GenerationJob, others: bool) -> bool:
+    def _has_room(self, job: GenerationJob, is_shared: bool) -> bool:
         """Returns whether the next piece of a document may become a row.
 
-        If the batch is full, the new row waits. While ordinary requests have rows (`others`), each
-        document may have one waiting row. If a document had none, ordinary requests would take
-        every place that becomes free.
+        While ordinary requests have rows (`is_shared`), each document may have one row waiting,
+        even if the batch is full. Otherwise ordinary requests would take every place that becomes
+        free.
         """
         own, queue = self._rows_of(job), self._queues.get(job.settings.num_beams)
         if queue and len(queue.engine.rows) + len(queue.waiting) >= self._max_batch:
-            return others and own.isdisjoint(queue.waiting) and len(own) < job.place.size
+            return is_shared and own.isdisjoint(queue.waiting) and len(own) < job.place.size
         return len(own) < job.place.size
 
     def step(self) -> None:
@@ -182,8 +182,8 @@ class GenerationBatches:
         """Recovers from an error in an engine: fails the running rows, keeps the waiting rows."""
         failure = failure_of(error)
         waiting = [row for queue in self._queues.values() for row in queue.waiting]
-        kept = set(waiting)
-        for row in [row for row in self._job_of if row not in kept]:
+        survivors = set(waiting)
+        for row in [row for row in self._job_of if row not in survivors]:
             self._fail(row, failure)
         self._new_batches(waiting)
         mx.clear_cache()

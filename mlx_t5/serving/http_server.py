@@ -171,10 +171,10 @@ class Middleware:
 
 def _replay(body: bytes, receive: Callable) -> Callable:
     """Returns an ASGI `receive` that first returns the body, and then the connection's messages."""
-    left = [{"type": "http.request", "body": body, "more_body": False}]
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> dict[str, Any]:
-        return left.pop() if left else await receive()
+        return messages.pop() if messages else await receive()
 
     return next_message
 

@@ -218,8 +218,10 @@ class JobQueue:
         """
         with self._changed:
             timeout = REST_SECONDS if self._ranks.size == 1 else IDLE_SECONDS
-            told = lambda: self._new or self._more or self._withdrawn  # noqa: E731
-            self._changed.wait_for(lambda: busy or told() or not (self.open or self._jobs), timeout)
+            has_news = lambda: self._new or self._more or self._withdrawn  # noqa: E731
+            self._changed.wait_for(
+                lambda: busy or has_news() or not (self.open or self._jobs), timeout
+            )
             news = self._more, self._withdrawn, not (self.open or self._jobs)
             new, self._new, self._more, self._withdrawn = self._new, [], [], []
         if self._ranks.size > 1:

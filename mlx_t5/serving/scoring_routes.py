@@ -248,5 +248,7 @@ async def _relevance(service: Service, query: str, documents: Sequence[str]) -> 
 
 
 def _usage(prompts: Sequence[Sequence[int]], targets: Sequence[Sequence[int]] = ()) -> ScoringUsage:
-    read = sum(map(len, prompts))
-    return ScoringUsage(prompt_tokens=read, total_tokens=read + sum(map(len, targets)))
+    prompt_tokens = sum(map(len, prompts))
+    return ScoringUsage(
+        prompt_tokens=prompt_tokens, total_tokens=prompt_tokens + sum(map(len, targets))
+    )

@@ -104,8 +104,8 @@ class Service:
         self.log_prompts, self.created = log_prompts, int(time.time())
         self._dtype = str(decoder.model.dtype).removeprefix("mlx.core.")
         config, most = decoder.model.config, limits.prompt_tokens
-        read = decoder.tokenizer, config.vocab_size, limits
-        self.tokenizer, self.documents = TokenizerThread(*read), TokenizerThread(*read)
+        facts = decoder.tokenizer, config.vocab_size, limits
+        self.tokenizer, self.documents = TokenizerThread(*facts), TokenizerThread(*facts)
         self.max_source_tokens = min(config.n_positions or most, most)
         self.prefixes = config.task_prefixes
         self.pooling: Pooling = decoder.model.pooling
@@ -135,9 +135,9 @@ class Service:
                 a split text does not support.
         """
         *system, text = body.parts
-        asked = {"n": (body.n or 1) > 1, "logprobs": body.alternatives is not None}
-        asked |= {"prediction": bool(body.prediction), "prompt": not isinstance(text, str)}
-        for name, refused in asked.items():
+        fields = {"n": (body.n or 1) > 1, "logprobs": body.alternatives is not None}
+        fields |= {"prediction": bool(body.prediction), "prompt": not isinstance(text, str)}
+        for name, refused in fields.items():
             if refused:
                 message = f"{name}: a text that is split is one prompt, as text, and has one answer"
                 raise ApiError(400, f"{message} without logprobs or prediction", name)
@@ -240,13 +240,13 @@ class Service:
         return task
 
     def _settings(self, body: api.Decoding, task: Preset = NO_TASK) -> Settings:
-        given = body.given
-        if given.get("max_tokens", 0) > self.limits.max_tokens:
+        values_sent = body.given
+        if values_sent.get("max_tokens", 0) > self.limits.max_tokens:
             most = f"at most {self.limits.max_tokens} here"
             raise ApiError(400, f"max_tokens: {most}; the server's --max-tokens", "max_tokens")
-        if (body.draft or given.get("num_draft")) and not (self.drafts or body.prediction):
+        if (body.draft or values_sent.get("num_draft")) and not (self.drafts or body.prediction):
             raise ApiError(400, "this server has no draft; leave draft and num_draft out", "draft")
-        values = combined(self._default_settings, task.settings, given)
+        values = combined(self._default_settings, task.settings, values_sent)
         max_tokens = values.get("max_tokens", self._base_settings.max_tokens)
         values["max_tokens"] = min(max_tokens, self.limits.max_tokens)
         settings = replace(self._base_settings, **values)
@@ -315,10 +315,10 @@ def several(
         ]
     else:
         greedy = f"n is {samples}, but greedy texts would be equal; set temperature above 0"
-        given = not body.given.keys().isdisjoint(OF_BEAMS)
+        has_beam_settings = not body.given.keys().isdisjoint(OF_BEAMS)
         refusals = [
             ("n", samples > 1 and settings.temp == 0, greedy),
-            ("num_beams", given, f"{' and '.join(OF_BEAMS)} need num_beams above 1"),
+            ("num_beams", has_beam_settings, f"{' and '.join(OF_BEAMS)} need num_beams above 1"),
         ]
     for param, refused, message in refusals:
         if refused:

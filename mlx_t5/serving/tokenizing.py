@@ -81,18 +81,18 @@ class TokenizerThread:
         Raises:
             ApiError: a text is empty, too long or not valid, or an id is not in the vocabulary.
         """
-        given: list[Any] = [prefix + text if isinstance(text, str) else text for text in texts]
-        for text in given:
+        prefixed: list[Any] = [prefix + text if isinstance(text, str) else text for text in texts]
+        for text in prefixed:
             self.require_short(text, param)
-        found = []
-        for text in given:
+        all_ids = []
+        for text in prefixed:
             pooled = pooling if isinstance(text, str) and text.strip() else None
-            read = pooled.prompt + text if pooled else text
-            work = partial(token_ids, read, vocab_size=self.vocab_size, what=NAMES[param])
+            pooled_text = pooled.prompt + text if pooled else text
+            work = partial(token_ids, pooled_text, vocab_size=self.vocab_size, what=NAMES[param])
             ids = await self.run(work, param)
-            found.append(pooled.cut(ids) if pooled else ids)
-            self._require_few(found[-1], param)
-        return found
+            all_ids.append(pooled.cut(ids) if pooled else ids)
+            self._require_few(all_ids[-1], param)
+        return all_ids
 
     def beginning(self, text: str) -> str:
         """Returns the beginning of a text: as many characters as the longest prompt may have."""

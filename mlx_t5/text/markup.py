@@ -186,12 +186,12 @@ def _words(text: str, stays: Iterable[tuple[int, int]]) -> Iterator[tuple[int, i
         within = text[start - 1 : start].isalnum() and text[end : end + 1].isalnum()
         stump = _STUMPS.match(text, start) or (within and text[end - 1] not in "\n|")
         masked[start:end] = (_STUMP if stump else _CUT) * (end - start)
-    left = _STUMPED.sub(lambda match: _CUT * len(match[0]), "".join(masked)).rstrip()
-    for match in _LEFT.finditer(left):
+    plain = _STUMPED.sub(lambda match: _CUT * len(match[0]), "".join(masked)).rstrip()
+    for match in _LEFT.finditer(plain):
         start, end = match.span()
         if start and (loose := _LOOSE.match(text, start, end)):
             start = loose.end()
-        if end < len(left) and (loose := _LOOSE.match(text[start:end][::-1])):
+        if end < len(plain) and (loose := _LOOSE.match(text[start:end][::-1])):
             end -= loose.end()
         if any(map(str.isalpha, text[start:end])):
             yield start, end
@@ -206,12 +206,12 @@ def _markdown(text: str) -> Iterator[Span]:
     passages: list[list[tuple[int, int]]] = []  # of each, the positions of its lines
 
     def recording(rule: Callable, state: Any, first: int, last: int, silent: bool) -> bool:
-        found = rule(state, first, last, silent)
-        if found and not silent:
+        matched = rule(state, first, last, silent)
+        if matched and not silent:
             numbers = range(first, state.line)
             lines = [(state.bMarks[n] + state.tShift[n], state.eMarks[n]) for n in numbers]
             passages.extend([[line] for line in lines] if rule is table else [lines])
-        return found
+        return matched
 
     parser = MarkdownIt("commonmark", {"maxNesting": DEEPEST}).enable("table")
     parser.block.ruler.at("paragraph", partial(recording, paragraph))

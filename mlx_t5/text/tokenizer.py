@@ -54,8 +54,8 @@ def load_tokenizer(folder: str | Path) -> Any:
     with _refusing(f"{folder}: cannot load the tokenizer", ": fetch it again"):
         names = ("config.json", _FILES[-1], "special_tokens_map.json")
         model, own, special = (_settings(folder / name) for name in names)
-        if others := [name for name in _PATHS if own.get(name) or special.get(name)]:
-            raise ValueError(f"its settings name other files to read: {others[0]}")
+        if paths := [name for name in _PATHS if own.get(name) or special.get(name)]:
+            raise ValueError(f"its settings name other files to read: {paths[0]}")
         named = own.get("tokenizer_class") or model.get("tokenizer_class")
         if named != "ByT5Tokenizer" and not any((folder / name).is_file() for name in _FILES):
             return None
@@ -70,8 +70,8 @@ def load_tokenizer(folder: str | Path) -> Any:
         if (folder / "spiece.model").is_file():
             tokenizer = _from_sentencepiece(folder, sentinels)
         elif (folder / "tokenizer.json").is_file():
-            given = own.keys() | special.keys()
-            tokenizer = _from_json(folder, given, sentinels if rebuilds else None)
+            names_there = own.keys() | special.keys()
+            tokenizer = _from_json(folder, names_there, sentinels if rebuilds else None)
         elif named == "ByT5Tokenizer":
             from transformers import ByT5Tokenizer  # slow to import
 
@@ -138,7 +138,7 @@ def _from_sentencepiece(folder: Path, sentinels: int) -> Any:
     )
 
 
-def _from_json(folder: Path, given: Set[str], sentinels: int | None) -> Any:
+def _from_json(folder: Path, names: Set[str], sentinels: int | None) -> Any:
     # AutoTokenizer would accept a folder without a vocabulary. It would also import an installed
     # torch, which takes longer than everything else before the first token.
     from transformers import PreTrainedTokenizerFast  # slow to import
@@ -147,7 +147,7 @@ def _from_json(folder: Path, given: Set[str], sentinels: int | None) -> Any:
     charsmaps = _charsmaps(state.get("normalizer"))
     unigram = isinstance(state["model"]["vocab"], list)
     rebuilt = sentinels if unigram else None
-    lacks = () if rebuilt is None else _SPECIAL.keys() - given
+    lacks = () if rebuilt is None else _SPECIAL.keys() - names
     default = {name: _SPECIAL[name] for name in lacks}
     tokenizer = PreTrainedTokenizerFast.from_pretrained(
         folder, **_LOCAL, **default, tokenizer_file=str(folder / "tokenizer.json")

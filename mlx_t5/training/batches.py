@@ -89,9 +89,9 @@ def micro_batches(
     """
     config, chosen = draft.config, [labeled[i] for i in batch_at(labeled, size, seed, step)]
     tokens = config.decoder_start_token_id, config.pad_token_id
-    kept = draft.shares_with is not None and all(e.states for e in chosen)
+    have_states = draft.shares_with is not None and all(e.states for e in chosen)
     starts = range(0, len(chosen), rows)
-    return [collate(chosen[i : i + rows], *tokens, keep_states=kept) for i in starts]
+    return [collate(chosen[i : i + rows], *tokens, keep_states=have_states) for i in starts]
 
 
 def collate(

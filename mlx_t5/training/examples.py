@@ -180,5 +180,5 @@ def hold_out(examples: Sequence[Made], seed: int) -> tuple[list[Made], list[Made
     held_out = set(shuffled[: max(1, min(MOST_HELD_OUT, round(HELD_OUT_SHARE * len(prompts))))])
     places = {source: place for place, source in enumerate(shuffled)}
     ordered = sorted(examples, key=lambda example: places[example.source])
-    kept = [example for example in ordered if example.source not in held_out]
-    return kept, [example for example in ordered if example.source in held_out]
+    training = [example for example in ordered if example.source not in held_out]
+    return training, [example for example in ordered if example.source in held_out]

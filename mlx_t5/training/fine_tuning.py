@@ -43,7 +43,7 @@ def paths(config: Any) -> dict[str, str]:
     """
     names = tensor_names(config).items()
     layers = {a.removesuffix(_WEIGHT): b.removesuffix(_WEIGHT) for a, b in names}
-    return {theirs: ours for theirs, ours in layers.items() if quantize_predicate(ours)}
+    return {hub_name: path for hub_name, path in layers.items() if quantize_predicate(path)}
 
 
 def targets(config: Any, lora: LoraConfig, num_layers: int) -> list[str]:
@@ -122,7 +122,7 @@ def write_adapter(
     Returns:
         `path`.
     """
-    names = {ours: theirs for theirs, ours in paths(model.config).items()}
+    names = {layer_path: hub_name for hub_name, layer_path in paths(model.config).items()}
     tensors: dict[str, dict[str, mx.array]] = {}
     for name, array in weights.items():
         layer, _, part = name.rpartition(".")

@@ -142,8 +142,8 @@ class Answers:
             sources = _cut(arrays["sources"], lengths[:, 0])
             names = ("answers", "top_ids", "top_p")
             columns = [_cut(arrays[name], lengths[:, 1]) for name in names]
-        asked = {e.source for e in self.examples[shard * SHARD : (shard + 1) * SHARD]}
-        if not asked.issuperset(tuple(source.tolist()) for source in sources):
+        sources_of_shard = {e.source for e in self.examples[shard * SHARD : (shard + 1) * SHARD]}
+        if not sources_of_shard.issuperset(tuple(source.tolist()) for source in sources):
             raise ValueError("it belongs to other prompts")
         states: list[Any] = [None] * len(sources)
         if keep_states:
@@ -177,17 +177,17 @@ class Answers:
 
 
 def answer_notes(
-    labeled: Sequence[LabeledExample], asked: int, end: int, max_tokens: int
+    labeled: Sequence[LabeledExample], count: int, end: int, max_tokens: int
 ) -> Iterator[str]:
     """Yields lines about answers that failed or were cut off.
 
     Args:
         labeled: the examples whose answers did not fail.
-        asked: the number of all examples.
+        count: the number of all examples.
         end: the end token.
         max_tokens: maximum number of tokens in an answer.
     """
-    if failed := asked - len(labeled):
+    if failed := count - len(labeled):
         yield f"{failed} prompts had no answer and are left out; try some with main.py"
     endless = [example.answer for example in labeled if example.answer[-1] != end]
     if endless:

@@ -120,9 +120,9 @@ def row_bytes(
     decoding = 10 * config.d_model + 14 * inner + hidden + 2 * inputs
     encoding = 6 * config.d_model + 8 * inner + hidden + inputs
     scores = 4 * heads * target * (round_up(target) + source)
-    kept = 6 * source * (inner + adapted * config.d_model)  # keys and values of the source
+    per_source = 6 * source * (inner + adapted * config.d_model)  # keys and values of the source
     decoder = _layers(config.num_decoder_layers, target, decoding, scores, config, grad_checkpoint)
-    total = decoder + config.num_decoder_layers * kept
+    total = decoder + config.num_decoder_layers * per_source
     total += 3 * source * config.d_model + target * 3 * TOP_K
     if with_encoder:
         scores = 4 * heads * source * source

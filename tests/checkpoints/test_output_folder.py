@@ -35,10 +35,10 @@ def test_an_output_that_appears_meanwhile_is_kept(tmp_path):
 
 
 def test_check_output_folder_refuses_a_dangling_link(tmp_path):
-    check_output_folder(tmp_path / "none", overwrite=False, ours=lambda name: False)
+    check_output_folder(tmp_path / "none", overwrite=False, is_output=lambda name: False)
     (tmp_path / "dangling").symlink_to(tmp_path / "none")
     with pytest.raises(UserError):
-        check_output_folder(tmp_path / "dangling", overwrite=True, ours=lambda name: True)
+        check_output_folder(tmp_path / "dangling", overwrite=True, is_output=lambda name: True)
 
 
 def test_leftovers_are_cleared_by_a_run_that_is_refused_too(tmp_path, ended):
@@ -46,7 +46,7 @@ def test_leftovers_are_cleared_by_a_run_that_is_refused_too(tmp_path, ended):
     for name in (f".out.old-{ended}", f".out.partial-{ended}"):
         (tmp_path / name).mkdir()
     with pytest.raises(UserError, match="exists; replace it"):
-        check_output_folder(out, overwrite=False, ours=lambda name: True)
+        check_output_folder(out, overwrite=False, is_output=lambda name: True)
     assert siblings(out) == {"out"}
 
 
