@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 
 from mlx_t5.cli.arguments import (
     Parser,
-    add_decoding,
     add_models,
     add_number,
+    add_speed,
     at_least,
     parsed,
     run,
@@ -90,7 +90,7 @@ def build_parser() -> Parser:
         "the bundled pair at http://127.0.0.1:8080.",
     )
     add_models(parser.add_argument_group("models"))
-    add_decoding(parser.add_argument_group("decoding"), without="--draft-model none")
+    add_speed(parser.add_argument_group("speed"), without="--draft-model none")
     _network_options(parser.add_argument_group("network"))
     _limit_options(parser.add_argument_group("limits"))
     return parser

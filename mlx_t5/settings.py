@@ -226,9 +226,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
         **OF_A_PROMPT,
         "batch_size": Setting(DEFAULT_BATCH_SIZE, BATCH_SIZE, "prompts decoded at the same time"),
         "num_samples": Setting(1, NUM_SAMPLES, "texts per prompt; needs --temp above 0"),
-        "seed": Setting(
-            0, SEED, "seed of sampling; the same seed gives the same text", only_with="sampling"
-        ),
+        "seed": Setting(0, SEED, "the same seed gives the same text", only_with="sampling"),
     }
 )
 

@@ -258,10 +258,15 @@ def add_models(group: argparse._ActionsContainer) -> None:
         metavar="FOLDER",
         help="a PEFT LoRA adapter to merge into the target",
     )
+    group.add_argument(
+        "--ignore-generation-config",
+        action="store_true",
+        help="ignore the defaults in the target's own files",
+    )
 
 
-def add_decoding(group: argparse._ActionsContainer, without: str) -> None:
-    """Adds --num-draft, --delta, --ignore-generation-config and --exact.
+def add_speed(group: argparse._ActionsContainer, without: str) -> None:
+    """Adds --num-draft, --delta and --exact.
 
     Args:
         group: the group to add the options to.
@@ -271,14 +276,9 @@ def add_decoding(group: argparse._ActionsContainer, without: str) -> None:
     add_setting(group, "--num-draft", allowed=replace(NUM_DRAFT, expected=expected))
     add_setting(group, "--delta")
     group.add_argument(
-        "--ignore-generation-config",
-        action="store_true",
-        help="ignore the defaults in the model's own files",
-    )
-    group.add_argument(
         "--exact",
         action="store_true",
-        help="compute the same bits with any draft and in any batch; slower",
+        help="same bits with any draft and any batch; slower",
     )
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5 import __version__
 from mlx_t5.cli.arguments import (
     Parser,
-    add_decoding,
     add_models,
     add_setting,
+    add_speed,
     at_least,
     given_settings,
     option_of,
@@ -96,9 +96,11 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     add_models(parser.add_argument_group("models"))
-    _prompt_options(parser.add_argument_group("prompts and results"))
+    _prompt_options(parser.add_argument_group("prompts"))
     _document_options(parser.add_argument_group("documents"))
-    _decoding_options(parser.add_argument_group("decoding"))
+    _text_options(parser.add_argument_group("text"))
+    _speed_options(parser.add_argument_group("speed"))
+    _output_options(parser.add_argument_group("output"))
     _scoring_options(parser.add_argument_group("without generating"))
     # None means that the option is absent; then the model's files or `Settings` have the value.
     parser.set_defaults(**dict.fromkeys(field.name for field in fields(Settings)))
@@ -106,38 +108,18 @@ def build_parser() -> Parser:
 
 
 def _prompt_options(group: argparse._ArgumentGroup) -> None:
-    prompts = group.add_mutually_exclusive_group()
-    prompts.add_argument(
+    either = group.add_mutually_exclusive_group()
+    either.add_argument(
         "--prompt",
         action="append",
         metavar="TEXT",
         help="may be given several times; - reads standard input as one prompt",
     )
-    prompts.add_argument(
+    either.add_argument(
         "--input-file",
         metavar="FILE",
         help='one prompt a line; objects {"prompt": …} if the name ends in .jsonl; - reads '
         "standard input line by line",
-    )
-    group.add_argument(
-        "--output-file",
-        metavar="FILE",
-        help="write results here: one text a line, or the objects of --json if the name ends in "
-        ".jsonl",
-    )
-    group.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue an incomplete output file",
-    )
-    group.add_argument(
-        "--json", action="store_true", help="print JSON objects with tokens and statistics"
-    )
-    group.add_argument(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="color each token by its origin",
     )
 
 
@@ -153,14 +135,14 @@ def _document_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--prefix",
         metavar="TEXT",
-        help="put this before every prompt or piece of a document (default: the task's prefix, or "
-        "one of the model's prefixes at the beginning of a document)",
+        help="put this before every prompt or piece (default: the task's, or the one at the "
+        "beginning of a document)",
     )
     group.add_argument(
         "--source-language",
         metavar="CODE",
         default="",
-        help="language whose rules end sentences (default: the prefix's, or en)",
+        help="language of the text (default: the prefix's, or en)",
     )
     group.add_argument(
         "--max-source-tokens",
@@ -171,27 +153,54 @@ def _document_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _decoding_options(group: argparse._ArgumentGroup) -> None:
+def _text_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--task",
         metavar="NAME",
         help="use the prefix and settings of this task of the model: summarization, "
         "translation_en_to_fr, …",
     )
-    add_decoding(group, without="--regular-decode")
-    group.add_argument(
-        "--regular-decode",
-        action="store_true",
-        help="decode with the target alone, one token at a time",
-    )
     for name in SETTINGS:
-        if name not in ("num_draft", "delta"):
+        if name not in ("num_draft", "delta", "batch_size"):
             add_setting(group, option_of(name))
     group.add_argument(
         "--stop",
         action="append",
         metavar="STRING",
         help="end a text before this string; may be repeated",
+    )
+
+
+def _speed_options(group: argparse._ArgumentGroup) -> None:
+    add_speed(group, without="--regular-decode")
+    group.add_argument(
+        "--regular-decode",
+        action="store_true",
+        help="decode with the target alone, one token at a time",
+    )
+    add_setting(group, "--batch-size")
+
+
+def _output_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--output-file",
+        metavar="FILE",
+        help="write texts to this file, one a line; the objects of --json if its name ends in "
+        ".jsonl",
+    )
+    group.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue an incomplete output file",
+    )
+    group.add_argument(
+        "--json", action="store_true", help="print JSON objects with tokens and statistics"
+    )
+    group.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="color each token by its origin",
     )
 
 

@@ -9,8 +9,8 @@ from mlx_t5.cli.arguments import (
     NO_MEMORY,
     NUM_DRAFT,
     Parser,
-    add_decoding,
     add_setting,
+    add_speed,
     at_least,
     between,
     given_settings,
@@ -80,7 +80,7 @@ def test_a_command_may_change_defaults_and_descriptions(capsys):
     parser = Parser()
     add_setting(parser, "--max-tokens", default=200, help="longest text")
     add_setting(parser, "--temp", default=[0.0])
-    add_decoding(parser, without="--none")
+    add_speed(parser, without="--none")
     args = parser.parse_args(["--temp", "0", "1"])
     assert (args.max_tokens, args.temp, args.num_draft, args.delta) == (200, [0, 1], "auto", 0)
     assert "longest text (default: 200)" in parser.format_help()
