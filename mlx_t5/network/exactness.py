@@ -1,4 +1,4 @@
-"""Finds shapes of passes with which a row's logits have the same bits beside any other rows.
+"""Finds pass shapes for which a row's logits have the same bits, whatever the other rows are.
 
 A pass's shape is its number of rows and its width, the number of positions to which each row is
 padded. `exact.ExactTarget` relies on equal bits, but no library guarantees them. So shapes are
@@ -21,6 +21,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.network.attention import attention
 from mlx_t5.network.cache import SLOT_MULTIPLE
 from mlx_t5.network.exact import ExactCache, ExactTarget
+from mlx_t5.network.layers import residual_dtype
 from mlx_t5.network.linear import Matrix
 from mlx_t5.network.ranks import ranks_of
 from mlx_t5.sampling.draws import Sampling, probabilities
@@ -123,7 +124,7 @@ def local_row_counts(model: T5, batch: int, width: int) -> list[int]:
 
 
 def place_is_irrelevant(product: Product, x: mx.array, out: mx.array) -> bool:
-    """Returns whether a row's product has the same bits at another place, beside other rows.
+    """Returns whether a row's product keeps its bits if its place and the other rows change.
 
     Two moves are tested: each row to the next place, and all rows in reverse order. After a move,
     random numbers replace the rows at odd places, or in a second test the rows at even places. The
@@ -157,16 +158,16 @@ def products(model: T5) -> Iterator[tuple[Product, Callable[[int], list[mx.array
     for block in chain(*model.decoder.blocks):
         every += [*((matrix, False) for matrix in block.inputs), (block.output, True)]
     dtype, seen = model.decoder.norm.weight.dtype, set()  # type of activations
-    for matrix, adds in every:
+    for matrix, adds_residual in every:
         matrix = matrix._replace(total=None)
-        kind = matrix[1:], adds, *((a.shape, a.dtype) for a in matrix.arrays)
+        kind = matrix[1:], adds_residual, *((a.shape, a.dtype) for a in matrix.arrays)
         if kind not in seen:
             seen.add(kind)
-            yield _cancelling(matrix, dtype, adds)
+            yield _cancelling(matrix, dtype, adds_residual)
 
 
 def _cancelling(
-    matrix: Matrix, dtype: mx.Dtype, adds: bool
+    matrix: Matrix, dtype: mx.Dtype, adds_residual: bool
 ) -> tuple[Product, Callable[[int], list[mx.array]]]:
     """Returns a product with a weight like `matrix`, and a function that makes inputs to test it.
 
@@ -178,9 +179,11 @@ def _cancelling(
 
     Args:
         matrix: a matrix of the model.
-        dtype: type of the inputs if the matrix's scales are integers.
-        adds: whether the model adds a residual to this product. If so, the returned product adds
-            zeros, unless the matrix is quantized.
+        dtype: type of the inputs for a matrix whose scales are integers. For any other matrix,
+            the inputs have the type of its scales or weight.
+        adds_residual: whether the model adds a residual to the product. If the matrix is not
+            quantized, the sum may be part of the product's kernel. So that this kernel is tested,
+            the returned product then adds a residual of zeros.
     """
     quantized, group = bool(matrix.quantization), [*matrix.quantization, 1][0]
     arrays = matrix.arrays if quantized else (matrix.arrays[0].T,)  # outputs first
@@ -201,9 +204,9 @@ def _cancelling(
         return [x, mx.concatenate([half, -mx.roll(half, group, axis=1), rest], axis=1)]
 
     def adding(x: mx.array) -> mx.array:
-        return like.times(x, mx.zeros((len(x), len(arrays[0])), stored))
+        return like.times(x, mx.zeros((len(x), len(arrays[0])), residual_dtype(stored)))
 
-    return adding if adds and not quantized else like.times, inputs
+    return adding if adds_residual and not quantized else like.times, inputs
 
 
 def attention_is_exact(model: T5, width: int) -> bool:
@@ -234,8 +237,8 @@ def attention_is_exact(model: T5, width: int) -> bool:
 def decoder_is_exact(target: ExactTarget) -> bool:
     """Returns whether a row has the same logits alone as in a full batch, bit for bit.
 
-    Alone, the row is fed one token per pass; in the batch, the passes have different lengths. The
-    probabilities that sampling computes from the logits are compared too.
+    Alone, the row gets one token per pass. In the batch, the number of tokens differs from pass to
+    pass. The probabilities that sampling computes from the logits must have the same bits too.
     """
     width, batch = target.width, target.rows[-1]
     begin = SLOT_MULTIPLE - width // 2  # so that a pass crosses into more slots

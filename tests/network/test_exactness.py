@@ -16,9 +16,9 @@ def model():
 
 def halves(x, weight, dtype=mx.float32):
     """Returns the product as a sum of two halves, computed in the type `dtype`."""
-    half, given = x.shape[1] // 2, x.dtype
+    half, out_dtype = x.shape[1] // 2, x.dtype
     x, weight = x.astype(dtype), weight.astype(dtype)
-    return (x[:, half:] @ weight[:, half:].T + x[:, :half] @ weight[:, :half].T).astype(given)
+    return (x[:, half:] @ weight[:, half:].T + x[:, :half] @ weight[:, :half].T).astype(out_dtype)
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def device(monkeypatch):
             other = mx.array([rule(i, len(x)) for i in range(len(x))])[:, None]
             return mx.where(other, halves(x, weight, dtype), linear.as_written(x, weight))
 
-        monkeypatch.setattr(linear, "forms", lambda *_: ((range(10**4), product),))
+        monkeypatch.setattr(linear, "faster_forms", lambda *_: ((range(10**4), product),))
 
     return install
 
@@ -61,6 +61,25 @@ def test_a_sum_that_depends_on_the_place_is_found_with_any_weights(device):
     device(lambda place, rows: place == 5)
     for mode in ("float16", "bfloat16"):
         assert exactness.local_row_counts(random_t5(mode), 1, 8) == []
+
+
+@pytest.mark.parametrize("mode", ["float32", "float16", "bfloat16"])
+def test_a_residual_is_added_by_the_same_operation_as_in_the_model(mode, monkeypatch):
+    added, addmm, model = [], mx.addmm, random_t5(mode)
+
+    def recording(residual, x, weight):
+        added.append((residual.dtype, weight.dtype, weight.shape))
+        return addmm(residual, x, weight)
+
+    monkeypatch.setattr(linear, "faster_forms", lambda *_: ())
+    monkeypatch.setattr(mx, "addmm", recording)
+    for product, inputs in exactness.products(model):
+        product(inputs(8)[0])
+    of_check = {*added}
+    added.clear()
+    states = model.encode(mx.array([[3, 5]]))
+    model.decode(mx.array([[0]]), model.cache(states), [0])
+    assert {*added} == of_check
 
 
 def test_the_check_covers_attention(model, monkeypatch):
