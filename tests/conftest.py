@@ -26,21 +26,21 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory):
-    """Returns `made(family or name)`: the reference model, made and saved on the first call."""
+def reference_of(tmp_path_factory):
+    """Returns `reference_of(family)`; the first call makes and saves the reference model."""
     root, named = tmp_path_factory.mktemp("families"), {f.name: f for f in families.FAMILIES}
 
     @functools.cache
     def once(family: families.Family) -> families.Reference:
-        return families.made(family, root / family.name)
+        return families.make(family, root / family.name)
 
     return lambda family: once(named.get(family, family))
 
 
 @pytest.fixture(params=families.FAMILIES, ids=lambda family: family.name)
-def reference(request, made):
+def reference(request, reference_of):
     """Returns the reference model of each family in turn."""
-    return made(request.param)
+    return reference_of(request.param)
 
 
 @pytest.fixture

@@ -125,11 +125,11 @@ def test_the_device_is_the_one_that_computes(monkeypatch):
     """`is_available` only says how MLX was built; a Mac that uses its CPU also has a GPU."""
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     facts = {mx.cpu: {"device_name": "Some CPU"}, mx.gpu: {"device_name": "Apple M9"}}
-    for device, told in ((mx.cpu, f"Some CPU, {os.cpu_count()} cores, "), (mx.gpu, "Apple M9")):
+    for device, start in ((mx.cpu, f"Some CPU, {os.cpu_count()} cores, "), (mx.gpu, "Apple M9")):
         monkeypatch.setattr(mx, "default_device", lambda device=device: mx.Device(device))
         monkeypatch.setattr(mx, "device_info", lambda device=device: facts[device])
         assert backend.on_cpu() is (device == mx.cpu)
-        assert backend.device_name().startswith(told)
+        assert backend.device_name().startswith(start)
     assert backend.device_name() == "Apple M9", "a GPU multiplies without a BLAS"
 
 

@@ -19,11 +19,11 @@ class Loader:
     def __init__(self, *installed, environment=None, processor=INTEL):
         self.installed, self.processor = installed, processor
         self.environment = {} if environment is None else environment
-        self.asked, self.threads, self.settled = [], None, False
+        self.requests, self.threads, self.settled = [], None, False
 
     def __call__(self, name, mode=ctypes.DEFAULT_MODE):
         name = name.rpartition("/")[2]
-        self.asked.append((name, mode == ctypes.RTLD_GLOBAL))
+        self.requests.append((name, mode == ctypes.RTLD_GLOBAL))
         if name not in self.installed:
             raise OSError(name)
         kernels = self.environment.get("OPENBLAS_CORETYPE", "Prescott").encode()
@@ -60,7 +60,7 @@ def load(loader, mkl, wish="", flags=AVX512):
 def test_mkl_comes_first_with_threads_that_sleep(mkl):
     loader = Loader(*MKL, OPENBLAS)
     assert load(loader, mkl) == "MKL 2026.2, AVX-512 kernels"
-    assert loader.asked == [("libtbb.so.12", False), ("libmkl_rt.so.3", True)]
+    assert loader.requests == [("libtbb.so.12", False), ("libmkl_rt.so.3", True)]
     assert loader.threads == blas.TBB_THREADS
 
 
@@ -81,7 +81,7 @@ def test_openblas_takes_over_where_a_part_of_mkl_is_missing(mkl, missing):
     (mkl.parent / missing).unlink()
     loader = Loader(*MKL, OPENBLAS)
     assert load(loader, mkl) == "OpenBLAS 0.3.21, SkylakeX kernels"
-    assert ("libmkl_rt.so.3", True) not in loader.asked
+    assert ("libmkl_rt.so.3", True) not in loader.requests
 
 
 def test_openblas_is_loaded_if_mkl_is_missing(monkeypatch):
@@ -91,7 +91,7 @@ def test_openblas_is_loaded_if_mkl_is_missing(monkeypatch):
     monkeypatch.setattr(metadata, "files", absent)
     loader = Loader("libopenblas.so")
     assert load(loader, None) == "OpenBLAS 0.3.21, SkylakeX kernels"
-    assert loader.asked == [(OPENBLAS, True), ("libopenblas.so", True)]
+    assert loader.requests == [(OPENBLAS, True), ("libopenblas.so", True)]
 
 
 def test_no_blas_is_loaded_if_none_is_installed(mkl):
@@ -124,7 +124,7 @@ def test_the_user_chooses_the_blas(mkl, wish, loaded):
 def test_the_user_may_choose_no_blas(mkl):
     loader = Loader(*MKL, OPENBLAS)
     assert load(loader, mkl, "none") is None
-    assert loader.asked == []
+    assert loader.requests == []
 
 
 def test_an_unknown_blas_is_refused(mkl):
@@ -159,7 +159,7 @@ def test_the_users_kernels_are_left_alone():
 def test_other_systems_are_left_alone(mkl, platform):
     loader = Loader(*MKL, OPENBLAS)
     assert blas.load(platform, loader, {blas.VARIABLE: "blis"}, mkl) is None
-    assert loader.asked == []
+    assert loader.requests == []
 
 
 def test_the_flags_of_the_processor_are_read(tmp_path):

@@ -60,18 +60,18 @@ def test_every_family_is_converted(reference, tmp_path):
 
 @pytest.mark.parametrize("format", checkpoints.FORMATS)
 @pytest.mark.parametrize("stored", checkpoints.DTYPES)
-@pytest.mark.parametrize("wanted", checkpoints.DTYPES)
-def test_every_format_and_type_is_converted(tmp_path, format, stored, wanted):
+@pytest.mark.parametrize("dtype", checkpoints.DTYPES)
+def test_every_format_and_type_is_converted(tmp_path, format, stored, dtype):
     state = checkpoints.random_state(TINY, stored)
     checkpoints.save(state, tmp_path / "in", format, shards=2, config=TINY)
-    converted = arrays(convert(tmp_path / "in", tmp_path / "out", dtype=wanted))
+    converted = arrays(convert(tmp_path / "in", tmp_path / "out", dtype=dtype))
     config = load(tmp_path / "in")[0].config
     assert len(converted) == len(state)
     for name, tensor in state.items():
-        ours = our_name(config, name)
-        kept = wanted == "float16" and ".wo." in ours
-        expected = tensor.to(torch.float32 if kept else getattr(torch, wanted))
-        assert torch.equal(as_torch(converted[ours]), expected), name
+        mlx_name = our_name(config, name)
+        is_float32 = dtype == "float16" and ".wo." in mlx_name
+        expected = tensor.to(torch.float32 if is_float32 else getattr(torch, dtype))
+        assert torch.equal(as_torch(converted[mlx_name]), expected), name
 
 
 def test_transposed_and_shared_storages_are_converted(tmp_path):

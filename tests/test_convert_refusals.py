@@ -65,8 +65,8 @@ def test_files_that_macos_leaves_in_folders_are_ignored(tiny, tmp_path):
         "model.safetensors.index.json",
     }
     (tiny / "model.safetensors").unlink()
-    told = "no model.safetensors or .*; it holds config.json, generation_config.json, tf_model"
-    with pytest.raises(UserError, match=told):
+    message = "no model.safetensors or .*; it holds config.json, generation_config.json, tf_model"
+    with pytest.raises(UserError, match=message):
         convert(tiny, tmp_path / "again")
 
 
@@ -113,13 +113,13 @@ def test_disk_space_is_checked_first(tiny, tmp_path, monkeypatch):
 
 
 def test_required_space_covers_the_output(tiny, tmp_path, monkeypatch):
-    wanted = []
+    sizes = []
     (tiny / "added_tokens.json").write_text("{}" + " " * 3_000_000)
-    monkeypatch.setattr(model_folder, "require_space", lambda path, size: wanted.append(size))
+    monkeypatch.setattr(model_folder, "require_space", lambda path, size: sizes.append(size))
     for options in ({}, {"quantize": True}, {"dtype": "float32"}):
         out = convert(tiny, tmp_path / "out", overwrite=True, **options)
-        taken = sum(file.stat().st_size for file in out.iterdir())
-        assert taken <= wanted.pop() <= taken + (1 << 20)
+        total = sum(file.stat().st_size for file in out.iterdir())
+        assert total <= sizes.pop() <= total + (1 << 20)
 
 
 SLOW = (  # runs a command whose conversion waits for ever at its first tensor
@@ -164,14 +164,14 @@ def test_a_stopped_conversion_leaves_nothing_that_looks_complete(tiny, tmp_path,
         assert process.stdout.readline() == b"writing\n"
         process.send_signal(how)
         _, errors = process.communicate(timeout=30)
-    left = list((work / "models").iterdir())
+    folders = list((work / "models").iterdir())
     if how == signal.SIGKILL:
-        assert [folder.name for folder in left] == [f".t5-tiny.partial-{process.pid}"]
+        assert [folder.name for folder in folders] == [f".t5-tiny.partial-{process.pid}"]
         with pytest.raises(UserError):
-            load(left[0])
+            load(folders[0])
     else:
         assert process.returncode == 128 + how and b"Traceback" not in errors
-        assert left == []
+        assert folders == []
     convert(tiny, out := work / "models" / "t5-tiny")
     assert siblings(out) == {"t5-tiny"}
 

@@ -14,19 +14,19 @@ FACTS = {"device_name": "NVIDIA H100", "architecture": "sm_90", "total_memory": 
 
 
 def test_kernels_are_kept_by_version_and_gpu_in_the_users_cache(tmp_path):
-    kept = {"XDG_CACHE_HOME": str(tmp_path)}
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
     for version, architecture in (("0.32.4", "sm_90"), ("0.32.5", "sm_90"), ("0.32.5", "sm_89")):
         # As in a child process, whose GPU may be different.
-        keep_kernels(kept, version, {**FACTS, "architecture": architecture})
-        assert kept[KERNELS] == str(tmp_path / "mlx" / version / "ptx" / architecture)
-        assert Path(kept[KERNELS]).is_dir()
+        keep_kernels(environment, version, {**FACTS, "architecture": architecture})
+        assert environment[KERNELS] == str(tmp_path / "mlx" / version / "ptx" / architecture)
+        assert Path(environment[KERNELS]).is_dir()
 
 
 def test_a_cache_that_cannot_be_written_is_left_alone(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    kept = {"XDG_CACHE_HOME": str(tmp_path / "file")}
-    keep_kernels(kept, "1", FACTS)
-    assert KERNELS not in kept
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "file")}
+    keep_kernels(environment, "1", FACTS)
+    assert KERNELS not in environment
     monkeypatch.setattr(os, "access", lambda *_: False)
     keep_kernels(other := {"XDG_CACHE_HOME": str(tmp_path)}, "1", FACTS)
     assert KERNELS not in other
@@ -37,15 +37,15 @@ def test_a_cache_that_cannot_be_written_is_left_alone(tmp_path, monkeypatch):
 
 def test_kernels_cut_short_are_removed(tmp_path):
     """Such a kernel would make MLX fail in every run. An ELF file says where it ends."""
-    kept = {"XDG_CACHE_HOME": str(tmp_path)}
-    keep_kernels(kept, "1", FACTS)
-    folder = Path(kept[KERNELS])
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    keep_kernels(environment, "1", FACTS)
+    folder = Path(environment[KERNELS])
     header = cuda.ELF.pack(b"\x7fELF", 1, 2, 3, 0, 0, 64, 0, 64, 0, 0, 64, 2, 0)
     whole = {"whole": header + bytes(128), "text": b".version 8.0"}
     damaged = {"cut": header + bytes(127), "header": header[:20], "empty": b""}
     for name, content in (whole | damaged).items():
         (folder / f"{name}.ptx").write_bytes(content)
-    keep_kernels(kept, "1", FACTS)
+    keep_kernels(environment, "1", FACTS)
     assert {path.stem for path in folder.iterdir()} == set(whole)
 
 
@@ -56,17 +56,17 @@ def test_compiling_is_announced_once_and_only_the_first_time(tmp_path, monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv(KERNELS, "")
     backend.prepare_cuda(os.environ)
-    told = []
+    messages = []
     for _ in ("one process", "another"):
         backend.announce_kernels.cache_clear()
         for _ in ("target", "draft"):
             backend.announce_kernels()
-        told.append(capsys.readouterr().err)
+        messages.append(capsys.readouterr().err)
         nested = Path(os.environ[KERNELS]) / "a long name is a folder"
         nested.mkdir(exist_ok=True)
         (nested / "kernel.ptx").touch()
     backend.announce_kernels.cache_clear()
-    assert told == ["compiling kernels for this GPU, once: up to a minute\n", ""]
+    assert messages == ["compiling kernels for this GPU, once: up to a minute\n", ""]
     monkeypatch.setattr(mx, "device_info", dict)
     with pytest.raises(UserError, match="MLX finds no NVIDIA GPU"):
         backend.prepare_cuda(os.environ)

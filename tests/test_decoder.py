@@ -33,11 +33,11 @@ def test_samples_of_a_prompt_come_one_after_the_other(batch_size):
     options = {"max_tokens": 9, "temp": 1.0, "seed": 5}
     samples = decoder.generate(SOURCES[:2], num_samples=3, batch_size=batch_size, **options)
     # The random streams equal those of a call with every prompt written three times.
-    each = decoder.generate([SOURCES[0]] * 3 + [SOURCES[1]] * 3, **options)
-    assert [r.tokens for r in samples] == [r.tokens for r in each]
+    repeats = decoder.generate([SOURCES[0]] * 3 + [SOURCES[1]] * 3, **options)
+    assert [r.tokens for r in samples] == [r.tokens for r in repeats]
     assert len({tuple(r.tokens) for r in samples}) == 6
-    others = decoder.generate(SOURCES[:2], num_samples=3, **options | {"seed": 6})
-    assert not {tuple(r.tokens) for r in samples} & {tuple(r.tokens) for r in others}
+    other_samples = decoder.generate(SOURCES[:2], num_samples=3, **options | {"seed": 6})
+    assert not {tuple(r.tokens) for r in samples} & {tuple(r.tokens) for r in other_samples}
     assert [r.stats.prompt_tokens for r in samples] == [1] * 3 + [6] * 3
 
 

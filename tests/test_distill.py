@@ -38,8 +38,8 @@ def run(tmp_path_factory):
     path.write_bytes("\n".join([*shortest_prompts(60), "", "last"]).encode() + b"\n\xff\n")
 
     def command(output: Path, *more: str) -> int:
-        given = ["--model", TARGET, "--data", str(path), "--output", str(output)]
-        return distill.main([*given, *QUICK, *more])
+        options = ["--model", TARGET, "--data", str(path), "--output", str(output)]
+        return distill.main([*options, *QUICK, *more])
 
     return command
 
@@ -61,9 +61,9 @@ def no_verdict(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def made(run, tmp_path_factory):
+def trial(run, tmp_path_factory):
     """Returns the output and the messages of a run without interruption."""
-    output = tmp_path_factory.mktemp("made") / "draft"
+    output = tmp_path_factory.mktemp("trial") / "draft"
     with pytest.MonkeyPatch.context() as patch, heard() as (log, printed):
         patch.setattr("huggingface_hub.HfApi", FakeApi)
         assert run(output, "--upload-repo", "me/draft") == 0
@@ -87,64 +87,64 @@ class FakeApi:
 
 
 @pytest.mark.slow
-def test_a_few_steps_make_a_sharing_draft_and_a_verdict(made):
-    output, told = made
-    assert "left out: " in told and "line 61 is empty" in told and "line 63 is not UTF-8" in told
-    scores = re.findall(r"step (\d+): .*acceptance ([\d.]+)%, ([\d.]+) tokens a call", told)
+def test_a_few_steps_make_a_sharing_draft_and_a_verdict(trial):
+    output, log = trial
+    assert "left out: " in log and "line 61 is empty" in log and "line 63 is not UTF-8" in log
+    scores = re.findall(r"step (\d+): .*acceptance ([\d.]+)%, ([\d.]+) tokens a call", log)
     assert [int(step) for step, *_ in scores] == [0, 7, 14]
     assert float(scores[-1][1]) > float(scores[0][1]) + 10 and float(scores[-1][2]) > 1.4
-    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", told)]
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", log)]
     assert losses[1] < losses[0] < 4
-    assert re.search(r"memory: at most [\d.]+ .B of", told)
+    assert re.search(r"memory: at most [\d.]+ .B of", log)
     for name in ("none", str(output), "demo/draft", "lookup"):
-        assert re.search(rf"^\| \S*{re.escape(name)} \|.*\d \(\d.*\) \|$", told, re.MULTILINE), name
-    assert re.search("^(recommended|keep)", told, re.MULTILINE)
+        assert re.search(rf"^\| \S*{re.escape(name)} \|.*\d \(\d.*\) \|$", log, re.MULTILINE), name
+    assert re.search("^(recommended|keep)", log, re.MULTILINE)
     config = json.loads((output / "config.json").read_text())
     assert config["num_decoder_layers"] == 1 and ENTRY in config
-    proposed, share = re.search(r"proposes ([\d,]+) of 3,072 tokens: ([\d.]+)%", told).groups()
+    proposed, share = re.search(r"proposes ([\d,]+) of 3,072 tokens: ([\d.]+)%", log).groups()
     assert config["draft_vocab_size"] == len(weights(output)["d2t"]) < 3072
     assert config["draft_vocab_size"] == int(proposed.replace(",", "")) and float(share) >= 80
     assert all(name.startswith("decoder.") or name == "d2t" for name in weights(output))
-    left = {file.name for file in output.with_name("draft-work").iterdir()}
-    assert left == {"run.json", "answers"}
+    names = {file.name for file in output.with_name("draft-work").iterdir()}
+    assert names == {"run.json", "answers"}
 
 
 @pytest.mark.slow
-def test_a_draft_is_sent_with_its_verdict(made):
+def test_a_draft_is_sent_with_its_verdict(trial):
     """The card names the draft by its Hub id and leaves out local models."""
-    output, told = made
+    output, log = trial
     assert FakeApi.sent == {file.name: file.read_bytes() for file in output.iterdir()}
-    assert "sent: https://huggingface.co/me/draft/commit/1" in told
+    assert "sent: https://huggingface.co/me/draft/commit/1" in log
     card = FakeApi.sent["README.md"].decode()
-    ours = next(line for line in told.splitlines() if line.startswith(f"| {output} |"))
-    assert ours.replace(str(output), "me/draft") in card and "| lookup |" in card
+    row = next(line for line in log.splitlines() if line.startswith(f"| {output} |"))
+    assert row.replace(str(output), "me/draft") in card and "| lookup |" in card
     assert str(output) not in card and "demo/draft" not in card
     assert "A draft for target. " in card and "\n\nMeasured on " in card
     assert 'from_pretrained("target", draft="me/draft")' in card
 
 
 @pytest.mark.slow
-def test_a_run_stopped_anywhere_resumes_to_the_same_draft(made, run, tmp_path, no_verdict, capsys):
+def test_a_run_stopped_anywhere_resumes_to_the_same_draft(trial, run, tmp_path, no_verdict, capsys):
     stops = [
         (teacher_answers, "label", 3),
         (Learner, "step", 7),
         (distill.Distillation, "_save", 1),
     ]
     calls = stopped_at_each(run, tmp_path / "draft", stops, capsys)
-    assert same(weights(made[0]), weights(tmp_path / "draft"))
+    assert same(weights(trial[0]), weights(tmp_path / "draft"))
     assert calls.count("step") == 7
 
 
 @pytest.mark.slow
 def test_answers_are_reused_and_a_draft_with_its_own_encoder_is_trained(
-    made, run, tmp_path, monkeypatch, no_verdict, capsys
+    trial, run, tmp_path, monkeypatch, no_verdict, capsys
 ):
     """The second run trains a draft with its own encoder on the first run's answers."""
     better = iter([1.0, 2.0])  # two steps cannot improve the bundled draft, so scores are faked
     monkeypatch.setattr(
         distill.Distillation, "_evaluate", lambda self: Evaluation(0.5, next(better))
     )
-    shutil.copytree(made[0].with_name("draft-work"), tmp_path / "own-work")
+    shutil.copytree(trial[0].with_name("draft-work"), tmp_path / "own-work")
     before = dict(tree_flatten(load(BUNDLED / "draft", "float32")[0].parameters()))
     moved = shutil.copytree(BUNDLED / "target", tmp_path / "moved", copy_function=shutil.copy)
     options = ["--model", str(moved), "--draft-model", str(BUNDLED / "draft")]
@@ -163,16 +163,16 @@ def test_answers_are_reused_and_a_draft_with_its_own_encoder_is_trained(
 @pytest.mark.slow
 @pytest.mark.parametrize("quantized", [False, True])
 def test_an_existing_draft_gets_a_new_vocabulary_without_training(
-    made, run, tmp_path, capsys, quantized
+    trial, run, tmp_path, capsys, quantized
 ):
     """Only its head changes, and the verdict compares both drafts."""
     start, output = BUNDLED / "draft", tmp_path / "own"
     if quantized:
         options = {"quantize": True, "q_group_size": 32, "quant_predicate": "embed_8"}
         start = convert(start, tmp_path / "quantized", "float32", **options)
-    shutil.copytree(made[0].with_name("draft-work"), tmp_path / "own-work")
-    given = ["--draft-model", str(start), "--iters", "0", "--draft-vocab-size", "900", "--resume"]
-    assert run(output, *given) == 0
+    shutil.copytree(trial[0].with_name("draft-work"), tmp_path / "own-work")
+    flags = ["--draft-model", str(start), "--iters", "0", "--draft-vocab-size", "900", "--resume"]
+    assert run(output, *flags) == 0
     out, err = capsys.readouterr()
     assert "the draft proposes 900 of 3,072 tokens" in err and "memory" not in err
     rows = [line for line in out.splitlines() if line.startswith("| ")]
@@ -192,8 +192,8 @@ def test_unusable_answers_and_drafts_are_reported_and_left_out(run, tmp_path, mo
     decode = SpeculativeDecoder.results
 
     def without_odd_ones(self, sources, *args, **settings):
-        for source, found in zip(sources, decode(self, sources, *args, **settings), strict=True):
-            yield replace(found, error="no memory") if len(source) % 2 else found
+        for source, result in zip(sources, decode(self, sources, *args, **settings), strict=True):
+            yield replace(result, error="no memory") if len(source) % 2 else result
 
     monkeypatch.setattr(SpeculativeDecoder, "results", without_odd_ones)
     pair = replace(loading.choose_pair(None, None, None), draft=unlike(tmp_path / "other"))
@@ -202,8 +202,8 @@ def test_unusable_answers_and_drafts_are_reported_and_left_out(run, tmp_path, mo
     assert run(tmp_path / "draft", *options) == 0
     out, err = capsys.readouterr()
     failed = int(re.search(r"^(\d+) prompts had no answer and are left out", err, re.M)[1])
-    found = re.search(r"^(\d+) of (\d+) answers had no end within --max-tokens 3 \(100%", err, re.M)
-    assert found[1] == found[2] == str(55 - failed)
+    match = re.search(r"^(\d+) of (\d+) answers had no end within --max-tokens 3 \(100%", err, re.M)
+    assert match[1] == match[2] == str(55 - failed)
     assert re.search(r"^[1-5] held-out prompts could not be decoded and are left out", err, re.M)
     assert "other is not compared: vocabularies differ" in err
     assert "| lookup |" in out and "other" not in out
@@ -263,10 +263,10 @@ def models_given(tmp_path_factory) -> dict[str, str]:
         ("--draft-model x+lookup", "x+lookup as a --draft-model is no folder"),
         ("--model {encoder} --draft-model {other}", "encoder is an encoder alone"),
         ("--seed 18446744073709551615", "give a whole number from 0 to 9007199254740991"),
-        ("--output {made}", "has an earlier run; go on with --resume"),
-        ("--output {made} --resume --temp 1", "was made with another --temp"),
-        ("--output {made} --resume --seed 1", "was made with another --seed"),
-        ("--output {made} --resume --model {draft}", "with another --model"),
+        ("--output {trial}", "has an earlier run; go on with --resume"),
+        ("--output {trial} --resume --temp 1", "was made with another --temp"),
+        ("--output {trial} --resume --seed 1", "was made with another --seed"),
+        ("--output {trial} --resume --model {draft}", "with another --model"),
     ],
 )
 def test_bad_options_are_refused(request, run, tmp_path, capsys, models_given, options, message):
@@ -275,9 +275,9 @@ def test_bad_options_are_refused(request, run, tmp_path, capsys, models_given, o
     (tmp_path / "blocked-work").touch()
     if "{copy}" in options:
         shutil.copytree(BUNDLED / "draft", tmp_path / "copy")
-    if "{made}" in options:
-        output, _ = request.getfixturevalue("made")
-        shutil.copytree(output.with_name("draft-work"), tmp_path / "made-work")
-    places = {n: str(tmp_path / n) for n in ("few", "there", "blocked", "copy", "made")}
-    given = options.format(**places, **models_given).split()
-    check_refused(run, tmp_path / "new", given, message, capsys)
+    if "{trial}" in options:
+        output, _ = request.getfixturevalue("trial")
+        shutil.copytree(output.with_name("draft-work"), tmp_path / "trial-work")
+    places = {n: str(tmp_path / n) for n in ("few", "there", "blocked", "copy", "trial")}
+    arguments = options.format(**places, **models_given).split()
+    check_refused(run, tmp_path / "new", arguments, message, capsys)

@@ -75,15 +75,15 @@ def test_the_first_screens_figures_are_those_of_the_table():
     """The table is the first one of docs/performance.md: ms per token on an NVIDIA GPU."""
     page = text(ROOT / "docs" / "performance.md")
     rows = [
-        [float(cell) for cell in found.split(" | ")]
-        for found in re.findall(r"^\| t5-\w+ \| ([\d.]+(?: \| [\d.]+){5}) \|$", page, re.MULTILINE)
+        [float(cell) for cell in cells.split(" | ")]
+        for cells in re.findall(r"^\| t5-\w+ \| ([\d.]+(?: \| [\d.]+){5}) \|$", page, re.MULTILINE)
     ][:2]
     regular, draft = ([row[0] / row[column] for row in rows] for column in (3, 4))
-    told = (
+    claim = (
         f"{min(regular):.1f} to {max(regular):.1f} times as fast without a draft, and "
         f"{min(draft):.1f} to {max(draft):.1f} times as fast with 4 drafted tokens per step"
     )
-    assert told in " ".join(text(README).split())
+    assert claim in " ".join(text(README).split())
 
 
 @ids("page", DOCS)

@@ -46,23 +46,23 @@ def run(data):
     """Returns the command line for the bundled target and these pairs."""
 
     def command(output: Path, *more: str) -> int:
-        given = ["--model", TARGET, "--data", str(data), "--output", str(output)]
-        return finetune.main([*given, *QUICK.split(), *more])
+        options = ["--model", TARGET, "--data", str(data), "--output", str(output)]
+        return finetune.main([*options, *QUICK.split(), *more])
 
     return command
 
 
 @pytest.fixture(scope="module")
-def made(run, tmp_path_factory):
+def trial(run, tmp_path_factory):
     """Returns the output, the log and the printed lines of a LoRA run without interruption."""
-    output = tmp_path_factory.mktemp("made") / "adapter"
+    output = tmp_path_factory.mktemp("trial") / "adapter"
     with heard() as (log, out):
         assert run(output, *LORA) == 0
     return output, "\n".join(log), out
 
 
-def test_a_run_logs_its_progress_and_prints_the_next_commands(made):
-    output, log, out = made
+def test_a_run_logs_its_progress_and_prints_the_next_commands(trial):
+    output, log, out = trial
     assert "27 pairs to train on, 3 to evaluate by" in log
     assert log.count("left out: ") == 5 and "line 36 is not JSON" in log
     assert re.search(r"memory: at most [\d.]+ .B of .*\(model [\d.]+ MB, what is trained", log)
@@ -79,8 +79,8 @@ def test_a_run_logs_its_progress_and_prints_the_next_commands(made):
     assert {file.name for file in prompts.parent.iterdir()} == {"run.json", "prompts.jsonl"}
 
 
-def test_the_adapter_has_its_configuration_and_weights(made):
-    output, _, _ = made
+def test_the_adapter_has_its_configuration_and_weights(trial):
+    output, _, _ = trial
     config = json.loads((output / "adapter_config.json").read_text())
     assert config["target_modules"] == ["q", "v", "wi"] and config["r"] == 4
     assert config["lora_dropout"] == 0.1 and config["lora_alpha"] == 32
@@ -95,7 +95,7 @@ def test_the_adapter_has_its_configuration_and_weights(made):
 
 
 @pytest.mark.slow
-def test_a_run_stopped_anywhere_resumes_to_the_same_adapter(made, run, tmp_path, capsys):
+def test_a_run_stopped_anywhere_resumes_to_the_same_adapter(trial, run, tmp_path, capsys):
     stops = [
         (finetune.FineTuning, "_evaluated", 1),
         (Learner, "step", 3),
@@ -104,7 +104,7 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_adapter(made, run, tmp_path,
     ]
     output = tmp_path / "adapter"
     stopped_at_each(lambda output, *more: run(output, *LORA, *more), output, stops, capsys)
-    assert same(weights(made[0], ADAPTER), weights(output, ADAPTER))
+    assert same(weights(trial[0], ADAPTER), weights(output, ADAPTER))
 
 
 @pytest.mark.slow
@@ -117,8 +117,8 @@ def test_a_whole_model_is_trained_and_tested_with_a_test_file(data, run, tmp_pat
     for name, part in (("validation", rows[20:24]), ("test", rows[24:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     options = "--fine-tune-type full --num-layers 1 --lr-scheduler-type relative --warmup-steps 0"
-    given = ["--data", str(folder), *options.split(), "--iters", "3"]
-    assert run(tmp_path / "full", *given) == 0
+    arguments = ["--data", str(folder), *options.split(), "--iters", "3"]
+    assert run(tmp_path / "full", *arguments) == 0
     out, err = capsys.readouterr()
     assert "20 pairs to train on, 4 to evaluate by, 6 to test with" in err
     assert "left out" in err and "line 21 is no pair" in err
@@ -162,28 +162,28 @@ def test_a_quantized_model_gets_dora(run, tmp_path, monkeypatch):
         ("--lr-scheduler-type relative --optimizer adamw", "is adafactor's"),
         ("--learning-rate 0", "give a number from 1e-8 to 1, not '0'"),
         ("--lora-dropout 1", "give a number from 0 to 0.9, not '1'"),
-        ("--output {made}", "exists; choose another --output or remove it"),
-        ("--output {made} --resume", "exists: the adapter is complete. Use it"),
+        ("--output {trial}", "exists; choose another --output or remove it"),
+        ("--output {trial} --resume", "exists: the adapter is complete. Use it"),
         ("--output {begun}", "has an earlier run; go on with --resume"),
         ("--output {begun} --resume --seed 1", "was made with another --seed"),
         ("--model {quantized} --fine-tune-type full", "is quantized, and such weights"),
     ],
 )
-def test_bad_options_are_refused(made, data, run, tmp_path, capsys, options, message):
+def test_bad_options_are_refused(trial, data, run, tmp_path, capsys, options, message):
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "empty.jsonl").touch()
     (folder / "few.jsonl").write_text("".join(data.read_text().splitlines(keepends=True)[:3]))
     if "{quantized}" in options:
         convert(TARGET, tmp_path / "quantized", quantize=True)
-    shutil.copytree(made[0], tmp_path / "made")
-    shutil.copytree(made[0].with_name("adapter-work"), tmp_path / "begun-work")
-    places = {n: str(tmp_path / n) for n in ("folder", "made", "begun", "quantized")}
+    shutil.copytree(trial[0], tmp_path / "trial")
+    shutil.copytree(trial[0].with_name("adapter-work"), tmp_path / "begun-work")
+    places = {n: str(tmp_path / n) for n in ("folder", "trial", "begun", "quantized")}
     check_refused(run, tmp_path / "new", options.format(**places).split(), message, capsys)
 
 
 @pytest.mark.slow
-def test_an_adapted_model_gets_a_draft_without_a_merged_copy(made, tmp_path, monkeypatch, capsys):
+def test_an_adapted_model_gets_a_draft_without_a_merged_copy(trial, tmp_path, monkeypatch, capsys):
     """distill.py uses the adapter, and its draft works only with the adapted target."""
     answered = []
     complete = Answers.complete
@@ -192,21 +192,21 @@ def test_an_adapted_model_gets_a_draft_without_a_merged_copy(made, tmp_path, mon
     )
     monkeypatch.setattr(distill.Distillation, "_verdict", lambda self, path: "no verdict")
     monkeypatch.setattr(examples, "LEAST", 20)
-    prompts, draft = made[0].with_name("adapter-work") / "prompts.jsonl", tmp_path / "draft"
-    given = ["--model", TARGET, "--data", str(prompts), "--output", str(draft)]
-    given += ["--iters", "1", "--max-tokens", "3"]
-    assert distill.main([*given, "--adapter-path", str(made[0])]) == 0
-    merged, _ = load(TARGET, adapter=made[0])
+    prompts, draft = trial[0].with_name("adapter-work") / "prompts.jsonl", tmp_path / "draft"
+    options = ["--model", TARGET, "--data", str(prompts), "--output", str(draft)]
+    options += ["--iters", "1", "--max-tokens", "3"]
+    assert distill.main([*options, "--adapter-path", str(trial[0])]) == 0
+    merged, _ = load(TARGET, adapter=trial[0])
     plain, _ = load(TARGET)
-    ours, right, wrong = (
+    weight, right, wrong = (
         m.decoder.layers[0].cross_attention.q.weight for m in (answered[0], merged, plain)
     )
-    assert mx.array_equal(ours, right) and not mx.array_equal(ours, wrong)
+    assert mx.array_equal(weight, right) and not mx.array_equal(weight, wrong)
     assert load(draft, shared_with=merged)[0].shares_with is merged
     with pytest.raises(UserError, match="and the target is another model"):
         load(draft, shared_with=plain)
     shutil.rmtree(draft)
-    assert distill.main([*given, "--resume"]) == 2
+    assert distill.main([*options, "--resume"]) == 2
     assert "was made with another --adapter-path" in capsys.readouterr().err
-    assert distill.main([*given, "--adapter-path", str(made[0]), "--upload-repo", "a/b"]) == 2
+    assert distill.main([*options, "--adapter-path", str(trial[0]), "--upload-repo", "a/b"]) == 2
     assert "leave --upload-repo out" in capsys.readouterr().err

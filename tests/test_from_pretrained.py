@@ -71,7 +71,7 @@ def python(tmp_path):
 def test_a_pair_is_loaded_by_its_hub_id_without_conversion(repositories, python, tmp_path):
     pair = f'decoded("{TARGET}", dtype="float32", num_draft=5)'
     with serve(FakeHub(repositories)) as hub:
-        (result, *others), err = python(
+        (result, *other_results), err = python(
             hub,
             pair,
             f'decoded("{TARGET}", draft=None, dtype="float32")',
@@ -85,13 +85,13 @@ def test_a_pair_is_loaded_by_its_hub_id_without_conversion(repositories, python,
         )
         assert not (tmp_path / "models").exists(), "nothing is converted"
         hub.requests.clear()
-        (again,), told = python(hub, pair, HF_HUB_OFFLINE="1")
-        assert again == result and not hub.requests and f"draft {DRAFT}" in told
+        (again,), log = python(hub, pair, HF_HUB_OFFLINE="1")
+        assert again == result and not hub.requests and f"draft {DRAFT}" in log
     assert result[1] and len(result[0]) == 12
-    assert [tokens for tokens, _ in others[:3]] == [result[0]] * 3
-    assert [speculates for _, speculates in others[:2]] == [False, True]
-    assert others[3][0] != result[0] and others[4] == "snapshots"
-    assert others[6]["finish_reason"] == "length"
+    assert [tokens for tokens, _ in other_results[:3]] == [result[0]] * 3
+    assert [speculates for _, speculates in other_results[:2]] == [False, True]
+    assert other_results[3][0] != result[0] and other_results[4] == "snapshots"
+    assert other_results[6]["finish_reason"] == "length"
     assert [line for line in err.splitlines() if line.startswith("target ")] == [
         f"target {TARGET}, draft {DRAFT} (its default draft)",
         f"target {TARGET} (regular decoding)",
@@ -109,7 +109,7 @@ def test_an_unavailable_draft_is_skipped_and_a_target_is_an_error(repositories, 
     with serve(FakeHub(few, gated={"a/gated"})) as hub:
         lines = [f'decoded("{TARGET}")', 'refused("no/where")', 'refused("a/gated")']
         lines += [f'refused("{TARGET}", revision="v9")', 'refused("models/none")']
-        told, err = python(hub, *lines)
+        results, err = python(hub, *lines)
     assert f"target {TARGET} (regular decoding: no default draft, as {DRAFT}: no such" in err
     starts = (
         "no/where: no such folder, and no such model on the Hub",
@@ -117,7 +117,7 @@ def test_an_unavailable_draft_is_skipped_and_a_target_is_an_error(repositories, 
         f"{TARGET} at revision v9: there is no such revision",
         "there is no model folder models/none",
     )
-    for message, start in zip(told[1:], starts, strict=True):
+    for message, start in zip(results[1:], starts, strict=True):
         assert message.startswith(start)
 
 
@@ -151,8 +151,8 @@ def test_the_default_draft_comes_with_its_target_and_is_kept(repositories, tmp_p
         hub.requests.clear()
         status, again, err = main(hub)
         assert (status, again) == (0, text) and not hub.requests
-        told = f"its default draft is not there; get it with: python convert.py --model {DRAFT})\n"
-        assert f"target models/byt5-xl (regular decoding: {told}" in err
+        hint = f"its default draft is not there; get it with: python convert.py --model {DRAFT})\n"
+        assert f"target models/byt5-xl (regular decoding: {hint}" in err
         # Beams use no draft, so none is downloaded.
         shutil.rmtree(tmp_path / "models")
         status, _, err = main(hub, "--num-beams", "2")
@@ -173,9 +173,9 @@ def test_folders_are_loaded_by_path_and_by_name(tmp_path, monkeypatch, capsys):
     with pytest.raises(UserError, match="mine is a folder, and a revision is of a Hub id"):
         load("models/mine", revision="main")
     # Models in models/ have an unknown revision.
-    asked = []
+    calls = []
     monkeypatch.setattr(
-        "mlx_t5.checkpoints.hub.resolve", lambda *a: asked.append(a) or BUNDLED / "draft"
+        "mlx_t5.checkpoints.hub.resolve", lambda *a: calls.append(a) or BUNDLED / "draft"
     )
     assert load("mine", revision="v1")[0].folder == BUNDLED / "draft"
-    assert asked == [("mine", "v1")]
+    assert calls == [("mine", "v1")]

@@ -40,17 +40,17 @@ MODULES = {name(file): file for file in FILES}
 
 def imported_by(tree: ast.AST) -> set[str]:
     """Returns the project's modules that a tree imports, except under TYPE_CHECKING."""
-    found = set()
+    modules = set()
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):
             full = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {each if each in MODULES else node.module for each in full}
-        found |= imported_by(node)
-    return found & MODULES.keys()
+            modules |= {path if path in MODULES else node.module for path in full}
+        modules |= imported_by(node)
+    return modules & MODULES.keys()
 
 
 @cache
@@ -61,8 +61,8 @@ def imports(module: str) -> frozenset[str]:
 
 def room(module: str) -> str:
     """Returns the folder or file of a module, as "engine" for `mlx_t5.engine.rows`."""
-    first, *others = module.split(".")
-    return others[0] if first == LIBRARY and others else first
+    first, *tail = module.split(".")
+    return tail[0] if first == LIBRARY and tail else first
 
 
 def test_imports_go_down_only():
@@ -117,14 +117,14 @@ def test_an_older_python_is_refused_before_anything_is_imported(command):
 
 @pytest.mark.parametrize("command", sorted(COMMANDS - {"convert.py"}))
 def test_help_imports_nothing_slow(tmp_path, command):
-    found = imported(tmp_path, command, "--help")
-    assert "argparse" in found and not found & SLOW
+    modules = imported(tmp_path, command, "--help")
+    assert "argparse" in modules and not modules & SLOW
 
 
 def test_help_of_convert_and_subcommands_does_not_import_transformers(tmp_path):
     for argv in (["convert.py", "--help"], ["benchmark.py", "peers", "--help"]):
-        found = imported(tmp_path, *argv)
-        assert "argparse" in found and not found & {"transformers", "torch", "huggingface_hub"}
+        modules = imported(tmp_path, *argv)
+        assert "argparse" in modules and not modules & {"transformers", "torch", "huggingface_hub"}
 
 
 @pytest.mark.slow
@@ -144,10 +144,10 @@ def test_the_server_serves_without_torch():
     try:
         ids = running.http.post("/v1/completions", json={"model": "demo", "prompt": "I eat."})
         assert ids.status_code == 200
-        found = names(running.log)
+        modules = names(running.log)
     finally:
         running.close()
-    assert {"mlx", "transformers", "fastapi"} <= found and "torch" not in found
+    assert {"mlx", "transformers", "fastapi"} <= modules and "torch" not in modules
 
 
 @pytest.mark.slow

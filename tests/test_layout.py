@@ -1,4 +1,4 @@
-"""Tests the layout: files lie where they belong, and files and functions are short."""
+"""Tests the layout: files lie where they belong, and are short; variables are named by nouns."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ REAL_FILES = {"main", "convert", "model", "decoder", "server", "benchmark", "dis
 FILE_LINES, FUNCTION_LINES = 350, 45
 LONG_FILES = {"decoder.py"}
 LONG_FUNCTIONS = {"convert.convert"}
+NO_NOUNS = {*"asked each found given made others ours theirs told wanted".split()}
 FOLDERS = (LIBRARY, "benchmarks", "demo", "tests")
 FILES = [
     *ROOT.glob("*.py"),
@@ -49,3 +50,12 @@ def test_files_and_functions_are_short():
         for function, length in functions(file):
             short = length <= FUNCTION_LINES or function in LONG_FUNCTIONS
             assert short, f"{function} has {length} lines"
+
+
+def test_variables_are_named_by_nouns():
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            variable = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            name = node.id if variable else node.arg if isinstance(node, ast.arg) else ""
+            where = f"{file.relative_to(ROOT).as_posix()}:{getattr(node, 'lineno', 0)}"
+            assert name not in NO_NOUNS, f"{where}: name {name} by what it is"

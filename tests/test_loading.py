@@ -78,8 +78,8 @@ def test_the_default_draft_of_a_target_that_was_converted():
     for source in ("google/flan-t5-xl", origin):
         converted_from("my-flan", source)
         chosen = chosen_for("my-flan", None)
-        told = "get it with: python convert.py --model google/flan-t5-small"
-        assert chosen.draft is None and told in chosen.note
+        hint = "get it with: python convert.py --model google/flan-t5-small"
+        assert chosen.draft is None and hint in chosen.note
     converted_from("flan-t5-small", "google/flan-t5-small")
     chosen = chosen_for("my-flan", None)
     assert chosen.note == "target models/my-flan, draft models/flan-t5-small (its default draft)"
@@ -95,10 +95,10 @@ def test_a_default_draft_never_ends_in_an_error():
     for folder, vocab_size in (("flan-t5-xl", 50), ("flan-t5-small", 60)):
         config = {"model_type": "t5", "vocab_size": vocab_size, **SIZES}
         (Path("models") / folder / "config.json").write_text(json.dumps(config))
-    told = "regular decoding: models/flan-t5-small is not its default draft, google/flan-t5-small"
-    assert told in chosen_for("flan-t5-xl", None).note
+    note = "regular decoding: models/flan-t5-small is not its default draft, google/flan-t5-small"
+    assert note in chosen_for("flan-t5-xl", None).note
     converted_from("flan-t5-small", "stranger/flan-t5-small")
-    assert told in chosen_for("flan-t5-xl", None).note
+    assert note in chosen_for("flan-t5-xl", None).note
 
 
 @pytest.fixture
@@ -106,24 +106,24 @@ def hub(monkeypatch):
     """Returns a fake Hub: `fetch(model)` chooses a pair; it has sets `in_cache` and `absent`."""
 
     class Hub:
-        asked: list[str] = []
+        requests: list[str] = []
         in_cache: set[str] = set()
         absent: set[str] = set()
 
         def resolve(self, name, revision=None):
-            self.asked.append(name)
+            self.requests.append(name)
             if name in self.absent:
                 raise UserError(f"{name}: cannot be downloaded")
             return Path("snapshot")
 
         def convert(self, name, folder):
-            assert name == self.asked[-1]
+            assert name == self.requests[-1]
             folder.mkdir(parents=True)
 
         def fetch(self, model, draft_model=None, **more):
-            self.asked = []
+            self.requests = []
             chosen = loading.choose_pair(model, draft_model, self.convert, fetch=True, **more)
-            return chosen, self.asked
+            return chosen, self.requests
 
     fake = Hub()
     monkeypatch.setattr("mlx_t5.checkpoints.hub.resolve", fake.resolve)
@@ -135,21 +135,21 @@ def hub(monkeypatch):
 
 def test_an_unavailable_default_draft_is_reported_and_skipped(hub, monkeypatch):
     hub.absent = {"google/flan-t5-small"}
-    chosen, asked = hub.fetch("google/flan-t5-xl")
-    assert asked == ["google/flan-t5-xl", "google/flan-t5-small"]
+    chosen, requests = hub.fetch("google/flan-t5-xl")
+    assert requests == ["google/flan-t5-xl", "google/flan-t5-small"]
     assert chosen.note == (
         "target models/flan-t5-xl (regular decoding: no default draft, as google/flan-t5-small: "
         "cannot be downloaded)"
     )
     # Once the target has been converted, nobody expects a download.
-    chosen, asked = hub.fetch("google/flan-t5-xl")
-    assert not asked and "its default draft is not there" in chosen.note
+    chosen, requests = hub.fetch("google/flan-t5-xl")
+    assert not requests and "its default draft is not there" in chosen.note
     hub.absent, hub.in_cache = set(), {"google/flan-t5-small"}
     with monkeypatch.context() as patch:
         patch.setenv("MLX_RANK", "1")
         assert hub.fetch("google/flan-t5-xl")[1] == []
-    chosen, asked = hub.fetch("google/flan-t5-xl")
-    assert (asked, chosen.draft) == (["google/flan-t5-small"], Path("models/flan-t5-small"))
+    chosen, requests = hub.fetch("google/flan-t5-xl")
+    assert (requests, chosen.draft) == (["google/flan-t5-small"], Path("models/flan-t5-small"))
 
 
 @pytest.mark.parametrize(
@@ -239,16 +239,16 @@ def test_an_empty_name_is_no_folder(names):
         chosen_for(*names)
 
 
-def test_a_hint_comes_before_the_models_are_loaded(made, capsys, monkeypatch):
+def test_a_hint_comes_before_the_models_are_loaded(reference_of, capsys, monkeypatch):
     monkeypatch.setattr(memory, "on_cpu", lambda: False)
-    folder, told = made("t5").folder, []
+    folder, messages = reference_of("t5").folder, []
 
     def load(*_, **__):
-        told.append(capsys.readouterr().err)
+        messages.append(capsys.readouterr().err)
         return None, None
 
     monkeypatch.setattr(loading, "load", load)
     loading.load_pair(loading.ModelPair(folder, None, False, ""), None)
-    assert told == [f"hint: {folder} is in float32; --dtype bfloat16 takes half the memory\n"]
+    assert messages == [f"hint: {folder} is in float32; --dtype bfloat16 takes half the memory\n"]
     loading.load_pair(loading.ModelPair(folder, None, False, ""), "float32")
-    assert told[1:] == [""]
+    assert messages[1:] == [""]

@@ -76,11 +76,11 @@ RENAMED = {"min_tokens": "min_new_tokens"}
 @pytest.fixture(scope="module", params=[1, pytest.param(5, marks=slow)])
 def pair(request, tmp_path_factory):
     folders = [tmp_path_factory.mktemp("model") for _ in range(2)]
-    theirs = reference(request.param)
-    theirs.save_pretrained(folders[0])
+    hf_model = reference(request.param)
+    hf_model.save_pretrained(folders[0])
     reference(request.param, perturbation=0.07).save_pretrained(folders[1])
     (target, _), (draft, _) = (load(folder, mx.float32) for folder in folders)
-    return Pair(ending_with(target), ending_with(draft), theirs, folders[0])
+    return Pair(ending_with(target), ending_with(draft), hf_model, folders[0])
 
 
 def ending_with(model, eos=NEVER, *more):
@@ -133,8 +133,8 @@ def test_rounding_may_only_break_ties(pair, mode):
         nn.quantize(target, group_size=32, bits=4, class_predicate=quantize_predicate)
     regular = SpeculativeDecoder(target).generate(PROMPTS, max_tokens=LONGEST)
     decoder = SpeculativeDecoder(target, pair.draft, None, 5)
-    ours = decoder.generate(PROMPTS, max_tokens=LONGEST)
-    for prompt, a, b in zip(PROMPTS, regular, ours, strict=True):
+    results = decoder.generate(PROMPTS, max_tokens=LONGEST)
+    for prompt, a, b in zip(PROMPTS, regular, results, strict=True):
         check_first_difference(target, prompt, a.tokens, b.tokens)
 
 

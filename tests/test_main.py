@@ -90,9 +90,9 @@ def test_the_draft_changes_how_the_text_is_made_and_not_the_text(run, draft):
     draft += ["--num-draft", "5"] if "--draft-model" in draft else []
     _, out, err = run(*argv, *draft, "-v")
     fast = json.loads(out)
-    _, out, told = run(*argv, "--regular-decode")
+    _, out, slow_err = run(*argv, "--regular-decode")
     slow = json.loads(out)
-    assert fast["tokens"] == slow["tokens"] and "regular decoding" in told
+    assert fast["tokens"] == slow["tokens"] and "regular decoding" in slow_err
     if draft:  # with "auto" a busy machine may propose nothing
         assert 2 * fast["stats"]["target_calls"] < slow["stats"]["target_calls"]
     assert (slow["stats"]["drafted"], slow["stats"]["tokens_per_call"]) == (0, 1)
@@ -170,8 +170,8 @@ def test_standard_input_is_decoded_without_torch(models):
     """Libraries print no warning about missing torch on standard error."""
     code = "import sys; sys.modules['torch'] = None; import main; sys.exit(main.main())"
     argv = [sys.executable, "-c", code, *models, "-m", "5", "--json", "--prompt", "-"]
-    given = "première ligne\nseconde\n".encode()
-    process = subprocess.run(argv, cwd=ROOT, capture_output=True, input=given)
+    stdin = "première ligne\nseconde\n".encode()
+    process = subprocess.run(argv, cwd=ROOT, capture_output=True, input=stdin)
     assert process.returncode == 0
     assert [line.split()[0] for line in messages(process.stderr.decode())] == ["target", "5"]
     assert json.loads(process.stdout)["prompt"] == "première ligne\nseconde"
@@ -259,24 +259,24 @@ def test_a_text_ends_before_a_stop_string_however_it_is_shown(run, models, monke
     argv = [*models, "-m", "60", "--prompt", "x"]
     whole = run(*argv)[1].rstrip("\n")
     stop = ["--stop", "no such text", "--stop", whole[20:23]]
-    wanted = whole[: whole.index(whole[20:23])]
-    assert run(*argv, *stop)[1] == wanted + "\n"
+    expected = whole[: whole.index(whole[20:23])]
+    assert run(*argv, *stop)[1] == expected + "\n"
     record = json.loads(run(*argv, *stop, "--json")[1])
-    assert (record["text"], record["finish_reason"]) == (wanted, "stop")
+    assert (record["text"], record["finish_reason"]) == (expected, "stop")
     monkeypatch.setenv("NO_COLOR", "1")
     for painted in (run(*argv, *stop, "-v")[1], run(*argv, *stop, "-v", "--prompt", "x")[1]):
-        assert re.sub(r"[\[\]]", "", painted).splitlines()[0] == wanted
+        assert re.sub(r"[\[\]]", "", painted).splitlines()[0] == expected
 
 
 def test_several_samples_of_each_prompt_are_written(run, models):
     argv = [*models, "-m", "12", "--temp", "1", "--seed", "4", "--num-draft", "5"]
-    each = [part for prompt in "xxxyyy" for part in ("--prompt", prompt)]
-    wanted = texts(run(*argv, *each, "--json")[1])
+    prompts = [part for prompt in "xxxyyy" for part in ("--prompt", prompt)]
+    expected = texts(run(*argv, *prompts, "--json")[1])
     sampled = [*argv, "--num-samples", "3", "--prompt", "x", "--prompt", "y"]
     _, out, err = run(*sampled, "--json")
     records = [json.loads(line) for line in out.splitlines()]
-    assert [record["text"] for record in records] == wanted
+    assert [record["text"] for record in records] == expected
     assert [record["prompt"] for record in records] == list("xxxyyy")
     assert "6 texts · 72 tokens" in err
     alone = run(*argv, "--num-samples", "3", "--prompt", "x")[1]
-    assert alone.split("\n")[:-1] == [one_line(text) for text in wanted[:3]]
+    assert alone.split("\n")[:-1] == [one_line(text) for text in expected[:3]]

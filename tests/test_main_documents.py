@@ -143,14 +143,14 @@ def test_a_failed_piece_keeps_its_source(run, file, tmp_path, failing):
     out = tmp_path / "out.txt"
     source = [*SPLIT, *file(SOURCE), "--prefix", TASK]
     status, _, err = run(*source, "--output-file", str(out))
-    wanted = FRENCH.replace("Nous avons deux chiens.", "We have two dogs.")
-    assert (status, out.read_bytes().decode()) == (2, wanted)
+    expected = FRENCH.replace("Nous avons deux chiens.", "We have two dogs.")
+    assert (status, out.read_bytes().decode()) == (2, expected)
     assert "error: 1 of 3 pieces stand as they were; the first, at character 18: no dogs\n" in err
     assert sorted(os.listdir(tmp_path)) == ["in.txt", "out.txt"], "it is complete"
     assert "3 pieces (1 failed) · " in err
     status, shown, err = run(*source, "--json")
     record = json.loads(shown)
-    assert (status, record["text"], record["stats"]["failed"]) == (2, wanted, 1)
+    assert (status, record["text"], record["stats"]["failed"]) == (2, expected, 1)
     assert [piece.get("error") for piece in record["pieces"]] == [None, "no dogs", None]
     assert "error" not in record and "error: prompt 1: 1 of 3 pieces" in err
 
@@ -169,13 +169,13 @@ def test_long_sentences_are_cut_and_counted(run, file):
 
 
 @pytest.mark.parametrize(
-    "data, told", [(b"\xff\xfe", "is not UTF-8"), (b"a\0", "is not UTF-8"), (b"\n \n", "is empty")]
+    "data, cause", [(b"\xff\xfe", "is not UTF-8"), (b"a\0", "is not UTF-8"), (b"\n \n", "is empty")]
 )
-def test_files_that_are_no_text_are_refused(run, tmp_path, data, told):
+def test_files_that_are_no_text_are_refused(run, tmp_path, data, cause):
     path = tmp_path / "in.txt"
     path.write_bytes(data)
     status, _, err = run(*SPLIT, "--input-file", str(path))
-    assert (status, err.count("\n")) == (2, 1) and f"{path} {told}" in err
+    assert (status, err.count("\n")) == (2, 1) and f"{path} {cause}" in err
 
 
 def test_misnamed_files_and_too_long_prefixes_are_refused(run, tmp_path):
@@ -238,10 +238,10 @@ def test_a_given_prefix_replaces_that_of_the_task(run, tmp_path):
     options = ["--model", str(copy), "--draft-model", "none", "--dtype", "float32"]
     options += ["--prompt", "I have two cats. We have two dogs."]
     both = "J'ai deux chats. Nous avons deux chiens."
-    wanted = run(*options, "--prefix", TASK)[1]
-    assert run(*options, "--task", "french")[1] == wanted
-    assert run(*options, "--task", "none", "--prefix", TASK)[1] == wanted
+    expected = run(*options, "--prefix", TASK)[1]
+    assert run(*options, "--task", "french")[1] == expected
+    assert run(*options, "--task", "none", "--prefix", TASK)[1] == expected
     fixed = run(*options, "--task", "french", "--prefix", "fix grammar: ")[1]
-    assert fixed == run(*options, "--prefix", "fix grammar: ")[1] != wanted
+    assert fixed == run(*options, "--prefix", "fix grammar: ")[1] != expected
     assert run(*options, "--task", "french", "--split", "sentences")[1] == both
     assert run(*options, "--prefix", TASK, "--split", "sentences")[1] == both

@@ -66,7 +66,7 @@ SPLIT = ["--split", "sentences", "--input-file", "in.txt"]
 
 
 @pytest.mark.parametrize(
-    "options, told",
+    "options, message",
     [
         (["--resume", "--output-file", "x.txt"], "give --input-file and --output-file"),
         (["--resume", "--embed", "--input-file", "x", "--output-file", "x.npy"], "with lines"),
@@ -89,9 +89,9 @@ SPLIT = ["--split", "sentences", "--input-file", "in.txt"]
         (["--split", "words"], "--split: invalid choice"),
     ],
 )
-def test_options_that_do_not_go_together_are_one_line(run, options, told):
+def test_options_that_do_not_go_together_are_one_line(run, options, message):
     status, out, err = run(*options)
-    assert (status, out, err.count("\n")) == (2, "", 1) and told in err
+    assert (status, out, err.count("\n")) == (2, "", 1) and message in err
 
 
 def test_a_bad_line_is_reported_and_other_lines_are_decoded(run, models, tmp_path):

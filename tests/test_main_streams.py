@@ -142,8 +142,8 @@ def test_closed_streams_are_handled(models, tmp_path, redirections, command, sta
     command = command.replace("MODELS", shlex.join(models)).replace("OUT", str(out))
     done = closed(redirections, *shlex.split(command))
     assert (done.returncode, len(done.stdout.splitlines())) == (status, lines)
-    told = without_metal(done.stderr.decode())
-    assert told.startswith(f"error: {error}" if error else "") and bool(told) == bool(error)
+    stderr = without_metal(done.stderr.decode())
+    assert stderr.startswith(f"error: {error}" if error else "") and bool(stderr) == bool(error)
     if str(out) in command:
         assert [json.loads(line)["prompt"] for line in out.read_text().splitlines()] == ["x"]
 

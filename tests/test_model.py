@@ -24,11 +24,11 @@ from random_models import random_t5
 S, T = 23, 19
 
 
-def assert_close(ours, theirs, tolerance):
-    ours, theirs = np.array(ours), np.array(theirs)
-    assert ours.shape == theirs.shape
-    assert np.isfinite(ours).all()
-    assert np.abs(ours - theirs).max() <= tolerance * theirs.std()
+def assert_close(values, expected, tolerance):
+    values, expected = np.array(values), np.array(expected)
+    assert values.shape == expected.shape
+    assert np.isfinite(values).all()
+    assert np.abs(values - expected).max() <= tolerance * expected.std()
 
 
 def batch(family, source=(S, 11, 1), target=T, seed=0):
@@ -42,49 +42,49 @@ def batch(family, source=(S, 11, 1), target=T, seed=0):
 
 
 @pytest.fixture
-def ours(reference):
+def model(reference):
     return load(reference.folder)[0]
 
 
 @pytest.fixture
-def small(made):
+def small(reference_of):
     """Returns a model for tests of any family: uneven depth and unusual buckets."""
-    return load(made("buckets").folder)[0]
+    return load(reference_of("buckets").folder)[0]
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_are_those_of_transformers(name):
     x = np.concatenate([np.linspace(-12, 12, 4001), [0.0]]).astype(np.float32)
-    theirs = ACT2FN[name](torch.tensor(x)).numpy()
+    expected = ACT2FN[name](torch.tensor(x)).numpy()
     tolerance = 1e-6 if cpu_only() else 1e-5  # a GPU has different exp and erf
-    found = np.array(ACTIVATIONS[name](mx.array(x)))
-    np.testing.assert_allclose(found, theirs, tolerance, tolerance)
+    values = np.array(ACTIVATIONS[name](mx.array(x)))
+    np.testing.assert_allclose(values, expected, tolerance, tolerance)
 
 
 def test_the_configuration_accepts_what_the_model_has():
     assert tuple(ACTIVATIONS) == config.ACTIVATION_NAMES
 
 
-def test_a_feed_forward_gated_by_its_flag_alone(made):
+def test_a_feed_forward_gated_by_its_flag_alone(reference_of):
     """transformers reads a config.json without `feed_forward_proj` like this."""
     entries = {"is_gated_act": True, "dense_act_fn": "quick_gelu"}
-    reference = made(families.Family("flag", entries))
+    reference = reference_of(families.Family("flag", entries))
     model = load(reference.folder)[0]
     ids, mask, decoder_ids = batch(reference.family)
     logits = model(mx.array(ids), mx.array(decoder_ids), mx.array(mask))
     assert_close(logits, reference.logits(ids.tolist(), decoder_ids.tolist(), mask.tolist()), 2e-4)
 
 
-def test_logits_equal_transformers(reference, ours):
+def test_logits_equal_transformers(reference, model):
     ids, mask, decoder_ids = batch(reference.family)
-    logits = ours(mx.array(ids), mx.array(decoder_ids), mx.array(mask))
+    logits = model(mx.array(ids), mx.array(decoder_ids), mx.array(mask))
     assert logits.dtype == mx.float32
     assert_close(logits, reference.logits(ids.tolist(), decoder_ids.tolist(), mask.tolist()), 2e-4)
 
 
 @pytest.mark.parametrize("name", ["t5", "umt5", "buckets"])
-def test_logits_equal_transformers_past_the_last_bucket(made, name):
-    reference = made(name)
+def test_logits_equal_transformers_past_the_last_bucket(reference_of, name):
+    reference = reference_of(name)
     ids, _, decoder_ids = batch(reference.family, (300,), target=200)
     logits = load(reference.folder)[0](mx.array(ids), mx.array(decoder_ids))
     assert_close(logits, reference.logits(ids.tolist(), decoder_ids.tolist(), None), 2e-4)
@@ -105,37 +105,37 @@ def test_references_obey_their_family(reference):
 
 
 @pytest.mark.parametrize("blocks", [[1] * T, [1, 4, 2, 7, 5]])
-def test_incremental_decoding_equals_one_pass(reference, ours, blocks):
+def test_incremental_decoding_equals_one_pass(reference, model, blocks):
     ids, mask, decoder_ids = map(mx.array, batch(reference.family))
-    cache = ours.cache(ours.encode(ids, mask), mask, capacity=T)
+    cache = model.cache(model.encode(ids, mask), mask, capacity=T)
     pieces, start = [], 0
     for length in blocks:
         tokens = decoder_ids[:, start : start + length]
-        pieces.append(ours.decode(tokens, cache, [start] * 3))
+        pieces.append(model.decode(tokens, cache, [start] * 3))
         start += length
-    assert_close(mx.concatenate(pieces, axis=1), ours(ids, decoder_ids, mask), 1e-4)
+    assert_close(mx.concatenate(pieces, axis=1), model(ids, decoder_ids, mask), 1e-4)
 
 
 @pytest.mark.parametrize("offsets", [[3, 9, 0], [3, 3, 3]])
-def test_rows_roll_back_and_continue_independently(reference, ours, offsets):
+def test_rows_roll_back_and_continue_independently(reference, model, offsets):
     """One pass feeds 4, 1 and 2 tokens over wrong tokens; the rest is padding."""
     ids, mask, decoder_ids = map(mx.array, batch(reference.family))
-    full = ours(ids, decoder_ids, mask)
-    cache = ours.cache(ours.encode(ids, mask), mask, capacity=T + 4)
+    full = model(ids, decoder_ids, mask)
+    cache = model.cache(model.encode(ids, mask), mask, capacity=T + 4)
     lengths = [4, 1, 2]
-    ours.decode(decoder_ids, cache, [0] * 3)
-    ours.decode(mx.full((3, T - 9), 7), cache, offsets)
+    model.decode(decoder_ids, cache, [0] * 3)
+    model.decode(mx.full((3, T - 9), 7), cache, offsets)
     for _ in range(2):
         rows = [decoder_ids[b, o : o + n].tolist() + [7] * (4 - n)
                 for b, (o, n) in enumerate(zip(offsets, lengths, strict=True))]  # fmt: skip
-        logits = ours.decode(mx.array(rows), cache, offsets)
+        logits = model.decode(mx.array(rows), cache, offsets)
         for b, (o, n) in enumerate(zip(offsets, lengths, strict=True)):
             assert_close(logits[b, :n], full[b, o : o + n], 1e-4)
         offsets = [o + n for o, n in zip(offsets, lengths, strict=True)]
 
 
-def test_a_row_does_not_depend_on_padding_or_neighbors(small, made):
-    ids, mask, decoder_ids = map(mx.array, batch(made("buckets").family))
+def test_a_row_does_not_depend_on_padding_or_neighbors(small, reference_of):
+    ids, mask, decoder_ids = map(mx.array, batch(reference_of("buckets").family))
     together = small(ids, decoder_ids, mask)
     for b, length in enumerate([S, 11, 1]):
         alone = small(ids[b : b + 1, :length], decoder_ids[b : b + 1])
@@ -152,8 +152,8 @@ def test_a_row_of_padding_only_is_not_nan(small, dtype):
     assert np.isfinite(np.array(logits)).all()
 
 
-def test_cross_attention_is_computed_once(small, made):
-    ids, mask, decoder_ids = map(mx.array, batch(made("buckets").family))
+def test_cross_attention_is_computed_once(small, reference_of):
+    ids, mask, decoder_ids = map(mx.array, batch(reference_of("buckets").family))
     expected = small(ids, decoder_ids, mask)
     cache = small.cache(small.encode(ids, mask), mask, capacity=T)
     for layer in small.decoder.layers:
@@ -191,17 +191,17 @@ def test_half_precision_stays_close_to_float32(dtype, tolerance, sizes):
 @pytest.mark.parametrize("mode", ["float32", "bfloat16", "float16"])
 def test_norms_have_their_weights_in_the_residuals_type(monkeypatch, mode):
     """Weights are cast once, because MLX would cast float16 weights in each call."""
-    model, norm, given = random_t5(mode), mx.fast.rms_norm, []
+    model, norm, calls = random_t5(mode), mx.fast.rms_norm, []
 
     def watched(x, weight, eps):
-        given.append((x.dtype, weight))
+        calls.append((x.dtype, weight))
         return norm(x, weight, eps)
 
     monkeypatch.setattr(mx.fast, "rms_norm", watched)
     monkeypatch.setattr(layers, "passes_before_compiling", lambda: math.inf)
     for _ in range(2):
         model(mx.array([[5, 9, 1]]), mx.array([[0, 7]]))
-    first, second = given[: len(given) // 2], given[len(given) // 2 :]
+    first, second = calls[: len(calls) // 2], calls[len(calls) // 2 :]
     assert len(first) == 2 + 1 + 2 * 3 + 1, "of one and of two layers, and behind them"
     for (residual, weight), (_, again) in zip(first, second, strict=True):
         assert weight.dtype == residual == (mx.float32 if mode == "float16" else model.dtype)

@@ -28,8 +28,8 @@ def operations(code: str) -> set[str]:
 
 def is_function(name: str) -> bool:
     module, *path = name.split(".")
-    found = reduce(lambda thing, part: getattr(thing, part, None), path, MODULES[module])
-    return callable(found) and not isinstance(found, type)
+    value = reduce(lambda thing, part: getattr(thing, part, None), path, MODULES[module])
+    return callable(value) and not isinstance(value, type)
 
 
 def test_operations_are_found_in_code():

@@ -84,9 +84,9 @@ def test_a_prediction_that_is_nonsense_is_soon_left_alone(pair, num_draft, monke
     target, draft, tokenizer = pair
     decode, seconds = target.decode, [0.0]
 
-    def timed(tokens, *given):
+    def timed(tokens, *arguments):
         seconds[0] += 0.8 + 0.2 * tokens.size
-        return decode(tokens, *given)
+        return decode(tokens, *arguments)
 
     monkeypatch.setattr(target, "decode", timed)
     of_passes = {"clock": lambda: seconds[0]}
@@ -173,22 +173,22 @@ def test_a_prediction_does_not_change_other_rows(kind):
     target = FakeModel(table_of(), V)
     decoder = SpeculativeDecoder(target, drafters(target)[kind], None, 4)
     alone = [decoder.generate([source], max_tokens=20)[0].stats for source in SOURCES]
-    engine, others = decoder.engine(Settings()), rows(max_tokens=20, numbers=[4] * 5)
+    engine, other_rows = decoder.engine(Settings()), rows(max_tokens=20, numbers=[4] * 5)
     own = engine.drafter
     predicted = Row(SOURCES[0], Settings(6, num_draft=4), row_key(0, 0), prediction=PREDICTIONS[0])
-    engine.insert(others[:2])
+    engine.insert(other_rows[:2])
     engine.step()
-    engine.insert([others[2], predicted])
+    engine.insert([other_rows[2], predicted])
     engine.step()
-    engine.insert(others[3:4])
+    engine.insert(other_rows[3:4])
     while predicted in engine.rows:
         engine.step()
     assert engine.drafter is own
-    engine.insert(others[4:])
+    engine.insert(other_rows[4:])
     while engine.rows:
         engine.step()
     assert predicted.stats.speculation.copied_accepted > 0
-    for row, stats in zip(others, alone, strict=True):
+    for row, stats in zip(other_rows, alone, strict=True):
         assert row.stats.speculation == stats.speculation
         assert (row.stats.drafted, row.stats.target_calls) == (stats.drafted, stats.target_calls)
 

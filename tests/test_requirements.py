@@ -17,19 +17,19 @@ MAC = {"sys_platform": "darwin", "platform_machine": "arm64", **PYTHON}
 
 def required(name: str, machine: dict[str, str]) -> dict[str, Requirement]:
     """Returns the requirements that pip would install from a file, by package."""
-    found: dict[str, Requirement] = {}
+    requirements: dict[str, Requirement] = {}
     file = ROOT / name
     for line in file.read_text(encoding="utf-8").splitlines():
         line = line.partition("#")[0].strip()
         if line.startswith("-r "):
             path = (file.parent / line[3:]).resolve()
-            found |= required(str(path.relative_to(ROOT)), machine)
+            requirements |= required(str(path.relative_to(ROOT)), machine)
         elif line:
-            wanted = Requirement(line)
-            if not wanted.marker or wanted.marker.evaluate(machine):
-                assert wanted.name not in found, f"{wanted.name} twice"
-                found[wanted.name] = wanted
-    return found
+            requirement = Requirement(line)
+            if not requirement.marker or requirement.marker.evaluate(machine):
+                assert requirement.name not in requirements, f"{requirement.name} twice"
+                requirements[requirement.name] = requirement
+    return requirements
 
 
 def test_one_library_of_mlx_for_each_machine():

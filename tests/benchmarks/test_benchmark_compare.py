@@ -36,7 +36,7 @@ def test_a_table_as_it_is_printed():
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def comparison(tmp_path_factory):
     """Returns the lines of a run, and its tables by temperature, batch size and task."""
     folder = tmp_path_factory.mktemp("compare")
     options = "--num-draft 2 auto --ways draft --task mixed --temp 0 0.7 --batch-size 1 2".split()
@@ -52,14 +52,14 @@ NAMES = ["draft 2", "draft auto"]
 
 
 @pytest.mark.slow
-def test_every_proposer_writes_the_same_texts(made):
-    lines, tables = made
+def test_every_proposer_writes_the_same_texts(comparison):
+    lines, tables = comparison
     assert lines[0].startswith("python benchmark.py compare --count 3")
     assert all(fact in lines[1] for fact in ("mlx ", "dtype float32", "prompts 3 of mixed"))
     for task, count in zip(APART, (2, 1), strict=True):
         table = tables[0.0, 1, task]
         assert [row["way"] for row in table["rows"]] == ["regular", *NAMES]
-        regular, fixed, *others = table["rows"]
+        regular, fixed, *other_rows = table["rows"]
         assert regular["target_calls"] == regular["decided"] == regular["steps_by_accepted"][0]
         assert fixed["target_calls"] == sum(fixed["steps_by_accepted"]) < regular["target_calls"]
         for row in table["rows"]:
@@ -70,8 +70,8 @@ def test_every_proposer_writes_the_same_texts(made):
 
 
 @pytest.mark.slow
-def test_batches_and_sampled_texts_have_tables_too(made):
-    _, tables = made
+def test_batches_and_sampled_texts_have_tables_too(comparison):
+    _, tables = comparison
     together = tables[0.0, 2, "mixed"]
     assert together["count"] == 3 and together["costs"] is None
     assert {row["different"] for row in together["rows"]} == {0}

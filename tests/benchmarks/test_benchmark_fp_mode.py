@@ -26,7 +26,7 @@ def test_quantized_and_joined_layers_are_timed(mac, mode):
         layer.feed_forward.wo.mode == "mxfp4" and len(layer.self_attention.block("qkv").inputs) == 1
     )
     assert isinstance(target.shared, nn.Embedding) and target.dtype == getattr(mx, mode)
-    assert fp_mode.written(record).startswith("mxfp4: ")
+    assert fp_mode.table_text(record).startswith("mxfp4: ")
 
 
 def test_quantized_layers_cpus_and_cuda_are_not_measured(monkeypatch):
@@ -38,4 +38,4 @@ def test_quantized_layers_cpus_and_cuda_are_not_measured(monkeypatch):
     assert fp_mode.measured(random_t5("4 bit"), 5, 0.01) is None
     monkeypatch.setattr(fp_mode, "ON_CUDA", True)
     assert fp_mode.measured(plain, 5, 0.01) is None
-    assert fp_mode.written(None) == "–"
+    assert fp_mode.table_text(None) == "–"

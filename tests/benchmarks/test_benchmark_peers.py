@@ -61,7 +61,7 @@ def test_a_turn_is_one_prompt_or_with_batches_all_prompts(batch_size):
     assert row["tokens_per_second"] == 9 / (6.0 if single else 2.0)  # the end tokens count
     first = (row.get("first_token_seconds"), row.get("decode_seconds_a_token"))
     assert first == ((0.5, 0.75) if single else (None, None))
-    text = peers.written(table, "float32")
+    text = peers.table_text(table, "float32")
     assert text.startswith(f"3 prompts, batch {batch_size}\n") and ("ms/token" in text) == single
 
 
@@ -82,10 +82,10 @@ def test_rows_have_ratios_to_other_variants_and_the_fastest_is_first():
     ratios = [str(Ratio(n, n, n)) for n in (4, 8, 2)]
     assert cells == ["draft 5", "6", *ratios, "1.00", "2.0", "equal"]
     table = {"batch_size": 4, "document": False, "count": 2, "rows": rows, "left_out": {}}
-    assert peers.written(table, "float32").endswith(f"different: {peers.GREEDY}.")
-    assert "rounding" in peers.written(table, "bfloat16")
+    assert peers.table_text(table, "float32").endswith(f"different: {peers.GREEDY}.")
+    assert "rounding" in peers.table_text(table, "bfloat16")
     (row,) = table["rows"] = peers.summarize({"regular": timed([1.0] * 2)})  # no other programs
-    assert "rounding" not in peers.written(table, "bfloat16")
+    assert "rounding" not in peers.table_text(table, "bfloat16")
     assert [write(row) for write in peers.COLUMNS.values()][3:5] == ["", ""]
 
 
@@ -118,11 +118,11 @@ def test_a_document_is_compared_with_single_and_batched_sentences():
     table = peers.compare(variants, ids, 2, args(document=True))
     ways = {"regular", "document, regular", "document, draft 5", peers.CT2}
     assert {row["way"] for row in table["rows"]} == ways
-    given = [("regular", ids, 1), ("regular", texts, 2), ("draft 5", texts, 2), (peers.CT2, ids, 2)]
-    assert seen[:4] == [(name, prompts[:2], size) for name, prompts, size in given]
-    assert sorted(map(repr, seen[4:])) == sorted(map(repr, given))
+    calls = [("regular", ids, 1), ("regular", texts, 2), ("draft 5", texts, 2), (peers.CT2, ids, 2)]
+    assert seen[:4] == [(name, prompts[:2], size) for name, prompts, size in calls]
+    assert sorted(map(repr, seen[4:])) == sorted(map(repr, calls))
     title = "3 prompts, as one document, regular one by one, batch 2\n"
-    assert peers.written(table, "float32").startswith(title)
+    assert peers.table_text(table, "float32").startswith(title)
     assert [peers.is_project(name) for name in sorted(ways)] == [False, True, True, True]
 
 
@@ -135,9 +135,9 @@ def test_sampled_texts_are_timed_beside_greedy_ones_but_not_compared():
     different = {row["way"]: row["different"] for row in table["rows"]}
     assert different == {"regular": 0, peers.GREEDY: 0, **dict.fromkeys(rows)}
     common = {"max_tokens", "batch_size", "first"}
-    settings = [{n: x for n, x in each.items() if n not in common} for _, each in seen]
+    settings = [{n: x for n, x in keywords.items() if n not in common} for _, keywords in seen]
     assert all(settings.count(how) == 6 for how in ({}, *peers.SAMPLING.values()))
-    text = peers.written(table, "float32")
+    text = peers.table_text(table, "float32")
     assert "then ms/token" in text and "different: " not in text and " | sampled |" in text
 
 
@@ -158,7 +158,7 @@ def test_failing_programs_are_left_out_with_the_reason():
     assert [row["way"] for row in table["rows"]] == ["regular"]
     why = {peers.ASSISTED: "cannot", peers.CT2: "its process ended with signal 9"}
     assert table["left_out"] == why and len(calls) == 3
-    assert peers.written(table, "float32").endswith(f"left out: {peers.CT2} ({why[peers.CT2]})")
+    assert peers.table_text(table, "float32").endswith(f"left out: {peers.CT2} ({why[peers.CT2]})")
     with pytest.raises(UserError, match="cannot"):  # this project's own failures are not hidden
         peers.compare({"regular": backwards([]), "draft 5": never}, [[5, 1]], 1, args())
 
@@ -208,12 +208,12 @@ def test_a_run_in_processes_without_one_program(capfd, tmp_path, monkeypatch):
 
 
 def test_programs_get_valid_arguments_and_threads_that_soon_sleep(monkeypatch):
-    made = []
+    processes = []
 
     def process(what, environment, **keywords):
         module, _, program = what.partition(":")
         inspect.signature(getattr(importlib.import_module(module), program)).bind(**keywords)
-        made.append((what, environment))
+        processes.append((what, environment))
         return contextlib.nullcontext()
 
     monkeypatch.setattr(peers, "Process", process)
@@ -226,7 +226,7 @@ def test_programs_get_valid_arguments_and_threads_that_soon_sleep(monkeypatch):
         peers.start_others(project, facts, stack)
     waiting = {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "7"}
     limited = waiting | dict.fromkeys(peers.THREADS, "3")
-    assert made == list(zip(peers.PROGRAMS.values(), (waiting, limited, limited), strict=True))
+    assert processes == list(zip(peers.PROGRAMS.values(), (waiting, limited, limited), strict=True))
 
 
 def test_ctrl_c_ends_all_processes(tmp_path):

@@ -62,11 +62,11 @@ class Exact:
     """Stands in for the decoder. Its texts depend on the prompt alone, unless it is broken."""
 
     broken = refused = False
-    made = []
+    arguments = []
 
     def __init__(self, model, draft, tokenizer, num_draft, *, exact):
         self.draft = draft
-        self.made.append((draft, num_draft, exact))
+        self.arguments.append((draft, num_draft, exact))
 
     def job(self, max_tokens):
         return max_tokens
@@ -90,12 +90,12 @@ class Exact:
 def test_the_report_says_whether_exact_decoding_holds(state, reason, prompts, monkeypatch):
     monkeypatch.setattr(report, "SpeculativeDecoder", Exact)
     monkeypatch.setattr(Exact, state, True, raising=False)
-    monkeypatch.setattr(Exact, "made", [])
+    monkeypatch.setattr(Exact, "arguments", [])
     subject = SimpleNamespace(target=None, tokenizer=None, drafter=lambda proposer: proposer)
     outcome = exactness(subject, 4, ["a", "bb"], 9.0)
     counts = {"prompts": prompts, "tokens": 2 * prompts}
     assert outcome == {"holds": not reason, "reason": reason, **counts}
-    assert Exact.made == [(None, 4, True), (DRAFT, 4, True)]
+    assert Exact.arguments == [(None, 4, True), (DRAFT, 4, True)]
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(report, "MOST_PROMPTS", 2)
     monkeypatch.setattr(report, "SpeculativeDecoder", Exact)
-    monkeypatch.setattr(Exact, "made", [])  # freed, as other tests measure memory
+    monkeypatch.setattr(Exact, "arguments", [])  # freed, as other tests measure memory
     return tmp_path
 
 

@@ -12,7 +12,7 @@ from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.errors import UserError
 from mlx_t5.names import BUNDLED
-from mlx_t5.network.layers import PASSES
+from mlx_t5.network.layers import PASSES_BEFORE_COMPILING
 
 
 class Decoder:
@@ -51,7 +51,7 @@ def pair():
 
 
 def test_layers_are_compiled_at_once(pair):
-    assert pair.target.passes == pair.draft.passes == PASSES
+    assert pair.target.passes == pair.draft.passes == PASSES_BEFORE_COMPILING
 
 
 def test_each_proposer_has_its_drafter(pair):
@@ -69,9 +69,9 @@ def test_a_document_of_prompts_gives_the_answers_of_its_prompts(pair):
     assert all(expected)
     for decoder in (regular, pair.decoder(DRAFT, 3)):
         assert sentences(decoder, texts, **options) == expected
-    for others in (["fix grammar: Two. Sentences.", texts[0]], [texts[0], "She have."]):
+    for bad_texts in (["fix grammar: Two. Sentences.", texts[0]], [texts[0], "She have."]):
         with pytest.raises(UserError, match="not single sentences of one task"):
-            sentences(regular, others, **options)
+            sentences(regular, bad_texts, **options)
 
 
 def test_mismatched_models_and_missing_tokenizers_are_refused(tmp_path, monkeypatch):

@@ -41,9 +41,9 @@ def test_held_out_prompts_have_one_reference_each():
 def test_prompts_and_references_are_read_from_files(tmp_path):
     lines, objects = tmp_path / "lines.txt", tmp_path / "objects.jsonl"
     lines.write_text("one\ntwo\nthree\n")
-    read = workload.from_file(str(lines), 2)
-    assert (read.name, read.prompts, read.references) == ("lines.txt", ["one", "two"], None)
-    assert read.positions("lines.txt") == [0, 1]
+    work = workload.from_file(str(lines), 2)
+    assert (work.name, work.prompts, work.references) == ("lines.txt", ["one", "two"], None)
+    assert work.positions("lines.txt") == [0, 1]
     records = [{"prompt": "one", "target": "un"}, {"prompt": "two", "target": "deux"}]
     objects.write_text("\n".join(map(json.dumps, records)))
     assert workload.from_file(str(objects), 9).references == ["un", "deux"]

@@ -31,8 +31,8 @@ def read(**entries) -> LoraConfig:
     ],
 )
 def test_target_layers_are_those_of_peft(entries):
-    theirs = LoraOfPeft(**{"target_modules": ["q"], **entries})
-    expected = [layer for layer in LAYERS if check_target_module_exists(theirs, layer)]
+    peft_config = LoraOfPeft(**{"target_modules": ["q"], **entries})
+    expected = [layer for layer in LAYERS if check_target_module_exists(peft_config, layer)]
     assert read(**entries).targets(LAYERS) == expected
 
 

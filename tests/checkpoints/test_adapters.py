@@ -64,19 +64,19 @@ def parameters(folder, **options) -> dict[str, np.ndarray]:
         ("mt5", {"target_modules": "all-linear", "use_dora": True, "r": 2, "lora_alpha": 3}),
     ],
 )
-def test_merged_weights_equal_those_of_peft(made, tmp_path, family, config):
-    reference = made(family)
+def test_merged_weights_equal_those_of_peft(reference_of, tmp_path, family, config):
+    reference = reference_of(family)
     merged = adapters.by_peft(reference.model, tmp_path / "lora", **config)
     raw = json.loads((reference.folder / "config.json").read_text())
-    ours = tensor_names(T5Config.from_dict(raw))
+    names = tensor_names(T5Config.from_dict(raw))
     out = convert(reference.folder, tmp_path / "out", "float32", adapter_path=tmp_path / "lora")
     converted, before = arrays(out), parameters(reference.folder, dtype="float32")
     loaded = parameters(reference.folder, dtype="float32", adapter=tmp_path / "lora")
     changed = 0
     for name, array in loaded.items():
-        theirs = next(their for their, our in ours.items() if our == name)
-        expected = merged[theirs].numpy()
-        np.testing.assert_allclose(array, expected, rtol=2e-6, atol=2e-7, err_msg=theirs)
+        hf_name = next(old for old, new in names.items() if new == name)
+        expected = merged[hf_name].numpy()
+        np.testing.assert_allclose(array, expected, rtol=2e-6, atol=2e-7, err_msg=hf_name)
         np.testing.assert_allclose(np.array(converted[name]), expected, rtol=2e-6, atol=2e-7)
         changed += np.abs(array - before[name]).max() > 1e-3
     lora = load_file(tmp_path / "lora" / "adapter_model.safetensors")
@@ -93,22 +93,22 @@ def test_a_torch_file_gives_the_same_adapter_as_safetensors(tiny, adapter, tmp_p
     safe.unlink()
     state = {name: torch.from_numpy(array).T.contiguous().T for name, array in halves.items()}
     checkpoints.write(state, folder / "adapter_model.bin", "zip")
-    found = parameters(tiny, adapter=folder)
-    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    weights = parameters(tiny, adapter=folder)
+    assert all(np.array_equal(weights[name], expected[name]) for name in expected)
 
 
 def test_merging_reads_one_row_tile_at_a_time(adapter, monkeypatch):
     """The memory thus depends on the size of neither the weight nor the matrix B."""
-    read, original = [], StoredTensor._read_into
+    sizes, original = [], StoredTensor._read_into
     monkeypatch.setattr(
-        StoredTensor, "_read_into", lambda *a: (read.append(a[1].nbytes), original(*a))[1]
+        StoredTensor, "_read_into", lambda *a: (sizes.append(a[1].nbytes), original(*a))[1]
     )
     weight = iter([mx.zeros((rows, 64)) for rows in (20, 20, 4)])
     with open_adapter(adapter[0], {f"{n}.weight": s for n, s in Q_LAYERS.items()}) as opened:
         merged = opened.row_tiles(f"{Q}.weight", weight)
         assert len(next(merged)) == 20 and len(next(merged)) == 20
         assert len(list(weight)) == 1
-        assert read == [4 * 64, 4 * 20, 4 * 20]  # all of A, and rows of B
+        assert sizes == [4 * 64, 4 * 20, 4 * 20]  # all of A, and rows of B
 
 
 @pytest.mark.parametrize(
@@ -126,12 +126,12 @@ def test_a_quantized_weight_is_quantized_again_in_8_bits(tiny, tmp_path, options
     targets = {"target_modules": ["q", "v"], "lora_alpha": 1}
     matrices = adapters.by_hand(tmp_path / "adapter", layers, **targets)
     out = convert(tiny, tmp_path / "out", quantize=True, **options)
-    stored, ours = arrays(out), tensor_names(T5Config.from_dict(TINY))
+    stored, paths = arrays(out), tensor_names(T5Config.from_dict(TINY))
     merged, _ = load(out, "float32", adapter=tmp_path / "adapter")
     entry = json.loads((out / "config.json").read_text())["quantization"]
     changed = {}
     for layer, (a, b) in matrices.items():
-        path = ours[f"{layer}.weight"].removesuffix(".weight")
+        path = paths[f"{layer}.weight"].removesuffix(".weight")
         own = entry.get(path, entry)
         how = {name: own[name] for name in ("group_size", "bits", "mode")}
         parts = [stored.get(f"{path}.{part}") for part in ("weight", "scales", "biases")]
@@ -153,8 +153,8 @@ def test_merging_into_an_unquantized_mlx_folder_rounds_once(tiny, adapter, tmp_p
     a, b = matrices[Q]
     expected = arrays(out)[name].astype(mx.float32) + mx.array(2 * (b * a))
     for dtype in (mx.float32, mx.bfloat16):
-        found = dict(tree_flatten(load(out, dtype, adapter=folder)[0].parameters()))[name]
-        assert mx.array_equal(found, expected.astype(dtype))
+        weight = dict(tree_flatten(load(out, dtype, adapter=folder)[0].parameters()))[name]
+        assert mx.array_equal(weight, expected.astype(dtype))
 
 
 # ---- refused -------------------------------------------------------------------------------------
@@ -224,8 +224,8 @@ def refuse_both(tiny, folder, tmp_path, message):
         {"layers_to_transform": [0]},
     ],
 )
-def test_adapters_that_only_peft_can_merge_are_refused(made, tmp_path, entries):
-    reference = made("t5")
+def test_adapters_that_only_peft_can_merge_are_refused(reference_of, tmp_path, entries):
+    reference = reference_of("t5")
     adapters.by_peft(reference.model, tmp_path / "lora", **{"target_modules": ["q"], **entries})
     with pytest.raises(UserError, match="cannot be merged here; merge it with PEFT"):
         load(reference.folder, adapter=tmp_path / "lora")
@@ -233,16 +233,18 @@ def test_adapters_that_only_peft_can_merge_are_refused(made, tmp_path, entries):
 
 @pytest.mark.parametrize("entries", [{"lora_bias": True}, {"alora_invocation_tokens": [1]},
                                      {"layer_replication": [[0, 1]]}])  # fmt: skip
-def test_adapters_that_even_peft_cannot_merge_are_refused(made, tmp_path, entries):
+def test_adapters_that_even_peft_cannot_merge_are_refused(reference_of, tmp_path, entries):
     with pytest.raises(Exception, match="Impossible to merge|not support|Could not locate"):
-        adapters.by_peft(made("t5").model, tmp_path / "lora", target_modules=["q"], **entries)
+        adapters.by_peft(
+            reference_of("t5").model, tmp_path / "lora", target_modules=["q"], **entries
+        )
     (tmp_path / "lora").mkdir(exist_ok=True)
     own = {**adapters.PLAIN, **entries}
     (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps(own))
     with pytest.raises(
         UserError, match="cannot be merged here; merge it with PEFT, where PEFT can"
     ):
-        load(made("t5").folder, adapter=tmp_path / "lora")
+        load(reference_of("t5").folder, adapter=tmp_path / "lora")
 
 
 @pytest.mark.parametrize("name", ["", "nowhere", "source/config.json"])

@@ -86,8 +86,13 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(n, v) for n in NUMBERS for v in NUMBERS[n]])
-def test_unsupported_numbers_are_named_only_where_transformers_uses_them(folder, made, name, value):
-    own, model = transformers.GenerationConfig(do_sample=True, **{name: value}), made("t5").model
+def test_unsupported_numbers_are_named_only_where_transformers_uses_them(
+    folder, reference_of, name, value
+):
+    own, model = (
+        transformers.GenerationConfig(do_sample=True, **{name: value}),
+        reference_of("t5").model,
+    )
     own._eos_token_tensor = torch.tensor([1])
     source = {"input_ids_seq_length": 1, "encoder_input_ids": torch.tensor([[5, 1]])}
     acts = [*model._get_logits_processor(own, **source), *model._get_stopping_criteria(own, [])]
@@ -128,18 +133,18 @@ def test_unsupported_entries_are_named_unless_neutral(folder, entries, named):
         {"max_length": 6, "do_sample": False, "temperature": 0.5},
     ],
 )
-def test_settings_in_config_json_are_those_of_transformers(made, tmp_path, entries):
+def test_settings_in_config_json_are_those_of_transformers(reference_of, tmp_path, entries):
     """This holds if there is no generation_config.json."""
-    reference = made("t5")
+    reference = reference_of("t5")
     folder = shutil.copytree(reference.folder, tmp_path / "m")
     (folder / FILE).unlink(missing_ok=True)
     raw = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**raw, **entries, "forced_bos_token_id": None}))
     preset = read_generation_config(folder)
     decoder = SpeculativeDecoder(load(folder, "float32")[0])
-    theirs = transformers.T5ForConditionalGeneration.from_pretrained(folder)
+    hf_model = transformers.T5ForConditionalGeneration.from_pretrained(folder)
     for source in ([5, 9, 11, 30, 7, 1], [8, 1]):
-        written = theirs.generate(torch.tensor([source]))[0, 1:].tolist()
+        written = hf_model.generate(torch.tensor([source]))[0, 1:].tolist()
         assert decoder.generate(source, **preset.settings).tokens == written
     (folder / "config.json").write_text(
         json.dumps({**raw, "forced_bos_token_id": 1, "prefix": "a"})

@@ -105,8 +105,8 @@ def test_an_interrupt_right_after_renaming_restores_the_old_folder(tmp_path, mon
 
 def test_an_interrupt_at_any_point_loses_nothing(tmp_path):
     """Interrupts every instruction of output_folder.py in turn, each time that it is reached."""
-    found, stop = [], 0
-    while len(found) == stop:  # one round for each instruction that is reached
+    interrupts, stop = [], 0
+    while len(interrupts) == stop:  # one round for each instruction that is reached
         (place := tmp_path / str(stop)).mkdir()
         out, reached = folder_with(place / "out", "old"), 0
 
@@ -127,7 +127,7 @@ def test_an_interrupt_at_any_point_loses_nothing(tmp_path):
         try:
             replace(out)
         except KeyboardInterrupt:
-            found.append(reached)
+            interrupts.append(reached)
         finally:
             sys.settrace(before)
         with contextlib.suppress(UserError), new_folder(out, overwrite=False):

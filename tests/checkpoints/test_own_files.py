@@ -50,8 +50,8 @@ def whole(tmp_path_factory):
     for name in ALL:
         if not (folder / name).exists():
             (folder / name).write_text("{}")
-    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert found == set(ALL), "no file is left out"
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert names == set(ALL), "no file is left out"
     adapters.by_hand(root / "adapter", {Q: (64, 64)}, target_modules=[Q])
     return folder, root / "adapter"
 
@@ -139,8 +139,8 @@ def linked(folder: Path, target: Path, place) -> Path:
     for file in (path for path in folder.rglob("*") if path.is_file()):
         name = file.relative_to(folder)
         real, link = place(str(name).replace("/", "-")), target / name
-        for each in (real, link):
-            each.parent.mkdir(parents=True, exist_ok=True)
+        for path in (real, link):
+            path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, real)
         link.symlink_to(os.path.relpath(real, link.parent))
     return target

@@ -49,8 +49,8 @@ def test_quantized_weights_equal_those_of_mlx(tiny, tmp_path, mode, bits, group)
         if layer.weight.shape[-1] % group == 0
     }
     config = json.loads((out / "config.json").read_text())
-    others = {path: way for path, way in ways.items() if way != how}
-    assert config["quantization"] == config["quantization_config"] == how | others
+    exceptions = {path: way for path, way in ways.items() if way != how}
+    assert config["quantization"] == config["quantization_config"] == how | exceptions
     nn.quantize(model, class_predicate=lambda path, _: ways.get(path, False))
     expected, converted = dict(tree_flatten(model.parameters())), arrays(out)
     assert set(converted) == set(expected)
@@ -72,9 +72,11 @@ def test_quantized_weights_equal_those_of_mlx(tiny, tmp_path, mode, bits, group)
     ),
     ids=lambda options: "-".join(map(str, options.values())),
 )
-def test_an_8_bit_embedding_and_head_equal_their_dequantized_weights(made, tmp_path, tied, options):
+def test_an_8_bit_embedding_and_head_equal_their_dequantized_weights(
+    reference_of, tmp_path, tied, options
+):
     """This holds for look-ups, for products and, if the head is tied, for scaled products."""
-    source = made("t5" if tied else "flan").folder
+    source = reference_of("t5" if tied else "flan").folder
     out = convert(source, tmp_path / "out", "float32", quantize=True, q_group_size=32, **options)
     model, plain = load(out, "float32")[0], load(source, "float32")[0]
     entry = json.loads((out / "config.json").read_text())["quantization"]
@@ -191,8 +193,8 @@ def test_quantized_scales_have_the_models_type(tiny, tmp_path, dtype):
         elif name.endswith(".weight"):
             assert array.dtype == mx.uint32
         else:
-            kept = dtype == "float16" and ".wo." in name
-            assert array.dtype == (mx.float32 if kept else getattr(mx, dtype))
+            is_wide = dtype == "float16" and ".wo." in name
+            assert array.dtype == (mx.float32 if is_wide else getattr(mx, dtype))
 
 
 def test_layers_that_do_not_divide_into_groups_stay_unquantized(tmp_path, capsys):

@@ -70,9 +70,9 @@ def test_broken_files_are_refused(tmp_path, data, cause):
 
 def test_written_files_are_read_back_unchanged(tmp_path):
     a, b = mx.random.normal((4, 6)).astype(mx.bfloat16), mx.arange(5, dtype=mx.uint32)
-    wanted = {"a": ("bfloat16", (4, 6)), "b": ("uint32", (5,)), "e": ("float32", (0,))}
+    tensors = {"a": ("bfloat16", (4, 6)), "b": ("uint32", (5,)), "e": ("float32", (0,))}
     path = tmp_path / "model.safetensors"
-    with SafetensorsWriter(path, wanted, {"format": "mlx"}) as file:
+    with SafetensorsWriter(path, tensors, {"format": "mlx"}) as file:
         file.append("a", a[:3])
         file.append("b", b[:2])  # interleaved
         file.append("a", a[3:])
@@ -86,14 +86,14 @@ def test_written_files_are_read_back_unchanged(tmp_path):
 
 
 def test_the_writer_refuses_too_little_or_too_much_data(tmp_path):
-    wanted = {"a": ("float32", (2, 2))}
+    tensors = {"a": ("float32", (2, 2))}
     with (
         pytest.raises(ValueError, match="incomplete tensors: a"),
-        SafetensorsWriter(tmp_path / "short", wanted, {}) as file,
+        SafetensorsWriter(tmp_path / "short", tensors, {}) as file,
     ):
         file.append("a", mx.zeros((1, 2)))
     with (
         pytest.raises(ValueError, match="more data for a"),
-        SafetensorsWriter(tmp_path / "long", wanted, {}) as file,
+        SafetensorsWriter(tmp_path / "long", tensors, {}) as file,
     ):
         file.append("a", mx.zeros((3, 2)))

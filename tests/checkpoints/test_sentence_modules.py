@@ -25,9 +25,9 @@ PROMPTS = {"prompts": {"q": "query: ", "none": ""}}
 
 
 def flags(*names):
-    others = {"pooling_mode_max_tokens": False, "pooling_mode_mean_sqrt_len_tokens": False}
+    false_flags = {"pooling_mode_max_tokens": False, "pooling_mode_mean_sqrt_len_tokens": False}
     named = {f"pooling_mode_{name}": True for name in names}
-    return module("Pooling", word_embedding_dimension=32, **others, **named)
+    return module("Pooling", word_embedding_dimension=32, **false_flags, **named)
 
 
 def embedder(folder):
@@ -56,9 +56,9 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path, modules, general):
     settings = {"reading": {"max_seq_length": 12, "do_lower_case": False}, "general": general}
     folder = folder_of(tmp_path / "m", *modules, **settings)
     decoder = embedder(folder)
-    found = decoder.embed(TEXTS)
-    np.testing.assert_allclose(found, by_sentence_transformers(folder, TEXTS), atol=2e-5)
-    assert decoder.embed([]).shape == (0, found.shape[1])
+    vectors = decoder.embed(TEXTS)
+    np.testing.assert_allclose(vectors, by_sentence_transformers(folder, TEXTS), atol=2e-5)
+    assert decoder.embed([]).shape == (0, vectors.shape[1])
 
 
 def test_a_conversion_keeps_the_modules(tmp_path):
@@ -91,10 +91,10 @@ def test_folders_resaved_by_version_6_give_the_same_vectors(tmp_path):
     ],
 )
 def test_texts_are_cut_at_the_configured_length(tmp_path, settings, limit):
-    found = read_pooling(folder_of(tmp_path / "m", pooling("mean"), **settings), 32)
-    assert found == Pooling(max_tokens=limit)
+    pooler = read_pooling(folder_of(tmp_path / "m", pooling("mean"), **settings), 32)
+    assert pooler == Pooling(max_tokens=limit)
     ids = [*range(10, 19), 1]
-    assert found.cut(ids) == (ids if limit is None else [*ids[: limit - 1], 1])
+    assert pooler.cut(ids) == (ids if limit is None else [*ids[: limit - 1], 1])
 
 
 POOLING, DENSE, NORM = "1_Pooling/config.json", "2_Dense/config.json", "3_Normalize/config.json"

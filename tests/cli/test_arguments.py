@@ -97,7 +97,7 @@ CUDA_OUT_OF_MEMORY = "cudaMallocAsync(&data, size) failed: out of memory"
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"),
+    ("raised", "message"),
     [
         (UserError("no such thing"), "no such thing"),
         (OSError(errno.ENOSPC, "disk full", "x"), "disk full: x"),
@@ -112,9 +112,9 @@ CUDA_OUT_OF_MEMORY = "cudaMallocAsync(&data, size) failed: out of memory"
         (MemoryError("std::bad_alloc"), NO_MEMORY),
     ],
 )
-def test_an_error_prints_one_line_and_returns_status_2(raised, told, capsys):
+def test_an_error_prints_one_line_and_returns_status_2(raised, message, capsys):
     assert run(raising(raised), SERVER) == 2
-    assert capsys.readouterr() == ("", f"error: {told}\n")
+    assert capsys.readouterr() == ("", f"error: {message}\n")
 
 
 def raising(error: BaseException):

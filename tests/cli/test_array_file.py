@@ -17,10 +17,10 @@ def test_the_array_is_as_numpy_writes_it(tmp_path):
     with ArrayFile(str(tmp_path / "vectors.npy")) as output:
         for vector in MANY:
             output.write("a prompt", vector)
-    np.save(tmp_path / "theirs.npy", MANY)
-    ours, theirs = (tmp_path / f"{name}.npy" for name in ("vectors", "theirs"))
-    assert np.array_equal(np.load(ours), MANY) and np.load(ours).dtype == np.float32
-    assert ours.read_bytes() == theirs.read_bytes()
+    np.save(tmp_path / "reference.npy", MANY)
+    path, reference = (tmp_path / f"{name}.npy" for name in ("vectors", "reference"))
+    assert np.array_equal(np.load(path), MANY) and np.load(path).dtype == np.float32
+    assert path.read_bytes() == reference.read_bytes()
 
 
 def test_each_row_belongs_to_its_prompt(tmp_path):
@@ -29,9 +29,9 @@ def test_each_row_belongs_to_its_prompt(tmp_path):
     with ArrayFile(str(path)) as output:
         for outcome in outcomes:
             output.write("a prompt", outcome)
-    found = np.load(path)
-    assert found.shape == (4, 3) and np.isnan(found[[0, 2]]).all()
-    assert np.array_equal(found[[1, 3]], VECTORS[:2])
+    array = np.load(path)
+    assert array.shape == (4, 3) and np.isnan(array[[0, 2]]).all()
+    assert np.array_equal(array[[1, 3]], VECTORS[:2])
 
 
 def test_an_interrupted_array_holds_what_was_finished(tmp_path):

@@ -18,18 +18,18 @@ def test_pairs_are_read_from_objects_and_from_tab_separated_lines(tmp_path):
         b'{"prompt": " ", "completion": "c"}\n[1]\n'
     )
     (tmp_path / "a.tsv").write_bytes(b"a\tb c\r\nalone\na\tb\tc\na\t \n")
-    found = lines(tmp_path / "a.jsonl")
-    assert found[0] == ("a\nb", "c")
+    items = lines(tmp_path / "a.jsonl")
+    assert items[0] == ("a\nb", "c")
     for reason, line in zip(
         ("2 is empty", "3 has no completion", "4 is not UTF-8", "5 has a prompt that", "6 has no"),
-        found[1:],
+        items[1:],
         strict=True,
     ):
         assert f"a.jsonl line {reason}" in line
-    found = lines(tmp_path / "a.tsv")
-    assert found[0] == ("a", "b c") and "line 4 has a completion that is empty" in found[3]
+    items = lines(tmp_path / "a.tsv")
+    assert items[0] == ("a", "b c") and "line 4 has a completion that is empty" in items[3]
     assert all(
-        f"a.tsv line {i} is no pair; write a prompt, one tab" in found[i - 1] for i in (2, 3)
+        f"a.tsv line {i} is no pair; write a prompt, one tab" in items[i - 1] for i in (2, 3)
     )
 
 
@@ -46,7 +46,7 @@ def test_pair_files_are_found_in_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "given, optimizer, rate",
+    "options, optimizer, rate",
     [
         ([], "adamw", 1e-3),
         (["--optimizer", "adafactor"], "adafactor", 0.03),
@@ -56,19 +56,19 @@ def test_pair_files_are_found_in_a_folder(tmp_path):
         (["--learning-rate", "0.5"], "adamw", 0.5),
     ],
 )
-def test_the_optimizer_sets_the_default_learning_rate(tmp_path, given, optimizer, rate):
+def test_the_optimizer_sets_the_default_learning_rate(tmp_path, options, optimizer, rate):
     needed = ["--model", "m", "--data", "d", "--output", str(tmp_path / "o")]
-    args = read_finetune_options([*needed, *given, "--max-seq-length", "9"])
+    args = read_finetune_options([*needed, *options, "--max-seq-length", "9"])
     assert (args.optimizer, args.learning_rate) == (optimizer, rate)
     assert args.warmup_steps == 50 and args.max_seq_length == (9, 9)
 
 
 def test_lora_options_become_a_lora_config(tmp_path):
-    given = ["--model", "m", "--data", "d", "--output", str(tmp_path / "o")]
-    given += ["--fine-tune-type", "dora", "--r", "3"]
-    config = finetuning.lora_config(read_finetune_options(given))
+    options = ["--model", "m", "--data", "d", "--output", str(tmp_path / "o")]
+    options += ["--fine-tune-type", "dora", "--r", "3"]
+    config = finetuning.lora_config(read_finetune_options(options))
     assert config.target_modules == "all-linear" and config.use_dora and config.r == 3
-    args = read_finetune_options([*given, "--target-modules", "q", "wo", "--use-rslora"])
+    args = read_finetune_options([*options, "--target-modules", "q", "wo", "--use-rslora"])
     config = finetuning.lora_config(args)
     assert config.target_modules == ("q", "wo") and config.use_rslora
 

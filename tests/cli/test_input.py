@@ -97,8 +97,8 @@ def test_lines_are_read_as_they_are_asked_for(tmp_path):
     name = written(tmp_path, "p.txt", b"a line of some length\n" * 20_000)
     tracemalloc.start()
     try:
-        found = input.Lines(name)
-        assert (found.count, next(found)) == (20_000, "a line of some length")
+        prompts = input.Lines(name)
+        assert (prompts.count, next(prompts)) == (20_000, "a line of some length")
         assert tracemalloc.get_traced_memory()[1] < 300_000
     finally:
         tracemalloc.stop()
@@ -118,17 +118,17 @@ def test_lines_may_have_a_prediction(tmp_path):
     ]
     data = "".join(f'{{"prompt": {record}}}\n' for record in ['"a"', *records])
     name = written(tmp_path, "p.jsonl", data)
-    found = list(input.Lines(name, optional="prediction"))
-    assert found[:3] == [("a", None), ("b", "B\n"), ("c", None)]
+    items = list(input.Lines(name, optional="prediction"))
+    assert items[:3] == [("a", None), ("b", "B\n"), ("c", None)]
     reasons = ["no text; leave it out", "empty; leave it out", "no text; leave it out"]
     for n, reason in enumerate(reasons, 4):
-        assert str(found[n - 1]) == f"{name} line {n} has a prediction that is {reason}"
-    assert "line 7 is not valid Unicode" in str(found[6])
+        assert str(items[n - 1]) == f"{name} line {n} has a prediction that is {reason}"
+    assert "line 7 is not valid Unicode" in str(items[6])
     assert lines(name) == list("abcdefg"), "where nothing is proposed the key is not looked at"
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "bad", "message", "others"),
+    ("name", "data", "bad", "message", "other_prompts"),
     [
         ("p.txt", "one\n\nthree\nfour\n", 2, "is empty", ["one", "three", "four"]),
         ("p.txt", "\nthree\n \n", 1, "is empty", ["three"]),
@@ -146,16 +146,16 @@ def test_lines_may_have_a_prediction(tmp_path):
     ],
 )
 def test_a_bad_line_has_its_reason_and_other_lines_are_read(
-    tmp_path, name, data, bad, message, others
+    tmp_path, name, data, bad, message, other_prompts
 ):
     path = written(tmp_path, name, data)
-    found = list(input.Lines(path))
-    error = found.pop(bad - 1)
+    items = list(input.Lines(path))
+    error = items.pop(bad - 1)
     assert isinstance(error, UserError)
     assert str(error).startswith(f"{path} line {bad} {message}")
     assert "\n" not in str(error)
-    assert found == others
-    assert input.Lines(path).count == len(others) + 1
+    assert items == other_prompts
+    assert input.Lines(path).count == len(other_prompts) + 1
 
 
 @pytest.mark.parametrize("data", ["", "\n \n"])

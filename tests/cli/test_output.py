@@ -153,8 +153,8 @@ def test_a_colored_line_does_not_split_a_character(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     tokenizer = transformers.ByT5Tokenizer()
     tokens = tokenizer.encode("aé\n")[:-1]
-    found = Result("aé\n", tokens, ["draft", "target", "draft", "target"], "stop", Stats())
-    assert Painter(tokenizer).line(found) == "[a][é]\\n"
+    result = Result("aé\n", tokens, ["draft", "target", "draft", "target"], "stop", Stats())
+    assert Painter(tokenizer).line(result) == "[a][é]\\n"
 
 
 # ---- totals --------------------------------------------------------------------------------------

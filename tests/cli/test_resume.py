@@ -109,15 +109,15 @@ def test_a_run_cut_anywhere_resumes_to_the_output_of_a_whole_run(
     # The last digits of scores depend on the other rows of a pass.
     argv += ["--batch-size", "2" if options == SAMPLES else "1"]
     assert run(*argv)[0] == 2
-    whole, wanted = out.read_bytes(), timeless(out)
+    whole, expected = out.read_bytes(), timeless(out)
     for cut in (len(whole) // 2, whole.rindex(b"\n", 0, -1) + 1):
         out.write_bytes(whole[:cut])
         status, _, err = run(*argv, "--resume")
         assert status == 0 and "resuming: " in err, "the bad line is not one of its own"
-        assert timeless(out) == wanted
+        assert timeless(out) == expected
     status, _, err = run(*argv, "--resume")
     assert (status, err.splitlines()[-1]) == (0, "all 7 prompts are done")
-    assert timeless(out) == wanted
+    assert timeless(out) == expected
 
 
 def test_without_resume_an_output_is_overwritten(run, models, tmp_path):
@@ -193,13 +193,13 @@ def test_resuming_with_another_job_is_refused(begun, run, models, tmp_path, name
     before = out.read_bytes()
     (tmp_path / "other.txt").write_text("line 0\nline 7\n")
     names = {"DRAFT": models[3], "OTHER": str(tmp_path / "other.txt")}
-    for *job, others, told in OTHER_JOBS:
+    for *job, change, setting in OTHER_JOBS:
         if job != [name, options]:
             continue
-        more = [names.get(word, word) for word in others.split()]
+        more = [names.get(word, word) for word in change.split()]
         status, printed, err = run(*argv, *more, "--resume")
         assert (status, printed, out.read_bytes()) == (2, "", before)
-        assert err.startswith(f"error: {out} was written with another {told}")
+        assert err.startswith(f"error: {out} was written with another {setting}")
         assert err.endswith(f"; give that again, {OTHERWISE}\n") and err.count("\n") == 1
 
 

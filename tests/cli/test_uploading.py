@@ -60,18 +60,18 @@ class WritableHub(FakeHub):
                 if entry["key"] != "header":
                     self.repos[repo][entry["value"]["path"]] = self._content(entry["value"])
             return {"commitUrl": f"{self.endpoint}/{repo}/commit/1", "commitOid": "1" * 40}
-        asked = json.loads(body)
+        request = json.loads(body)
         if path == "/api/repos/create":
-            owner = asked.get("organization") or asked["name"].partition("/")[0]
-            name = f"{owner}/{asked['name'].rpartition('/')[2]}"
+            owner = request.get("organization") or request["name"].partition("/")[0]
+            name = f"{owner}/{request['name'].rpartition('/')[2]}"
             self.repos.setdefault(name, {})
             return {"url": f"{self.endpoint}/{name}"}
-        for entry in asked.get("objects", ()):  # large files
+        for entry in request.get("objects", ()):  # large files
             entry["actions"] = {"upload": {"href": f"{self.endpoint}/large/{entry['oid']}"}}
-        for file in asked.get("files", ()):
+        for file in request.get("files", ()):
             large = file["path"].endswith(".safetensors")
             file |= {"uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
-        return {"errors": [], "warnings": []} | asked
+        return {"errors": [], "warnings": []} | request
 
     def _content(self, value: dict) -> bytes:
         if "content" in value:
@@ -150,8 +150,8 @@ def test_an_impossible_upload_is_refused_before_the_work(hub, tmp_path):
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     lines = messages(done.stderr)
     assert lines[::2] == lines[1::2], "distill.py says the same"
-    for line, told in zip(lines[::2], refused.values(), strict=True):
-        assert line.startswith("error: --upload-repo: ") and told in line and line.endswith(cure)
+    for line, reason in zip(lines[::2], refused.values(), strict=True):
+        assert line.startswith("error: --upload-repo: ") and reason in line and line.endswith(cure)
     assert not (tmp_path / "models").exists() and not hub.fetched
 
 
@@ -206,7 +206,7 @@ def converted(folder: Path, **more: object) -> Path:
 def test_a_card_says_only_known_facts(tmp_path, capsys, monkeypatch):
     """The source is local and has no card, a damaged card, or a card that is a link."""
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: pytest.fail("looked up"))
-    made, source = converted(tmp_path / "made"), tmp_path / "my-t5"
+    folder, source = converted(tmp_path / "made"), tmp_path / "my-t5"
     source.mkdir()
     plain = {"library_name": "mlx", "tags": ["mlx"]}
     secret = tmp_path / "secret"
@@ -217,13 +217,13 @@ def test_a_card_says_only_known_facts(tmp_path, capsys, monkeypatch):
         lambda path: (path.unlink(), path.symlink_to(secret)),
     ):
         write(source / CARD)
-        card = conversion_card("me/x", made, str(source))
+        card = conversion_card("me/x", folder, str(source))
         assert metadata(card) == plain and "my-t5, converted to MLX: bfloat16." in card
         assert "no license is known" in capsys.readouterr().err
     (source / CARD).unlink()
     (source / CARD).write_text("---\nlicense: mit\nbase_model: google/t5-v1_1-base\n---\n")
     expected = plain | {"license": "mit", "base_model": "google/t5-v1_1-base"}
-    assert metadata(conversion_card("me/x", made, str(source))) == expected
+    assert metadata(conversion_card("me/x", folder, str(source))) == expected
     assert capsys.readouterr().err == ""
 
 

@@ -198,15 +198,15 @@ def test_a_sampled_or_lenient_row_does_not_choose_by_the_clock(alpha, how):
 def test_a_lenient_row_chooses_by_its_own_acceptances(alpha):
     right = np.random.default_rng(3).random(60) < alpha
     line = lambda: Line({DRAFT: right}, delta=0.3)  # noqa: E731
-    others = [*lines([0.95] * 3, 300, 1), Line({DRAFT: ~np.zeros(300, bool)}, sampled=True)]
+    neighbors = [*lines([0.95] * 3, 300, 1), Line({DRAFT: ~np.zeros(300, bool)}, sampled=True)]
     alone = numbers(line())
-    assert numbers(line(), beside=others)[: len(alone)] == alone
+    assert numbers(line(), beside=neighbors)[: len(alone)] == alone
 
 
 def test_sampled_rows_learn_from_each_other_but_not_from_greedy_rows():
     def row_beside(sampled, alpha):
-        others = [Line(line.right, sampled=sampled) for line in lines([alpha] * 3, 60, 1)]
-        return numbers(Line({DRAFT: np.arange(60) % 2 == 0}, sampled=True), beside=others)
+        neighbors = [Line(line.right, sampled=sampled) for line in lines([alpha] * 3, 60, 1)]
+        return numbers(Line({DRAFT: np.arange(60) % 2 == 0}, sampled=True), beside=neighbors)
 
     assert row_beside(True, 0.0) != row_beside(True, 0.95)
     assert row_beside(False, 0.0)[:10] == row_beside(False, 0.95)[:10]

@@ -44,8 +44,8 @@ def auto(draft, prices, **options):
 
 def test_auto_is_the_default_number_of_proposals():
     assert SpeculativeDecoder(ENDLESS, SourceCopy()).defaults.num_draft == "auto"
-    given = SpeculativeDecoder(ENDLESS, SourceCopy(), num_draft=3)
-    assert given.job(num_draft=None).settings.num_draft == 3
+    decoder = SpeculativeDecoder(ENDLESS, SourceCopy(), num_draft=3)
+    assert decoder.job(num_draft=None).settings.num_draft == 3
 
 
 @pytest.mark.parametrize("settings", [{"temp": 1.0}, {"delta": 0.5}])
@@ -110,13 +110,13 @@ def test_a_draft_that_is_not_asked_does_not_read_the_source(monkeypatch):
     decoder = SpeculativeDecoder(target, proposer)
     decoder.adaptive = adaptive = Adaptive(COSTS["a CPU that pays for every position"])
     monkeypatch.setattr(adaptive.costs, "note", lambda *_: None)
-    read, encode = [], proposer.model.encode
-    monkeypatch.setattr(proposer.model, "encode", lambda *a: read.append(a) or encode(*a))
+    calls, encode = [], proposer.model.encode
+    monkeypatch.setattr(proposer.model, "encode", lambda *a: calls.append(a) or encode(*a))
     decoder.generate(SOURCE, 200)
-    assert len(read) == 1
+    assert len(calls) == 1
     for i in range(20):
         decoder.generate([2, 3, 4 + i % 3], 5)
-    assert len(read) < 10
+    assert len(calls) < 10
 
 
 def test_a_draft_without_memory_to_read_the_source_reads_it_later(monkeypatch):

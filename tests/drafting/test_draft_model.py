@@ -188,7 +188,7 @@ def test_a_draft_proposes_only_its_own_vocabulary(monkeypatch):
     same = masked.propose([[0]], drafted([4]), sampling(1, 1.0), position_keys(1, 5))
     assert same.tokens.tolist() == proposal.tokens.tolist()
     draft, wide = started(drafter(TABLE, target, d2t=OWN)), []
-    monkeypatch.setattr(draft.vocabulary, "spread", lambda *given: wide.append(given))
+    monkeypatch.setattr(draft.vocabulary, "spread", lambda *args: wide.append(args))
     proposal = draft.propose([[0]], drafted([4]), sampling(1), None)
     assert proposal.tokens.tolist() == [continuation(only(TABLE, OWN), [0], 4)] and not wide
 
@@ -196,8 +196,8 @@ def test_a_draft_proposes_only_its_own_vocabulary(monkeypatch):
 def test_rules_for_the_text_apply_to_a_vocabulary_of_its_own():
     low = lambda source, seen: TABLE(source, seen) - 99  # noqa: E731
     draft = started(drafter(low, FakeModel(TABLE, V), d2t=OWN))
-    asked = [Settings(no_repeat_ngram_size=1, min_tokens=3)]
-    greedily = Sampling.of(asked, Processing.of(asked, [EOS]))
+    settings = [Settings(no_repeat_ngram_size=1, min_tokens=3)]
+    greedily = Sampling.of(settings, Processing.of(settings, [EOS]))
     proposal = draft.propose([[0]], drafted([3]), greedily, None)
     assert sorted(proposal.tokens[0].tolist()) == [2, 5, 6]
 

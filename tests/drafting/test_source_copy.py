@@ -25,8 +25,8 @@ SENTENCE = [A, B, C, D, E, F, G, EOS]
 def ahead(source, output, length=3, begin=0):
     alignment = Alignment(source, begin)
     alignment.follow(output)
-    found = alignment.find(length)
-    return found.tokens if found else []
+    offer = alignment.find(length)
+    return offer.tokens if offer else []
 
 
 def test_the_first_tokens_need_no_match():
@@ -199,8 +199,8 @@ def editing_table(seed, change=0.25):
         logits = rng.normal(0, 0.5, V).astype(np.float32)
         alignment = Alignment(source, 0)
         alignment.follow(seen[1:])
-        wanted = alignment.place + (rng.random() < change / 3)  # may leave a token out
-        token = source[wanted] if wanted < len(source) else EOS
+        place = alignment.place + (rng.random() < change / 3)  # may leave a token out
+        token = source[place] if place < len(source) else EOS
         if rng.random() < change:
             token = int(rng.integers(20, V))  # replaces or inserts
         logits[token] += 6

@@ -154,9 +154,9 @@ def test_rows_encoded_ahead_count_as_memory(monkeypatch):
             return rows * source
 
     engine = Engine(Counting(random_table(V), V), None)
-    first, *others = different([10, 12, 11])
-    engine.insert([first], others)
-    engine.insert(others)
+    first, *rest = different([10, 12, 11])
+    engine.insert([first], rest)
+    engine.insert(rest)
     assert required == [3 * 12, 2 * 12]
     long = different([100] * 9)
     engine.insert(long[:1], long[1:])

@@ -125,15 +125,15 @@ def test_nan_logits_end_only_their_own_row():
 
 
 @pytest.mark.parametrize(
-    ("wishes", "told"),
+    ("wishes", "message"),
     [
         ({"temp": 0.7}, "num_beams is 4 and temp 0.7: beams do not sample"),
         ({"delta": 0.5}, "num_beams is 4 and delta 0.5: nothing is drafted"),
         ({"num_return_sequences": 5}, "num_return_sequences is 5 and num_beams is 4"),
     ],
 )
-def test_settings_that_contradict_beams_are_refused(wishes, told):
-    with pytest.raises(UserError, match=told):
+def test_settings_that_contradict_beams_are_refused(wishes, message):
+    with pytest.raises(UserError, match=message):
         Settings(num_beams=4, **wishes)
 
 
@@ -151,24 +151,24 @@ def test_a_stop_string_ends_a_hypothesis_as_an_end_token_does():
     stopping = SpeculativeDecoder(FakeModel(TABLE, V), None, TOKENIZER)
     ending = SpeculativeDecoder(FakeModel(TABLE, V, more_eos_token_ids=(9,)))
     (full_stop,) = [i for i, word in enumerate(WORDS) if "." in word]
-    found = stopping.generate(SOURCES, stop=".", **options)
-    for ours, theirs in zip(found, ending.generate(SOURCES, **options), strict=True):
-        stopped = full_stop in ours.tokens
-        assert ours.tokens[: len(ours.tokens) - stopped] == theirs.tokens
-        assert (ours.score, ours.finish_reason) == (theirs.score, theirs.finish_reason)
-        assert ours.text == TOKENIZER.decode(theirs.tokens) + "d" * stopped
-    assert any(full_stop in result.tokens for result in found)
+    results = stopping.generate(SOURCES, stop=".", **options)
+    for result, expected in zip(results, ending.generate(SOURCES, **options), strict=True):
+        stopped = full_stop in result.tokens
+        assert result.tokens[: len(result.tokens) - stopped] == expected.tokens
+        assert (result.score, result.finish_reason) == (expected.score, expected.finish_reason)
+        assert result.text == TOKENIZER.decode(expected.tokens) + "d" * stopped
+    assert any(full_stop in result.tokens for result in results)
 
 
 def test_a_stop_string_across_tokens_is_seen_in_every_hypothesis():
     options = {"max_tokens": 10, "num_beams": 4, "num_return_sequences": 4, "min_tokens": 4}
-    found = SpeculativeDecoder(FakeModel(TABLE, V), None, TOKENIZER).generate(
+    results = SpeculativeDecoder(FakeModel(TABLE, V), None, TOKENIZER).generate(
         SOURCES, stop=["ab", "ca"], **options
     )
-    whole = [TOKENIZER.decode(result.tokens) for result in found]
+    whole = [TOKENIZER.decode(result.tokens) for result in results]
     cut = [min((w.find(s) for s in ("ab", "ca") if s in w), default=len(w)) for w in whole]
-    assert [result.text for result in found] == [w[:c] for w, c in zip(whole, cut, strict=True)]
+    assert [result.text for result in results] == [w[:c] for w, c in zip(whole, cut, strict=True)]
     assert sum(c < len(w) for w, c in zip(whole, cut, strict=True)) > 3
-    for result, text in zip(found, whole, strict=True):
+    for result, text in zip(results, whole, strict=True):
         before = TOKENIZER.decode(result.tokens[:-1])
         assert not any(stop in before for stop in ("ab", "ca")), text

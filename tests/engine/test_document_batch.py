@@ -96,8 +96,8 @@ def test_a_document_is_its_sentences_in_one_batch(decoder, alone, split, between
 def test_documents_in_one_batch_equal_their_sentences_alone(decoder, alone):
     texts = [TASK + " ".join(SENTENCES[start : start + 4]) for start in (0, 4, 8)]
     results = decoder.generate([texts[0], "…", texts[1], "", [5], texts[2]], split="sentences")
-    wanted = [" ".join(one.text for one in alone[start : start + 4]) for start in (0, 4, 8)]
-    assert [result.text for result in results] == [wanted[0], "…", wanted[1], "", None, wanted[2]]
+    docs = [" ".join(one.text for one in alone[start : start + 4]) for start in (0, 4, 8)]
+    assert [result.text for result in results] == [docs[0], "…", docs[1], "", None, docs[2]]
     assert "needs a text" in results[4].error and results[4].finish_reason == "error"
     assert not any(result.error for i, result in enumerate(results) if i != 4)
 
@@ -174,7 +174,7 @@ def test_sentences_that_are_too_long_are_cut_and_counted(decoder):
 
 
 @pytest.mark.parametrize(
-    "given, message",
+    "options, message",
     [
         ({"num_samples": 2, "temp": 1}, "leave num_samples out"),
         ({"num_beams": 2, "num_return_sequences": 2}, "leave num_return_sequences out"),
@@ -187,9 +187,9 @@ def test_sentences_that_are_too_long_are_cut_and_counted(decoder):
         ({"no_such": 1}, "no_such"),
     ],
 )
-def test_settings_that_contradict_a_split_are_refused(decoder, given, message):
+def test_settings_that_contradict_a_split_are_refused(decoder, options, message):
     with pytest.raises((UserError, TypeError), match=message):
-        decoder.generate("One. Two.", **{"split": "sentences", **given})
+        decoder.generate("One. Two.", **{"split": "sentences", **options})
 
 
 def test_a_split_needs_a_tokenizer(decoder):
@@ -229,10 +229,10 @@ def test_a_document_is_complete_before_the_next_one_is_there():
         yield "Three."
 
     decoder = Echo()
-    found = document_batch.results(decoder, prompts(), job(), 1, lambda: there[0])
+    results = document_batch.results(decoder, prompts(), job(), 1, lambda: there[0])
     there[0] = False
-    assert next(found).text == "ONE. TWO." and decoder.drawn == 2
-    assert next(found).text == "THREE."
+    assert next(results).text == "ONE. TWO." and decoder.drawn == 2
+    assert next(results).text == "THREE."
 
 
 # ---- one result a document -----------------------------------------------------------------------

@@ -70,15 +70,15 @@ def test_passes_begin_early_while_a_draft_that_is_wrong_is_not_asked(early, temp
     model = FakeModel(without(TABLE, EOS), V)
     engine = Engine(model, drafter(contrary(model.table), model), adaptive=Adaptive(COSTS["a CPU"]))
     engine.adaptive.costs.note = lambda *_: None  # fake passes take no time
-    taken = []
+    passes = []
     take = engine.early.take
-    engine.early.take = lambda rows: taken.append(take(rows)) or taken[-1]
+    engine.early.take = lambda rows: passes.append(take(rows)) or passes[-1]
     (row,) = inserted = rows(SOURCES[1:2], max_tokens=100, temp=temp, num_draft="auto")
     engine.insert(inserted)
     while engine.rows:
         engine.step()
     regular, *drafted = row.stats.speculation.steps_by_length
-    assert sum(drafted) and regular >= sum(logits is not None for logits in taken) > regular / 2
+    assert sum(drafted) and regular >= sum(logits is not None for logits in passes) > regular / 2
     assert len(model.calls) == row.stats.target_calls, "none was wasted"
 
 

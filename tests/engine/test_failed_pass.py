@@ -21,12 +21,12 @@ class Failing:
     """Stands in for `mx.synchronize`; one call fails after `after` successful calls."""
 
     def __init__(self, monkeypatch, after):
-        self.left, self.own = after, mx.synchronize
+        self.countdown, self.own = after, mx.synchronize
         monkeypatch.setattr(mx, "synchronize", self)
 
     def __call__(self):
-        self.left -= 1
-        if self.left == -1:
+        self.countdown -= 1
+        if self.countdown == -1:
             raise RuntimeError("Insufficient Memory")
         self.own()
 
@@ -88,9 +88,9 @@ def test_scores_and_vectors_of_a_failed_pass_are_made_again(monkeypatch, what):
     monkeypatch.setattr(T5, "decode", lambda self, *a: passes.append("score") or decode(self, *a))
     monkeypatch.setattr(T5, "encode", lambda self, *a: passes.append("embed") or encode(self, *a))
     Failing(monkeypatch, after=0)
-    made = make(SOURCES[:2], *more)
+    results = make(SOURCES[:2], *more)
     assert passes.count(what) == 3, "both, then each alone"
-    for one, other in zip(made, expected, strict=True):
+    for one, other in zip(results, expected, strict=True):
         if what == "score":
             assert one.error is None and one.logprob == pytest.approx(other.logprob, abs=1e-4)
         else:

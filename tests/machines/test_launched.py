@@ -52,10 +52,10 @@ def test_one_ranks_error_ends_all_ranks_with_one_line(failing):
             if ranks.rank == failing:
                 raise FileNotFoundError("there is no such file")
 
-    found = meet(3, work)
+    errors = meet(3, work)
     where = f"rank {failing}: " if failing else ""
-    assert [str(each) for each in found] == [f"{where}there is no such file"] * 3
-    assert all(isinstance(each, Disagreement) for each in found)
+    assert [str(error) for error in errors] == [f"{where}there is no such file"] * 3
+    assert all(isinstance(error, Disagreement) for error in errors)
 
 
 def test_a_setting_that_differs_between_ranks_is_named():
@@ -76,5 +76,5 @@ def test_a_rank_with_a_different_kind_of_draft_is_found():
     model = FakeModel(random_table(4), 1)
     model.dtype = "float32"
     decoders = [SpeculativeDecoder(model, drafter) for drafter in (None, SourceCopy())]
-    facts, others = (to_compare(decoder, {"seed": 0}) for decoder in decoders)
-    assert {name for name in facts if facts[name] != others[name]} == {"kind of draft"}
+    facts, other_facts = (to_compare(decoder, {"seed": 0}) for decoder in decoders)
+    assert {name for name in facts if facts[name] != other_facts[name]} == {"kind of draft"}

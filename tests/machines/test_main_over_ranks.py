@@ -80,8 +80,8 @@ def test_a_killed_rank_ends_all_ranks(draft):
     os.kill(ranks_of(started)[1], signal.SIGKILL)
     _, err = finish(started, SECONDS)
     assert "Node with rank 1 exited with code -9" in err, "the launcher's line"
-    told = [line for line in said(err) if line.startswith("error")]  # may be empty
-    assert told in ([], ["error: another rank has ended; start again"])
+    errors = [line for line in said(err) if line.startswith("error")]  # may be empty
+    assert errors in ([], ["error: another rank has ended; start again"])
     assert ended(started)
 
 
@@ -98,8 +98,8 @@ def test_a_server_answers_over_ranks_and_ends_with_rank_0(draft):
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=SECONDS) as client:
         for beams in (1, 2):
             body = {"model": "demo", "prompt": [PROMPT, PROMPT], "num_beams": beams}
-            found = client.post("/v1/completions", json=body).json()["choices"]
-            assert [choice["text"] for choice in found] == ["She has two cats."] * 2
+            choices = client.post("/v1/completions", json=body).json()["choices"]
+            assert [choice["text"] for choice in choices] == ["She has two cats."] * 2
         metrics = client.get("/metrics").text
         assert float(re.search(r"(?m)^t5_accepted_tokens_total (\S+)", metrics)[1]) >= 4
         body = {"prompt": PROMPT, "targets": ["She has two cats.", "She have two cat."]}

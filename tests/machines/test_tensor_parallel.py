@@ -34,38 +34,38 @@ PROMPTS = [[5, 9, 13, 21, 9, 1], [7, 30, 30, 1], [40, 41, 42, 43, 44, 45, 46, 47
 def results(root: Path, name: str, model: Any, draft: T5) -> dict[str, Any]:
     """Returns the results of decoders with this target; the first model runs every variant."""
     short = {"max_tokens": 5}  # ranks that share cores wait long for each other
-    made: dict[str, Any] = {}
-    made["logits"] = model(mx.array([PROMPTS[0]]), mx.array([[0, 4, 7]])).tolist()
+    record: dict[str, Any] = {}
+    record["logits"] = model(mx.array([PROMPTS[0]]), mx.array([[0, 4, 7]])).tolist()
     decoder = SpeculativeDecoder(model, draft, num_draft=3)
-    made["greedy"] = tokens(decoder.generate(PROMPTS, **short))
+    record["greedy"] = tokens(decoder.generate(PROMPTS, **short))
     own, _ = load(root / f"{name}-draft", shared_with=model)
     sharing = SpeculativeDecoder(model, own, num_draft=3)
-    made["shared encoder"] = counted(sharing.generate(PROMPTS, **short))
+    record["shared encoder"] = counted(sharing.generate(PROMPTS, **short))
     if name != "gated":
-        return made
-    made["sampled"] = tokens(decoder.generate(PROMPTS, temp=0.8, top_k=20, seed=4, **short))
+        return record
+    record["sampled"] = tokens(decoder.generate(PROMPTS, temp=0.8, top_k=20, seed=4, **short))
     some = sharing.generate(PROMPTS, temp=0.8, seed=4, batch_size=2, **short)
-    made["shared encoder, sampled"] = counted(some)
+    record["shared encoder, sampled"] = counted(some)
     small(own, ranks_of(model).rank)
     adapting = SpeculativeDecoder(model, own, num_draft="auto")
-    made["auto"] = tokens(adapting.generate(PROMPTS, **short))
-    made["auto, sampled"] = counted(adapting.generate(PROMPTS, temp=0.8, seed=4, **short))
+    record["auto"] = tokens(adapting.generate(PROMPTS, **short))
+    record["auto, sampled"] = counted(adapting.generate(PROMPTS, temp=0.8, seed=4, **short))
     copying = SpeculativeDecoder(model, SourceCopy(), num_draft=4)
-    made["lookup"] = tokens(copying.generate(PROMPTS, **short))
-    found = decoder.generate(PROMPTS, num_beams=3, num_return_sequences=2, **short)
-    made["beams"], made["beam_scores"] = tokens(found), [each.score for each in found]
+    record["lookup"] = tokens(copying.generate(PROMPTS, **short))
+    answers = decoder.generate(PROMPTS, num_beams=3, num_return_sequences=2, **short)
+    record["beams"], record["beam_scores"] = tokens(answers), [answer.score for answer in answers]
     scores = decoder.score(PROMPTS[:2], [[5, 6, 1], [8, 1]])
-    made["scores"] = [each.token_logprobs for each in scores]
+    record["scores"] = [score.token_logprobs for score in scores]
     both = CopyOrDraft(SourceCopy(), DraftModel(own, model))
     exact = SpeculativeDecoder(model, both, num_draft=3, exact=True)
     try:
-        made["exact"] = counted(exact.generate(PROMPTS, batch_size=3, **short))
+        record["exact"] = counted(exact.generate(PROMPTS, batch_size=3, **short))
     except UserError as error:
         if not is_refusal(error):
             raise
-        made["exact"] = None
-    made["vectors"] = decoder.embed(PROMPTS).tolist()
-    return made
+        record["exact"] = None
+    record["vectors"] = decoder.embed(PROMPTS).tolist()
+    return record
 
 
 def small(draft: T5, rank: int) -> None:
@@ -73,13 +73,13 @@ def small(draft: T5, rank: int) -> None:
     draft.weights_read = lambda: WeightsRead(rank * 10**6, 0, "float32")
 
 
-def tokens(found: Any) -> list[list[int]]:
-    return [each.tokens for each in found]
+def tokens(answers: Any) -> list[list[int]]:
+    return [answer.tokens for answer in answers]
 
 
-def counted(found: Any) -> list[tuple[list[int], int, int]]:
+def counted(answers: Any) -> list[tuple[list[int], int, int]]:
     """Returns the tokens of each result, and its numbers of proposed and accepted tokens."""
-    return [(each.tokens, each.stats.drafted, each.stats.accepted) for each in found]
+    return [(answer.tokens, answer.stats.drafted, answer.stats.accepted) for answer in answers]
 
 
 def collectives(model: T5) -> list[int]:
@@ -98,8 +98,8 @@ def sabotage(rank: int, draft: T5) -> None:
     """Makes a rank draft and decide differently from rank 0, as an unlike machine may."""
     if rank:
         accept, largest = decoder.accept, beams.largest
-        decoder.accept = lambda *given: tuple((a + rank) % shared_models.V for a in accept(*given))
-        beams.largest = lambda *given: tuple(each[:, ::-1] for each in largest(*given))
+        decoder.accept = lambda *args: tuple((a + rank) % shared_models.V for a in accept(*args))
+        beams.largest = lambda *args: tuple(array[:, ::-1] for array in largest(*args))
         randomize(draft, mx.random.split(mx.random.key(rank), 400), 0.1)
 
 
@@ -129,19 +129,19 @@ def root(tmp_path_factory):
 def alone(root):
     """Returns the results of a single rank by model."""
     draft, _ = load(root / "draft", "float32")
-    made = {}
+    report = {}
     for name in ("gated", "quantized", "half", "tied"):
         model, _ = load(root / name, shared_models.dtype_of(name))
-        made[name] = json_like(results(root, name, model, draft))
-    return made
+        report[name] = json_like(results(root, name, model, draft))
+    return report
 
 
-def json_like(found):
-    return json.loads(json.dumps(found))
+def json_like(value):
+    return json.loads(json.dumps(value))
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def found(request, root):
+def reports(request, root):
     """Returns the results of each of 2 or 4 ranks; 4 ranks run one model, as they are slow."""
     names = ["gated", "quantized", "half"] if request.param == 2 else ["tied"]
     _, err = finish(launch(request.param, __file__, str(root), *names))
@@ -150,44 +150,44 @@ def found(request, root):
     return [json.loads(file.read_text()) for file in files]
 
 
-def assert_alike(found, expected, tolerance=2e-4):
+def assert_alike(record, expected, tolerance=2e-4):
     """Asserts equal results: tokens exactly, other numbers up to rounding."""
     for name, values in expected.items():
         if name in ("logits", "beam_scores", "vectors", "scores"):
-            for a, b in zip(found[name], values, strict=True):
+            for a, b in zip(record[name], values, strict=True):
                 np.testing.assert_allclose(a, b, atol=tolerance, rtol=tolerance)
-        elif not (name == "exact" and None in (found[name], values)):  # refused on one side
-            assert found[name] == values, name
+        elif not (name == "exact" and None in (record[name], values)):  # refused on one side
+            assert record[name] == values, name
 
 
-def test_several_ranks_give_the_results_of_one_rank(alone, found):
-    for name in found[0].keys() & alone.keys():
+def test_several_ranks_give_the_results_of_one_rank(alone, reports):
+    for name in reports[0].keys() & alone.keys():
         if name == "half":  # parts are rounded to 16 bits before they are added
-            assert_alike(found[0][name], {"logits": alone[name]["logits"]}, 0.05)
+            assert_alike(reports[0][name], {"logits": alone[name]["logits"]}, 0.05)
         else:
-            assert_alike(found[0][name], alone[name])
+            assert_alike(reports[0][name], alone[name])
 
 
-def test_every_rank_computes_the_same_bits(found):
-    assert all(each == found[0] for each in found[1:])
+def test_every_rank_computes_the_same_bits(reports):
+    assert all(report == reports[0] for report in reports[1:])
 
 
-def test_each_half_block_and_the_head_need_one_collective(found):
+def test_each_half_block_and_the_head_need_one_collective(reports):
     config = shared_models.SHAPE
     encoder, decoder = 2 * config["num_layers"], 3 * config["num_decoder_layers"] + 1
-    for counts in found[0]["collectives"].values():
+    for counts in reports[0]["collectives"].values():
         assert counts == [encoder, 0, decoder]
 
 
-def test_ranks_exchange_values(found):
-    everybody = [[rank, "ä"] for rank in range(len(found))]
-    assert all(each["answers"] == [everybody, True] for each in found)
+def test_ranks_exchange_values(reports):
+    everybody = [[rank, "ä"] for rank in range(len(reports))]
+    assert all(report["answers"] == [everybody, True] for report in reports)
 
 
 def test_drafts_that_share_the_encoder_are_accepted_now_and_then(alone):
     """The comparisons of the two tests above thus cover accepted and rejected drafts."""
-    for name, made in alone.items():
-        _, drafted, accepted = zip(*made["shared encoder"], strict=True)
+    for name, record in alone.items():
+        _, drafted, accepted = zip(*record["shared encoder"], strict=True)
         assert 0 < sum(accepted) < sum(drafted), name
 
 

@@ -31,17 +31,17 @@ def test_buckets_equal_transformers(num_buckets, bidirectional):
     exact = one_side // 2
     for max_distance in {*range(exact + 1, exact + 60), 100, 127, 128, 129, 256, 1000}:
         distances = np.arange(-max_distance - 99, max_distance + 100)  # past the last bucket
-        ours = relative_buckets(distances, bidirectional, num_buckets, max_distance)
-        theirs = T5Attention._relative_position_bucket(
+        buckets = relative_buckets(distances, bidirectional, num_buckets, max_distance)
+        expected = T5Attention._relative_position_bucket(
             torch.tensor(distances), bidirectional, num_buckets, max_distance
         ).numpy()
         ratio = np.maximum(np.abs(distances), exact) / exact
         scaled = np.log(ratio) / np.log(max_distance / exact) * (one_side - exact)
         on_boundary = np.abs(scaled - scaled.round()) < 1e-5
-        differ = ours != theirs
+        differ = buckets != expected
         published = (num_buckets, max_distance) == (32, 128)
         assert not np.any(differ if published else differ & ~on_boundary), max_distance
-        assert np.all(np.abs(ours - theirs) <= 1), max_distance
+        assert np.all(np.abs(buckets - expected) <= 1), max_distance
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -72,8 +72,8 @@ def test_other_weights_make_another_table():
 
 
 @pytest.mark.parametrize("family", ["t5", "umt5"])  # shared bias, and one for each layer
-def test_chunks_give_transformers_states(made, monkeypatch, family):
-    reference = made(family)
+def test_chunks_give_transformers_states(reference_of, monkeypatch, family):
+    reference = reference_of(family)
     model = load(reference.folder)[0]
     rng = np.random.default_rng(0)
     ids = rng.integers(3, 96, (2, 150))
@@ -129,13 +129,13 @@ def test_chunks_reduce_the_memory_of_a_long_source(monkeypatch):
     model = T5(T5Config(**shape, num_heads=16))
     mx.eval(model.parameters())
     ids = mx.zeros((1, 600), mx.int32)
-    taken = []
+    peaks = []
     for most in (16 * 600 * 600, 16 * 600 * 75):
         monkeypatch.setattr(attention, "MAX_SCORES", most)
         mx.clear_cache()
         before = mx.get_active_memory()
         mx.reset_peak_memory()
         mx.eval(model.encode(ids))
-        taken.append(mx.get_peak_memory() - before)
-        assert 0.5 * taken[-1] <= encoder_bytes(model.config, 4, 1, 600)
-    assert taken[1] < taken[0] / 2
+        peaks.append(mx.get_peak_memory() - before)
+        assert 0.5 * peaks[-1] <= encoder_bytes(model.config, 4, 1, 600)
+    assert peaks[1] < peaks[0] / 2

@@ -60,16 +60,16 @@ def expect(logits, rows, offsets, length):
     return mx.stack([logits[r, o : o + length] for r, o in zip(rows, offsets, strict=True)])
 
 
-@pytest.mark.parametrize("kept", [[0, 1, 2, 3, 4], [3], [4, 0], [2, 2, 1], [4, 3, 2, 1, 0]])
-def test_keep_selects_rows(model, rows, kept):
+@pytest.mark.parametrize("indices", [[0, 1, 2, 3, 4], [3], [4, 0], [2, 2, 1], [4, 3, 2, 1, 0]])
+def test_keep_selects_rows(model, rows, indices):
     prompts, targets, logits = rows
     cache = cache_of(model, prompts)
     feed(model, cache, targets, [0] * 5, 6)
-    cache.keep(kept)
-    assert cache.batch == len(kept)
-    offsets = [6 - i for i in range(len(kept))]
-    out = feed(model, cache, targets[mx.array(kept)], offsets, 3)
-    assert_rows(out, expect(logits, kept, offsets, 3))
+    cache.keep(indices)
+    assert cache.batch == len(indices)
+    offsets = [6 - i for i in range(len(indices))]
+    out = feed(model, cache, targets[mx.array(indices)], offsets, 3)
+    assert_rows(out, expect(logits, indices, offsets, 3))
 
 
 @pytest.mark.parametrize("progress", [6, SLOT_MULTIPLE - 3])
@@ -147,16 +147,16 @@ def test_slots_after_a_rows_position_change_nothing(model, rows):
 
 
 @pytest.mark.parametrize(
-    ("offsets", "length", "told"),
+    ("offsets", "length", "message"),
     [
         ([0], 1, "2 rows"),
         ([0, -1], 1, "2 rows"),
         ([], 1, "2 rows"),
     ],
 )
-def test_offsets_that_do_not_fit_are_refused(model, rows, offsets, length, told):
+def test_offsets_that_do_not_fit_are_refused(model, rows, offsets, length, message):
     cache = cache_of(model, rows[0][:2])
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         model.decode(mx.zeros((2, length), mx.int32), cache, offsets)
 
 

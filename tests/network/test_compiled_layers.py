@@ -21,7 +21,7 @@ FAMILIES = {
 }
 
 
-def made(family, kind):
+def random_model(family, kind):
     """Returns a random model of a family in a type, or quantized."""
     model = T5(T5Config.from_dict(CONFIG | FAMILIES[family]))
     dtype = getattr(mx, kind, mx.float32)
@@ -85,12 +85,12 @@ def test_compiled_layers_equal_plain_ones(decoded, family, kind):
     Results are equal to the bit, except on a Mac, where compilers may fuse products and sums.
     """
     off = {"float32": 1e-4}.get(kind, 0.05) if sys.platform == "darwin" else 0
-    model = made(family, kind)
+    model = random_model(family, kind)
     for rows in (1, 3):
-        (plain, held), (other, kept) = (
+        (plain, plain_state), (other, other_state) = (
             decoded(model, rows, compiled) for compiled in (False, True)
         )
-        for a, b in zip(plain + held, other + kept, strict=True):
+        for a, b in zip(plain + plain_state, other + other_state, strict=True):
             a, b = (np.array(x.astype(mx.float32)) for x in (a, b))
             np.testing.assert_allclose(a, b, rtol=0, atol=off * max(np.abs(b).max(), 1))
 

@@ -35,9 +35,10 @@ def test_absent_entries_have_their_defaults():
 ], ids=str)  # fmt: skip
 def test_the_feed_forward_is_that_of_transformers(entries):
     raw = {**RAW, **entries}
-    theirs = transformers.AutoConfig.for_model(**raw)
-    ours = T5Config.from_dict(raw)
-    assert (ours.is_gated_act, ours.dense_act_fn) == (theirs.is_gated_act, theirs.dense_act_fn)
+    hf_config = transformers.AutoConfig.for_model(**raw)
+    config = T5Config.from_dict(raw)
+    assert config.is_gated_act == hf_config.is_gated_act
+    assert config.dense_act_fn == hf_config.dense_act_fn
 
 
 def test_activation_as_saved_wins():

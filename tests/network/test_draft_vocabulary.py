@@ -27,15 +27,15 @@ def a_draft(folder, shares):
 
 
 @pytest.fixture(params=["t5", "flan", "quantized", "mxfp8"])
-def folder(request, made, tmp_path):
+def folder(request, reference_of, tmp_path):
     """Returns a target's folder: tied, with a separate head, or quantized."""
     kind = request.param
     if kind == "quantized":
-        return convert(made("flan").folder, tmp_path / kind, "float32", **IN_BITS)
+        return convert(reference_of("flan").folder, tmp_path / kind, "float32", **IN_BITS)
     if kind == "mxfp8":  # other layers are in mxfp8, the embedding is affine
         more = IN_BITS | {"q_mode": "mxfp8"}
-        return convert(made("t5").folder, tmp_path / kind, "float32", **more)
-    return made(kind).folder
+        return convert(reference_of("t5").folder, tmp_path / kind, "float32", **more)
+    return reference_of(kind).folder
 
 
 @pytest.mark.parametrize("shares", [True, False])
@@ -53,8 +53,8 @@ def test_a_narrowed_draft_keeps_the_logits_of_its_tokens(folder, shares, tmp_pat
     assert stored["d2t"].dtype == mx.int32 and stored["d2t"].tolist() == IDS.tolist()
     assert ("lm_head.weight" in stored) != shares
     loaded, _ = load(path, shared_with=target)
-    for each in (draft, loaded):
-        np.testing.assert_allclose(each(SOURCE, WRITTEN), expected, atol=1e-4, rtol=1e-4)
+    for model in (draft, loaded):
+        np.testing.assert_allclose(model(SOURCE, WRITTEN), expected, atol=1e-4, rtol=1e-4)
     if shares:
         alone = save_draft(draft, folder, tmp_path / "alone", standalone=True)
         assert mx.array_equal(load(alone)[0](SOURCE, WRITTEN), loaded(SOURCE, WRITTEN))
@@ -66,9 +66,9 @@ def test_a_narrowed_draft_keeps_the_logits_of_its_tokens(folder, shares, tmp_pat
 
 
 @pytest.fixture(scope="module")
-def paths(made, tmp_path_factory):
+def paths(reference_of, tmp_path_factory):
     """Returns a target, and the root of two drafts' folders: "True" shares with it."""
-    root, folder = tmp_path_factory.mktemp("drafts"), made("flan").folder
+    root, folder = tmp_path_factory.mktemp("drafts"), reference_of("flan").folder
     for shares in (True, False):
         target, draft = a_draft(folder, shares)
         narrow(draft, IDS)

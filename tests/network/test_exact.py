@@ -38,7 +38,7 @@ def another_order_for_many_rows(monkeypatch):
             x[:, half:], weight[:, half:]
         )
 
-    monkeypatch.setattr(linear, "forms", lambda *_: ((range(10**4), by_rows),))
+    monkeypatch.setattr(linear, "faster_forms", lambda *_: ((range(10**4), by_rows),))
     monkeypatch.setattr(
         layers, "passes_before_compiling", lambda: math.inf
     )  # like the forms for CPUs
@@ -60,16 +60,16 @@ def caches(model, sources):
 def logits_of(model, sources, targets, rng=None):
     """Returns logits (LENGTH, V) of each row, decoded by token or in random blocks."""
     cache, at = caches(model, sources), [0] * len(sources)
-    found = [[] for _ in sources]
+    all_logits = [[] for _ in sources]
     while min(at) < LENGTH:
         size = rng.randint(1, WIDTH) if rng else 1
         block = mx.array([t[i : i + size] for t, i in zip(targets, at, strict=True)])
         logits = np.array(model.decode(block, cache, list(at)))
         for row, start in enumerate(at):
-            kept = min(rng.randint(1, size) if rng else 1, LENGTH - start)
-            found[row] += list(logits[row, :kept])
-            at[row] += kept
-    return np.array(found)
+            count = min(rng.randint(1, size) if rng else 1, LENGTH - start)
+            all_logits[row] += list(logits[row, :count])
+            at[row] += count
+    return np.array(all_logits)
 
 
 @pytest.mark.slow
@@ -110,13 +110,13 @@ DRAFTERS = {
 def decoders():
     """Returns a decoder with each drafter; all share one checked 4-bit target."""
     model = random_t5("4 bit")
-    made = {
+    all_decoders = {
         name: SpeculativeDecoder(model, drafter(model), None, 5, exact=True)
         for name, drafter in DRAFTERS.items()
     }
-    for decoder in made.values():
-        decoder.target = made["none"].target
-    return made
+    for decoder in all_decoders.values():
+        decoder.target = all_decoders["none"].target
+    return all_decoders
 
 
 @pytest.mark.slow
@@ -129,17 +129,17 @@ def test_tokens_depend_on_neither_draft_nor_neighbors(decoders, temp):
     how = {"max_tokens": 12, "temp": temp, "top_p": 0.95, "batch_size": 2}
     regular = [r.tokens for r in decoders["none"].generate(sources, seed=seeds, **how)]
     assert len({token for tokens in regular for token in tokens}) > (8 if temp else 2)
-    kept = set()
+    cases = set()
     for name, decoder in decoders.items():
         for num_draft in (1, 7, "auto") if name == "good" else (5,):
             results = decoder.generate(sources, seed=seeds, num_draft=num_draft, **how)
             assert [r.tokens for r in results] == regular
-            kept |= {(name, num_draft, r.stats.accepted > 0) for r in results}
+            cases |= {(name, num_draft, r.stats.accepted > 0) for r in results}
         alone = decoder.generate(sources[3], seed=3, **how)
         assert alone.tokens == regular[3]
         chunks = list(decoder.stream(sources[3], seed=3, **how))
         assert chunks[-1].result.tokens == regular[3]
-    assert {("good", num_draft, True) for num_draft in (1, 7, "auto")} <= kept
+    assert {("good", num_draft, True) for num_draft in (1, 7, "auto")} <= cases
 
 
 @exact_or_refused

@@ -9,8 +9,8 @@ from model import load
 from random_models import random_t5
 
 
-def test_the_fingerprint_survives_types_and_quantization(made, tmp_path):
-    folder = made("flan").folder
+def test_the_fingerprint_survives_types_and_quantization(reference_of, tmp_path):
+    folder = reference_of("flan").folder
     plain = fingerprint(load(folder, "float32")[0])
     in_bits = {"quantize": True, "q_group_size": 32, "quant_predicate": "embed_8"}
     quantized = fingerprint(load(convert(folder, tmp_path / "q", "float32", **in_bits))[0])
@@ -31,9 +31,9 @@ def test_the_fingerprint_survives_types_and_quantization(made, tmp_path):
         "decoder.relative_attention_bias.0",
     ],
 )  # fmt: skip
-def test_the_fingerprint_changes_with_one_weight(made, name, change, same):
+def test_the_fingerprint_changes_with_one_weight(reference_of, name, change, same):
     """The change is in the last column of a weight."""
-    model, _ = load(made("flan").folder, "float32")
+    model, _ = load(reference_of("flan").folder, "float32")
     before = fingerprint(model)
     weight = dict(tree_flatten(model.parameters()))[f"{name}.weight"]
     place = (..., weight.shape[-1] - 1)

@@ -52,16 +52,16 @@ def test_a_tied_embedding_multiplies_as_the_head():
 
 def layers(bits=(), outputs=(64, 64, 32)):
     """Returns linear layers over 64 inputs, quantized to `bits` if given."""
-    made = [nn.Linear(64, n, bias=False) for n in outputs]
-    return [made[i].to_quantized(32, b) for i, b in enumerate(bits)] or made
+    linears = [nn.Linear(64, n, bias=False) for n in outputs]
+    return [linears[i].to_quantized(32, b) for i, b in enumerate(bits)] or linears
 
 
 @pytest.fixture
 def exact_buffers():
     """Frees buffers at once: a larger reused buffer would count with its whole size."""
-    kept = mx.set_cache_limit(0)
+    cache_limit = mx.set_cache_limit(0)
     yield
-    mx.set_cache_limit(kept)
+    mx.set_cache_limit(cache_limit)
 
 
 @cpu_allocation
@@ -103,7 +103,7 @@ def test_unsuitable_layers_are_not_joined(own):
 def test_a_product_adds_the_residual(monkeypatch, form, kind):
     """The sum has the residual's type, so no precision is lost to the weight's type."""
     forms = ((range(3, 4), form),) if form is not as_written else ()
-    monkeypatch.setattr(linear, "forms", lambda *_: forms)
+    monkeypatch.setattr(linear, "faster_forms", lambda *_: forms)
     (layer,), x = layers((8,) if kind == "quantized" else (), (64,)), mx.random.normal((3, 64))
     if kind in ("bfloat16", "wider residual"):
         layer.weight, x = layer.weight.astype(mx.bfloat16), x.astype(mx.bfloat16)

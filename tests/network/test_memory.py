@@ -27,9 +27,9 @@ def held(arrays):
 
 
 def model(dtype=mx.float32, **shape):
-    made = T5(T5Config(**{**TINY, **shape}))
-    made.set_dtype(dtype)
-    return made
+    t5 = T5(T5Config(**{**TINY, **shape}))
+    t5.set_dtype(dtype)
+    return t5
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
@@ -53,9 +53,9 @@ def test_an_encoder_takes_about_the_estimated_memory(feed_forward):
         before = mx.get_active_memory()
         mx.reset_peak_memory()
         mx.eval(one.encode(ids))
-        taken = mx.get_peak_memory() - before
+        peak = mx.get_peak_memory() - before
         said = encoder_bytes(one.config, 4, rows, source)
-        assert 0.8 * taken <= said <= 2 * taken
+        assert 0.8 * peak <= said <= 2 * peak
 
 
 @pytest.mark.slow
@@ -64,7 +64,7 @@ def test_the_formula_counts_plain_and_quantized_weights(tmp_path):
     loaded, _ = load(source, "float32")
     weights = held(a for _, a in tree_flatten(loaded.parameters()))
     assert folder_bytes(source, "float32") == 2 * folder_bytes(source, "bfloat16") == weights
-    for name, wanted in {
+    for name, values in {
         "4": (4, 32, "affine"),
         "nvfp4": (None, None, "nvfp4"),
         "mixed": (None, 64, "affine", "vo_4_5"),
@@ -72,7 +72,7 @@ def test_the_formula_counts_plain_and_quantized_weights(tmp_path):
     }.items():
         path = tmp_path / name
         options = ("q_bits", "q_group_size", "q_mode", "quant_predicate")
-        convert(source, path, quantize=True, **dict(zip(options, wanted, strict=False)))
+        convert(source, path, quantize=True, **dict(zip(options, values, strict=False)))
         quantized, _ = load(path, "bfloat16")
         weights = held(a for _, a in tree_flatten(quantized.parameters()))
         assert folder_bytes(path, "bfloat16") == weights
@@ -108,8 +108,8 @@ def test_a_mac_is_warned_near_what_macos_recommends(monkeypatch, memory, cure):
     )
 
 
-def test_a_float32_folder_on_a_gpu_gives_a_hint(monkeypatch, tmp_path, made):
-    original = made("t5").folder  # float32, as most models on the Hub
+def test_a_float32_folder_on_a_gpu_gives_a_hint(monkeypatch, tmp_path, reference_of):
+    original = reference_of("t5").folder  # float32, as most models on the Hub
     converted = convert(original, tmp_path / "mlx", "float32")
     monkeypatch.setattr(memory, "on_cpu", lambda: True)
     assert dtype_hint(original, None) is None  # on a CPU float32 is right
@@ -142,16 +142,16 @@ def test_weights_are_wired_while_they_are_loaded(monkeypatch):
 
 @cpu_allocation
 def test_layers_that_are_joined_leave_few_buffers_behind(monkeypatch):
-    kept, join = [], modules.join_layers
+    cache_sizes, join = [], modules.join_layers
 
     def joined(*parts):
         join(*parts)
-        kept.append(mx.get_cache_memory())
+        cache_sizes.append(mx.get_cache_memory())
 
     monkeypatch.setattr(modules, "join_layers", joined)
     loaded, _ = load(BUNDLED / "target", "float32")
     weights = held(array for _, array in tree_flatten(loaded.parameters()))
-    assert max(kept[1:]) < weights / 10 and mx.get_cache_memory() < weights / 100
+    assert max(cache_sizes[1:]) < weights / 10 and mx.get_cache_memory() < weights / 100
 
 
 def test_caches_are_wired_and_buffers_kept_as_far_as_memory_allows(monkeypatch):
@@ -201,17 +201,17 @@ def test_rows_are_refused_before_they_fill_the_machine(monkeypatch):
     fits = row(10)
     engine.insert([fits])
     needed = one.cache_memory(2, source_width(10), 20) + one.encoder_memory(1, source_width(10))
-    left = needed
+    free_memory = needed
     monkeypatch.setattr(mx, "get_active_memory", lambda: 0)
-    monkeypatch.setattr(memory, "limit", lambda: left)
+    monkeypatch.setattr(memory, "limit", lambda: free_memory)
     for large in (row(100), row(10, max_tokens=2000)):
         with pytest.raises(RuntimeError, match="needs .* MB, and .* MB are left"):
             engine.insert([large])
-    left = needed - 1
+    free_memory = needed - 1
     with pytest.raises(RuntimeError, match="are left"):
         engine.insert([row(10)])
     assert engine.rows == [fits]
-    left = needed
+    free_memory = needed
     engine.insert([row(10)])
     assert len(engine.rows) == 2
 

@@ -45,14 +45,14 @@ def parts(folder, size=2, **how):
     return [dict(tree_flatten(model.parameters())) for model in models]
 
 
-def assert_whole(found, folder, **how):
+def assert_whole(shards, folder, **how):
     """Asserts that the joined parts are the whole model."""
     for name, whole in tree_flatten(load(folder, "float32", **how)[0].parameters()):
-        own = [part[name] for part in found]
+        own = [part[name] for part in shards]
         if own[0].shape == whole.shape:
-            assert all(mx.array_equal(each, whole) for each in own), name
+            assert all(mx.array_equal(array, whole) for array in own), name
             continue
-        axis = 0 if sum(len(each) for each in own) == len(whole) else 1
+        axis = 0 if sum(len(array) for array in own) == len(whole) else 1
         assert mx.array_equal(mx.concatenate(own, axis=axis), whole), name
 
 
@@ -84,8 +84,8 @@ def test_an_adapter_is_merged_before_the_cut(root, tmp_path):
                (("q", (128, width)), ("o", (width, 128)))}  # fmt: skip
     adapters.by_hand(tmp_path, shapes, target_modules=["q", "o"])
     for name in ("gated", "quantized"):
-        found = parts(root / name, adapter=tmp_path)
-        assert_whole(found, root / name, adapter=tmp_path)
+        shards = parts(root / name, adapter=tmp_path)
+        assert_whole(shards, root / name, adapter=tmp_path)
 
 
 IDS, WRITTEN = mx.array([[5, 9, 3, 1]]), mx.array([[0, 7, 8]])
@@ -144,24 +144,24 @@ def test_the_memory_of_a_whole_head_counts(root, name, monkeypatch):
 def test_a_pair_is_loaded_with_a_whole_head_where_the_draft_needs_one(
     root, monkeypatch, size, draft, whole
 ):
-    asked = []
-    monkeypatch.setattr(loading, "warning", lambda *given: asked.append(given))
+    calls = []
+    monkeypatch.setattr(loading, "warning", lambda *args: calls.append(args))
     folders = [root / "gated", root / draft]
     group = Group(0, size) if size > 1 else None
     target, drafter, *_ = load_pair(ModelPair(*folders, False, ""), "float32", group)
-    assert asked == [(folders, "float32", size, whole)]
+    assert calls == [(folders, "float32", size, whole)]
     assert drafter.model.shares_with is (target if draft == "gated-draft" else None)
 
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", ["gated", "tied", "quantized"])
 def test_a_rank_reads_and_holds_its_share_and_the_common_weights(root, monkeypatch, name, size):
-    read, original = [], StoredTensor._read_into
+    byte_counts, original = [], StoredTensor._read_into
     monkeypatch.setattr(
-        StoredTensor, "_read_into", lambda *a: (read.append(a[1].nbytes), original(*a))[1]
+        StoredTensor, "_read_into", lambda *a: (byte_counts.append(a[1].nbytes), original(*a))[1]
     )
     held = [{n: array.nbytes for n, array in part.items()} for part in parts(root / name, size)]
-    bytes_read, whole = sum(read), load(root / name, "float32")[0]
+    bytes_read, whole = sum(byte_counts), load(root / name, "float32")[0]
     sizes = {n: array.nbytes for n, array in tree_flatten(whole.parameters())}
     common = sum(n for key, n in sizes.items() if key.startswith("shared.") or "norm." in key)
     head = sum(n for key, n in sizes.items() if key.startswith("lm_head."))
@@ -185,4 +185,4 @@ def test_indivisible_models_are_refused_with_the_possible_numbers(root):
 
 def test_shares_are_equal_but_for_the_last():
     shares = [Ranks(Group(rank, 4)).share(61) for rank in range(4)]
-    assert [each.stop - each.start for each in shares] == [16, 16, 16, 13]
+    assert [share.stop - share.start for share in shares] == [16, 16, 16, 13]

@@ -30,16 +30,20 @@ KINDS = ("t5", "flan", "umt5", "byt5", "quantized")
 
 
 @pytest.fixture(scope="module")
-def folders(made, tmp_path_factory):
+def folders(reference_of, tmp_path_factory):
     """Returns `folders(kind)`: a target's folder; "quantized" includes embedding and head."""
     root = tmp_path_factory.mktemp("targets")
     in_bits = {"quantize": True, "q_group_size": 32, "quant_predicate": "embed_8"}
 
     def folder(kind):
         if kind != "quantized":
-            return made(kind).folder
+            return reference_of(kind).folder
         path = root / kind
-        return path if path.exists() else convert(made("flan").folder, path, "float32", **in_bits)
+        return (
+            path
+            if path.exists()
+            else convert(reference_of("flan").folder, path, "float32", **in_bits)
+        )
 
     return folder
 
@@ -53,31 +57,31 @@ def test_a_draft_of_all_layers_equals_the_target_and_holds_its_decoder(folders, 
     target, _ = load(folders(kind), "float32")
     depth = target.config.num_decoder_layers
     expected = target(IDS, WRITTEN)
-    made = shared_draft(target, depth)
-    alone = save_draft(made, folders(kind), tmp_path / "draft")
-    whole = save_draft(made, folders(kind), tmp_path / "whole", standalone=True)
+    full_draft = shared_draft(target, depth)
+    alone = save_draft(full_draft, folders(kind), tmp_path / "draft")
+    whole = save_draft(full_draft, folders(kind), tmp_path / "whole", standalone=True)
     assert ENTRY not in json.loads((whole / "config.json").read_text())
     loaded = load(alone, shared_with=target)[0]
-    for draft in (made, loaded):
+    for draft in (full_draft, loaded):
         assert all(name.startswith("decoder.") for name, _ in tree_flatten(draft.parameters()))
         assert draft.trainable_parameters().keys() == {"decoder"}
         for part in ("encoder", "shared", "lm_head"):
             assert getattr(draft, part, None) is getattr(target, part, None)
     assert folder_bytes(alone, "float32") == held(loaded)
-    for draft in (made, loaded, load(whole)[0]):
+    for draft in (full_draft, loaded, load(whole)[0]):
         assert mx.allclose(draft(IDS, WRITTEN), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_layers_are_taken_evenly_from_the_first_on(made):
+def test_layers_are_taken_evenly_from_the_first_on(reference_of):
     family = Family("deep", {"model_type": "umt5", "num_layers": 4})  # each has a separate bias
-    target, _ = load(made(family).folder, "float32")
+    target, _ = load(reference_of(family).folder, "float32")
     draft = shared_draft(target, 2)
     for i, place in enumerate((0, 2)):
-        ours, theirs = draft.decoder, target.decoder
-        for name, array in tree_flatten(ours.layers[i].parameters()):
-            weights = dict(tree_flatten(theirs.layers[place].parameters()))
+        copy, source = draft.decoder, target.decoder
+        for name, array in tree_flatten(copy.layers[i].parameters()):
+            weights = dict(tree_flatten(source.layers[place].parameters()))
             assert mx.array_equal(array, weights[name])
-        tables = (stack.relative_attention_bias[at] for stack, at in ((ours, i), (theirs, place)))
+        tables = (stack.relative_attention_bias[at] for stack, at in ((copy, i), (source, place)))
         assert mx.array_equal(*(table.weight for table in tables))
     for layers in (0, 5):
         with pytest.raises(UserError, match="the target has 4; choose 1 to 4"):
@@ -85,9 +89,9 @@ def test_layers_are_taken_evenly_from_the_first_on(made):
 
 
 @cpu_allocation
-def test_shared_weights_are_held_once(made, tmp_path):
-    target, _ = load(made("flan").folder, "float32")
-    path = save_draft(shared_draft(target, 1), made("flan").folder, tmp_path / "draft")
+def test_shared_weights_are_held_once(reference_of, tmp_path):
+    target, _ = load(reference_of("flan").folder, "float32")
+    path = save_draft(shared_draft(target, 1), reference_of("flan").folder, tmp_path / "draft")
     before, weight = mx.get_active_memory(), target.encoder.layers[0].self_attention.q.weight
     draft, _ = load(path, shared_with=target)
     assert 0 < mx.get_active_memory() - before < 1.1 * held(draft)
@@ -131,27 +135,27 @@ def test_exact_texts_are_the_same_with_and_without_a_draft():
             assert [r.tokens for r in results] == [r.tokens for r in regular]
 
 
-def test_a_draft_is_refused_with_another_target(tmp_path, made):
+def test_a_draft_is_refused_with_another_target(tmp_path, reference_of):
     target, other = random_t5(seed=3), random_t5(seed=4)
     draft = shared_draft(target, 1)
     with pytest.raises(UserError, match="uses the encoder of another target"):
         SpeculativeDecoder(other, draft)
-    folder = made("t5").folder
+    folder = reference_of("t5").folder
     path = save_draft(shared_draft(load(folder)[0], 1), folder, tmp_path / "draft")
-    for wanted, match in (
+    for options, match in (
         ({}, "is a draft for t5 and works with that alone.*give it as --draft-model"),
         ({"shared_with": other}, "is a draft for t5, and the target is another model"),
         ({"shared_with": load(folder)[0], "adapter": tmp_path}, "merge the adapter into that"),
     ):
         with pytest.raises(UserError, match=match):
-            load(path, **wanted)
+            load(path, **options)
 
 
 @pytest.fixture
-def recorded(made, tmp_path):
+def recorded(reference_of, tmp_path):
     """Returns a target, and a function that changes the record in its draft's folder."""
-    target, _ = load(made("t5").folder)
-    path = save_draft(shared_draft(target, 1), made("t5").folder, tmp_path / "draft")
+    target, _ = load(reference_of("t5").folder)
+    path = save_draft(shared_draft(target, 1), reference_of("t5").folder, tmp_path / "draft")
     file = path / "config.json"
 
     def record(change):
@@ -182,10 +186,10 @@ def test_a_draft_of_an_earlier_version_is_matched_by_norms_alone(recorded):
 
 
 @pytest.mark.parametrize("how", ["loaded", "converted", "trained further"])
-def test_a_draft_fits_adapted_targets_but_not_one_trained_further(made, tmp_path, how):
-    folder, adapter = made("t5").folder, tmp_path / "lora"
+def test_a_draft_fits_adapted_targets_but_not_one_trained_further(reference_of, tmp_path, how):
+    folder, adapter = reference_of("t5").folder, tmp_path / "lora"
     layer = "decoder.block.0.layer.0.SelfAttention.q"
-    shape = tuple(made("t5").model.state_dict()[f"{layer}.weight"].shape)
+    shape = tuple(reference_of("t5").model.state_dict()[f"{layer}.weight"].shape)
     by_hand(adapter, {layer: shape}, target_modules=[layer])
     draft = save_draft(shared_draft(load(folder)[0], 1), folder, tmp_path / "draft")
     if how == "loaded":

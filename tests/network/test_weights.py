@@ -92,30 +92,30 @@ STRANGERS = (
         ("t5", with_tensor(WO, (32, 47)), rf"{WO} has shape \(32, 47\) instead of \(32, 48\)"),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_named(made, tmp_path, family, edit, message):
-    folder = edited(made(family).folder, tmp_path / "m", edit)
+def test_a_tensor_that_does_not_fit_is_named(reference_of, tmp_path, family, edit, message):
+    folder = edited(reference_of(family).folder, tmp_path / "m", edit)
     with pytest.raises(UserError, match=message):
         load(folder)
 
 
 @pytest.mark.parametrize("embedding", ["shared", "encoder.embed_tokens", "decoder.embed_tokens"])
-def test_the_embedding_is_found_under_any_name(made, tmp_path, embedding):
+def test_the_embedding_is_found_under_any_name(reference_of, tmp_path, embedding):
     def only(tensors):
-        others = {n: a for n, a in tensors.items() if "shared" not in n and "embed_tokens" not in n}
-        return {**others, f"{embedding}.weight": tensors["shared.weight"]}
+        rest = {n: a for n, a in tensors.items() if "shared" not in n and "embed_tokens" not in n}
+        return {**rest, f"{embedding}.weight": tensors["shared.weight"]}
 
-    source = made("t5").folder
+    source = reference_of("t5").folder
     assert_same(load(edited(source, tmp_path / "m", only))[0], load(source)[0])
 
 
-def test_a_head_that_differs_in_its_last_row_is_separate(made, tmp_path, monkeypatch):
+def test_a_head_that_differs_in_its_last_row_is_separate(reference_of, tmp_path, monkeypatch):
     tiles = Checkpoint.row_tiles  # tiles of a few rows, as in a large checkpoint
     monkeypatch.setattr(Checkpoint, "row_tiles", lambda self, name, _: tiles(self, name, 1000))
 
     def nudge(tensors):
         tensors[HEAD][-1] += 1
 
-    source = made("t5").folder
+    source = reference_of("t5").folder
     model, tied = load(edited(source, tmp_path / "m", nudge))[0], load(source)[0]
     assert "lm_head" in model and "lm_head" not in tied
     logits, expected = (np.array(m(IDS, TARGET)) for m in (model, tied))
@@ -224,12 +224,12 @@ BROKEN = {
 
 @pytest.mark.parametrize("kind", ["mlx", "hf"])
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_folders_are_refused(made, tmp_path, plain, name, kind):
+def test_broken_folders_are_refused(reference_of, tmp_path, plain, name, kind):
     folder = tmp_path / "m"
     if kind == "mlx":
         mlx_folder(folder, plain, RAW)
     else:
-        shutil.copytree(made("t5").folder, folder)
+        shutil.copytree(reference_of("t5").folder, folder)
     BROKEN[name](folder)
     with pytest.raises(UserError) as error:
         load(folder)

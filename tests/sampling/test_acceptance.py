@@ -23,15 +23,15 @@ def test_keep_greedy_wants_the_argmax_itself():
 
 
 @pytest.mark.parametrize(
-    ("delta", "kept"), [(0.0, [1, 0, 0, 0]), (0.5, [1, 1, 0, 0]), (0.9, [1, 1, 1, 0]), (1, [1] * 4)]
+    ("delta", "mask"), [(0.0, [1, 0, 0, 0]), (0.5, [1, 1, 0, 0]), (0.9, [1, 1, 1, 0]), (1, [1] * 4)]
 )
-def test_keep_greedy_compares_with_a_share_of_the_largest_probability(delta, kept):
+def test_keep_greedy_compares_with_a_share_of_the_largest_probability(delta, mask):
     logits = mx.log(mx.array([0.5, 0.26, 0.2, 0.04]))
     every_token = mx.array([[0, 1, 2, 3]])
     keep = acceptance.keep_greedy(
         mx.broadcast_to(logits, (1, 4, 4)), every_token, mx.array([delta])
     )
-    assert keep.tolist() == [[bool(k) for k in kept]]
+    assert keep.tolist() == [[bool(k) for k in mask]]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_verify_without_proposals_is_one_token_of_the_target():
 
 def greedily(logits, drafts, length, delta):
     """Applies the rule to one greedy row; returns (number accepted, tokens that count)."""
-    kept = []
+    tokens = []
     for i, position in enumerate(logits):
         largest, best = position.max(), int(position.argmax())
         if not np.isfinite(largest):  # NaN, +inf, or all tokens forbidden
@@ -92,8 +92,8 @@ def greedily(logits, drafts, length, delta):
         near = delta > 0 and logit > -np.inf and np.exp(logit - largest) >= 1 - delta
         if drafts[i] != best and not near:
             break
-        kept.append(drafts[i])
-    return len(kept), [*kept, best]
+        tokens.append(drafts[i])
+    return len(tokens), [*tokens, best]
 
 
 @pytest.mark.parametrize("deltas", [[0.0], [0.6], [1.0], [0.0, 0.3, 0.9]], ids=str)

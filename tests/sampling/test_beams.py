@@ -19,45 +19,45 @@ from model import load
 START, EOS, V = 0, 1, 10
 
 
-def search(num_beams=2, eos=(EOS,), **settings):
+def beam_search(num_beams=2, eos=(EOS,), **settings):
     return BeamSearch(Settings(num_beams=num_beams, **settings), START, eos)
 
 
-def advance(found, *continuations):
+def advance(search, *continuations):
     """Advances a search with continuations (score, beam, token), the best first."""
-    rest = [NO_BEAM] * (found.looked_at - len(continuations))
+    rest = [NO_BEAM] * (search.looked_at - len(continuations))
     scores = [score for score, _, _ in continuations] + rest
     places = [k * V + token for _, k, token in continuations] + [0] * len(rest)
-    found.advance(scores, places, V)
+    search.advance(scores, places, V)
 
 
-def texts(found):
-    return [(text.tokens[1:], round(float(text.score), 4), text.reason) for text in found.texts]
+def texts(search):
+    return [(text.tokens[1:], round(float(text.score), 4), text.reason) for text in search.texts]
 
 
-def beams(found):
-    return [(beam.tokens[1:], float(beam.score)) for beam in found.beams]
+def beams(search):
+    return [(beam.tokens[1:], float(beam.score)) for beam in search.beams]
 
 
 def test_texts_that_end_make_room_for_the_next_best_beams():
-    found = search()
-    advance(found, (-1.0, 0, 5), (-1.5, 0, EOS), (-2.0, 0, 6), (-3.0, 0, 7))
-    assert beams(found) == [([5], -1.0), ([6], -2.0)] and found.parents == [0, 0]
-    assert texts(found) == [([EOS], -1.5, "stop")]
+    search = beam_search()
+    advance(search, (-1.0, 0, 5), (-1.5, 0, EOS), (-2.0, 0, 6), (-3.0, 0, 7))
+    assert beams(search) == [([5], -1.0), ([6], -2.0)] and search.parents == [0, 0]
+    assert texts(search) == [([EOS], -1.5, "stop")]
     # An end token past the first K is no text, but it also makes room.
-    advance(found, (-2.5, 1, 5), (-3.0, 0, 7), (-3.5, 0, EOS), (-4.0, 0, 8))
-    assert beams(found) == [([6, 5], -2.5), ([5, 7], -3.0)] and found.parents == [1, 0]
-    assert texts(found) == [([EOS], -1.5, "stop")] and not found.done
+    advance(search, (-2.5, 1, 5), (-3.0, 0, 7), (-3.5, 0, EOS), (-4.0, 0, 8))
+    assert beams(search) == [([6, 5], -2.5), ([5, 7], -3.0)] and search.parents == [1, 0]
+    assert texts(search) == [([EOS], -1.5, "stop")] and not search.done
 
 
 @pytest.mark.parametrize(
     ("length_penalty", "scores"), [(1, [-1.5, -1.5]), (0, [-1.5, -3]), (-1, [-1.5, -6])]
 )
 def test_scores_are_divided_by_the_length_to_the_power_of_the_penalty(length_penalty, scores):
-    found = search(length_penalty=length_penalty)
-    advance(found, (-1.0, 0, 5), (-1.5, 0, EOS))
-    advance(found, (-2.9, 0, 6), (-3.0, 0, EOS))
-    assert [float(text.score) for text in found.texts] == scores
+    search = beam_search(length_penalty=length_penalty)
+    advance(search, (-1.0, 0, 5), (-1.5, 0, EOS))
+    advance(search, (-2.9, 0, 6), (-3.0, 0, EOS))
+    assert [float(text.score) for text in search.texts] == scores
 
 
 @pytest.mark.parametrize(
@@ -72,20 +72,20 @@ def test_scores_are_divided_by_the_length_to_the_power_of_the_penalty(length_pen
     ],
 )
 def test_a_search_ends_when_its_texts_cannot_get_better(early_stopping, max_tokens, best, done):
-    found = search(early_stopping=early_stopping, max_tokens=max_tokens)
-    advance(found, (-1.0, 0, 5), (-1.5, 0, EOS))
-    advance(found, (-3.0, 0, EOS), (best, 0, 6))
-    assert [float(text.score) for text in found.texts[:2]] == [-1.5, -1.5] or max_tokens == 2
-    assert found.done == done
+    search = beam_search(early_stopping=early_stopping, max_tokens=max_tokens)
+    advance(search, (-1.0, 0, 5), (-1.5, 0, EOS))
+    advance(search, (-3.0, 0, EOS), (best, 0, 6))
+    assert [float(text.score) for text in search.texts[:2]] == [-1.5, -1.5] or max_tokens == 2
+    assert search.done == done
 
 
 def test_forbidden_continuations_are_neither_beams_nor_texts():
-    found = search(num_beams=3)
-    advance(found, (-1.0, 0, 5), (-2.0, 0, EOS))
-    assert beams(found) == [([5], -1.0), ([5], NO_BEAM), ([5], NO_BEAM)]
-    assert found.parents == [0, 0, 0]
-    advance(found)
-    assert found.done and texts(found) == [([EOS], -2.0, "stop")]
+    search = beam_search(num_beams=3)
+    advance(search, (-1.0, 0, 5), (-2.0, 0, EOS))
+    assert beams(search) == [([5], -1.0), ([5], NO_BEAM), ([5], NO_BEAM)]
+    assert search.parents == [0, 0, 0]
+    advance(search)
+    assert search.done and texts(search) == [([EOS], -2.0, "stop")]
 
 
 @pytest.mark.parametrize("width", [1, 100, 128, 1000])
@@ -95,9 +95,9 @@ def test_the_largest_values_and_their_places_are_found(width, count):
     values[1] = np.arange(width) // 7  # ties: the first value comes first
     values[2, 1:] = -np.inf
     count = min(count, width)
-    found, places = largest(mx.array(values), count)
+    top_values, places = largest(mx.array(values), count)
     order = np.argsort(-values, axis=1, kind="stable")[:, :count]
-    np.testing.assert_array_equal(np.array(found), np.take_along_axis(values, order, 1))
+    np.testing.assert_array_equal(np.array(top_values), np.take_along_axis(values, order, 1))
     np.testing.assert_array_equal(np.array(places)[0], order[0])
     assert (np.array(places) < max(width, 128)).all()
     np.testing.assert_array_equal(np.array(places)[2, :1], [0])
@@ -107,10 +107,10 @@ def test_the_largest_values_and_their_places_are_found(width, count):
 
 
 class Lift(transformers.LogitsProcessor):
-    """Adds a bias; `ours` is the same processor for MLX."""
+    """Adds a bias; `twin` is the same processor for MLX."""
 
     def __init__(self, bias):
-        self.bias, self.ours = torch.tensor(bias), lambda tokens, logits: logits + mx.array(bias)
+        self.bias, self.twin = torch.tensor(bias), lambda tokens, logits: logits + mx.array(bias)
 
     def __call__(self, input_ids, scores):
         return scores + self.bias
@@ -170,14 +170,14 @@ class Case:
             model.config, eos_token_id=first, more_eos_token_ids=tuple(more)
         )
         return SpeculativeDecoder(ending).generate(
-            self.prompts, batch_size=batch_size, logits_processors=[self.lift.ours], **self.options
+            self.prompts, batch_size=batch_size, logits_processors=[self.lift.twin], **self.options
         )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_texts_and_scores_are_those_of_transformers(family, made):
-    reference = made(family)
+def test_texts_and_scores_are_those_of_transformers(family, reference_of):
+    reference = reference_of(family)
     model, _ = load(reference.folder, mx.float32)
     rng = random.Random(family.name)
     for _ in range(3):

@@ -58,15 +58,15 @@ def expected(target, draft, num_draft, delta, **sampling):
     """Returns {sequence: probability} of the texts that the engine should write."""
     outcome = Counter()
 
-    def walk(seen, probability, left):
-        """Adds the outcomes after `seen`, with `left` proposals of the block still to be judged."""
+    def walk(seen, probability, count):
+        """Adds the outcomes after `seen`, with `count` proposals of the block yet to be judged."""
         if len(seen) > 1 and seen[-1] == EOS or len(seen) > MAX_TOKENS:
             outcome[seen[1:]] += probability
             return
-        if left is None:  # a new block: one token a step is the target's own
-            left = min(num_draft, MAX_TOKENS - len(seen))
+        if count is None:  # a new block: one token a step is the target's own
+            count = min(num_draft, MAX_TOKENS - len(seen))
         p = law(target, seen, **sampling)
-        if left == 0 or draft(SOURCE, seen) is None:
+        if count == 0 or draft(SOURCE, seen) is None:
             for token in np.flatnonzero(p):
                 walk((*seen, int(token)), probability * p[token], None)
             return
@@ -75,7 +75,7 @@ def expected(target, draft, num_draft, delta, **sampling):
         rest = np.maximum(p - q, 0)
         rest *= (1 - keep.sum()) / max(rest.sum(), 1e-300)
         for token in range(V):
-            for mass, remaining in ((keep[token], left - 1), (rest[token], None)):
+            for mass, remaining in ((keep[token], count - 1), (rest[token], None)):
                 if mass > 0:
                     walk((*seen, token), probability * mass, remaining)
 
@@ -99,8 +99,8 @@ def sampled(target, make, num_draft, draws=DRAWS, **settings):
 def distance(seen, exact):
     """Returns the total variation relative to the bound for fair draws."""
     draws = sum(seen.values())
-    found = sum(abs(seen[s] / draws - exact[s]) for s in exact | seen) / 2
-    return found / total_variation_bound(len(exact), draws)
+    variation = sum(abs(seen[s] / draws - exact[s]) for s in exact | seen) / 2
+    return variation / total_variation_bound(len(exact), draws)
 
 
 def compare(seen, exact):
@@ -120,8 +120,8 @@ def copying(source, seen, likely_only=False):
     alignment = Alignment(source, 0)
     alignment.follow(seen[1:])
     copy = alignment.find(1)
-    found = copy and (copy.kind is COPY or not likely_only)
-    return always(copy.tokens[0], V)(source, seen) if found else None
+    has_proposal = copy and (copy.kind is COPY or not likely_only)
+    return always(copy.tokens[0], V)(source, seen) if has_proposal else None
 
 
 PREDICTION = (4, 2, 3)
@@ -290,9 +290,9 @@ def test_adaptive_numbers_of_proposals_keep_the_law(table, monkeypatch):
         draft = drafter(table, model)
         propose = draft.propose
 
-        def watched(committed, choices, *given):
+        def watched(committed, choices, *args):
             lengths.extend(choice.length for choice in choices)
-            return propose(committed, choices, *given)
+            return propose(committed, choices, *args)
 
         draft.propose = watched
         return draft
@@ -303,5 +303,5 @@ def test_adaptive_numbers_of_proposals_keep_the_law(table, monkeypatch):
 
 def test_a_wrong_rule_exceeds_the_bound():
     """The bound is tight enough to detect a rule that keeps every proposal."""
-    kept = sampled(TABLE, modeled(GOOD), 2, delta=1.0, **PLAIN)
-    assert distance(kept, expected(TABLE, GOOD, 2, 0.0, **PLAIN)) > 1
+    counts = sampled(TABLE, modeled(GOOD), 2, delta=1.0, **PLAIN)
+    assert distance(counts, expected(TABLE, GOOD, 2, 0.0, **PLAIN)) > 1

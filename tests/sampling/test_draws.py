@@ -66,15 +66,15 @@ def test_no_waiting_time_is_zero_and_zero_weights_never_win():
 def test_tiny_waiting_times_are_as_fine_grained_as_long_ones():
     """With times in steps of 2**-24, a token of probability 2e-8 was drawn a quarter as often."""
     size, rows = 250_112, 60
-    found = []
+    tiny_times = []
     for key in np.array(keys(rows)):
         u = mx.random.uniform(shape=(1, size + 1), key=mx.array(key))
         times = np.array(sampling.waiting_times(u), np.float64)
-        found += times[times < 100 * 2.0**-24].tolist()
+        tiny_times += times[times < 100 * 2.0**-24].tolist()
     expected = size * rows * 100 * 2.0**-24
-    assert abs(len(found) - expected) < 5 * expected**0.5
-    quarter = np.bincount((np.array(found) * 2.0**26).astype(int) % 4, minlength=4)
-    chi_squared = ((quarter - len(found) / 4) ** 2 / (len(found) / 4)).sum()
+    assert abs(len(tiny_times) - expected) < 5 * expected**0.5
+    quarter = np.bincount((np.array(tiny_times) * 2.0**26).astype(int) % 4, minlength=4)
+    chi_squared = ((quarter - len(tiny_times) / 4) ** 2 / (len(tiny_times) / 4)).sum()
     assert chi_squared < 30.7  # 3 degrees of freedom, false alarm 1e-6
 
 

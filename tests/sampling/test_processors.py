@@ -88,12 +88,12 @@ def test_a_ragged_batch_of_blocks_is_processed_as_by_transformers(seed):
     names = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens")
     processing = rules(*(dict(zip(names, row, strict=True)) for row in values))
     history = History.align(committed).then(mx.array(drafts, mx.int32) if positions > 1 else None)
-    ours = np.array(processing(history, mx.array(logits), [positions] * 5))
+    output = np.array(processing(history, mx.array(logits), [positions] * 5))
     for b in range(5):
         for t in range(positions):
             tokens = committed[b] + drafts[b, :t].tolist()
             expected = theirs(tokens, logits[b, t], *values[b])
-            np.testing.assert_allclose(ours[b, t], expected, rtol=1e-6)
+            np.testing.assert_allclose(output[b, t], expected, rtol=1e-6)
 
 
 def test_no_end_token_comes_too_early():

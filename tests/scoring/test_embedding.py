@@ -26,13 +26,13 @@ def states(reference, source):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_vectors_are_means_over_the_tokens(made, batch_size):
-    reference = made("umt5")
+def test_vectors_are_means_over_the_tokens(reference_of, batch_size):
+    reference = reference_of("umt5")
     decoder = SpeculativeDecoder(load(reference.folder)[0])
     means = np.stack([states(reference, source).mean(0) for source in SOURCES])
-    found = decoder.embed(SOURCES, batch_size=batch_size)
-    assert found.dtype == np.float32 and found.shape == means.shape
-    np.testing.assert_allclose(found, means, atol=1e-4)
+    vectors = decoder.embed(SOURCES, batch_size=batch_size)
+    assert vectors.dtype == np.float32 and vectors.shape == means.shape
+    np.testing.assert_allclose(vectors, means, atol=1e-4)
     lengths = np.linalg.norm(means, axis=1, keepdims=True)
     normal = decoder.embed(SOURCES, normalize=True, batch_size=batch_size)
     np.testing.assert_allclose(normal, means / lengths, atol=1e-4)
@@ -42,9 +42,9 @@ def test_vectors_are_means_over_the_tokens(made, batch_size):
 
 
 @pytest.fixture(scope="module", params=["t5", "umt5", "madlad"])
-def encoder_folder(request, made, tmp_path_factory):
+def encoder_folder(request, reference_of, tmp_path_factory):
     """Returns a family's model and the folder in which transformers saved its encoder."""
-    reference = made(request.param)
+    reference = reference_of(request.param)
     folder = tmp_path_factory.mktemp("encoders") / request.param
     alone = ENCODERS[reference.family.raw["model_type"]](reference.model.config)
     alone.shared.load_state_dict(reference.model.shared.state_dict())
@@ -63,9 +63,9 @@ def test_an_encoder_alone_loads_and_converts(encoder_folder, tmp_path, form):
         assert raw["architectures"] == [f"{raw['model_type'].upper()}EncoderModel"]
     model, _ = load(folder)
     assert not model.can_decode
-    theirs = states(reference, SOURCES[0])
-    ours = np.array(model.encode(mx.array([SOURCES[0]])))[0]
-    assert np.abs(ours - theirs).max() < (0.1 if form == "quantized" else 1e-4) * theirs.std()
+    expected = states(reference, SOURCES[0])
+    output = np.array(model.encode(mx.array([SOURCES[0]])))[0]
+    assert np.abs(output - expected).max() < (0.1 if form == "quantized" else 1e-4) * expected.std()
 
 
 @pytest.mark.parametrize("encoder_folder", ["t5"], indirect=True)
@@ -83,9 +83,9 @@ def test_adapters_of_encoders_and_of_whole_models_merge_into_an_encoder(encoder_
     """They merge as in PEFT, at load and at conversion; weights for a decoder are skipped."""
     reference, folder = encoder_folder
     alone = type(reference.model).__name__.replace("ForConditionalGeneration", "EncoderModel")
-    theirs = getattr(transformers, alone).from_pretrained(folder)
+    hf_encoder = getattr(transformers, alone).from_pretrained(folder)
     own = {"task_type": "FEATURE_EXTRACTION", "target_modules": ["q", "v", "wo"], "r": 3}
-    merged = {"own": adapters.by_peft(theirs, tmp_path / "own", **own)}
+    merged = {"own": adapters.by_peft(hf_encoder, tmp_path / "own", **own)}
     merged["whole"] = adapters.by_peft(reference.model, tmp_path / "whole", target_modules=["q"])
     converted = convert(folder, tmp_path / "plain", "float32")
     for name, state in merged.items():
@@ -94,30 +94,30 @@ def test_adapters_of_encoders_and_of_whole_models_merge_into_an_encoder(encoder_
         out = convert(
             source, tmp_path / f"{name}-mlx", "float32", encoder_only=True, adapter_path=adapter
         )
-        theirs.encoder.load_state_dict(
+        hf_encoder.encoder.load_state_dict(
             {n.removeprefix("encoder."): t for n, t in state.items() if n.startswith("encoder.")}
         )
         with torch.no_grad():
-            expected = theirs(torch.tensor([SOURCES[0]])).last_hidden_state[0].numpy()
+            expected = hf_encoder(torch.tensor([SOURCES[0]])).last_hidden_state[0].numpy()
         before = states(reference, SOURCES[0])
         assert np.abs(expected - before).max() > 1e-2, "the adapter changes something"
         for model in (load(folder, adapter=adapter), load(converted, adapter=adapter), load(out)):
-            ours = np.array(model[0].encode(mx.array([SOURCES[0]])))[0]
-            np.testing.assert_allclose(ours, expected, atol=1e-4 * expected.std())
+            vectors = np.array(model[0].encode(mx.array([SOURCES[0]])))[0]
+            np.testing.assert_allclose(vectors, expected, atol=1e-4 * expected.std())
 
 
 @pytest.mark.parametrize("family", ["flan", "madlad"])
-def test_convert_leaves_the_decoder_out_on_request(made, tmp_path, family):
-    reference = made(family)
+def test_convert_leaves_the_decoder_out_on_request(reference_of, tmp_path, family):
+    reference = reference_of(family)
     folder = convert(reference.folder, tmp_path / "mlx", dtype="float32", encoder_only=True)
     model, _ = load(folder)
     assert not model.can_decode and "lm_head" not in model
-    ours = np.array(model.encode(mx.array([SOURCES[0]])))[0]
-    np.testing.assert_allclose(ours, states(reference, SOURCES[0]), atol=1e-4)
+    vectors = np.array(model.encode(mx.array([SOURCES[0]])))[0]
+    np.testing.assert_allclose(vectors, states(reference, SOURCES[0]), atol=1e-4)
 
 
-def test_an_encoder_alone_refuses_to_decode(made, tmp_path):
-    folder = convert(made("t5").folder, tmp_path / "mlx", encoder_only=True)
+def test_an_encoder_alone_refuses_to_decode(reference_of, tmp_path):
+    folder = convert(reference_of("t5").folder, tmp_path / "mlx", encoder_only=True)
     model, _ = load(folder)
     decoder = SpeculativeDecoder(model)
     message = "is an encoder alone: it makes embeddings and writes no text"
@@ -126,7 +126,7 @@ def test_an_encoder_alone_refuses_to_decode(made, tmp_path):
         lambda: next(decoder.stream([5, 1])),
         lambda: decoder.score([5, 1], [[5]]),
         lambda: model(mx.array([[5]]), mx.array([[0]])),
-        lambda: SpeculativeDecoder(load(made("t5").folder)[0], model),
+        lambda: SpeculativeDecoder(load(reference_of("t5").folder)[0], model),
     ):
         with pytest.raises(UserError, match=message):
             ask()

@@ -36,21 +36,21 @@ def byte_decoder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("family", ["t5", "madlad"])
-def test_scores_are_those_of_transformers(made, family):
-    reference = made(family)
+def test_scores_are_those_of_transformers(reference_of, family):
+    reference = reference_of(family)
     decoder = SpeculativeDecoder(load(reference.folder)[0])
     pairs = zip(SOURCES, TARGETS, strict=True)
-    theirs = [expected(reference, source, target) for source, target in pairs]
+    hf_logprobs = [expected(reference, source, target) for source, target in pairs]
     for batch_size in (1, 3, 8):
-        found = decoder.score(SOURCES, TARGETS, batch_size)
-        for score, logprobs, target in zip(found, theirs, TARGETS, strict=True):
+        scores = decoder.score(SOURCES, TARGETS, batch_size)
+        for score, logprobs, target in zip(scores, hf_logprobs, TARGETS, strict=True):
             np.testing.assert_allclose(score.token_logprobs, logprobs, atol=1e-4)
             assert score.logprob == pytest.approx(logprobs.sum(), abs=1e-4 * len(target))
             assert score.tokens == target and score.error is None
 
 
-def test_targets_of_a_prompt_share_its_encoding_and_cross_attention(made, monkeypatch):
-    model = load(made("flan").folder)[0]
+def test_targets_of_a_prompt_share_its_encoding_and_cross_attention(reference_of, monkeypatch):
+    model = load(reference_of("flan").folder)[0]
     decoder = SpeculativeDecoder(model)
     alone = [decoder.score(SOURCES[0], [target])[0].logprob for target in TARGETS]
     encoded, decoded, make, decode = [], [], model.cache, model.decode
@@ -75,11 +75,11 @@ def test_a_scored_text_gets_an_end_token_and_ids_stay_as_given(byte_decoder):
 def test_one_bad_pair_of_several_has_an_error(byte_decoder):
     some = [("a", "b"), ("a", " "), ([999], "b"), UserError("line 4 is bad")]
     some += [("a", 5), (None, "b"), *(misshapen := [("a",), tuple("abc"), "ab", None, 5, {0: 1}])]
-    good, empty, unknown, bad, number, nothing, *others = byte_decoder.scoring.scores(iter(some))
+    good, empty, unknown, bad, number, nothing, *rest = byte_decoder.scoring.scores(iter(some))
     assert number.error == "a target is 5; it must be a text or a list of token ids"
     assert nothing.error == "a prompt is None; it must be a text or a list of token ids"
-    for found, pair in zip(others, misshapen, strict=True):
-        assert found.error == f"a pair is {pair!r}; it must be a prompt and its target"
+    for score, pair in zip(rest, misshapen, strict=True):
+        assert score.error == f"a pair is {pair!r}; it must be a prompt and its target"
     assert good.error is None and len(good.token_logprobs) == 2
     assert empty.error == "a target is empty; write the text to work on"
     assert "outside the model's vocabulary" in unknown.error
@@ -91,7 +91,7 @@ def test_one_bad_pair_of_several_has_an_error(byte_decoder):
 
 
 @pytest.mark.parametrize(
-    "method, told, values",
+    "method, message, values",
     [
         ("score", "targets is None; it must be a text or a list", {"targets": None}),
         ("scoring.scores", "pairs is 'ab'; it must be a list, each a prompt", {"pairs": "ab"}),
@@ -110,13 +110,13 @@ def test_one_bad_pair_of_several_has_an_error(byte_decoder):
         ("rerank", "max_prompt_tokens is 0; it must be a whole", {"max_prompt_tokens": 0}),
     ],
 )
-def test_values_of_the_wrong_kind_are_refused(byte_decoder, method, told, values):
+def test_values_of_the_wrong_kind_are_refused(byte_decoder, method, message, values):
     usual = {
         "score": {"prompts": "a", "targets": "b"},
         "embed": {"prompts": "a"},
         "rerank": {"query": "a", "documents": ["b"]},
     }.get(method, {})
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         attrgetter(method)(byte_decoder)(**{**usual, **values})
 
 
@@ -140,16 +140,16 @@ def test_a_batch_too_large_for_memory_is_halved(byte_decoder, monkeypatch):
             raise RuntimeError("needs more")
 
     monkeypatch.setattr(scoring.Scoring, "_require", require)
-    found = byte_decoder.score("abc", targets)
+    scores = byte_decoder.score("abc", targets)
     assert tried == [(1, 4), (1, 2), (0, 2), (0, 1), (0, 1)], "the encoding is kept"
-    assert [s.logprob for s in found[:3]] == pytest.approx([s.logprob for s in whole[:3]])
-    assert found[3].error.startswith("no memory for a prompt and its target (needs more)")
+    assert [s.logprob for s in scores[:3]] == pytest.approx([s.logprob for s in whole[:3]])
+    assert scores[3].error.startswith("no memory for a prompt and its target (needs more)")
 
 
 def test_ranking_is_the_recipe_of_monot5(tmp_path):
     """The recipe with transformers: log softmax over two words' logits at the first position."""
     folder = ranking_models.save(tmp_path / "ranker")
-    theirs = transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
+    hf_model = transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
     model, tokenizer = load(folder, "float32")
     decoder = SpeculativeDecoder(model, None, tokenizer)
     true, false = tokenizer.convert_tokens_to_ids(["▁true", "▁false"])
@@ -165,7 +165,7 @@ def test_ranking_is_the_recipe_of_monot5(tmp_path):
             ids = ids[: most - len(cue)] + cue
         with torch.no_grad():
             start = torch.tensor([[model.config.decoder_start_token_id]])
-            logits = theirs(torch.tensor([ids]), decoder_input_ids=start).logits[0, 0]
+            logits = hf_model(torch.tensor([ids]), decoder_input_ids=start).logits[0, 0]
         return len(ids), torch.log_softmax(logits[[true, false]].double(), 0)[0].item()
 
     lengths, scores = zip(*map(recipe, documents), strict=True)

@@ -45,8 +45,8 @@ class Client:
         self.count = len(prompts) * samples
         kind |= {"prompts": [] if document else prompts, "document": document}
         place = Place(size or self.count, put=put or self.events.put)
-        each = samples // settings.num_return_sequences
-        self.job = GenerationJob(settings, seed, each, place=place, **kind)
+        num_samples = samples // settings.num_return_sequences
+        self.job = GenerationJob(settings, seed, num_samples, place=place, **kind)
         self.worker.jobs.add(self.job)
         if self.job.document:
             self.worker.jobs.extend(self.job, prompts, whole)
@@ -57,13 +57,13 @@ class Client:
 
     def results(self):
         """Returns the results of all rows in order."""
-        found = {}
-        while len(found) < self.count:
+        results = {}
+        while len(results) < self.count:
             event = self.next()
             assert isinstance(event, Chunk), event
             if event.result:
-                found[event.index] = event.result
-        return [found[i] for i in sorted(found)]
+                results[event.index] = event.result
+        return [results[i] for i in sorted(results)]
 
 
 def until(condition):

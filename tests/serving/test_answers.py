@@ -98,17 +98,17 @@ def test_the_tokens_joined_are_the_text(served, stream, settings):
         texts, offsets, tokens = [], [], []
         for event in ask(stream, seed, **settings):
             choice = CompletionChoice(**builder.choice(event))
-            found = choice.logprobs
-            assert "".join(found.tokens) == choice.text, "in each chunk already"
-            lengths = map(len, (found.tokens, found.token_logprobs, found.top_logprobs))
-            assert set(lengths) == {len(found.text_offset)}
+            logprobs = choice.logprobs
+            assert "".join(logprobs.tokens) == choice.text, "in each chunk already"
+            lengths = map(len, (logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs))
+            assert set(lengths) == {len(logprobs.text_offset)}
             for token, value, top in zip(
-                found.tokens, found.token_logprobs, found.top_logprobs, strict=True
+                logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True
             ):
                 assert top.get(token, value) == value and len(top) <= 3
             texts.append(choice.text)
-            offsets += found.text_offset
-            tokens += found.tokens
+            offsets += logprobs.text_offset
+            tokens += logprobs.tokens
         assert "".join(texts) == event.result.text
         assert offsets == list(itertools.accumulate(map(len, tokens), initial=0))[: len(tokens)]
 

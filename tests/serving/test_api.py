@@ -43,19 +43,19 @@ def test_a_field_follows_the_range_of_its_setting():
 
 
 def test_the_fields_of_a_request_become_settings():
-    def given(kind=CompletionRequest, **fields):
+    def settings(kind=CompletionRequest, **fields):
         prompt = {"messages": [TURN]} if kind is ChatRequest else {"prompt": "x"}
-        return kind.model_validate({**prompt, **fields}).given
+        return kind.model_validate({**prompt, **fields}).settings
 
-    assert given() == given(temperature=None, stop=[]) == {}
-    assert given(temperature=0, stop="a", num_draft="auto") == {
+    assert settings() == settings(temperature=None, stop=[]) == {}
+    assert settings(temperature=0, stop="a", num_draft="auto") == {
         "temp": 0, "stop": "a", "num_draft": "auto",
     }  # fmt: skip
-    assert given(draft=False, num_draft=3) == {"num_draft": 0}
+    assert settings(draft=False, num_draft=3) == {"num_draft": 0}
     beams = {"num_beams": 2, "early_stopping": "never", "length_penalty": 2}
-    assert given(PredictRequest, **beams) == given(**beams) == beams
-    assert given(ChatRequest, max_tokens=5, max_completion_tokens=3) == {"max_tokens": 3}
-    assert given(ChatRequest, max_completion_tokens=3) == {"max_tokens": 3}
+    assert settings(PredictRequest, **beams) == settings(**beams) == beams
+    assert settings(ChatRequest, max_tokens=5, max_completion_tokens=3) == {"max_tokens": 3}
+    assert settings(ChatRequest, max_completion_tokens=3) == {"max_tokens": 3}
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,12 @@ def test_logprobs_are_the_targets_for_tokens_of_any_origin(settings):
         for i, n in enumerate(lengths)
     ]
     engine.insert(rows)
-    found = {0: [], 2: []}
+    records = {0: [], 2: []}
     while engine.rows:
         engine.step()
         for row, entries in recorder.collect():
-            found[next(i for i in found if rows[i] is row)] += entries
-    for i, entries in found.items():
+            records[next(i for i in records if rows[i] is row)] += entries
+    for i, entries in records.items():
         row = rows[i]
         assert [entry.token for entry in entries] == row.committed[1:]
         for t, entry in enumerate(entries):

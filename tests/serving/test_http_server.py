@@ -73,11 +73,11 @@ def test_one_connection_too_many_is_refused_until_there_is_room(connect):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("asked, begun", [(False, b""), (False, ASK[:10]), (True, ASK[:10])])
-def test_incomplete_request_headers_time_out(connect, monkeypatch, asked, begun):
+@pytest.mark.parametrize("is_reused, begun", [(False, b""), (False, ASK[:10]), (True, ASK[:10])])
+def test_incomplete_request_headers_time_out(connect, monkeypatch, is_reused, begun):
     monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.05)
     slow = connect()
-    if asked:
+    if is_reused:
         assert answer(slow)[0] == 200
     slow.sendall(begun)
     assert slow.recv(1) == b""
@@ -85,9 +85,9 @@ def test_incomplete_request_headers_time_out(connect, monkeypatch, asked, begun)
 
 def test_a_connection_stays_open_between_two_requests(connect, monkeypatch):
     monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.05)
-    kept = connect()
+    connection = connect()
     for _ in range(2):
-        assert answer(kept)[0] == 200
+        assert answer(connection)[0] == 200
         time.sleep(0.2)  # uvicorn's timeout_keep_alive is longer
 
 

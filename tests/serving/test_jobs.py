@@ -20,21 +20,21 @@ def jobs():
 
 def test_ranks_take_the_same_jobs_and_lose_them_in_the_same_round():
     def work(ranks):
-        queue, rounds, taken = JobQueue(4, 8, time.monotonic, ranks), [], []
-        asked = jobs() if ranks.rank == 0 else []
-        for job in asked:
+        queue, rounds, active_jobs = JobQueue(4, 8, time.monotonic, ranks), [], []
+        batch = jobs() if ranks.rank == 0 else []
+        for job in batch:
             queue.add(job)
-        while (new := queue.next_round(busy=bool(taken))) is not None:
-            taken += new
-            rounds.append([(sent(job), job.place.cancelled) for job in taken])
-            if asked and queue.open:  # a new job meanwhile, as while the server gives up
+        while (new := queue.next_round(busy=bool(active_jobs))) is not None:
+            active_jobs += new
+            rounds.append([(sent(job), job.place.cancelled) for job in active_jobs])
+            if batch and queue.open:  # a new job meanwhile, as while the server gives up
                 queue.close("stopping")
                 for job in queue.unfinished():
                     queue.cancel(job)
-                assert not any(job.place.cancelled for job in asked), "the others do not know yet"
-            for job in [job for job in taken if job.place.cancelled]:
+                assert not any(job.place.cancelled for job in batch), "the others do not know yet"
+            for job in [job for job in active_jobs if job.place.cancelled]:
                 queue.release(job, job.place.size)
-                taken.remove(job)
+                active_jobs.remove(job)
         return rounds, queue.admitted
 
     first, second = meet(2, work)
@@ -46,14 +46,14 @@ def test_ranks_get_the_same_pieces_of_a_document_and_stop_when_it_is_whole():
     def work(ranks):
         queue, rounds = JobQueue(4, 8, time.monotonic, ranks), []
         if ranks.rank == 0:
-            asked = GenerationJob(Settings(), document=True, place=Place(2))
-            queue.add(asked)
-            queue.extend(asked, [[5, 1], [6, 1]], False)
+            own_job = GenerationJob(Settings(), document=True, place=Place(2))
+            queue.add(own_job)
+            queue.extend(own_job, [[5, 1], [6, 1]], False)
             queue.close("stopping")
         (job,) = queue.next_round(busy=False)
         rounds.append((list(job.place.pieces), job.place.whole))
         if ranks.rank == 0:
-            queue.extend(asked, [[7, 1]], True)
+            queue.extend(own_job, [[7, 1]], True)
         assert queue.next_round(busy=False) == [], "a document is on its way"
         rounds.append((list(job.place.pieces), job.place.whole))
         queue.release(job, 2)

@@ -238,8 +238,8 @@ def test_beams_show_their_texts_with_scores(visit, server, decoder):
     expected = decoder.generate(FIX, num_beams=4, num_return_sequences=2)
     assert page.locator("#search-texts .text").all_inner_texts() == [r.text for r in expected]
     scores = page.locator("#search-texts .score").all_inner_texts()
-    found = [float(score.removeprefix("score ").replace("−", "-")) for score in scores]
-    assert found == pytest.approx([r.score for r in expected], abs=6e-4)
+    values = [float(score.removeprefix("score ").replace("−", "-")) for score in scores]
+    assert values == pytest.approx([r.score for r in expected], abs=6e-4)
     assert page.locator("#panels").is_hidden()
     assert fits(page)
     page.locator("#num-beams").fill("1")
@@ -277,7 +277,7 @@ def test_the_page_shows_scores_ranks_and_similarities(visit, ranker):
     for item, entry in zip(page.locator("#scores li").all(), data, strict=True):
         shown = [float(n.replace("−", "-")) for n in item.locator("small").all_inner_texts()]
         assert shown == pytest.approx(entry["token_logprobs"], abs=6e-3)
-        best = entry["logprob"] == max(each["logprob"] for each in data)
+        best = entry["logprob"] == max(score["logprob"] for score in data)
         assert item.locator("strong").count() == best
     assert page.locator("#injected").count() == 0
 
@@ -288,7 +288,7 @@ def test_the_page_shows_scores_ranks_and_similarities(visit, ranker):
     body = {"query": page.input_value("#query"), "documents": documents}
     results = ranker.http.post("/v1/rerank", json=body).json()["results"]
     shown = page.locator("#ranks .text").all_inner_texts()
-    assert shown == [documents[each["index"]] for each in results]
+    assert shown == [documents[result["index"]] for result in results]
 
     page.get_by_role("link", name="Embed").click()
     page.fill("#inputs", "only one")

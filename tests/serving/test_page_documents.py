@@ -83,8 +83,8 @@ def test_source_and_answer_stand_side_by_side(view, decoder):
     assert bar.evaluate("b => [b.value, b.max]") == [4, 4]
     assert page.inner_text("#document-count") == "4 of 4 sentences"
     first = page.locator("#pieces li").first.locator("p").all()
-    left, right = (each.bounding_box() for each in first)
-    assert left["x"] + left["width"] <= right["x"], "beside each other"
+    source_box, answer_box = (paragraph.bounding_box() for paragraph in first)
+    assert source_box["x"] + source_box["width"] <= answer_box["x"], "beside each other"
     assert downloaded(page) == ("document-answer.txt", expected.text.encode())
 
 
@@ -183,7 +183,7 @@ def test_failed_pieces_are_marked_and_nothing_is_html_on_a_phone(view, scheme):
     assert row.locator("small").text_content() == "Left as it was: <b id=injected>x</b>"
     assert page.locator("#injected").count() == 0
     assert page.evaluate("document.documentElement.scrollWidth") == 390
-    above, below = (each.bounding_box() for each in row.locator("p").all())
+    above, below = (paragraph.bounding_box() for paragraph in row.locator("p").all())
     assert above["y"] + above["height"] <= below["y"], "beneath each other"
     for selector in (".failed small", ".source", "#document-count", "#download", "#document-note"):
         assert contrast(page, selector) >= 4.5, selector

@@ -101,20 +101,20 @@ def test_the_language_of_the_source_says_where_a_sentence_ends(tokenizer):
 
 def test_pieces_are_tokenized_when_needed_and_within_the_limit(tokenizer, monkeypatch):
     monkeypatch.setattr(pieces, "PIECES_AT_ONCE", 1)
-    read, encode = [], tokenizer.tokenizer.encode
+    texts, encode = [], tokenizer.tokenizer.encode
     monkeypatch.setattr(
-        tokenizer.tokenizer, "encode", lambda text: (read.append(text), encode(text))[1]
+        tokenizer.tokenizer, "encode", lambda text: (texts.append(text), encode(text))[1]
     )
     text = "She has a cat, a dog, a horse and many more of them. 1. 2. 3. 4. 5. 6. 7."
-    found = cut(tokenizer, text, limit=12)
-    assert read == ["a"] and found.count == 8, "the prefix, to know whether there is room behind it"
-    ids = found.draw(2)
-    assert len(ids) == 2 and len(found.answers.document.pieces) == 3, "and one to know the last"
-    ids += found.draw(99)
-    assert len(read) == len(set(read)), "nothing is tokenized twice"
-    assert ids == [encode(prompt) for prompt in prompts(found)]
-    assert max(map(len, ids)) <= 12 and found.answers.whole
-    assert [piece.cut for piece in found.answers.document.pieces] == [True] * 2 + [False] * 7
+    parts = cut(tokenizer, text, limit=12)
+    assert texts == ["a"] and parts.count == 8, "the prefix, to know if there is room behind it"
+    ids = parts.draw(2)
+    assert len(ids) == 2 and len(parts.answers.document.pieces) == 3, "and one to know the last"
+    ids += parts.draw(99)
+    assert len(texts) == len(set(texts)), "nothing is tokenized twice"
+    assert ids == [encode(prompt) for prompt in prompts(parts)]
+    assert max(map(len, ids)) <= 12 and parts.answers.whole
+    assert [piece.cut for piece in parts.answers.document.pieces] == [True] * 2 + [False] * 7
 
 
 @pytest.mark.parametrize(
@@ -138,19 +138,19 @@ def test_settings_that_contradict_a_split_are_refused(tokenizer, fields, param):
 
 def test_limits_count_pieces_times_prompt_tokens(tokenizer, monkeypatch):
     prefix, encode = "fix this, as well as you can: ", tokenizer.tokenizer.encode
-    read, sizes = [], [len(encode(prefix + words)) for words in WORDS]
-    count = lambda text: (read.append(text), encode(text))[1]  # noqa: E731
+    texts, sizes = [], [len(encode(prefix + words)) for words in WORDS]
+    count = lambda text: (texts.append(text), encode(text))[1]  # noqa: E731
     monkeypatch.setattr(pieces, "LEAST_TOKENS", 4)
     monkeypatch.setattr(tokenizer.tokenizer, "encode", count)
     monkeypatch.setattr(pieces, "MAX_TOKENS", 3 * len(encode(prefix + "a")) - 1)
     with pytest.raises(ApiError, match="more than .* tokens .*; send it in parts"):
         cut(tokenizer, prefix=prefix)
-    assert read == [prefix + "a"], "before any piece is read"
+    assert texts == [prefix + "a"], "before any piece is read"
     monkeypatch.setattr(pieces, "MAX_TOKENS", sum(sizes) - 1)
-    found = cut(tokenizer, prefix=prefix)
-    assert len(found.draw(2)) == 2
+    parts = cut(tokenizer, prefix=prefix)
+    assert len(parts.draw(2)) == 2
     with pytest.raises(ApiError, match="send it in parts"):
-        found.draw(1)
+        parts.draw(1)
     monkeypatch.setattr(pieces, "MAX_TOKENS", sum(sizes))
     assert len(cut(tokenizer, prefix=prefix).draw(9)) == 3
     monkeypatch.setattr(pieces, "MAX_TOKENS", 11)
@@ -182,16 +182,16 @@ def run(some, thread, answer, size=2, kind=CompletionBuilder, streamed=False):
         stream = DocumentStream(some, first, thread, job, queue, asyncio.Event().wait)
         answered = asyncio.create_task(worker(queue, stream.job))
         if streamed:
-            found = [
+            result = [
                 builder.answer([builder.choice(one)], None).model_dump(exclude_unset=True)
                 async for one in stream.chunks(await stream.next())
             ]
         else:
             (last,) = await stream.finished()
             body = builder.answer([builder.choice(last)], None).model_dump_json(exclude_unset=True)
-            found = json.loads(stream.complete(body))
+            result = json.loads(stream.complete(body))
         await answered
-        return found
+        return result
 
     async def worker(queue, job):
         done, most = 0, HANDED_IN * size
@@ -206,8 +206,8 @@ def run(some, thread, answer, size=2, kind=CompletionBuilder, streamed=False):
     return asyncio.run(client())
 
 
-def choice_of(found):
-    (choice,) = found["choices"]
+def choice_of(answer):
+    (choice,) = answer["choices"]
     return choice
 
 
@@ -216,8 +216,8 @@ JOINED = " Sie\n\n- He has a dog.  Es \n"
 
 
 def test_a_piece_that_failed_keeps_its_source_and_is_marked(tokenizer):
-    found = run(cut(tokenizer), tokenizer, lambda i: chunk(i, *ANSWERS[i]))
-    choice = choice_of(found)
+    answer = run(cut(tokenizer), tokenizer, lambda i: chunk(i, *ANSWERS[i]))
+    choice = choice_of(answer)
     assert (choice["text"], choice["finish_reason"]) == (JOINED, "length")
     assert choice["pieces"] == [
         {"start": 1, "end": 16, "text": "Sie", "finish_reason": "stop"},
@@ -236,13 +236,13 @@ def test_a_piece_that_failed_keeps_its_source_and_is_marked(tokenizer):
 def test_chunks_come_in_order_and_add_up_to_the_text(tokenizer):
     document = cut(tokenizer, speculation=True)
     how = {"kind": ChatBuilder, "streamed": True}
-    found = [*map(choice_of, run(document, tokenizer, lambda i: chunk(i, *ANSWERS[i]), **how))]
-    assert "".join(choice["delta"]["content"] for choice in found) == JOINED
-    assert [choice["finish_reason"] for choice in found] == [None, None, "length"]
-    assert [[p["start"] for p in choice["pieces"]] for choice in found] == [[1], [20], [35]]
-    assert [choice["stats"]["failed"] for choice in found] == [0, 1, 1]
-    assert {choice["stats"]["pieces"] for choice in found} == {3}
-    details = [choice["pieces"][0]["speculation"]["tokens"] for choice in found]
+    choices = [*map(choice_of, run(document, tokenizer, lambda i: chunk(i, *ANSWERS[i]), **how))]
+    assert "".join(choice["delta"]["content"] for choice in choices) == JOINED
+    assert [choice["finish_reason"] for choice in choices] == [None, None, "length"]
+    assert [[p["start"] for p in choice["pieces"]] for choice in choices] == [[1], [20], [35]]
+    assert [choice["stats"]["failed"] for choice in choices] == [0, 1, 1]
+    assert {choice["stats"]["pieces"] for choice in choices} == {3}
+    details = [choice["pieces"][0]["speculation"]["tokens"] for choice in choices]
     assert details[:2] == [[{"text": "Sie", "writer": "draft"}], []]
 
 

@@ -63,28 +63,28 @@ def ranker(folder, decoder):
 
 def test_the_official_client_gets_vectors(ranker, decoder):
     client = OpenAI(base_url="http://localhost/v1", api_key="any", http_client=ranker.http)
-    found = client.embeddings.create(model="ranker", input=TEXTS)  # decodes base64
+    response = client.embeddings.create(model="ranker", input=TEXTS)  # decodes base64
     plain = client.embeddings.create(model="ranker", input="a cat", encoding_format="float")
     normal = client.embeddings.create(model="ranker", input=TEXTS, extra_body={"normalize": True})
     expected = decoder.embed(TEXTS)
-    vectors = np.array([entry.embedding for entry in found.data], np.float32)
+    vectors = np.array([entry.embedding for entry in response.data], np.float32)
     np.testing.assert_allclose(vectors, expected, atol=1e-4)
-    assert [entry.index for entry in found.data] == [0, 1, 2, 3]
+    assert [entry.index for entry in response.data] == [0, 1, 2, 3]
     np.testing.assert_allclose(plain.data[0].embedding, expected[0], atol=1e-4)
     lengths = [np.linalg.norm(entry.embedding) for entry in normal.data]
     assert lengths == pytest.approx([1, 1, 1, 1], abs=1e-5)
     tokens = sum(len(decoder.tokenizer(text).input_ids) for text in TEXTS)
-    assert found.usage.prompt_tokens == found.usage.total_tokens == tokens
+    assert response.usage.prompt_tokens == response.usage.total_tokens == tokens
 
 
 def test_base64_is_float32_and_ids_are_inputs_too(ranker, decoder):
     ids = [decoder.tokenizer(text).input_ids for text in TEXTS[:2]]
     body = {"input": ids, "encoding_format": "base64"}
     data = ranker.http.post("/v1/embeddings", json=body).json()["data"]
-    found = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in data]
-    np.testing.assert_allclose(found, decoder.embed(ids), atol=1e-4)
+    vectors = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in data]
+    np.testing.assert_allclose(vectors, decoder.embed(ids), atol=1e-4)
     (single,) = ranker.http.post("/v1/embeddings", json={"input": ids[0]}).json()["data"]
-    np.testing.assert_allclose(single["embedding"], found[0], atol=1e-4)
+    np.testing.assert_allclose(single["embedding"], vectors[0], atol=1e-4)
 
 
 def test_scores_are_those_of_the_decoder(ranker, decoder):
@@ -140,10 +140,10 @@ def test_ranks_are_those_of_the_decoder(ranker, decoder):
     body = {"query": "cat", "documents": TEXTS, "top_n": 3, "return_documents": True}
     results = ranker.http.post("/v1/rerank", json=body).json()["results"]
     expected = decoder.rerank("cat", TEXTS)
-    assert [entry["index"] for entry in results] == [each.index for each in expected][:3]
-    for entry, each in zip(results, expected, strict=False):
-        assert entry["relevance_score"] == pytest.approx(np.exp(each.score), abs=1e-4)
-        assert entry["document"] == {"text": TEXTS[each.index]}
+    assert [entry["index"] for entry in results] == [rank.index for rank in expected][:3]
+    for entry, rank in zip(results, expected, strict=False):
+        assert entry["relevance_score"] == pytest.approx(np.exp(rank.score), abs=1e-4)
+        assert entry["document"] == {"text": TEXTS[rank.index]}
     bare = ranker.http.post("/v1/rerank", json={"query": "cat", "documents": TEXTS[:1]}).json()
     assert set(bare["results"][0]) == {"index", "relevance_score"}
 
@@ -153,9 +153,9 @@ def test_documents_are_cut_to_the_longest_prompt_that_the_server_takes(ranker, d
     body = {"query": "cat", "documents": documents}
     answer = ranker.http.post("/v1/rerank", json=body).json()
     expected = decoder.rerank("cat", documents, max_prompt_tokens=60)
-    found = {entry["index"]: entry["relevance_score"] for entry in answer["results"]}
-    assert found == pytest.approx({e.index: np.exp(e.score) for e in expected}, abs=1e-4)
-    assert found[2] == pytest.approx(found[3], abs=1e-6), "what differs is cut off"
+    scores = {entry["index"]: entry["relevance_score"] for entry in answer["results"]}
+    assert scores == pytest.approx({e.index: np.exp(e.score) for e in expected}, abs=1e-4)
+    assert scores[2] == pytest.approx(scores[3], abs=1e-6), "what differs is cut off"
     short = len(decoder.tokenizer("Query: cat Document: two dogs Relevant:").input_ids)
     assert answer["usage"]["prompt_tokens"] == 3 * 60 + short
 

@@ -47,8 +47,8 @@ def test_mistakes_on_the_command_line_are_one_line(argv, message, capsys, monkey
 
 
 def test_a_port_in_use_is_reported(capsys):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert command.main(["--port", str(taken.getsockname()[1])]) == 2
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert command.main(["--port", str(listener.getsockname()[1])]) == 2
     assert "choose another --host or --port" in capsys.readouterr().err
 
 

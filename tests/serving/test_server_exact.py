@@ -17,8 +17,8 @@ def test_bits_depend_neither_on_other_requests_nor_on_the_draft(models):
 
         def choice(prompt, num_draft):
             body = {"prompt": prompt, "max_tokens": 30, "num_draft": num_draft, "logprobs": 0}
-            (made,) = server.http.post("/v1/completions", json=body).json()["choices"]
-            return made["text"], made["logprobs"]["token_logprobs"]
+            (completion,) = server.http.post("/v1/completions", json=body).json()["choices"]
+            return completion["text"], completion["logprobs"]["token_logprobs"]
 
         prompts = ["abc", "a longer prompt than the others", "é", "abc"]
         alone = [choice(prompt, 0) for prompt in prompts]

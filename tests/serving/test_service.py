@@ -82,9 +82,9 @@ def test_a_queue_in_which_nothing_waits_has_room_for_the_largest_request(batch, 
     pairs = [Pair((5,), (6,))] * (2 * scoring_routes.MAX_DOCUMENTS)
     ids = [[5]] * scoring_routes.MAX_INPUTS
     largest = ScoringJob("embed", 1, ids=ids), ScoringJob("rerank", 1, pairs)
-    for given in largest:
+    for scoring_job in largest:
         with pytest.raises(ApiError, match="went away"):
-            asyncio.run(service.score_or_embed(given, gone))
+            asyncio.run(service.score_or_embed(scoring_job, gone))
         assert queue.admitted == (16 if batch == 8 else batch + waiting)
         (job,) = queue.next_round(busy=True)
         assert job.place.cancelled
@@ -108,14 +108,14 @@ def test_a_request_overrides_its_task_and_a_task_overrides_the_model():
 
     def settings(**fields):
         body = api.PredictRequest(prompt="x", **fields)
-        found = service._settings(body, service.task(body.task, ["x"]))
-        return found.max_tokens, found.temp, found.top_k
+        request_settings = service._settings(body, service.task(body.task, ["x"]))
+        return request_settings.max_tokens, request_settings.temp, request_settings.top_k
 
     assert settings() == (10, 0.5, 9)  # limited by the server
     assert settings(task="fixing") == (4, 0.5, 3)
     assert settings(task="fixing", max_tokens=5, temperature=0) == (5, 0, 3)
-    wanted = {"prefix": "fix grammar: ", "max_tokens": 4, "top_k": 3}
-    assert service.describe().tasks == {"fixing": wanted}
+    expected = {"prefix": "fix grammar: ", "max_tokens": 4, "top_k": 3}
+    assert service.describe().tasks == {"fixing": expected}
     for task, prompt, message in (
         ("x", "a", "it has fixing"),
         ("fixing", [5], "send that as text"),

@@ -10,7 +10,7 @@ from mlx_t5.backend import cpu_only, mx
 from mlx_t5.drafting.costs import StepCosts, most_proposals
 from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
-from mlx_t5.network.layers import PASSES
+from mlx_t5.network.layers import PASSES_BEFORE_COMPILING
 from mlx_t5.serving import jobs
 from mlx_t5.serving.api import MAX_BEAMS, MAX_NUM_DRAFT
 from mlx_t5.serving.api_error import ApiError
@@ -87,8 +87,8 @@ def test_searches_have_their_own_batch_and_give_their_best_texts(serve):
     assert len(greedy.results()[0].tokens) > 0
     assert max(len(tokens) for _, tokens in model.calls) == 2 * 3
     alone = SpeculativeDecoder(model).generate([[4], [5, 6]], **search)
-    found = [(r.tokens, r.score, r.stats.generated_tokens) for r in together]
-    assert found == [(r.tokens, r.score, r.stats.generated_tokens) for r in alone]
+    outcomes = [(r.tokens, r.score, r.stats.generated_tokens) for r in together]
+    assert outcomes == [(r.tokens, r.score, r.stats.generated_tokens) for r in alone]
 
 
 def test_an_update_has_the_counts_of_its_step(serve):
@@ -200,10 +200,10 @@ def test_a_job_that_fails_to_start_affects_no_other_job(serve, monkeypatch):
     codec = served.decoder.codec
     make = codec.rows
 
-    def rows(prompts, *others):
+    def rows(prompts, *arguments):
         if prompts == [[2]]:
             raise RuntimeError("of a secret prompt")
-        return make(prompts, *others)
+        return make(prompts, *arguments)
 
     monkeypatch.setattr(codec, "rows", rows)
     running = served.submit_held([[3]], max_tokens=6)
@@ -283,7 +283,7 @@ def test_the_worker_warms_up_passes_of_every_width(num_draft, kind):
     drafters = {"draft": drafter(good(model.table), model), "copy": SourceCopy(), "none": None}
     model.passes = 0
     warm_up(SpeculativeDecoder(model, drafters[kind], num_draft=num_draft), 2)
-    assert model.passes == PASSES, "layers are compiled at once"
+    assert model.passes == PASSES_BEFORE_COMPILING, "layers are compiled at once"
     most = most_proposals() if num_draft == AUTO else num_draft
     widths = {len(tokens[0]) for _, tokens in model.calls}
     if cpu_only():
@@ -315,14 +315,14 @@ def test_a_gpu_has_kernels_compiled_for_every_kind_of_request(cpu, exact, monkey
     draft = drafter(good(model.table), model)
     decoder = SpeculativeDecoder(model, draft, num_draft=AUTO if not exact else 2)
     decoder.exact = exact
-    asked, generate, encode = [], decoder.generate, model.encode
+    calls, generate, encode = [], decoder.generate, model.encode
     monkeypatch.setattr(StepCosts, "note", pytest.fail)  # learns nothing from dummy texts
 
     def noted(prompts, **settings):
         results = generate(prompts, **settings)
         texts = [len(result.tokens) for result in results]
         kind = settings.keys() - {"max_tokens", "batch_size", "num_draft"}
-        asked.append((*sorted(kind), max(texts), settings.get("num_beams")))
+        calls.append((*sorted(kind), max(texts), settings.get("num_beams")))
         return results
 
     decoder.generate = noted
@@ -332,6 +332,6 @@ def test_a_gpu_has_kernels_compiled_for_every_kind_of_request(cpu, exact, monkey
     regular, sampled = (8, None), [("temp", 8, None), ("temp", "top_k", "top_p", 8, None)]
     inexact = [("delta", 8, None), ("delta", "temp", 8, None), ("num_beams", 8, MAX_BEAMS)]
     kinds = [] if cpu else [regular, *sampled, *([] if exact else inexact)]
-    assert asked == [regular, *kinds]
+    assert calls == [regular, *kinds]
     # A pass for each call, two for scores and vectors, and one for passes of every width.
-    assert len(encoded) == len(asked) + 2 * (not cpu) + (not exact)
+    assert len(encoded) == len(calls) + 2 * (not cpu) + (not exact)

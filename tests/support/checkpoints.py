@@ -63,14 +63,14 @@ def random_state(config: dict, dtype="float32", noise=0.0, seed=0) -> dict[str, 
     The scale makes texts have many different tokens. The tensors with noise are those of a draft
     that mostly agrees with the model without noise.
     """
-    ours, state = T5Config.from_dict(config), {}
-    own, others = (torch.Generator().manual_seed(n) for n in (seed, seed + 1))
-    names = {theirs: name for theirs, name in tensor_names(ours).items() if name != HEAD}
-    for theirs, name in names.items():
-        shape = expected_parameters(ours)[name]
-        weight = torch.randn(shape, generator=own) + noise * torch.randn(shape, generator=others)
+    t5_config, state = T5Config.from_dict(config), {}
+    base, offset = (torch.Generator().manual_seed(n) for n in (seed, seed + 1))
+    names = {hf_name: name for hf_name, name in tensor_names(t5_config).items() if name != HEAD}
+    for hf_name, name in names.items():
+        shape = expected_parameters(t5_config)[name]
+        weight = torch.randn(shape, generator=base) + noise * torch.randn(shape, generator=offset)
         scale = 1.0 if "norm" in name or "shared" in name else shape[-1] ** -0.5
-        state[theirs] = (scale * weight).to(getattr(torch, dtype))
+        state[hf_name] = (scale * weight).to(getattr(torch, dtype))
     return state
 
 
@@ -78,9 +78,9 @@ def arrays(folder: Path) -> dict[str, mx.array]:
     """Returns all arrays of an MLX folder, by name."""
     result = {}
     for file in folder.glob("*.safetensors"):
-        found, metadata = mx.load(str(file), return_metadata=True)
+        tensors, metadata = mx.load(str(file), return_metadata=True)
         assert metadata == {"format": "mlx"}
-        result |= found
+        result |= tensors
     return result
 
 

@@ -26,9 +26,9 @@ def byte_model(folder: Path, noise: float = 0.0) -> Path:
     letters = sorted(set(tokenizer.encode("abcdefghijklmnopqrstuvwxyzàáâãçèéê")[:-1]))
     state = checkpoints.random_state(config, noise=noise, seed=32)
     seeds = (torch.Generator().manual_seed(seed) for seed in (2, 3))
-    own, others = (torch.randn(len(letters), 32, generator=seed) for seed in seeds)
+    base, offset = (torch.randn(len(letters), 32, generator=seed) for seed in seeds)
     state["lm_head.weight"] = torch.zeros_like(state["shared.weight"])
-    state["lm_head.weight"][letters] = 0.5 * (own + noise * others)
+    state["lm_head.weight"][letters] = 0.5 * (base + noise * offset)
     checkpoints.save(state, folder, config=config)
     tokenizer.save_pretrained(folder)
     return folder

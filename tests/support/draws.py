@@ -33,8 +33,8 @@ def keys(rows, seed=0):
 
 def position_keys(rows, positions, seed=0):
     """Returns the random keys (rows, positions, 2) of one step."""
-    each = mx.broadcast_to(many_keys(rows, seed)[:, None], (rows, positions, 2))
-    return fold(each, mx.arange(positions), 0)
+    row_keys = mx.broadcast_to(many_keys(rows, seed)[:, None], (rows, positions, 2))
+    return fold(row_keys, mx.arange(positions), 0)
 
 
 def many_keys(rows, seed=0):

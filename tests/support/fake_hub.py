@@ -48,10 +48,10 @@ class FakeHub:
 
     def environment(self, home: Path) -> dict[str, str]:
         """Returns environment variables for a process that uses this Hub only."""
-        ours = ("HF_", "TRANSFORMERS_")
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
+        prefixes = ("HF_", "TRANSFORMERS_")
+        base = {key: value for key, value in os.environ.items() if not key.startswith(prefixes)}
         loopback = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1")
-        return kept | loopback | {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home)}
+        return base | loopback | {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home)}
 
     def python(self, folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess:
         """Runs Python in a new process that uses this Hub, as settings are read at import."""
@@ -70,9 +70,9 @@ class FakeHub:
         is_api = plain.startswith("/api/models/")
         parts = plain.removeprefix("/api/models/").strip("/").split("/")
         repo, rest = "/".join(parts[:2]), parts[2:]
-        wanted = rest[1] if len(rest) > 1 else "main"
+        revision = rest[1] if len(rest) > 1 else "main"
         versions = [key for key in self.repos if key.partition("@")[0] == repo]
-        keys = [key for key in versions if wanted in (key.partition("@")[2] or "main", _sha(key))]
+        keys = [key for key in versions if revision in (key.partition("@")[2] or "main", _sha(key))]
         if repo in self.gated:
             return 403, {"X-Error-Code": "GatedRepo"}, b"{}"
         if not keys:
@@ -82,8 +82,8 @@ class FakeHub:
         if not is_api:
             content = files.get("/".join(rest[2:]))
             missing = 404, {"X-Error-Code": "EntryNotFound"}, b""
-            found = 200, {"X-Repo-Commit": sha, "ETag": f'"{_sha(content or b"")}"'}, content
-            return missing if content is None else found
+            answer = 200, {"X-Repo-Commit": sha, "ETag": f'"{_sha(content or b"")}"'}, content
+            return missing if content is None else answer
         if rest[:1] == ["tree"]:
             file = lambda name, data: {"path": name, "size": len(data), "oid": _sha(data)}  # noqa: E731
             return as_json([{"type": "file"} | file(*entry) for entry in files.items()])
@@ -102,8 +102,8 @@ def serve(hub: FakeHub) -> Iterator[FakeHub]:
             token = self.headers.get("Authorization", "")
             hub.requests.append((self.command, self.path))
             hub.tokens.add(token)
-            given = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            status, headers, body = hub.answer(self.path, token.removeprefix("Bearer "), given)
+            data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, headers, body = hub.answer(self.path, token.removeprefix("Bearer "), data)
             self.send_response(status)
             for name, value in (headers | {"Content-Length": str(len(body))}).items():
                 self.send_header(name, value)

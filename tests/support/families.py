@@ -81,19 +81,19 @@ class Reference:
 
     def logits(self, ids: list, decoder_ids: list, mask: list | None) -> Any:
         """Returns logits (B, T, V) as a numpy array."""
-        given = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": decoder_ids}
-        return _run(self.model, "logits", **given)
+        inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": decoder_ids}
+        return _run(self.model, "logits", **inputs)
 
 
-def _run(module: Any, output: str, **given: list | None) -> Any:
+def _run(module: Any, output: str, **inputs: list | None) -> Any:
     import torch
 
-    tensors = {name: ids if ids is None else torch.tensor(ids) for name, ids in given.items()}
+    tensors = {name: ids if ids is None else torch.tensor(ids) for name, ids in inputs.items()}
     with torch.no_grad():
         return module(**tensors)[output].numpy()
 
 
-def made(family: Family, folder: Path) -> Reference:
+def make(family: Family, folder: Path) -> Reference:
     """Makes and saves a family's model."""
     model = build(family)
     save(model, family, folder)

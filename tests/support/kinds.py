@@ -136,12 +136,12 @@ def decoder_of(target, kind, number=5):
 
 def rows(sampling="greedy", numbers=NUMBERS, max_tokens=20, sources=SOURCES, kind="none"):
     """Returns a row for each source, with the settings of a kind."""
-    each = zip(sources, SAMPLING[sampling], numbers, predictions_of(kind), strict=False)
-    made = []
-    for i, (source, settings, number, prediction) in enumerate(each):
+    specs = zip(sources, SAMPLING[sampling], numbers, predictions_of(kind), strict=False)
+    result = []
+    for i, (source, settings, number, prediction) in enumerate(specs):
         own = Settings(max_tokens, num_draft=number, **settings)
-        made.append(Row(list(source), own, row_key(3, i), prediction=prediction))
-    return made
+        result.append(Row(list(source), own, row_key(3, i), prediction=prediction))
+    return result
 
 
 def processed(table, rules):

@@ -22,10 +22,10 @@ def randomize(model: T5, keys: mx.array, noise: float, dtype: mx.Dtype = mx.floa
         noise: the relative distance from the weights of these keys.
         dtype: the type of the weights.
     """
-    each, weights = iter(keys), []
+    key_iterator, weights = iter(keys), []
     for name, like in tree_flatten(model.parameters()):
-        weight = mx.random.normal(like.shape, key=next(each))
-        weight += noise * mx.random.normal(like.shape, key=next(each))
+        weight = mx.random.normal(like.shape, key=next(key_iterator))
+        weight += noise * mx.random.normal(like.shape, key=next(key_iterator))
         if "norm" in name:
             weight = mx.abs(weight) + 0.5
         elif "shared" not in name and "relative" not in name:

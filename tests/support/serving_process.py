@@ -32,8 +32,8 @@ class Asked:
     def metric(self, name: str) -> float:
         """Returns the value of a metric with labels; 0 before the first count."""
         text = self.http.get("/metrics").text
-        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
-        return float(found.group(1)) if found else 0.0
+        match = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        return float(match.group(1)) if match else 0.0
 
 
 class Server(Asked):

@@ -158,15 +158,15 @@ class Simulation:
             total += seconds
             for line, offered, choice in zip(running, offers, choices, strict=True):
                 kind = next((k for k in line.right if k.drafted == bool(choice.passes)), DRAFT)
-                kept = line.kept(kind, choice.length) if choice.length else 0
-                written = [RIGHT] * kept + [0]
-                right_after = line.place + kept
+                num_accepted = line.kept(kind, choice.length) if choice.length else 0
+                written = [RIGHT] * num_accepted + [0]
+                right_after = line.place + num_accepted
                 for kind, right in line.right.items():
                     if not kind.drafted and right_after < len(right) and right[right_after]:
                         written[-1] = RIGHT  # what could have been copied
                 if learn:
-                    self.adaptive.note(line, offered, choice, written, kept)
-                line.place += kept + 1
+                    self.adaptive.note(line, offered, choice, written, num_accepted)
+                line.place += num_accepted + 1
             if learn:
                 noise = np.exp(self.rng.normal(0, self.noise)) if self.noise else 1.0
                 if self.adaptive.shape:

@@ -101,7 +101,7 @@ class Session:
 
     def run(self, snippet: Snippet) -> tuple[str, str]:
         """Runs a block; returns what it writes to standard output and to standard error."""
-        code = SERVER.sub(lambda found: self._server(found[1]), snippet.code)
+        code = SERVER.sub(lambda match: self._server(match[1]), snippet.code)
         if snippet.language == "python":
             with self._streams() as streams:
                 exec(compile(code, "snippet", "exec"), self.names)
@@ -115,8 +115,8 @@ class Session:
         output, errors = self.run(snippet)
         if snippet.expected is not None:
             expected = without(snippet.expected, errors)
-            told = f"it prints\n\n{output}{errors}\nand not\n\n{expected}"
-            assert plain(expected) == plain(output), told
+            message = f"it prints\n\n{output}{errors}\nand not\n\n{expected}"
+            assert plain(expected) == plain(output), message
 
     def _command(self, line: str) -> tuple[str, str]:
         """Runs one line; the last command of a pipe may be a command of the project."""

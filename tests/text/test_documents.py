@@ -21,12 +21,12 @@ def words(prompt: str) -> int:
     return len(prompt.split()) + 1
 
 
-def made(text: str, split: str = "sentences", limit=None, tokens=words, **how):
+def document_of(text: str, split: str = "sentences", limit=None, tokens=words, **how):
     return Document(text, Cutting(split, **how), tokens, limit, PREFIXES)
 
 
 def sources(text: str, split: str = "sentences", **how) -> list[str]:
-    document = made(text, split, **how)
+    document = document_of(text, split, **how)
     return [document.source(piece) for piece in document.cut()]
 
 
@@ -53,7 +53,7 @@ def texts(count: int):
 def test_pieces_answered_with_themselves_give_back_the_text(split):
     for n, text in enumerate(texts(1000)):
         limit = [None, 4, 2][n % 3]
-        document = made(text, split, limit, tokens=words if n % 2 else len, prefix="")
+        document = document_of(text, split, limit, tokens=words if n % 2 else len, prefix="")
         pieces = list(document.cut())
         assert joined(document, [document.source(piece) for piece in pieces]) == text
         assert joined(document, [None] * len(pieces)) == text
@@ -69,7 +69,7 @@ def test_pieces_answered_with_themselves_give_back_the_text(split):
 
 def test_answers_replace_their_pieces_in_place():
     text = "<2de>  One.  Two!\r\n\r\n\t- Three?\n***\nFour\n"
-    document = made(text)
+    document = document_of(text)
     assert [document.prompt(piece) for piece in document.cut()] == [
         "<2de>  One.", "<2de>  Two!", "<2de>  Three?", "<2de>  Four"
     ]  # fmt: skip
@@ -78,11 +78,11 @@ def test_answers_replace_their_pieces_in_place():
 
 
 def test_a_document_is_cut_only_as_far_as_requested():
-    asked = []
-    document = made("One. " * 100_000, tokens=lambda text: asked.append(text) or 1, limit=9)
+    texts = []
+    document = document_of("One. " * 100_000, tokens=lambda text: texts.append(text) or 1, limit=9)
     cut = document.cut()
     assert [next(cut).start for _ in range(3)] == [0, 5, 10]
-    assert len(document.pieces) == 3 and len(asked) == 4, "of the prefix as well"
+    assert len(document.pieces) == 3 and len(texts) == 4, "of the prefix as well"
 
 
 # ---- the prefix, and the language that it names --------------------------------------------------
@@ -94,7 +94,7 @@ def test_a_document_is_cut_only_as_far_as_requested():
 )
 def test_a_prefix_of_the_model_goes_before_every_piece(prefix):
     for mark in "", "\ufeff":
-        document = made(f"{mark}{prefix}One. Two.\n")
+        document = document_of(f"{mark}{prefix}One. Two.\n")
         prompts = [document.prompt(piece) for piece in document.cut()]
         assert prompts == [prefix + "One.", prefix + "Two."]
         assert joined(document, ["1.", "2."]) == "1. 2.\n"
@@ -107,8 +107,8 @@ def test_a_prefix_of_the_model_goes_before_every_piece(prefix):
      ("Note: this.", ""), ("校正: One.", "校正:"), ("One. <2de> Two.", ""), ("summarize:One.", "")],
 )  # fmt: skip
 def test_a_possible_prefix_is_kept_as_text(text, doubtful):
-    for given, unsure in ({}, doubtful), ({"prefix": ""}, ""), ({"file_type": ".txt"}, ""):
-        document = made(text, **given)
+    for options, unsure in ({}, doubtful), ({"prefix": ""}, ""), ({"file_type": ".txt"}, ""):
+        document = document_of(text, **options)
         pieces = list(document.cut())
         assert (document.prefix, document.start, document.doubtful) == ("", 0, unsure)
         assert joined(document, [None] * len(pieces)) == text
@@ -120,7 +120,7 @@ def test_no_prefix_is_searched_if_one_is_given():
     text = "summarize: One. Two."
     assert sources(text) == ["One.", "Two."]
     for prefix in "", "shorten: ":
-        document = made(text, prefix=prefix)
+        document = document_of(text, prefix=prefix)
         first = next(document.cut())
         assert document.prompt(first) == prefix + "summarize: One."
     assert sources(text, file_type=".txt") == ["summarize: One.", "Two."], "a file's words"
@@ -130,17 +130,17 @@ GERMAN = "Das kostet z. B. 3,50 Euro, bzw. Abs. 2 gilt. Am 5. Mai kam sie an."
 
 
 def test_the_language_decides_which_dots_are_abbreviations():
-    wanted = ["Das kostet z. B. 3,50 Euro, bzw. Abs. 2 gilt.", "Am 5. Mai kam sie an."]
-    assert sources(GERMAN, source_language="de") == wanted
-    assert sources("translate German to English: " + GERMAN) == wanted
-    assert sources("Translate from German into English: " + GERMAN) == wanted
+    expected = ["Das kostet z. B. 3,50 Euro, bzw. Abs. 2 gilt.", "Am 5. Mai kam sie an."]
+    assert sources(GERMAN, source_language="de") == expected
+    assert sources("translate German to English: " + GERMAN) == expected
+    assert sources("Translate from German into English: " + GERMAN) == expected
     for text in (GERMAN, "translate English to German: " + GERMAN, "<2en> " + GERMAN):
         assert len(sources(text)) > 2
     assert sources(GERMAN, source_language="xx-no-such"), "by the rules of all languages"
 
 
 @pytest.mark.parametrize(
-    "language, text, wanted",
+    "language, text, count",
     [
         ("en", "He left for the U.S. on Monday. It cost 3.5 p.c. more!", 2),
         ("zh", "他来了。价格是3.50元！好的；再见。", 3),
@@ -151,17 +151,17 @@ def test_the_language_decides_which_dots_are_abbreviations():
         ("ru", "Он родился в 1990 г. в Москве. Да!", 2),
     ],
 )
-def test_sentences_of_several_languages_are_split(language, text, wanted):
-    assert len(sources(text, source_language=language)) == wanted
+def test_sentences_of_several_languages_are_split(language, text, count):
+    assert len(sources(text, source_language=language)) == count
 
 
 @pytest.mark.parametrize("space", ["\u202f", "\u00a0", "\u3000", "\u2028", "\x85", " "])
 def test_white_space_of_several_bytes_after_a_capital_is_kept(space):
     text = f"Plan B{space}. It is good.{space}Plan B{space}. So is it."
-    document = made(text)
-    found = [document.source(piece) for piece in document.cut()]
-    assert found == [f"Plan B{space}.", "It is good.", f"Plan B{space}.", "So is it."]
-    assert joined(document, found) == text
+    document = document_of(text)
+    sentences = [document.source(piece) for piece in document.cut()]
+    assert sentences == [f"Plan B{space}.", "It is good.", f"Plan B{space}.", "So is it."]
+    assert joined(document, sentences) == text
 
 
 class PanicException(BaseException):
@@ -180,8 +180,8 @@ def test_a_paragraph_on_which_sentencex_fails_is_one_sentence(monkeypatch, capsy
 
     monkeypatch.setattr(sentencex, "get_sentence_boundaries", failing)
     assert sources("One. Two.\nPlan B. It is good.") == ["One.", "Two.", "Plan B. It is good."]
-    told = "warning: sentencex failed; a paragraph is taken as one sentence\n"
-    assert capsys.readouterr().err == told
+    message = "warning: sentencex failed; a paragraph is taken as one sentence\n"
+    assert capsys.readouterr().err == message
     error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         sources("B")
@@ -197,14 +197,14 @@ Manette.
 
 
 def test_hard_wrapped_prose_is_read_over_the_ends_of_lines():
-    found = sources(WRAPPED.replace("\nManette", " Manette").replace("\n", "\r\n"))
-    assert found[0].endswith("it was the age of wisdom, it was the age of foolishness.")
-    assert found[1:] == ["It was the epoch of belief, said Dr. Manette."]
+    sentences = sources(WRAPPED.replace("\nManette", " Manette").replace("\n", "\r\n"))
+    assert sentences[0].endswith("it was the age of wisdom, it was the age of foolishness.")
+    assert sentences[1:] == ["It was the epoch of belief, said Dr. Manette."]
 
 
 def test_an_answer_over_several_lines_is_broken_again():
     text = "\n".join(WRAPPED.split("\n")[:2])
-    document = made(text)
+    document = document_of(text)
     first = next(document.cut())
     answer = (
         "C'était le meilleur des temps, c'était le pire des temps, c'était l'âge de la sagesse."
@@ -251,7 +251,7 @@ def test_only_the_spans_of_a_file_are_decoded():
 
 
 def cut(text: str, limit: int, tokens=words, split="sentences") -> list[str]:
-    document = made(text, split, limit, tokens=tokens, prefix="")
+    document = document_of(text, split, limit, tokens=tokens, prefix="")
     pieces = list(document.cut())
     assert all(piece.cut for piece in pieces) == (tokens(text) > limit)
     assert all(tokens(document.prompt(piece)) <= limit for piece in pieces)
@@ -276,13 +276,13 @@ def test_text_without_spaces_is_cut_too():
 
 
 def test_one_character_is_never_cut():
-    document = made("ab", limit=2, tokens=lambda text: 1 if text == "a" else 9, prefix="")
+    document = document_of("ab", limit=2, tokens=lambda text: 1 if text == "a" else 9, prefix="")
     assert [document.source(piece) for piece in document.cut()] == ["a", "b"]
 
 
 def test_a_prefix_without_room_for_text_is_refused():
     with pytest.raises(UserError, match="max_source_tokens is 3, but the prefix and one .* take 4"):
-        made("<2de> text", max_source_tokens=3, tokens=lambda text: 2 * words(text) - 2)
+        document_of("<2de> text", max_source_tokens=3, tokens=lambda text: 2 * words(text) - 2)
 
 
 def test_the_option_overrides_the_models_limit():
@@ -294,7 +294,7 @@ def test_the_option_overrides_the_models_limit():
     "text", ["word " * 9_000, "x" * 45_000, '(«"' * 15_000 + "end.", "字" * 30_000]
 )
 def test_a_sentence_without_an_end_is_cut_in_windows(text):
-    document = made(text, prefix="")
+    document = document_of(text, prefix="")
     pieces = list(document.cut())
     assert all(piece.cut for piece in pieces[:-1])
     assert max(piece.end - piece.start for piece in pieces) <= LONGEST_SENTENCE
@@ -325,7 +325,7 @@ def test_values_of_the_wrong_kind_are_refused(wrong):
 
 def test_token_ids_are_no_document():
     with pytest.raises(UserError, match="split is 'lines', which needs a text"):
-        made([5, 6], "lines")
+        document_of([5, 6], "lines")
 
 
 def test_a_missing_sentence_library_is_named_in_one_line(monkeypatch):

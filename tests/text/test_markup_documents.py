@@ -23,8 +23,8 @@ def document(text: str, suffix: str, split: str, limit: int | None = None) -> Do
     return Document(text, cutting, lambda prompt: len(prompt.split()))
 
 
-def joined(made: Document, answer: Callable[[str], str | None]) -> str:
-    return markup_files.joined(made, [answer(made.source(piece)) for piece in made.cut()])
+def joined(file: Document, answer: Callable[[str], str | None]) -> str:
+    return markup_files.joined(file, [answer(file.source(piece)) for piece in file.cut()])
 
 
 @pytest.mark.slow
@@ -56,8 +56,8 @@ def test_markup_stays_when_every_word_is_changed(suffix):
 @pytest.mark.parametrize("limit", [None, 3])
 def test_the_marks_of_a_quote_are_not_decoded(limit):
     text = "> He left, and she,\n> then, stayed.\n> > No one came. So it\n> > ended.\n"
-    made = document(text, ".md", "sentences", limit)
-    sources = [made.source(piece) for piece in made.cut()]
+    quote = document(text, ".md", "sentences", limit)
+    sources = [quote.source(piece) for piece in quote.cut()]
     assert " ".join(sources) == "He left, and she, then, stayed. No one came. So it ended."
     assert (limit is None) == (len(sources) == 3)
 
@@ -77,8 +77,8 @@ def test_sentences_of_a_cue_are_broken_into_lines_together():
 
 def test_long_answers_to_a_cue_have_more_lines():
     text = CUE.format("One two. Three four five.\r\nSix seven. Eight.") * 3
-    made = document(text, ".srt", "sentences")
-    longer = joined(made, lambda source: source + " " + source)
+    subtitles = document(text, ".srt", "sentences")
+    longer = joined(subtitles, lambda source: source + " " + source)
     assert longer != text and max(map(len, longer.splitlines())) <= LINE_CHARACTERS
     assert longer.count("\r\n") == text.count("\r\n") + 3
 
@@ -102,8 +102,8 @@ def test_the_command_line_translates_a_file_and_keeps_its_markup(run, tmp_path, 
     text = (tmp_path / "out").read_bytes().decode()
     assert status == 0 and not out and "J'ai deux chats." in text
     assert text.count("\n") == FILES[name].count("\n") == text.count("\r\n") or name == "page.md"
-    kept = {
+    parts = {
         "talk.SRT": ("\ufeff1\r\n00:00:01,000 --> 00:00:03,000\r\n<i>J'ai deux chats.", "\r\n- "),
         "page.md": ("# I have two cats.\n\n- J'ai deux chats.", "`here`.\n\n```\nI.\n```\n"),
     }
-    assert all(part in text for part in kept[name])
+    assert all(part in text for part in parts[name])

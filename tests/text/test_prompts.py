@@ -74,8 +74,8 @@ BAD_PROMPTS = [
 
 def test_a_bad_prompt_fails_alone():
     model = target()
-    given = [prompt for bad, _ in BAD_PROMPTS for prompt in (bad, SOURCE)]
-    results = SpeculativeDecoder(model).generate(given[:1] + given, max_tokens=5)
+    prompts = [prompt for bad, _ in BAD_PROMPTS for prompt in (bad, SOURCE)]
+    results = SpeculativeDecoder(model).generate(prompts[:1] + prompts, max_tokens=5)
     for (_, complaint), bad, fine in zip(BAD_PROMPTS, results[1::2], results[2::2], strict=True):
         assert (bad.finish_reason, bad.tokens, bad.text) == ("error", [], None)
         assert bad.error.startswith(complaint) and bad.error.isprintable()
@@ -101,7 +101,7 @@ def test_results_takes_several_prompts(several):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "prompts",
     [
         lambda: (prompt for prompt in [SOURCE, SOURCE[:2]]),
         lambda: iter([tuple(SOURCE), np.array(SOURCE[:2], np.uint8)]),
@@ -109,30 +109,30 @@ def test_results_takes_several_prompts(several):
         lambda: [mx.array(SOURCE), (token for token in SOURCE[:2])],
     ],
 )
-def test_prompts_may_be_any_iterable_of_any_iterables(given):
+def test_prompts_may_be_any_iterable_of_any_iterables(prompts):
     model = target()
-    results = SpeculativeDecoder(model).generate(given(), max_tokens=5)
+    results = SpeculativeDecoder(model).generate(prompts(), max_tokens=5)
     assert [r.tokens for r in results] == [greedy(model, s, 5)[0] for s in (SOURCE, SOURCE[:2])]
 
 
 def test_a_seed_may_be_given_for_each_prompt_in_any_form():
     decoder, options = SpeculativeDecoder(target()), {"max_tokens": 9, "temp": 1.0}
-    wanted = [r.tokens for r in decoder.generate([SOURCE] * 3, seed=[4, 5, 6], **options)]
+    expected = [r.tokens for r in decoder.generate([SOURCE] * 3, seed=[4, 5, 6], **options)]
     for seeds in (np.array([4, 5, 6]), iter([np.int32(4), 5, 6]), mx.array([4, 5, 6]), range(4, 7)):
         results = decoder.generate([SOURCE] * 3, seed=seeds, **options)
-        assert [r.tokens for r in results] == wanted
+        assert [r.tokens for r in results] == expected
 
 
 def test_any_number_of_samples_begins_at_once(monkeypatch):
-    made, row_key = [], draws.row_key
-    monkeypatch.setattr(draws, "row_key", lambda *words: made.append(words) or row_key(*words))
+    calls, row_key = [], draws.row_key
+    monkeypatch.setattr(draws, "row_key", lambda *words: calls.append(words) or row_key(*words))
     decoder, options = SpeculativeDecoder(target()), {"max_tokens": 4, "temp": 1.0}
     for samples in (5_000, 10**9, 10**30):
-        made.clear()
+        calls.clear()
         job = decoder.job(num_samples=samples, **options)
         results = decoder.results([SOURCE, SOURCE], job, 2)
         assert next(results).finish_reason and next(results).finish_reason
-        assert len(made) < 40
+        assert len(calls) < 40
 
 
 def test_prompts_are_drawn_as_they_are_needed():

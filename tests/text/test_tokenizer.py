@@ -144,9 +144,9 @@ OWN = {
 
 
 def as_transformers(folder, texts):
-    ours, theirs = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
-    assert ours(texts).input_ids == theirs(texts).input_ids
-    assert ours.get_vocab() == theirs.get_vocab()
+    tokenizer, reference = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    assert tokenizer(texts).input_ids == reference(texts).input_ids
+    assert tokenizer.get_vocab() == reference.get_vocab()
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -181,13 +181,13 @@ def test_tokens_added_in_separate_files_are_read(folders, tmp_path, with_model):
 
 def test_a_bpe_vocabulary_is_read(tmp_path):
     """transformers' T5 tokenizer cannot read a published model with a BPE vocabulary."""
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", fuse_unk=True))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", fuse_unk=True))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
     trainer = tokenizers.trainers.BpeTrainer(
         special_tokens=["<pad>", "</s>", "<unk>"], vocab_size=90, show_progress=False
     )
-    made.train_from_iterator(TEXTS[:3], trainer)
-    state = {**json.loads(made.to_str()), "added_tokens": [],
+    tokenizer.train_from_iterator(TEXTS[:3], trainer)
+    state = {**json.loads(tokenizer.to_str()), "added_tokens": [],
              "pre_tokenizer": metaspace(add_prefix_space=True)}  # fmt: skip
     sentinels = [f"<extra_id_{i}>" for i in range(48)]
     own = {**SPECIAL, "tokenizer_class": "T5Tokenizer", "extra_ids": 48,

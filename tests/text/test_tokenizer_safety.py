@@ -39,17 +39,17 @@ def damaged(state, places):
 @pytest.mark.slow
 def test_a_damaged_character_map_is_reported(folders, tmp_path, capfd):
     """The tokenizers library panics on such maps, at loading or only on some texts."""
-    state, read, text = old_json(folders / "t5", 100), 0, "".join(map(chr, range(32, 0x3400)))
+    state, count, text = old_json(folders / "t5", 100), 0, "".join(map(chr, range(32, 0x3400)))
     rng = random.Random(0)
     for i in range(60):
         places = [rng.randrange(240_000 if i % 3 else 8) for _ in range(rng.choice([1, 9]))]
         folder = write(tmp_path / "m", damaged(state, places), settings("t5"))
         try:
             load_tokenizer(folder).encode(text)
-            read += 1
+            count += 1
         except UserError as error:
             assert "\n" not in str(error) and "precompiled_charsmap is damaged" in str(error)
-    assert 0 < read < 60
+    assert 0 < count < 60
     assert "panic" not in capfd.readouterr().err
 
 
@@ -108,16 +108,16 @@ def test_torch_is_left_out(folders):
 
 @pytest.mark.parametrize("kind", ["mt5", "mt5-json", "byt5"])
 def test_loading_uses_no_network(folders, monkeypatch, kind):
-    asked = []
+    calls = []
 
     def refuse(*arguments):
-        asked.append(arguments)
+        calls.append(arguments)
         raise OSError("no network")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     assert load_tokenizer(folders / kind).encode("the store")
-    assert asked == []
+    assert calls == []
 
 
 @pytest.mark.parametrize("kind", ["mt5", "mt5-json", "byt5"])

@@ -66,9 +66,9 @@ def test_the_target_is_safe_on_a_disk_that_ignores_case(target, respelled):
 def test_a_draft_with_an_encoder_of_its_own_is_written_whole(target, tmp_path):
     model, _ = load(target)
     again, _ = load(save_draft(model, target, tmp_path / "draft"))
-    ours, theirs = (dict(tree_flatten(each.parameters())) for each in (again, model))
-    assert ours.keys() == theirs.keys()
-    assert all(mx.array_equal(ours[name], theirs[name]) for name in ours)
+    weights, expected = (dict(tree_flatten(m.parameters())) for m in (again, model))
+    assert weights.keys() == expected.keys()
+    assert all(mx.array_equal(weights[name], expected[name]) for name in weights)
 
 
 def test_an_existing_folder_is_not_overwritten(target, tmp_path):

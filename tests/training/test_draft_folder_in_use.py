@@ -56,8 +56,8 @@ def test_main_writes_what_the_target_writes_alone(run, either):
     _, expected, _ = run(*OPTIONS, "--regular-decode", "--json")
     texts = [json.loads(line)["text"] for line in expected.splitlines()]
     for name, more in ((f"{draft}+lookup", []), (str(draft), ["--exact"])):
-        given = ["--draft-model", name, "--num-draft", "5", "--json", *more]
-        status, out, err = run(*OPTIONS, *given)
+        draft_options = ["--draft-model", name, "--num-draft", "5", "--json", *more]
+        status, out, err = run(*OPTIONS, *draft_options)
         assert status == 0, err
         records = [json.loads(line) for line in out.splitlines()]
         assert [r["text"] for r in records] == texts
@@ -83,9 +83,9 @@ def test_one_line_says_which_target_is_needed(run, draft, options, line):
 
 def test_benchmarks_measure_the_draft_and_export_a_whole_model(either, draft, tmp_path):
     subject = Subject.load(str(BUNDLED / "target"), str(either), "float32")
-    regular, *others = (subject.decoder(way, 3) for way in (REGULAR, DRAFT, BOTH))
+    regular, *decoders = (subject.decoder(way, 3) for way in (REGULAR, DRAFT, BOTH))
     expected = [result.tokens for result in regular.generate(PROMPTS, max_tokens=25)]
-    for decoder in others:
+    for decoder in decoders:
         results = decoder.generate(PROMPTS, max_tokens=25)
         assert [result.tokens for result in results] == expected
         assert all(result.stats.accepted for result in results)

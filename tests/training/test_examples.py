@@ -85,8 +85,8 @@ def test_the_held_out_part_follows_from_the_seed():
 
 def test_long_and_repeated_pairs_are_left_out():
     log = []
-    given = [("a", "b"), UserError("bad line"), ("abc", "d"), ("a", "b"), ("a", "cdef"), ("a", "c")]
-    pairs = read_pairs(given, Tokenizer(), 1 << 21, (3, 4), log.append)
+    lines = [("a", "b"), UserError("bad line"), ("abc", "d"), ("a", "b"), ("a", "cdef"), ("a", "c")]
+    pairs = read_pairs(lines, Tokenizer(), 1 << 21, (3, 4), log.append)
     assert [(pair.prompt, pair.completion) for pair in pairs] == [("a", "b"), ("a", "c")]
     assert pairs[0] == TrainingPair(tuple(letters("a")), tuple(letters("b")), "a", "b")
     assert log == [

@@ -70,15 +70,15 @@ def our_batch(model, pairs=PAIRS):
 
 def by_our_names(model, named):
     """Returns torch's parameters as arrays, by this project's names."""
-    ours = {a.removesuffix(".weight"): b for a, b in tensor_names(model.config).items()}
-    found = {}
+    names = {a.removesuffix(".weight"): b for a, b in tensor_names(model.config).items()}
+    arrays = {}
     for name, tensor in named:
         name = name.removeprefix("base_model.model.").removesuffix(".weight")
         layer, lora, part = name.partition(".lora_")
         part = f"lora_{part.removesuffix('.default')}" if lora else "weight"
-        if layer in ours:
-            found[f"{ours[layer].removesuffix('.weight')}.{part}"] = tensor.detach().numpy()
-    return found
+        if layer in names:
+            arrays[f"{names[layer].removesuffix('.weight')}.{part}"] = tensor.detach().numpy()
+    return arrays
 
 
 def torch_gradients(reference, kind):
@@ -91,13 +91,13 @@ def torch_gradients(reference, kind):
     return loss.item(), trained
 
 
-def check_gradients(found, expected, tolerance):
+def check_gradients(gradients, expected, tolerance):
     """Asserts equal gradients, up to `tolerance` times the largest number of each."""
-    assert found.keys() >= expected.keys()
+    assert gradients.keys() >= expected.keys()
     for name, gradient in expected.items():
         gradient = np.array(gradient)
         most = tolerance * np.abs(gradient).max()
-        np.testing.assert_allclose(np.array(found[name]), gradient, tolerance, most, name)
+        np.testing.assert_allclose(np.array(gradients[name]), gradient, tolerance, most, name)
 
 
 @pytest.mark.slow
@@ -108,9 +108,9 @@ def check_gradients(found, expected, tolerance):
         *((name, kind) for name in ("t5", "byt5") for kind in ("lora", "dora")),
     ],
 )
-def test_loss_and_gradients_are_transformers_and_pefts(made, family, kind):
-    expected, trained = torch_gradients(made(family), kind)
-    model, _ = load(made(family).folder, "float32")
+def test_loss_and_gradients_are_transformers_and_pefts(reference_of, family, kind):
+    expected, trained = torch_gradients(reference_of(family), kind)
+    model, _ = load(reference_of(family).folder, "float32")
     if KINDS[kind]:
         adapt(model, KINDS[kind])
     learner = Learner(model, token_loss(model, 0.0), 10, 0.01, compiled=False)
@@ -126,13 +126,13 @@ def test_loss_and_gradients_are_transformers_and_pefts(made, family, kind):
 
 def optimizers(kind, parameters):
     """Returns this project's optimizer and torch's of the same kind."""
-    theirs = transformers.optimization.Adafactor
+    hf_adafactor = transformers.optimization.Adafactor
     if kind == "adamw":
-        torchs = torch.optim.AdamW(parameters, 0.01, weight_decay=0.1)
-        return adamw(weight_decay=0.1), torchs
+        torch_optimizer = torch.optim.AdamW(parameters, 0.01, weight_decay=0.1)
+        return adamw(weight_decay=0.1), torch_optimizer
     if kind == "adafactor":
-        return adafactor(), theirs(parameters, lr=0.01, relative_step=False)
-    return adafactor(True), theirs(parameters, lr=None, relative_step=True)
+        return adafactor(), hf_adafactor(parameters, lr=0.01, relative_step=False)
+    return adafactor(True), hf_adafactor(parameters, lr=None, relative_step=True)
 
 
 @pytest.mark.slow
@@ -140,29 +140,29 @@ def optimizers(kind, parameters):
     "kind, optimizer",
     [("lora", "adamw"), ("dora", "adafactor"), ("full", "adafactor"), ("full", "relative")],
 )
-def test_a_run_has_the_losses_of_transformers_and_peft(made, kind, optimizer):
-    reference = made("flan")
+def test_a_run_has_the_losses_of_transformers_and_peft(reference_of, kind, optimizer):
+    reference = reference_of("flan")
     lora = KINDS[kind]
-    theirs = peft_model(reference, lora) if lora else copy.deepcopy(reference.model)
-    trained = [(name, p) for name, p in theirs.named_parameters() if p.requires_grad]
-    ours, torchs = optimizers(optimizer, [p for _, p in trained])
+    hf_model = peft_model(reference, lora) if lora else copy.deepcopy(reference.model)
+    trained = [(name, p) for name, p in hf_model.named_parameters() if p.requires_grad]
+    mlx_optimizer, torch_optimizer = optimizers(optimizer, [p for _, p in trained])
     model, _ = load(reference.folder, "float32")
     if lora:
         adapt(model, lora)
     weights = {n: mx.array(a) for n, a in by_our_names(model, trained).items()}
     batches = [[PAIRS[0], PAIRS[1]], [PAIRS[2]], PAIRS]
-    learner = Learner(model, token_loss(model, 0.0), 10, 0.01, False, constant(2), ours)
+    learner = Learner(model, token_loss(model, 0.0), 10, 0.01, False, constant(2), mlx_optimizer)
     state, losses, expected = replace(learner.begin(), weights=weights), [], []
     for step in range(6):
         pairs = batches[step % 3]
         state, loss = learner.step(state, [our_batch(model, pairs)])
         losses.append(loss)
-        for group in torchs.param_groups:
+        for group in torch_optimizer.param_groups:
             group["lr"] = None if optimizer == "relative" else 0.01 * constant(2)(step)
-        torchs.zero_grad()
-        their_loss = theirs(**their_batch(reference.model.config, pairs)).loss
+        torch_optimizer.zero_grad()
+        their_loss = hf_model(**their_batch(reference.model.config, pairs)).loss
         their_loss.backward()
-        torchs.step()
+        torch_optimizer.step()
         expected.append(their_loss.item())
     np.testing.assert_allclose(losses, expected, rtol=1e-3)
     assert losses[-1] < 0.9 * losses[2]
@@ -174,9 +174,9 @@ def logits(model):
     return np.array(model(batch.source, batch.tokens[:, :2], batch.mask))
 
 
-def adapted(made, family, lora, num_layers=-1, dropout=0.0, folder=None):
+def adapted(reference_of, family, lora, num_layers=-1, dropout=0.0, folder=None):
     """Returns a model whose adapters differ from their initial values, and its weights."""
-    model, _ = load(folder or made(family).folder, "float32")
+    model, _ = load(folder or reference_of(family).folder, "float32")
     adapters = adapt(model, lora, num_layers, dropout, seed=7)
     weights = Learner(model, token_loss(model, 0.0), 10, 0.01).begin().weights
     for i, name in enumerate(sorted(weights)):
@@ -194,56 +194,60 @@ def adapted(made, family, lora, num_layers=-1, dropout=0.0, folder=None):
         ("byt5", {"target_modules": ("q", "wi_1"), "use_rslora": True}, 1),
     ],
 )
-def test_peft_loads_the_adapter_and_ours_merges_it(made, tmp_path, family, entries, num_layers):
+def test_peft_loads_the_adapter_and_ours_merges_it(
+    reference_of, tmp_path, family, entries, num_layers
+):
     lora = replace(LORA, **entries)
-    model, _, weights = adapted(made, family, lora, num_layers)
+    model, _, weights = adapted(reference_of, family, lora, num_layers)
     expected = logits(model)
     path = write_adapter(tmp_path / "lora", model, weights, lora, num_layers, lora_dropout=0.1)
-    plain, _ = load(made(family).folder, "float32")
-    merged, _ = load(made(family).folder, "float32", adapter=path)
+    plain, _ = load(reference_of(family).folder, "float32")
+    merged, _ = load(reference_of(family).folder, "float32", adapter=path)
     np.testing.assert_allclose(logits(merged), expected, rtol=2e-4, atol=2e-4)
     assert np.abs(logits(plain) - expected).max() > 0.1
-    theirs = peft.PeftModel.from_pretrained(copy.deepcopy(made(family).model), path).eval()
+    hf_model = peft.PeftModel.from_pretrained(
+        copy.deepcopy(reference_of(family).model), path
+    ).eval()
     batch = our_batch(model)
     source, mask, tokens = (
         torch.tensor(np.array(a)) for a in (batch.source, batch.mask, batch.tokens[:, :2])
     )
     with torch.no_grad():
-        found = theirs(
+        hf_logits = hf_model(
             input_ids=source, attention_mask=mask.long(), decoder_input_ids=tokens
         ).logits.numpy()
-    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4)
+    np.testing.assert_allclose(hf_logits, expected, rtol=2e-4, atol=2e-4)
     layers = {name.rpartition(".")[0] for name in weights}
     assert num_layers < 0 or {name.split(".")[2] for name in layers} == {"5", "1"}
 
 
 @pytest.mark.parametrize("family", ["t5", "flan", "umt5-tied", "madlad"])
-def test_transformers_loads_the_whole_model(made, tmp_path, family):
-    model, _ = load(made(family).folder, "float32")
+def test_transformers_loads_the_whole_model(reference_of, tmp_path, family):
+    model, _ = load(reference_of(family).folder, "float32")
     learner = Learner(model, token_loss(model, 0.0), 10, 0.05, compiled=False)
     state, _ = learner.step(learner.begin(), [our_batch(model)])
     learner.put(state.weights)
     expected = logits(model)
-    path = write_model(tmp_path / "full", model, made(family).folder)
+    path = write_model(tmp_path / "full", model, reference_of(family).folder)
     again, _ = load(path, "float32")
     np.testing.assert_allclose(logits(again), expected, rtol=1e-5, atol=1e-5)
-    theirs = type(made(family).model).from_pretrained(path).eval()
+    hf_model = type(reference_of(family).model).from_pretrained(path).eval()
     if family.startswith("umt5"):  # see families.build
-        theirs.config.tie_word_embeddings = not made(family).family.separate_head
-    reference = replace(made(family), model=theirs)
+        hf_model.config.tie_word_embeddings = not reference_of(family).family.separate_head
+    reference = replace(reference_of(family), model=hf_model)
     batch = our_batch(model)
     arrays = (np.array(a).tolist() for a in (batch.source, batch.tokens[:, :2], batch.mask))
     np.testing.assert_allclose(reference.logits(*arrays), expected, rtol=2e-4, atol=2e-4)
-    plain, _ = load(made(family).folder, "float32")
+    plain, _ = load(reference_of(family).folder, "float32")
     assert np.abs(logits(plain) - expected).max() > 0.1
 
 
 @pytest.mark.parametrize("dora", [False, True])
-def test_a_checkpointed_step_is_the_same_step_also_with_dropout(made, dora):
+def test_a_checkpointed_step_is_the_same_step_also_with_dropout(reference_of, dora):
     lora = replace(LORA, use_dora=dora)
     results = []
     for checkpoint in (False, True):
-        model, adapters, weights = adapted(made, "flan", lora, dropout=0.3)
+        model, adapters, weights = adapted(reference_of, "flan", lora, dropout=0.3)
         model.grad_checkpoint = checkpoint
         learner = Learner(model, token_loss(model, 0.0), 10, 0.01, False, drop=adapters.drop)
         batch = our_batch(model).arrays
@@ -260,29 +264,29 @@ def test_a_checkpointed_step_is_the_same_step_also_with_dropout(made, dora):
     check_gradients(slopes, same, 1e-5)
 
 
-def test_dropout_applies_to_the_adapters_input_alone(made):
+def test_dropout_applies_to_the_adapters_input_alone(reference_of):
     """As in PEFT, single elements of x are dropped and the remaining ones are scaled up."""
-    model, adapters, _ = adapted(made, "t5", LORA, dropout=0.5)
+    model, adapters, _ = adapted(reference_of, "t5", LORA, dropout=0.5)
     x = mx.random.normal((4, 32), key=mx.random.key(0))
     layer = model.encoder.layers[0].self_attention.q
     whole = Matrix.of(layer).times(x)
     adapters.drop(mx.random.key(5))
     matrix = Matrix.of(layer)
-    kept = mx.random.bernoulli(0.5, x.shape, matrix.key)
+    mask = mx.random.bernoulli(0.5, x.shape, matrix.key)
     expected = x @ layer.weight.T + matrix.scale * (
-        mx.where(kept, 2 * x, 0) @ layer.lora_A.T @ layer.lora_B.T
+        mx.where(mask, 2 * x, 0) @ layer.lora_A.T @ layer.lora_B.T
     )
     np.testing.assert_allclose(np.array(matrix.times(x)), np.array(expected), atol=1e-5)
     adapters.drop(None)
     assert mx.array_equal(Matrix.of(layer).times(x), whole)
 
 
-def test_a_row_of_zeros_has_no_direction_and_stays(made, tmp_path):
+def test_a_row_of_zeros_has_no_direction_and_stays(reference_of, tmp_path):
     from safetensors.numpy import load_file, save_file
 
     lora, zeros = replace(LORA, use_dora=True), "encoder.block.0.layer.0.SelfAttention.v.weight"
     base = tmp_path / "base"
-    shutil.copytree(made("flan").folder, base)
+    shutil.copytree(reference_of("flan").folder, base)
     tensors = load_file(base / "model.safetensors")
     tensors[zeros][3] = 0
     save_file(tensors, base / "model.safetensors", {"format": "pt"})
@@ -301,12 +305,12 @@ def test_a_row_of_zeros_has_no_direction_and_stays(made, tmp_path):
 
 
 @pytest.mark.parametrize("dora", [False, True])
-def test_a_quantized_model_is_adapted_as_its_dequantized_weights(made, tmp_path, dora):
+def test_a_quantized_model_is_adapted_as_its_dequantized_weights(reference_of, tmp_path, dora):
     options = {"quantize": True, "q_group_size": 32, "quant_predicate": "embed_8"}
-    folder = convert(made("flan").folder, tmp_path / "4bit", "float32", **options)
+    folder = convert(reference_of("flan").folder, tmp_path / "4bit", "float32", **options)
     lora = replace(LORA, use_dora=dora, target_modules=("q", "v", "wi_0", "o"))
-    model, _, weights = adapted(made, "flan", lora, folder=folder)
-    plain, _ = load(made("flan").folder, "float32")
+    model, _, weights = adapted(reference_of, "flan", lora, folder=folder)
+    plain, _ = load(reference_of("flan").folder, "float32")
     dense = plain_weights(model)
     names = dict(tree_flatten(plain.parameters()))
     plain.update(tree_unflatten([(name, dense[name]) for name in names]))
@@ -322,11 +326,13 @@ def test_a_quantized_model_is_adapted_as_its_dequantized_weights(made, tmp_path,
 
 
 @pytest.mark.parametrize("mode", ["affine", "mxfp4", "mxfp8"])
-def test_a_quantized_model_writes_with_the_adapter_merged_as_it_was_trained(made, tmp_path, mode):
+def test_a_quantized_model_writes_with_the_adapter_merged_as_it_was_trained(
+    reference_of, tmp_path, mode
+):
     """Rounding to the folder's own bits would lose much of the training."""
     options = {"quantize": True, "q_mode": mode, "q_group_size": 32 if mode == "affine" else None}
-    folder = convert(made("flan").folder, tmp_path / "small", "float32", **options)
-    model, _, weights = adapted(made, "flan", LORA, folder=folder)
+    folder = convert(reference_of("flan").folder, tmp_path / "small", "float32", **options)
+    model, _, weights = adapted(reference_of, "flan", LORA, folder=folder)
     path = write_adapter(tmp_path / "lora", model, weights, LORA, -1)
     plain, merged = (load(folder, "float32", adapter=a)[0] for a in (None, path))
     differences = [np.abs(logits(m) - logits(model)).mean() for m in (merged, plain)]

@@ -79,12 +79,12 @@ def test_steps_lower_the_loss_and_leave_the_state_before_alone(target):
 def test_states_are_encoded_where_they_are_not_kept_and_the_targets_decoder_learns_nothing(target):
     for layers, expected in ((1, None), (2, 0)):
         learner = learner_of(shared_draft(target, layers))
-        kept, encoded = (
+        loss, encoded_loss = (
             learner.step(learner.begin(), [batch_of(target, states=states)])[1]
             for states in (True, False)
         )
-        assert kept == pytest.approx(encoded, rel=1e-5, abs=1e-5)
-        assert expected is None or kept == pytest.approx(expected, abs=1e-5)
+        assert loss == pytest.approx(encoded_loss, rel=1e-5, abs=1e-5)
+        assert expected is None or loss == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_step_with_an_infinite_loss_returns_no_state(target):

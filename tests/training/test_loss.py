@@ -30,7 +30,7 @@ def by_torch(states, head, ids, p, counted, temp):
     states, head = (torch.tensor(a, requires_grad=True) for a in (states, head))
     q = torch.softmax(states @ head.T / temp, -1).gather(1, torch.tensor(ids))
     p = torch.tensor(p)
-    rest_p, rest_q = (1 - each.sum(-1).clamp(max=1) for each in (p, q))
+    rest_p, rest_q = (1 - probs.sum(-1).clamp(max=1) for probs in (p, q))
     terms = (p * (p / q).log()).sum(-1)
     if ids.shape[1] < V:
         terms = terms + rest_p * (rest_p / rest_q).log()
@@ -69,10 +69,10 @@ def test_a_narrowed_drafts_loss_has_the_automatic_gradient(ids, own_head):
     narrow(draft, np.array(ids))
     labeled = label(target, [((5, 9, 1), (7, 8, 1)), ((6, 1), (3, 44, 2, 1))])
     batch = collate(labeled, 0, 0, keep_states=False)
-    kept, columns = np.isin(np.array(batch.top_ids), ids), np.array(batch.top_ids)
-    assert kept.any() and not kept.all()
-    columns = mx.array(np.where(kept, np.searchsorted(ids, columns), 0))
-    p = mx.where(mx.array(kept), batch.top_p, 0)
+    mask, columns = np.isin(np.array(batch.top_ids), ids), np.array(batch.top_ids)
+    assert mask.any() and not mask.all()
+    columns = mx.array(np.where(mask, np.searchsorted(ids, columns), 0))
+    p = mx.where(mx.array(mask), batch.top_p, 0)
 
     def plainly(weights):
         draft.update(tree_unflatten(list(weights.items())))
@@ -81,7 +81,7 @@ def test_a_narrowed_drafts_loss_has_the_automatic_gradient(ids, own_head):
         q = mx.softmax(draft.decode(batch.tokens, cache, [0] * rows), axis=-1)
         top_q = mx.take_along_axis(q.flatten(0, 1), columns, axis=-1)
         rest_p = mx.maximum(1 - p.sum(-1), 0)
-        rest_q = mx.maximum(1 - mx.where(mx.array(kept), top_q, 0).sum(-1), loss.LEAST_TAIL)
+        rest_q = mx.maximum(1 - mx.where(mx.array(mask), top_q, 0).sum(-1), loss.LEAST_TAIL)
         terms = mx.where(p > 0, p * mx.log(mx.where(p > 0, p, 1) / top_q), 0).sum(-1)
         terms = terms + mx.where(rest_p > 0, rest_p * mx.log(rest_p / rest_q), 0)
         return (terms * batch.counted).sum()

@@ -69,13 +69,13 @@ def test_damaged_files_are_named(folder, name, content):
     (folder.path / name).write_bytes(content)
     again = lambda: folder.open(ANSWERS, TRAINING, resume=True)  # noqa: E731
     like = {"a": mx.ones(1)}
-    read = {
+    readers = {
         SETTINGS: again,
         STATE: lambda: folder.state(State(like, {})),
         BEST: lambda: folder.best(like),
     }
     with pytest.raises(UserError, match=f"{name} is damaged"):
-        read[name]()
+        readers[name]()
 
 
 def test_the_vocabulary_is_counted_again_for_another_training(folder):

@@ -15,8 +15,8 @@ from model import load
 LORA = LoraConfig(r=3, target_modules="all-linear")
 
 
-def test_the_last_layers_alone_are_trained(made):
-    model, _ = load(made("byt5").folder, "float32")
+def test_the_last_layers_alone_are_trained(reference_of):
+    model, _ = load(reference_of("byt5").folder, "float32")
     unfreeze_last(model, 1)
     names = set(Learner(model, token_loss(model, 0.0), 10, 0.01).begin().weights)
     assert {".".join(name.split(".")[:3]) for name in names} == {
@@ -36,8 +36,8 @@ def test_the_last_layers_alone_are_trained(made):
         ({"r": 2147483648, "target_modules": ("wo",)}, -1, "--r 2147483648 .*DenseReluDense.wo is"),
     ],
 )
-def test_bad_layers_and_ranks_are_refused(made, entries, num_layers, message):
-    model, _ = load(made("flan").folder, "float32")
+def test_bad_layers_and_ranks_are_refused(reference_of, entries, num_layers, message):
+    model, _ = load(reference_of("flan").folder, "float32")
     with pytest.raises(UserError, match=message):
         adapt(model, replace(LORA, **entries), num_layers)
     assert "lora_A" not in model.encoder.layers[0].self_attention.q

@@ -22,15 +22,15 @@ SCHEDULE = Schedule(8, steps_per_eval=2, save_every=3)
 
 
 @pytest.fixture(scope="module")
-def given():
+def inputs():
     """Returns a target and its labeled answers."""
     target = random_t5()
     return target, label(target, PAIRS)
 
 
-def a_run(given, path, scores=None, log=lambda line: None):
+def a_run(inputs, path, scores=None, log=lambda line: None):
     """Returns a trainer; without `scores`, the score is the first weight of the draft's norm."""
-    target, labeled = given
+    target, labeled = inputs
     draft = shared_draft(target, 1)
     upcoming = iter(scores or ())
 
@@ -57,9 +57,9 @@ def plain(steps, done):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(given, tmp_path_factory):
+def undisturbed(inputs, tmp_path_factory):
     """Returns the outcome of a run without interruption."""
-    run = a_run(given, tmp_path_factory.mktemp("undisturbed"))
+    run = a_run(inputs, tmp_path_factory.mktemp("undisturbed"))
     run.run(plain)
     return outcome(run)
 
@@ -71,7 +71,7 @@ class Killed(BaseException):
 @pytest.mark.slow
 @pytest.mark.parametrize("before", (True, False))
 def test_a_run_killed_at_any_file_comes_to_the_same_end(
-    given, undisturbed, tmp_path, monkeypatch, before
+    inputs, undisturbed, tmp_path, monkeypatch, before
 ):
     """The run is killed right before or right after each file is moved to its place."""
     rename = os.replace
@@ -89,20 +89,20 @@ def test_a_run_killed_at_any_file_comes_to_the_same_end(
         with monkeypatch.context() as patch:
             patch.setattr(run_folder.os, "replace", dying)
             try:
-                a_run(given, path).run(plain)
+                a_run(inputs, path).run(plain)
                 break
             except Killed:
                 pass
-        again = a_run(given, path)
+        again = a_run(inputs, path)
         again.run(plain)
         assert outcome(again) == undisturbed
     assert kills > 4
 
 
-def test_the_best_draft_is_kept_and_too_many_worse_ones_end_the_run(given, tmp_path, monkeypatch):
+def test_the_best_draft_is_kept_and_too_many_worse_ones_end_the_run(inputs, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "PATIENCE", 2)
     log = []
-    run = a_run(given, tmp_path, [1.0, 3.0, 2.0, 3.0, 9.0], log.append)
+    run = a_run(inputs, tmp_path, [1.0, 3.0, 2.0, 3.0, 9.0], log.append)
     first = run.learner.begin().weights
     run.run(plain)
     assert run.state.step == 6 and run.over
@@ -116,12 +116,12 @@ def test_the_best_draft_is_kept_and_too_many_worse_ones_end_the_run(given, tmp_p
     assert not mx.array_equal(best[name], first[name])
 
 
-def test_a_loss_that_is_no_number_ends_the_run_with_the_best_draft(given, tmp_path, monkeypatch):
+def test_a_loss_that_is_no_number_ends_the_run_with_the_best_draft(inputs, tmp_path, monkeypatch):
     log = []
-    run = a_run(given, tmp_path, [1.0, 2.0, 3.0], log.append)
-    taken = run.learner.step
+    run = a_run(inputs, tmp_path, [1.0, 2.0, 3.0], log.append)
+    step = run.learner.step
     monkeypatch.setattr(
-        run.learner, "step", lambda s, b: (None, float("nan")) if s.step == 3 else taken(s, b)
+        run.learner, "step", lambda s, b: (None, float("nan")) if s.step == 3 else step(s, b)
     )
     run.run(plain)
     assert "step 4: the loss or its gradient is no number; stopped" in log[-1]
