@@ -72,10 +72,9 @@ class Engine(Batch):
         sampling: the rows' sampling settings and random keys.
         predicted: whether any row has a prediction (expected text) to copy from.
         committed: the tokens of each row so far, the start token first.
-        offers: each row's offers in the last step: the tokens that the row could propose.
-        shape: if processes share the target, the last step's numbers of rows, proposals and draft
-            passes. `adaptive` needs these numbers one step later, when rank 0 has sent the step's
-            duration.
+        offers: the drafter's offers for each row in the last step, at most two per row (`Offer`).
+        last_shape: if processes share the target, the value of `adaptive.shape` in the last step.
+            The processes learn how long a step took on rank 0 only in the next step.
         seconds: the duration of the last step.
         on_verified: a callback that gets, in every step, the rows, the target's logits (rows,
             positions, vocabulary) and the tokens (rows, positions) from `acceptance.accept`. Both
@@ -98,7 +97,7 @@ class Engine(Batch):
         """
         super().__init__(target, drafter, clock)
         self.offers: Sequence[Sequence[Offer]] = ()
-        self.shape: Shape | None = None
+        self.last_shape: Shape | None = None
         self.seconds = 0.0
         self.adaptive = adaptive or Adaptive.of(target, drafter)
         self.early = EarlyPass.of(target)
@@ -201,18 +200,14 @@ class Engine(Batch):
         eos = self.target.config.eos_token_ids
         for i, (row, (accepted, *tokens)) in enumerate(zip(self.rows, outcome, strict=True)):
             drafted, writer = proposal.lengths[i], proposal.writers[i]
-            tokens_written, proposals_kept = row.commit(
-                tokens[: accepted + 1], drafted, writer, eos
-            )
+            new, count = row.commit(tokens[: accepted + 1], drafted, writer, eos)
             row.stats.decode_seconds += seconds
             if self.drafter:
-                self.adaptive.note(
-                    row, self.offers[i], self.choices[i], tokens_written, proposals_kept
-                )
+                self.adaptive.note(row, self.offers[i], self.choices[i], new, count)
         if self.drafter:
             shape = self.adaptive.shape
             if self.ranks.size > 1:
-                seconds, shape, self.shape = 1e-6 * outcome[0][-1], self.shape, shape
+                seconds, shape, self.last_shape = 1e-6 * outcome[0][-1], self.last_shape, shape
             if shape:
                 self.adaptive.costs.note(*shape, seconds)
             self.drafter.note(self.committed)
@@ -234,8 +229,8 @@ class SpeculativeDecoder:
     """Decodes text to text with a target and, if given, a draft.
 
     Attributes:
-        target: target(batch_size, settings) returns the verifying model, wrapped in an
-            `ExactTarget` if exact=True (network/exact.py).
+        target: the function target(batch_size, settings), which returns the model that verifies
+            proposals. In exact decoding, this model is an `ExactTarget` (network/exact.py).
         scoring: scores and ranks texts with the target alone.
         embeddings: turns texts into vectors with the target's encoder.
     """

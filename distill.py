@@ -119,7 +119,7 @@ class Distillation:
         return start_from(draft, self.target, self.args.draft_model, trained)
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the settings that determine the target's answers, and those of training alone."""
+        """Returns the settings that affect answers, and the settings that affect only training."""
         from mlx_t5.checkpoints.identity import adapter_identity, identity
         from mlx_t5.training.examples import digest
 

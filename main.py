@@ -107,7 +107,7 @@ def _run(options: MainOptions, ranks: Ranks) -> int:
 
 
 def _is_streamed(options: MainOptions, settings: Settings) -> bool:
-    """Returns whether to write the only prompt's text, or document, while it is generated."""
+    """Returns whether to stream the text, which needs a single prompt or a single document."""
     several = len(options.prompt or []) > 1 or (options.input_file and not options.is_document)
     if several or options.json or not options.writes_text:
         return False

@@ -72,12 +72,11 @@ class T5(Stacks):
             own parameters are then only those of its decoder (network/sharing.py).
 
     Attributes:
-        local_config: the config of this process's shard (network/sharding.py); `config` if the
-            model is whole.
+        local_config: the config of this process's shard (network/sharding.py), or else `config`.
         folder: the folder from which `load` read the model.
         adapted: whether an adapter was merged into the weights.
-        passes: number of decoder passes so far; on a GPU, layers are compiled after
-            `layers.PASSES` passes. -inf for a shard, whose layers are never compiled.
+        passes: number of decoder passes so far; after `layers.PASSES_BEFORE_COMPILING` passes, a
+            GPU compiles the layers. -inf for a shard, whose layers are never compiled.
         grad_checkpoint: whether training recomputes activations within layers to save memory.
     """
 
@@ -211,7 +210,7 @@ class T5(Stacks):
     def _states(
         self, tokens: mx.array, cache: Cache, offsets: list[int], passes: float
     ) -> Iterator[mx.array]:
-        """Yields the residuals after each layer and the last norm; for `passes` see `layer_for`."""
+        """Yields each layer's residuals, then the last norm's output; see `layer_for`."""
         slots = cache.slots(offsets, tokens.shape[1])
         layer = layer_for(self.local_config, slots, passes, self.grad_checkpoint)
         x = self.shared(tokens.flatten()).astype(self.decoder.last_norm.weight.dtype)

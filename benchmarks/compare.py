@@ -99,10 +99,10 @@ def compare(
 ) -> Iterator[dict]:
     """Decodes the prompts with every proposer, and yields tables of the figures.
 
-    The proposers take turns. For batch size 1 and temperature 0, a turn is one prompt, and each
-    task of mixed prompts has its own table. Otherwise a turn is one call with all prompts, and all
-    tasks share one table. Larger batches need one call, because they mix the tasks. Sampling needs
-    one call, because `auto` then learns the number of proposals only from rows of the same call.
+    The proposers take turns. With batch size 1 and temperature 0, a turn is one prompt, and each
+    task has its own table. Otherwise a turn is one call with all prompts, and all tasks share one
+    table. The single call has two reasons: a larger batch may hold prompts of several tasks, and
+    `auto` forgets after each call what it has learned from sampled rows.
     """
     single = batch_size == 1 and temp == 0
     turns = workload.cut(prompts.prompts, 1 if single else len(prompts.prompts))

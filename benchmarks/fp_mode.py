@@ -50,7 +50,7 @@ def measured(target: T5, source: int, seconds: float) -> dict[str, Any] | None:
     return {"mode": MODE, "speed_up": before[1] / after[1], "v": v}
 
 
-def written(record: dict[str, Any] | None) -> str:
+def table_text(record: dict[str, Any] | None) -> str:
     """Returns the result of `measured` as text for the report's table."""
     if record is None:
         return "–"

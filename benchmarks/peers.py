@@ -5,13 +5,13 @@ other down. All programs have the same number of threads. They take turns at eve
 only one program computes at a time.
 
 Waiting threads that spin take cores from other programs. Waiting threads that sleep have to be
-woken hundreds of times per token. So in all processes, the waiting threads of OpenMP spin for
-0.1 ms and then sleep (`WAITING`). The pause before each turn lets other threads come to rest, such
-as the threads of OpenBLAS, which spin for 0.03 s.
+woken hundreds of times per token. So waiting threads of OpenMP spin for 0.1 ms and then sleep
+(`WAITING`). Those of OpenBLAS spin for 0.03 s, so a longer pause precedes each turn.
 
 With --batch-size above 1, a turn decodes all prompts in batches, which measures the throughput.
-With --document the prompts are the sentences of one text. This project decodes them as a document
-("document, …") and one by one (`regular`), and the other programs decode them in batches.
+With --document the prompts are the sentences of one text. This project decodes the text as a
+document in the rows "document, regular" and "document, draft N", and sentence by sentence in the
+row `regular`. The other programs decode batches of sentences.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace, command: str) -> int:
         for size in args.batch_size:
             table = compare(variants, ids, size, args)
             table["left_out"] = missing | table["left_out"]
-            print(f"\n{written(table, facts['dtype'])}", flush=True)
+            print(f"\n{table_text(table, facts['dtype'])}", flush=True)
             tables.append(table)
     print(f"\n{NOTES}")
     record = {"command": command, "environment": facts, "programs": programs, "tables": tables}
@@ -332,7 +332,7 @@ def summarize(timed: Mapping[str, Timed]) -> list[dict]:
     return sorted(rows, key=lambda row: -row["tokens_per_second"])
 
 
-def written(table: dict, dtype: str) -> str:
+def table_text(table: dict, dtype: str) -> str:
     """Returns Markdown: a title, the table, and notes on differing texts and left-out variants."""
     rows = table["rows"]
     how = f"as one document, {REGULAR} one by one, " if table["document"] else ""

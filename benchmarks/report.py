@@ -101,7 +101,7 @@ COLUMNS: printing.Columns = {
     "texts": lambda record: printing.texts(record["different"]),
     "peak memory": lambda record: readable(record["peak_memory_bytes"]),
     "exact decoding": lambda record: "holds" if record["exact"]["holds"] else "no",
-    "fp mode": lambda record: fp_mode.written(record["fp_mode"]),
+    "fp mode": lambda record: fp_mode.table_text(record["fp_mode"]),
 }
 
 
@@ -175,10 +175,11 @@ def log(line: str) -> None:
 
 
 def chosen_pair(args: argparse.Namespace) -> tuple[str, str, str | None]:
-    """Returns the names of target and draft, and the type in which they compute.
+    """Returns the names of target and draft, and the type in which to compute.
 
-    If the bundled pair is to be measured, it is enlarged once, to the shapes of larger models. The
-    type None stands for the type in which each folder is stored.
+    If no model is named and `models/` lacks the default pair, the pair is an enlarged copy of the
+    bundled pair. The first report makes the copy, and later reports reuse the copy. If the type is
+    None, each model computes in its default type (`model.load`).
 
     Raises:
         UserError: there is no model of this name, or no draft for it.
@@ -191,7 +192,7 @@ def chosen_pair(args: argparse.Namespace) -> tuple[str, str, str | None]:
     dtype = args.dtype or ("float32" if on_cpu() else "bfloat16")
     for model, shape_name, name in GROWN:
         if not (names.CONVERTED / name).is_dir():
-            log(f"growing the bundled {model} to the shape of {shape_name}, once")
+            log(f"growing the bundled {model} to the shape of {shape_name}; later reports reuse it")
             grow(names.BUNDLED / model, names.CONVERTED / name, SHAPES[shape_name], dtype)
     target, draft = (str(names.CONVERTED / name) for _, _, name in GROWN)
     return target, draft, dtype

@@ -21,7 +21,7 @@ from mlx_t5.engine.rows import Result
 from mlx_t5.engine.tally import Tally
 from mlx_t5.errors import UserError
 from mlx_t5.names import locate
-from mlx_t5.network.modules import expect_passes
+from mlx_t5.network.modules import compile_at_once
 from mlx_t5.sampling.draws import one_hot
 from mlx_t5.text.detokenizer import same_vocabulary
 from model import T5, load
@@ -54,7 +54,7 @@ class Subject:
             raise UserError(f"{model} has no tokenizer, and prompts are texts; add its files")
         if draft_tokenizer is not None:
             same_vocabulary(tokenizer, draft_tokenizer)
-        expect_passes(target, draft)
+        compile_at_once(target, draft)
         return cls(target, draft, tokenizer)
 
     def drafter(self, proposer: str, wrong: int = 0) -> Drafter:

@@ -182,10 +182,11 @@ def quality(
 def recommend(rows: Sequence[dict], tolerance: float) -> dict | None:
     """Returns the fastest setting that loses at most `tolerance` points of quality against delta 0.
 
-    Noise must not be a reason for a greater delta. So a greater delta replaces a smaller one only
-    if two conditions hold. First, with the same number of proposals, a pass of the target yields
-    clearly more tokens. Second, even the slowest repeat of the greater delta's best setting is
-    clearly faster than the smaller delta's best setting.
+    Noise alone must not select a greater delta. So a greater delta's fastest setting
+    replaces a smaller delta's fastest setting only if two conditions hold. First, with the same
+    number of proposals, the greater delta yields clearly more tokens per pass of the target.
+    Second, the lowest speed-up in any repeat of the greater delta's setting is clearly above the
+    median speed-up of the smaller delta's setting. "Clearly" means by more than `NEAR`.
 
     Args:
         rows: the rows of the whole grid, delta 0 included, as `run` makes them.
@@ -248,8 +249,8 @@ def explain(rows: Sequence[dict], tolerance: float, count: int) -> str:
         f"most {tolerance:g} points below those of delta 0, on {count} prompts. Among settings "
         f"within {NEAR:.0%} of the fastest, the fewest proposals are preferred. A greater delta is "
         f"recommended only if, with the same number of proposals, a target call yields "
-        f"{NEAR:.0%} more tokens, and even its slowest repeat is {NEAR:.0%} faster than the best "
-        f"setting with a smaller delta."
+        f"{NEAR:.0%} more tokens, and even the slowest repeat with the greater delta is "
+        f"{NEAR:.0%} faster than the best setting with a smaller delta."
     )
 
 

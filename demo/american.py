@@ -40,7 +40,7 @@ def pair(sentence: str, rng: random.Random) -> dict[str, str]:
 
 
 def sentences() -> list[str]:
-    """Returns the English sentences of heldout.jsonl, corrected and without duplicates."""
+    """Returns the correct English sentences of heldout.jsonl, without duplicates."""
     rows = map(json.loads, HELD_OUT.read_text(encoding="utf-8").splitlines())
     texts = (r["target"] if r["task"] == "fix" else r["prompt"].partition(": ")[2] for r in rows)
     return list(dict.fromkeys(texts))

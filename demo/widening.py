@@ -1,28 +1,30 @@
 """Computes the tensors of a larger T5 that computes the same function as a small one.
 
 The added numbers are random rather than zero, so that they cost as much time as trained weights.
-They are not random where they would change the output. Below, d and epsilon are the d_model and the
-layer_norm_epsilon of the small T5; D and epsilon' are those of the larger T5.
+Where random numbers would change the output, the added numbers are fixed. Below, d and epsilon are
+the small T5's d_model and layer_norm_epsilon; D and epsilon' are the larger T5's.
 
 - d_model: the new columns of the embedding and the new rows of the output projections `o` and `wo`
   are zero, so the new dimensions of the residual are zero. RMSNorm divides by the root of
-  mean(x^2) + epsilon. With new zeros, the mean is d/D of the small T5's mean. epsilon' is d/D of
-  epsilon, so the sum under the root is d/D of the small T5's sum. To compensate, norm weights are
-  multiplied by sqrt(d/D). With a tied head, the decoder's last norm keeps its weights, because T5
-  multiplies the norm's output by D^-0.5 instead of d^-0.5, and D^-0.5 = d^-0.5 * sqrt(d/D).
-- heads, d_ff, layers: the columns of `o` and `wo` that read values of new heads, feed-forward units
-  or layers are zero.
+  mean(x^2) + epsilon. The new zeros make the mean smaller by the factor d/D. epsilon' is
+  epsilon * d/D, so the whole sum under the root is smaller by this factor. To compensate, norm
+  weights are multiplied by sqrt(d/D). With a tied head, the decoder's last norm keeps its weights.
+  There T5 multiplies the norm's output by D^-0.5, not d^-0.5, and D^-0.5 = d^-0.5 * sqrt(d/D).
+- heads, d_ff, layers: `o` and `wo` have zero columns for new heads and new feed-forward units. In
+  new layers, `o` and `wo` are zero altogether.
 - d_kv: T5 does not divide scores by sqrt(d_kv), so scores stay the same if the new rows of `q` are
   zero. The new columns of `o` are zero as well.
 - vocabulary: a new token's row of the head must not be zero, because a logit of 0 could be the
   largest. So two of the new dimensions of the residual hold a constant c instead of zero. The rows
   of old tokens have c in these two dimensions, in the embedding and in the head. No layer changes
-  the two numbers in the residual. They add 2c^2 to the sum of squares of a norm, so epsilon' * D is
-  made 2c^2 smaller. No layer reads the two numbers, because the norms before the layers have weight
-  0 in these dimensions. The decoder's last norm has weights of opposite signs there, so it turns
-  the numbers into z > 0 and -z. An old token's logit gets c*z - c*z = 0. A new token's row of the
-  head has -E and 0 in these dimensions, where E is a large constant. So the new token's logit gets
-  -E*z, which puts it far below all others.
+  the two constants in the residual. In every norm, the constants add 2c^2 to the sum of squares. To
+  compensate, epsilon' is (epsilon * d - 2c^2) / D instead of epsilon * d/D. No layer reads the
+  constants, because every norm except the decoder's last norm has weight 0 in the two dimensions.
+  The decoder's last norm has weights of opposite signs there, so it turns the constants into z > 0
+  and -z. To an old token's logit, the two dimensions add c*z - c*z = 0. A new token's row of the
+  head has -E and 0 there, where E is a large constant. So the two dimensions add -E*z to the new
+  token's logit, which is then far below all others. No input has a new token, so the new rows of
+  the embedding do not matter.
 """
 
 from __future__ import annotations

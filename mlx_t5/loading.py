@@ -81,9 +81,9 @@ def choose_pair(
         adapter: folder of a LoRA adapter to merge into the target.
         regular_because: the reason for decoding without a draft, shown to the user.
         fetch: whether a default draft that is not in `models/` may be taken from Hugging Face's
-            cache, or else downloaded. If `convert` is given and the target's folder existed before
-            this call, the draft is not downloaded, because the user expects no download. If the
-            environment variable MLX_RANK is set, no draft is fetched.
+            cache, or else downloaded. There are two exceptions. If `convert` is given and the
+            target's folder existed before this call, only the cache is used, because the user
+            expects no download. If the environment variable MLX_RANK is set, neither is used.
         revision: revision of the target, see `locate`.
 
     Raises:

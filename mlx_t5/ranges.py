@@ -28,8 +28,7 @@ class Range:
     """The valid values of a setting.
 
     Attributes:
-        kind: int, float or bool. For float, ints are valid too; for int, floats are not. A bool is
-            not a number.
+        kind: int, float or bool. For float, ints are valid too. A bool is never a number.
         least: the smallest valid value; smaller values are errors.
         most: the largest valid value; larger values are errors.
         expected: the end of the error message, after "it must be".
@@ -47,7 +46,10 @@ class Range:
     ceiling: float = math.inf
 
     def fit(self, value: Any) -> Any:
-        """Returns a value as a plain Python value of its kind, clamped; None if it is not valid."""
+        """Returns a valid value as a plain Python value; None if the value is not valid.
+
+        A number is converted to `kind`, and clamped to `floor` and `ceiling`.
+        """
         if getattr(value, "ndim", None) == 0:  # a NumPy or MLX scalar
             value = value.item()
         if isinstance(value, str):
@@ -66,16 +68,16 @@ class Range:
         return self.fit(value) is not None
 
 
-def counts(least: int, expected: str, ceiling: float = LARGEST_COUNT, **attributes: Any) -> Range:
+def count_range(least: int, expected: str, ceiling: float = LARGEST_COUNT, **more: Any) -> Range:
     """Returns a `Range` of integers from `least` on; integers above `ceiling` become `ceiling`."""
-    return Range(int, least, math.inf, expected, ceiling=ceiling, **attributes)
+    return Range(int, least, math.inf, expected, ceiling=ceiling, **more)
 
 
 FLAG = Range(bool, 0, 1, "True or False")
-POSITIVE = counts(1, "a whole number, at least 1")
-OFF_OR_MORE = counts(0, "a whole number, 0 (off) or more")
-BATCH_SIZE = counts(1, POSITIVE.expected, ceiling=MAX_ROWS)
-NUM_SAMPLES = counts(1, POSITIVE.expected, ceiling=math.inf)
+POSITIVE = count_range(1, "a whole number, at least 1")
+OFF_OR_MORE = count_range(0, "a whole number, 0 (off) or more")
+BATCH_SIZE = count_range(1, POSITIVE.expected, ceiling=MAX_ROWS)
+NUM_SAMPLES = count_range(1, POSITIVE.expected, ceiling=math.inf)
 SEED = Range(int, 0, 2**64 - 1, "a whole number from 0 to 2**64 - 1")
 _OF_A_CALL = MappingProxyType({"batch_size": BATCH_SIZE, "num_samples": NUM_SAMPLES, "seed": SEED})
 

@@ -28,7 +28,7 @@ from mlx_t5.ranges import (
     SMALLEST,
     Range,
     checked,
-    counts,
+    count_range,
     listed,
     refusal,
 )
@@ -134,7 +134,7 @@ class Settings:
     )
     num_draft: int | str = declared(
         AUTO,
-        counts(0, 'a whole number, 0 (regular decoding) or more, or "auto"', besides=(AUTO,)),
+        count_range(0, 'a whole number, 0 (regular decoding) or more, or "auto"', besides=(AUTO,)),
         "tokens proposed at a time; auto: chosen for speed",
         request="num_draft",
     )

@@ -72,11 +72,11 @@ def require_apart(path: Path, source: Path) -> None:
 
 
 def _is_of_output(path: Path, is_output: Callable[[str], bool]) -> bool:
-    """Returns whether `path` may be part of an output folder; `is_output` has accepted its name.
+    """Returns whether an earlier run may have written `path`, whose name `is_output` accepts.
 
-    The only folders in a model folder are those of a sentence encoder's modules. So a folder must
-    have a module's name, and hold only files with names that `is_output` accepts. A file must not
-    have a module's name.
+    A run writes files, and folders for the modules of a sentence encoder. So a path with a module's
+    name must be a folder that holds only files whose names `is_output` accepts. Any other path must
+    be a file.
     """
     is_module = MODULE_FOLDER.fullmatch(path.name) is not None
     if is_module != path.is_dir():

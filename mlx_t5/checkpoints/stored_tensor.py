@@ -110,8 +110,10 @@ class StoredTensor:
     def part(self, file: FileIO, axis: int, where: slice) -> mx.array:
         """Reads the rows (axis 0) or columns (axis 1) in `where`; `file` is as in `row_tiles`.
 
-        Unlike `row_tiles`, this method also reads types in `PACKED`. Otherwise it raises the same
-        errors. A tensor that has gaps or is not in row-major order is read as a whole first.
+        A tensor that has gaps or is not in row-major order is read as a whole first.
+
+        Raises:
+            UserError: the type is not in `READABLE` or `PACKED`, or the file ends too early.
         """
         if self.dtype not in PACKED:
             self.require_readable()

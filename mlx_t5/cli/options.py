@@ -298,13 +298,13 @@ def cutting_of(options: MainOptions, prefix: str) -> Cutting | None:
     Args:
         options: the options of the command line.
         prefix: the prefix for every piece: the value of --prefix or, without --prefix, the prefix
-            in the model's own files. If there is neither, a text may begin with a prefix; see
-            `Cutting`.
+            in the model's own files. If there is neither, each text is searched for a prefix at
+            its beginning; see `Cutting`.
     """
     from mlx_t5.text.documents import Cutting
 
     if options.split == "none":
         return None
-    given = prefix if prefix or options.prefix is not None else None
+    fixed_prefix = prefix if prefix or options.prefix is not None else None
     limit, language = options.max_source_tokens, options.source_language
-    return Cutting(options.split, given, language, limit, options.file_type)
+    return Cutting(options.split, fixed_prefix, language, limit, options.file_type)

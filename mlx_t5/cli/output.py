@@ -227,8 +227,9 @@ class LineFile:
     Use a `LineFile` in a `with` block, which closes the file.
 
     Args:
-        path: file to write, which does not change before the first result; None: standard output.
-        keep: number of bytes of earlier results, at the beginning of the file, that stay.
+        path: the file to write; an existing file is not changed before the first result. None:
+            standard output.
+        keep: number of bytes at the beginning of an existing file to keep, with earlier results.
         record: the options to record beside the file at the first result; None for no record.
         line_of: a function that makes a line from a prompt and its outcome.
         end: the end of each line; "" if lines contain their ends.

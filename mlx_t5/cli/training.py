@@ -25,15 +25,15 @@ def resumable(
     prepare: Callable[[Options], Any],
     rest: str,
 ) -> int:
-    """Runs a command line that trains, and prints how to resume after Ctrl-C.
+    """Runs a command line that trains; after Ctrl-C, prints how to resume.
 
     Args:
         program: the file name of the program.
         argv: the arguments; None stands for the process's own arguments.
         read: parses and checks the arguments, among them --output and --resume.
         prepare: returns an object whose `run` does the work and returns the exit status.
-        rest: names what the program prints after it has written the output, such as "its verdict".
-            If Ctrl-C comes before that, the message says how to get it.
+        rest: a name for the last lines that the program prints, such as "its verdict". If the
+            output is complete when Ctrl-C comes, the message says how to get these lines.
 
     Returns:
         The exit status.

@@ -59,11 +59,11 @@ class Experience:
     Attributes:
         accepted: number of accepted proposals of each kind; older proposals count less.
         rejected: number of rejected proposals of each kind; older proposals count less.
-        credit: time that trials of the draft may lose, in units of a step without a draft. While
-            drafting is too slow, every step adds `TRIAL_SHARE`. A trial subtracts its expected
-            time, and adds `refund` for every token that it writes.
-        refund: time that a step without a draft takes per token, in the units of `credit`; 0 if the
-            step is no trial.
+        credit: the time that trials of the draft may lose. The unit is the time of a step that does
+            not draft. While drafting is too slow, every step adds `TRIAL_SHARE` to `credit`. A
+            trial subtracts its expected time, and adds `refund` for every token that it writes.
+        refund: in a trial, the time per token in steps that do not draft, but may copy; 0 in all
+            other steps. The unit is as in `credit`.
         rest: number of next steps that will not draft. The rest ends early if tokens can be copied,
             if the number of rows changes, or if a row can take more proposals than before.
         rest_batch: number of rows when `rest` was set; always 1 with delta > 0.
@@ -104,10 +104,9 @@ class Experience:
     ) -> tuple[int, int]:
         """Returns 1 to draft or else 0, and the index in `NUMBERS` of the number of proposals.
 
-        If drafting is too slow, it is still tried now and then, as more drafted tokens may be
-        accepted by now. A trial uses the number of proposals that loses the least time. It starts
-        only if `credit` covers the time that it is expected to lose. It then reduces `credit` by
-        its expected time, less the time that regular steps take for the tokens that it writes.
+        If drafting is too slow, the draft is still tried now and then, because more of its tokens
+        may be accepted by now. A trial uses the number of proposals that loses the least time, and
+        starts only if `credit` covers this loss.
 
         Args:
             tokens: (2, N) expected tokens of a step that only copies, and of a step that drafts,
@@ -171,7 +170,7 @@ class Adaptive:
         return cls(Expected(target, drafter.model if drafter else None), most)
 
     def fresh(self) -> Adaptive:
-        """Returns a new call's `Adaptive`, which learns from greedy rows together with this one."""
+        """Returns an `Adaptive` for a new call; both share what they learn from greedy rows."""
         other = copy(self)
         other.of_call = Experience()
         return other
@@ -274,11 +273,10 @@ class Adaptive:
     ) -> None:
         """Learns from the outcome of a row's offers.
 
-        An offer of copied tokens is compared with the tokens written, even if it was not chosen. A
-        drafted token counts as accepted if the step would have written fewer tokens without it. If
-        drafted tokens follow the end of the text, one of them counts as rejected. A proposed end
-        token that ends the text does not count, as the target alone would have ended the text in
-        the same step.
+        Copied tokens that were offered are compared with the tokens written, even if the copied
+        tokens were not proposed. If a step with drafted tokens wrote n tokens, at most n - 1 of the
+        drafted tokens count as accepted, because without a draft the step would have written one
+        token. If any drafted token is not in the text, the step counts one rejection.
 
         Args:
             row: the row after the step.

@@ -1,7 +1,7 @@
 """Proposes tokens with a smaller T5 with the same tokenizer (https://arxiv.org/abs/2211.17192).
 
-Symbols: B rows, T tokens fed in a pass, gamma proposals; V tokens in the target's vocabulary, N in
-the draft's.
+Symbols: B rows, T tokens fed in a pass, gamma proposals, N different tokens that the draft can
+propose (tokens that the target lacks are not counted).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class DraftModel:
         self.unread += [0] * len(sources)
 
     def offers(self) -> Sequence[Sequence[Offer]]:
-        """Returns one `Offer` per row: the draft could propose tokens, which are not known yet."""
+        """Returns one `Offer` per row, without tokens: the draft runs only for chosen offers."""
         waiting = [len(source) for source in self.sources[len(self.fed) - len(self.waiting) :]]
         lacking = [0] * (len(self.fed) - len(waiting)) + waiting
         return [[Offer(DRAFT, None, n + m)] for n, m in zip(self.unread, lacking, strict=True)]
@@ -181,11 +181,11 @@ class DraftModel:
         self.waiting = []
 
     def _catch_up(self, committed: Rows) -> mx.array:
-        """Feeds each row's tokens that the cache lacks; returns logits (rows, 1, N) after the last.
+        """Feeds the tokens that the cache lacks; returns logits (B, 1, N) after each row's last.
 
-        Usually a row lacks only the target's own token; if all its proposals were accepted, it also
-        lacks the last proposal. Rows that lack fewer tokens are padded; later tokens overwrite the
-        padding's slots before any query can see them. N is how many tokens the draft can propose.
+        Usually the cache lacks one token of a row: the target's own. If all proposals of a row were
+        accepted, the cache also lacks the last proposal. Rows that lack fewer tokens than others
+        are padded. Later tokens overwrite the padding's slots before any query can see them.
         """
         if self.waiting:
             self.read()
@@ -201,8 +201,8 @@ class DraftModel:
     def _feed(self, tokens: mx.array, positions: list[int]) -> mx.array:
         """Feeds T tokens to each of B rows; returns logits (B, T, N).
 
-        N counts the tokens that the draft can propose; ids that the target lacks are left out. A
-        fed id that the draft lacks becomes padding, which may worsen the draft's guesses.
+        If the draft lacks a fed token, padding replaces the token, which may worsen the draft's
+        guesses.
         """
         config = self.model.config
         if config.vocab_size < self.target.config.vocab_size:

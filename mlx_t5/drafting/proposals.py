@@ -6,7 +6,7 @@ offer and a number of its tokens for each row (adaptive.py), and lets the drafte
 
 A new source of proposals needs one file with a `Kind` and a `Drafter`.
 
-Symbols: B rows, S source positions, gamma proposals, T = gamma + 1 positions, V vocabulary.
+Symbols: gamma proposals; delta leniency of the target's check (sampling/acceptance.py).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Offer(NamedTuple):
     Attributes:
         kind: the kind of the tokens.
         tokens: the tokens if they are known already; None if a draft model has to run.
-        unread: number of tokens that the draft still has to read, without the row's last token. The
-            source's tokens count too if the draft has not read them.
+        unread: number of tokens that the draft model has not read yet: the source's tokens, and
+            the row's tokens except the last.
     """
 
     kind: Kind
@@ -92,8 +92,8 @@ class Proposal:
         lengths: number of proposals of each row, without padding.
         writers: origin of each row's proposals, "draft" or "copy"; "" if no row has any.
         valid_lengths: int32, each row's number of proposals before the draft's first non-finite
-            logits. This limit matters only with delta > 0, where a token that the target would not
-            choose may be kept.
+            logits. Only these may be accepted. The limit matters only with delta > 0; with
+            delta = 0 the target accepts only tokens that it chooses itself.
     """
 
     tokens: mx.array | None

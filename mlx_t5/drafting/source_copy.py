@@ -8,12 +8,15 @@ Correction with Shallow Aggressive Decoding" (https://arxiv.org/abs/2106.04970),
 in the target's next pass. Copied proposals are deterministic: q(x) = 1.
 
 An `Alignment` follows the output of one row through its source. If the next output token is the
-source token that the alignment expects, it is a copy, and the alignment moves on by one. Otherwise
-the alignment looks for the output token elsewhere in the source, so that copying resumes after an
-insertion, a deletion or a move. The alignment chooses the place with the longest match, and among
-equal matches the nearest place. A token that is not in the source counts as a replacement of the
-expected token, so the alignment moves on by one. Phrases of the output so far are copied too if the
-output repeats them.
+source token that the alignment expects, the token is a copy, and the alignment moves on by one.
+Otherwise the alignment looks for the output token elsewhere in the source, so that copying resumes
+after an insertion, a deletion or a move. The alignment chooses the place with the longest match,
+and among equal matches the nearest place. A token that is not in the source counts as a replacement
+of the expected token, so the alignment moves on by one.
+
+The output is also copied from itself. If the last three output tokens occur earlier in the output,
+the tokens that followed them there are proposed. But if the last three output tokens equal the
+source tokens just before the expected token, source tokens are proposed.
 
 The caller's expected text (`prediction` of `generate`) is put in front of the source, and the
 alignment begins with it. Any drafter, even a draft model alone, also copies from this text.

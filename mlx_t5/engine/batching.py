@@ -47,8 +47,9 @@ class Queue:
             engine: the batch.
             size: maximum number of rows in the batch.
             waiting: the first rows to wait.
-            bulk: whether only the total time matters, not the time of a single row. If so, any
-                number of rows may join at once, and later rows may be encoded ahead with them.
+            bulk: whether only the total time matters, not the time of a single row. If so, rows
+                take all free places at once, and later rows may be encoded ahead with them. If
+                not, `MAX_JOINING_TOKENS` limits the rows that join between two steps.
         """
         self.engine, self.size, self.bulk = engine, size, bulk
         self.waiting, self.last = list(waiting), False

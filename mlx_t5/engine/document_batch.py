@@ -196,9 +196,10 @@ def stream(
 
 
 def spelled(chunk: Chunk, tokenizer: Any) -> Chunk:
-    """Fills in a chunk's `pieces`, the text of each token, and returns the chunk.
+    """Sets a chunk's `pieces` to the texts of the chunk's tokens, and returns the chunk.
 
-    Leaves `pieces` as they are if the tokens' text is not a part of the chunk's text.
+    Before the call every piece is "". The pieces stay so if the chunk's text does not contain the
+    tokens' text, for example because the chunk's text was broken into lines.
     """
     detokenizer = StreamingDetokenizer(tokenizer)
     pieces = [*map(detokenizer.add, chunk.tokens)]

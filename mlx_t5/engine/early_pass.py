@@ -1,13 +1,13 @@
-"""Starts the next pass of regular decoding before Python has read the last token.
+"""Starts the next pass of regular decoding before Python has read the previous pass's token.
 
-The GPU computes this early pass while Python reads the token. If that token ends the text, the
-early pass is wasted, and has to be waited for. In a batch, rows come and go, and many passes would
-be wasted. So only a row that is alone gets an early pass; with a draft, only if the next step will
-propose nothing. While the early pass reads the cache, a new token cannot be written in place: MLX
-copies the cache first. A copy of a large cache takes longer than an early pass saves, so there is
-no early pass then.
-Processes (ranks) that share a model have none either: an interrupted pass would leave a sum over
-ranks unfinished.
+The GPU computes this early pass while Python reads the token. If the token ends the text, Python
+waits for the early pass in vain. No pass starts early in these cases:
+
+- The batch has several rows: rows often join or leave, and then an early pass is wasted.
+- The next step may propose tokens.
+- The cache is large. The pass before an early pass still reads the cache, so MLX has to copy the
+  cache before a new token is written to it. Copying takes longer than the early pass saves.
+- Processes (ranks) share the model: an interrupted pass would leave a sum over ranks unfinished.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_COPIED = 64 << 20  # bytes; copying a larger cache costs more time than is 
 
 
 class EarlyPass:
-    """The decoder pass, if any, that was started before Python read the last token."""
+    """The decoder pass, if any, that was started before Python read the previous pass's token."""
 
     @classmethod
     def of(cls, target: T5 | ExactTarget) -> EarlyPass | None:

@@ -309,8 +309,8 @@ class Chunk:
         result: the whole result, in the last chunk only.
         index: the text's index among all texts of its job: (index of the prompt) · (texts per
             prompt) + (index among the prompt's texts).
-        logprobs: log-probabilities of the tokens, if the server reports them. A chunk with text but
-            no tokens has one entry, for the end token that released the text.
+        logprobs: one entry per token if the server reports log-probabilities, else none. A chunk
+            that has text but no tokens has one entry: that of the end token.
     """
 
     text: str

@@ -22,8 +22,8 @@ class SharedPrompts:
         """Prepares to share prompts.
 
         Args:
-            prompts: on rank 0 an iterator with `ready` and `count`, such as `cli.input.Lines`; its
-                items are those of an input file. None on the other ranks.
+            prompts: on rank 0 a `cli.input.Lines`, or an iterator with the same `ready`, `count`
+                and types of items; None on the other ranks.
             ranks: the ranks that decode the prompts.
         """
         self._prompts, self._ranks = prompts, ranks

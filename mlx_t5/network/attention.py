@@ -56,9 +56,9 @@ def relative_buckets(
 class RelativeBias(nn.Module):
     """The learned bias between queries and keys, and in the decoder the causal mask.
 
-    All distances of at least the config's maximum share a bucket, so a short table over clamped
-    distances serves any length. In the decoder (`causal`) the table's last entry stands for all
-    keys to the right of the query and holds -inf: one gather gives bias and causal mask at once.
+    The config has a maximum distance. All longer distances have the same bias as the maximum, so a
+    short table is enough for any length. In the decoder (`causal`) the table's last entry is -inf,
+    for all keys to the right of the query: one gather gives bias and causal mask at once.
     """
 
     def __init__(self, config: T5Config, causal: bool):

@@ -91,7 +91,7 @@ class Block(NamedTuple):
 
 
 Blocks: TypeAlias = tuple[Block, ...]
-PASSES = 2000  # after this number of decoder passes, compiling a layer pays
+PASSES_BEFORE_COMPILING = 2000  # after this number of decoder passes, compiling a layer pays
 MOST_SHAPES = 256  # number of shapes whose compiled layers are kept
 
 
@@ -228,7 +228,8 @@ def layer_for(
     needs one compilation, and the device can start with the first layers while Python continues.
 
     A compiled layer has its own kernels, which a GPU compiles at their first use. So layers are
-    compiled only for models with many passes, and not in exact decoding, which has too many shapes.
+    compiled only for models with many passes. In exact decoding layers are not compiled: each row
+    has its own number of keys, so there would be too many combinations of shapes.
 
     Args:
         config: the shape of the model, or of this rank's shard.
@@ -254,7 +255,7 @@ def passes_before_compiling() -> float:
     """
     if cpu_only():
         return math.inf
-    return 0 if on_cpu() else PASSES  # T5_REHEARSE compiles at once
+    return 0 if on_cpu() else PASSES_BEFORE_COMPILING  # T5_REHEARSE compiles at once
 
 
 @lru_cache(MOST_SHAPES)

@@ -62,7 +62,7 @@ class Matrix(NamedTuple):
     @classmethod
     def plain(cls, weight: mx.array) -> Matrix:
         """Returns the matrix of a weight (N outputs, K inputs)."""
-        return cls((weight.T,), forms=forms(*weight.shape, weight.dtype))
+        return cls((weight.T,), forms=faster_forms(*weight.shape, weight.dtype))
 
     def times(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
         """Returns x (M rows, K inputs) times the weight, plus any residual (M, N outputs).
@@ -180,7 +180,7 @@ FORMS: tuple[tuple[str, range, Callable[[int, int], bool], Form], ...] = (
 
 
 @cache
-def forms(outputs: int, inputs: int, dtype: mx.Dtype) -> Forms:
+def faster_forms(outputs: int, inputs: int, dtype: mx.Dtype) -> Forms:
     """Returns the functions that compute `x @ weight.T` faster than this expression on this device.
 
     Each function comes with the numbers of rows of x for which it is faster. There are none on a
@@ -197,6 +197,6 @@ def forms(outputs: int, inputs: int, dtype: mx.Dtype) -> Forms:
 
 
 def forms_with(blas: str, outputs: int, inputs: int) -> Forms:
-    """Returns the result of `forms` for a float32 weight (outputs, inputs) on a CPU with `blas`."""
+    """Returns what `faster_forms` returns for a float32 weight on a CPU with this `blas`."""
     matching = [row for row in FORMS if row[2](outputs, inputs) and re.match(row[0], blas)]
     return tuple((rows, form) for _, rows, _, form in matching)

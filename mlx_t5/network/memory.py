@@ -64,8 +64,8 @@ def wire(needed: int) -> None:
     """Makes macOS keep MLX's memory resident: the memory in use and the next `needed` bytes.
 
     MLX wires buffers up to a limit, which this function sets. Freed buffers that MLX keeps for
-    reuse stay wired, so the limit has room for them too. Without this room, lowering the limit
-    could unwire weights instead of freed buffers.
+    reuse stay wired, so the limit includes their size. Otherwise a later call with a smaller
+    `needed` could make MLX unwire weights.
 
     Args:
         needed: bytes to be allocated. The limit never exceeds the working set of macOS.

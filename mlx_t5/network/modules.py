@@ -16,7 +16,7 @@ from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.network.attention import RelativeBias
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.interface import WeightsRead
-from mlx_t5.network.layers import PASSES, Block, Blocks, Norm
+from mlx_t5.network.layers import PASSES_BEFORE_COMPILING, Block, Blocks, Norm
 from mlx_t5.network.linear import Matrix, join_layers, matrices
 
 
@@ -32,9 +32,9 @@ class Attention(nn.Module):
         self.v = nn.Linear(config.d_model, inner, bias=False)
         self.o = nn.Linear(inner, config.d_model, bias=False)
 
-    def block(self, names: str) -> Block:
-        """Returns the block's arrays: norm, output, and input projections in `names` (as "qkv")."""
-        inputs = matrices(*(self[name] for name in names))
+    def block(self, letters: str) -> Block:
+        """Returns the norm, the output projection, and the input projections `letters` ("qkv")."""
+        inputs = matrices(*(self[letter] for letter in letters))
         return Block(Norm.of(self.norm), inputs, Matrix.of(self.o))
 
 
@@ -155,11 +155,12 @@ class Stacks(nn.Module):
             stack.__dict__.pop("last_norm", None)
 
 
-def expect_passes(*models: Any) -> None:
-    """Makes GPUs compile the models' decoder layers at once instead of after `PASSES` passes.
+def compile_at_once(*models: Any) -> None:
+    """Makes GPUs compile the models' decoder layers in the next pass.
 
-    This is for servers and benchmarks, which make many passes.
+    This is for servers and benchmarks, which run many passes. Without it, a GPU compiles the layers
+    after `PASSES_BEFORE_COMPILING` passes.
     """
     for model in models:
         if hasattr(model, "passes"):
-            model.passes += PASSES
+            model.passes += PASSES_BEFORE_COMPILING

@@ -72,13 +72,14 @@ def tensor_names(config: T5Config) -> dict[str, str]:
 def select(config: T5Config, checkpoint: Checkpoint, expected: dict[str, Shape]) -> dict[str, str]:
     """Returns Hugging Face name → MLX name for the tensors of a checkpoint that the model needs.
 
-    An embedding that is stored several times is selected once, and the output head
-    (`lm_head.weight`) only if it is not a copy of the embedding.
+    An embedding that is stored several times is selected once. The output head (`lm_head.weight`)
+    is selected only if it is not a copy of the embedding.
 
     Args:
         config: from the checkpoint's config.json.
-        checkpoint: the stored tensors; a head and an embedding may have to be compared by value.
-        expected: MLX name → shape, for a model with a separate head, or for an encoder alone.
+        checkpoint: the stored tensors. A stored head is compared with the embedding by value.
+        expected: MLX name → shape of each parameter of the model. If the model has a decoder, a
+            separate output head is included, even if the checkpoint has none.
 
     Raises:
         UserError: a tensor is missing, unknown or of a wrong shape.

@@ -168,7 +168,7 @@ def penalize_repetition(history: History, logits: mx.array, penalty: mx.array) -
     penalty = penalty[:, None, None]
     penalized = mx.where(logits < 0, logits * penalty, logits / penalty)
     written = history.seen(logits.shape[1])
-    written = _indicator(history.tokens[:, None], written, logits.shape)
+    written = _marked(history.tokens[:, None], written, logits.shape)
     return mx.where(written, penalized, logits)
 
 
@@ -202,7 +202,7 @@ def repeats(history: History, logits: mx.array, n: int) -> mx.array:
         suffix = columns - positions + 1 - (n - 1) + i
         suffix_tokens = tokens[:, suffix : suffix + positions, None]
         counts = counts & (tokens[:, None, i : i + starts] == suffix_tokens)
-    return _indicator(last[:, None], counts, logits.shape)
+    return _marked(last[:, None], counts, logits.shape)
 
 
 def too_early(history: History, positions: int, min_tokens: Sequence[int]) -> mx.array:
@@ -211,16 +211,16 @@ def too_early(history: History, positions: int, min_tokens: Sequence[int]) -> mx
     return before[:, None] + mx.arange(positions) < mx.array(min_tokens)[:, None]
 
 
-def _indicator(tokens: mx.array, counts: mx.array, shape: tuple[int, ...]) -> mx.array:
+def _marked(tokens: mx.array, marked: mx.array, shape: tuple[int, ...]) -> mx.array:
     """Returns bool (B, T, V): whether each token of the vocabulary is marked at each position.
 
     Args:
         tokens: (B, 1, K), K tokens of each row. PADDING and ids outside the vocabulary are ignored.
-        counts: bool (B or 1, T, K), which of the K tokens are marked at each position.
+        marked: bool (B or 1, T, K), which of the K tokens are marked at each position.
         shape: (B, T, V).
     """
     batch, positions, vocab_size = shape
-    counts = counts & (tokens != PADDING) & (tokens < vocab_size)
-    columns_of = mx.where(counts, tokens, vocab_size)
+    marked = marked & (tokens != PADDING) & (tokens < vocab_size)
+    columns_of = mx.where(marked, tokens, vocab_size)
     marks = mx.zeros((batch, positions, vocab_size + 1), mx.bool_)
     return mx.put_along_axis(marks, columns_of, mx.array(True), axis=-1)[..., :vocab_size]

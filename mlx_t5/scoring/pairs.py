@@ -92,8 +92,8 @@ def passes(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> I
     Args:
         pairs: the pairs.
         size: maximum number of pairs in a pass.
-        most_tokens: limit for a pass with several prompts: the number of prompts, times the largest
-            number of tokens in a prompt and its longest target. A pass with a single prompt has no
+        most_tokens: maximum number of tokens in a pass with several prompts, padding included. Each
+            prompt is counted together with its longest target. A pass with a single prompt has no
             limit.
 
     Yields:

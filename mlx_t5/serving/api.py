@@ -84,7 +84,7 @@ def _field(name: str, setting: Setting) -> Any:
     return kind | None, Field(None, description=setting.help)
 
 
-if TYPE_CHECKING:  # the fields are used only by name, in `given`
+if TYPE_CHECKING:  # the fields are used only by name, in `settings`
     _WithSettings = Request
     Split = str
     FileType = str
@@ -146,7 +146,7 @@ class Decoding(_WithSettings):
     )
 
     @property
-    def given(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """The settings in the request, by their names in `Settings`."""
         values = {name: getattr(self, s.request) for name, s in SETTINGS.items() if s.request}
         values["stop"] = self.stop or None
@@ -156,7 +156,7 @@ class Decoding(_WithSettings):
 
     @model_validator(mode="after")
     def _beams_alone(self) -> Decoding:
-        values = self.given
+        values = self.settings
         if values.get("num_beams", 1) > 1 and (values.get("temp") or values.get("delta")):
             raise ValueError(
                 f"num_beams is {values['num_beams']}: beams do not sample, and draft nothing; "
@@ -297,15 +297,14 @@ class ChatRequest(OpenAIRequest):
         return self
 
     @property
-    def values(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """The settings in the request, by their names in `Settings`.
 
         If the request has both `max_tokens` and `max_completion_tokens`, the smaller one counts.
         """
-        values = super().given
-        limits = [
-            n for n in (values.get("max_tokens"), self.max_completion_tokens) if n is not None
-        ]
+        values = super().settings
+        most = values.get("max_tokens"), self.max_completion_tokens
+        limits = [n for n in most if n is not None]
         return values | ({"max_tokens": min(limits)} if limits else {})
 
     @property

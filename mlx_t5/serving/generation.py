@@ -5,10 +5,10 @@ steps. Rows with the same number of beams share one batch. As in `generate`, the
 makes the rows, chunks and results.
 
 A piece of a document becomes a row when a batch has room for it; a document has at most
-`Place.size` rows at a time. Ordinary requests (those that are not documents) have priority.
-While there are rows of ordinary requests, the pieces that become rows have at most `PIECE_TOKENS`
-tokens per step, averaged over the steps. So ordinary requests wait neither for a whole document nor
-for the encoding of many pieces.
+`Place.size` rows at a time. Ordinary requests (those that are not documents) have priority. While
+an ordinary request has a row, pieces become rows slowly: on average, at most `PIECE_TOKENS` of
+their source tokens per step. So ordinary requests wait neither for a whole document nor for the
+encoding of many pieces.
 
 A row may request log-probabilities. They are the log softmax of the target's logits, before
 penalties, temperature, top-p and `delta` (leniency), even for a token that the draft proposed.
@@ -89,7 +89,7 @@ class GenerationBatches:
             self._enqueue(rows)
 
     def _rows(self, job: GenerationJob, prompts: Sequence[Sequence[int]]) -> Iterator[Row]:
-        """Yields the rows of a job's prompts, and counts their texts."""
+        """Yields the rows of a job's prompts; adds the number of these texts to `Place.texts`."""
         # Pieces come one at a time, and get the same indexes as in engine/document_batch.py.
         for row in self._decoder.codec.rows(prompts, job, count(job.place.texts << 32)):
             row.index = job.place.texts
@@ -134,8 +134,8 @@ class GenerationBatches:
     def _rows_of(self, job: GenerationJob) -> set[Row]:
         return {row for row, owner in self._job_of.items() if owner is job}
 
-    def _pending(self, job: GenerationJob) -> bool:
-        """Returns whether a document has submitted pieces that are not done."""
+    def _has_unfinished_pieces(self, job: GenerationJob) -> bool:
+        """Returns whether a document has pieces without a row, or rows that are not finished."""
         return bool(job.place.pieces or self._rows_of(job))
 
     def _draw(self) -> None:
@@ -148,19 +148,20 @@ class GenerationBatches:
             job = turns.popleft()
             pieces = job.place.pieces
             tokens = min(len(pieces[0]), most) if pieces else 0
-            if 0 < tokens <= allowed and self._has_room(job, is_shared):
+            if 0 < tokens <= allowed and self._may_add_row(job, is_shared):
                 allowed -= tokens
                 self._begin(job, [pieces.pop(0)])
                 turns.append(job)
         self._documents.rotate(-1)
         self._allowed = allowed if is_shared else 0
 
-    def _has_room(self, job: GenerationJob, is_shared: bool) -> bool:
+    def _may_add_row(self, job: GenerationJob, is_shared: bool) -> bool:
         """Returns whether the next piece of a document may become a row.
 
-        While ordinary requests have rows (`is_shared`), each document may have one row waiting,
-        even if the batch is full. Otherwise ordinary requests would take every place that becomes
-        free.
+        A document has at most `Place.size` rows. If the batch is full, a piece may still become a
+        waiting row, on two conditions: ordinary requests have rows (`is_shared`), and the document
+        has no waiting row yet. Without a waiting row, the document would get no place, because
+        ordinary requests would take every place that becomes free.
         """
         own, queue = self._rows_of(job), self._queues.get(job.settings.num_beams)
         if queue and len(queue.engine.rows) + len(queue.waiting) >= self._max_batch:
@@ -217,7 +218,7 @@ class GenerationBatches:
         self._metrics.stepped(rows, proposals, self._jobs.clock() - began)
 
     def _report(self, row: Row) -> None:
-        """Reports a row's new text to its job: after each step if it streams, else at the end."""
+        """Reports a row's new text to its job: after each step for a stream, else at the end."""
         job, texts = self._job_of[row], texts_of(row) if row.finish_reason else [row]
         if error := next((text.error for text in texts if text.error), None):
             self._fail(row, ApiError(500, error))
@@ -237,9 +238,9 @@ class GenerationBatches:
             self._jobs.put(job, chunk)
 
     def _fail(self, row: Row, failure: ApiError) -> None:
-        """Fails a row and its job; the job's other rows leave before the next step.
+        """Fails a row. If the row is a piece of a document, only the piece fails.
 
-        If the row is a piece of a document, only the piece fails.
+        Otherwise the job fails too, and its other rows leave before the next step.
         """
         job = self._job_of[row]
         self._end(row)
@@ -252,11 +253,14 @@ class GenerationBatches:
         self._jobs.put(job, failure)
 
     def _end(self, row: Row) -> None:
-        """Removes a row and frees its queue places; a document's last row frees all its places."""
+        """Removes a row, and frees places in the queue.
+
+        An ordinary row frees its own places. A document keeps all places until its last row ends.
+        """
         job = self._job_of.pop(row)
         if not job.document:
             self._jobs.release(job, row.settings.num_return_sequences)
-        elif job in self._documents and job.place.whole and not self._pending(job):
+        elif job in self._documents and job.place.whole and not self._has_unfinished_pieces(job):
             self._leave(job)
 
 

@@ -51,6 +51,7 @@ HEADERS = [("x-content-type-options", "nosniff"), ("referrer-policy", "no-referr
 MAX_CONNECTIONS = 512
 OTHER_DESCRIPTORS = 64  # reserved for files and sockets that are not connections
 HEAD_SECONDS = 30  # time limit for request headers; up to 60 s for later requests of a connection
+NOT_WAITING = object()
 LAST_SECONDS = 5  # seconds for clients to read that their requests were given up
 
 
@@ -242,16 +243,16 @@ class LimitedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def _close_if_late(self, last: object) -> None:
-        """Closes the connection if it has waited for headers since the last check.
+        """Closes the connection if it waits for the same request headers as at the last check.
 
         Args:
-            last: the state at the last check. If the connection was waiting for headers, `last` is
-                its latest request (None if it had none); otherwise, `last` is the connection.
+            last: `NOT_WAITING` if the connection was not waiting for headers at the last check.
+                Otherwise the request before the awaited headers, or None if there was none.
         """
         waits = self.conn.their_state is h11.IDLE and not self.timeout_keep_alive_task
         if waits and self.cycle is last:
             self.transport.close()
-        last = self.cycle if waits else self
+        last = self.cycle if waits else NOT_WAITING
         self._timer = self.loop.call_later(HEAD_SECONDS, self._close_if_late, last)
 
 

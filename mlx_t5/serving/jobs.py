@@ -60,12 +60,12 @@ class Place:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GenerationJob(Job):
-    """A job with its prompts, which are token ids.
+    """A job that decodes prompts, or a document piece by piece.
 
     Attributes:
-        prompts: source tokens of each prompt; empty for a document.
-        document: whether the job is a document, whose pieces are its prompts and may fail alone.
-        place: its place in the queue.
+        prompts: source tokens of each prompt; empty for a document, whose pieces are in `place`.
+        document: whether the job is a document. If a piece of a document fails, the job continues.
+        place: the job's place in the queue.
     """
 
     prompts: list[list[int]] = field(default_factory=list)
@@ -83,7 +83,7 @@ class ScoringJob:
         pairs: the pairs to score.
         ids: token ids of each prompt to embed.
         normalize: whether to scale vectors to length 1.
-        place: its place in the queue.
+        place: the job's place in the queue.
     """
 
     kind: str
@@ -258,7 +258,7 @@ class JobQueue:
             self.cancel(job)
 
     def release(self, job: QueuedJob, texts: int) -> None:
-        """Frees `texts` of a job's places in the queue; removes the job when no place is left."""
+        """Frees places of a job, as many as `texts`; removes the job when it has no place left."""
         with self._changed:
             job.place.unfinished -= texts
             if not job.place.unfinished:
@@ -266,14 +266,14 @@ class JobQueue:
 
 
 def sent(job: QueuedJob) -> dict[str, Any]:
-    """Returns a job's fields, without its place, as they are sent to other ranks."""
+    """Returns the fields of a job that are sent to other ranks: all fields except `place`."""
     fields = asdict(replace(job, place=Place()))
     del fields["place"]
     return fields
 
 
 def _job_of(number: int, size: int, fields: dict[str, Any]) -> QueuedJob:
-    """Returns a job made from what rank 0 sends as JSON: the result of `sent`, and its place."""
+    """Copies rank 0's job from `Place.number`, `Place.size` and the result of `sent`."""
     place = Place(size, number, size)
     if "kind" in fields:
         pairs = [Pair(tuple(p["source"]), tuple(p["target"])) for p in fields.pop("pairs")]

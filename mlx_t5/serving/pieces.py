@@ -42,7 +42,7 @@ class Pieces:
     def __init__(
         self, document: Document, read: Callable[[str], list[int]], count: int, detailed: bool
     ):
-        """Starts before the first piece is cut.
+        """Prepares to cut a document; no piece is cut yet.
 
         Args:
             document: the document.

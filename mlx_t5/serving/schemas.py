@@ -22,8 +22,9 @@ Capability = Literal["completions", "score", "rerank", "embeddings"]
 class TokenDetails(BaseModel):
     """Counts of accepted and rejected tokens.
 
-    If the request has a `prediction`, the prediction's tokens are compared with the answer; those
-    that the answer has too are accepted. Otherwise all proposed tokens are counted.
+    If the request has a `prediction`, its tokens are compared with the answer. A token counts as
+    accepted if it is in the answer, and as rejected if not. If the request has no `prediction`, the
+    accepted and rejected proposals are counted.
     """
 
     accepted_prediction_tokens: int

@@ -240,13 +240,13 @@ class Service:
         return task
 
     def _settings(self, body: api.Decoding, task: Preset = NO_TASK) -> Settings:
-        values_sent = body.given
-        if values_sent.get("max_tokens", 0) > self.limits.max_tokens:
+        requested = body.settings
+        if requested.get("max_tokens", 0) > self.limits.max_tokens:
             most = f"at most {self.limits.max_tokens} here"
             raise ApiError(400, f"max_tokens: {most}; the server's --max-tokens", "max_tokens")
-        if (body.draft or values_sent.get("num_draft")) and not (self.drafts or body.prediction):
+        if (body.draft or requested.get("num_draft")) and not (self.drafts or body.prediction):
             raise ApiError(400, "this server has no draft; leave draft and num_draft out", "draft")
-        values = combined(self._default_settings, task.settings, values_sent)
+        values = combined(self._default_settings, task.settings, requested)
         max_tokens = values.get("max_tokens", self._base_settings.max_tokens)
         values["max_tokens"] = min(max_tokens, self.limits.max_tokens)
         settings = replace(self._base_settings, **values)
@@ -315,7 +315,7 @@ def several(
         ]
     else:
         greedy = f"n is {samples}, but greedy texts would be equal; set temperature above 0"
-        has_beam_settings = not body.given.keys().isdisjoint(OF_BEAMS)
+        has_beam_settings = not body.settings.keys().isdisjoint(OF_BEAMS)
         refusals = [
             ("n", samples > 1 and settings.temp == 0, greedy),
             ("num_beams", has_beam_settings, f"{' and '.join(OF_BEAMS)} need num_beams above 1"),

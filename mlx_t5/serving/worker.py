@@ -23,7 +23,7 @@ from mlx_t5.drafting.costs import most_proposals
 from mlx_t5.engine.batching import MAX_JOINING_TOKENS
 from mlx_t5.errors import RanksApart, UserError
 from mlx_t5.network.encoding import encoded
-from mlx_t5.network.modules import expect_passes
+from mlx_t5.network.modules import compile_at_once
 from mlx_t5.network.ranks import ALONE, Ranks
 from mlx_t5.scoring.pairs import LastEncoded, Pair
 from mlx_t5.scoring.passes import NotFinite, Part
@@ -140,7 +140,7 @@ class Worker:
     def rows(self) -> tuple[int, int]:
         """The number of rows in the batches, and the number of rows that wait.
 
-        All other places that jobs take in the queue count as waiting rows.
+        The second number is the number of places that jobs take in the queue, minus the first.
         """
         admitted, running = self.jobs.admitted, len(self._generation.running)
         return running, max(admitted - running, 0)
@@ -289,13 +289,13 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
     """Warms up the models, so that the first requests do not wait for weights or kernels.
 
     If the model is only an encoder, embeds a dummy prompt. Otherwise, first decodes a dummy prompt.
-    Then the target makes a forward pass over 1 position and, with a drafter, further passes over
-    2, 3, … positions, up to the maximum number of proposals + 1. These passes do not use the
-    drafter, which might propose fewer tokens for a dummy prompt. Exact decoding needs no such
-    passes: all its passes have the same number of positions.
+    Then the target alone makes a forward pass over 1 position. If there is a drafter, the target
+    also makes passes over 2, 3, … positions, up to the maximum number of proposals + 1. The drafter
+    is not called, because it might propose fewer tokens for a dummy prompt. Exact decoding needs no
+    such passes: all its passes have the same number of positions.
 
-    A GPU compiles a kernel when it is first used. So on a GPU this function also decodes each kind
-    of request that needs different kernels, and makes passes for up to `MAX_NUM_DRAFT` proposals.
+    A GPU compiles a kernel when it is first used. So on a GPU this function also runs each kind of
+    request that needs different kernels, and the maximum above is at least `MAX_NUM_DRAFT`.
 
     Args:
         decoder: the decoder.
@@ -306,7 +306,7 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
     if not model.can_decode:
         decoder.embed([prompt])
         return
-    expect_passes(model, decoder.drafter and decoder.drafter.model)
+    compile_at_once(model, decoder.drafter and decoder.drafter.model)
     # The number of proposals is fixed, so that "auto" learns nothing from dummy texts.
     fixed, most = (num_draft, num_draft) if isinstance(num_draft, int) else (1, most_proposals())
     common = {"max_tokens": DUMMY_TOKENS, "batch_size": batch_size, "num_draft": fixed}

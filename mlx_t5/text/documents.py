@@ -74,8 +74,9 @@ class Cutting:
 
     Attributes:
         split: the unit of text that becomes a piece, one of `SPLITS`.
-        prefix: the task's prefix, for every piece. With None, each text may begin with one of the
-            model's own prefixes, or with a language tag of MADLAD-400 such as "<2de>".
+        prefix: the task's prefix, for every piece. If None, a prefix is looked for at the beginning
+            of each text: one of the model's own prefixes, or a language tag of MADLAD-400 such as
+            "<2de>".
         source_language: code of the text's language, such as "de", which decides where sentences
             end; "" stands for the language that the prefix names, or English.
         max_source_tokens: maximum number of tokens in a prompt, with prefix and end token; None
@@ -127,7 +128,7 @@ class Document:
         """Prepares a text for cutting.
 
         Args:
-            text: the text; it may begin with a prefix if `cutting.prefix` is None.
+            text: the text; if `cutting.prefix` is None, a prefix is looked for at its beginning.
             cutting: how to cut the text.
             tokens: a function that counts the tokens of a prompt, with the end token.
             n_positions: the maximum number of tokens in a prompt if `max_source_tokens` is None.

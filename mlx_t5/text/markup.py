@@ -5,13 +5,14 @@ file's stretches of words, called spans. A plain text is one span; any other spa
 letter. Everything else stays as it is. So if the answer to every span is the span itself, the file
 is reproduced byte for byte.
 
-Markdown is parsed as CommonMark with GitHub's tables. These parts stay: headings, code, HTML, front
-matter, reference definitions, links, images, addresses, escapes, and the marks of lists, quotes and
-tables. A span ends at such a part. Placeholders would keep the sentence whole, but a model garbles
-placeholders. Marks of emphasis are decoded with the words.
+Markdown is parsed as CommonMark with GitHub's tables. These parts stay as they are: whole headings,
+code, HTML, front matter, reference definitions, links, images, addresses, escapes, and the marks of
+lists, quotes and tables. A span ends at such a part, even within a sentence. The part is not
+replaced by a placeholder within the span, because models garble placeholders. Marks of emphasis are
+decoded with the words.
 
-In subtitles everything except the words of the cues stays: numbers, times, tags, music notes, and
-the marks of a change of speaker, each of which starts a new span.
+In subtitles only the words of the cues are decoded. Numbers, times, tags, music notes and the marks
+of a change of speaker stay as they are. A change of speaker starts a new span.
 
 Time and memory grow linearly with the file's size, because no regular expression here scans the
 same text again from every position.

@@ -104,10 +104,10 @@ def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
 
     The result is a guess, and only speed depends on it. A prefix is the beginning of a prompt up to
     a colon and a space. It is within one sentence, and has at most `PREFIX_CHARACTERS` characters.
-    It does not start with a capital letter ("translate English to German:", "stsb sentence1:"), or
-    it starts with a verb of `REWRITING_VERBS` ("Fix grammatical errors in this sentence:"). It does
-    not end in a number. So "She said:", "Call me at 10:" and "Question:" are not prefixes;
-    "she said:" is a prefix.
+    Its last word is not a number. If its first letter is a capital, its first word is one of the
+    `REWRITING_VERBS`. So "translate English to German:", "stsb sentence1:", "she said:" and "Fix
+    grammatical errors in this sentence:" are prefixes. "She said:", "Question:" and "call me at
+    10:" are not prefixes.
 
     Args:
         ids: the prompt's tokens.

@@ -160,10 +160,14 @@ def _from_json(folder: Path, names: Set[str], sentinels: int | None) -> Any:
 
 
 def _rebuild(tokenizer: Any, charsmaps: list[bytes], sentinels: int) -> None:
-    """Replaces all parts of a tokenizer except its unigram model.
+    """Gives a tokenizer the parts that transformers' T5Tokenizer has; keeps the unigram model.
 
-    transformers' T5Tokenizer replaces the same parts, but is much slower. `charsmaps` are the
-    old normalizer's character maps; `sentinels` is the number of tokens such as "<extra_id_0>".
+    Loading a T5Tokenizer instead would be much slower.
+
+    Args:
+        tokenizer: the tokenizer to change.
+        charsmaps: the character maps of the tokenizer's normalizer.
+        sentinels: the number of tokens such as "<extra_id_0>".
     """
     from tokenizers import decoders, normalizers, pre_tokenizers, processors
 

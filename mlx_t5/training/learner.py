@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from model import T5
 
 Arrays = dict[str, mx.array]  # by name
-# A function of the model's weights and a batch. It returns two numbers: a stand-in, which has the
-# gradient of the loss but another value (see loss.py), and the loss, summed over the tokens.
+# A function of the model's weights and a batch. It returns a stand-in to differentiate instead of
+# the loss, and the loss itself, summed over the tokens. The stand-in's value has no meaning, but
+# the stand-in has the gradient of the loss (see loss.py).
 Loss = Callable[[Arrays, TrainingBatch], tuple[mx.array, mx.array]]
 WARM_UP_SHARE = 0.05  # share of the steps that are warm-up by default
 
@@ -129,7 +130,7 @@ class Learner:
         self.model.update(tree_unflatten(list(weights.items())))
 
     def loss(self, weights: Arrays, batch: TrainingBatch) -> tuple[mx.array, mx.array]:
-        """Returns two numbers: one with the loss's gradient but another value, and the loss."""
+        """Returns a stand-in to differentiate instead of the loss, and the loss itself."""
         self.put(weights)
         return self._loss(weights, batch)
 

@@ -16,8 +16,9 @@ A draft with its own vocabulary has logits for its own tokens only. The tokens t
 as other tokens, even if they are among the target's K likeliest.
 
 The logits of all positions would be by far the largest array of a training step. So `divergence`
-computes logits and gradient for one chunk of positions at a time. It returns a stand-in and the
-loss. The stand-in's value has no meaning, but its gradient equals the gradient of the loss.
+computes logits and gradient for one chunk of positions at a time. It returns a stand-in to
+differentiate instead of the loss, and the loss itself. The stand-in's value has no meaning, but the
+stand-in has the gradient of the loss.
 
 Symbols: N positions, K likeliest tokens, V vocabulary.
 """
@@ -101,8 +102,9 @@ def divergence(
         temp: the temperature of q, the trained model's distribution; equal to that of p.
 
     Returns:
-        A stand-in and the loss. The stand-in's value has no meaning, but its gradient with respect
-        to `states` and `weights` is the gradient of the loss. The loss itself has gradient 0.
+        A stand-in to differentiate instead of the loss, and the loss as a constant. The stand-in's
+        value has no meaning, but its gradient with respect to `states` and `weights` is the
+        gradient of the loss.
     """
     fixed, frozen = mx.stop_gradient(states), list(map(mx.stop_gradient, weights))
     step = max(1, LOGITS_AT_ONCE // head(fixed[:1], *frozen).shape[-1])

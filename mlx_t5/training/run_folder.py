@@ -213,17 +213,17 @@ class RunFolder:
 
     @contextlib.contextmanager
     def _reading(
-        self, name: str, damaged: str = f"{STATE} and {BEST} to train again"
+        self, name: str, what: str = f"{STATE} and {BEST} to train again"
     ) -> Iterator[None]:
-        """Turns an error in the `with` block, which reads the file `name`, into a `UserError`.
+        """Raises a `UserError` if the file `name`, which the `with` block reads, is damaged.
 
-        `damaged` tells the user what to remove if the file is damaged, and why.
+        The error message ends with "remove {what}", for example "remove the folder to start over".
         """
         try:
             yield
         except (RuntimeError, ValueError, KeyError, TypeError, RecursionError, EOFError) as error:
             cause = f"{self.path / name} is damaged ({shown(reason(error))})"
-            raise UserError(f"{cause}; remove {damaged}") from None
+            raise UserError(f"{cause}; remove {what}") from None
 
 
 def _by_name(state: State) -> Arrays:

@@ -15,9 +15,10 @@ ORIGINAL = "start from the model that it was made of"
 
 
 def start_from(draft: T5, target: T5, name: str, trained: bool) -> Any:
-    """Returns the draft from which a run starts, with its whole vocabulary.
+    """Returns the draft from which a run starts.
 
-    If `draft` may propose only some tokens but uses its target's head, the limit is removed.
+    Usually this is `draft` itself. If `draft` can propose only some tokens and uses the target's
+    head, the result is a new draft with the same decoder that can propose all tokens.
 
     Args:
         draft: the draft that the user named, a `model.T5`.
@@ -26,7 +27,8 @@ def start_from(draft: T5, target: T5, name: str, trained: bool) -> Any:
         trained: whether the draft will be trained; if so, quantized drafts are refused.
 
     Raises:
-        UserError: the draft does not fit the target, cannot be trained, or cannot get all tokens.
+        UserError: the draft does not fit the target or cannot be trained, or its own head lacks
+            tokens.
     """
     if trained:
         require_plain(draft, name)
@@ -46,7 +48,7 @@ def start_from(draft: T5, target: T5, name: str, trained: bool) -> Any:
 
 
 def require_texts(model: T5, tokenizer: Any, name: str) -> None:
-    """Raises `UserError` unless a model has a tokenizer, a decoder and its whole vocabulary."""
+    """Raises `UserError` unless a model has a tokenizer and a decoder, and can write all tokens."""
     if tokenizer is None:
         raise UserError(f"{name} has no tokenizer, and prompts are texts; add its files")
     if not model.can_decode:

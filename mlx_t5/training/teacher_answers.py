@@ -97,7 +97,9 @@ class Answers:
         keep_states: bool,
         answered: Callable[[], object],
     ) -> None:
-        """Generates, labels and writes the target's answers to the remaining examples.
+        """Generates and labels the answers that are not on disk yet, and writes them to disk.
+
+        If an example has an `answer` already, this answer is only labeled and written.
 
         Args:
             target: the target, a `model.T5`.

@@ -138,10 +138,10 @@ def _layers(
     Args:
         depth: the number of layers.
         length: the number of positions.
-        width: how many numbers a layer keeps per position, without attention scores.
-        scores: how many numbers a layer keeps of its attention scores.
+        width: how many numbers a layer keeps per position besides the attention scores.
+        scores: how many numbers a layer keeps for the attention scores of all positions.
         config: the config of the trained model.
-        grad_checkpoint: whether only one layer at a time keeps more than its inputs.
+        grad_checkpoint: whether layers keep only their inputs and compute the rest twice.
     """
     if not grad_checkpoint:
         return depth * (length * width + scores)

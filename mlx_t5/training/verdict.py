@@ -26,8 +26,9 @@ NEAR = 0.02  # speeds that differ by less than this share count as equal
 def typical(results: Sequence[Result]) -> Sequence[Result]:
     """Returns the results whose text ended with EOS, or all results if fewer than half did.
 
-    A text that did not end mostly repeats itself. Such a text is by far the longest, and a draft
-    guesses either all of it or nothing. A few such texts would decide which draft is the best.
+    A text that reaches the maximum length without EOS usually repeats itself. Such texts are by far
+    the longest, and a draft guesses all of such a text or nothing. So a few such texts would decide
+    which draft is the best.
     """
     ended = [result for result in results if result.finish_reason == "stop"]
     return ended if 2 * len(ended) >= len(results) else results

@@ -56,7 +56,8 @@ def coverage(ids: np.ndarray, answers: Sequence[Any]) -> float:
 def smallest(order: np.ndarray, answers: Sequence[Any]) -> int:
     """Returns how many of the first ids are needed to cover the share `ENOUGH` of the answers.
 
-    This is the least sufficient multiple of `STEP`, or the number of all ids if none suffices.
+    The result is the smallest multiple of `STEP` that suffices. If no multiple suffices, the result
+    is the number of all ids.
 
     Args:
         order: all ids, the most frequent first.
