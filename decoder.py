@@ -73,8 +73,6 @@ class Engine(Batch):
         predicted: whether any row has a prediction (expected text) to copy from.
         committed: the tokens of each row so far, the start token first.
         offers: the drafter's offers for each row in the last step, at most two per row (`Offer`).
-        last_shape: if processes share the target, the value of `adaptive.shape` in the last step.
-            The processes learn how long a step took on rank 0 only in the next step.
         seconds: the duration of the last step.
         on_verified: a callback that gets, in every step, the rows, the target's logits (rows,
             positions, vocabulary) and the tokens (rows, positions) from `acceptance.accept`. Both
@@ -97,18 +95,18 @@ class Engine(Batch):
         """
         super().__init__(target, drafter, clock)
         self.offers: Sequence[Sequence[Offer]] = ()
-        self.last_shape: Shape | None = None
+        self._last_shape: Shape | None = None
         self.seconds = 0.0
         self.adaptive = adaptive or Adaptive.of(target, drafter)
         self.early = EarlyPass.of(target)
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
     def forget(self) -> None:
-        """Discards what was learned from a call's sampled rows, before the next call begins."""
+        """Discards what was learned from sampled rows; keeps what was learned from greedy rows."""
         self.adaptive = self.adaptive.fresh()
 
     def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
-        """Adds rows (`Batch.insert`); if the next step may draft, the draft reads their sources."""
+        """Adds rows as `Batch.insert` does; the draft model encodes them too, unless it rests."""
         super().insert(rows, ahead)
         if self.drafter and self.adaptive.drafts(rows):
             with suppress(RuntimeError, MemoryError):  # the rows are in; the draft reads later
@@ -206,8 +204,9 @@ class Engine(Batch):
                 self.adaptive.note(row, self.offers[i], self.choices[i], new, count)
         if self.drafter:
             shape = self.adaptive.shape
-            if self.ranks.size > 1:
-                seconds, shape, self.last_shape = 1e-6 * outcome[0][-1], self.last_shape, shape
+            if self.ranks.size > 1:  # rank 0 has sent the duration of the step before this step
+                seconds = 1e-6 * outcome[0][-1]
+                shape, self._last_shape = self._last_shape, shape
             if shape:
                 self.adaptive.costs.note(*shape, seconds)
             self.drafter.note(self.committed)
@@ -393,7 +392,7 @@ class SpeculativeDecoder:
             ready: while rows are decoding, the next prompt is read only if `ready` returns True, so
                 that reading never delays the rows.
             indexes: the prompts' indexes in a larger call, which select their random streams.
-            prediction: replaces the job's predictions; each prediction is read after its prompt.
+            prediction: replaces the job's predictions. A prompt is read first, then its prediction.
         """
         require_decoder(self.model)
         job = job or self.job()
@@ -433,7 +432,7 @@ class SpeculativeDecoder:
     def chunks(
         self, prompt: str | Sequence[int], job: Job, batch_size: int = DEFAULT_BATCH_SIZE
     ) -> Generator[Chunk, None, None]:
-        """Decodes one prompt as a job with stream=True says; chunks and errors as in `stream`."""
+        """Does what `stream` does, with the settings of `job`, which must have stream=True."""
         require_decoder(self.model)
         self.codec.check(job)
         if job.cutting:

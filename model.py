@@ -171,7 +171,7 @@ class T5(Stacks):
         return cache_bytes(self.local_config, self.dtype.size, prompts, source, target, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
-        """Returns the bytes for encoding rows of `source` tokens; 0 if a target encodes them."""
+        """Returns the bytes for encoding `rows` prompts; 0 for a draft without an encoder."""
         if self.shares_with is not None:
             return 0
         return encoder_bytes(self.local_config, self.dtype.size, rows, source)

@@ -51,11 +51,11 @@ class Answer:
         return self.seconds, self.decided
 
     def first(self) -> tuple[float, int]:
-        """Returns the seconds for the first token of every answer, and the number of answers."""
+        """Returns the seconds for decoding one token per answer, and the number of answers."""
         return self.first_seconds or 0.0, len(self.tokens)
 
     def rest(self) -> tuple[float, int]:
-        """Returns the seconds for all tokens but the first of each answer, and their number."""
+        """Returns the seconds for the tokens after each answer's first, and their number."""
         seconds, tokens = self.first()
         return self.seconds - seconds, self.decided - tokens
 

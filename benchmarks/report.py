@@ -280,13 +280,13 @@ def affordable(seconds: float, most: int, clock: Callable[[], float]) -> Iterato
 def in_turns(
     regular: Decode, speculative: Decode, turns: Iterable[int], clock: Callable[[], float]
 ) -> dict[str, Timed]:
-    """Times regular decoding, speculative decoding twice, and regular decoding again.
+    """Times four runs: regular, speculative, speculative and regular decoding.
 
     Args:
         regular: a function that decodes the prompts of a turn regularly, given the turn's index.
         speculative: a function that decodes the same prompts speculatively.
-        turns: the indices of the turns, from 0 on, such as `affordable` yields. The first run reads
-            them one by one; the other runs decode the same turns.
+        turns: the indices of the turns, from 0 on. The first run decodes turns until this iterable
+            ends, which may depend on the time (`affordable`). The other runs decode the same turns.
         clock: a function that returns the time in seconds.
 
     Returns:

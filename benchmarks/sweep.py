@@ -33,7 +33,7 @@ NEAR = 0.02  # speeds that differ by less than this share count as equal
 
 
 def points(name: str) -> Callable[[dict], str]:
-    """Returns a function that formats the figure `name` of a row; "" if the figure is None."""
+    """Returns a function that formats a row's figure `name`, and that formats None as ""."""
     return lambda row: "" if row[name] is None else f"{row[name]:.1f}"
 
 
@@ -182,11 +182,10 @@ def quality(
 def recommend(rows: Sequence[dict], tolerance: float) -> dict | None:
     """Returns the fastest setting that loses at most `tolerance` points of quality against delta 0.
 
-    Noise alone must not select a greater delta. So a greater delta's fastest setting
-    replaces a smaller delta's fastest setting only if two conditions hold. First, with the same
-    number of proposals, the greater delta yields clearly more tokens per pass of the target.
-    Second, the lowest speed-up in any repeat of the greater delta's setting is clearly above the
-    median speed-up of the smaller delta's setting. "Clearly" means by more than `NEAR`.
+    Noise must not select a greater delta. So a greater delta must be better by more than `NEAR` in
+    two ways. It must yield more tokens per pass of the target with the same number of proposals.
+    Even the slowest repeat of its fastest setting must be faster than the smaller delta's fastest
+    setting.
 
     Args:
         rows: the rows of the whole grid, delta 0 included, as `run` makes them.

@@ -14,17 +14,14 @@ the small T5's d_model and layer_norm_epsilon; D and epsilon' are the larger T5'
   new layers, `o` and `wo` are zero altogether.
 - d_kv: T5 does not divide scores by sqrt(d_kv), so scores stay the same if the new rows of `q` are
   zero. The new columns of `o` are zero as well.
-- vocabulary: a new token's row of the head must not be zero, because a logit of 0 could be the
-  largest. So two of the new dimensions of the residual hold a constant c instead of zero. The rows
-  of old tokens have c in these two dimensions, in the embedding and in the head. No layer changes
-  the two constants in the residual. In every norm, the constants add 2c^2 to the sum of squares. To
-  compensate, epsilon' is (epsilon * d - 2c^2) / D instead of epsilon * d/D. No layer reads the
-  constants, because every norm except the decoder's last norm has weight 0 in the two dimensions.
-  The decoder's last norm has weights of opposite signs there, so it turns the constants into z > 0
-  and -z. To an old token's logit, the two dimensions add c*z - c*z = 0. A new token's row of the
-  head has -E and 0 there, where E is a large constant. So the two dimensions add -E*z to the new
-  token's logit, which is then far below all others. No input has a new token, so the new rows of
-  the embedding do not matter.
+- vocabulary: a new token must never be chosen, so its logit must be far below the others. Two of
+  the new dimensions of the residual serve this purpose. The embedding of every old token has a
+  constant c in both dimensions. (New tokens are never in the input.) No layer changes the two
+  constants. No layer reads them, because every norm except the decoder's last norm has weight 0
+  there. The decoder's last norm turns (c, c) into (z, -z), with z > 0. In the head, an old token's
+  row has (c, c) there, which adds c*z - c*z = 0 to the logit. A new token's row has (-E, 0), with a
+  large constant E, which adds -E*z. In every norm, (c, c) adds 2c^2 to the sum of squares. To
+  compensate, epsilon' is (epsilon * d - 2c^2) / D instead of epsilon * d/D.
 """
 
 from __future__ import annotations

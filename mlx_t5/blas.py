@@ -2,7 +2,7 @@
 
 MLX's CPU wheel for Linux has a reference BLAS. It runs on one core, and multiplying six rows by a
 matrix takes six times as long as multiplying one row, so speculative decoding would not be faster.
-A library that is loaded before MLX with global symbols replaces the reference BLAS:
+So this module loads a faster library before MLX, with RTLD_GLOBAL; MLX then uses that library:
 
 1. Intel's MKL, which `requirements.txt` installs on x86-64. For few rows it reads weights at the
    memory's speed, on AMD processors too. Here MKL uses TBB's threads, which sleep when idle. MKL's

@@ -42,7 +42,7 @@ def shown(value: object, longest: int = 100) -> str:
     """Returns a value for an error message: short, and without terminal control characters.
 
     Args:
-        value: a text, or another value, whose `repr` is shown.
+        value: a text; for any other value, its `repr` is used.
         longest: maximum number of characters.
     """
     text = value if isinstance(value, str) else reprlib.repr(value)

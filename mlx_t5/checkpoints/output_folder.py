@@ -45,9 +45,7 @@ def check_output_folder(path: Path, overwrite: bool, is_output: Callable[[str], 
         raise UserError(f"{path} is a file; choose another folder")
     if not overwrite:
         raise UserError(f"{path} exists; replace it with --overwrite or choose another folder")
-    strangers = sorted(
-        f.name for f in path.iterdir() if not (is_output(f.name) and _is_of_output(f, is_output))
-    )
+    strangers = sorted(f.name for f in path.iterdir() if not _may_be_output(f, is_output))
     if strangers:
         names = ", ".join(strangers[:3])
         raise UserError(f"{path} holds more than a model ({names}); remove it yourself")
@@ -71,15 +69,14 @@ def require_apart(path: Path, source: Path) -> None:
         raise UserError(f"{path} is the source, holds it or is a part of it; name another folder")
 
 
-def _is_of_output(path: Path, is_output: Callable[[str], bool]) -> bool:
-    """Returns whether an earlier run may have written `path`, whose name `is_output` accepts.
+def _may_be_output(path: Path, is_output: Callable[[str], bool]) -> bool:
+    """Returns whether an earlier run may have written the file or folder `path`.
 
-    A run writes files, and folders for the modules of a sentence encoder. So a path with a module's
-    name must be a folder that holds only files whose names `is_output` accepts. Any other path must
-    be a file.
+    A run writes files, and folders of files for the modules of a sentence encoder. `is_output` must
+    accept the names of all these files and folders.
     """
     is_module = MODULE_FOLDER.fullmatch(path.name) is not None
-    if is_module != path.is_dir():
+    if not is_output(path.name) or is_module != path.is_dir():
         return False
     return not is_module or all(is_output(f.name) and not f.is_dir() for f in path.iterdir())
 
@@ -169,7 +166,7 @@ def require_space(path: Path, needed: int) -> None:
 def _clear_leftovers(path: Path) -> None:
     """Removes hidden folders beside `path` that were left when an earlier run was killed.
 
-    Restores the old folder if a run was killed between renaming the old folder and the new one.
+    If the killed run has left nothing at `path`, this function moves the old folder back to `path`.
     """
     name = re.compile(rf"\.{re.escape(path.name)}\.(partial|old)-(\d+)")
     for folder in path.parent.iterdir():

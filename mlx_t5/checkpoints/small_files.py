@@ -138,9 +138,9 @@ def require_own(path: Path, root: Path | None = None) -> None:
     """Raises `UserError` for a link from a model folder to a file outside it.
 
     Following such a link could disclose or publish a private file. Links within the folder are
-    allowed, and the folder itself may be a link. Links in Hugging Face's cache are allowed too:
-    there the files of a snapshot, `models--OWNER--NAME/snapshots/COMMIT`, are links into
-    `models--OWNER--NAME/blobs`. Blobs may be links into a `blobs` beside `models--OWNER--NAME`.
+    allowed, and the folder itself may be a link. If the folder is a snapshot in Hugging Face's
+    cache, `models--OWNER--NAME/snapshots/COMMIT`, links to files in two more folders are allowed:
+    `models--OWNER--NAME/blobs`, and the folder `blobs` beside `models--OWNER--NAME`.
 
     Args:
         path: a file or a folder in the model folder; it need not exist.

@@ -31,9 +31,9 @@ File = TypeVar("File", bound=IO[Any])
 class Painter:
     """Colors tokens by their origin: green (draft model), cyan (copied), magenta (target).
 
-    Copied tokens come from the source or a prediction. If `NO_COLOR` is set
-    (https://no-color.org), tokens of the draft are in brackets, and copied tokens in braces. If a
-    token ends inside a character, its text is shown with the token that completes the character.
+    Copied tokens are from the prompt or from the expected output that the user gave. If `NO_COLOR`
+    is set (https://no-color.org), brackets enclose the draft model's tokens, and braces enclose
+    copied tokens. If a token ends inside a character, a later token's text has the character.
     """
 
     def __init__(self, tokenizer: Any = None):
@@ -54,9 +54,9 @@ class Painter:
         """Returns a text whose tokens are colored one by one.
 
         Args:
-            pieces: for each token, the text that it completed.
+            pieces: for each token, its text; "" if the token ends inside a character.
             writers: for each token, its origin: "draft", "copy" or "target".
-            rest: text after the last token, which gets the target's color.
+            rest: text after the last token, shown in the target's color.
         """
         authors = [*zip(pieces, writers, strict=True), (rest, "target")]
         return "".join(self._forms[writer].format(text) for text, writer in authors if text)

@@ -9,12 +9,13 @@ compared with the expected tokens of all rows together.
 A few proposals say little about alpha, so alpha is given a beta distribution. If `a` proposals were
 accepted and `b` rejected, E[alpha^i] = product of (a + j) / (a + b + j) over j = 0, …, i - 1.
 
-With delta = 0, the number of proposals can change a text only through rounding. This rarely changes
-a greedy text, so greedy rows learn from each other and from measured times. Rounding changes
-sampled texts more often, yet a command should give the same text on every run. So sampled rows use
-the table of costs instead of measured times, and learn only from sampled rows of the same call.
-With delta > 0, the number of proposals itself changes the text, so a row chooses by its own
-acceptances and the table alone.
+delta is the leniency of the target's check (sampling/acceptance.py). Rows learn as follows:
+
+- Greedy rows with delta = 0 learn from each other and from measured times. The number of proposals
+  rarely changes their texts (only by rounding).
+- All other rows use a fixed table of costs, so that every run of a command gives the same text.
+  Sampled rows with delta = 0 learn from the sampled rows of the same call. A row with delta > 0
+  learns only from its own proposals, so that other rows cannot change its text.
 
 Symbols: B rows, gamma proposals, N values of gamma that are compared.
 """
@@ -59,11 +60,9 @@ class Experience:
     Attributes:
         accepted: number of accepted proposals of each kind; older proposals count less.
         rejected: number of rejected proposals of each kind; older proposals count less.
-        credit: the time that trials of the draft may lose. The unit is the time of a step that does
-            not draft. While drafting is too slow, every step adds `TRIAL_SHARE` to `credit`. A
-            trial subtracts its expected time, and adds `refund` for every token that it writes.
-        refund: in a trial, the time per token in steps that do not draft, but may copy; 0 in all
-            other steps. The unit is as in `credit`.
+        credit: the time that trials of the draft may still lose. The unit is the time of a step
+            that does not draft.
+        refund: what each token that a trial writes adds to `credit`; 0 outside trials.
         rest: number of next steps that will not draft. The rest ends early if tokens can be copied,
             if the number of rows changes, or if a row can take more proposals than before.
         rest_batch: number of rows when `rest` was set; always 1 with delta > 0.
@@ -136,7 +135,7 @@ class Experience:
             self.rest = min(int((price - self.credit) / TRIAL_SHARE), MOST_REST)
             return 0, n
         self.credit -= (seconds[1][trial] + late) / seconds[0][n]
-        self.refund = 1 / tokens[0][n]
+        self.refund = 1 / tokens[0][n]  # the time that a token takes without drafting
         return 1, trial
 
 
@@ -273,10 +272,7 @@ class Adaptive:
     ) -> None:
         """Learns from the outcome of a row's offers.
 
-        Copied tokens that were offered are compared with the tokens written, even if the copied
-        tokens were not proposed. If a step with drafted tokens wrote n tokens, at most n - 1 of the
-        drafted tokens count as accepted, because without a draft the step would have written one
-        token. If any drafted token is not in the text, the step counts one rejection.
+        An offer of copied tokens is compared with the text, even if the row did not choose it.
 
         Args:
             row: the row after the step.
@@ -297,7 +293,7 @@ class Adaptive:
                 right = next((i for i in range(known) if tokens[i] != text[i]), known)
                 wrong = int(right < known)
             elif choice.passes:
-                right = min(accepted, len(written) - 1)
+                right = min(accepted, len(written) - 1)  # a step writes one token without a draft
                 whole = row.finish_reason == "stop" and choice.length == accepted == len(written)
                 wrong = int(right < choice.length and not whole)
             else:

@@ -22,8 +22,8 @@ class Job:
             prompt.
         num_samples: texts per prompt; each text has its own random stream.
         cutting: how texts are cut into pieces; None if each prompt is decoded as a whole.
-        predictions: the expected output of each prompt, as text or token ids, or None. A prediction
-            is read after its prompt. If predictions run out, the remaining prompts have none.
+        predictions: the expected output of each prompt, as text or token ids, or None. If
+            `predictions` is shorter than the prompts, the last prompts have no prediction.
         stream: whether a text is answered in chunks while it grows.
         by_token: whether `Chunk.pieces` has the text of each token, even without a stream.
         logprobs: how many of the likeliest tokens the server reports with each token; if None, the

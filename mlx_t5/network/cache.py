@@ -28,7 +28,7 @@ KeysValues: TypeAlias = tuple[mx.array, mx.array]
 
 
 def round_up(n: int) -> int:
-    """Returns the number of slots for n positions: a multiple of 32, on a GPU a power of two."""
+    """Rounds n positions up to a multiple of 32; on a GPU, up to 32 times a power of two."""
     multiples = -(-max(n, 1) // SLOT_MULTIPLE)
     return SLOT_MULTIPLE * (1 << (multiples - 1).bit_length() if FEW_SHAPES else multiples)
 

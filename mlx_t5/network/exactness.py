@@ -169,21 +169,19 @@ def products(model: T5) -> Iterator[tuple[Product, Callable[[int], list[mx.array
 def _cancelling(
     matrix: Matrix, dtype: mx.Dtype, adds_residual: bool
 ) -> tuple[Product, Callable[[int], list[mx.array]]]:
-    """Returns a product with a weight like `matrix`, and a function that makes inputs to test it.
+    """Returns a product to test, and the function that makes inputs for it; see `products`.
 
-    The function takes the number of rows and returns two inputs. The first input is random. With
-    the second input, the terms of every sum cancel, so that only rounding errors remain. To this
-    end, the weight's second half of columns is a copy of its first half, and the input's second
-    half of columns is a negated copy of its first half. In each copy, the columns are rotated by
-    one quantization group, or by one column if the matrix is not quantized.
+    The product's weight is `matrix`, but the right half is replaced with a copy of the left half.
+    In the second input, the right half is a negated copy of the left half. So the terms of every
+    sum cancel. The columns of both copies are rotated by one quantization group, or by one column
+    if `matrix` is not quantized.
 
     Args:
         matrix: a matrix of the model.
         dtype: type of the inputs for a matrix whose scales are integers. For any other matrix,
             the inputs have the type of its scales or weight.
-        adds_residual: whether the model adds a residual to the product. If the matrix is not
-            quantized, the sum may be part of the product's kernel. So that this kernel is tested,
-            the returned product then adds a residual of zeros.
+        adds_residual: whether the model adds a residual to this product. If `matrix` is not
+            quantized, the returned product then adds zeros.
     """
     quantized, group = bool(matrix.quantization), [*matrix.quantization, 1][0]
     arrays = matrix.arrays if quantized else (matrix.arrays[0].T,)  # outputs first
@@ -206,6 +204,7 @@ def _cancelling(
     def adding(x: mx.array) -> mx.array:
         return like.times(x, mx.zeros((len(x), len(arrays[0])), residual_dtype(stored)))
 
+    # Without quantization, one kernel may compute the product and add the residual.
     return adding if adds_residual and not quantized else like.times, inputs
 
 

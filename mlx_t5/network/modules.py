@@ -127,7 +127,7 @@ class Stacks(nn.Module):
             mx.clear_cache()  # frees the separate arrays, for joining the next layer
 
     def weights_read(self) -> WeightsRead:
-        """Returns depth, size and kind of the weights that `decode` reads: decoder and head."""
+        """Returns facts about the weights that a decoder pass reads."""
         if "decoder" not in self:
             return WeightsRead(0, 0, "")
         blocks = self.decoder.blocks

@@ -133,18 +133,18 @@ def _dequantized(layer: Any) -> mx.array:
     return mx.dequantize(layer["weight"], *common, **how).astype(mx.float32)
 
 
-def target_of(folder: Path, entry: Any, target: Any, adapter: Any, group: Any) -> Any:
-    """Returns the target that is given for a folder's draft, after checking that it fits.
+def target_of(folder: Path, entry: Any, target: T5 | None, adapter: Any, group: Any) -> T5:
+    """Checks that a draft was made for `target`, and returns `target`.
 
     Args:
         folder: the draft's folder, for messages.
         entry: the value of `shares_encoder_with` in the draft's config.json.
-        target: the target, a `model.T5`; None if the user names none.
-        adapter: as in `model.load`.
-        group: as in `model.load`.
+        target: the model that the caller gives as the target, or None.
+        adapter: as in `model.load`, but must be None.
+        group: as in `model.load`, but must be None.
 
     Raises:
-        UserError: the target is missing or not the draft's, or an adapter or a group is given.
+        UserError: `target` is None or another model, or `adapter` or `group` is not None.
     """
     facts = entry if isinstance(entry, dict) else {}
     made_for = f"is a draft for {shown(facts.get('model') or 'a target without a name')}"

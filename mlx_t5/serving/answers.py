@@ -117,8 +117,7 @@ class Spelling(NamedTuple):
     r"""How an answer spells a token whose log-probability it reports.
 
     A byte token outside ASCII is no text by itself. Its `text` is written as in OpenAI's API
-    (`\xe4`), and its `bytes` has the byte. The `bytes` of all tokens of a text, joined, are the
-    text in UTF-8, possibly after a leading space.
+    (`\xe4`), and its `bytes` has the byte.
 
     Attributes:
         text: the token as readable text, with " " for "▁"; "" for an id that has no token.
@@ -217,7 +216,7 @@ class CompletionBuilder:
         """Returns the whole answer or one chunk.
 
         Args:
-            choices: the fields of each choice, see `choice`.
+            choices: the entries of the answer's `choices`, made by the method `choice`.
             counts: the token counts; None leaves them out.
         """
         return schemas.Completion(object="text_completion", **self._fields("cmpl", choices, counts))
@@ -227,7 +226,7 @@ class CompletionBuilder:
         return fields | {"choices": choices} | ({} if counts is None else {"usage": counts})
 
     def choice(self, chunk: Chunk) -> Fields:
-        """Returns the fields of the choice that a chunk belongs to.
+        """Returns a chunk as an entry of the answer's `choices`.
 
         Args:
             chunk: a chunk of a text. If the answer is not streamed, the text has only one chunk,

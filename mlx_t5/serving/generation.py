@@ -89,7 +89,7 @@ class GenerationBatches:
             self._enqueue(rows)
 
     def _rows(self, job: GenerationJob, prompts: Sequence[Sequence[int]]) -> Iterator[Row]:
-        """Yields the rows of a job's prompts; adds the number of these texts to `Place.texts`."""
+        """Yields the rows of a job's prompts; counts their texts in `Place.texts`."""
         # Pieces come one at a time, and get the same indexes as in engine/document_batch.py.
         for row in self._decoder.codec.rows(prompts, job, count(job.place.texts << 32)):
             row.index = job.place.texts

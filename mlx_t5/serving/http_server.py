@@ -51,7 +51,6 @@ HEADERS = [("x-content-type-options", "nosniff"), ("referrer-policy", "no-referr
 MAX_CONNECTIONS = 512
 OTHER_DESCRIPTORS = 64  # reserved for files and sockets that are not connections
 HEAD_SECONDS = 30  # time limit for request headers; up to 60 s for later requests of a connection
-NOT_WAITING = object()
 LAST_SECONDS = 5  # seconds for clients to read that their requests were given up
 
 
@@ -233,7 +232,7 @@ class LimitedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Starts the timer that limits the wait for headers; refuses connections above `limit`."""
         super().connection_made(transport)
-        self._timer = self.loop.call_later(HEAD_SECONDS, self._close_if_late, self.cycle)
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._close_if_late, (True, None))
         if len(self.connections) > self.limit:
             self.app = too_many
 
@@ -242,18 +241,17 @@ class LimitedConnection(H11Protocol):
         self._timer.cancel()  # otherwise the loop would keep this object until the timer fires
         super().connection_lost(exc)
 
-    def _close_if_late(self, last: object) -> None:
-        """Closes the connection if it waits for the same request headers as at the last check.
+    def _close_if_late(self, last: tuple[bool, object]) -> None:
+        """Closes the connection if it has waited for request headers since the last check.
 
         Args:
-            last: `NOT_WAITING` if the connection was not waiting for headers at the last check.
-                Otherwise the request before the awaited headers, or None if there was none.
+            last: two facts at the last check: whether the connection waited, and its last request.
         """
         waits = self.conn.their_state is h11.IDLE and not self.timeout_keep_alive_task
-        if waits and self.cycle is last:
+        now = waits, self.cycle
+        if waits and now == last:
             self.transport.close()
-        last = self.cycle if waits else NOT_WAITING
-        self._timer = self.loop.call_later(HEAD_SECONDS, self._close_if_late, last)
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._close_if_late, now)
 
 
 def listener(host: str, port: int) -> socket.socket:

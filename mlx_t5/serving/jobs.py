@@ -241,7 +241,7 @@ class JobQueue:
         jobs = [[job.place.number, job.place.size, sent(job)] for job in new]
         jobs, news = self._ranks.shared([jobs, news])
         if self._ranks.rank:
-            new = [_job_of(*fields) for fields in jobs]
+            new = [_received(fields, Place(size, n, size)) for n, size, fields in jobs]
             with self._changed:
                 self._jobs |= {job.place.number: job for job in new}
         return new, news
@@ -251,10 +251,10 @@ class JobQueue:
         self._progressed = self.clock()
 
     def put(self, job: QueuedJob, event: Chunk | list[Any] | ApiError) -> None:
-        """Sends an event to a client; cancels the job if the client's event loop is closed."""
+        """Sends an event to the client; cancels the job if the server's event loop has ended."""
         try:
             job.place.put(event)
-        except RuntimeError:  # the client's event loop has ended
+        except RuntimeError:  # the server's event loop has ended
             self.cancel(job)
 
     def release(self, job: QueuedJob, texts: int) -> None:
@@ -272,9 +272,8 @@ def sent(job: QueuedJob) -> dict[str, Any]:
     return fields
 
 
-def _job_of(number: int, size: int, fields: dict[str, Any]) -> QueuedJob:
-    """Copies rank 0's job from `Place.number`, `Place.size` and the result of `sent`."""
-    place = Place(size, number, size)
+def _received(fields: dict[str, Any], place: Place) -> QueuedJob:
+    """Returns the job with this place, and with the fields that `sent` returned."""
     if "kind" in fields:
         pairs = [Pair(tuple(p["source"]), tuple(p["target"])) for p in fields.pop("pairs")]
         return ScoringJob(**fields, pairs=pairs, place=place)

@@ -201,8 +201,8 @@ class DocumentStream(EventStream[GenerationJob]):
         return [replace(chunk, fields={**chunk.fields, "pieces": []})]
 
     def complete(self, body: str) -> str:
-        """Returns the JSON body of the answer, with the pieces inserted into the empty list.
+        """Fills the empty list `"pieces":[]` in the answer's JSON body, and returns the body.
 
-        The string `"pieces":[]` cannot occur in a text, because JSON escapes a text's quotes.
+        No text in the body contains the string `"pieces":[]`, because JSON escapes quotes.
         """
         return body.replace('"pieces":[]', f'"pieces":[{",".join(self._json)}]', 1)

@@ -138,10 +138,7 @@ class Worker:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """The number of rows in the batches, and the number of rows that wait.
-
-        The second number is the number of places that jobs take in the queue, minus the first.
-        """
+        """The number of rows in the batches, and the number of rows that wait in the queue."""
         admitted, running = self.jobs.admitted, len(self._generation.running)
         return running, max(admitted - running, 0)
 
@@ -289,13 +286,13 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
     """Warms up the models, so that the first requests do not wait for weights or kernels.
 
     If the model is only an encoder, embeds a dummy prompt. Otherwise, first decodes a dummy prompt.
-    Then the target alone makes a forward pass over 1 position. If there is a drafter, the target
-    also makes passes over 2, 3, … positions, up to the maximum number of proposals + 1. The drafter
-    is not called, because it might propose fewer tokens for a dummy prompt. Exact decoding needs no
-    such passes: all its passes have the same number of positions.
+    A GPU compiles a kernel when it is first used. So on a GPU, each kind of request that needs
+    different kernels is then run too.
 
-    A GPU compiles a kernel when it is first used. So on a GPU this function also runs each kind of
-    request that needs different kernels, and the maximum above is at least `MAX_NUM_DRAFT`.
+    Last, the target makes a pass over 1 position. If there is a drafter, the target also makes
+    passes over 2, 3, … positions, up to the maximum number of proposals + 1. On a GPU, this maximum
+    is at least `MAX_NUM_DRAFT`. Exact decoding needs none of these passes, because all its passes
+    have the same number of positions.
 
     Args:
         decoder: the decoder.

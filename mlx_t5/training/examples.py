@@ -2,8 +2,8 @@
 
 A draft is trained on prompts. Each line of the file is a prompt, or an object with a "prompt" and,
 if the target's answer is known already, a "completion". A repeated prompt is used once. A model is
-fine-tuned on pairs of a prompt and a completion; a prompt may have several completions. No prompt
-of the part set aside is in the part to train on.
+fine-tuned on pairs of a prompt and a completion; a prompt may have several completions. The two
+parts have no prompt in common.
 """
 
 from __future__ import annotations

@@ -140,14 +140,14 @@ def write_model(path: Path, model: T5, source: Path) -> Path:
     Args:
         path: the folder, as checked by `check_output_folder`.
         model: a `model.T5`.
-        source: the folder of the model from which training started. The output gets the
-            configuration, tokenizer and type of this folder.
+        source: the folder of the model from which training started. The written model has the same
+            configuration and tokenizer, and its weights have the same dtype.
 
     Returns:
         `path`.
 
     Raises:
-        UserError: there is too little disk space, or a number is too large for the type.
+        UserError: there is too little disk space, or a number is too large for the dtype.
     """
     raw, stored = read_config(source), stored_dtype_of(source)
     config = {name: value for name, value in raw.items() if name not in _OF_MLX}

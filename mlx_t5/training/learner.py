@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from model import T5
 
 Arrays = dict[str, mx.array]  # by name
-# A function of the model's weights and a batch. It returns a stand-in to differentiate instead of
-# the loss, and the loss itself, summed over the tokens. The stand-in's value has no meaning, but
-# the stand-in has the gradient of the loss (see loss.py).
+# A function of the model's weights and a batch. It returns two scalars (see loss.py): a surrogate,
+# whose gradient is the gradient of the loss, and the loss itself, summed over the tokens.
 Loss = Callable[[Arrays, TrainingBatch], tuple[mx.array, mx.array]]
 WARM_UP_SHARE = 0.05  # share of the steps that are warm-up by default
 
@@ -129,11 +128,6 @@ class Learner:
         """Sets the model's trained parameters to these weights."""
         self.model.update(tree_unflatten(list(weights.items())))
 
-    def loss(self, weights: Arrays, batch: TrainingBatch) -> tuple[mx.array, mx.array]:
-        """Returns a stand-in to differentiate instead of the loss, and the loss itself."""
-        self.put(weights)
-        return self._loss(weights, batch)
-
     def _key(self, step: int, i: int) -> mx.array | None:
         """Returns the random key of micro-batch `i`; None without dropout.
 
@@ -149,10 +143,15 @@ class Learner:
         """Returns the loss, summed over a micro-batch's tokens, and the gradient of this sum."""
         drop = self._drop or (lambda key: None)
         before = dict(tree_flatten(self.model.parameters()))
+        batch = TrainingBatch(*arrays)
+
+        def surrogate_and_loss(weights: Arrays) -> tuple[mx.array, mx.array]:
+            self.put(weights)
+            return self._loss(weights, batch)
+
         try:
             drop(key)
-            batch = TrainingBatch(*arrays)
-            (_, loss), slopes = mx.value_and_grad(self.loss)(weights, batch)
+            (_, loss), slopes = mx.value_and_grad(surrogate_and_loss)(weights)
         finally:
             drop(None)
             self.put(before)  # so that no unevaluated (traced) array stays in the model

@@ -16,9 +16,8 @@ A draft with its own vocabulary has logits for its own tokens only. The tokens t
 as other tokens, even if they are among the target's K likeliest.
 
 The logits of all positions would be by far the largest array of a training step. So `divergence`
-computes logits and gradient for one chunk of positions at a time. It returns a stand-in to
-differentiate instead of the loss, and the loss itself. The stand-in's value has no meaning, but the
-stand-in has the gradient of the loss.
+computes logits and gradient for one chunk of positions at a time. It returns two scalars: a
+surrogate, and the loss. The surrogate has the gradient of the loss, but its value has no meaning.
 
 Symbols: N positions, K likeliest tokens, V vocabulary.
 """
@@ -102,9 +101,8 @@ def divergence(
         temp: the temperature of q, the trained model's distribution; equal to that of p.
 
     Returns:
-        A stand-in to differentiate instead of the loss, and the loss as a constant. The stand-in's
-        value has no meaning, but its gradient with respect to `states` and `weights` is the
-        gradient of the loss.
+        A surrogate, and the loss as a constant. The surrogate's gradient with respect to `states`
+        and `weights` is the gradient of the loss; the surrogate's value has no meaning.
     """
     fixed, frozen = mx.stop_gradient(states), list(map(mx.stop_gradient, weights))
     step = max(1, LOGITS_AT_ONCE // head(fixed[:1], *frozen).shape[-1])

@@ -97,9 +97,9 @@ class Answers:
         keep_states: bool,
         answered: Callable[[], object],
     ) -> None:
-        """Generates and labels the answers that are not on disk yet, and writes them to disk.
+        """Labels the examples that are not on disk yet, and writes them to disk.
 
-        If an example has an `answer` already, this answer is only labeled and written.
+        If an example has no answer yet, the answer is generated first.
 
         Args:
             target: the target, a `model.T5`.

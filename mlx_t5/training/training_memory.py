@@ -57,7 +57,7 @@ def estimate(
         source: number of tokens in the longest prompt.
         target: number of tokens in the longest answer.
         batch_size: number of rows in a step.
-        copies: number of arrays as large as the trained parameters, such as their gradients.
+        copies: how many times the size of the trained parameters is needed; see `COPIES`.
         adapted: how many more arrays an adapted layer keeps, each as large as the layer's input.
     """
     trained = sum(array.size for _, array in tree_flatten(draft.trainable_parameters()))
