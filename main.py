@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -246,7 +245,7 @@ def _write_all(
     from mlx_t5.backend import mx
     from mlx_t5.cli.totals import Totals
 
-    began, totals, status = time.perf_counter(), Totals(), 0
+    began, totals, status = run.clock(), Totals(), 0
     per_prompt = run.outcomes_a_prompt
     unit = "prompts" if per_prompt == 1 else "texts"
     mx.reset_peak_memory()
@@ -268,7 +267,7 @@ def _write_all(
     if status == INTERRUPTED:
         of_all = f" of {total}" if total else ""
         interrupted = f"interrupted: {totals.results}{of_all} {unit} done · "
-    seconds = time.perf_counter() - began
+    seconds = run.clock() - began
     log(interrupted + totals.summary(seconds, unit, options.writes_text, options.verbose))
     return run.record.finish(status)
 

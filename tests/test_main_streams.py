@@ -19,7 +19,7 @@ from mlx_t5.cli.input import Lines
 from mlx_t5.cli.options import read_options
 from mlx_t5.cli.resume import ResumePoint
 from mlx_t5.cli.run_record import RunRecord
-from mlx_t5.cli.runs import MainJob, Run
+from mlx_t5.cli.runs import MainJob, Run, lines_of
 from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Result, Stats
 from mlx_t5.loading import ModelPair
@@ -63,6 +63,16 @@ def test_each_line_is_answered_before_the_next_one_is_written(models, end):
         err = process.stderr.read().decode()
         assert ("interrupted: " in err) == (end == "Ctrl-C")
         assert "Traceback" not in err and "Fatal" not in err
+
+
+@pytest.mark.parametrize(("opened", "hint"), [(os.openpty, True), (os.pipe, False)])
+def test_a_terminal_is_told_how_to_end_the_input(opened, hint, monkeypatch, capsys):
+    ends = opened()
+    with os.fdopen(ends[hint]) as stdin:  # of a terminal, the second end
+        monkeypatch.setattr(sys, "stdin", stdin)
+        lines_of("-", read_options(["--input-file", "-"]))
+    os.close(ends[not hint])
+    assert ("Ctrl-D ends" in capsys.readouterr().err) == hint
 
 
 # ---- many prompts --------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ import stat
 import string
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TextIO, TypeVar, cast
 
 from mlx_t5.errors import UserError
@@ -108,6 +109,11 @@ class Lines:
     def ready(self) -> bool:
         """Whether the next prompt, or the end, can be read without waiting."""
         return not isinstance(self._prompts, ReadAhead) or self._prompts.ready()
+
+    @property
+    def waited(self) -> float:
+        """The seconds for which a pipe or a terminal was waited for."""
+        return self._prompts.waited if isinstance(self._prompts, ReadAhead) else 0.0
 
     def _read(self) -> Iterator[Line]:
         with self._file:
@@ -238,11 +244,20 @@ class ReadAhead(Generic[Item]):
 
     If the source raises an exception, `next` raises that exception. The thread is a daemon, so a
     source that never ends does not keep the process alive.
+
+    Attributes:
+        waited: the seconds for which `next` has waited for items.
     """
 
-    def __init__(self, items: Iterable[Item], ahead: int = 64) -> None:
+    def __init__(
+        self,
+        items: Iterable[Item],
+        ahead: int = 64,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         """Starts a thread that keeps at most `ahead` items in a queue."""
         self._drawn: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(ahead)
+        self.waited, self._clock = 0.0, clock
         threading.Thread(target=self._draw, args=(items,), daemon=True).start()
 
     def _draw(self, items: Iterable[Item]) -> None:
@@ -262,7 +277,9 @@ class ReadAhead(Generic[Item]):
         return self
 
     def __next__(self) -> Item:
+        started = self._clock()
         item, end = self._next()
+        self.waited += self._clock() - started
         if end is not None:
             self._drawn.put((None, end))  # for further calls
             raise end

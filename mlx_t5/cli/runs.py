@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass
@@ -116,6 +118,10 @@ class Run:
             run.output_file = os.devnull
         return run
 
+    def clock(self) -> float:
+        """Returns the seconds of a clock that stops while the next line of a pipe is missing."""
+        return time.perf_counter() - getattr(self.prompts, "waited", 0.0)
+
     def log_resumed(self) -> None:
         """Logs how many prompts are done, and warns if no record shows how they were done."""
         if not self.first:
@@ -163,6 +169,8 @@ def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
 
 def lines_of(input_file: str, options: MainOptions) -> Lines:
     """Returns the input's lines; with drafting, a line may contain a prediction of its output."""
+    if input_file == "-" and sys.stdin.isatty():
+        log("type one prompt per line; Ctrl-D ends the input")
     proposing = options.writes_text and not options.regular_decode
     return Lines(input_file, options.score, "prediction" if proposing else "")
 

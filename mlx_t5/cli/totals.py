@@ -33,7 +33,7 @@ class Totals:
         """Returns the summary line.
 
         Args:
-            seconds: the time that all results took.
+            seconds: the time that all results took, without waiting for a pipe or a terminal.
             unit: plural name of the results.
             texts: whether the results are texts, not scores or vectors.
             verbose: whether to add the number of steps that proposed 0, 1, … tokens.
@@ -64,7 +64,7 @@ class Totals:
             accepted = f"{stats.accepted} of {stats.drafted} drafted"
             parts.append(f"acceptance {stats.acceptance_rate:.0%} ({accepted})")
         if stats.speculation.copied_accepted:
-            parts.append(f"{stats.speculation.copied_accepted} copied")
+            parts.append(f"{stats.speculation.copied_accepted} accepted copies")
         if stats.target_calls:
             parts.append(f"{stats.tokens_per_call:.2f} tokens per target call")
         return parts

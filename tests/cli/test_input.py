@@ -222,3 +222,8 @@ def test_an_exception_is_raised_in_place_of_the_missing_item():
     for _ in range(2):
         with pytest.raises(OSError, match="gone"):
             next(reader)
+
+
+def test_waiting_for_items_is_measured():
+    reader = ReadAhead([1, 2], clock=iter([0.0, 5.0, 7.0, 9.0]).__next__)
+    assert (next(reader), next(reader), reader.waited) == (1, 2, 7.0)
