@@ -79,7 +79,8 @@ def text_lines(as_json: bool, aside: bool, painter: Painter | None = None) -> Li
 
     Args:
         as_json: whether a line is a JSON object; otherwise it is a text.
-        aside: whether colored lines go to standard error, in addition to the plain output.
+        aside: whether to print a colored copy of each line on standard error, and return the plain
+            line.
         painter: colors the lines; None for no colors.
     """
 

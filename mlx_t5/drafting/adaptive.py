@@ -175,7 +175,7 @@ class Adaptive:
         return other
 
     def drafts(self, rows: Sequence[Row]) -> bool:
-        """Returns whether the next step may draft for any of these new rows."""
+        """Returns whether the next step might call the draft for any of these new rows."""
         return not self.experience.rest or not all(row.adapts for row in rows)
 
     def choose(self, rows: Sequence[Row], offers: Offers) -> list[Choice]:

@@ -36,10 +36,10 @@ def round_up(n: int) -> int:
 def source_width(longest: int, rows: int = 2) -> int:
     """Returns the padded source length S for `rows` rows of at most `longest` tokens.
 
-    On a GPU S is a multiple of 32, for two reasons. The work prepared for a shape (`mx.compile`,
-    CUDA's graphs and plans) is reused. And Metal computes attention of few queries in one kernel
-    only if S is at least the number of queries. On CUDA a single row is not padded, as attention is
-    faster without a mask.
+    On a GPU S is a multiple of 32, for two reasons. With fewer different shapes, the work prepared
+    for a shape (`mx.compile`, CUDA's graphs and plans) is reused more often. And Metal has a single
+    kernel for attention with few queries, but uses it only if S is at least the number of queries.
+    On CUDA a single row is not padded, because attention is faster without a mask.
     """
     if not FEW_SHAPES or (rows == 1 and ON_CUDA):
         return longest

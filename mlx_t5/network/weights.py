@@ -202,7 +202,9 @@ def read_mlx(folder: Path) -> Iterator[tuple[str, mx.array]]:
 def read_shards(
     stored: Checkpoint, mlx_names: Mapping[str, str], ranks: Ranks, uncut: bool = False
 ) -> Iterator[tuple[str, mx.array]]:
-    """Yields MLX name and this rank's shard of each tensor, in its stored type; reads nothing else.
+    """Yields each tensor's MLX name and this rank's shard of it, in its stored type.
+
+    Only these shards are read from the files.
 
     Args:
         stored: the checkpoint.
