@@ -223,7 +223,7 @@ class Widening:
         return ()
 
     def _last_weight(self) -> float:
-        """Returns the weight of the decoder's last norm in the first constant dimension."""
+        """Returns the weight that the decoder's last norm has for the first constant."""
         d = self.source.d_model
         head = d**-0.5 if self.source.scales_logits else math.sqrt(self.result.d_model / d)
         return 2.0 ** math.ceil(math.log2(_DEPTH / (_AWAY * self._constant * head)))

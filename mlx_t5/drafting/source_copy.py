@@ -155,7 +155,12 @@ class Alignment:
 
 
 def count_predicted(prediction: Sequence[int], text: Sequence[int]) -> tuple[int, int]:
-    """Returns how many tokens of a prediction were compared with a text, and how many agreed."""
+    """Compares a prediction with a text.
+
+    Returns:
+        The number of the prediction's tokens up to the end of the text, and how many of these
+        tokens are in the text.
+    """
     alignment, agreed, compared = Alignment((), 0), set[int](), 0
     alignment.predict(prediction)
     for token in text:

@@ -65,7 +65,7 @@ class GenerationJob(Job):
     Attributes:
         prompts: source tokens of each prompt; empty for a document, whose pieces are in `place`.
         document: whether the job is a document. If a piece of a document fails, the job continues.
-        place: the job's place in the queue.
+        place: the job's place in the queue. For a document, it also has the pieces that wait.
     """
 
     prompts: list[list[int]] = field(default_factory=list)
