@@ -106,7 +106,7 @@ class Engine(Batch):
         self.adaptive = self.adaptive.fresh()
 
     def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
-        """Adds rows as `Batch.insert` does; the draft model encodes them too, unless it rests."""
+        """Adds rows as `Batch.insert` does; the draft may encode them too (`Adaptive.drafts`)."""
         super().insert(rows, ahead)
         if self.drafter and self.adaptive.drafts(rows):
             with suppress(RuntimeError, MemoryError):  # the rows are in; the draft reads later

@@ -86,8 +86,8 @@ class FineTuning:
 
         longest, size = self.args.max_seq_length, self.model.config.vocab_size
         pairs = {
-            part: read_pairs(losses, self.tokenizer, size, longest, say)
-            for part, losses in lines.items()
+            part: read_pairs(pair_lines, self.tokenizer, size, longest, say)
+            for part, pair_lines in lines.items()
         }
         if "valid" not in pairs:
             pairs["train"], pairs["valid"] = hold_out(pairs["train"], self.args.seed)
@@ -221,10 +221,10 @@ class FineTuning:
         args, model = self.args, self.model
         rows = min(args.batch_size, len(self.train))
         copies = training_memory.ADAM_COPIES if args.optimizer == ADAMW else training_memory.COPIES
-        scratch = 0 if self.full else (args.lora_dropout > 0) + 2 * (args.fine_tune_type == "dora")
+        adapted = 0 if self.full else (args.lora_dropout > 0) + 2 * (args.fine_tune_type == "dora")
         model.grad_checkpoint = args.grad_checkpoint
         estimate = partial(
-            training_memory.estimate, model, *longest(self.train), rows, copies, scratch
+            training_memory.estimate, model, *longest(self.train), rows, copies, adapted
         )
         if estimate().rows < rows and not args.grad_checkpoint:
             model.grad_checkpoint = True

@@ -184,8 +184,7 @@ def recommend(rows: Sequence[dict], tolerance: float) -> dict | None:
 
     Noise must not select a greater delta. So a greater delta must be better by more than `NEAR` in
     two ways. It must yield more tokens per pass of the target with the same number of proposals.
-    Even the slowest repeat of its fastest setting must be faster than the smaller delta's fastest
-    setting.
+    Even the slowest repeat of its best setting must be faster than the smaller delta's best one.
 
     Args:
         rows: the rows of the whole grid, delta 0 included, as `run` makes them.

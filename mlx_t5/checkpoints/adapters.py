@@ -94,7 +94,7 @@ class StoredAdapter:
         names: Collection[str],
         quantization: Mapping[str, Any] | None,
     ) -> Iterator[tuple[str, mx.array]]:
-        """Merges the adapter into the tensors of an MLX folder, which must not be shards.
+        """Merges the adapter into tensors of an MLX folder; each tensor must be whole, not a shard.
 
         A quantized weight is quantized again after merging, with the settings that
         `StoredAdapter.quantization` returns.

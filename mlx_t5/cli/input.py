@@ -278,8 +278,10 @@ class ReadAhead(Generic[Item]):
 
     def __next__(self) -> Item:
         started = self._clock()
-        item, end = self._next()
-        self.waited += self._clock() - started
+        try:
+            item, end = self._next()
+        finally:  # also after Ctrl-C
+            self.waited += self._clock() - started
         if end is not None:
             self._drawn.put((None, end))  # for further calls
             raise end

@@ -31,9 +31,10 @@ File = TypeVar("File", bound=IO[Any])
 class Painter:
     """Colors tokens by their origin: green (draft model), cyan (copied), magenta (target).
 
-    Copied tokens are from the prompt or from the expected output that the user gave. If `NO_COLOR`
-    is set (https://no-color.org), brackets enclose the draft model's tokens, and braces enclose
-    copied tokens. If a token ends inside a character, a later token's text has the character.
+    Copied tokens are from the prompt, from earlier output or from the expected output that the user
+    gave. If `NO_COLOR` is set (https://no-color.org), brackets enclose the draft model's tokens,
+    and braces enclose copied tokens. If a token ends inside a character, a later token's text has
+    the character.
     """
 
     def __init__(self, tokenizer: Any = None):
@@ -54,7 +55,7 @@ class Painter:
         """Returns a text whose tokens are colored one by one.
 
         Args:
-            pieces: for each token, its text; "" if the token ends inside a character.
+            pieces: for each token, the text that it completed; "" if it completed none.
             writers: for each token, its origin: "draft", "copy" or "target".
             rest: text after the last token, shown in the target's color.
         """

@@ -170,7 +170,7 @@ def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
 def lines_of(input_file: str, options: MainOptions) -> Lines:
     """Returns the input's lines; with drafting, a line may contain a prediction of its output."""
     if input_file == "-" and sys.stdin.isatty():
-        log("type one prompt per line; Ctrl-D ends the input")
+        log("type one line per prompt; Ctrl-D ends the input")
     proposing = options.writes_text and not options.regular_decode
     return Lines(input_file, options.score, "prediction" if proposing else "")
 

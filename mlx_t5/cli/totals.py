@@ -64,7 +64,7 @@ class Totals:
             accepted = f"{stats.accepted} of {stats.drafted} drafted"
             parts.append(f"acceptance {stats.acceptance_rate:.0%} ({accepted})")
         if stats.speculation.copied_accepted:
-            parts.append(f"{stats.speculation.copied_accepted} accepted copies")
+            parts.append(f"accepted copies: {stats.speculation.copied_accepted}")
         if stats.target_calls:
             parts.append(f"{stats.tokens_per_call:.2f} tokens per target call")
         return parts

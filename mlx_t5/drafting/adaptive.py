@@ -175,7 +175,10 @@ class Adaptive:
         return other
 
     def drafts(self, rows: Sequence[Row]) -> bool:
-        """Returns whether the next step might call the draft for any of these new rows."""
+        """Returns whether the draft should read the sources of these new rows now.
+
+        It should not while it rests, if all of these rows share `experience`.
+        """
         return not self.experience.rest or not all(row.adapts for row in rows)
 
     def choose(self, rows: Sequence[Row], offers: Offers) -> list[Choice]:

@@ -87,7 +87,7 @@ class DraftModel:
         self.unread += [0] * len(sources)
 
     def offers(self) -> Sequence[Sequence[Offer]]:
-        """Returns one `Offer` per row, without tokens: the draft runs only for chosen offers."""
+        """Returns one `Offer` per row, without tokens: the draft runs only if one is chosen."""
         waiting = [len(source) for source in self.sources[len(self.fed) - len(self.waiting) :]]
         lacking = [0] * (len(self.fed) - len(waiting)) + waiting
         return [[Offer(DRAFT, None, n + m)] for n, m in zip(self.unread, lacking, strict=True)]

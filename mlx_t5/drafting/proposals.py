@@ -92,8 +92,8 @@ class Proposal:
         lengths: number of proposals of each row, without padding.
         writers: origin of each row's proposals, "draft" or "copy"; "" if no row has any.
         valid_lengths: int32, each row's number of proposals before the draft's first non-finite
-            logits. Only these may be accepted. The limit matters only with delta > 0; with
-            delta = 0 the target accepts only tokens that it chooses itself.
+            logits; only these may be accepted. The logits are not checked if all rows are greedy
+            with delta = 0, as the target then accepts only tokens that it chooses itself.
     """
 
     tokens: mx.array | None

@@ -62,7 +62,7 @@ class EarlyPass:
         mx.async_eval(self._logits)
 
     def take(self, rows: Sequence[Row]) -> mx.array | None:
-        """Returns the early pass's logits (1, 1, vocabulary); None if no such pass was started."""
+        """Returns the early pass's logits (1, 1, vocabulary); None if these rows have none."""
         (place, logits), self._of, self._logits = (self._of, self._logits), None, None
         alone = place is not None and len(rows) == 1 and rows[0] is place[0]
         return logits if alone and place and place[1] == len(place[0].committed) - 1 else None

@@ -83,7 +83,7 @@ def shared_draft(target: T5, num_decoder_layers: int, dtype: mx.Dtype = mx.float
 
     Args:
         target: a `model.T5`; may be quantized.
-        num_decoder_layers: number of layers to copy: the first layer, and others at equal
+        num_decoder_layers: number of layers to copy: the first layer, and others at about equal
             distances (2 of 24: layers 0 and 12). The final norm and the relative bias are copied
             too. Copies are not quantized.
         dtype: type of the draft's parameters; see also `layers.keep_float32`.

@@ -138,7 +138,7 @@ class Worker:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """The number of rows in the batches, and the number of rows that wait in the queue."""
+        """The number of rows in the batches, and the number of other places taken in the queue."""
         admitted, running = self.jobs.admitted, len(self._generation.running)
         return running, max(admitted - running, 0)
 

@@ -25,6 +25,7 @@ def view(visit, server):
     def start(**options):
         page = visit(server, **options)
         page.get_by_role("link", name="Document").click()
+        page.locator("#document-form").wait_for()
         return page
 
     return start
