@@ -33,7 +33,7 @@ class Attention(nn.Module):
         self.o = nn.Linear(inner, config.d_model, bias=False)
 
     def block(self, letters: str) -> Block:
-        """Returns the norm, the output projection, and the input projections `letters` ("qkv")."""
+        """Returns the norm, the output projection, and input projections by letter ("qkv")."""
         inputs = matrices(*(self[letter] for letter in letters))
         return Block(Norm.of(self.norm), inputs, Matrix.of(self.o))
 
