@@ -111,12 +111,12 @@ def run(args: argparse.Namespace, command: str) -> int:
         project = stack.enter_context(start(PROJECT, {}, **pair))
         facts = project.call("describe")
         print(printing.header(facts, command, **workload.header_fields(args)), flush=True)
-        processes_started = start_others(project, facts, stack)
-        programs, missing = describe(processes_started)
+        processes = start_others(project, facts, stack)
+        programs, missing = describe(processes)
         for program in programs.values():
             print(printing.listed(program), flush=True)
         ids = project.call("encode", texts=prompts)
-        processes = {PROJECT: project} | {name: processes_started[name] for name in programs}
+        processes = {PROJECT: project} | {name: processes[name] for name in programs}
         variants = all_variants(processes, args.num_draft)
         if args.sampling:
             variants = sampled(variants)

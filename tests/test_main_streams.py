@@ -22,6 +22,7 @@ from mlx_t5.cli.run_record import RunRecord
 from mlx_t5.cli.runs import MainJob, Run, lines_of
 from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Result, Stats
+from mlx_t5.errors import UserError
 from mlx_t5.loading import ModelPair
 from mlx_t5.settings import Settings
 from standard_error import messages, without_metal
@@ -70,9 +71,30 @@ def test_a_terminal_is_told_how_to_end_the_input(opened, hint, monkeypatch, caps
     ends = opened()
     with os.fdopen(ends[hint]) as stdin:  # of a terminal, the second end
         monkeypatch.setattr(sys, "stdin", stdin)
-        lines_of("-", read_options(["--input-file", "-"]))
-    os.close(ends[not hint])
+        lines = lines_of("-", read_options(["--input-file", "-"]))
+        os.close(ends[not hint])
+        with pytest.raises(UserError):
+            next(lines)  # nothing was written; the reading thread has ended
     assert ("Ctrl-D ends" in capsys.readouterr().err) == hint
+
+
+def test_waiting_for_a_line_does_not_count_as_decoding(tmp_path, capsys):
+    readable, writable = os.pipe()
+    os.write(writable, b"prompt\n")
+    os.close(writable)
+    lines = Lines(f"/dev/fd/{readable}")
+
+    def compute(prompts, *_):
+        for _ in prompts:
+            lines._prompts.waited += 1000  # as if the line had been typed slowly
+            yield Result("text", [], [], "stop", Stats(generated_tokens=1))
+
+    options = read_options(["--output-file", str(tmp_path / "out.txt")])
+    job = MainJob(options, Job(Settings()), "", ModelPair(tmp_path, None, False, ""))
+    run = Run(lines, ResumePoint(), job, RunRecord())
+    assert main._write_all(run, compute, main._output(run, None, options), options) == 0
+    os.close(readable)
+    assert "1 tokens in -" in capsys.readouterr().err  # 1,000 seconds less than it took
 
 
 # ---- many prompts --------------------------------------------------------------------------------

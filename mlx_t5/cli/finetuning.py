@@ -177,11 +177,11 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
         raise UserError("--max-seq-length takes one number, or two: of prompts and completions")
     if args.num_layers == 0:
         raise UserError("--num-layers 0 trains nothing; give a number from 1, or -1 for all")
-    optimizer = ADAFACTOR if full or args.lr_scheduler_type == RELATIVE else ADAMW
-    args.optimizer = args.optimizer or optimizer
-    if args.lr_scheduler_type == RELATIVE and args.optimizer != ADAFACTOR:
+    relative = args.lr_scheduler_type == RELATIVE
+    args.optimizer = args.optimizer or (ADAFACTOR if full or relative else ADAMW)
+    if relative and args.optimizer != ADAFACTOR:
         raise UserError(f"--lr-scheduler-type {RELATIVE} is {ADAFACTOR}'s; leave --optimizer out")
-    if args.lr_scheduler_type == RELATIVE and (args.learning_rate or args.warmup_steps):
+    if relative and (args.learning_rate or args.warmup_steps):
         raise UserError(f"--lr-scheduler-type {RELATIVE} has a rate of its own; leave others out")
     args.learning_rate = args.learning_rate or RATES[FULL if full else ""][args.optimizer]
     if args.warmup_steps is None:

@@ -37,7 +37,7 @@ class EarlyPass:
     def __init__(self, target: T5 | ExactTarget) -> None:
         """Starts without a pass in flight."""
         self._target = target
-        self._of: tuple[Row, int] | None = None  # the row, and the position that is fed
+        self._place: tuple[Row, int] | None = None  # the row, and the position that is fed
         self._logits: mx.array | None = None
 
     def begin(self, rows: Sequence[Row], tokens: mx.array, cache: Any, awaited: mx.array) -> None:
@@ -58,11 +58,11 @@ class EarlyPass:
         if self._target.cache_memory(1, 0, position + 1) > MOST_COPIED:
             return
         mx.async_eval(awaited)
-        self._of, self._logits = (row, position), self._target.decode(tokens, cache, [position])
+        self._place, self._logits = (row, position), self._target.decode(tokens, cache, [position])
         mx.async_eval(self._logits)
 
     def take(self, rows: Sequence[Row]) -> mx.array | None:
         """Returns the early pass's logits (1, 1, vocabulary); None if these rows have none."""
-        (place, logits), self._of, self._logits = (self._of, self._logits), None, None
+        (place, logits), self._place, self._logits = (self._place, self._logits), None, None
         alone = place is not None and len(rows) == 1 and rows[0] is place[0]
         return logits if alone and place and place[1] == len(place[0].committed) - 1 else None

@@ -2,6 +2,9 @@
 
 import argparse
 import errno
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +27,8 @@ from mlx_t5.ranges import LARGEST_COUNT
 from mlx_t5.settings import SETTINGS
 
 SERVER = "requirements/server.txt"
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = ["main", "convert", "distill", "finetune", "server", "benchmark", "benchmark compare"]
 
 
 @pytest.mark.parametrize(
@@ -74,6 +79,20 @@ def test_every_setting_is_an_option_with_its_description_and_range(capsys):
         error = capsys.readouterr().err
         assert end.value.code == 2
         assert error.startswith("error: -") and f"{option}{expected}" in error
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_is_short_and_ends_with_two_examples(command):
+    file, *subcommand = command.split()
+    argv = [sys.executable, str(ROOT / f"{file}.py"), *subcommand, "--help"]
+    printed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    lines, examples = printed.splitlines(), printed.partition("examples:\n")[2].splitlines()
+    assert len(lines) <= 100 and max(map(len, lines)) <= 80
+    assert len(examples) == 2 and all(line.startswith(f"  {file}.py") for line in examples)
+    groups = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    if file == "main":
+        text = "prompts: documents: text: speed: output: without generating:"
+        assert " ".join(groups) == f"options: models: {text} examples:"
 
 
 def test_a_command_may_change_defaults_and_descriptions(capsys):

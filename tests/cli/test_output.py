@@ -172,9 +172,10 @@ def test_the_summary_adds_up_and_leaves_out_what_did_not_happen():
     assert "steps that proposed 0, 1, … tokens: 0 1 3 · " in totals.summary(2.0, verbose=True)
     regular = Stats(generated_tokens=10, target_calls=10, tokens_per_call=1.0)
     totals.add(Result("text", [], [], "stop", regular))
+    totals.stats.speculation.copied_accepted = 3
     line = totals.summary(4.0)
     assert line.startswith("2 prompts · 20 tokens in 4.00 s · 5.0 tokens/s")
-    assert "1.43 tokens per target call · peak memory 2.50 GB" in line
+    assert "accepted copies: 3 · 1.43 tokens per target call · peak memory 2.50 GB" in line
 
 
 def test_the_summary_of_scores_and_vectors():
