@@ -15,6 +15,23 @@ from mlx_t5.errors import UserError, reason
 PARTIAL = ".partial-"  # prefix of a file that is being written
 
 
+def absolute(name: str | Path) -> Path:
+    """Returns the absolute form of a path that a user has typed, with `~` and links resolved.
+
+    Raises:
+        UserError: the path is impossible, because its `~NAME` names no user, its links form a
+            circle, or the disk does not accept the name.
+    """
+    try:
+        path = Path(name).expanduser().resolve()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()  # from Python 3.13 on `resolve` accepts circles
+    except (OSError, RuntimeError) as error:  # which of the two depends on Python's version
+        cause = getattr(error, "strerror", None) or error
+        raise UserError(f"{name} leads nowhere ({cause}); check the path") from None
+    return path
+
+
 def is_macos_file(name: str) -> bool:
     """Returns whether macOS itself makes files of this name (`.DS_Store`, AppleDouble's `._*`)."""
     return name == ".DS_Store" or name.startswith("._")

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from mlx_t5.sampling.processors import LogitsProcessor
 
 SPLITS = ("none", "lines", "sentences")  # ways to cut a document
-AUTO = "auto"  # value of num_draft: the engine chooses the number
+# num_draft: the engine chooses the number; as a draft's name: the target's default draft
+AUTO = "auto"
+NONE, LOOKUP = "none", "lookup"  # further names of drafts: no draft, copying from the source
 DEFAULT_BATCH_SIZE = 8  # rows decoded at the same time, or items in one pass
 
 

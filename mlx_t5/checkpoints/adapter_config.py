@@ -15,7 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mlx_t5.checkpoints.small_files import place, read_object
+from mlx_t5.checkpoints.reading import read_object
+from mlx_t5.disk import absolute
 from mlx_t5.errors import UserError, shown
 from mlx_t5.ranges import FLAG, Range, checked, refusal
 
@@ -53,7 +54,7 @@ def adapter_folder(name: str | Path) -> Path:
     Raises:
         UserError: there is no such folder.
     """
-    folder = place(name)
+    folder = absolute(name)
     if not name or not folder.is_dir():
         raise UserError(f"there is no adapter folder {str(name)!r}; give a PEFT adapter's folder")
     return folder

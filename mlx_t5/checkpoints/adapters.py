@@ -2,32 +2,29 @@
 
 LoRA (Hu et al., https://arxiv.org/abs/2106.09685) changes a weight W (out, in) to W + s · B @ A,
 where B (out, r) and A (r, in) are narrow matrices and s is `LoraConfig.scale`. DoRA
-(https://arxiv.org/abs/2402.09353) then scales each row to a learned length. Row i of the result
-depends only on W[i], B[i], A and that length, so a weight of any size is merged a few rows at a
-time. Like PEFT's `merge_and_unload` on a float32 model, `StoredAdapter` computes in float32; only
-the merged weight is rounded.
-
-Here layers have Hugging Face's names, such as `decoder.block.0.layer.0.SelfAttention.q`.
+(https://arxiv.org/abs/2402.09353) then scales each row to a learned length. Like PEFT's
+`merge_and_unload` on a float32 model, merging computes in float32; only the merged weight is
+rounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.adapter_config import CONFIG, OTHERS, LoraConfig, adapter_folder
-from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from mlx_t5.checkpoints.folder import write_json
-from mlx_t5.checkpoints.output_folder import new_folder
 from mlx_t5.checkpoints.quantization import (
     PARTS,
     change_weight,
     changed_settings,
     layer_settings,
 )
+from mlx_t5.checkpoints.reading import Weights, as_array, read_weights, require_float
+from mlx_t5.checkpoints.writing import new_folder, write_json
 from mlx_t5.errors import UserError, reason, shown
 
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -38,157 +35,120 @@ _ENTRIES = {"peft_type": "LORA", "task_type": "SEQ_2_SEQ_LM"}
 Shape = tuple[int, ...]
 
 
-class StoredAdapter:
-    """The matrices of an adapter, which are read from its file when they are needed.
+class LowRank(NamedTuple):
+    """The matrices of one layer, in float32: A (r, in), B (out, r), and DoRA's lengths (out,)."""
 
-    At the end of a `with` block the file is closed.
+    down: mx.array
+    up: mx.array
+    lengths: mx.array | None = None
 
-    Args:
-        stored: the adapter's file.
-        layers: the layers that the adapter changes.
-        config: the adapter's configuration.
+
+@dataclass(frozen=True)
+class LoraAdapter:
+    """An adapter for one model.
+
+    Attributes:
+        scale: the factor s.
+        layers: the matrices of each layer that the adapter changes, by the layer's path in the
+            model.
     """
 
-    def __init__(self, stored: Checkpoint, layers: Collection[str], config: LoraConfig):
-        self._stored, self._layers, self._config = stored, layers, config
+    scale: float
+    layers: Mapping[str, LowRank]
 
-    def row_tiles(self, name: str, tiles: Iterable[mx.array]) -> Iterator[mx.array]:
-        """Merges the adapter into a weight, a few rows at a time.
+    def merge(self, path: str, weight: mx.array) -> mx.array:
+        """Returns the merged weight (out, in) of the layer `path`, in float32."""
+        down, up, lengths = self.layers[path]
+        # On the CPU, because GPUs may multiply float32 with fewer digits (TF32).
+        weight = weight.astype(mx.float32) + mx.matmul(up, down, stream=mx.cpu) * self.scale
+        if lengths is None:
+            return weight
+        norms = mx.linalg.norm(weight, axis=1)
+        return (lengths / mx.where(norms > 0, norms, mx.inf))[:, None] * weight
 
-        Args:
-            name: the weight's Hugging Face name.
-            tiles: the weight's rows, in order; all tiles but the last have equally many rows.
-
-        Yields:
-            The merged tiles, in float32; or the tiles as given, if the adapter does not change this
-            weight.
-
-        Raises:
-            UserError: the adapter's file cannot be read.
-        """
-        layer = name.removesuffix(_WEIGHT)
-        if layer not in self._layers:
-            yield from tiles
-            return
-        down, up, length = _tensors(layer)
-        a = self._stored.read(down).astype(mx.float32)
-        lengths = self._stored.read(length).astype(mx.float32) if self._config.use_dora else None
-        row_bytes = self._stored.nbytes(up) // self._stored.shape(up)[0]
-        b_tiles: Iterator[mx.array] | None = None
-        for rows in tiles:
-            b_tiles = b_tiles or self._stored.row_tiles(up, len(rows) * row_bytes)
-            b = next(b_tiles).astype(mx.float32)
-            # Computed on the CPU, because GPUs may multiply float32 with fewer digits (TF32).
-            change = mx.matmul(b, a, stream=mx.cpu) * self._config.scale
-            rows = rows.astype(mx.float32) + change
-            if lengths is not None:
-                norms = mx.linalg.norm(rows, axis=1)
-                factors = lengths[: len(rows)] / mx.where(norms > 0, norms, mx.inf)
-                rows, lengths = factors[:, None] * rows, lengths[len(rows) :]
-            yield rows
-
-    def merged(
-        self,
-        tensors: Iterable[tuple[str, mx.array]],
-        mlx_names: Mapping[str, str],
-        names: Collection[str],
-        quantization: Mapping[str, Any] | None,
-    ) -> Iterator[tuple[str, mx.array]]:
-        """Merges the adapter into tensors of an MLX folder; each tensor must be whole, not a shard.
-
-        A quantized weight is quantized again after merging, with the settings that
-        `StoredAdapter.quantization` returns.
-
-        Args:
-            tensors: pairs of a tensor's name in the MLX folder and its array.
-            mlx_names: the names in the MLX folder, keyed by Hugging Face's names.
-            names: the names of all tensors in the MLX folder.
-            quantization: the entry `quantization` of the folder's config.json; None if absent.
-
-        Yields:
-            Pairs of a name in the MLX folder and an array.
-        """
-        changed = self._changed(mlx_names)
-        parts = {path: {f"{path}.{part}" for part in PARTS} & set(names) for path in changed}
-        waiting: dict[str, dict[str, mx.array]] = {path: {} for path in changed}
-        for name, array in tensors:
-            path = name.rpartition(".")[0]
-            if path not in changed:
-                yield name, array
-                continue
-            waiting[path][name] = array
-            if len(waiting[path]) == len(parts[path]):
-                settings = layer_settings(quantization or {}, path)
-                merge = partial(self._merge, changed[path] + _WEIGHT)
-                yield from change_weight(path, waiting.pop(path), settings, merge).items()
-
-    def quantization(
-        self, entry: Mapping[str, Any], mlx_names: Mapping[str, str]
-    ) -> dict[str, Any]:
-        """Returns the entry `quantization` of config.json for the tensors that `merged` yields.
-
-        Args:
-            entry: the entry `quantization` of the folder's config.json, as it was before merging.
-            mlx_names: the names in the MLX folder, keyed by Hugging Face's names.
-        """
-        settings = {path: layer_settings(entry, path) for path in self._changed(mlx_names)}
-        return {**entry, **{path: changed_settings(how) for path, how in settings.items()}}
-
-    def _changed(self, mlx_names: Mapping[str, str]) -> dict[str, str]:
-        """Returns the changed layers' Hugging Face names, keyed by the layers' paths in the model.
-
-        `mlx_names` is as in `merged`.
-        """
-        return {mlx_names[layer + _WEIGHT].removesuffix(_WEIGHT): layer for layer in self._layers}
-
-    def _merge(self, name: str, weight: mx.array) -> mx.array:
-        return next(self.row_tiles(name, [weight]))
-
-    def __enter__(self) -> StoredAdapter:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stored.close()
+    def quantization(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the entry `quantization` of config.json as it is after merging."""
+        layers = {path: changed_settings(layer_settings(entry, path)) for path in self.layers}
+        return {**entry, **layers}
 
 
-def open_adapter(folder: str | Path | None, shapes: Mapping[str, Shape]) -> StoredAdapter:
-    """Opens a PEFT adapter for a model.
+def read_tensors(
+    weights: Weights, adapter: LoraAdapter | None, quantization: Mapping[str, Any] | None = None
+) -> Iterator[tuple[str, mx.array]]:
+    """Takes the tensors out of a checkpoint one by one, merged with an adapter.
+
+    A quantized layer that the adapter changes is quantized again, with the settings that
+    `LoraAdapter.quantization` returns.
+
+    Args:
+        weights: the tensors by their names in the model; emptied.
+        adapter: the adapter; None if there is none.
+        quantization: the entry `quantization` of config.json; None if nothing is quantized.
+    """
+    for name in list(weights):
+        path = name.rpartition(".")[0]
+        if adapter is None or path not in adapter.layers:
+            yield name, as_array(weights.pop(name))
+        elif name in weights:  # else it went with another part of its layer
+            names = [f"{path}.{part}" for part in PARTS if f"{path}.{part}" in weights]
+            yield from change_weight(
+                path,
+                {part: as_array(weights.pop(part)) for part in names},
+                layer_settings(quantization or {}, path),
+                partial(adapter.merge, path),
+            ).items()
+
+
+def open_adapter(
+    folder: str | Path | None, names: Mapping[str, str], shapes: Mapping[str, Shape]
+) -> LoraAdapter | None:
+    """Reads a PEFT adapter for a model.
 
     If the model is an encoder alone, the adapter's tensors for the decoder are ignored.
 
     Args:
         folder: the adapter's folder, with adapter_config.json and adapter_model.safetensors or
-            .bin; None returns an adapter that changes nothing.
-        shapes: the shapes of the model's tensors, keyed by Hugging Face's names.
+            .bin; None returns None.
+        names: MLX name of the model's tensors, by Hugging Face's name.
+        shapes: the shape of each tensor of the model, by MLX name, before it was quantized.
 
     Raises:
         UserError: the folder holds no LoRA adapter, or the adapter is damaged, does not fit the
             model, or changes a layer that cannot be merged.
     """
     if folder is None:
-        return StoredAdapter(Checkpoint([], {}), (), LoraConfig())
+        return None
     folder = adapter_folder(folder)
     config = LoraConfig.read(folder)
-    weights = {name: s for name, s in shapes.items() if len(s) == 2 and name.endswith(_WEIGHT)}
-    layers = {name.removesuffix(_WEIGHT): shape for name, shape in weights.items()}
-    whole = any(name.startswith(_DECODER) for name in shapes)
+    layers = {
+        name.removesuffix(_WEIGHT): mlx.removesuffix(_WEIGHT)
+        for name, mlx in names.items()
+        if name.endswith(_WEIGHT) and len(shapes.get(mlx, ())) == 2
+    }
+    can_decode = any(name.startswith("decoder.layers.") for name in shapes)
     # A tied output head has no tensor of its own, but an adapter may still name it as a layer.
-    targets = config.targets(dict.fromkeys([*layers, *([_HEAD] if whole else [])]))
+    targets = config.targets(dict.fromkeys([*layers, *([_HEAD] if can_decode else [])]))
     for layer in targets:
         if layer.rpartition(".")[2] in OTHERS:
             raise UserError(f"{CONFIG}: LoRA on {layer} cannot be merged here; merge it with PEFT")
     if not targets:
         cause = "target_modules and exclude_modules leave no layer to change"
         raise UserError(f"{folder / CONFIG}: {cause} in this model")
-    checkpoint = open_checkpoint(folder, WEIGHTS)
+    weights, _ = read_weights(folder, WEIGHTS)
     expected: dict[str, Shape] = {}
     for layer in targets:
-        outputs, inputs = layers[layer]
-        shapes_of_layer = (config.r, inputs), (outputs, config.r), (outputs,)
-        named = list(zip(_tensors(layer), shapes_of_layer, strict=True))
-        expected |= dict(named if config.use_dora else named[:2])
-    _check(checkpoint, expected, "" if whole else _PREFIX + _DECODER)
-    return StoredAdapter(checkpoint, frozenset(targets), config)
+        outputs, inputs = shapes[layers[layer] + _WEIGHT]
+        of_layer = (config.r, inputs), (outputs, config.r), (outputs,)
+        pairs = list(zip(_tensors(layer), of_layer, strict=True))
+        expected |= dict(pairs if config.use_dora else pairs[:2])
+    _check(weights, expected, "" if can_decode else _PREFIX + _DECODER)
+    arrays = {name: as_array(weights[name]).astype(mx.float32) for name in expected}
+    mx.eval(arrays)
+    matrices = {
+        layers[layer]: LowRank(*(arrays[name] for name in _tensors(layer) if name in arrays))
+        for layer in targets
+    }
+    return LoraAdapter(config.scale, matrices)
 
 
 def save_adapter(
@@ -232,25 +192,24 @@ def _tensors(layer: str) -> list[str]:
     return [f"{_PREFIX}{layer}.{part}" for part in parts]
 
 
-def _check(checkpoint: Checkpoint, expected: Mapping[str, Shape], unused: str) -> None:
+def _check(weights: Weights, expected: Mapping[str, Shape], unused: str) -> None:
     """Raises `UserError` unless the adapter's tensors match its configuration.
 
     Args:
-        checkpoint: the adapter's file.
+        weights: the adapter's tensors.
         expected: the shapes of the expected tensors, by name.
         unused: the prefix of tensors that are ignored; "" ignores none.
     """
-    names = set(checkpoint.names)
-    for name in checkpoint.names:
+    for name in weights:
         if name not in expected and not (unused and name.startswith(unused)):
             raise UserError(f"the adapter does not fit this model: {_stranger(name)}")
     for name, shape in expected.items():
-        if name not in names:
+        if name not in weights:
             raise UserError(f"the adapter is incomplete: {name} is missing; fetch it again")
-        if checkpoint.shape(name) != shape:
-            shapes = f"{checkpoint.shape(name)} instead of {shape}"
+        if weights[name].shape != shape:
+            shapes = f"{weights[name].shape} instead of {shape}"
             raise UserError(f"the adapter does not fit this model: {name} has shape {shapes}")
-        checkpoint.require_readable(name)
+        require_float(name, weights[name])
 
 
 def _stranger(name: str) -> str:

@@ -7,24 +7,27 @@ that names it.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import mx, nn, on_cpu, tree_flatten
-from mlx_t5.checkpoints.checkpoint import (
+from mlx_t5.checkpoints.reading import (
+    DTYPES,
     EMBEDDINGS,
-    SAFETENSORS,
-    Checkpoint,
-    read_weight_map,
+    TorchTensor,
+    Weights,
+    as_array,
+    read_object,
+    require_float,
     stored_dtype,
+    type_name,
 )
-from mlx_t5.checkpoints.small_files import read_object
-from mlx_t5.errors import UserError, is_out_of_memory, reason, shown
+from mlx_t5.errors import UserError, is_out_of_memory, log, reason, shown
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.layers import keep_float32
-from mlx_t5.network.ranks import Ranks
-from mlx_t5.network.sharding import where_of
 
 EMBEDDING = EMBEDDINGS[0]
 HEAD = "lm_head.weight"
@@ -32,6 +35,10 @@ Shape = tuple[int, ...]
 
 # An early version of transformers wrote this tensor; no version uses it.
 _STRAY = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+# Tensors that tools add to a T5: the bytes of spiece.model, a value head of reinforcement learning;
+# and biases, which T5 does not have, as zeros.
+_ADDED = re.compile(r"spiece_model|v_head\..*")
+_BIAS = re.compile(r"lm_head\.bias|.*layer_norm\.bias")
 
 
 def has_decoder(names: Iterable[str]) -> bool:
@@ -69,34 +76,61 @@ def tensor_names(config: T5Config) -> dict[str, str]:
     return names
 
 
-def select(config: T5Config, checkpoint: Checkpoint, expected: dict[str, Shape]) -> dict[str, str]:
-    """Returns Hugging Face name → MLX name for the tensors of a checkpoint that the model needs.
+def select(config: T5Config, weights: Weights, expected: dict[str, Shape]) -> Weights:
+    """Takes the tensors that a model needs out of a Hugging Face checkpoint.
 
-    An embedding that is stored several times is selected once. The output head (`lm_head.weight`)
-    is selected only if it is not a copy of the embedding.
+    An embedding that is stored several times is taken once. The output head (`lm_head.weight`) is
+    taken only if it is not a copy of the embedding.
 
     Args:
         config: from the checkpoint's config.json.
-        checkpoint: the stored tensors. A stored head is compared with the embedding by value.
+        weights: the checkpoint; emptied, so that a tensor is held only by the result.
         expected: MLX name → shape of each parameter of the model. If the model has a decoder, a
             separate output head is included, even if the checkpoint has none.
 
+    Returns:
+        The tensors by MLX name.
+
     Raises:
-        UserError: a tensor is missing, unknown or of a wrong shape.
+        UserError: a tensor is missing, unknown, of a wrong shape or of an unusable type, or
+            embeddings differ.
     """
     selected = {name: mlx for name, mlx in tensor_names(config).items() if mlx in expected}
-    stored = [name for name in checkpoint.names if name != _STRAY]
-    if not has_decoder(expected):
-        stored = [name for name in stored if not has_decoder([name])]
-    embedding = next((name for name in EMBEDDINGS if name in stored), EMBEDDING)
+    weights.pop(_STRAY, None)
+    if added := [name for name in weights if _is_added(name, weights[name])]:
+        log(f"left out, as a T5 does not use it: {', '.join(map(shown, added))}")
+    without_decoder = not has_decoder(expected)
+    for name in list(weights):
+        if name in added or (without_decoder and has_decoder([name])):
+            del weights[name]
+    embedding, *copies = [name for name in EMBEDDINGS if name in weights] or [EMBEDDING]
     selected[embedding] = selected.pop(EMBEDDING)
-    duplicates = {name for name in EMBEDDINGS if name != embedding}
-    if HEAD not in stored or (embedding in stored and _equal(checkpoint, HEAD, embedding)):
-        duplicates.add(HEAD)
+    for name in copies:
+        if not _equal(weights.pop(name), weights[embedding]):
+            raise UserError(f"{embedding} and {name} differ, and this project's T5 has one of them")
+    head = weights.get(HEAD)
+    if head is None or (embedding in weights and _equal(head, weights[embedding])):
+        weights.pop(HEAD, None)
         selected.pop(HEAD, None)
-    shapes = {name: checkpoint.shape(name) for name in stored if name not in duplicates}
+    _refuse_prefix(weights, selected)
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
     check(shapes, {name: expected[mlx] for name, mlx in selected.items()})
-    return selected
+    for name, tensor in weights.items():
+        require_float(name, tensor)
+    return {selected[name]: weights.pop(name) for name in list(weights)}
+
+
+def _is_added(name: str, tensor: mx.array | TorchTensor) -> bool:
+    if _BIAS.fullmatch(name):
+        return not mx.any(as_array(tensor)).item()
+    return _ADDED.fullmatch(name) is not None
+
+
+def _refuse_prefix(weights: Weights, selected: Mapping[str, str]) -> None:
+    prefix = os.path.commonprefix(list(weights)).rpartition(".")[0] + "."
+    if prefix != "." and any(name.removeprefix(prefix) in selected for name in weights):
+        cause = f"all its tensors' names begin with {shown(prefix)!r}"
+        raise UserError(f"{cause}; save the state dict of the T5 inside, without this prefix")
 
 
 def shapes_of(model: nn.Module) -> dict[str, Shape]:
@@ -137,23 +171,27 @@ def cast(name: str, rows: mx.array, dtype: mx.Dtype) -> mx.array:
     return result
 
 
-def _equal(checkpoint: Checkpoint, a: str, b: str) -> bool:
-    """Returns whether two tensors hold the same values; compares a few rows at a time."""
-    if checkpoint.storage(a) == checkpoint.storage(b):
-        return True
-    if checkpoint.shape(a) != checkpoint.shape(b) or checkpoint.dtype(a) != checkpoint.dtype(b):
+def _equal(one: mx.array | TorchTensor, other: mx.array | TorchTensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    tiles = zip(checkpoint.row_tiles(a, 2**24), checkpoint.row_tiles(b, 2**24), strict=True)
-    return all(mx.array_equal(x, y).item() for x, y in tiles)
+    if isinstance(one, TorchTensor) and one == other:  # two views of the same elements
+        return True
+    return mx.array_equal(as_array(one), as_array(other)).item()
 
 
 def read_config(folder: Path) -> dict:
     """Returns the object in a folder's config.json.
 
     Raises:
-        UserError: the file is missing or is not a JSON object.
+        UserError: the file is missing or is not a JSON object, or its model is quantized by a tool
+            that MLX cannot follow.
     """
-    return read_object(folder / "config.json", "give a model folder, MLX or Hugging Face")
+    raw = read_object(folder / "config.json", "give a model folder, MLX or Hugging Face")
+    entry = raw.get("quantization_config")
+    if isinstance(entry, Mapping) and (method := entry.get("quant_method")):
+        cause = f"{folder} is quantized by {shown(method)}, which cannot be read here"
+        raise UserError(f"{cause}; give the original model, and quantize it by convert.py -q")
+    return raw
 
 
 def has_adapter(raw: dict) -> bool:
@@ -186,43 +224,8 @@ def quantize(model: nn.Module, entry: Any, names: set[str]) -> None:
         raise UserError(f"config.json: cannot apply its quantization: {reason(error)}") from None
 
 
-def read_mlx(folder: Path) -> Iterator[tuple[str, mx.array]]:
-    """Yields names and lazy arrays of an MLX folder's tensors; evaluating an array reads a file."""
-    if (folder / SAFETENSORS).is_file():
-        files = {SAFETENSORS}
-    else:
-        files = set(read_weight_map(folder / f"{SAFETENSORS}.index.json").values())
-    arrays: dict[str, mx.array] = {}
-    for file in sorted(files):
-        arrays |= mx.load(str(folder / file))
-    while arrays:
-        yield arrays.popitem()
-
-
-def read_shards(
-    stored: Checkpoint, mlx_names: Mapping[str, str], ranks: Ranks, uncut: bool = False
-) -> Iterator[tuple[str, mx.array]]:
-    """Yields each tensor's MLX name and this rank's shard of it, in its stored type.
-
-    Only these shards are read from the files.
-
-    Args:
-        stored: the checkpoint.
-        mlx_names: stored name → MLX name of the tensors to read.
-        ranks: the ranks that share the model.
-        uncut: whether to yield whole tensors, for an adapter to change before they are cut.
-    """
-    names, cuts = [name for name in stored.names if name in mlx_names], ranks.size > 1
-    if cuts:  # cutting copies a tensor, so the largest come first, while memory is free
-        names.sort(key=lambda name: -stored.nbytes(name))
-    for name in names:
-        shape = stored.shape(name)
-        where = where_of(mlx_names[name], shape, ranks) if cuts and not uncut else None
-        yield mlx_names[name], stored.part(name, *(where or (0, slice(0, shape[0]))))
-
-
 def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dtype) -> None:
-    """Sets a model's parameters; reads one tensor at a time, and converts floats to `dtype`.
+    """Sets a model's parameters; evaluates one tensor at a time, and converts floats to `dtype`.
 
     Args:
         model: has exactly the parameters in `tensors`.
@@ -230,7 +233,7 @@ def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dt
         dtype: type of floating-point parameters; see also `keep_float32`.
 
     Raises:
-        UserError: a file cannot be read.
+        UserError: a tensor cannot be read.
         RuntimeError: the device does not have enough memory.
     """
     weights = []
@@ -248,15 +251,15 @@ def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dt
     model.load_weights(weights)
 
 
-def compute_dtype(requested: str | mx.Dtype | None, stored: Checkpoint) -> mx.Dtype:
+def compute_dtype(requested: str | mx.Dtype | None, weights: Mapping[str, Any]) -> mx.Dtype:
     """Returns the type to compute in: `requested`, else float32 on a CPU, else the stored type.
 
     Raises:
         UserError: the requested type is not supported.
     """
     if requested is None:
-        requested = "float32" if on_cpu() else stored_dtype(stored)
-    name = str(requested).removeprefix("mlx.core.")
-    if name not in ("bfloat16", "float16", "float32"):
+        requested = mx.float32 if on_cpu() else stored_dtype(weights) or mx.float32
+    name = type_name(requested) if isinstance(requested, mx.Dtype) else requested
+    if name not in DTYPES:
         raise UserError(f"dtype must be bfloat16, float16 or float32, not {name}")
     return getattr(mx, name)

@@ -1,0 +1,194 @@
+"""Writes model folders in Hugging Face's layout; a folder appears complete or not at all.
+
+The folder is written beside its final path as `NAME.partial`, which the next run for `NAME` removes
+if this one is stopped. Weights are written in shards, one after the other, so that writing takes
+little memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mlx_t5.backend import mx
+from mlx_t5.checkpoints.hub import snapshot_id
+from mlx_t5.checkpoints.reading import MODULE_FOLDER, SAFETENSORS, SMALL_FILES
+from mlx_t5.disk import is_macos_file, lock
+from mlx_t5.errors import UserError
+
+SHARD_BYTES = 500_000_000  # of arrays that wait in memory to be written together
+_WEIGHTS = re.compile(
+    r"README\.md|config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
+)
+
+
+def is_model_file(name: str) -> bool:
+    """Returns whether `name` is the name of a model's file, or of a folder such as `1_Pooling`."""
+    of_model = name in SMALL_FILES or any(p.fullmatch(name) for p in (_WEIGHTS, MODULE_FOLDER))
+    return of_model or is_macos_file(name)
+
+
+def check_output_folder(
+    path: Path,
+    overwrite: bool,
+    is_output: Callable[[str], bool] = is_model_file,
+    source: Path | None = None,
+) -> None:
+    """Refuses an output folder that must not be written to.
+
+    Args:
+        path: the folder's path.
+        overwrite: whether an existing folder may be replaced.
+        is_output: says of a name whether an earlier run may have written a file or a module's
+            folder of that name. A folder that holds anything else is never replaced.
+        source: the model folder that is read; neither it nor a part of it is replaced.
+
+    Raises:
+        UserError: `path` must not be written to, or `NAME.old` holds what a stopped run was
+            replacing.
+    """
+    old = path.with_name(f"{path.name}.old")
+    if os.path.lexists(old) and not os.path.lexists(path):
+        cause = f"{old} is the earlier {path.name}: a run was stopped while it replaced it"
+        raise UserError(f"{cause}; rename it back, or remove it")
+    if not os.path.lexists(path):
+        return
+    if not path.is_dir():
+        raise UserError(f"{path} is a file; choose another folder")
+    if source is not None:  # compared as files: the disks of Macs ignore case in names
+        source = source.resolve()
+        pairs = [(path, f) for f in (source, *source.parents)] + [(source, f) for f in path.parents]
+        if any(one.samefile(other) for one, other in pairs):
+            raise UserError(
+                f"{path} is the source, contains it or is part of it; choose another folder"
+            )
+    if not overwrite:
+        raise UserError(f"{path} exists; replace it with --overwrite or choose another folder")
+    for file in path.rglob("*"):
+        in_module = MODULE_FOLDER.fullmatch(file.parent.name) and file.parent.parent == path
+        is_module = MODULE_FOLDER.fullmatch(file.name) is not None
+        nested = file.parent != path and not in_module
+        if nested or not is_output(file.name) or file.is_dir() != (is_module and not in_module):
+            name = file.relative_to(path)
+            raise UserError(f"{path} holds more than a model ({name}); remove it yourself")
+
+
+@contextmanager
+def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
+    """Yields a new folder, which is renamed to `path` if the block ends without an error.
+
+    Args:
+        path: the final path, as checked by `check_output_folder`; its parent folders are made.
+        overwrite: whether to replace a folder at `path`, which stays there until the block ends.
+
+    Raises:
+        UserError: another run writes to `path`, or `path` was made after it was checked.
+    """
+    partial, old = (path.with_name(f"{path.name}.{kind}") for kind in ("partial", "old"))
+    partial.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(partial, os.O_RDONLY)
+    try:
+        if not lock(descriptor):
+            raise UserError(f"another run writes to {path}; wait until it is done")
+        for left in partial.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        try:
+            yield partial
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        if os.path.lexists(path):
+            if not overwrite:
+                raise UserError(f"{path} was made in the meantime; the new folder is {partial}")
+            shutil.rmtree(old, ignore_errors=True)  # left by a run that was stopped after replacing
+            os.rename(path, old)
+        os.replace(partial, path)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def new_model_folder(path: Path, overwrite: bool, source: Path) -> Iterator[Path]:
+    """Like `new_folder`; first copies the source's tokenizer and configuration files into it.
+
+    Raises:
+        UserError: as in `new_folder`; or such a file is a link that leads out of the source, since
+            the copy of a private file might be uploaded.
+    """
+    small = [source / name for name in SMALL_FILES if (source / name).is_file()]
+    for file in small:
+        require_own(file, source)
+    with new_folder(path, overwrite) as partial:
+        for file in small:
+            shutil.copyfile(file, partial / file.name)
+        yield partial
+
+
+def require_own(file: Path, folder: Path) -> None:
+    """Raises `UserError` if a file of a model folder is a link that leads out of the folder.
+
+    In Hugging Face's cache, files are links to the folder `blobs` of their repository or, shared by
+    repositories, to the one beside it.
+    """
+    folder = folder.resolve()
+    allowed, repository = [folder], folder.parent.parent
+    if snapshot_id(folder):
+        allowed += [repository / "blobs", repository.parent / "blobs"]
+    if not any(file.resolve().is_relative_to(folder) for folder in allowed):
+        raise UserError(f"{file} is a link out of its folder; put a copy of the file there")
+
+
+def save_weights(folder: Path, tensors: Iterable[tuple[str, mx.array]], format: str) -> None:
+    """Writes tensors and their index; each tensor is evaluated in turn, and dropped once written.
+
+    Args:
+        folder: the folder to write to.
+        tensors: pairs of a name and an array.
+        format: the `format` of the files' metadata: "mlx" or "pt".
+    """
+    weight_map: dict[str, int] = {}
+    total = 0
+    # MLX would keep freed buffers, of the many sizes that tensors have.
+    cache_limit = mx.set_cache_limit(0)
+    try:
+        shards = 0
+        for shards, shard in enumerate(_shards(tensors), 1):
+            file = str(folder / f"model-{shards}.safetensors")
+            mx.save_safetensors(file, shard, {"format": format})
+            weight_map |= dict.fromkeys(shard, shards)
+            total += sum(array.nbytes for array in shard.values())
+            shard.clear()  # before the next one is filled
+    finally:
+        mx.set_cache_limit(cache_limit)
+    files = {i: f"model-{i:05}-of-{shards:05}.safetensors" for i in range(1, shards + 1)}
+    if shards == 1:
+        files = {1: SAFETENSORS}
+    for i, name in files.items():
+        os.rename(folder / f"model-{i}.safetensors", folder / name)
+    index = {name: files[i] for name, i in sorted(weight_map.items())}
+    entries = {"metadata": {"total_size": total}, "weight_map": index}
+    write_json(folder / f"{SAFETENSORS}.index.json", entries)
+
+
+def _shards(tensors: Iterable[tuple[str, mx.array]]) -> Iterator[dict[str, mx.array]]:
+    shard: dict[str, mx.array] = {}
+    size = 0
+    for name, array in tensors:
+        mx.eval(array)
+        if shard and size + array.nbytes > SHARD_BYTES:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = array
+        size += array.nbytes
+    yield shard
+
+
+def write_json(path: Path, value: dict) -> None:
+    """Writes a JSON file in Hugging Face's format."""
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
