@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +30,6 @@ from mlx_t5.names import (
 )
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import dtype_hint, warning
-from mlx_t5.network.sharing import ENTRY
 from mlx_t5.network.weights import read_config
 from model import T5, load
 
@@ -81,9 +79,8 @@ def choose_pair(
         adapter: folder of a LoRA adapter to merge into the target.
         regular_because: the reason for decoding without a draft, shown to the user.
         fetch: whether a default draft that is not in `models/` may be taken from Hugging Face's
-            cache, or else downloaded. There are two exceptions. If `convert` is given and the
-            target's folder existed before this call, only the cache is used, because the user
-            expects no download. If the environment variable MLX_RANK is set, neither is used.
+            cache, or else downloaded. If `convert` is given and the target's folder existed before
+            this call, only the cache is used, because the user expects no download.
         revision: revision of the target, see `locate`.
 
     Raises:
@@ -104,8 +101,7 @@ def choose_pair(
     elif draft_model not in (None, AUTO):
         draft = locate(draft_model.removesuffix(f"+{LOOKUP}"), convert)
     elif model is not None:
-        may = fetch and "MLX_RANK" not in os.environ  # as several ranks would convert it
-        draft, why = _default_draft(target, convert, may, is_new)
+        draft, why = _default_draft(target, convert, fetch, is_new)
     names = f"target {_shown(target)}" + (f" with {_shown(merged)}" if merged else "")
     names += f", draft {_shown(draft)}" if draft else ""
     names += ", copying from the source" if lookup else ""
@@ -129,20 +125,18 @@ class LoadedPair(NamedTuple):
     draft_tokenizer: Any
 
 
-def load_pair(chosen: ModelPair, dtype: str | None, group: Any = None) -> LoadedPair:
+def load_pair(chosen: ModelPair, dtype: str | None) -> LoadedPair:
     """Loads a pair's models; warns on standard error if they barely fit into memory.
 
     Args:
         chosen: the folders of the models.
         dtype: type to compute in, as in `model.load`.
-        group: a group of `mx.distributed` whose processes share the target; None if this process
-            holds the whole target.
 
     Raises:
         UserError: a model cannot be read, or the draft does not fit the target.
     """
-    _advise(chosen, dtype, group.size() if group else 1)
-    target, tokenizer = load(chosen.target, dtype, chosen.adapter, group=group)
+    _advise(chosen, dtype)
+    target, tokenizer = load(chosen.target, dtype, chosen.adapter)
     drafter: Drafter | None = None
     draft_tokenizer = None
     if chosen.draft:
@@ -154,15 +148,14 @@ def load_pair(chosen: ModelPair, dtype: str | None, group: Any = None) -> Loaded
     return LoadedPair(target, drafter, tokenizer, draft_tokenizer)
 
 
-def _advise(chosen: ModelPair, dtype: str | None, ranks: int) -> None:
+def _advise(chosen: ModelPair, dtype: str | None) -> None:
     """Warns on standard error if models barely fit into memory, or use float32 by default."""
     folders = [folder for folder in (chosen.target, chosen.draft) if folder]
     with contextlib.suppress(UserError):  # if a folder is damaged, loading it reports that
         for folder in folders:
             if hint := dtype_hint(folder, dtype):
                 log(f"hint: {hint}")
-        whole_head = ranks > 1 and ENTRY in read_config(folders[-1])
-        if large := warning(folders, dtype, ranks, whole_head):
+        if large := warning(folders, dtype):
             log(f"warning: {large}")
 
 

@@ -6,9 +6,9 @@ A model's fingerprint is a dictionary with three entries of hexadecimal digits:
 - `weights`: a few numbers of every weight.
 - `config`: a digest of the shape.
 
-Numbers are in bfloat16, so a model has the same fingerprint in float32 and in bfloat16. Unknown
-numbers are not compared. The numbers of a weight are unknown if it is quantized, or cut between
-ranks. Older fingerprints have only the norms. An adapter changes weights, but not the norms.
+Numbers are in bfloat16, so a model has the same fingerprint in float32 and in bfloat16. The numbers
+of a quantized weight are unknown and not compared. Older fingerprints have only the norms. An
+adapter changes weights, but not the norms.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlx_t5.backend import mx, tree_flatten
-from mlx_t5.network.ranks import ranks_of
-from mlx_t5.network.sharding import axis_of
 
 if TYPE_CHECKING:
     from model import T5
@@ -40,7 +38,7 @@ OF_CONFIG = (
 
 
 def fingerprint(model: T5) -> dict[str, str]:
-    """Returns the fingerprint of a `model.T5`, or of a rank's shard of one."""
+    """Returns the fingerprint of a `model.T5`."""
     halves = ((layer.self_attention, layer.feed_forward) for layer in model.encoder.layers)
     norms = [*(half.norm for layer in halves for half in layer), model.encoder.norm]
     weights = mx.concatenate([norm.weight for norm in norms])
@@ -65,12 +63,11 @@ def same_model(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def _samples(model: T5) -> list[mx.array]:
     """Returns `SAMPLES` numbers of each weight, in the order of the weights' names.
 
-    The numbers are NaN if the weight is quantized or cut between ranks.
+    The numbers are NaN if the weight is quantized.
     """
     parameters, samples = dict(tree_flatten(model.parameters())), []
     for name in sorted(name for name in parameters if name.endswith("weight")):
-        in_full = ranks_of(model).size == 1 or axis_of(name) is None
-        if in_full and name.removesuffix("weight") + "scales" not in parameters:
+        if name.removesuffix("weight") + "scales" not in parameters:
             samples.append(_evenly(parameters[name], SAMPLES))
         else:
             samples.append(mx.full((SAMPLES,), mx.nan, mx.bfloat16))

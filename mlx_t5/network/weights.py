@@ -23,8 +23,6 @@ from mlx_t5.checkpoints.small_files import read_object
 from mlx_t5.errors import UserError, is_out_of_memory, reason, shown
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.layers import keep_float32
-from mlx_t5.network.ranks import Ranks
-from mlx_t5.network.sharding import where_of
 
 EMBEDDING = EMBEDDINGS[0]
 HEAD = "lm_head.weight"
@@ -199,26 +197,13 @@ def read_mlx(folder: Path) -> Iterator[tuple[str, mx.array]]:
         yield arrays.popitem()
 
 
-def read_shards(
-    stored: Checkpoint, mlx_names: Mapping[str, str], ranks: Ranks, uncut: bool = False
+def read_tensors(
+    stored: Checkpoint, mlx_names: Mapping[str, str]
 ) -> Iterator[tuple[str, mx.array]]:
-    """Yields each tensor's MLX name and this rank's shard of it, in its stored type.
-
-    Only these shards are read from the files.
-
-    Args:
-        stored: the checkpoint.
-        mlx_names: stored name → MLX name of the tensors to read.
-        ranks: the ranks that share the model.
-        uncut: whether to yield whole tensors, for an adapter to change before they are cut.
-    """
-    names, cuts = [name for name in stored.names if name in mlx_names], ranks.size > 1
-    if cuts:  # cutting copies a tensor, so the largest come first, while memory is free
-        names.sort(key=lambda name: -stored.nbytes(name))
-    for name in names:
-        shape = stored.shape(name)
-        where = where_of(mlx_names[name], shape, ranks) if cuts and not uncut else None
-        yield mlx_names[name], stored.part(name, *(where or (0, slice(0, shape[0]))))
+    """Yields the MLX name and the value, in its stored type, of each tensor in `mlx_names`."""
+    for name in stored.names:
+        if name in mlx_names:
+            yield mlx_names[name], stored.part(name, 0, slice(0, stored.shape(name)[0]))
 
 
 def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dtype) -> None:
