@@ -35,7 +35,6 @@ import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.drafting.adaptive import Adaptive
-from mlx_t5.drafting.costs import Shape
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.proposals import Drafter, Offer, Proposal
 from mlx_t5.drafting.source_copy import predicting
@@ -95,7 +94,6 @@ class Engine(Batch):
         """
         super().__init__(target, drafter, clock)
         self.offers: Sequence[Sequence[Offer]] = ()
-        self._last_shape: Shape | None = None
         self.seconds = 0.0
         self.adaptive = adaptive or Adaptive.of(target, drafter)
         self.early = EarlyPass.of(target)
@@ -123,7 +121,7 @@ class Engine(Batch):
             pairs = zip(outcome, again, strict=True)
             outcome = [full if row[0] == UNDECIDED else row for row, full in pairs]
             if self.on_verified:
-                tokens = mx.array([row[1 : 1 + logits.shape[1]] for row in outcome])
+                tokens = mx.array([row[1:] for row in outcome])
                 self.on_verified(self.rows, logits, tokens)
         self.seconds = self.clock() - started
         self._commit(proposal, outcome, self.seconds)
@@ -144,11 +142,7 @@ class Engine(Batch):
             keys = self.sampling.step_keys([row.decided for row in self.rows], gamma + 1)
         if gamma and self.drafter:
             proposal = self.drafter.propose(self.committed, self.choices, self.sampling, keys)
-        if proposal is None:
-            return Proposal.nothing(len(self.rows)), keys
-        if self.ranks.size > 1:
-            proposal.tokens = self.ranks.of_first(proposal.tokens)
-        return proposal, keys
+        return proposal or Proposal.nothing(len(self.rows)), keys
 
     def _verify(self, proposal: Proposal) -> mx.array:
         """Returns the target's logits after each row's last committed token and each proposal.
@@ -173,9 +167,7 @@ class Engine(Batch):
     ) -> mx.array:
         """Returns an array (rows, 1 + T): each row's number of kept proposals, then T tokens.
 
-        The T tokens are the kept proposals, the target's own token, and tokens to ignore. If
-        processes share the target, all return rank 0's array with one more column: the last step's
-        duration in microseconds.
+        The T tokens are the kept proposals, the target's own token, and tokens to ignore.
         """
         x, lengths, processed = proposal.tokens, proposal.valid_lengths, logits
         if rules := sampling.processing:
@@ -183,14 +175,10 @@ class Engine(Batch):
             processed = rules(history, logits, [n + 1 for n in proposal.lengths])
         accepted, tokens = accept(processed, x, proposal.q, lengths, sampling, keys)
         outcome = mx.concatenate([accepted[:, None], tokens], axis=1)
-        if self.ranks.size > 1:  # all ranks learn the last step's duration from rank 0
-            micros = round(1e6 * self.seconds)
-            outcome = mx.pad(outcome, ((0, 0), (0, 1)), constant_values=micros)
-            outcome = self.ranks.of_first(outcome)
         if self.on_verified:
-            self.on_verified(self.rows, logits, outcome[:, 1 : 1 + tokens.shape[1]])
+            self.on_verified(self.rows, logits, tokens)
         if self.early and x is None and (not self.drafter or self.adaptive.idle):
-            self.early.begin(self.rows, outcome[:, 1:], self.cache, outcome)
+            self.early.begin(self.rows, tokens, self.cache, outcome)
         return outcome
 
     def _commit(self, proposal: Proposal, outcome: list[list[int]], seconds: float) -> None:
@@ -203,12 +191,8 @@ class Engine(Batch):
             if self.drafter:
                 self.adaptive.note(row, self.offers[i], self.choices[i], new, count)
         if self.drafter:
-            shape = self.adaptive.shape
-            if self.ranks.size > 1:  # rank 0 has sent the duration of the step before this step
-                seconds = 1e-6 * outcome[0][-1]
-                shape, self._last_shape = self._last_shape, shape
-            if shape:
-                self.adaptive.costs.note(*shape, seconds)
+            if self.adaptive.shape:
+                self.adaptive.costs.note(*self.adaptive.shape, seconds)
             self.drafter.note(self.committed)
         self.drop_finished()
 

@@ -10,10 +10,8 @@ exit status is 0 if all is done, 2 for bad input (one line `error: …`), and 13
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +24,7 @@ from mlx_t5.checkpoints.generation_config import (
 )
 from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log, run
 from mlx_t5.cli.input import Lines, read_document, read_prompts
-from mlx_t5.cli.options import DEFAULT_PROMPT, MainOptions, check_ranks, cutting_of, read_options
+from mlx_t5.cli.options import DEFAULT_PROMPT, MainOptions, cutting_of, read_options
 from mlx_t5.cli.output import (
     ARRAY,
     LineFile,
@@ -41,20 +39,12 @@ from mlx_t5.cli.output import (
 from mlx_t5.cli.runs import Compute, MainJob, Run, lines_of, prefixed, unpaired
 from mlx_t5.cli.streaming import progress_bar, write_text
 from mlx_t5.errors import UserError
-from mlx_t5.machines.launched import (
-    agreeing,
-    join_ranks,
-    leave_interrupts_to_rank_0,
-    one_voice,
-    to_compare,
-)
 from mlx_t5.settings import Settings
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.array_file import ArrayFile
     from mlx_t5.loading import ModelPair
-    from mlx_t5.network.ranks import Ranks
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -66,39 +56,25 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    return run(lambda: one_voice(lambda: read_options(argv), _main))
+    return run(lambda: _run(read_options(argv)))
 
 
-def _main(options: MainOptions) -> int:
-    ranks = join_ranks()
-    check_ranks(options, ranks.size)
-    leave_interrupts_to_rank_0(ranks)
-    status = _run(options, ranks)
-    # The launcher ends all ranks as soon as one fails, and rank 0 may still have lines to print.
-    return 0 if ranks.rank and status == BAD_INPUT else status
-
-
-def _run(options: MainOptions, ranks: Ranks) -> int:
-    with agreeing(ranks):
-        prompts = _prompts(options, ranks)
-        if options.output_file and prompts:
-            check_output_file(options.output_file, options.input_file)
-        models = _choose(options)
-        presets = _presets(options, models.target)
-        job = _job(options, models, presets)
-    if options.is_document:
-        prompts = ranks.shared(prompts)
+def _run(options: MainOptions) -> int:
+    prompts = _prompts(options)
+    if options.output_file:
+        check_output_file(options.output_file, options.input_file)
+    models = _choose(options)
+    presets = _presets(options, models.target)
+    job = _job(options, models, presets)
     if job.spec.stream and isinstance(prompts, list):
-        decoder = _load(job, ranks)
+        decoder = _load(job)
         painter = _begin(decoder, job, presets)
-        if options.output_file and ranks.rank:
-            job = replace(job, options=replace(options, output_file=os.devnull))
         return write_text(decoder, prompts[0], job, painter, job.record())
-    run = Run.of(prompts, job, ranks)
+    run = Run.of(prompts, job)
     if run.done.all:
         log(f"all {run.done.prompts} prompts are done")
         return run.record.finish(0)
-    decoder = _load(job, ranks)
+    decoder = _load(job)
     if options.resume:
         run.log_resumed()
     painter = _begin(decoder, job, presets)
@@ -114,11 +90,8 @@ def _is_streamed(options: MainOptions, settings: Settings) -> bool:
     return (one and not options.output_file) or options.split != "none"
 
 
-def _prompts(options: MainOptions, ranks: Ranks) -> list[str] | Lines | None:
-    """Returns the prompts; if they are in a file, rank 0 reads it, and other ranks get None."""
+def _prompts(options: MainOptions) -> list[str] | Lines:
     if options.input_file:
-        if ranks.rank:
-            return None
         if options.is_document:
             return [read_document(options.input_file, options.file_type)]
         return lines_of(options.input_file, options)
@@ -164,25 +137,19 @@ def _job(options: MainOptions, models: ModelPair, presets: list[Preset]) -> Main
     return MainJob(options, spec, prefix, models)
 
 
-def _load(job: MainJob, ranks: Ranks) -> SpeculativeDecoder:
-    """Loads the models and returns their decoder; checks that all ranks have the same job."""
+def _load(job: MainJob) -> SpeculativeDecoder:
     from decoder import SpeculativeDecoder
     from mlx_t5 import loading
     from mlx_t5.network.interface import require_decoder
 
     options = job.options
-    with agreeing(ranks) as facts:
-        target, drafter, tokenizer, other = loading.load_pair(
-            job.models, options.dtype, ranks.group
-        )
-        if options.writes_text:
-            require_decoder(target)
-        num_draft = job.spec.settings.num_draft if options.exact else None  # sets the passes' width
-        decoder = SpeculativeDecoder(
-            target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=options.exact
-        )
-        facts |= to_compare(decoder, {**vars(options), **vars(job.spec.settings)})
-    return decoder
+    target, drafter, tokenizer, other = loading.load_pair(job.models, options.dtype)
+    if options.writes_text:
+        require_decoder(target)
+    num_draft = job.spec.settings.num_draft if options.exact else None  # sets the passes' width
+    return SpeculativeDecoder(
+        target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=options.exact
+    )
 
 
 def _begin(decoder: SpeculativeDecoder, job: MainJob, presets: list[Preset]) -> Painter | None:

@@ -36,8 +36,6 @@ from mlx_t5.network.layers import checkpointed, encoder_layer, heads, layer_for
 from mlx_t5.network.linear import Matrix, matrices
 from mlx_t5.network.memory import cache_bytes, checkpoint_bytes, encoder_bytes, room_for_weights
 from mlx_t5.network.modules import Stack, Stacks
-from mlx_t5.network.ranks import Ranks
-from mlx_t5.network.sharding import cut, shard
 from mlx_t5.network.sharing import ENTRY, OF_DRAFT, share, target_of
 from mlx_t5.network.weights import (
     HEAD,
@@ -50,7 +48,7 @@ from mlx_t5.network.weights import (
     quantize,
     read_config,
     read_mlx,
-    read_shards,
+    read_tensors,
     select,
     shapes_of,
     tensor_names,
@@ -72,11 +70,10 @@ class T5(Stacks):
             own parameters are then only those of its decoder (network/sharing.py).
 
     Attributes:
-        local_config: the config of this process's shard (network/sharding.py), or else `config`.
         folder: the folder from which `load` read the model.
         adapted: whether an adapter was merged into the weights.
         passes: number of decoder passes so far; after `layers.PASSES_BEFORE_COMPILING` passes, a
-            GPU compiles the layers. -inf for a shard, whose layers are never compiled.
+            GPU compiles the layers.
         grad_checkpoint: whether training recomputes activations within layers to save memory.
     """
 
@@ -88,9 +85,9 @@ class T5(Stacks):
         shares_with: T5 | None = None,
     ):
         super().__init__()
-        self.config, self.local_config, self.pooling = config, config, Pooling()
+        self.config, self.pooling = config, Pooling()
         self.shares_with: T5 | None = None
-        self.folder, self.adapted, self.passes, self.grad_checkpoint = Path(), False, 0.0, False
+        self.folder, self.adapted, self.passes, self.grad_checkpoint = Path(), False, 0, False
         if shares_with is not None:
             share(self, shares_with)
         else:
@@ -133,7 +130,7 @@ class T5(Stacks):
         batch, length = ids.shape
         x = self.shared(ids.flatten()).astype(self.encoder.last_norm.weight.dtype)
         tables = source_biases(self.encoder.relative_attention_bias, batch, length, mask)
-        layer: Callable[..., mx.array] = partial(encoder_layer, self.local_config)
+        layer: Callable[..., mx.array] = partial(encoder_layer, self.config)
         layer = checkpointed(layer) if self.grad_checkpoint else layer
         for blocks, bias in zip(self.encoder.blocks, cycle(tables), strict=False):
             x = layer(blocks, x, bias, batch)
@@ -154,7 +151,7 @@ class T5(Stacks):
         x, cross = encoded.flatten(0, 1), []
         for layer in self.decoder.layers:
             inputs = matrices(layer.cross_attention.k, layer.cross_attention.v)
-            k, v = heads(self.local_config, [matrix.times(x) for matrix in inputs], len(encoded), 2)
+            k, v = heads(self.config, [matrix.times(x) for matrix in inputs], len(encoded), 2)
             cross.append((mx.contiguous(k), mx.contiguous(v)))
         return Cache(cross, mask, capacity)
 
@@ -168,13 +165,13 @@ class T5(Stacks):
 
         The cache also holds `rows` texts of `target` tokens each; 0 stands for one text per prompt.
         """
-        return cache_bytes(self.local_config, self.dtype.size, prompts, source, target, rows)
+        return cache_bytes(self.config, self.dtype.size, prompts, source, target, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
         """Returns the bytes for encoding `rows` prompts; 0 for a draft without an encoder."""
         if self.shares_with is not None:
             return 0
-        return encoder_bytes(self.local_config, self.dtype.size, rows, source)
+        return encoder_bytes(self.config, self.dtype.size, rows, source)
 
     def decode(self, tokens: mx.array, cache: Cache, offsets: list[int]) -> mx.array:
         """Feeds new tokens to the decoder, each row at its own position.
@@ -212,7 +209,7 @@ class T5(Stacks):
     ) -> Iterator[mx.array]:
         """Yields each layer's residuals, then the last norm's output; see `layer_for`."""
         slots = cache.slots(offsets, tokens.shape[1])
-        layer = layer_for(self.local_config, slots, passes, self.grad_checkpoint)
+        layer = layer_for(self.config, slots, passes, self.grad_checkpoint)
         x = self.shared(tokens.flatten()).astype(self.decoder.last_norm.weight.dtype)
         tables = self.decoder.relative_attention_bias
         index = tables[0].index(slots.positions, slots.seen)
@@ -263,7 +260,6 @@ def load(
     dtype: str | mx.Dtype | None = None,
     adapter: str | Path | None = None,
     shared_with: T5 | None = None,
-    group: Any = None,
     revision: str | None = None,
 ) -> tuple[T5, Any]:
     """Loads a model and its tokenizer from an MLX folder, a Hugging Face folder or the Hub.
@@ -276,9 +272,6 @@ def load(
             its target's encoder, None uses the target's type.
         adapter: folder of a PEFT LoRA adapter to merge into the weights.
         shared_with: the target, for a draft that uses its encoder; ignored by other models.
-        group: a group of `mx.distributed` whose processes share the model. Each loads its shard
-            of the weights, and all must make the same calls. None loads the whole model in this
-            process. A draft that uses its target's encoder accepts no group.
         revision: branch, tag or commit of a Hub id.
 
     Returns:
@@ -286,17 +279,17 @@ def load(
 
     Raises:
         UserError: the folder does not exist and cannot be downloaded, it holds no T5 model or a
-            damaged one, the adapter cannot be merged, a draft is not given the target that it was
-            made for, or the processes of `group` cannot share the model.
+            damaged one, the adapter cannot be merged, or a draft is not given the target that it
+            was made for.
     """
     folder = locate(str(folder), revision=revision)
     raw = read_config(folder)
     config, target = T5Config.from_dict(raw), None
     if raw.get(ENTRY) is not None:
-        target = target_of(folder, raw[ENTRY], shared_with, adapter, group)
+        target = target_of(folder, raw[ENTRY], shared_with, adapter)
         config = replace(target.config, **{name: getattr(config, name) for name in OF_DRAFT})
         dtype = target.dtype if dtype is None else dtype
-    model = _load(folder, raw, config, target, Ranks(group), dtype, adapter)
+    model = _load(folder, raw, config, target, dtype, adapter)
     model.folder, model.pooling = folder.absolute(), read_pooling(folder, config.d_model)
     model.adapted = adapter is not None or has_adapter(raw)
     announce_kernels()
@@ -308,14 +301,13 @@ def _load(
     raw: dict,
     config: T5Config,
     target: T5 | None,
-    ranks: Ranks,
     dtype: str | mx.Dtype | None,
     adapter: str | Path | None,
 ) -> T5:
-    """Returns the model with its weights, or this rank's shard; see `load`."""
+    """Returns the model with its weights; see `load`."""
     with (
         open_checkpoint(folder) as stored,
-        room_for_weights(checkpoint_bytes(stored, dtype) // ranks.size),
+        room_for_weights(checkpoint_bytes(stored, dtype)),
         ExitStack() as files,
     ):
         shapes = {name: stored.shape(name) for name in stored.names}
@@ -336,13 +328,9 @@ def _load(
         lora = files.enter_context(open_adapter(adapter, layers))
         if quantization and adapter is not None:
             quantize(model := new(), lora.quantization(quantization, hub_names), names)
-        if ranks.size > 1:
-            shard(model, ranks)
-        whole, uncut = is_mlx and ranks.size == 1, adapter is not None
-        tensors = read_mlx(folder) if whole else read_shards(stored, mlx_names, ranks, uncut)
+        tensors = read_mlx(folder) if is_mlx else read_tensors(stored, mlx_names)
         if adapter is not None:
-            merged = lora.merged(tensors, hub_names, names, quantization)
-            tensors = ((name, cut(name, array, ranks)) for name, array in merged)
+            tensors = lora.merged(tensors, hub_names, names, quantization)
         fill(model, tensors, compute_dtype(dtype, stored))
         if config.draft_vocab_size:
             settle(model)

@@ -33,23 +33,13 @@ from mlx_t5.cli.arguments import (
     within,
 )
 from mlx_t5.errors import UserError
-from mlx_t5.machines.launched import (
-    agreeing,
-    join_ranks,
-    leave_interrupts_to_rank_0,
-    one_voice,
-    to_compare,
-)
 from mlx_t5.ranges import Range
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from mlx_t5.loading import ModelPair
-    from mlx_t5.network.ranks import Ranks
     from mlx_t5.serving.http_server import Middleware
-    from mlx_t5.serving.metrics import Metrics
     from mlx_t5.serving.service import Presets, Service
-    from mlx_t5.serving.worker import Worker
 
 PORTS = Range(int, 0, 65535, "a port from 0 to 65535")
 KEY_VARIABLE = "T5_API_KEY"
@@ -141,28 +131,13 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    return run(lambda: one_voice(lambda: _options(argv), _main), REQUIREMENTS, interrupted="")
+    return run(lambda: _serve(_options(argv)), REQUIREMENTS, interrupted="")
 
 
 def _options(argv: list[str] | None) -> ServerOptions:
     options = parsed(ServerOptions, vars(build_parser().parse_args(argv)))
     _check_access(options)
     return options
-
-
-def _main(options: ServerOptions) -> int:
-    ranks = join_ranks()
-    leave_interrupts_to_rank_0(ranks)
-    return _follow(options, ranks) if ranks.rank else _serve(options, ranks)
-
-
-def _follow(options: ServerOptions, ranks: Ranks) -> int:
-    """Does the work of a rank other than 0: helps to decode what rank 0 receives."""
-    from mlx_t5.serving.metrics import Metrics
-
-    with agreeing(ranks):
-        chosen = _choose(options)
-    return _worker(options, chosen, Metrics(), ranks).follow()
 
 
 def _choose(options: ServerOptions) -> ModelPair:
@@ -174,16 +149,15 @@ def _choose(options: ServerOptions) -> ModelPair:
     )
 
 
-def _serve(options: ServerOptions, ranks: Ranks) -> int:
+def _serve(options: ServerOptions) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     import mlx_t5.serving.app  # noqa: F401  (a missing package shows before models are loaded)
     from mlx_t5.serving.http_server import Server, listener
 
     with listener(options.host, options.port) as bound:
-        with agreeing(ranks):
-            chosen = _choose(options)
-            presets = _presets(options, chosen)
-        application, service = _application(options, chosen, presets, ranks)
+        chosen = _choose(options)
+        presets = _presets(options, chosen)
+        application, service = _application(options, chosen, presets)
         print(chosen.note, *presets.notes, sep="\n", file=sys.stderr)
         bound.listen()
         host, port, *_ = bound.getsockname()  # the bound address; a host name may have several
@@ -234,18 +208,20 @@ def _presets(options: ServerOptions, chosen: ModelPair) -> Presets:
 
 
 def _application(
-    options: ServerOptions, chosen: ModelPair, presets: Presets, ranks: Ranks
+    options: ServerOptions, chosen: ModelPair, presets: Presets
 ) -> tuple[Middleware, Service]:
     from mlx_t5.serving import api
     from mlx_t5.serving.app import create_app
     from mlx_t5.serving.metrics import Metrics
     from mlx_t5.serving.service import Service
     from mlx_t5.serving.tokenizing import RequestLimits
+    from mlx_t5.serving.worker import Worker
 
     metrics = Metrics()
     rows = min(api.MAX_SAMPLES * api.MAX_PROMPTS, options.max_batch + options.max_queue)
     limits = RequestLimits(options.max_prompt_tokens, options.max_tokens, rows)
-    worker = _worker(options, chosen, metrics, ranks)
+    load = partial(_load, options, chosen)
+    worker = Worker(load, options.max_batch, options.max_queue, metrics)
     name = model_name(chosen)
     service = Service(worker, limits, name, options.delta, options.log_prompts, presets)
     # Without a key, a web page must not reach this server under a host name of its own.
@@ -253,32 +229,17 @@ def _application(
     return create_app(service, metrics, options.api_key, names), service
 
 
-def _worker(options: ServerOptions, chosen: ModelPair, metrics: Metrics, ranks: Ranks) -> Worker:
-    from mlx_t5.serving.worker import Worker
-
-    load = partial(_load, options, chosen, ranks)
-    return Worker(load, options.max_batch, options.max_queue, metrics, ranks=ranks)
-
-
-def _load(options: ServerOptions, chosen: ModelPair, ranks: Ranks) -> SpeculativeDecoder:
+def _load(options: ServerOptions, chosen: ModelPair) -> SpeculativeDecoder:
     from decoder import SpeculativeDecoder
     from mlx_t5.loading import load_pair
 
-    with agreeing(ranks) as facts:
-        target, drafter, tokenizer, other = load_pair(chosen, options.dtype, ranks.group)
-        if options.exact and not target.can_decode:
-            alone = f"{model_name(chosen)} is an encoder alone"
-            raise UserError(f"{alone}; --exact is for texts that are written, so leave it out")
-        decoder = SpeculativeDecoder(
-            target,
-            drafter,
-            tokenizer,
-            options.num_draft,
-            draft_tokenizer=other,
-            exact=options.exact,
-        )
-        facts |= to_compare(decoder, vars(options))
-    return decoder
+    target, drafter, tokenizer, other = load_pair(chosen, options.dtype)
+    if options.exact and not target.can_decode:
+        alone = f"{model_name(chosen)} is an encoder alone"
+        raise UserError(f"{alone}; --exact is for texts that are written, so leave it out")
+    return SpeculativeDecoder(
+        target, drafter, tokenizer, options.num_draft, draft_tokenizer=other, exact=options.exact
+    )
 
 
 def model_name(chosen: ModelPair) -> str:

@@ -31,12 +31,12 @@ def require_gpu(facts: Mapping[str, Any]) -> None:
         facts: the result of `mx.device_info`, empty without a GPU.
 
     Raises:
-        ValueError: there is no GPU, or `mlx.launch` has no GPU for this rank.
+        ValueError: there is no GPU.
     """
     if not facts:
         raise ValueError(
-            "MLX finds no NVIDIA GPU for this process (is the driver installed?); T5_DEVICE=cpu "
-            "computes without one, and mlx.launch --backend ring lets ranks share one"
+            "MLX finds no NVIDIA GPU for this process (is the driver installed?); "
+            "T5_DEVICE=cpu computes without one"
         )
 
 

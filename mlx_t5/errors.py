@@ -15,10 +15,6 @@ LONGEST_MESSAGE = 2_000  # characters of an error; nobody reads more
 OUT_OF_MEMORY = ("alloc", "out of memory", "outofmemory", "insufficient memory")
 
 
-# Prefixes of error messages from the backends of `mx.distributed`.
-BACKENDS = ("[ring]", "[jaccl]", "[nccl]", "[mpi]")
-
-
 class UserError(ValueError):
     """Bad input or a bad environment; the message is the one line that the user reads.
 
@@ -62,28 +58,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError):
         return True
     text = str(error).lower()
-    return isinstance(error, (RuntimeError, RanksApart)) and any(
-        words in text for words in OUT_OF_MEMORY
-    )
-
-
-class RanksApart(Exception):
-    """A rank has failed while all ranks compute together, so none can continue.
-
-    Attributes:
-        lost: whether the cause is that another rank can no longer be reached.
-    """
-
-    def __init__(self, cause: BaseException):
-        super().__init__(reason(cause))
-        self.lost = is_lost_rank(cause)
-
-
-def is_lost_rank(error: BaseException) -> bool:
-    """Returns whether an exception means that another rank cannot be reached."""
-    if isinstance(error, RanksApart):
-        return error.lost
-    return isinstance(error, RuntimeError) and str(error).lower().startswith(BACKENDS)
+    return isinstance(error, RuntimeError) and any(words in text for words in OUT_OF_MEMORY)
 
 
 def _printable(text: str) -> str:

@@ -20,7 +20,7 @@ FLOORS = """
 errors sizes | ranges blas cuda | backend timing disk grouping | settings
 checkpoints | text | sampling | network | names | model
 drafting scoring | engine loading | decoder
-machines | training | cli | serving
+training | cli | serving
 convert | demo | benchmarks | main server distill finetune benchmark
 """
 ROOMS = [floor.split() for floor in FLOORS.strip().replace("\n", "|").split("|")]

@@ -15,7 +15,7 @@ HERE = importlib.util.find_spec("ray") is not None
 
 @pytest.mark.skipif(not HERE, reason="Ray is not installed (requirements/ray.txt)")
 def test_the_example_decodes_lines_in_order(tmp_path):
-    page = snippets.read(ROOT / "docs" / "machines.md")
+    page = snippets.read(ROOT / "docs" / "batches.md")
     (example,) = (s for s in page if s.code.startswith("import ray"))
     lines = ["fix grammar: She have two cat.", "translate English to French: I have two cats."]
     (tmp_path / "prompts.txt").write_text("\n".join(lines))

@@ -17,7 +17,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from mlx_t5.errors import RanksApart, UserError, is_lost_rank, is_out_of_memory, log, reason
+from mlx_t5.errors import UserError, is_out_of_memory, log, reason
 from mlx_t5.ranges import Range, written
 from mlx_t5.settings import SETTINGS, Settings
 
@@ -101,13 +101,10 @@ def run(
         message = not_installed(error, requirements)
     except (UserError, OSError) as error:
         message = str(error) if isinstance(error, UserError) else reason(error)
-    except (RuntimeError, MemoryError, RanksApart) as error:
-        if is_lost_rank(error):
-            message = "another rank has ended; start again"
-        elif is_out_of_memory(error):
-            message = NO_MEMORY
-        else:
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
             raise
+        message = NO_MEMORY
     log(f"error: {message}")
     return BAD_INPUT
 

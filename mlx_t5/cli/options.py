@@ -282,16 +282,6 @@ def _check_documents(options: MainOptions) -> None:
         raise UserError(f"--resume is for lines, and with --split a file is one document; {cure}")
 
 
-def check_ranks(options: MainOptions, size: int) -> None:
-    """Refuses "-" (standard input) if `mlx.launch` has started several processes (ranks).
-
-    Raises:
-        UserError: "-" is given, and `size`, the number of ranks, is above 1.
-    """
-    if size > 1 and "-" in [*(options.prompt or []), options.input_file]:
-        raise UserError("mlx.launch never ends standard input, so - cannot be read; name a file")
-
-
 def cutting_of(options: MainOptions, prefix: str) -> Cutting | None:
     """Returns how to cut texts into pieces; None without --split.
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from itertools import count, tee
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +14,11 @@ from mlx_t5.cli.arguments import log
 from mlx_t5.cli.input import Lines
 from mlx_t5.cli.resume import Form, ResumePoint, find_resume_point
 from mlx_t5.cli.run_record import RunRecord, record_of
-from mlx_t5.machines.launched import agreeing
 
 if TYPE_CHECKING:
     from mlx_t5.cli.options import MainOptions
     from mlx_t5.engine.job import Job
     from mlx_t5.loading import ModelPair
-    from mlx_t5.network.ranks import Ranks
 
 # Computes outcomes from prompts, their indexes, and a test of whether the next prompt is ready.
 Compute = Callable[[Iterator[Any], Iterator[int], Callable[[], bool]], Iterator[Any]]
@@ -89,34 +86,23 @@ class Run:
         self._ready = getattr(prompts, "ready", lambda: True)
 
     @staticmethod
-    def of(prompts: Any, job: MainJob, ranks: Ranks) -> Run:
+    def of(prompts: Any, job: MainJob) -> Run:
         """Returns the run for a job; with `--resume` it skips the finished prompts.
 
         Args:
-            prompts: a list that is the same on all ranks, or the `Lines` of rank 0; other ranks
-                pass None instead of `Lines`.
+            prompts: a list, or the `Lines` of an input file.
             job: the job for every prompt.
-            ranks: the ranks; each of them must call this method.
 
         Raises:
             UserError: the output cannot be resumed.
         """
         record, done, output_file = RunRecord(), ResumePoint(), job.options.output_file
-        with agreeing(ranks):
-            if output_file and not ranks.rank:
-                record = job.record()
-            if output_file and job.options.resume and isinstance(prompts, Lines):
-                record.check()
-                done = find_resume_point(output_file, prompts, job.form, prompts.count)
-        done = ResumePoint(*ranks.shared(astuple(done)))
-        if ranks.size > 1 and not isinstance(prompts, list):
-            from mlx_t5.machines.shared_prompts import SharedPrompts
-
-            prompts = SharedPrompts(prompts, ranks)
-        run = Run(prompts, done, job, record)
-        if ranks.rank:
-            run.output_file = os.devnull
-        return run
+        if output_file:
+            record = job.record()
+        if output_file and job.options.resume and isinstance(prompts, Lines):
+            record.check()
+            done = find_resume_point(output_file, prompts, job.form, prompts.count)
+        return Run(prompts, done, job, record)
 
     def clock(self) -> float:
         """Returns the seconds of a clock that stops while the next line of a pipe is missing."""

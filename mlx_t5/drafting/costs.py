@@ -20,7 +20,6 @@ import numpy as np
 
 from mlx_t5 import blas
 from mlx_t5.backend import blas_name, device_info, mx, on_cpu, on_cuda
-from mlx_t5.network.ranks import ranks_of
 
 if TYPE_CHECKING:
     from mlx_t5.network.exact import ExactTarget
@@ -111,11 +110,9 @@ class Expected:
         """Starts with a target (or its `ExactTarget`) and a draft model; None without a draft."""
         self.width = getattr(target, "width", 0)
         device, row = device_kind(target.weights_read().kind)
-        parts = [_parts(model, device) if model else (0.0, 0.0) for model in (target, draft)]
-        facts = row, *parts[0], *parts[1], device.softmax * target.config.vocab_size
-        # Ranks on different devices must make the same choices, so all use rank 0's table.
-        row, *seconds, self.softmax = ranks_of(target).shared(facts)
-        self.target, self.draft = tuple(seconds[:2]), tuple(seconds[2:])
+        self.target = _parts(target, device)
+        self.draft = _parts(draft, device) if draft else (0.0, 0.0)
+        self.softmax = device.softmax * target.config.vocab_size
         self.v = list(PASS_TIMES[row]), list(PASS_TIMES[row].values())
 
     def seconds(self, rows: int, positions: Any, passes: Any, sampled: bool = False) -> Any:

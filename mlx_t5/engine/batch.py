@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
 from mlx_t5.engine.rows import Row
-from mlx_t5.errors import RanksApart
 from mlx_t5.network.encoding import encoder_states, prepared
 from mlx_t5.network.memory import require_for
-from mlx_t5.network.ranks import ranks_of
 
 if TYPE_CHECKING:
     from mlx_t5.drafting.proposals import Choice, Drafter
@@ -31,7 +29,6 @@ class Batch:
         rows: the rows in flight.
         cache: the target's cache, a `Cache`; None without rows.
         beams: number of sequences that the target continues for each row; 1 without beam search.
-        ranks: the processes that share the target; all use the proposals and decisions of rank 0.
         choices: each row's choice of proposals in the last step; empty without a drafter.
     """
 
@@ -51,7 +48,6 @@ class Batch:
             clock: returns seconds, for the statistics.
         """
         self.target, self.drafter, self.clock = target, drafter, clock
-        self.ranks = ranks_of(target)
         self.cache: Any = None
         self.choices: list[Choice] = []
         self.rows: list[Row] = []
@@ -72,13 +68,12 @@ class Batch:
         models = [self.target, self.drafter.model if self.drafter else None]
         require_for(models, rows, self.rows, ahead, self.beams)
         new = [row for row in (*rows, *ahead) if row.states is None]
-        with self.ranks.in_step():
-            states = encoder_states(self.target, [row.ids for row in new])
-            by_row = dict(zip(new, states, strict=True))
-            encoded = [by_row.get(r, r.states) for r in rows]
-            cache = prepared(self.target, sources, encoded, self.beams)
-            mx.async_eval(cache.state, states)
-            mx.synchronize()  # waiting for the arrays alone may miss a failed pass
+        states = encoder_states(self.target, [row.ids for row in new])
+        by_row = dict(zip(new, states, strict=True))
+        encoded = [by_row.get(r, r.states) for r in rows]
+        cache = prepared(self.target, sources, encoded, self.beams)
+        mx.async_eval(cache.state, states)
+        mx.synchronize()  # waiting for the arrays alone may miss a failed pass
         if self.drafter:
             self.drafter.insert(sources, encoded)
         if self.cache is None:
@@ -114,8 +109,6 @@ class Batch:
         try:
             mx.synchronize()
         except (RuntimeError, MemoryError) as error:
-            if self.ranks.size > 1:
-                raise RanksApart(error) from error
             for row in self.rows:
                 row.fail(f"the last pass failed ({error}); decode fewer texts at a time")
         self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])

@@ -54,8 +54,7 @@ class Beams(Batch):
         """Continues every beam by one token; finished rows leave the batch."""
         started = self.clock()
         beams = [beam for search in self.searches for beam in search.beams]
-        best = self._continuations(self._decode(beams), beams)
-        scores, indices, finite = map(self.ranks.of_first, best)
+        scores, indices, finite = self._continuations(self._decode(beams), beams)
         mx.eval(scores, indices, finite)  # the only wait
         seconds = self.clock() - started
         by_row = zip(scores.tolist(), indices.tolist(), finite.tolist(), strict=True)

@@ -7,7 +7,6 @@ waits for the early pass in vain. No pass starts early in these cases:
 - The next step may propose tokens.
 - The cache is large. The pass before an early pass still reads the cache, so MLX has to copy the
   cache before a new token is written to it. Copying takes longer than the early pass saves.
-- Processes (ranks) share the model: an interrupted pass would leave a sum over ranks unfinished.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import cpu_only, mx
 from mlx_t5.engine.rows import Row
-from mlx_t5.network.ranks import ranks_of
 
 if TYPE_CHECKING:
     from mlx_t5.network.exact import ExactTarget
@@ -31,8 +29,8 @@ class EarlyPass:
 
     @classmethod
     def of(cls, target: T5 | ExactTarget) -> EarlyPass | None:
-        """Returns an `EarlyPass` for a model; None on a CPU, or if processes share it."""
-        return None if cpu_only() or ranks_of(target).size > 1 else cls(target)
+        """Returns an `EarlyPass` for a model; None on a CPU."""
+        return None if cpu_only() else cls(target)
 
     def __init__(self, target: T5 | ExactTarget) -> None:
         """Starts without a pass in flight."""

@@ -117,7 +117,7 @@ class Adapters:
         """Freezes a model and adds adapters s · B @ A; B is 0 at first, so no output changes yet.
 
         Args:
-            model: a `model.T5`, not a shard.
+            model: a `model.T5`.
             paths: paths of the layers that get an adapter.
             rank: number of rows of A and of columns of B.
             scale: the factor s.

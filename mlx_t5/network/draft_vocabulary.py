@@ -77,7 +77,7 @@ def narrow(draft: T5, ids: np.ndarray) -> None:
     Raises:
         UserError: `ids` are not ascending ids of the draft's vocabulary.
     """
-    draft.config = draft.local_config = replace(draft.config, draft_vocab_size=len(ids))
+    draft.config = replace(draft.config, draft_vocab_size=len(ids))
     draft.d2t = mx.array(ids)
     settle(draft)
     if draft.shares_with is None:

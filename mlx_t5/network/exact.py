@@ -20,7 +20,6 @@ from mlx_t5.backend import mx
 from mlx_t5.network.attention import ByRow
 from mlx_t5.network.cache import Cache, Slots
 from mlx_t5.network.interface import WeightsRead
-from mlx_t5.network.ranks import ranks_of
 
 if TYPE_CHECKING:
     from model import T5
@@ -45,7 +44,6 @@ class ExactTarget:
         self.model, self.width, self.rows = model, width, tuple(rows)
         self.config, self.dtype = model.config, model.dtype
         self.pooling, self.can_decode = model.pooling, model.can_decode
-        self.ranks = ranks_of(model)
 
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
         """Returns the encoder's output (B, S, d_model), computed in one pass per prompt.

@@ -23,7 +23,6 @@ from mlx_t5.network.cache import SLOT_MULTIPLE
 from mlx_t5.network.exact import ExactCache, ExactTarget
 from mlx_t5.network.layers import residual_dtype
 from mlx_t5.network.linear import Matrix
-from mlx_t5.network.ranks import ranks_of
 from mlx_t5.sampling.draws import Sampling, probabilities
 from mlx_t5.settings import Settings, check_exact
 
@@ -81,7 +80,7 @@ def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
     check_exact(Settings(num_draft=num_draft), WIDTHS[-1])
     widths = [width for width in WIDTHS if width > num_draft]
     for width in widths:
-        rows = exact_row_counts(model, batch, width)
+        rows = attention_is_exact(model, width) and exact_row_counts(model, batch, width)
         if rows:
             target = ExactTarget(model, width, rows)
             if decoder_is_exact(target):
@@ -93,19 +92,7 @@ def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
 
 
 def exact_row_counts(model: T5, batch: int, width: int) -> list[int]:
-    """Returns the row counts for which a pass has the same bits as a full batch, on all ranks.
-
-    A full batch has `batch` rows. Each rank tests its own shard with `local_row_counts`. If a row's
-    bits depend on its place in a pass on any rank, the result is empty.
-    """
-    rows = local_row_counts(model, batch, width) if attention_is_exact(model, width) else []
-    exact = mx.array([n in rows for n in range(batch + 1)], mx.int32)
-    ranks = ranks_of(model)
-    return [n for n, count in enumerate(ranks.sum(exact).tolist()) if count == ranks.size]
-
-
-def local_row_counts(model: T5, batch: int, width: int) -> list[int]:
-    """Returns the row counts for which this rank's products have the same bits as a full batch's.
+    """Returns the row counts for which the products have the same bits as a full batch's.
 
     A full batch has `batch` rows. Of the smaller counts, only powers of two are tested.
 
@@ -159,7 +146,6 @@ def products(model: T5) -> Iterator[tuple[Product, Callable[[int], list[mx.array
         every += [*((matrix, False) for matrix in block.inputs), (block.output, True)]
     dtype, seen = model.decoder.norm.weight.dtype, set()  # type of activations
     for matrix, adds_residual in every:
-        matrix = matrix._replace(total=None)
         kind = matrix[1:], adds_residual, *((a.shape, a.dtype) for a in matrix.arrays)
         if kind not in seen:
             seen.add(kind)
@@ -213,7 +199,7 @@ def attention_is_exact(model: T5, width: int) -> bool:
 
     Self- and cross-attention are tested, in passes over `width` positions.
     """
-    heads, size = model.local_config.num_heads, model.local_config.d_kv
+    heads, size = model.config.num_heads, model.config.d_kv
     dtype = model.decoder.norm.weight.dtype
     for n in SOURCES + SLOTS:
         # Every second value cancels the one before it.
@@ -243,7 +229,7 @@ def decoder_is_exact(target: ExactTarget) -> bool:
     begin = SLOT_MULTIPLE - width // 2  # so that a pass crosses into more slots
 
     def some(*shape: int) -> mx.array:
-        return target.ranks.of_first(mx.random.randint(0, target.config.vocab_size, shape))
+        return mx.random.randint(0, target.config.vocab_size, shape)
 
     tokens, batch_cache = some(1, begin + width), target.cache(target.encode(some(1, 5)))
     row = target.cache(target.encode(some(1, 9)))
@@ -262,7 +248,7 @@ def decoder_is_exact(target: ExactTarget) -> bool:
             same.append(_equal(together[-1, i], single[0, 0]))
             same.append(_equal(_sampled_from(together)[-1, i], _sampled_from(single)[0, 0]))
         at += size
-    return not target.ranks.any(not all(same))  # ranks may be different machines
+    return all(same)
 
 
 def _sampled_from(logits: mx.array) -> mx.array:

@@ -101,7 +101,7 @@ def decoder_layer(
     """Returns the residual (B·T, d_model) after decoder layer i; updates the cache.
 
     Args:
-        config: the shape of the model, or of this rank's shard.
+        config: the shape of the model.
         blocks: self-attention, cross-attention and feed-forward.
         x: the residual before the layer.
         bias: bias of self-attention, (B rows, H heads, T queries, N slots).
@@ -172,7 +172,7 @@ def heads(
     """Splits the outputs of `project` into heads.
 
     Args:
-        config: the shape of the model, or of this rank's shard.
+        config: the shape of the model.
         projections: `count` arrays (B·T, H·d_kv), or a single array (B·T, count·H·d_kv) if the
             projections are joined.
         batch: number of rows B; in the decoder's cross-attention, the number of prompts.
@@ -232,10 +232,10 @@ def layer_for(
     has its own number of keys, so there would be too many combinations of shapes.
 
     Args:
-        config: the shape of the model, or of this rank's shard.
+        config: the shape of the model.
         slots: the slots of the pass.
-        passes: number of the model's decoder passes so far. In training and for shards
-            (sharding.py) the number is negative, because their layers must not be compiled.
+        passes: number of the model's decoder passes so far; negative in training, whose layers
+            must not be compiled.
         grad_checkpoint: whether to return `checkpointed_layer` in training. If `passes` is not
             negative, the value is ignored.
     """
@@ -266,7 +266,7 @@ def _compiled(config: T5Config, seen: int, *shapes: Any) -> Callable[..., Any]:
     call. So each combination of shapes has a function of its own, which `lru_cache` finds at once.
 
     Args:
-        config: the shape of the model, or of this rank's shard.
+        config: the shape of the model.
         seen: number of cache slots that self-attention reads.
         *shapes: keys for `lru_cache` alone.
     """

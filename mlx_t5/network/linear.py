@@ -34,13 +34,11 @@ class Matrix(NamedTuple):
         arrays: the transposed weight (inputs, outputs), or quantized weight, scales, maybe biases.
         quantization: values of the attributes that `QUANTIZATION` names; empty if not quantized.
         forms: forms of the product that are faster here than `x @ weight.T`; empty on a GPU.
-        total: combines the products of all ranks if each has a shard of the weights, else None.
     """
 
     arrays: tuple[mx.array, ...]
     quantization: tuple[Any, ...] = ()
     forms: Forms = ()
-    total: Callable[[mx.array], mx.array] | None = None
 
     @classmethod
     def of(cls, layer: Any) -> Any:
@@ -49,13 +47,10 @@ class Matrix(NamedTuple):
         For a layer with an adapter in training, returns an `adapting.Adapted`.
         """
         arrays = [layer[name] for name in ("weight", "scales", "biases") if name in layer]
-        if rows := getattr(layer, "rows", None):
-            arrays = [array[rows] for array in arrays]
         if "scales" in layer:
             base = cls(tuple(arrays), tuple(getattr(layer, name) for name in QUANTIZATION))
         else:
             base = cls.plain(*arrays)
-        base = base._replace(total=getattr(layer, "total", None))
         adapter = getattr(layer, "adapter", None)
         return adapter(layer, base) if adapter else base
 
@@ -69,19 +64,17 @@ class Matrix(NamedTuple):
 
         Product and sum are one operation where possible.
         """
-        (weight, *scales), quantization, forms, total = self
+        (weight, *scales), quantization, forms = self
         form = next((form for rows, form in forms if len(x) in rows), None) if forms else None
         if scales:
             how = dict(zip(QUANTIZATION, quantization, strict=True))
             out = mx.quantized_matmul(x, weight, *scales, **how)
         elif form:
             out = form(x, weight.T)
-        elif residual is None or total or residual.dtype != weight.dtype:
+        elif residual is None or residual.dtype != weight.dtype:
             out = x @ weight
         else:
             return mx.addmm(residual, x, weight)
-        if total:
-            out = total(out)
         return out if residual is None else residual + out
 
 

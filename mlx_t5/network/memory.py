@@ -27,7 +27,6 @@ from mlx_t5.grouping import PASS_POSITIONS, by_length
 from mlx_t5.network.attention import queries_at_once
 from mlx_t5.network.cache import round_up, source_width
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.ranks import ALONE, Ranks, ranks_of
 from mlx_t5.sizes import readable
 
 SHARE = 0.9  # share of a CPU's memory to use, or of a Mac's working set to use without a warning
@@ -35,7 +34,6 @@ WORKING_SET = "max_recommended_working_set_size"  # Metal's name for it; other d
 SLACK = 64 << 20  # buffers are rounded up to pages, and a heap of small buffers counts in full
 KEPT, KEPT_SHARE = 256 << 20, 0.25  # limits of MLX's buffer cache: bytes, share of free memory
 MEBIBYTE = 1 << 20
-HEADS = "lm_head."  # prefix of the tensors of an output head that is not the embedding
 WIDTHS = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
 
 
@@ -48,16 +46,11 @@ def limit() -> int:
     return int(SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-def require(needed: int, ranks: Ranks = ALONE) -> None:
-    """Checks that `needed` bytes are free on every rank.
-
-    Raises:
-        RuntimeError: a rank has less free memory; MLX raises the same type when it cannot allocate.
-    """
+def require(needed: int) -> None:
+    """Raises RuntimeError, as MLX does when it cannot allocate, unless `needed` bytes are free."""
     free = limit() - mx.get_active_memory()
-    if ranks.any(needed > free):
-        cause = f"{readable(max(free, 0))} are left" if needed > free else "another rank has less"
-        raise RuntimeError(f"needs {readable(needed)}, and {cause}")
+    if needed > free:
+        raise RuntimeError(f"needs {readable(needed)}, and {readable(max(free, 0))} are left")
 
 
 def wire(needed: int) -> None:
@@ -135,7 +128,7 @@ def require_for(
         for model in models
         if model
     )
-    require(needed, ranks_of(models[0]))
+    require(needed)
     keep_buffers(needed)
     wire(needed)
 
@@ -178,33 +171,30 @@ def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
     return 4 * width * rows * source * (scores + features)
 
 
-def folder_bytes(folder: Path, dtype: str | mx.Dtype | None, prefix: str = "") -> int:
+def folder_bytes(folder: Path, dtype: str | mx.Dtype | None) -> int:
     """Returns the size in bytes of a model folder's weights once they are loaded.
 
     Args:
         folder: an MLX or Hugging Face folder.
         dtype: type to compute in; None is the folder's type, or float32 on the CPU.
-        prefix: count only tensors whose names begin with this, such as `HEADS`.
 
     Raises:
         UserError: the folder holds no readable checkpoint.
     """
     with open_checkpoint(folder) as stored:
-        return checkpoint_bytes(stored, dtype, prefix)
+        return checkpoint_bytes(stored, dtype)
 
 
-def checkpoint_bytes(stored: Checkpoint, dtype: str | mx.Dtype | None, prefix: str = "") -> int:
+def checkpoint_bytes(stored: Checkpoint, dtype: str | mx.Dtype | None) -> int:
     """Returns the size in bytes of an open checkpoint's weights once they are loaded.
 
     Args:
         stored: the checkpoint.
         dtype: as in `folder_bytes`.
-        prefix: as in `folder_bytes`.
     """
     requested = str(dtype).removeprefix("mlx.core.") if dtype else "float32" if on_cpu() else None
-    names = [name for name in stored.names if name.startswith(prefix)]
     total = 0
-    for name in {stored.storage(name): name for name in names}.values():  # each storage once
+    for name in {stored.storage(name): name for name in stored.names}.values():  # each storage once
         if (dtype_there := stored.dtype(name)) in WIDTHS:
             total += math.prod(stored.shape(name)) * WIDTHS.get(requested or dtype_there, 4)
         else:  # quantized
@@ -212,9 +202,7 @@ def checkpoint_bytes(stored: Checkpoint, dtype: str | mx.Dtype | None, prefix: s
     return total
 
 
-def warning(
-    folders: Sequence[Path], dtype: str | None, ranks: int = 1, whole_head: bool = False
-) -> str | None:
+def warning(folders: Sequence[Path], dtype: str | None) -> str | None:
     """Returns a warning if the models' weights do not fit or barely fit into memory, else None.
 
     On a Mac, the limit is the memory that macOS recommends for the GPU. Near this limit, the GPU
@@ -223,12 +211,8 @@ def warning(
     Args:
         folders: the target's folder, and the draft's folder if there is a draft.
         dtype: as in `folder_bytes`.
-        ranks: number of ranks that share the target.
-        whole_head: whether this rank also holds the whole output head, for a draft that uses it.
     """
-    target, *more = (folder_bytes(folder, dtype) for folder in folders)
-    more += [folder_bytes(folders[0], dtype, HEADS)] if whole_head else []
-    needed, there = target // ranks + sum(more), limit()
+    needed, there = sum(folder_bytes(folder, dtype) for folder in folders), limit()
     facts = device_info()
     comfortable = SHARE * there if facts.get(WORKING_SET) else there
     if needed <= comfortable:

@@ -1,6 +1,6 @@
 """The parameters of T5's layers, named as in MLX folders.
 
-The modules are used for loading, quantizing, sharding and training. The functions that compute with
+The modules are used for loading, quantizing and training. The functions that compute with
 their arrays are in layers.py; a `Stack` collects the arrays for these functions.
 
 Symbols: B rows, T target positions, N keys, H heads.

@@ -8,26 +8,18 @@ A draft fits only the model whose encoder it was trained on, in any type or quan
 folder keeps the target's fingerprint (fingerprint.py). If a LoRA adapter was merged into the
 target, only a part of the fingerprint is compared. With the wrong target a draft would guess badly
 but do no harm, as every proposal is verified; the fingerprint reports the mistake at once.
-
-Several ranks may share the target. On each rank the encoder's output, the norms and the embedding
-are whole; an output head with weights of its own is loaded whole for the draft. So the draft never
-waits for other ranks, whether all of them draft or only one.
 """
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx, nn
-from mlx_t5.checkpoints.checkpoint import open_checkpoint
 from mlx_t5.errors import UserError, shown
-from mlx_t5.network import memory
 from mlx_t5.network.fingerprint import WEIGHTS, fingerprint, same_model
-from mlx_t5.network.ranks import ALONE, ranks_of
-from mlx_t5.network.weights import check, fill, quantize, read_config, read_shards, shapes_of
+from mlx_t5.network.weights import fill
 
 if TYPE_CHECKING:
     from model import T5
@@ -38,44 +30,11 @@ OF_DRAFT = ("num_decoder_layers", "draft_vocab_size")  # fields that are the dra
 
 
 def share(draft: nn.Module, target: T5) -> None:
-    """Gives a draft its target's embedding, encoder and head, but not as the draft's parameters.
-
-    Raises:
-        UserError: ranks share the target, and the target's folder can no longer be read.
-            Each rank reads the whole head from the folder.
-        RuntimeError: the device does not have enough memory.
-    """
-    embedding = target.shared
-    if ranks_of(target).size > 1:  # the draft does not need other ranks, see `shard`
-        embedding = copy(embedding)
-        embedding.total = embedding.rows = None
-    modules = {"shared": embedding, "encoder": target.encoder, "lm_head": full_head(target)}
-    for name, module in {"shares_with": target, **modules}.items():
-        if module is not None:
+    """Gives a draft its target's embedding, encoder and head, but not as the draft's parameters."""
+    vars(draft)["shares_with"] = target
+    for name in SHARED:
+        if (module := getattr(target, name, None)) is not None:
             vars(draft)[name] = module
-
-
-def full_head(model: T5) -> nn.Module | None:
-    """Returns a model's whole output head; None if the head is the embedding.
-
-    If the head is cut between ranks, this rank reads all of it from the model's folder. The folder
-    has the right head even if an adapter was merged, as adapters never change it. For errors see
-    `share`.
-    """
-    if "lm_head" not in model or ranks_of(model).size == 1:
-        return getattr(model, "lm_head", None)
-    holder, config = nn.Module(), model.config
-    holder.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-    with (
-        open_checkpoint(model.folder) as stored,
-        memory.room_for_weights(memory.checkpoint_bytes(stored, model.dtype, memory.HEADS)),
-    ):
-        names = {name: name for name in stored.names if name.startswith(memory.HEADS)}
-        if len(names) > 1:
-            quantize(holder, read_config(model.folder).get("quantization"), set(names))
-        check({name: stored.shape(name) for name in names}, shapes_of(holder))
-        fill(holder, read_shards(stored, names, ALONE), model.dtype)
-    return holder.lm_head
 
 
 def shared_draft(target: T5, num_decoder_layers: int, dtype: mx.Dtype = mx.float32) -> Any:
@@ -133,7 +92,7 @@ def _dequantized(layer: Any) -> mx.array:
     return mx.dequantize(layer["weight"], *common, **how).astype(mx.float32)
 
 
-def target_of(folder: Path, entry: Any, target: T5 | None, adapter: Any, group: Any) -> T5:
+def target_of(folder: Path, entry: Any, target: T5 | None, adapter: Any) -> T5:
     """Checks that a draft was made for `target`, and returns `target`.
 
     Args:
@@ -141,10 +100,9 @@ def target_of(folder: Path, entry: Any, target: T5 | None, adapter: Any, group: 
         entry: the value of `shares_encoder_with` in the draft's config.json.
         target: the model that the caller gives as the target, or None.
         adapter: as in `model.load`, but must be None.
-        group: as in `model.load`, but must be None.
 
     Raises:
-        UserError: `target` is None or another model, or `adapter` or `group` is not None.
+        UserError: `target` is None or another model, or `adapter` is not None.
     """
     facts = entry if isinstance(entry, dict) else {}
     made_for = f"is a draft for {shown(facts.get('model') or 'a target without a name')}"
@@ -163,8 +121,6 @@ def target_of(folder: Path, entry: Any, target: T5 | None, adapter: Any, group: 
         )
     if adapter is not None:
         raise UserError(f"{folder} uses its target's encoder; merge the adapter into that")
-    if group is not None:
-        raise UserError(f"{folder} is a draft, whole on every rank; load it without a group")
     return target
 
 

@@ -16,7 +16,6 @@ from mlx_t5.grouping import by_length, in_halves
 from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.encoding import padded
-from mlx_t5.network.ranks import ranks_of
 from mlx_t5.ranges import FLAG, checked
 from mlx_t5.scoring.passes import NotFinite, Part, each_read, in_order, no_memory
 from mlx_t5.settings import DEFAULT_BATCH_SIZE
@@ -121,13 +120,11 @@ class Embeddings:
         model = self.model
 
         def work(batch: Sequence[Sequence[int]]) -> list[np.ndarray | UserError]:
-            ranks, longest = ranks_of(model), max(map(len, batch))
-            memory.require(model.encoder_memory(len(batch), source_width(longest)), ranks)
-            with ranks.in_step():
-                ids, mask = padded(batch, model.config.pad_token_id)
-                pooled = model.pooling(model.encode(ids, mask), mask)
-                vectors = np.array(normalized(pooled) if normalize else pooled)
-                mx.synchronize()  # raises if a pass has failed; Metal may return zeros for it
+            memory.require(model.encoder_memory(len(batch), source_width(max(map(len, batch)))))
+            ids, mask = padded(batch, model.config.pad_token_id)
+            pooled = model.pooling(model.encode(ids, mask), mask)
+            vectors = np.array(normalized(pooled) if normalize else pooled)
+            mx.synchronize()  # raises if a pass has failed; Metal may return zeros for it
             return [v if np.isfinite(v).all() else NotFinite(NOT_FINITE) for v in vectors]
 
         def refuse(source: Sequence[int], reason: str) -> UserError:

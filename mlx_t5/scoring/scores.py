@@ -22,7 +22,6 @@ from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.encoding import padded
 from mlx_t5.network.interface import require_decoder
-from mlx_t5.network.ranks import ranks_of
 from mlx_t5.ranges import POSITIVE, checked, is_listlike, listed, refusal
 from mlx_t5.scoring.pairs import (
     FALSE,
@@ -212,20 +211,19 @@ class Scoring:
         if last.sources != sources:
             last.cache = None  # freed before a new cache is made
         self._require([] if last.cache else sources, rows, length, width)
-        with ranks_of(model).in_step():
-            if last.cache is None:
-                ids, mask = padded(sources, config.pad_token_id)
-                last.sources, last.cache = sources, model.cache(model.encode(ids, mask), mask)
-            cache = last.cache.shared(rows // len(sources), length)
-            start = mx.full((rows, 1), config.decoder_start_token_id, targets.dtype)
-            inputs = mx.concatenate([start, targets[:, :-1]], axis=1)
-            parts = []
-            for i in range(0, length, width):
-                logits = model.decode(inputs[:, i : i + width], cache, [i] * rows)
-                parts.append(logprobs(logits, targets[:, i : i + width]))
-                mx.eval(parts)  # the logits of one chunk at a time
-            mx.synchronize()  # raises if a pass has failed; Metal may return zeros for it
-            return mx.concatenate(parts, axis=1).tolist()
+        if last.cache is None:
+            ids, mask = padded(sources, config.pad_token_id)
+            last.sources, last.cache = sources, model.cache(model.encode(ids, mask), mask)
+        cache = last.cache.shared(rows // len(sources), length)
+        start = mx.full((rows, 1), config.decoder_start_token_id, targets.dtype)
+        inputs = mx.concatenate([start, targets[:, :-1]], axis=1)
+        parts = []
+        for i in range(0, length, width):
+            logits = model.decode(inputs[:, i : i + width], cache, [i] * rows)
+            parts.append(logprobs(logits, targets[:, i : i + width]))
+            mx.eval(parts)  # the logits of one chunk at a time
+        mx.synchronize()  # raises if a pass has failed; Metal may return zeros for it
+        return mx.concatenate(parts, axis=1).tolist()
 
     def _require(self, new: list[tuple[int, ...]], rows: int, target: int, width: int) -> None:
         """Raises RuntimeError unless there is memory for a pass.
@@ -241,7 +239,7 @@ class Scoring:
             source = source_width(max(map(len, new)))
             needed += model.encoder_memory(len(new), source)
             needed += model.cache_memory(len(new), source, 1)
-        memory.require(needed, ranks_of(model))
+        memory.require(needed)
 
     def _pairs(self, pairs: Iterable[Any]) -> Iterator[Pair | Exception]:
         read = partial(token_ids, tokenizer=self.tokenizer, vocab_size=self.model.config.vocab_size)

@@ -1,30 +1,24 @@
 """Defines jobs, and the queue that hands them to the thread that owns MLX.
 
 Every request becomes a job in the `JobQueue`. The thread gets new jobs in rounds, the
-iterations of its loop. If several processes (ranks) share the model, each rank has such a thread,
-and all ranks get the same jobs in the same rounds. Only rank 0 has clients. Before each round,
-rank 0 sends the new jobs, pieces of documents and cancellations to the other ranks, as JSON.
+iterations of its loop.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Chunk
-from mlx_t5.network.ranks import ALONE, Ranks
 from mlx_t5.scoring.pairs import Pair
 from mlx_t5.serving.api_error import ApiError
-from mlx_t5.settings import Settings
 
 LONGEST_RETRY = 60  # maximum of Retry-After in seconds
 REST_SECONDS = 10  # longest wait for work before a round
-IDLE_SECONDS = 0.05  # the same with several ranks; waiting in a collective would take CPU time
 
 
 @dataclass(eq=False)
@@ -34,7 +28,6 @@ class Place:
     Attributes:
         size: number of places that the job takes in the queue; usually its number of texts. For a
             document, it is the maximum number of rows at a time.
-        number: the job's number in the queue, the same on every rank.
         unfinished: number of places that the job still takes; `size` when the job is submitted.
         cancelled: whether the job is cancelled; set only at the start of a round (loop iteration).
         submitted: time of submission, by the queue's clock.
@@ -43,12 +36,10 @@ class Place:
         whole: for a document, whether all its pieces have been submitted.
         put: sends an event to the client. The thread that owns MLX calls `put`, which must not
             wait. An event is a `Chunk` of a text, the list of all values (scores, vectors), or the
-            `ApiError` that ends the job. On ranks other than 0, which have no clients, `put` does
-            nothing.
+            `ApiError` that ends the job.
     """
 
     size: int = 1
-    number: int = -1
     unfinished: int = 0
     cancelled: bool = False
     submitted: float = 0.0
@@ -112,29 +103,22 @@ class JobQueue:
         row_seconds: moving average of the time to encode and decode a row.
     """
 
-    def __init__(
-        self,
-        max_batch: int,
-        max_queue: int,
-        clock: Callable[[], float],
-        ranks: Ranks = ALONE,
-    ):
+    def __init__(self, max_batch: int, max_queue: int, clock: Callable[[], float]):
         """Makes an empty queue, which accepts jobs until `close`.
 
         Args:
             max_batch: maximum number of texts decoded at the same time.
             max_queue: maximum number of waiting texts.
             clock: returns seconds.
-            ranks: the processes that share the model; ranks other than 0 get rank 0's jobs.
         """
         self._max_batch, self._max_queue, self.clock = max_batch, max_queue, clock
         self.row_seconds = 0.0
-        self._ranks, self._numbers = ranks, itertools.count()
         self._changed = threading.Condition()
-        self._jobs: dict[int, QueuedJob] = {}  # by number
+        self._jobs: dict[QueuedJob, None] = {}  # an ordered set
         self._new: list[QueuedJob] = []
-        self._more: list[list[Any]] = []  # pieces: job number, prompts, whether they are the last
-        self._withdrawn: list[int] = []  # numbers of jobs cancelled since the last round
+        # further pieces of documents: job, prompts, whether they are the last
+        self._more: list[tuple[GenerationJob, Sequence[list[int]], bool]] = []
+        self._withdrawn: list[QueuedJob] = []  # cancelled since the last round
         self._progressed = 0.0  # end of the last round, or arrival of the first job after it
         self._closed: str | None = None  # the reason
 
@@ -147,7 +131,7 @@ class JobQueue:
     def admitted(self) -> int:
         """The number of texts that are not done: those being decoded and those that wait."""
         with self._changed:
-            return sum(job.place.unfinished for job in self._jobs.values())
+            return sum(job.place.unfinished for job in self._jobs)
 
     @property
     def waited(self) -> float:
@@ -174,25 +158,24 @@ class JobQueue:
                 message, headers = f"try again in {seconds} s", {"Retry-After": str(seconds)}
                 raise ApiError(429, f"the queue is full; {message}", None, "queue_full", headers)
             place = job.place
-            place.submitted, place.number = self.clock(), next(self._numbers)
-            place.unfinished = place.size
+            place.submitted, place.unfinished = self.clock(), place.size
             if not self._jobs:
                 self._progressed = place.submitted
-            self._jobs[place.number] = job
+            self._jobs[job] = None
             self._new.append(job)
             self._changed.notify()
 
-    def extend(self, job: GenerationJob, prompts: Sequence[Sequence[int]], whole: bool) -> None:
+    def extend(self, job: GenerationJob, prompts: Sequence[list[int]], whole: bool) -> None:
         """Adds further pieces of a document; `whole`: whether these are the last pieces."""
         with self._changed:
-            self._more.append([job.place.number, prompts, whole])
+            self._more.append((job, prompts, whole))
             self._changed.notify()
 
     def cancel(self, job: QueuedJob) -> None:
         """Cancels a job at the beginning of the next round; does nothing if the job is finished."""
         with self._changed:
-            if job.place.number in self._jobs:
-                self._withdrawn.append(job.place.number)
+            if job in self._jobs:
+                self._withdrawn.append(job)
                 self._changed.notify()
 
     def close(self, reason: str) -> None:
@@ -204,7 +187,7 @@ class JobQueue:
     def unfinished(self) -> list[QueuedJob]:
         """Returns the jobs that are not done."""
         with self._changed:
-            return list(self._jobs.values())
+            return list(self._jobs)
 
     # ---- of the thread that owns MLX -------------------------------------------------------------
 
@@ -214,37 +197,20 @@ class JobQueue:
         The wait ends after `REST_SECONDS` at the latest, so the returned list may be empty.
 
         Returns:
-            The new jobs, the same on all ranks; None if the queue is closed and no job is left.
+            The new jobs; None if the queue is closed and no job is left.
         """
         with self._changed:
-            timeout = REST_SECONDS if self._ranks.size == 1 else IDLE_SECONDS
-            has_news = lambda: self._new or self._more or self._withdrawn  # noqa: E731
+            ended = lambda: not (self.open or self._jobs)  # noqa: E731
             self._changed.wait_for(
-                lambda: busy or has_news() or not (self.open or self._jobs), timeout
+                lambda: busy or self._new or self._more or self._withdrawn or ended(), REST_SECONDS
             )
-            news = self._more, self._withdrawn, not (self.open or self._jobs)
+            for document, prompts, whole in self._more:
+                document.place.pieces.extend(prompts)
+                document.place.whole = whole
+            for job in self._withdrawn:
+                job.place.cancelled = True
             new, self._new, self._more, self._withdrawn = self._new, [], [], []
-        if self._ranks.size > 1:
-            new, news = self._shared(new, news)
-        more, cancelled, last = news
-        for number, prompts, whole in more:
-            if job := self._jobs.get(number):
-                job.place.pieces.extend(prompts)
-                job.place.whole = whole
-        for number in cancelled:
-            if number in self._jobs:
-                self._jobs[number].place.cancelled = True
-        return None if last else new
-
-    def _shared(self, new: list[QueuedJob], news: Any) -> tuple[list[QueuedJob], Any]:
-        """Returns rank 0's jobs and news (pieces, cancellations, whether to stop) on every rank."""
-        jobs = [[job.place.number, job.place.size, sent(job)] for job in new]
-        jobs, news = self._ranks.shared([jobs, news])
-        if self._ranks.rank:
-            new = [_received(fields, Place(size, n, size)) for n, size, fields in jobs]
-            with self._changed:
-                self._jobs |= {job.place.number: job for job in new}
-        return new, news
+            return None if ended() else new
 
     def progressed(self) -> None:
         """Notes that a round (an iteration of the thread's loop) has ended."""
@@ -262,20 +228,4 @@ class JobQueue:
         with self._changed:
             job.place.unfinished -= texts
             if not job.place.unfinished:
-                self._jobs.pop(job.place.number, None)
-
-
-def sent(job: QueuedJob) -> dict[str, Any]:
-    """Returns the fields of a job that are sent to other ranks: all fields except `place`."""
-    fields = asdict(replace(job, place=Place()))
-    del fields["place"]
-    return fields
-
-
-def _received(fields: dict[str, Any], place: Place) -> QueuedJob:
-    """Returns the job with this place, and with the fields that `sent` returned."""
-    if "kind" in fields:
-        pairs = [Pair(tuple(p["source"]), tuple(p["target"])) for p in fields.pop("pairs")]
-        return ScoringJob(**fields, pairs=pairs, place=place)
-    settings, predictions = Settings(**fields.pop("settings")), (*fields.pop("predictions"),)
-    return GenerationJob(settings, **fields, predictions=predictions, place=place)
+                self._jobs.pop(job, None)

@@ -10,7 +10,6 @@ makes a step.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -21,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.backend import cpu_only, mx
 from mlx_t5.drafting.costs import most_proposals
 from mlx_t5.engine.batching import MAX_JOINING_TOKENS
-from mlx_t5.errors import RanksApart, UserError
+from mlx_t5.errors import UserError
 from mlx_t5.network.encoding import encoded
 from mlx_t5.network.modules import compile_at_once
-from mlx_t5.network.ranks import ALONE, Ranks
 from mlx_t5.scoring.pairs import LastEncoded, Pair
 from mlx_t5.scoring.passes import NotFinite, Part
 from mlx_t5.serving.api import MAX_BEAMS, MAX_NUM_DRAFT
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STALL_SECONDS = 60  # if no step ends for so long while there are jobs, the status is "stalled"
-FAILED = 2  # exit status
 BROKEN_MESSAGE = "decoding has ended because of an internal error; the server has to be restarted"
 DUMMY_TOKENS = 8  # length of the dummy prompt, and of its text
 SAMPLED: dict[str, Any] = {"temp": 1.0}
@@ -63,7 +60,6 @@ class Worker:
         max_queue: int,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
-        ranks: Ranks = ALONE,
     ):
         """Prepares the thread.
 
@@ -73,11 +69,10 @@ class Worker:
             max_queue: maximum number of waiting rows.
             metrics: the server's metrics.
             clock: returns seconds.
-            ranks: the processes that share the model; each of them has a `Worker`.
         """
         self.max_batch = max_batch
-        self._load, self._metrics, self._ranks = load, metrics, ranks
-        self.jobs = JobQueue(max_batch, max_queue, clock, ranks)
+        self._load, self._metrics = load, metrics
+        self.jobs = JobQueue(max_batch, max_queue, clock)
         self._broken = False
         self._loaded: Future[Any] = Future()
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
@@ -108,16 +103,6 @@ class Worker:
         self.jobs.close(STOPPING_MESSAGE)
         self._thread.join(timeout)
         return not self._thread.is_alive()
-
-    def follow(self) -> int:
-        """Runs the jobs that rank 0 sends, until rank 0 stops; returns 0, the exit status.
-
-        Raises:
-            UserError: the models cannot be loaded.
-        """
-        self.start()
-        self._thread.join()
-        return 0
 
     def give_up(self) -> None:
         """Accepts no more jobs, cancels the unfinished jobs, and sends their clients an error."""
@@ -158,8 +143,6 @@ class Worker:
             for job in self.jobs.unfinished():  # so that no client keeps waiting
                 self.jobs.put(job, ApiError(500, BROKEN_MESSAGE))
                 self.jobs.release(job, job.place.unfinished)
-            if self._broken and self._ranks.size > 1:
-                os._exit(FAILED)  # the other ranks wait for this one; the launcher ends them
             # MLX aborts the process at exit if streams outlive their thread.
             mx.synchronize()
             mx.clear_streams()
@@ -202,8 +185,6 @@ class Worker:
             self._scoring.advance()
             self._generation.step()
         except Exception as error:
-            if self._ranks.size > 1:
-                raise  # other ranks may be in a different step
             self._generation.recover(error)
 
 
@@ -247,8 +228,6 @@ class ScoringTurns:
         outcome: list[Any] | ApiError | None
         try:
             outcome = next(passes)
-        except RanksApart:
-            raise
         except UserError as error:
             outcome = ApiError(500 if isinstance(error, NotFinite) else 400, str(error))
         except Exception as error:

@@ -5,10 +5,8 @@ import pytest
 from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, contrary, drafter, good, random_table, without
 from mlx_t5.drafting.adaptive import Adaptive
-from mlx_t5.drafting.costs import MOST
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.engine.rows import Row
-from mlx_t5.network.ranks import Ranks
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
 from simulated_decoding import COSTS, Table
@@ -137,32 +135,3 @@ def test_a_draft_without_memory_to_read_the_source_reads_it_later(monkeypatch):
     results = decoder.generate(prompts, 9)
     assert not failures and [r.tokens for r in results] == [r.tokens for r in expected]
     assert all(r.stats.target_calls < 9 for r in results), "decoded once, with the draft"
-
-
-class OtherRank(Ranks):
-    """A rank that receives the times of rank 0, which are three seconds a step."""
-
-    def __init__(self):
-        super().__init__()
-        self.size = 2
-
-    def of_first(self, array):
-        if array.ndim == 2 and array.shape[1] > 2:
-            array[:, -1] = 3_000_000
-        return array
-
-
-def test_all_ranks_learn_from_the_clock_of_rank_0():
-    decoder = auto("good", CHEAP)
-    engine, noted = decoder.engine(Settings(num_draft="auto")), []
-    engine.ranks = OtherRank()
-    engine.adaptive.costs.note = lambda *shape_and_seconds: noted.append(shape_and_seconds)
-    engine.insert([Row(SOURCE, Settings(30, num_draft="auto"), row_key(0, 0))])
-    proposed = []
-    while engine.rows:
-        engine.step()
-        proposed.append(max(choice.length for choice in engine.choices))
-    assert noted[0][:2] == (1, proposed[0]), "one step late"
-    assert [gamma for _, gamma, *_ in noted] == proposed[:-1]
-    assert len(proposed) > 3 and {seconds for *_, seconds in noted} == {3.0}
-    assert MOST >= max(proposed) > 0

@@ -147,7 +147,7 @@ def test_without_memory_to_encode_ahead_rows_join_alone():
 
 def test_rows_encoded_ahead_count_as_memory(monkeypatch):
     required = []
-    monkeypatch.setattr(memory, "require", lambda needed, ranks: required.append(needed))
+    monkeypatch.setattr(memory, "require", lambda needed: required.append(needed))
 
     class Counting(FakeModel):
         def encoder_memory(self, rows, source):

@@ -1,7 +1,5 @@
 """Regular decoding begins a pass before the last token is read, which changes no text."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -20,16 +18,6 @@ TABLE = random_table(V, eos_bias=0.3)
 SOURCES = [[5], [2, 3, 4, 5, 6, 2], [3, 3], [6, 5, 4, 3]]
 
 
-class SharedBy:
-    """A model that `size` ranks share."""
-
-    def __init__(self, model, size):
-        self.model, self.ranks = model, SimpleNamespace(size=size)
-
-    def __getattr__(self, name):
-        return getattr(self.model, name)
-
-
 @pytest.fixture
 def early(monkeypatch):
     """Makes the code behave as on a GPU."""
@@ -45,19 +33,11 @@ def rows(sources, **settings):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "proposals", "fed"),
-    [
-        (1, "none", [[0], [1]]),
-        (1, "drafted", [[0]]),
-        (1, "predicted", [[0]]),
-        (2, "none", [[0]]),
-    ],
+    ("proposals", "fed"), [("none", [[0], [1]]), ("drafted", [[0]]), ("predicted", [[0]])]
 )
-def test_a_pass_begins_early_only_without_proposals_and_ranks(early, ranks, proposals, fed):
+def test_a_pass_begins_early_only_without_proposals(early, proposals, fed):
     model = FakeModel(without(TABLE, EOS), V)
     engine = Engine(model, drafter(TABLE, model) if proposals == "drafted" else None)
-    if ranks > 1:
-        engine.early = early_pass.EarlyPass.of(SharedBy(model, ranks))
     (row,) = inserted = rows(SOURCES[:1], max_tokens=9, num_draft=5)
     row.prediction = [3, 4] if proposals == "predicted" else []
     engine.insert(inserted)

@@ -6,9 +6,8 @@ from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, drafter, good, random_table, without
 from families import SHAPE
 from mlx_t5.backend import mx
-from mlx_t5.errors import RanksApart, UserError
+from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.ranks import Ranks
 from model import T5
 
 V = 11
@@ -62,20 +61,6 @@ def test_a_stream_ends_in_the_error(monkeypatch):
     assert [next(chunks).result, next(chunks).result] == [None, None]
     with pytest.raises(UserError, match=TOLD):
         next(chunks)
-
-
-def test_several_ranks_end_after_a_failed_pass(monkeypatch):
-    decoder = decoder_of("regular")
-    engine = decoder.engine(decoder.defaults)
-    (row,) = decoder.codec.rows([SOURCES[0]], decoder.job())
-    engine.insert([row])
-    engine.ranks = ranks = Ranks()
-    ranks.size, ranks.of_first = 2, lambda array: array
-    engine.early = None  # several ranks begin no early pass
-    Failing(monkeypatch, after=0)
-    with pytest.raises(RanksApart, match="Insufficient Memory"):
-        while True:
-            engine.step()
 
 
 @pytest.mark.parametrize("what", ["score", "embed"])

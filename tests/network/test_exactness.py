@@ -54,13 +54,13 @@ def test_exact_decoding_is_refused_in_one_line_if_no_width_holds(model, device):
 
 def test_only_numbers_of_rows_with_the_same_bits_are_used(model, device):
     device(lambda place, rows: rows < 32)
-    assert exactness.local_row_counts(model, 8, 8) == [4, 8]
+    assert exactness.exact_row_counts(model, 8, 8) == [4, 8]
 
 
 def test_a_sum_that_depends_on_the_place_is_found_with_any_weights(device):
     device(lambda place, rows: place == 5)
     for mode in ("float16", "bfloat16"):
-        assert exactness.local_row_counts(random_t5(mode), 1, 8) == []
+        assert exactness.exact_row_counts(random_t5(mode), 1, 8) == []
 
 
 @pytest.mark.parametrize("mode", ["float32", "float16", "bfloat16"])

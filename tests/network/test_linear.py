@@ -41,13 +41,9 @@ SQUARE, NARROW, SMALL, HEAD = (1024, 1024), (3072, 768), (256, 256), (32128, 102
 
 
 def test_a_tied_embedding_multiplies_as_the_head():
-    """The test covers a plain and a quantized head, and the rows of one rank."""
     x = mx.random.normal((3, WIDTH))
     for head in (nn.Embedding(HIGH, WIDTH), nn.Embedding(HIGH, WIDTH).to_quantized(32, 8)):
-        logits = Matrix.of(head).times(x)
-        np.testing.assert_allclose(logits, head.as_linear(x), atol=1e-3)
-        head.rows = slice(100, 200)
-        np.testing.assert_allclose(Matrix.of(head).times(x), logits[:, 100:200], atol=1e-4)
+        np.testing.assert_allclose(Matrix.of(head).times(x), head.as_linear(x), atol=1e-3)
 
 
 def layers(bits=(), outputs=(64, 64, 32)):

@@ -221,9 +221,7 @@ def test_encoder_memory_is_required_for_new_sources_only(monkeypatch):
     engine = Engine(one, None)
     engine.insert([row(200)])
     required = []
-    monkeypatch.setattr(
-        "mlx_t5.network.memory.require", lambda needed, ranks: required.append(needed)
-    )
+    monkeypatch.setattr("mlx_t5.network.memory.require", lambda needed: required.append(needed))
     engine.insert([row(5), row(5), row(7, token=4)])
     caches = one.cache_memory(4, source_width(200), 20)
     assert required == [caches + one.encoder_memory(2, source_width(7))]
@@ -233,9 +231,7 @@ def test_padding_counts_in_the_encoders_memory(monkeypatch):
     """Seven sources share a pass, although padding makes it longer than other passes."""
     monkeypatch.setattr("mlx_t5.network.cache.FEW_SHAPES", True)
     required, one = [], model(num_heads=30)
-    monkeypatch.setattr(
-        "mlx_t5.network.memory.require", lambda needed, ranks: required.append(needed)
-    )
+    monkeypatch.setattr("mlx_t5.network.memory.require", lambda needed: required.append(needed))
     Engine(one, None).insert([row(33, token=token) for token in range(3, 10)])
     assert required == [one.cache_memory(7, 64, 20) + one.encoder_memory(7, 64)]
 

@@ -8,7 +8,7 @@ import pytest
 
 from fake_model import FakeModel, random_table
 from fake_serving import PATIENCE, V
-from mlx_t5.errors import RanksApart, UserError
+from mlx_t5.errors import UserError
 from mlx_t5.scoring.passes import NotFinite
 from mlx_t5.serving.jobs import JobQueue, Place, ScoringJob
 from mlx_t5.serving.metrics import Metrics
@@ -116,13 +116,3 @@ def test_a_job_whose_client_has_gone_is_dropped_between_two_passes(serve):
     served.worker.jobs.add(Parts(events, lambda: iter([[(0, "next")]]), 1))
     assert events.get(timeout=PATIENCE) == ["next"]
     assert passes == [0] and events.empty()
-
-
-def test_ranks_that_came_apart_do_not_go_on():
-    def parts():
-        raise RanksApart(RuntimeError("[ring] no connection"))
-
-    running, begin = turns()
-    begin(Parts(queue.Queue(), parts, 1))
-    with pytest.raises(RanksApart):
-        running.advance()

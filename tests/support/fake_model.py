@@ -14,7 +14,6 @@ from mlx_t5.checkpoints.pooling import Pooling
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.interface import WeightsRead
-from mlx_t5.network.ranks import ALONE
 
 START, EOS = 0, 1
 
@@ -54,7 +53,7 @@ class FakeCache:
 class FakeModel:
     """A model with logits (V,) = table(source, tokens so far), limited to the ids of `d2t`."""
 
-    can_decode, pooling, ranks = True, Pooling(), ALONE
+    can_decode, pooling = True, Pooling()
 
     def __init__(self, table, vocab_size, d2t=None, **config):
         self.table, self.d2t = lru_cache(maxsize=None)(table), d2t

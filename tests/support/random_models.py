@@ -5,7 +5,7 @@ from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.network.config import T5Config
 from model import T5
 
-V = 61  # no number of ranks divides it
+V = 61
 CONFIG = {
     "model_type": "t5", "vocab_size": V, "d_model": 64, "d_kv": 32, "d_ff": 128, "num_layers": 1,
     "num_decoder_layers": 2, "num_heads": 2, "relative_attention_num_buckets": 8,
