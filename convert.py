@@ -25,6 +25,7 @@ try:
     from mlx_t5.checkpoints.adapter_config import adapter_folder
     from mlx_t5.checkpoints.adapters import open_adapter, read_tensors
     from mlx_t5.checkpoints.hub import origin, source_folder
+    from mlx_t5.checkpoints.pooling import copy_modules, read_pooling
     from mlx_t5.checkpoints.quantization import (
         LARGE_VOCABULARY,
         MODES,
@@ -33,7 +34,6 @@ try:
         Recipe,
     )
     from mlx_t5.checkpoints.reading import DTYPES, read_weights
-    from mlx_t5.checkpoints.sentence_modules import copy_modules, read_pooling
     from mlx_t5.checkpoints.writing import (
         check_output_folder,
         new_model_folder,
@@ -162,9 +162,7 @@ def _quantized_layers(
         size, cure = shapes["shared.weight"][0], "avoid it by --quant-predicate layers"
         note = f"the embedding and the output head get 8 bits; {cure}"
         print(f"{size:,} tokens: {note}", file=sys.stderr)
-    layers = {
-        name: how for name, shape in shapes.items() if (how := recipe.for_layer(name, shape))
-    }
+    layers = {name: how for name, shape in shapes.items() if (how := recipe.for_layer(name, shape))}
     if not layers:
         cause = f"no layer's rows divide into groups of {recipe.general.group_size}"
         raise UserError(f"{cause}; choose a smaller --q-group-size or another --q-mode")

@@ -47,7 +47,6 @@ from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Chunk, Result, Row
 from mlx_t5.errors import UserError, log
 from mlx_t5.loading import choose_pair, load_pair
-from mlx_t5.names import NONE
 from mlx_t5.network.draft_vocabulary import require_all_tokens
 from mlx_t5.network.exactness import exact_targets
 from mlx_t5.network.interface import require_decoder
@@ -58,7 +57,7 @@ from mlx_t5.sampling.processors import History, Processing
 from mlx_t5.scoring.embeddings import Embeddings
 from mlx_t5.scoring.pairs import Ranked, Score
 from mlx_t5.scoring.scores import Scoring
-from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, Settings
+from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, NONE, Settings
 from mlx_t5.text.detokenizer import same_vocabulary
 from mlx_t5.text.prompts import as_list, checked_predictions
 from model import T5
@@ -284,15 +283,16 @@ class SpeculativeDecoder:
                 has one, "lookup" copies from the source, "NAME+lookup" both uses the draft NAME
                 and copies, and None uses no draft.
             revision: branch, tag or commit of the target, if `model` is a Hub id.
-            dtype: type to compute in; None is the default of `model.load`.
+            dtype: type to compute in; None is the default of `model.load`, but bfloat16 on a GPU
+                for a folder or Hub id in float32 or of torch's `.bin`.
             adapter: folder of a LoRA adapter to merge into the target.
             **options: further arguments of `SpeculativeDecoder`.
 
         Raises:
             UserError: a model cannot be found or read, or the draft does not fit the target.
         """
-        names = str(model), NONE if draft is None else str(draft)
-        chosen = choose_pair(*names, None, adapter=adapter, fetch=True, revision=revision)
+        draft_name = NONE if draft is None else str(draft)
+        chosen = choose_pair(str(model), draft_name, adapter, revision)
         log(chosen.note)
         target, drafter, tokenizer, draft_tokenizer = load_pair(chosen, dtype)
         return cls(target, drafter, tokenizer, draft_tokenizer=draft_tokenizer, **options)

@@ -57,8 +57,8 @@ class Distillation:
         Raises:
             UserError: a model or the data cannot be read, or the draft does not fit the target.
         """
-        from convert import convert
-        from mlx_t5.loading import choose_pair, locate
+        from mlx_t5.checkpoints.hub import locate
+        from mlx_t5.loading import choose_pair
         from mlx_t5.training.examples import hold_out, read_examples
         from mlx_t5.training.run_folder import RunFolder
         from mlx_t5.training.start import require_texts
@@ -66,9 +66,9 @@ class Distillation:
 
         self.args, self.folder = args, RunFolder(work_folder(args.output))
         lines = Lines(args.data, optional="completion")
-        default = choose_pair(args.model, None, convert, adapter=args.adapter_path)
+        default = choose_pair(args.model, None, args.adapter_path)
         self.target_folder, self.adapter = default.target, default.adapter
-        self.start = None if args.draft_model is None else locate(args.draft_model, convert)
+        self.start = None if args.draft_model is None else locate(args.draft_model)
         self.before = self.start or default.draft  # the new draft has to be faster than this one
         self.target, self.tokenizer = load(self.target_folder, adapter=self.adapter)
         require_texts(self.target, self.tokenizer, args.model)

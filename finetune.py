@@ -62,7 +62,6 @@ class FineTuning:
         Raises:
             UserError: the data or the model cannot be read, or the model cannot be trained.
         """
-        from convert import convert
         from mlx_t5.loading import choose_pair
         from mlx_t5.training.run_folder import RunFolder
         from mlx_t5.training.start import require_texts
@@ -72,7 +71,7 @@ class FineTuning:
         files = pair_files(args.data, args.valid)
         lines = {part: PairLines(file) for part, file in files.items()}
         self.folder = RunFolder(work_folder(args.output))
-        chosen = choose_pair(args.model, None, convert)
+        chosen = choose_pair(args.model, None)
         self.base = chosen.target
         self.model, self.tokenizer = load(self.base, "float32" if self.full else None)
         require_texts(self.model, self.tokenizer, args.model)
@@ -255,11 +254,10 @@ class FineTuning:
     def _save(self) -> None:
         """Writes the adapter or the model, and writes the training prompts to the work folder."""
         from mlx_t5.backend import tree_flatten
-        from mlx_t5.checkpoints.small_files import place
-        from mlx_t5.disk import replace_file
+        from mlx_t5.disk import absolute, replace_file
         from mlx_t5.training.fine_tuning import base_name, write_adapter, write_model
 
-        args, path = self.args, place(self.args.output)
+        args, path = self.args, absolute(self.args.output)
         prompts = "".join(json.dumps({"prompt": pair.prompt}) + "\n" for pair in self.train)
         file = self.folder.path / PROMPTS
         replace_file(file, lambda partial: partial.write_text(prompts, encoding="utf-8"))

@@ -39,7 +39,7 @@ from mlx_t5.cli.output import (
 from mlx_t5.cli.runs import Compute, MainJob, Run, lines_of, prefixed, unpaired
 from mlx_t5.cli.streaming import progress_bar, write_text
 from mlx_t5.errors import UserError
-from mlx_t5.settings import Settings
+from mlx_t5.settings import NONE, Settings
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
@@ -100,15 +100,13 @@ def _prompts(options: MainOptions) -> list[str] | Lines:
 
 def _choose(options: MainOptions) -> ModelPair:
     # Imported late, so that `--help` and errors about options do not wait for MLX.
-    from convert import convert
     from mlx_t5 import loading
 
-    why = "regular decoding" if options.writes_text else "no draft takes part"
-    regular = options.regular_decode or not options.writes_text
-    names = options.model, options.draft_model
-    # A beam search uses no draft, so none is downloaded for it.
-    fetch = options.settings.get("num_beams", 1) == 1
-    return loading.choose_pair(*names, convert, regular, options.adapter_path, why, fetch)
+    draft = options.draft_model
+    beams = options.settings.get("num_beams", 1) > 1 and draft is None  # which use no draft
+    if options.regular_decode or beams or not options.writes_text:
+        draft = NONE
+    return loading.choose_pair(options.model, draft, options.adapter_path)
 
 
 def _presets(options: MainOptions, folder: Path) -> list[Preset]:

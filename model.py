@@ -14,19 +14,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.backend import announce_kernels, mx, nn
-from mlx_t5.checkpoints.adapters import open_adapter
-from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from mlx_t5.checkpoints.pooling import Pooling
-from mlx_t5.checkpoints.sentence_modules import read_pooling
-from mlx_t5.names import locate
+from mlx_t5.backend import announce_kernels, mx, nn, tree_flatten
+from mlx_t5.checkpoints.adapters import open_adapter, read_tensors
+from mlx_t5.checkpoints.hub import locate
+from mlx_t5.checkpoints.pooling import Pooling, read_pooling
+from mlx_t5.checkpoints.reading import Weights, read_weights, require_float
 from mlx_t5.network.attention import source_biases
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
@@ -34,7 +32,7 @@ from mlx_t5.network.draft_vocabulary import settle
 from mlx_t5.network.interface import require_decoder
 from mlx_t5.network.layers import checkpointed, encoder_layer, heads, layer_for
 from mlx_t5.network.linear import Matrix, matrices
-from mlx_t5.network.memory import cache_bytes, checkpoint_bytes, encoder_bytes, room_for_weights
+from mlx_t5.network.memory import cache_bytes, encoder_bytes, room_for_weights, weights_bytes
 from mlx_t5.network.modules import Stack, Stacks
 from mlx_t5.network.sharing import ENTRY, OF_DRAFT, share, target_of
 from mlx_t5.network.weights import (
@@ -43,12 +41,9 @@ from mlx_t5.network.weights import (
     check,
     compute_dtype,
     fill,
-    has_adapter,
     has_decoder,
     quantize,
     read_config,
-    read_mlx,
-    read_tensors,
     select,
     shapes_of,
     tensor_names,
@@ -71,7 +66,6 @@ class T5(Stacks):
 
     Attributes:
         folder: the folder from which `load` read the model.
-        adapted: whether an adapter was merged into the weights.
         passes: number of decoder passes so far; after `layers.PASSES_BEFORE_COMPILING` passes, a
             GPU compiles the layers.
         grad_checkpoint: whether training recomputes activations within layers to save memory.
@@ -238,21 +232,22 @@ def expected_parameters(
     return shapes_of(T5(config, separate_head and not encoder_only, encoder_only))
 
 
-def select_tensors(
-    config: T5Config, checkpoint: Checkpoint, encoder_only: bool = False
-) -> dict[str, str]:
-    """Returns a dict of Hugging Face name → MLX name for the tensors that the model needs.
+def select_tensors(config: T5Config, weights: Weights, encoder_only: bool = False) -> Weights:
+    """Takes the tensors that the model needs out of a Hugging Face checkpoint.
 
     Args:
         config: from the checkpoint's config.json.
-        checkpoint: the tensors; if a decoder is not among them, the model is encoder-only.
+        weights: the checkpoint; emptied. If it has no decoder, the model is encoder-only.
         encoder_only: whether to leave out the decoder.
 
+    Returns:
+        The tensors by MLX name.
+
     Raises:
-        UserError: a tensor is missing, unknown or of a wrong shape.
+        UserError: a tensor is missing, unknown, of a wrong shape or of an unusable type.
     """
-    encoder_only = encoder_only or not has_decoder(checkpoint.names)
-    return select(config, checkpoint, expected_parameters(config, encoder_only=encoder_only))
+    encoder_only = encoder_only or not has_decoder(weights)
+    return select(config, weights, expected_parameters(config, encoder_only=encoder_only))
 
 
 def load(
@@ -282,16 +277,15 @@ def load(
             damaged one, the adapter cannot be merged, or a draft is not given the target that it
             was made for.
     """
-    folder = locate(str(folder), revision=revision)
+    folder = locate(str(folder), revision)
     raw = read_config(folder)
     config, target = T5Config.from_dict(raw), None
     if raw.get(ENTRY) is not None:
-        target = target_of(folder, raw[ENTRY], shared_with, adapter)
+        target = target_of(folder, raw[ENTRY], config, shared_with, adapter)
         config = replace(target.config, **{name: getattr(config, name) for name in OF_DRAFT})
         dtype = target.dtype if dtype is None else dtype
     model = _load(folder, raw, config, target, dtype, adapter)
     model.folder, model.pooling = folder.absolute(), read_pooling(folder, config.d_model)
-    model.adapted = adapter is not None or has_adapter(raw)
     announce_kernels()
     return model, load_tokenizer(folder)
 
@@ -305,33 +299,29 @@ def _load(
     adapter: str | Path | None,
 ) -> T5:
     """Returns the model with its weights; see `load`."""
-    with (
-        open_checkpoint(folder) as stored,
-        room_for_weights(checkpoint_bytes(stored, dtype)),
-        ExitStack() as files,
-    ):
-        shapes = {name: stored.shape(name) for name in stored.names}
-        is_mlx = target is not None or stored.metadata.get("format") == "mlx"
-        mlx_names = {name: name for name in shapes} if is_mlx else select_tensors(config, stored)
-        names = set(mlx_names.values())
-        encoder_only = target is None and not has_decoder(names)
-        new = partial(T5, config, HEAD in names, encoder_only, target)
-        model, quantization = new(), raw.get("quantization") if is_mlx else None
-        plain = shapes_of(model)
-        if quantization:
-            quantize(model, quantization, names)
-        check(
-            {name: shapes[stored_name] for stored_name, name in mlx_names.items()}, shapes_of(model)
-        )
-        hub_names = {name: mine for name, mine in tensor_names(config).items() if mine in plain}
-        layers = {name: plain[mine] for name, mine in hub_names.items()}
-        lora = files.enter_context(open_adapter(adapter, layers))
-        if quantization and adapter is not None:
-            quantize(model := new(), lora.quantization(quantization, hub_names), names)
-        tensors = read_mlx(folder) if is_mlx else read_tensors(stored, mlx_names)
-        if adapter is not None:
-            tensors = lora.merged(tensors, hub_names, names, quantization)
-        fill(model, tensors, compute_dtype(dtype, stored))
+    weights, metadata = read_weights(folder)
+    quantization = None
+    if target is not None or metadata.get("format") == "mlx":
+        quantization = raw.get("quantization")
+    else:
+        weights = select_tensors(config, weights)
+    dtype = compute_dtype(dtype, weights)
+    encoder_only = target is None and not has_decoder(weights)
+    new = partial(T5, config, HEAD in weights, encoder_only, target)
+    model, names = new(), set(weights)
+    plain = shapes_of(model)
+    if quantization:
+        quantize(model, quantization, names)
+    parameters = dict(tree_flatten(model.parameters()))
+    check({name: tensor.shape for name, tensor in weights.items()}, shapes_of(model))
+    for name, tensor in weights.items():
+        if mx.issubdtype(parameters[name].dtype, mx.floating):  # not the packed integers
+            require_float(name, tensor)
+    lora = open_adapter(adapter, tensor_names(config), plain)
+    if quantization and lora:
+        quantize(model := new(), lora.quantization(quantization), names)
+    with room_for_weights(weights_bytes(weights, dtype)):
+        fill(model, read_tensors(weights, lora, quantization), dtype)
         if config.draft_vocab_size:
             settle(model)
         model.join()

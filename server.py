@@ -141,12 +141,9 @@ def _options(argv: list[str] | None) -> ServerOptions:
 
 
 def _choose(options: ServerOptions) -> ModelPair:
-    from convert import convert
     from mlx_t5 import loading
 
-    return loading.choose_pair(
-        options.model, options.draft_model, convert, adapter=options.adapter_path, fetch=True
-    )
+    return loading.choose_pair(options.model, options.draft_model, options.adapter_path)
 
 
 def _serve(options: ServerOptions) -> int:
@@ -244,7 +241,7 @@ def _load(options: ServerOptions, chosen: ModelPair) -> SpeculativeDecoder:
 
 def model_name(chosen: ModelPair) -> str:
     """Returns the target's name for clients: its folder's name, or "demo" if it is bundled."""
-    from mlx_t5.names import BUNDLED
+    from mlx_t5.checkpoints.hub import BUNDLED
 
     folder = Path(chosen.target).resolve()
     return BUNDLED.name if folder == (BUNDLED / "target").resolve() else folder.name

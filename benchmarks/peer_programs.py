@@ -123,11 +123,10 @@ class MlxT5(Program):
         Raises:
             UserError: the weights are quantized, or the draft has its own vocabulary.
         """
-        from convert import convert
-        from mlx_t5.names import locate
+        from mlx_t5.checkpoints.hub import locate
         from mlx_t5.training.draft_folder import save_draft
 
-        target, draft = (locate(name, convert) for name in self.names)
+        target, draft = (locate(name) for name in self.names)
         if self.subject.draft.config.draft_vocab_size:
             raise UserError(
                 f"{draft} has a vocabulary of its own, which other programs do not know; give a "
@@ -168,14 +167,13 @@ def hugging_face_folder(folder: Path, scratch: Path) -> Path:
     Raises:
         UserError: the weights are quantized.
     """
-    from mlx_t5.checkpoints.checkpoint import open_checkpoint
+    from mlx_t5.checkpoints.reading import read_weights
     from mlx_t5.network.weights import read_config
     from mlx_t5.training.fine_tuning import write_model
     from model import load
 
-    with open_checkpoint(folder) as checkpoint:
-        if checkpoint.metadata.get("format") != "mlx":
-            return folder
+    if read_weights(folder)[1].get("format") != "mlx":
+        return folder
     if read_config(folder).get("quantization"):
         cause = "is quantized for MLX, which other programs cannot read"
         raise UserError(f"{folder} {cause}; give an unquantized model")

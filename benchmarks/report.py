@@ -31,11 +31,11 @@ from benchmarks.figures import (
 from benchmarks.passes import NEEDED, TARGET_POINTS
 from benchmarks.subject import Subject, decided, decoding
 from benchmarks.workload import DRAFT, REGULAR
-from convert import convert
 from decoder import SpeculativeDecoder
 from demo.grow import SHAPES, grow
-from mlx_t5 import loading, names
+from mlx_t5 import loading
 from mlx_t5.backend import on_cpu
+from mlx_t5.checkpoints.hub import BUNDLED, MODELS
 from mlx_t5.cli.arguments import add_number, at_least
 from mlx_t5.errors import UserError
 from mlx_t5.network.memory import limit
@@ -184,17 +184,17 @@ def chosen_pair(args: argparse.Namespace) -> tuple[str, str, str | None]:
     Raises:
         UserError: there is no model of this name, or no draft for it.
     """
-    pair = loading.choose_pair(args.model, args.draft_model, convert)
+    pair = loading.choose_pair(args.model, args.draft_model)
     if pair.lookup or pair.draft is None:
         raise UserError("a report needs a draft model: name one with --draft-model")
-    if args.model or args.draft_model or pair.target.parent == names.CONVERTED:
+    if args.model or args.draft_model or pair.target.parent != BUNDLED:
         return str(pair.target), str(pair.draft), args.dtype
     dtype = args.dtype or ("float32" if on_cpu() else "bfloat16")
     for model, shape_name, name in GROWN:
-        if not (names.CONVERTED / name).is_dir():
+        if not (MODELS / name).is_dir():
             log(f"growing the bundled {model} to the shape of {shape_name}; later reports reuse it")
-            grow(names.BUNDLED / model, names.CONVERTED / name, SHAPES[shape_name], dtype)
-    target, draft = (str(names.CONVERTED / name) for _, _, name in GROWN)
+            grow(BUNDLED / model, MODELS / name, SHAPES[shape_name], dtype)
+    target, draft = (str(MODELS / name) for _, _, name in GROWN)
     return target, draft, dtype
 
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from benchmarks import machine, printing
 from benchmarks.workload import DRAFT, LOOKUP, REGULAR, header_fields
-from convert import convert
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
@@ -20,7 +19,6 @@ from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.engine.rows import Result
 from mlx_t5.engine.tally import Tally
 from mlx_t5.errors import UserError
-from mlx_t5.names import locate
 from mlx_t5.network.modules import compile_at_once
 from mlx_t5.sampling.draws import one_hot
 from mlx_t5.text.detokenizer import same_vocabulary
@@ -48,8 +46,8 @@ class Subject:
         Raises:
             UserError: a folder is missing or unusable, or the tokenizers differ.
         """
-        target, tokenizer = load(locate(model, convert), dtype)
-        draft, draft_tokenizer = load(locate(draft_model, convert), dtype, shared_with=target)
+        target, tokenizer = load(model, dtype)
+        draft, draft_tokenizer = load(draft_model, dtype, shared_with=target)
         if tokenizer is None:
             raise UserError(f"{model} has no tokenizer, and prompts are texts; add its files")
         if draft_tokenizer is not None:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlx_t5.checkpoints.hub import BUNDLED
 from mlx_t5.cli import input
 from mlx_t5.cli.arguments import NUM_DRAFT, add_number, add_setting, at_least, within
 from mlx_t5.errors import UserError
-from mlx_t5.names import BUNDLED
 
 REGULAR = "regular"  # decoding by the target alone
 DRAFT, LOOKUP, BOTH = PROPOSERS = ("draft", "lookup", "draft+lookup")

@@ -12,27 +12,23 @@ import math
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+from tqdm import tqdm
 
-from demo.widening import SIZES, Widened, Widening
+from demo.widening import SIZES, Widening
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from mlx_t5.checkpoints.folder import (
-    BLOCK_BYTES,
-    into_shards,
-    is_model_file,
+from mlx_t5.checkpoints.reading import DTYPES, as_array, read_weights
+from mlx_t5.checkpoints.writing import (
+    check_output_folder,
     new_model_folder,
+    save_weights,
     write_json,
-    write_shards,
 )
-from mlx_t5.checkpoints.output_folder import check_output_folder, require_apart
-from mlx_t5.checkpoints.small_files import place
-from mlx_t5.checkpoints.stored_tensor import READABLE
 from mlx_t5.cli.arguments import Parser, run
+from mlx_t5.disk import absolute
 from mlx_t5.errors import UserError, reason
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.weights import HEAD, cast, read_config, tensor_names
@@ -58,42 +54,6 @@ SHAPES = MappingProxyType(
 )
 
 
-@dataclass(frozen=True)
-class GrownTensor:
-    """One tensor of the grown model.
-
-    Attributes:
-        name: the tensor's Hugging Face name in the output.
-        source: the tensor's name in the small model's checkpoint; None if only the large model has
-            this tensor.
-        content: a description from which the tensor's values are computed.
-        dtype: the type in which the tensor is stored.
-    """
-
-    name: str
-    source: str | None
-    content: Widened
-    dtype: str
-
-    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Returns a dictionary of one entry, {name: (type, shape)}, for the stored tensor."""
-        return {self.name: (self.dtype, self.content.shape)}
-
-    def chunks(self, checkpoint: Checkpoint, seed: int) -> Iterator[dict[str, mx.array]]:
-        """Yields the tensor in chunks of whole rows; each chunk is a dictionary {name: rows}.
-
-        Args:
-            checkpoint: the small model's tensors.
-            seed: the seed; the random numbers depend on the seed and on the tensor's name.
-        """
-        source = None
-        if self.source is not None:
-            source = np.array(checkpoint.read(self.source).astype(mx.float32))
-        rng = np.random.default_rng([seed, zlib.crc32(self.name.encode())])
-        for rows in self.content.chunks(source, rng, BLOCK_BYTES):
-            yield {self.name: cast(self.name, mx.array(rows), getattr(mx, self.dtype))}
-
-
 def grow(
     source: str | Path,
     path: str | Path,
@@ -116,63 +76,44 @@ def grow(
         The numbers of parameters of the source and of the larger model.
 
     Raises:
-        UserError: a size is less than the source's, the output exists, the source is no T5, or
-            there is too little disk space. No incomplete output stays on the disk.
+        UserError: a size is less than the source's, the output exists, the source is not a T5, or
+            the disk is full. No incomplete output stays at `path`.
     """
-    source, path = Path(source), place(path)
+    source, path = Path(source), absolute(path)
     if seed < 0:
         raise UserError(f"the seed must be 0 or more, not {seed}")
     try:
-        check_output_folder(path, overwrite, is_model_file)
-        require_apart(path, source)
+        check_output_folder(path, overwrite, source=source)
         raw = read_config(source)
         config = T5Config.from_dict(raw)
         sizes = {name: sizes.get(name, getattr(config, name)) for name in SIZES}
         widening = Widening(config, sizes)
         T5Config.from_dict(raw | sizes)  # refuses sizes that no model has
-        with open_checkpoint(source) as checkpoint:
-            tensors = plan(widening, checkpoint, dtype)
-            shards = into_shards(tensors, SHARD_BYTES)
-            with new_model_folder(path, overwrite, source, shards) as partial:
-                write_shards(
-                    partial, shards, lambda tensor: tensor.chunks(checkpoint, seed), "pt", "growing"
+        weights, metadata = read_weights(source)
+        if metadata.get("format") == "mlx":
+            raise UserError("the source is an MLX folder; grow the Hugging Face original")
+        small = {name: as_array(t) for name, t in select_tensors(config, weights).items()}
+        shapes = expected_parameters(widening.result, separate_head=HEAD in small)
+        names = {b: a for a, b in tensor_names(widening.result).items() if b in shapes}
+
+        def tensors() -> Iterator[tuple[str, mx.array]]:
+            for name, hub_name in tqdm(names.items(), "growing", disable=None):
+                content = widening.tensor(name, shapes[name], name in small)
+                # The random numbers depend on the seed and on the tensor's name.
+                rng = np.random.default_rng([seed, zlib.crc32(hub_name.encode())])
+                old = np.array(small[name].astype(mx.float32)) if name in small else None
+                yield (
+                    hub_name,
+                    cast(hub_name, mx.array(content.array(old, rng)), getattr(mx, dtype)),
                 )
-                write_json(partial / "config.json", grown_config(raw, widening, dtype))
-            sources = (tensor.source for tensor in tensors if tensor.source)
-            small = sum(math.prod(checkpoint.shape(name)) for name in sources)
-    except OSError as error:
+
+        with new_model_folder(path, overwrite, source) as partial:
+            save_weights(partial, tensors(), "pt")
+            write_json(partial / "config.json", grown_config(raw, widening, dtype))
+    except (OSError, RuntimeError) as error:  # MLX raises the latter if the disk is full
         raise UserError(f"cannot write {path} from {source}: {reason(error)}") from error
-    return small, sum(math.prod(tensor.content.shape) for tensor in tensors)
-
-
-def plan(widening: Widening, checkpoint: Checkpoint, dtype: str) -> list[GrownTensor]:
-    """Returns the tensors of the grown model, in the order in which they are written.
-
-    Args:
-        widening: the change from the source's configuration to the requested one.
-        checkpoint: the source's tensors.
-        dtype: the type in which the tensors are stored.
-
-    Raises:
-        UserError: the checkpoint is in MLX's format, does not match the source's configuration, or
-            has a tensor of a type that cannot be read.
-    """
-    if checkpoint.metadata.get("format") == "mlx":
-        raise UserError("the source is an MLX folder; grow the Hugging Face original and convert")
-    selected = select_tensors(widening.source, checkpoint)
-    sources = {mlx_name: name for name, mlx_name in selected.items()}
-    for name in sources.values():
-        checkpoint.require_readable(name)
-    shapes = expected_parameters(widening.result, separate_head=HEAD in sources)
-
-    def content(mlx_name: str) -> Widened:
-        return widening.tensor(mlx_name, shapes[mlx_name], mlx_name in sources)
-
-    return [
-        GrownTensor(name, sources.get(mlx_name), content(mlx_name), dtype)
-        for name, mlx_name in tensor_names(widening.result).items()
-        if mlx_name in shapes
-    ]
+    large = sum(math.prod(shapes[name]) for name in names)
+    return sum(array.size for array in small.values()), large
 
 
 def grown_config(raw: dict, widening: Widening, dtype: str) -> dict:
@@ -204,7 +145,7 @@ def _main(argv: Sequence[str] | None) -> int:
     sizes = {**SHAPES[args.shape], **options}
     small, large = grow(args.source, args.path, sizes, args.dtype, args.seed, args.overwrite)
     print(f"{large:,} parameters; {args.source} computes it with {small:,}", file=sys.stderr)
-    print(place(args.path))
+    print(absolute(args.path))
     return 0
 
 
@@ -218,7 +159,7 @@ def _parser() -> Parser:
     what = "model folder to grow (default: %(default)s)"
     add("--from", dest="source", default="demo/target", help=what)
     add("--path", required=True, help="folder to write")
-    add("--dtype", default="float32", choices=list(READABLE), help="default: %(default)s")
+    add("--dtype", default="float32", choices=DTYPES, help="default: %(default)s")
     what = "seed of the random numbers (default: %(default)s)"
     add("--seed", type=int, default=0, help=what)
     add("--overwrite", action="store_true", help="replace a model at --path")

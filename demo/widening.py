@@ -27,7 +27,7 @@ the small T5's d_model and layer_norm_epsilon; D and epsilon' are the larger T5'
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -91,39 +91,26 @@ class Widened:
     columns: np.ndarray = field(default_factory=lambda: np.arange(0))
     factor: float = 1.0
 
-    def chunks(
-        self, source: np.ndarray | None, rng: np.random.Generator, max_bytes: int
-    ) -> Iterator[np.ndarray]:
-        """Yields the tensor in float32 as chunks of whole rows.
-
-        The numbers do not depend on the size of the chunks.
+    def array(self, source: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
+        """Returns the tensor in float32.
 
         Args:
             source: the tensor of the small model, float32; None if that model has no such tensor.
             rng: the generator of the random numbers.
-            max_bytes: the approximate maximum size of a chunk.
         """
         rows, columns = (*self.shape, 1)[:2]
-        step = max(1, max_bytes // (4 * columns))
-        for start in range(0, rows, step):
-            stop = min(start + step, rows)
-            chunk = self._random(rng, stop - start, columns)
-            for patch in self.patches:
-                inside = slice(max(0, patch.rows.start - start), max(0, patch.rows.stop - start))
-                chunk[inside, patch.columns] = patch.value
-            here = (self.rows >= start) & (self.rows < stop)
-            if source is not None and here.any():
-                values = source.reshape(len(source), -1)[here] * np.float32(self.factor)
-                chunk[np.ix_(self.rows[here] - start, self.columns)] = values
-            yield chunk.reshape(-1, *self.shape[1:])
-
-    def _random(self, rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
-        if not self.spread:
-            return np.full((rows, columns), self.center, np.float32)
-        chunk = rng.random((rows, columns), dtype=np.float32)
-        chunk *= 2 * self.spread
-        chunk += self.center - self.spread
-        return chunk
+        if self.spread:
+            array = rng.random((rows, columns), dtype=np.float32)
+            array *= 2 * self.spread
+            array += self.center - self.spread
+        else:
+            array = np.full((rows, columns), self.center, np.float32)
+        for patch in self.patches:
+            array[patch.rows, patch.columns] = patch.value
+        if source is not None:
+            small = source.reshape(len(source), -1)
+            array[np.ix_(self.rows, self.columns)] = small * np.float32(self.factor)
+        return array.reshape(self.shape)
 
 
 class Widening:

@@ -12,16 +12,15 @@ import pytest
 import safetensors.torch
 import torch
 
-import adapters
 import checkpoints
-import convert as module
 import families
 from checkpoints import TINY, arrays, siblings
 from command_line import ROOT
 from convert import convert
 from devices import cpu_allocation
 from mlx_t5.backend import mx, tree_flatten
-from mlx_t5.checkpoints.small_files import TOKENIZER_FILES
+from mlx_t5.checkpoints import writing
+from mlx_t5.checkpoints.reading import TOKENIZER_FILES
 from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.weights import tensor_names
@@ -91,40 +90,12 @@ def test_transposed_and_shared_storages_are_converted(tmp_path):
     assert all(mx.array_equal(converted[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("adapted", [False, True])
-@pytest.mark.parametrize("options", [{}, {"quantize": True, "q_bits": 3, "q_group_size": 32}])
-def test_reading_in_tiles_gives_the_same_file(tiny, tmp_path, monkeypatch, options, adapted):
-    """The file is the same if a few rows are read at a time."""
-    if adapted:  # with an adapter of rank 1, whose product is exact on every device
-        q = "decoder.block.1.layer.0.SelfAttention.q"
-        adapters.by_hand(tmp_path / "lora", {q: (64, 64)}, target_modules=[q])
-        options = {**options, "adapter_path": tmp_path / "lora"}
-    at_once = convert(tiny, tmp_path / "at once", **options)
-    monkeypatch.setattr(module, "BLOCK_BYTES", 700)
-    in_tiles = convert(tiny, tmp_path / "in tiles", **options)
-    name = "model.safetensors"
-    assert (at_once / name).read_bytes() == (in_tiles / name).read_bytes()
-
-
-def test_a_large_output_has_shards_and_an_index(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "SHARD_BYTES", 100_000)
+def test_a_sharded_output_is_loaded(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "SHARD_BYTES", 100_000)
     out = convert(tiny, tmp_path / "out")
-    index = json.loads((out / "model.safetensors.index.json").read_text())
-    files = sorted(file.name for file in out.glob("*.safetensors"))
-    assert len(files) > 2
-    assert files == [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
-    assert list(index["weight_map"]) == sorted(index["weight_map"])
-    size = 0
-    for file in files:
-        inside = mx.load(str(out / file))
-        here = {name for name, where in index["weight_map"].items() if where == file}
-        assert set(inside) == here
-        nbytes = sum(array.nbytes for array in inside.values())
-        assert nbytes <= 100_000 or len(inside) == 1
-        size += nbytes
-    assert index["metadata"]["total_size"] == size
+    assert len(list(out.glob("*.safetensors"))) > 2
     loaded, stored = dict(tree_flatten(load(out, "bfloat16")[0].parameters())), arrays(out)
-    assert set(loaded) == set(stored) == set(index["weight_map"])
+    assert set(loaded) == set(stored)
     assert all(mx.array_equal(loaded[name], stored[name]) for name in stored)
 
 
@@ -151,17 +122,9 @@ def test_a_number_too_large_for_float16_is_refused(tiny, tmp_path):
     convert(tiny, tmp_path / "out", dtype="float16")
     state["encoder.block.0.layer.0.SelfAttention.q.weight"][0, 0] = 1e5
     checkpoints.save(state, tiny, config=TINY)
-    with pytest.raises(UserError, match="SelfAttention.q.weight has numbers too large for float16"):
+    with pytest.raises(UserError, match="self_attention.q.weight has numbers too large for float16"):
         convert(tiny, tmp_path / "out2", dtype="float16")
     assert siblings(tmp_path / "out2") == {"source", "out"}
-
-
-def test_freed_buffers_do_not_pile_up_and_the_limit_is_put_back(tiny, tmp_path, monkeypatch):
-    """MLX keeps freed buffers; on a GPU its own limit is too high to matter here."""
-    limits = []
-    monkeypatch.setattr(mx, "set_cache_limit", lambda limit: limits.append(limit) or 12345)
-    convert(tiny, tmp_path / "out")
-    assert limits == [module.BLOCK_BYTES, 12345]
 
 
 PEAK = """
@@ -186,13 +149,13 @@ def peak(*arguments: str) -> int:
 @pytest.mark.slow
 @cpu_allocation
 @pytest.mark.parametrize("format", checkpoints.FORMATS)
-def test_peak_memory_does_not_grow_with_the_checkpoint(tmp_path, format):
-    """A checkpoint of 300 MB with a tensor of 98 MB is converted with neither in memory."""
+def test_peak_memory_does_not_grow_with_the_number_of_layers(tmp_path, format):
+    """A checkpoint of 800 MB whose largest tensor has 98 MB needs a shard and a few tensors."""
     config = {
         "model_type": "mt5", "vocab_size": 24_000, "d_model": 1024, "d_kv": 64, "d_ff": 4096,
-        "num_layers": 4, "num_decoder_layers": 1, "num_heads": 16, "tie_word_embeddings": True,
+        "num_layers": 9, "num_decoder_layers": 3, "num_heads": 16, "tie_word_embeddings": True,
     }  # fmt: skip
     state = checkpoints.random_state(config)
     checkpoints.save(state, tmp_path / "in", format, config=config)
     over = peak("--model", str(tmp_path / "in"), "--mlx-path", str(tmp_path / "out"), "-q") - peak()
-    assert 10e6 < over < 150e6
+    assert 10e6 < over < 500e6

@@ -1,7 +1,6 @@
 """Tests models by their names, from Python and on the command line, with a fake Hub."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,8 @@ from command_line import ROOT, byte_model
 from convert import convert
 from decoder import SpeculativeDecoder
 from fake_hub import FakeHub, serve
+from mlx_t5.checkpoints.hub import BUNDLED
 from mlx_t5.errors import UserError
-from mlx_t5.names import BUNDLED
 from mlx_t5.network.sharing import shared_draft
 from mlx_t5.training.draft_folder import save_draft
 from model import load
@@ -94,12 +93,12 @@ def test_a_pair_is_loaded_by_its_hub_id_without_conversion(repositories, python,
     assert other_results[6]["finish_reason"] == "length"
     assert [line for line in err.splitlines() if line.startswith("target ")] == [
         f"target {TARGET}, draft {DRAFT} (its default draft)",
-        f"target {TARGET} (regular decoding)",
+        f"target {TARGET}, no draft",
         f"target {TARGET}, draft {DRAFT}, copying from the source",
         f"target {TARGET}, copying from the source",
-        f"target {TARGET} (regular decoding)",
+        f"target {TARGET}, no draft",
         f"target {BUNDLED / 'target'}, draft me/draft",
-        "target me/byt5-mlx (regular decoding)",
+        "target me/byt5-mlx, no draft",
     ]
 
 
@@ -122,8 +121,8 @@ def test_an_unavailable_draft_is_skipped_and_a_target_is_an_error(repositories, 
 
 
 @pytest.mark.slow
-def test_the_default_draft_comes_with_its_target_and_is_kept(repositories, tmp_path):
-    """On the command line, where both are converted, the target's draft is downloaded with it."""
+def test_the_command_line_reads_both_models_from_the_cache(repositories, tmp_path):
+    """Only convert.py writes into models/."""
 
     def main(hub: FakeHub, *options: str, **environment: str) -> tuple[int, str, str]:
         command = f"{ROOT}/main.py", "--model", TARGET, "--prompt", "a", "-m", "12"
@@ -133,31 +132,18 @@ def test_the_default_draft_comes_with_its_target_and_is_kept(repositories, tmp_p
 
     files = {name: repositories[name] for name in (TARGET, DRAFT)}
     with serve(FakeHub(files)) as hub:
+        # Beams use no draft, so none is downloaded.
+        status, _, err = main(hub, "--num-beams", "2")
+        assert status == 0 and f"target {TARGET}, no draft\n" in err
+        assert hub.requests and DRAFT not in "".join(path for _, path in hub.requests)
         status, text, err = main(hub)
         assert status == 0 and len(text) > 5, err
         assert f"its default draft is {DRAFT}; --draft-model none does without\n" in err
-        assert "target models/byt5-xl, draft models/byt5-small (its default draft)\n" in err
+        assert f"target {TARGET}, draft {DRAFT} (its default draft)\n" in err
         assert " drafted) " in err
         hub.requests.clear()
-        assert main(hub)[:2] == (0, text)
-        assert not hub.requests, "everything is there"
-        # The draft is converted again from Hugging Face's cache, even without a connection.
-        shutil.rmtree(tmp_path / "models" / "byt5-small")
-        status, again, err = main(hub, HF_HUB_OFFLINE="1")
-        assert (status, again) == (0, text) and "converted google/byt5-small to models/" in err
-        # No request is made if the target was converted earlier, because it might fail slowly.
-        for folder in ("models/byt5-small", "hf"):
-            shutil.rmtree(tmp_path / folder)
-        hub.requests.clear()
-        status, again, err = main(hub)
-        assert (status, again) == (0, text) and not hub.requests
-        hint = f"its default draft is not there; get it with: python convert.py --model {DRAFT})\n"
-        assert f"target models/byt5-xl (regular decoding: {hint}" in err
-        # Beams use no draft, so none is downloaded.
-        shutil.rmtree(tmp_path / "models")
-        status, _, err = main(hub, "--num-beams", "2")
-        assert status == 0 and "its default draft is not there" in err
-        assert hub.requests and DRAFT not in "".join(path for _, path in hub.requests)
+        assert main(hub, HF_HUB_OFFLINE="1")[:2] == (0, text) and not hub.requests
+    assert not (tmp_path / "models").exists()
 
 
 def test_folders_are_loaded_by_path_and_by_name(tmp_path, monkeypatch, capsys):
@@ -175,7 +161,7 @@ def test_folders_are_loaded_by_path_and_by_name(tmp_path, monkeypatch, capsys):
     # Models in models/ have an unknown revision.
     calls = []
     monkeypatch.setattr(
-        "mlx_t5.checkpoints.hub.resolve", lambda *a: calls.append(a) or BUNDLED / "draft"
+        "mlx_t5.checkpoints.hub.download", lambda *a: calls.append(a) or BUNDLED / "draft"
     )
     assert load("mine", revision="v1")[0].folder == BUNDLED / "draft"
     assert calls == [("mine", "v1")]

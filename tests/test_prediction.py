@@ -6,13 +6,13 @@ from decoder import Engine, SpeculativeDecoder
 from devices import exact_or_refused
 from fake_model import EOS, FakeModel, drafter, random_table
 from kinds import PREDICTIONS, SOURCES, V, drafters, rows, table_of
+from mlx_t5.checkpoints.hub import BUNDLED
 from mlx_t5.drafting.costs import MOST
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
-from mlx_t5.names import BUNDLED
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
 from model import load

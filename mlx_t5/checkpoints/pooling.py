@@ -1,20 +1,33 @@
-"""Pools the encoder's states to one vector per text.
+"""Pools the encoder's states to one vector per text, as a model's folder says.
 
-A model folder of sentence-transformers describes its pooling (https://sbert.net, "Creating Custom
-Models"); sentence_modules.py reads the description. For any other T5 a text's vector is the mean of
-its tokens' states. Vectors are computed in float32.
+A folder of sentence-transformers lists its modules in modules.json. The ones that published T5
+encoders have are read: Transformer (the folder itself), mean Pooling, then Dense and Normalize, if
+they are there. For any other T5, a text's vector is the mean of its tokens' states.
 
-Shapes: states (texts, tokens, d_model), mask (texts, tokens), vectors (texts, width).
+Shapes: states (texts, tokens, d_model), mask (texts, tokens), vectors (texts, width); float32.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from mlx_t5.backend import mx
+from mlx_t5.checkpoints.reading import (
+    MODULE_FOLDER,
+    MODULES,
+    SENTENCE_SETTINGS,
+    as_array,
+    read_object,
+    read_weights,
+)
+from mlx_t5.checkpoints.writing import require_own
+from mlx_t5.errors import UserError, shown
 
-Step = Callable[[mx.array], mx.array]
+_ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {"Identity": lambda x: x, "Tanh": mx.tanh}
 
 
 @dataclass(frozen=True)
@@ -22,29 +35,33 @@ class Pooling:
     """Turns the encoder's states into one vector per text.
 
     Attributes:
-        mode: "mean" (the mean of all tokens' states), "cls" (the first state) or "lasttoken" (the
-            last state).
-        steps: functions applied one after the other to the pooled vectors, such as dense layers.
-        max_tokens: the number of tokens to which a text is cut, including the end token; None for
-            no limit.
+        weight: the dense layer's weight (width, d_model); None without a dense layer.
+        bias: the dense layer's bias (width,) or 0.
+        activation: the name of the dense layer's activation.
+        normalize: whether vectors are scaled to length 1.
+        max_tokens: number of tokens to which a text is cut, including the end token, or None.
         prompt: the prefix of every text.
     """
 
-    mode: str = "mean"
-    steps: tuple[Step, ...] = ()
+    weight: mx.array | None = None
+    bias: mx.array | float = 0.0
+    activation: str = "Identity"
+    normalize: bool = False
     max_tokens: int | None = None
     prompt: str = ""
 
     def __call__(self, states: mx.array, mask: mx.array | None) -> mx.array:
         """Returns vectors (texts, width), given states (texts, tokens, d_model) and their mask."""
-        vectors = self._pooled(states.astype(mx.float32), mask)
-        for step in self.steps:
-            vectors = step(vectors)
-        return vectors
+        weights = mx.ones(states.shape[:2]) if mask is None else mask.astype(mx.float32)
+        vectors = (states.astype(mx.float32) * weights[..., None]).sum(axis=1)
+        vectors /= weights.sum(axis=1)[:, None]
+        if self.weight is not None:
+            vectors = _ACTIVATIONS[self.activation](vectors @ self.weight.T + self.bias)
+        return normalized(vectors) if self.normalize else vectors
 
     def width(self, d_model: int) -> int:
-        """Returns the number of values in a vector; computes no vector."""
-        return self(mx.zeros((1, 1, d_model)), None).shape[1]
+        """Returns the number of values in a vector."""
+        return d_model if self.weight is None else len(self.weight)
 
     def cut(self, ids: list[int]) -> list[int]:
         """Returns a text's token ids, cut to `max_tokens`; the end token stays at the end."""
@@ -52,16 +69,87 @@ class Pooling:
             return ids
         return [*ids[: self.max_tokens - 1], ids[-1]]
 
-    def _pooled(self, states: mx.array, mask: mx.array | None) -> mx.array:
-        if self.mode == "cls":
-            return states[:, 0]
-        weights = mx.ones(states.shape[:2]) if mask is None else mask.astype(mx.float32)
-        lengths = weights.sum(axis=1)
-        if self.mode == "lasttoken":
-            return states[mx.arange(len(states)), lengths.astype(mx.int32) - 1]
-        return (states * weights[..., None]).sum(axis=1) / lengths[:, None]
-
 
 def normalized(vectors: mx.array) -> mx.array:
     """Returns vectors (…, width) scaled to length 1; vectors of length 0 stay unchanged."""
     return vectors / mx.maximum(mx.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+
+
+def read_pooling(folder: Path, d_model: int) -> Pooling:
+    """Returns the pooling of a model folder whose encoder's states have `d_model` values.
+
+    Raises:
+        UserError: a file is damaged, or has a module or an entry that is not supported here.
+    """
+    if not (folder / MODULES).is_file():
+        return Pooling()
+    try:
+        listed = json.loads((folder / MODULES).read_bytes())
+        modules = [(entry["type"].rpartition(".")[2], entry["path"]) for entry in listed]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise UserError(f"{folder / MODULES} is damaged ({error!r}): fetch it again") from None
+    kinds = [kind for kind, _ in modules]
+    own = all(MODULE_FOLDER.fullmatch(str(path)) for _, path in modules[1:])
+    optional = [kind for kind in ("Dense", "Normalize") if kind in kinds]
+    if kinds != ["Transformer", "Pooling", *optional] or modules[0][1] != "" or not own:
+        raise _refused(folder / MODULES, "modules", " ".join(map(str, kinds)))
+    settings = [folder / name for name in (*SENTENCE_SETTINGS, "tokenizer_config.json")]
+    reading, general, tokenizer = (
+        read_object(file, "fetch it again") if file.is_file() else {} for file in settings
+    )
+    for file, entries, name in ((settings[0], reading, "do_lower_case"),
+                                (settings[1], general, "truncate_dim")):  # fmt: skip
+        if entries.get(name):
+            raise _refused(file, name, entries[name])
+    _require_mean(folder / modules[1][1] / "config.json")
+    limit = reading.get("max_seq_length") or tokenizer.get("model_max_length")
+    # transformers writes 1e30 for no limit.
+    max_tokens = limit if type(limit) is int and 0 < limit < 1e20 else None
+    prompts, default = general.get("prompts") or {}, general.get("default_prompt_name")
+    if default is not None and not isinstance(prompts.get(default), str):
+        raise UserError(f"{settings[1]} has no prompt {shown(default)}: fetch it again")
+    dense = _dense(folder / modules[2][1], d_model) if "Dense" in kinds else Pooling()
+    return replace(
+        dense,
+        normalize="Normalize" in kinds,
+        max_tokens=max_tokens,
+        prompt=prompts.get(default, ""),
+    )
+
+
+def copy_modules(source: Path, target: Path) -> None:
+    """Copies the modules of a model folder that `read_pooling` has read."""
+    for file in source.glob("*_*/*"):
+        if MODULE_FOLDER.fullmatch(file.parent.name) and file.is_file():
+            require_own(file, source)
+            (target / file.parent.name).mkdir(exist_ok=True)
+            shutil.copyfile(file, target / file.parent.name / file.name)
+
+
+def _require_mean(file: Path) -> None:
+    raw = read_object(file, "fetch it again")
+    # Before version 6 there is a flag for each mode instead of `pooling_mode`.
+    flags = [name for name in raw if name.startswith("pooling_mode_") and raw[name] is True]
+    mode = raw.get("pooling_mode", flags or "mean")
+    if mode not in ("mean", ["mean"], ["pooling_mode_mean_tokens"]):
+        raise _refused(file, "pooling_mode", mode)
+    if raw.get("include_prompt") is False:
+        raise _refused(file, "include_prompt", False)
+
+
+def _dense(module: Path, d_model: int) -> Pooling:
+    raw = read_object(module / "config.json", "fetch it again")
+    activation = str(raw.get("activation_function", "torch.nn.Tanh")).rpartition(".")[2]
+    if activation not in _ACTIVATIONS:
+        raise _refused(module / "config.json", "activation_function", activation)
+    weights = {name: as_array(t).astype(mx.float32) for name, t in read_weights(module)[0].items()}
+    weight, bias = weights.pop("linear.weight", None), weights.pop("linear.bias", mx.array(0.0))
+    if weights or weight is None or weight.shape[1:] != (d_model,):
+        raise UserError(f"{module} does not fit the encoder: fetch it again")
+    mx.eval(weight, bias)
+    return Pooling(weight, bias, activation)
+
+
+def _refused(file: Path, name: str, value: object) -> UserError:
+    what = f"{file}: {shown(name)} {shown(value)}"
+    return UserError(f"{what} is not supported here; use sentence-transformers")

@@ -41,7 +41,7 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
-# Further files of a folder of sentence-transformers, see sentence_modules.py.
+# Further files of a folder of sentence-transformers, see pooling.py.
 MODULES = "modules.json"
 SENTENCE_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
 MODULE_FOLDER = re.compile(r"\d{1,2}_(Pooling|Dense|Normalize)")

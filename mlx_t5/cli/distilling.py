@@ -12,8 +12,8 @@ from mlx_t5.cli.arguments import Parser, add_number, add_setting, at_least, pars
 from mlx_t5.cli.training import add_course, check_output
 from mlx_t5.cli.uploading import add_upload_option, check_repository
 from mlx_t5.errors import UserError
-from mlx_t5.names import AUTO, LOOKUP, NONE
 from mlx_t5.ranges import Range
+from mlx_t5.settings import AUTO, LOOKUP, NONE
 
 ALL = "all"  # value of --draft-vocab-size
 
@@ -130,7 +130,7 @@ def read_distill_options(argv: Sequence[str]) -> DistillOptions:
         UserError: some options are incompatible, or the output exists already.
     """
     args = parsed(DistillOptions, vars(distill_parser().parse_args(argv)))
-    from mlx_t5.checkpoints.folder import is_model_file
+    from mlx_t5.checkpoints.writing import is_model_file
 
     if args.draft_model is not None and args.decoder_layers is not None:
         raise UserError("--decoder-layers cuts a draft from the target; leave --draft-model out")

@@ -170,7 +170,7 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
     args = finetune_parser().parse_args(argv)
     from mlx_t5.checkpoints.adapter_config import CONFIG
     from mlx_t5.checkpoints.adapters import WEIGHTS
-    from mlx_t5.checkpoints.folder import is_model_file
+    from mlx_t5.checkpoints.writing import is_model_file
 
     full = args.fine_tune_type == FULL
     if len(args.max_seq_length) > 2:

@@ -94,13 +94,12 @@ def check_output(
     Raises:
         UserError: `output` is empty, or the folder exists or cannot be made.
     """
-    from mlx_t5.checkpoints.output_folder import check_output_folder
-    from mlx_t5.checkpoints.small_files import place
-    from mlx_t5.disk import is_macos_file
+    from mlx_t5.checkpoints.writing import check_output_folder
+    from mlx_t5.disk import absolute, is_macos_file
 
     if not output:
         raise UserError("--output is empty; name a folder")
-    path = place(output)
+    path = absolute(output)
     if os.path.lexists(path):
         is_complete = (path / config).exists() and all(
             is_output(n) or is_macos_file(n) for n in os.listdir(path)

@@ -14,7 +14,6 @@ from typing import Any
 
 from mlx_t5.cli.arguments import INTERRUPTED, log
 from mlx_t5.errors import UserError, reason
-from mlx_t5.names import ADAPTED, source_of
 
 CARD, TEMPLATE = "README.md", Path(__file__).with_name("card.md")
 TAKEN_OVER = ("license", "license_name", "license_link", "language", "pipeline_tag")
@@ -51,8 +50,8 @@ def check_repository(name: str | None) -> None:
 
 def model_files(folder: Path) -> list[str]:
     """Returns the names of a folder's model files and of its card, except symbolic links."""
-    from mlx_t5.checkpoints.checkpoint import SAFETENSORS
     from mlx_t5.checkpoints.hub import choose_files
+    from mlx_t5.checkpoints.reading import SAFETENSORS
 
     there = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     files = {path.relative_to(folder).as_posix() for path in there}
@@ -102,10 +101,11 @@ def upload(folder: Path, repository: str | None, card: Callable[[str], str]) -> 
 
 def conversion_card(name: str, folder: Path, source: str) -> str:
     """Returns the model card of a folder that `convert.py` wrote from this source."""
-    from mlx_t5.checkpoints.small_files import place
+    from mlx_t5.checkpoints.hub import source_of
+    from mlx_t5.disk import absolute
     from mlx_t5.network.weights import read_config
 
-    config, local = read_config(folder), place(source)
+    config, local = read_config(folder), absolute(source)
     form, tags = config["torch_dtype"], []
     if stored := config.get("quantization"):
         form = "{bits} bits a weight ({mode}, groups of {group_size})".format_map(stored)
@@ -127,6 +127,7 @@ def draft_card(name: str, target: Path, source: Path, dtype: Any, verdict: str) 
         verdict: the measured speed, in Markdown.
     """
     from mlx_t5.backend import device_name, mx
+    from mlx_t5.checkpoints.hub import ADAPTED, source_of
 
     system = f"{platform.system()} {platform.machine()}, mlx {mx.__version__}"
     machine = f"{device_name()}, {system}, {str(dtype).removeprefix('mlx.core.')}"
@@ -152,7 +153,7 @@ def _card(folder: Path, local: Path, tags: list[str], **parts: str) -> str:
     """
     from huggingface_hub import ModelCard, ModelCardData, hf_hub_download
 
-    from mlx_t5.checkpoints.small_files import read_small
+    from mlx_t5.checkpoints.hub import ADAPTED, source_of
 
     base = (source_of(folder) or "").partition(ADAPTED)[0]
     public = "/" in base  # without an owner it is the name of a folder
@@ -160,7 +161,7 @@ def _card(folder: Path, local: Path, tags: list[str], **parts: str) -> str:
         path = local / CARD
         if public and not path.is_file():
             path = Path(hf_hub_download(base, CARD))
-        known = ModelCard(read_small(path).decode(), ignore_metadata_errors=True).data
+        known = ModelCard(path.read_text("utf-8"), ignore_metadata_errors=True).data
     except Exception:  # no connection, no card, or a card that is not valid
         known = ModelCardData()
     if not known.get("license"):

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mlx_t5.backend import cpu_only, device_info, mx, on_cpu
-from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint, stored_dtype
+from mlx_t5.checkpoints.reading import EMBEDDINGS, Weights, read_weights, type_name
 from mlx_t5.grouping import PASS_POSITIONS, by_length
 from mlx_t5.network.attention import queries_at_once
 from mlx_t5.network.cache import round_up, source_width
@@ -181,24 +181,18 @@ def folder_bytes(folder: Path, dtype: str | mx.Dtype | None) -> int:
     Raises:
         UserError: the folder holds no readable checkpoint.
     """
-    with open_checkpoint(folder) as stored:
-        return checkpoint_bytes(stored, dtype)
+    weights, _ = read_weights(folder)
+    return weights_bytes(weights, dtype or ("float32" if on_cpu() else None))
 
 
-def checkpoint_bytes(stored: Checkpoint, dtype: str | mx.Dtype | None) -> int:
-    """Returns the size in bytes of an open checkpoint's weights once they are loaded.
-
-    Args:
-        stored: the checkpoint.
-        dtype: as in `folder_bytes`.
-    """
-    requested = str(dtype).removeprefix("mlx.core.") if dtype else "float32" if on_cpu() else None
-    total = 0
-    for name in {stored.storage(name): name for name in stored.names}.values():  # each storage once
-        if (dtype_there := stored.dtype(name)) in WIDTHS:
-            total += math.prod(stored.shape(name)) * WIDTHS.get(requested or dtype_there, 4)
-        else:  # quantized
-            total += stored.nbytes(name)
+def weights_bytes(weights: Weights, dtype: str | mx.Dtype | None) -> int:
+    """Returns the bytes that weights take in the type `dtype`; None keeps their own types."""
+    total, requested = 0, None if dtype is None else WIDTHS[str(dtype).removeprefix("mlx.core.")]
+    for name, tensor in weights.items():
+        if name in EMBEDDINGS[1:] and EMBEDDINGS[0] in weights:
+            continue  # another copy of the embedding
+        width = WIDTHS.get(type_name(tensor.dtype))  # None for the integers of quantized weights
+        total += math.prod(tensor.shape) * (requested or width) if width else tensor.nbytes
     return total
 
 
@@ -226,21 +220,3 @@ def warning(folders: Sequence[Path], dtype: str | None) -> str | None:
         cure += f", or raise that until the next start: sudo sysctl iogpu.wired_limit_mb={raised}"
     space = f"macOS recommends at most {readable(there)} for the GPU (iogpu.wired_limit_mb)"
     return f"the weights take {readable(needed)}, and {space}; {cure}"
-
-
-def dtype_hint(folder: Path, dtype: str | None) -> str | None:
-    """Returns a hint to use --dtype bfloat16 if a GPU would load float32 weights, else None.
-
-    Args:
-        folder: the model's folder.
-        dtype: the requested type; if None, the folder's type.
-
-    Raises:
-        UserError: the folder holds no readable checkpoint.
-    """
-    if on_cpu() or dtype:
-        return None
-    with open_checkpoint(folder) as stored:
-        if stored.metadata.get("format") == "mlx" or stored_dtype(stored) != "float32":
-            return None
-    return f"{folder} is in float32; --dtype bfloat16 takes half the memory"

@@ -4,10 +4,9 @@ Such a draft is a decoder of few layers. A prompt is encoded once for both model
 computes only its cross-attention. The shared modules are held once. They belong to the target:
 they are not parameters of the draft and are not saved with it.
 
-A draft fits only the model whose encoder it was trained on, in any type or quantization. So its
-folder keeps the target's fingerprint (fingerprint.py). If a LoRA adapter was merged into the
-target, only a part of the fingerprint is compared. With the wrong target a draft would guess badly
-but do no harm, as every proposal is verified; the fingerprint reports the mistake at once.
+A draft guesses well only with the model whose encoder it was trained on, in any type or
+quantization, so its folder records that model's name. With another one of the same shape it guesses
+badly, but does no harm, because every proposal is verified.
 """
 
 from __future__ import annotations
@@ -17,16 +16,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx, nn
-from mlx_t5.errors import UserError, shown
-from mlx_t5.network.fingerprint import WEIGHTS, fingerprint, same_model
+from mlx_t5.checkpoints.hub import ADAPTED, source_of
+from mlx_t5.errors import UserError, log, shown
+from mlx_t5.network.config import T5Config
 from mlx_t5.network.weights import fill
 
 if TYPE_CHECKING:
     from model import T5
 
 SHARED = ("shared", "encoder", "lm_head")  # modules of a T5 that a draft can use
-ENTRY = "shares_encoder_with"  # in a draft's config.json: the fingerprint, and the target's name
+ENTRY = "shares_encoder_with"  # in a draft's config.json: {"model": the target's name}
 OF_DRAFT = ("num_decoder_layers", "draft_vocab_size")  # fields that are the draft's own
+OF_TARGET = (  # fields of the shape that both must have
+    "vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads", "is_gated_act",
+    "relative_attention_num_buckets", "bias_per_layer",
+)  # fmt: skip
 
 
 def share(draft: nn.Module, target: T5) -> None:
@@ -92,35 +96,42 @@ def _dequantized(layer: Any) -> mx.array:
     return mx.dequantize(layer["weight"], *common, **how).astype(mx.float32)
 
 
-def target_of(folder: Path, entry: Any, target: T5 | None, adapter: Any) -> T5:
-    """Checks that a draft was made for `target`, and returns `target`.
+def target_name(folder: Path) -> str:
+    """Returns the name that drafts record of a target: its Hub id, or else its folder's name."""
+    return (source_of(folder) or folder.resolve().name).partition(ADAPTED)[0]
+
+
+def target_of(
+    folder: Path, entry: Any, config: T5Config, target: T5 | None, adapter: str | Path | None
+) -> T5:
+    """Checks that a draft can use the encoder of `target`, and returns `target`.
 
     Args:
-        folder: the draft's folder, for messages.
+        folder: the draft's folder.
         entry: the value of `shares_encoder_with` in the draft's config.json.
+        config: from the draft's config.json.
         target: the model that the caller gives as the target, or None.
         adapter: as in `model.load`, but must be None.
 
     Raises:
-        UserError: `target` is None or another model, or `adapter` is not None.
+        UserError: `target` is None or has another shape, or `adapter` is not None.
     """
-    facts = entry if isinstance(entry, dict) else {}
-    made_for = f"is a draft for {shown(facts.get('model') or 'a target without a name')}"
+    name = entry.get("model") if isinstance(entry, dict) else None
+    made_for = f"{folder} is a draft for {shown(name or 'a target without a name')}"
     if target is None:
         raise UserError(
-            f"{folder} {made_for} and works with that alone, as it uses its encoder: give it as "
-            "--draft-model, or load(folder, shared_with=target)"
+            f"{made_for} and uses its encoder: give it as --draft-model, or load(folder, "
+            "shared_with=target)"
         )
-    actual = fingerprint(target)
-    if target.adapted:
-        del actual[WEIGHTS]
-    if not same_model(facts, actual):
+    if any(getattr(config, field) != getattr(target.config, field) for field in OF_TARGET):
         raise UserError(
-            f"{folder} {made_for}, and the target is another model; give it with its own target, "
-            "or make a draft for this one"
+            f"{made_for}, and the target has another shape; give it with its own target, or make a "
+            "draft for this one"
         )
     if adapter is not None:
         raise UserError(f"{folder} uses its target's encoder; merge the adapter into that")
+    if name != (actual := target_name(target.folder)):
+        log(f"{made_for}, and the target is {actual}: the text stays right, but may take longer")
     return target
 
 

@@ -194,12 +194,6 @@ def read_config(folder: Path) -> dict:
     return raw
 
 
-def has_adapter(raw: dict) -> bool:
-    """Returns whether config.json says that an adapter was merged when the folder was converted."""
-    origin = raw.get("converted_from")
-    return isinstance(origin, dict) and "adapter" in origin
-
-
 def quantize(model: nn.Module, entry: Any, names: set[str]) -> None:
     """Quantizes the layers whose scales are among `names`, as config.json describes.
 

@@ -14,19 +14,13 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.adapter_config import LoraConfig
 from mlx_t5.checkpoints.adapters import save_adapter
-from mlx_t5.checkpoints.folder import (
-    SHARD_BYTES,
-    into_shards,
-    new_model_folder,
-    write_json,
-    write_shards,
-)
+from mlx_t5.checkpoints.hub import ADAPTED, source_of
 from mlx_t5.checkpoints.quantization import quantize_predicate
+from mlx_t5.checkpoints.writing import new_model_folder, save_weights, write_json
 from mlx_t5.errors import UserError, reason
-from mlx_t5.names import ADAPTED, source_of
 from mlx_t5.network.adapting import Adapters
-from mlx_t5.network.weights import EMBEDDING, HEAD, read_config, tensor_names
-from mlx_t5.training.draft_folder import Parameter, stored_dtype_of
+from mlx_t5.network.weights import EMBEDDING, HEAD, cast, read_config, tensor_names
+from mlx_t5.training.draft_folder import stored_dtype_of
 
 if TYPE_CHECKING:
     from model import T5
@@ -147,7 +141,7 @@ def write_model(path: Path, model: T5, source: Path) -> Path:
         `path`.
 
     Raises:
-        UserError: there is too little disk space, or a number is too large for the dtype.
+        UserError: a number is too large for the dtype, or the disk is full.
     """
     raw, stored = read_config(source), stored_dtype_of(source)
     config = {name: value for name, value in raw.items() if name not in _OF_MLX}
@@ -155,14 +149,13 @@ def write_model(path: Path, model: T5, source: Path) -> Path:
     arrays = {names[name]: array for name, array in tree_flatten(model.parameters())}
     if not config.get("tie_word_embeddings", True):  # then transformers expects a separate head
         arrays.setdefault(HEAD, arrays[EMBEDDING])
-    parameters = [Parameter(name, array, dtype) for name, array in arrays.items()]
-    shards = into_shards(parameters, SHARD_BYTES)
     try:
-        with new_model_folder(path, False, source, shards) as folder:
-            write_shards(folder, shards, Parameter.chunks, "pt", "writing")
+        with new_model_folder(path, False, source) as folder:
+            tensors = ((name, cast(name, array, dtype)) for name, array in arrays.items())
+            save_weights(folder, tensors, "pt")
             config |= {name: stored for name in ("torch_dtype", "dtype") if name in raw}
             write_json(folder / "config.json", config)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # MLX raises the latter if a disk is full
         raise UserError(f"cannot write {path}: {reason(error)}") from error
     return path
 

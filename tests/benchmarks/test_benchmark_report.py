@@ -15,9 +15,9 @@ from benchmarks.report import affordable, exactness, in_turns
 from benchmarks.subject import Subject
 from benchmarks.workload import DRAFT, REGULAR
 from mlx_t5.backend import ON_CUDA, cpu_only
+from mlx_t5.checkpoints.hub import BUNDLED
 from mlx_t5.engine.rows import Stats
 from mlx_t5.errors import UserError
-from mlx_t5.names import BUNDLED
 from snippets import ROOT
 
 PAIR = ["--model", str(BUNDLED / "target"), "--draft-model", str(BUNDLED / "draft")]

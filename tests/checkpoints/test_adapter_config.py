@@ -106,5 +106,5 @@ def test_a_file_that_is_no_object_is_refused(tmp_path):
     with pytest.raises(UserError, match="cannot read .*; give the folder of a PEFT adapter"):
         LoraConfig.read(tmp_path)
     (tmp_path / "adapter_config.json").write_text(json.dumps([PLAIN]))
-    with pytest.raises(UserError, match="holds no object"):
+    with pytest.raises(UserError, match="does not hold an object"):
         LoraConfig.read(tmp_path)

@@ -195,8 +195,8 @@ def test_an_unknown_task_is_refused_with_the_known_names(folder):
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ('{"max_length": 5', "is no valid JSON"),
-        ("[]", "holds no object"),
+        ('{"max_length": 5', "is not valid JSON"),
+        ("[]", "does not hold an object"),
         ({"max_length": "long"}, "generation_config.json: max_tokens is 'long'"),
         ({"max_length": 1}, "max_tokens is 0; it must be"),
         ({"top_p": 2}, "top_p is 2"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import re
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,14 @@ from types import SimpleNamespace
 import pytest
 
 from fake_hub import FakeHub, serve
-from mlx_t5.checkpoints.hub import choose_files, full_id, origin, resolve
+from mlx_t5.checkpoints.hub import (
+    choose_files,
+    download,
+    full_id,
+    origin,
+    snapshot_id,
+    source_folder,
+)
 from mlx_t5.errors import UserError
 
 NOWHERE = "http://127.0.0.1:9"  # nothing listens there
@@ -36,9 +42,10 @@ def ask(hub, tmp_path):
     def run(*models: str, **settings: str) -> list[str]:
         code = (
             "import sys\n"
-            "from mlx_t5.checkpoints.hub import resolve\nfrom mlx_t5.errors import UserError\n"
+            "from mlx_t5.checkpoints.hub import source_folder\n"
+            "from mlx_t5.errors import UserError\n"
             "for model in sys.argv[1:]:\n"
-            "    try: print(resolve(*model.split('@')))\n"
+            "    try: print(source_folder(*model.split('@')))\n"
             "    except UserError as error: print(f'error: {error}')"
         )
         run = hub.python(tmp_path, "-c", code, *models, **settings)
@@ -101,24 +108,9 @@ def test_a_lost_connection_with_an_empty_cache_is_reported(ask, settings, cause)
     assert line.endswith("; connect, or give a local folder")
 
 
-@pytest.mark.slow
-def test_a_disk_without_room_is_reported_before_the_download(hub, ask):
-    hub.repos["a/t5"] = SMALL | {"model.safetensors": b"old"}
-    hub.repos["a/large"] = SMALL | {"model.safetensors": b"new", "pytorch_model.bin": b"new"}
-    (folder,) = ask("a/t5")
-    hub.requests.clear()
-    hub.sizes = {"model.safetensors": 10**18, "pytorch_model.bin": 10**18}
-    line, again = ask("a/large", "a/t5")
-    assert re.fullmatch(
-        r"error: not enough space in \S+: 1000000000.00 GB are needed and [\d.]+ GB are free; .*",
-        line,
-    )
-    assert again == folder and not hub.fetched, "what is there needs no room"
-
-
 def test_a_disk_that_fills_up_during_a_download_is_reported(monkeypatch):
-    siblings = [SimpleNamespace(rfilename=n, size=1) for n in ("config.json", "model.safetensors")]
-    info = SimpleNamespace(siblings=siblings, sha="0" * 40)
+    siblings = [SimpleNamespace(rfilename=n) for n in ("config.json", "model.safetensors")]
+    info = SimpleNamespace(siblings=siblings)
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -126,11 +118,9 @@ def test_a_disk_that_fills_up_during_a_download_is_reported(monkeypatch):
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: info)
     monkeypatch.setattr("huggingface_hub.snapshot_download", full)
     with pytest.raises(UserError, match=r"No space left on device\); make room, or set HF_HOME"):
-        resolve("a/t5")
-    # The older snapshot is used in this case, so nothing is refused beforehand.
-    siblings[1].size = 10**18
-    monkeypatch.setattr("mlx_t5.checkpoints.hub._cached", lambda *_: Path("old"))
-    assert resolve("a/t5") == Path("old")
+        download("a/t5")
+    monkeypatch.setattr("mlx_t5.checkpoints.hub.cached", lambda *_: Path("old"))
+    assert download("a/t5") == Path("old")
 
 
 @pytest.fixture
@@ -144,10 +134,10 @@ def no_network(monkeypatch):
 
 def test_local_folders_never_touch_the_network(no_network, tmp_path, monkeypatch):
     (tmp_path / "google" / "t5").mkdir(parents=True)
-    assert resolve(str(tmp_path)) == tmp_path
+    assert source_folder(str(tmp_path)) == tmp_path
     monkeypatch.chdir(tmp_path)
-    assert resolve("google/t5") == Path("google/t5")  # a folder is preferred to a Hub id
-    assert resolve("google") == Path("google")
+    assert source_folder("google/t5") == Path("google/t5")  # a folder is preferred to a Hub id
+    assert source_folder("google") == Path("google")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +147,7 @@ def test_an_invalid_hub_id_sends_no_request(no_network, tmp_path, monkeypatch, n
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="neither a folder nor a Hub id"):
-        resolve(name)
+        source_folder(name)
 
 
 SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
@@ -196,3 +186,11 @@ def test_the_origin_of_a_model_is_recorded(tmp_path):
         "t5",
         "a/t5-3b",
     ]
+
+
+def test_a_snapshot_path_names_its_repository():
+    cache = Path("/home/me/hub")
+    assert snapshot_id(cache / "models--google--flan-t5-xl/snapshots/abc") == "google/flan-t5-xl"
+    assert snapshot_id(cache / "models--t5-small/snapshots/abc") == "t5-small"
+    for other in ("snapshots/abc", "models--a--b/refs/main", "datasets--a--b/snapshots/abc", "t5"):
+        assert snapshot_id(cache / other) is None

@@ -6,11 +6,11 @@ import pytest
 from decoder import Engine, SpeculativeDecoder
 from draws import check_draws, position_keys, settings
 from fake_model import EOS, FakeModel, drafter, good, greedy, only, random_table
+from mlx_t5.checkpoints.hub import BUNDLED
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.proposals import NOTHING, Choice
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
-from mlx_t5.names import BUNDLED
 from mlx_t5.network.cache import round_up, source_width
 from mlx_t5.sampling.draws import Sampling, row_key
 from mlx_t5.sampling.processors import Processing

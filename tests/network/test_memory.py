@@ -1,21 +1,19 @@
 """Tests the formulas of memory against the bytes that MLX holds."""
 
 import pytest
-import torch
 
-import checkpoints
 import model as model_module
 from convert import convert
 from decoder import Engine
 from devices import cpu_allocation
 from fake_metal import FakeMetal
 from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.checkpoints.hub import BUNDLED
 from mlx_t5.engine.rows import Row
-from mlx_t5.names import BUNDLED
 from mlx_t5.network import memory, modules
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.memory import cache_bytes, dtype_hint, encoder_bytes, folder_bytes, warning
+from mlx_t5.network.memory import cache_bytes, encoder_bytes, folder_bytes, warning
 from mlx_t5.settings import Settings
 from model import T5, load
 
@@ -106,21 +104,6 @@ def test_a_mac_is_warned_near_what_macos_recommends(monkeypatch, memory, cure):
         "the weights take 27.7 MB, and macOS recommends at most 30.5 MB for the GPU "
         "(iogpu.wired_limit_mb); convert the model with --quantize, or take a smaller one" + cure
     )
-
-
-def test_a_float32_folder_on_a_gpu_gives_a_hint(monkeypatch, tmp_path, reference_of):
-    original = reference_of("t5").folder  # float32, as most models on the Hub
-    converted = convert(original, tmp_path / "mlx", "float32")
-    monkeypatch.setattr(memory, "on_cpu", lambda: True)
-    assert dtype_hint(original, None) is None  # on a CPU float32 is right
-    monkeypatch.setattr(memory, "on_cpu", lambda: False)
-    assert dtype_hint(original, None) == (
-        f"{original} is in float32; --dtype bfloat16 takes half the memory"
-    )
-    assert dtype_hint(original, "float32") is dtype_hint(converted, None) is None
-    assert dtype_hint(BUNDLED / "target", None) is None  # bfloat16
-    checkpoints.save({"x": torch.zeros(2)}, tmp_path / "other")
-    assert dtype_hint(tmp_path / "other", None) is None  # no T5, which loading reports later
 
 
 def test_weights_are_wired_while_they_are_loaded(monkeypatch):

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from adapters import by_hand
 from convert import convert
 from decoder import SpeculativeDecoder
 from devices import cpu_allocation, exact_or_refused
@@ -15,7 +14,6 @@ from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.errors import UserError
 from mlx_t5.network.draft_vocabulary import narrow
-from mlx_t5.network.fingerprint import fingerprint, same_model
 from mlx_t5.network.memory import folder_bytes
 from mlx_t5.network.sharing import ENTRY, shared_draft
 from mlx_t5.training.draft_folder import save_draft
@@ -135,7 +133,7 @@ def test_exact_texts_are_the_same_with_and_without_a_draft():
             assert [r.tokens for r in results] == [r.tokens for r in regular]
 
 
-def test_a_draft_is_refused_with_another_target(tmp_path, reference_of):
+def test_a_draft_is_refused_with_a_target_of_another_shape(tmp_path, reference_of):
     target, other = random_t5(seed=3), random_t5(seed=4)
     draft = shared_draft(target, 1)
     with pytest.raises(UserError, match="uses the encoder of another target"):
@@ -143,67 +141,36 @@ def test_a_draft_is_refused_with_another_target(tmp_path, reference_of):
     folder = reference_of("t5").folder
     path = save_draft(shared_draft(load(folder)[0], 1), folder, tmp_path / "draft")
     for options, match in (
-        ({}, "is a draft for t5 and works with that alone.*give it as --draft-model"),
-        ({"shared_with": other}, "is a draft for t5, and the target is another model"),
+        ({}, "is a draft for t5 and uses its encoder: give it as --draft-model"),
+        ({"shared_with": other}, "is a draft for t5, and the target has another shape"),
         ({"shared_with": load(folder)[0], "adapter": tmp_path}, "merge the adapter into that"),
     ):
         with pytest.raises(UserError, match=match):
             load(path, **options)
 
 
-@pytest.fixture
-def recorded(reference_of, tmp_path):
-    """Returns a target, and a function that changes the record in its draft's folder."""
+@pytest.mark.parametrize(
+    ("entry", "noted"),
+    [
+        (lambda entry: entry, False),
+        (lambda entry: entry | {"fingerprint": "00", "weights": "00", "config": "00"}, False),
+        (lambda entry: {"model": "me/other"}, True),
+        (lambda entry: {"fingerprint": "00"}, True),
+        (lambda entry: 0, True),
+    ],
+)
+def test_a_target_of_another_name_gets_a_note(reference_of, tmp_path, capsys, entry, noted):
+    """Its text stays right, as every proposal is verified. Earlier versions wrote fingerprints."""
     target, _ = load(reference_of("t5").folder)
     path = save_draft(shared_draft(target, 1), reference_of("t5").folder, tmp_path / "draft")
     file = path / "config.json"
-
-    def record(change):
-        config = json.loads(file.read_text())
-        file.write_text(json.dumps({**config, ENTRY: change(config[ENTRY])}))
-        return path
-
-    return target, record
-
-
-@pytest.mark.parametrize(
-    "entry", [0, [], {}, {"fingerprint": 3}, {"fingerprint": "xy", "model": []}, {"weights": 1}]
-)
-def test_a_damaged_record_fits_no_target(recorded, entry):
-    target, record = recorded
-    path = record(lambda whole: whole | entry if entry == {"weights": 1} else entry)
-    with pytest.raises(UserError, match="the target is another model"):
-        load(path, shared_with=target)
-
-
-def test_a_draft_of_an_earlier_version_is_matched_by_norms_alone(recorded):
-    target, record = recorded
-    path = record(lambda whole: {name: whole[name] for name in ("fingerprint", "model")})
-    assert load(path, shared_with=target)[0].shares_with is target
-    target.encoder.norm.weight = 2 * target.encoder.norm.weight
-    with pytest.raises(UserError, match="the target is another model"):
-        load(path, shared_with=target)
-
-
-@pytest.mark.parametrize("how", ["loaded", "converted", "trained further"])
-def test_a_draft_fits_adapted_targets_but_not_one_trained_further(reference_of, tmp_path, how):
-    folder, adapter = reference_of("t5").folder, tmp_path / "lora"
-    layer = "decoder.block.0.layer.0.SelfAttention.q"
-    shape = tuple(reference_of("t5").model.state_dict()[f"{layer}.weight"].shape)
-    by_hand(adapter, {layer: shape}, target_modules=[layer])
-    draft = save_draft(shared_draft(load(folder)[0], 1), folder, tmp_path / "draft")
-    if how == "loaded":
-        target, _ = load(folder, adapter=adapter)
-    else:
-        merged = convert(folder, tmp_path / "merged", "float32", adapter_path=adapter)
-        if how != "converted":
-            config = json.loads((merged / "config.json").read_text())
-            del config["converted_from"]
-            (merged / "config.json").write_text(json.dumps(config))
-        target, _ = load(merged)
-    assert not same_model(fingerprint(target), fingerprint(load(folder)[0]))
-    if how == "trained further":
-        with pytest.raises(UserError, match="the target is another model"):
-            load(draft, shared_with=target)
-    else:
-        assert load(draft, shared_with=target)[0].shares_with is target
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, ENTRY: entry(config[ENTRY])}))
+    draft, _ = load(path, shared_with=target)
+    assert draft.shares_with is target
+    note = capsys.readouterr().err
+    assert ("and the target is t5: the text stays right, but" in note) == noted
+    assert note.count("\n") == noted
+    regular = SpeculativeDecoder(target, None).generate(PROMPTS, 20)
+    results = SpeculativeDecoder(target, draft).generate(PROMPTS, 20)
+    assert [r.tokens for r in results] == [r.tokens for r in regular]

@@ -12,8 +12,8 @@ from benchmarks.workload import BOTH, DRAFT, REGULAR
 from decoder import SpeculativeDecoder
 from devices import exact_or_refused
 from mlx_t5.backend import mx
+from mlx_t5.checkpoints.hub import BUNDLED
 from mlx_t5.errors import UserError
-from mlx_t5.names import BUNDLED
 from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.sharing import shared_draft
 from mlx_t5.training.draft_folder import save_draft
