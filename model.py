@@ -70,7 +70,6 @@ class T5(Stacks):
             own parameters are then only those of its decoder (network/sharing.py).
 
     Attributes:
-        folder: the folder from which `load` read the model.
         adapted: whether an adapter was merged into the weights.
         passes: number of decoder passes so far; after `layers.PASSES_BEFORE_COMPILING` passes, a
             GPU compiles the layers.
@@ -87,7 +86,7 @@ class T5(Stacks):
         super().__init__()
         self.config, self.pooling = config, Pooling()
         self.shares_with: T5 | None = None
-        self.folder, self.adapted, self.passes, self.grad_checkpoint = Path(), False, 0, False
+        self.adapted, self.passes, self.grad_checkpoint = False, 0.0, False
         if shares_with is not None:
             share(self, shares_with)
         else:
@@ -290,7 +289,7 @@ def load(
         config = replace(target.config, **{name: getattr(config, name) for name in OF_DRAFT})
         dtype = target.dtype if dtype is None else dtype
     model = _load(folder, raw, config, target, dtype, adapter)
-    model.folder, model.pooling = folder.absolute(), read_pooling(folder, config.d_model)
+    model.pooling = read_pooling(folder, config.d_model)
     model.adapted = adapter is not None or has_adapter(raw)
     announce_kernels()
     return model, load_tokenizer(folder)

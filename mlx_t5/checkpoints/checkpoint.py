@@ -78,17 +78,6 @@ class Checkpoint:
         tensor = self._tensors[name]
         return tensor.read(self._open(tensor.path))
 
-    def part(self, name: str, axis: int, where: slice) -> mx.array:
-        """Reads some rows (axis 0) or columns (axis 1) of one tensor: those in the slice `where`.
-
-        Unlike `read`, this method also supports the packed integers of quantized weights.
-
-        Raises:
-            UserError: the type is not supported, or the file has been truncated.
-        """
-        tensor = self._tensors[name]
-        return tensor.part(self._open(tensor.path), axis, where)
-
     def row_tiles(self, name: str, max_bytes: int) -> Iterator[mx.array]:
         """Yields a tensor as tiles in its stored type: whole rows, about `max_bytes` per tile."""
         tensor = self._tensors[name]

@@ -25,8 +25,6 @@ from mlx_t5.errors import UserError, shown
 # The types that a T5 checkpoint can hold, and the numpy type by which each is read. numpy has no
 # bfloat16: the 16 bits are read as an integer, and MLX views them as bfloat16.
 READABLE = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
-# Further types in MLX folders: those of packed quantized weights, and of scales in some modes.
-PACKED = {"uint32": np.uint32, "uint8": np.uint8}
 
 
 @dataclass(frozen=True)
@@ -91,8 +89,10 @@ class StoredTensor:
         step = max(1, max_bytes * rows // max(1, self.nbytes))
         whole = None if self.is_contiguous else self._strided(file)
         for start in range(0, rows, step):
-            where = slice(start, min(start + step, rows))
-            yield self.part(file, 0, where) if whole is None else self._to_mlx(whole[where])
+            stop = min(start + step, rows)
+            yield (
+                self._rows(file, start, stop) if whole is None else self._to_mlx(whole[start:stop])
+            )
 
     def require_readable(self) -> None:
         """Raises `UserError` unless the type is one of `READABLE`."""
@@ -105,29 +105,14 @@ class StoredTensor:
     def read(self, file: FileIO) -> mx.array:
         """Reads the whole tensor in its stored type; `file` and errors are as in `row_tiles`."""
         self.require_readable()
-        return self.part(file, 0, slice(0, self.shape[0] if self.shape else 1))
-
-    def part(self, file: FileIO, axis: int, where: slice) -> mx.array:
-        """Reads the rows (axis 0) or columns (axis 1) in `where`; `file` is as in `row_tiles`.
-
-        A tensor that has gaps or is not in row-major order is read as a whole first.
-
-        Raises:
-            UserError: the type is not in `READABLE` or `PACKED`, or the file ends too early.
-        """
-        if self.dtype not in PACKED:
-            self.require_readable()
-        count = where.stop - where.start
         if not self.is_contiguous:
-            whole = self._strided(file)
-            array = whole[where] if axis == 0 else whole[:, where]
-        elif axis == 0:
-            array = self._empty((count, *self.shape[1:]) if self.shape else ())
-            self._read_into(array, file, where.start * math.prod(self.shape[1:]))
-        else:
-            array = self._empty((self.shape[0], count))
-            for i, row in enumerate(array):
-                self._read_into(row, file, i * self.shape[1] + where.start)
+            return self._to_mlx(self._strided(file))
+        return self._rows(file, 0, self.shape[0] if self.shape else 1)
+
+    def _rows(self, file: FileIO, start: int, stop: int) -> mx.array:
+        """Reads rows of a contiguous tensor."""
+        array = self._empty((stop - start, *self.shape[1:]) if self.shape else ())
+        self._read_into(array, file, start * math.prod(self.shape[1:]))
         return self._to_mlx(array)
 
     def _to_mlx(self, array: np.ndarray) -> mx.array:
@@ -142,7 +127,7 @@ class StoredTensor:
         return np.lib.stride_tricks.as_strided(flat, self.shape, steps, writeable=False)
 
     def _empty(self, shape: int | tuple[int, ...]) -> np.ndarray:
-        return np.empty(shape, np.dtype((READABLE | PACKED)[self.dtype]).newbyteorder("<"))
+        return np.empty(shape, np.dtype(READABLE[self.dtype]).newbyteorder("<"))
 
     def _read_into(self, array: np.ndarray, file: FileIO, start: int) -> None:
         """Fills an array with elements from the file, starting at the tensor's element `start`."""

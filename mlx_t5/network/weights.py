@@ -203,7 +203,7 @@ def read_tensors(
     """Yields the MLX name and the value, in its stored type, of each tensor in `mlx_names`."""
     for name in stored.names:
         if name in mlx_names:
-            yield mlx_names[name], stored.part(name, 0, slice(0, stored.shape(name)[0]))
+            yield mlx_names[name], stored.read(name)
 
 
 def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dtype) -> None:
