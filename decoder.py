@@ -71,7 +71,6 @@ class Engine(Batch):
         predicted: whether any row has a prediction (expected text) to copy from.
         committed: the tokens of each row so far, the start token first.
         offers: the drafter's offers for each row in the last step, at most two per row (`Offer`).
-        seconds: the duration of the last step.
         on_verified: a callback that gets, in every step, the rows, the target's logits (rows,
             positions, vocabulary) and the tokens (rows, positions) from `acceptance.accept`. Both
             arrays are lazy; do not wait for them. If a step makes several calls, only the last
@@ -93,7 +92,6 @@ class Engine(Batch):
         """
         super().__init__(target, drafter, clock)
         self.offers: Sequence[Sequence[Offer]] = ()
-        self.seconds = 0.0
         self.adaptive = adaptive or Adaptive.of(target, drafter)
         self.early = EarlyPass.of(target)
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
@@ -122,8 +120,7 @@ class Engine(Batch):
             if self.on_verified:
                 tokens = mx.array([row[1:] for row in outcome])
                 self.on_verified(self.rows, logits, tokens)
-        self.seconds = self.clock() - started
-        self._commit(proposal, outcome, self.seconds)
+        self._commit(proposal, outcome, self.clock() - started)
 
     def _draft(self) -> tuple[Proposal, mx.array | None]:
         """Returns the proposals of all rows, and random keys (rows, gamma + 1, 2).
