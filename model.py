@@ -81,7 +81,7 @@ class T5(Stacks):
         super().__init__()
         self.config, self.pooling = config, Pooling()
         self.shares_with: T5 | None = None
-        self.folder, self.adapted, self.passes, self.grad_checkpoint = Path(), False, 0, False
+        self.folder, self.passes, self.grad_checkpoint = Path(), 0, False
         if shares_with is not None:
             share(self, shares_with)
         else:

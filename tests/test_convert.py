@@ -122,7 +122,9 @@ def test_a_number_too_large_for_float16_is_refused(tiny, tmp_path):
     convert(tiny, tmp_path / "out", dtype="float16")
     state["encoder.block.0.layer.0.SelfAttention.q.weight"][0, 0] = 1e5
     checkpoints.save(state, tiny, config=TINY)
-    with pytest.raises(UserError, match="self_attention.q.weight has numbers too large for float16"):
+    with pytest.raises(
+        UserError, match="self_attention.q.weight has numbers too large for float16"
+    ):
         convert(tiny, tmp_path / "out2", dtype="float16")
     assert siblings(tmp_path / "out2") == {"source", "out"}
 

@@ -119,6 +119,83 @@ def test_a_head_that_differs_in_its_last_row_is_separate(reference_of, tmp_path)
     assert np.abs(logits[..., -1] - expected[..., -1]).min() > 1e-3
 
 
+@pytest.mark.parametrize("copied", ["encoder.embed_tokens", "decoder.embed_tokens"])
+def test_embeddings_that_differ_are_refused(reference_of, tmp_path, copied):
+    """transformers 5 keeps both; dropping one would change the text without a word."""
+
+    def nudge(tensors):
+        tensors[f"{copied}.weight"] = tensors["shared.weight"].copy()
+        tensors[f"{copied}.weight"][-1, -1] += 1
+
+    folder = edited(reference_of("t5").folder, tmp_path / "m", nudge)
+    with pytest.raises(UserError, match=f"shared.weight and {copied}.weight differ"):
+        load(folder)
+
+
+ADDED = {
+    "spiece_model": np.ones(9, np.uint8),
+    "v_head.summary.weight": np.ones((1, 32), np.float32),
+    "lm_head.bias": np.zeros(96, np.float32),
+    "decoder.block.0.layer.0.layer_norm.bias": np.zeros(32, np.float32),
+}
+
+
+def test_what_other_tools_add_is_left_out_with_one_note(reference_of, tmp_path, capsys):
+    source = reference_of("t5").folder
+    folder = edited(source, tmp_path / "m", lambda tensors: {**tensors, **ADDED})
+    assert_same(load(folder)[0], load(source)[0])
+    note = capsys.readouterr().err
+    assert note.count("\n") == 1 and all(name in note for name in ADDED)
+
+
+@pytest.mark.parametrize("name", ["lm_head.bias", "encoder.final_layer_norm.bias"])
+def test_a_bias_that_is_not_zero_is_refused(reference_of, tmp_path, name):
+    bias = np.array([0, 0, 1e-3], np.float32)
+    folder = edited(reference_of("t5").folder, tmp_path / "m", lambda t: {**t, name: bias})
+    with pytest.raises(UserError, match=f"unexpected {name}"):
+        load(folder)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.", "base.model."])
+def test_a_prefix_of_all_names_is_named(reference_of, tmp_path, prefix):
+    def prefixed(tensors):
+        return {f"{prefix}{name}": array for name, array in tensors.items()}
+
+    folder = edited(reference_of("t5").folder, tmp_path / "m", prefixed)
+    with pytest.raises(UserError, match=f"names begin with '{prefix}'; save the state dict"):
+        load(folder)
+
+
+@pytest.mark.parametrize("method", ["bitsandbytes", "gptq", "quanto", "fp8"])
+def test_weights_that_another_tool_quantized_are_refused_by_its_name(
+    reference_of, tmp_path, method
+):
+    folder = shutil.copytree(reference_of("t5").folder, tmp_path / "m")
+    raw = json.loads((folder / "config.json").read_text())
+    raw["quantization_config"] = {"quant_method": method, "bits": 8}
+    (folder / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(UserError, match=f"is quantized by {method}, which cannot be read here"):
+        load(folder)
+
+
+@pytest.mark.parametrize("kind", ["mlx", "hf"])
+def test_integers_are_not_taken_for_weights(reference_of, tmp_path, plain, kind):
+    """MLX reads 8-bit floats as uint8 without a word."""
+    name = {"mlx": "encoder.layers.0.self_attention.q", "hf": CROSS_O.removesuffix(".weight")}[kind]
+    folder = tmp_path / "m"
+    if kind == "mlx":
+        mlx_folder(folder, plain, RAW)
+    else:
+        shutil.copytree(reference_of("t5").folder, folder)
+    file = str(folder / "model.safetensors")
+    arrays, metadata = mx.load(file, return_metadata=True)
+    arrays[f"{name}.weight"] = mx.zeros(arrays[f"{name}.weight"].shape, mx.uint8)
+    mx.eval(arrays)
+    mx.save_safetensors(file, arrays, metadata)
+    with pytest.raises(UserError, match=f"{name}.weight is uint8 .as which MLX reads 8-bit floats"):
+        load(folder)
+
+
 @pytest.mark.parametrize("separate", [True, False])
 def test_an_mlx_folder_is_loaded_strictly(tmp_path, separate):
     model = T5(T5Config.from_dict(RAW), separate)
