@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli.distilling import DistillOptions, read_distill_options
 from mlx_t5.cli.input import Lines
-from mlx_t5.cli.training import resumable, say, work_folder
+from mlx_t5.cli.training import compared_options, resumable, say, work_folder
 from mlx_t5.cli.uploading import draft_card, upload
 from mlx_t5.errors import UserError
 from mlx_t5.settings import AUTO
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from mlx_t5.training.trainer import Evaluation
     from model import T5
 
-OF_TRAINING = (
-    "decoder_layers", "share_encoder", "draft_vocab_size", "iters", "batch_size", "learning_rate",
-)  # fmt: skip
 ANSWERS_AT_ONCE = 32  # batch size while the target answers
 EVALUATED_AT_ONCE = 16  # batch size of evaluations
 NUM_DRAFT = 5  # proposals per step, fixed so that evaluations can be compared
@@ -45,7 +42,7 @@ NUM_DRAFT = 5  # proposals per step, fixed so that evaluations can be compared
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
-    return resumable("distill.py", argv, read_distill_options, Distillation, "its verdict")
+    return resumable("distill.py", argv, read_distill_options, Distillation)
 
 
 class Distillation:
@@ -84,10 +81,8 @@ class Distillation:
             UserError: the options do not match those of the earlier run, a file of that run is
                 damaged, or there is too little disk space. Finished work stays on the disk.
         """
-        answers, training = self._settings()
-        with self.folder.claimed():
-            if self.folder.open(answers, training, self.args.resume):
-                say("other options: the answers are used again, the training starts over")
+        options = compared_options(self.args, [*self.train, *self.held_out])
+        with self.folder.opened(options, self.args.resume):
             if self.args.iters:
                 self._log_memory()
             labeled = self._answered()
@@ -96,8 +91,7 @@ class Distillation:
                 self._train(labeled)
             path = self._save()
             print(self._verdict(path), flush=True)
-            size = readable(self.folder.finish())
-        say(f"the draft is in {self.args.output}; the answers stay in {self.folder.path} ({size})")
+        say(f"the draft is in {self.args.output}; {self.folder.kept()}")
         return upload(path, self.args.upload_repo, lambda name: self.card(name))
 
     def _first_draft(self) -> T5:
@@ -117,25 +111,6 @@ class Distillation:
         if tokenizer is not None:
             same_vocabulary(self.tokenizer, tokenizer)
         return start_from(draft, self.target, self.args.draft_model, trained)
-
-    def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the settings that affect answers, and the settings that affect only training."""
-        from mlx_t5.checkpoints.identity import adapter_identity, identity
-        from mlx_t5.training.examples import digest
-
-        args = self.args
-        answers = {
-            "--model": identity(self.target_folder),
-            "--seed": args.seed,
-            "--temp": args.temp,
-            "--max-tokens": args.max_tokens,
-            "--adapter-path": self.adapter and adapter_identity(self.adapter),
-            # Last: the digest changes with --seed and --max-tokens too, and an error names the
-            # first difference.
-            "--data": digest([*self.train, *self.held_out]),
-        }
-        training = {name: getattr(args, name) for name in OF_TRAINING}
-        return answers, training | {"draft_model": self.start and identity(self.start)}
 
     def _log_memory(self) -> None:
         """Logs the estimated peak memory of training, and a warning if it is too much."""
@@ -252,7 +227,10 @@ class Distillation:
 
         whole = self.draft.shares_with is None
         self.source = self.start if self.start and whole else self.target_folder
-        return save_draft(self.draft, self.source, self.args.output)
+        overwrite = self.folder.written.exists()
+        path = save_draft(self.draft, self.source, self.args.output, overwrite=overwrite)
+        self.folder.written.touch()
+        return path
 
     def _verdict(self, path: Path) -> str:
         """Returns a report that compares the saved draft, the previous draft and prompt copying."""

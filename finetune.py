@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -31,18 +32,13 @@ from mlx_t5.cli.finetuning import (
     read_finetune_options,
 )
 from mlx_t5.cli.input import PairLines
-from mlx_t5.cli.training import resumable, say, work_folder
+from mlx_t5.cli.training import compared_options, resumable, say, work_folder
 from mlx_t5.errors import UserError
 
 if TYPE_CHECKING:
     from mlx_t5.training.examples import TrainingPair
     from mlx_t5.training.texts import Texts
 
-OF_TRAINING = (
-    "fine_tune_type", "target_modules", "r", "lora_alpha", "lora_dropout", "use_rslora",
-    "num_layers", "iters", "batch_size", "optimizer", "learning_rate", "lr_scheduler_type",
-    "warmup_steps", "max_seq_length",
-)  # fmt: skip
 LEAST = 10  # minimum number of pairs to train on
 EVALUATED_AT_ONCE = 16  # batch size of evaluations
 PROMPTS = "prompts.jsonl"  # in the work folder, for distill.py
@@ -50,7 +46,7 @@ PROMPTS = "prompts.jsonl"  # in the work folder, for distill.py
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
-    return resumable("finetune.py", argv, read_finetune_options, FineTuning, "what comes next")
+    return resumable("finetune.py", argv, read_finetune_options, FineTuning)
 
 
 class FineTuning:
@@ -128,35 +124,20 @@ class FineTuning:
             UserError: the options do not match those of the earlier run, a file of that run is
                 damaged, or there is too little disk space. Finished work stays on the disk.
         """
-        with self.folder.claimed():
-            if self.folder.open(*self._settings(), self.args.resume):
-                say("other options: the training starts over")
+        options = compared_options(self.args, [*self.train, *self.valid])
+        with self.folder.opened(options, self.args.resume):
             self._train()
             if self.test:
                 say(f"test: {self._evaluated(self.test)}")
             self._save()
-            self.folder.finish()
-        say(f"it is in {self.args.output}; commands to run next:")
+        what = "model" if self.full else "adapter"
+        say(f"the {what} is in {self.args.output}; {self.folder.kept()}")
+        say("commands to run next:")
         prompts = self.folder.path / PROMPTS
         prompt = self.valid[0].prompt
         for command in next_commands(self.args.model, self.args.output, self.full, prompts, prompt):
             print(shlex.join(command))
         return 0
-
-    def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the settings that a resumed run must not change, and the settings of training.
-
-        If a resumed run changes a setting of training, the training starts over.
-        """
-        from mlx_t5.checkpoints.identity import identity
-        from mlx_t5.training.examples import digest
-
-        fixed = {
-            "--model": identity(self.base),
-            "--seed": self.args.seed,
-            "--data": digest([*self.train, *self.valid]),
-        }
-        return fixed, {name: getattr(self.args, name) for name in OF_TRAINING}
 
     def _train(self) -> None:
         """Trains the model, and leaves the best weights in it."""
@@ -192,19 +173,21 @@ class FineTuning:
 
     def _learner(self) -> Any:
         """Returns the learner, with the requested schedule and optimizer."""
-        from mlx_t5.training.learner import Learner, adafactor, adamw, constant, linear
+        from mlx_t5.training import learner
         from mlx_t5.training.loss import token_loss
 
         args, warm_up = self.args, self.args.warmup_steps
+        if warm_up is None:
+            warm_up = math.ceil(learner.WARM_UP_SHARE * args.iters)
         relative = args.lr_scheduler_type == RELATIVE
         decays = args.lr_scheduler_type == "linear"
-        return Learner(
+        return learner.Learner(
             self.model,
             token_loss(self.model, 0.0),
             args.iters,
             args.learning_rate,
-            schedule=linear(args.iters, warm_up) if decays else constant(warm_up),
-            optimizer=adamw() if args.optimizer == ADAMW else adafactor(relative),
+            schedule=learner.linear(args.iters, warm_up) if decays else learner.constant(warm_up),
+            optimizer=learner.adamw() if args.optimizer == ADAMW else learner.adafactor(relative),
             drop=self.adapters.drop if args.lora_dropout and self.adapters else None,
             seed=args.seed,
         )
@@ -261,15 +244,18 @@ class FineTuning:
         prompts = "".join(json.dumps({"prompt": pair.prompt}) + "\n" for pair in self.train)
         file = self.folder.path / PROMPTS
         replace_file(file, lambda partial: partial.write_text(prompts, encoding="utf-8"))
+        overwrite = self.folder.written.exists()
         if self.full:
-            write_model(path, self.model, self.base)
-            return
-        weights = dict(tree_flatten(self.model.trainable_parameters()))
-        entries = {
-            "lora_dropout": args.lora_dropout,
-            "base_model_name_or_path": base_name(self.base),
-        }
-        write_adapter(path, self.model, weights, lora_config(args), args.num_layers, **entries)
+            write_model(path, self.model, self.base, overwrite)
+        else:
+            weights = dict(tree_flatten(self.model.trainable_parameters()))
+            entries: dict[str, Any] = {
+                "lora_dropout": args.lora_dropout,
+                "base_model_name_or_path": base_name(self.base),
+            }
+            shape = lora_config(args), args.num_layers
+            write_adapter(path, self.model, weights, *shape, overwrite, **entries)
+        self.folder.written.touch()
 
 
 if __name__ == "__main__":

@@ -69,14 +69,13 @@ def _run(options: MainOptions) -> int:
     if job.spec.stream and isinstance(prompts, list):
         decoder = _load(job)
         painter = _begin(decoder, job, presets)
-        return write_text(decoder, prompts[0], job, painter, job.record())
+        return write_text(decoder, prompts[0], job, painter)
     run = Run.of(prompts, job)
-    if run.done.all:
-        log(f"all {run.done.prompts} prompts are done")
-        return run.record.finish(0)
-    decoder = _load(job)
     if options.resume:
         run.log_resumed()
+        if run.count == run.first > 0:
+            return 0
+    decoder = _load(job)
     painter = _begin(decoder, job, presets)
     return _write_all(run, _computation(decoder, job), _output(run, painter, options), options)
 
@@ -200,7 +199,7 @@ def _output(run: Run, painter: Painter | None, options: MainOptions) -> LineFile
         line_of = embedding_object
     else:
         line_of = text_lines(options.json, bool(run.output_file) or options.json, painter)
-    return LineFile(run.output_file, run.keep, run.record, line_of)
+    return LineFile(run.output_file, run.keep, line_of)
 
 
 def _write_all(
@@ -234,7 +233,7 @@ def _write_all(
         interrupted = f"interrupted: {totals.results}{of_all} {unit} done · "
     seconds = run.clock() - began
     log(interrupted + totals.summary(seconds, unit, options.writes_text, options.verbose))
-    return run.record.finish(status)
+    return status
 
 
 if __name__ == "__main__":

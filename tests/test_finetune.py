@@ -76,7 +76,9 @@ def test_a_run_logs_its_progress_and_prints_the_next_commands(trial):
     prompts = Path(shlex.split(out[1])[shlex.split(out[1]).index("--data") + 1])
     rows = [json.loads(line) for line in prompts.read_text().splitlines()]
     assert len(rows) == 27 and all(row.keys() == {"prompt"} for row in rows)
-    assert {file.name for file in prompts.parent.iterdir()} == {"run.json", "prompts.jsonl"}
+    files = {"run.json", "prompts.jsonl", "state.safetensors", "best.safetensors", "written"}
+    assert {file.name for file in prompts.parent.iterdir()} == files
+    assert re.search(r"the adapter is in .*adapter-work \([\d.]+ MB\) is kept for --resume", log)
 
 
 def test_the_adapter_has_its_configuration_and_weights(trial):
@@ -105,6 +107,31 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_adapter(trial, run, tmp_path
     output = tmp_path / "adapter"
     stopped_at_each(lambda output, *more: run(output, *LORA, *more), output, stops, capsys)
     assert same(weights(trial[0], ADAPTER), weights(output, ADAPTER))
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_extended_and_its_output_replaced_when_it_is_complete(
+    run, tmp_path, monkeypatch
+):
+    options = [*LORA, "--lr-scheduler-type", "constant", "--learning-rate", "0.003"]
+    assert run(tmp_path / "whole", *options) == 0
+    output = tmp_path / "adapter"
+    assert run(output, *options, "--iters", "3") == 0
+    before = (output / ADAPTER).read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(fine_tuning, "write_adapter", interrupted)
+        assert run(output, *options, "--resume") == 130
+    assert (output / ADAPTER).read_bytes() == before
+    assert run(output, *options, "--resume") == 0
+    assert same(weights(tmp_path / "whole", ADAPTER), weights(output, ADAPTER))
+    assert (output / ADAPTER).read_bytes() != before
+    assert len(list(tmp_path.iterdir())) == 4
+    (output / "mine").touch()
+    assert run(output, *options, "--resume") == 2 and (output / "mine").exists()
+
+
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
 
 
 @pytest.mark.slow
@@ -162,10 +189,11 @@ def test_a_quantized_model_gets_dora(run, tmp_path, monkeypatch):
         ("--lr-scheduler-type relative --optimizer adamw", "is adafactor's"),
         ("--learning-rate 0", "give a number from 1e-8 to 1, not '0'"),
         ("--lora-dropout 1", "give a number from 0 to 0.9, not '1'"),
-        ("--output {trial}", "exists; choose another --output or remove it"),
-        ("--output {trial} --resume", "exists: the adapter is complete. Use it"),
-        ("--output {begun}", "has an earlier run; go on with --resume"),
-        ("--output {begun} --resume --seed 1", "was made with another --seed"),
+        ("--output {trial}", "exists; choose another --output\n"),
+        ("--output {trial} --resume", "exists; choose another --output\n"),
+        ("--output {begun}", "has an earlier run; resume it with --resume"),
+        ("--output {begun} --resume --r 2", "was made with another --r (see"),
+        ("--output {begun} --resume --data {folder}/ten.jsonl", "was made with another --data"),
         ("--model {quantized} --fine-tune-type full", "is quantized, and such weights"),
     ],
 )
@@ -174,12 +202,14 @@ def test_bad_options_are_refused(trial, data, run, tmp_path, capsys, options, me
     folder.mkdir()
     (folder / "empty.jsonl").touch()
     (folder / "few.jsonl").write_text("".join(data.read_text().splitlines(keepends=True)[:3]))
+    (folder / "ten.jsonl").write_text("".join(data.read_text().splitlines(keepends=True)[:20]))
     if "{quantized}" in options:
         convert(TARGET, tmp_path / "quantized", quantize=True)
     shutil.copytree(trial[0], tmp_path / "trial")
     shutil.copytree(trial[0].with_name("adapter-work"), tmp_path / "begun-work")
     places = {n: str(tmp_path / n) for n in ("folder", "trial", "begun", "quantized")}
-    check_refused(run, tmp_path / "new", options.format(**places).split(), message, capsys)
+    arguments = [*LORA * ("{begun}" in options), *options.format(**places).split()]
+    check_refused(run, tmp_path / "new", arguments, message, capsys)
 
 
 @pytest.mark.slow

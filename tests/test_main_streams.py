@@ -18,7 +18,6 @@ from command_line import ROOT, start
 from mlx_t5.cli.input import Lines
 from mlx_t5.cli.options import read_options
 from mlx_t5.cli.resume import ResumePoint
-from mlx_t5.cli.run_record import RunRecord
 from mlx_t5.cli.runs import MainJob, Run, lines_of
 from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Result, Stats
@@ -91,7 +90,7 @@ def test_waiting_for_a_line_does_not_count_as_decoding(tmp_path, capsys):
 
     options = read_options(["--output-file", str(tmp_path / "out.txt")])
     job = MainJob(options, Job(Settings()), "", ModelPair(tmp_path, None, False, ""))
-    run = Run(lines, ResumePoint(), job, RunRecord())
+    run = Run(lines, ResumePoint(), job)
     assert main._write_all(run, compute, main._output(run, None, options), options) == 0
     os.close(readable)
     assert "1 tokens in -" in capsys.readouterr().err  # 1,000 seconds less than it took
@@ -139,10 +138,7 @@ def test_neither_prompts_nor_results_are_kept(tmp_path):
     argv = ["--output-file", str(out), "--num-samples", "2", "--temp", "1"]
     options = read_options(argv)
     job = MainJob(options, Job(Settings(), num_samples=2), "", ModelPair(tmp_path, None, False, ""))
-    run, compute = (
-        Run(Many(), ResumePoint(), job, RunRecord()),
-        main._computation(FakeDecoder(), job),
-    )
+    run, compute = Run(Many(), ResumePoint(), job), main._computation(FakeDecoder(), job)
     assert main._write_all(run, compute, main._output(run, None, options), options) == 0
     assert out.read_text() == "text\n" * 600
     assert most <= 2

@@ -152,7 +152,10 @@ def open_adapter(
 
 
 def save_adapter(
-    path: Path, entries: Mapping[str, Any], tensors: Mapping[str, Mapping[str, mx.array]]
+    path: Path,
+    entries: Mapping[str, Any],
+    tensors: Mapping[str, Mapping[str, mx.array]],
+    overwrite: bool = False,
 ) -> Path:
     """Writes an adapter folder for PEFT and `open_adapter`; the folder appears when it is complete.
 
@@ -161,6 +164,7 @@ def save_adapter(
         entries: the entries of adapter_config.json, except `peft_type` and `task_type`.
         tensors: for each layer, the LoRA matrices A and B and, with DoRA, the learned lengths of
             the weight's rows; each array is keyed by its name in PEFT.
+        overwrite: whether to replace a folder at `path`.
 
     Returns:
         `path`.
@@ -174,7 +178,7 @@ def save_adapter(
         for name, array in arrays.items()
     }
     try:
-        with new_folder(path, overwrite=False) as partial_folder:
+        with new_folder(path, overwrite) as partial_folder:
             file = str(partial_folder / WEIGHTS[0])
             mx.save_safetensors(file, named, {"format": "pt"})
             write_json(partial_folder / CONFIG, _ENTRIES | dict(entries))

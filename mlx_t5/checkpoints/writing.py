@@ -29,8 +29,7 @@ _WEIGHTS = re.compile(
 
 def is_model_file(name: str) -> bool:
     """Returns whether `name` is the name of a model's file, or of a folder such as `1_Pooling`."""
-    of_model = name in SMALL_FILES or any(p.fullmatch(name) for p in (_WEIGHTS, MODULE_FOLDER))
-    return of_model or is_macos_file(name)
+    return name in SMALL_FILES or any(p.fullmatch(name) for p in (_WEIGHTS, MODULE_FOLDER))
 
 
 def check_output_folder(
@@ -73,7 +72,8 @@ def check_output_folder(
         in_module = MODULE_FOLDER.fullmatch(file.parent.name) and file.parent.parent == path
         is_module = MODULE_FOLDER.fullmatch(file.name) is not None
         nested = file.parent != path and not in_module
-        if nested or not is_output(file.name) or file.is_dir() != (is_module and not in_module):
+        known = is_output(file.name) or is_macos_file(file.name)
+        if nested or not known or file.is_dir() != (is_module and not in_module):
             name = file.relative_to(path)
             raise UserError(f"{path} holds more than a model ({name}); remove it yourself")
 

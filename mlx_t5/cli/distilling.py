@@ -147,6 +147,6 @@ def read_distill_options(argv: Sequence[str]) -> DistillOptions:
     if args.upload_repo is not None and args.adapter_path is not None:
         cure = "leave --upload-repo out, and send the folder with hf upload"
         raise UserError(f"the card of a draft for an adapted model cannot name the adapter; {cure}")
-    check_output(args.output, args.resume, is_model_file, "config.json", "draft")
+    check_output(args.output, args.resume, is_model_file)
     check_repository(args.upload_repo)
     return args

@@ -6,7 +6,6 @@ The options have the names that they have in mlx-lm and PEFT.
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +24,6 @@ FULL, KINDS = "full", ("lora", "dora", "full")
 ADAFACTOR, ADAMW = "adafactor", "adamw"
 RELATIVE = "relative"  # --lr-scheduler-type: Adafactor's own rate, as in T5's pre-training
 RATES = {FULL: {ADAFACTOR: 1e-3, ADAMW: 1e-4}, "": {ADAFACTOR: 0.03, ADAMW: 1e-3}}
-WARM_UP_SHARE = 0.05
 LENGTHS = [512, 256]
 PARTS = {"train": "train", "validation": "valid", "valid": "valid", "test": "test"}  # by file
 SUFFIXES = (".tsv", ".jsonl")  # if a folder has both, .jsonl is read
@@ -51,7 +49,7 @@ class FinetuneOptions:
     optimizer: str
     learning_rate: float
     lr_scheduler_type: str
-    warmup_steps: int
+    warmup_steps: int | None
     max_seq_length: tuple[int, int]  # of prompts, of completions
     grad_checkpoint: bool
     steps_per_report: int
@@ -184,14 +182,9 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
     if relative and (args.learning_rate or args.warmup_steps):
         raise UserError(f"--lr-scheduler-type {RELATIVE} has a rate of its own; leave others out")
     args.learning_rate = args.learning_rate or RATES[FULL if full else ""][args.optimizer]
-    if args.warmup_steps is None:
-        args.warmup_steps = math.ceil(WARM_UP_SHARE * args.iters)
     args.max_seq_length = tuple((args.max_seq_length * 2)[:2])
-    if full:
-        check_output(args.output, args.resume, is_model_file, "config.json", "model")
-    else:
-        is_output = frozenset((CONFIG, WEIGHTS[0])).__contains__
-        check_output(args.output, args.resume, is_output, CONFIG, "adapter")
+    is_output = is_model_file if full else {CONFIG, WEIGHTS[0]}.__contains__
+    check_output(args.output, args.resume, is_output)
     return parsed(FinetuneOptions, vars(args))
 
 

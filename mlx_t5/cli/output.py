@@ -19,7 +19,6 @@ from mlx_t5.text.detokenizer import StreamingDetokenizer
 if TYPE_CHECKING:
     import numpy as np
 
-    from mlx_t5.cli.run_record import RunRecord
     from mlx_t5.engine.rows import Result
     from mlx_t5.scoring.pairs import Score
 
@@ -232,7 +231,6 @@ class LineFile:
         path: the file to write; an existing file is not changed before the first result. None:
             standard output.
         keep: number of bytes at the beginning of an existing file to keep, with earlier results.
-        record: the options to record beside the file at the first result; None for no record.
         line_of: a function that makes a line from a prompt and its outcome.
         end: the end of each line; "" if lines contain their ends.
     """
@@ -241,12 +239,11 @@ class LineFile:
         self,
         path: str | None,
         keep: int = 0,
-        record: RunRecord | None = None,
         line_of: LineOf = text_object,
         end: str = "\n",
     ):
         self._end = end
-        self._path, self._keep, self._record, self._line_of = path, keep, record, line_of
+        self._path, self._keep, self._line_of = path, keep, line_of
         self._file: TextIO | None = None if path else sys.stdout
 
     def __enter__(self) -> LineFile:
@@ -274,7 +271,5 @@ class LineFile:
             if not self._file:
                 file = open(self._path, "a", encoding="utf-8", errors="backslashreplace")
                 self._file = claimed(file, self._path, self._keep)
-                if self._record:
-                    self._record.begin()
             print(line, end=self._end, file=self._file, flush=True)
             require_there(self._file, self._path)

@@ -1,7 +1,6 @@
-"""Finds the lines that `--resume` keeps in an output: those of the finished prompts.
+"""Finds the complete lines of an interrupted output, which `--resume` keeps.
 
-An interrupted run leaves the results of the first prompts, and perhaps an incomplete line. JSON
-lines are compared with their prompts, so that an output is not resumed with a different input.
+Lines of text are kept whatever wrote them. JSON lines must have the prompts of the input.
 """
 
 from __future__ import annotations
@@ -11,26 +10,18 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any, NamedTuple
 
 from mlx_t5.errors import UserError
 
 OTHERWISE = "name another --output-file, or leave --resume out to start again"
 
 
-@dataclass(frozen=True)
-class ResumePoint:
-    """The part of an output that is kept.
-
-    Attributes:
-        prompts: number of finished prompts.
-        size: number of bytes that their lines take, from the beginning of the file.
-        all: whether every prompt of the input is finished.
-    """
+class ResumePoint(NamedTuple):
+    """The part of an output that is kept: its number of prompts, and its size in bytes."""
 
     prompts: int = 0
     size: int = 0
-    all: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,38 +54,28 @@ def find_resume_point(
     prompts = size = 0
     try:
         if not stat.S_ISREG(os.stat(output_file).st_mode):  # a pipe or /dev/full never ends
-            raise UserError(f"--resume goes on with a file, which {output_file} is not")
+            raise UserError(f"--resume needs a regular file, which {output_file} is not")
         with open(output_file, "rb") as file:
-            while lines := _whole_lines(file, form.texts):
-                item = next(items, None)
-                if item is None:
-                    raise _too_many(output_file, prompts)
-                for i, line in enumerate(lines):
-                    where = f"{output_file} line {prompts * form.texts + i + 1}"
-                    _check(line, item, form, where)
-                prompts, size = prompts + 1, size + sum(map(len, lines))
-            if prompts == count and file.tell() > size:
-                raise _too_many(output_file, prompts)
+            while True:
+                lines = [file.readline() for _ in range(form.texts)]
+                complete = lines[-1].endswith(b"\n")
+                item = next(items, None) if complete else None
+                if item is None and (complete or (prompts == count and file.tell() > size)):
+                    more = f"{output_file} has results of more prompts than the input"
+                    raise UserError(f"{more}, which has {prompts}; {OTHERWISE}")
+                if not complete:
+                    return ResumePoint(prompts, size)
+                for i, line in enumerate(lines, 1):
+                    _check(line, item, form, f"{output_file} line {prompts * form.texts + i}")
+                prompts, size = prompts + 1, file.tell()
     except FileNotFoundError:
-        pass
+        return ResumePoint()
     except OSError as error:
         raise UserError(f"cannot read {output_file}: {error.strerror}") from None
-    return ResumePoint(prompts, size, 0 < prompts == count)
-
-
-def _too_many(output_file: str, prompts: int) -> UserError:
-    more = f"{output_file} has results of more prompts than the input"
-    return UserError(f"{more}, which has {prompts}; {OTHERWISE}")
-
-
-def _whole_lines(file: IO[bytes], count: int) -> list[bytes]:
-    """Returns the next prompt's `count` lines; an empty list if a line is missing or incomplete."""
-    lines = [file.readline() for _ in range(count)]
-    return lines if all(line.endswith(b"\n") for line in lines) else []
 
 
 def _check(line: bytes, item: Any, form: Form, where: str) -> None:
-    """Refuses a line whose JSON object belongs to a different item."""
+    """Refuses a JSON line of another prompt."""
     if form.result is None:
         return
     try:
@@ -102,7 +83,7 @@ def _check(line: bytes, item: Any, form: Form, where: str) -> None:
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict) or form.result not in record:
-        raise UserError(f"{where} is no object with {form.result!r}; {OTHERWISE}")
+        raise UserError(f"{where} is not an object with {form.result!r}; {OTHERWISE}")
     names = ("prompt", "target") if form.result == "logprob" else ("prompt",)
     for name, text in zip(names, item if isinstance(item, tuple) else (item,), strict=False):
         if record.get(name) != ("" if isinstance(text, UserError) else text):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.cli.arguments import log
 from mlx_t5.cli.input import Lines
 from mlx_t5.cli.resume import Form, ResumePoint, find_resume_point
-from mlx_t5.cli.run_record import RunRecord, record_of
 
 if TYPE_CHECKING:
     from mlx_t5.cli.options import MainOptions
@@ -50,11 +49,6 @@ class MainJob:
         texts = spec.num_samples * spec.settings.num_return_sequences  # one of the factors is 1
         return Form(texts, "text" if options.json else None)
 
-    def record(self) -> RunRecord:
-        """Returns the record that is kept beside the output until the output is complete."""
-        values = {name: value for name, value in vars(self.options).items() if name != "settings"}
-        return record_of({**values, **vars(self.spec.settings)}, self.models)
-
 
 class Run:
     """The prompts that remain to be done, and the output of those that an earlier run has done.
@@ -66,20 +60,11 @@ class Run:
         outcomes_a_prompt: number of outcomes per prompt; each outcome is one line.
         output_file: the file for results; None: standard output.
         keep: number of bytes of earlier results in that file.
-        record: the record beside the output file, for a later `--resume`.
-        done: the part of the output that is kept.
     """
 
-    def __init__(
-        self,
-        prompts: Any,
-        done: ResumePoint,
-        job: MainJob,
-        record: RunRecord,
-    ) -> None:
+    def __init__(self, prompts: Any, done: ResumePoint, job: MainJob) -> None:
         """Makes a run of the remaining prompts; callers use `of`, which finds these prompts."""
         self.prompts, self.first, self.keep = prompts, done.prompts, done.size
-        self.done, self.record = done, record
         self.count = len(prompts) if isinstance(prompts, list) else getattr(prompts, "count", None)
         self.outcomes_a_prompt = job.form.texts
         self.output_file: str | None = job.options.output_file
@@ -96,25 +81,20 @@ class Run:
         Raises:
             UserError: the output cannot be resumed.
         """
-        record, done, output_file = RunRecord(), ResumePoint(), job.options.output_file
-        if output_file:
-            record = job.record()
+        done, output_file = ResumePoint(), job.options.output_file
         if output_file and job.options.resume and isinstance(prompts, Lines):
-            record.check()
             done = find_resume_point(output_file, prompts, job.form, prompts.count)
-        return Run(prompts, done, job, record)
+        return Run(prompts, done, job)
 
     def clock(self) -> float:
         """Returns the seconds of a clock that stops while the next line of a pipe is missing."""
         return time.perf_counter() - getattr(self.prompts, "waited", 0.0)
 
     def log_resumed(self) -> None:
-        """Logs how many prompts are done, and warns if no record shows how they were done."""
-        if not self.first:
-            return
-        log(f"resuming: {self.first}{f' of {self.count}' * bool(self.count)} prompts are done")
-        if not self.record.path.exists():
-            log(f"warning: there is no {self.record.path}, so nothing says what made the output")
+        """Logs how many lines of the output are kept."""
+        of_all = f" of {self.count}" if self.count else ""
+        lines = self.first * self.outcomes_a_prompt
+        log(f"resuming: {lines} lines are kept, {self.first}{of_all} prompts are done")
 
     def outcomes(self, compute: Compute) -> Iterator[tuple[int, Any, Any]]:
         """Yields, for each outcome in order, the prompt's number (from 1), the prompt, the outcome.

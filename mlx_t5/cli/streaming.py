@@ -17,21 +17,14 @@ if TYPE_CHECKING:
 
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.options import MainOptions
-    from mlx_t5.cli.run_record import RunRecord
     from mlx_t5.cli.runs import MainJob
     from mlx_t5.engine.rows import Chunk
 
 
 def write_text(
-    decoder: SpeculativeDecoder,
-    prompt: str,
-    job: MainJob,
-    painter: Painter | None,
-    record: RunRecord,
+    decoder: SpeculativeDecoder, prompt: str, job: MainJob, painter: Painter | None
 ) -> int:
     """Writes one text, or one document piece by piece, to the output file or standard output.
-
-    The record of the options stays beside the output file until the document is complete.
 
     Returns:
         The exit status.
@@ -42,7 +35,7 @@ def write_text(
     options, split = job.options, job.options.split != "none"
     status, chunk, text, began = 0, None, "", time.perf_counter()
     stream, count = _stream(decoder, prompt, job)
-    output = LineFile(options.output_file, record=record, end="")
+    output = LineFile(options.output_file, end="")
     with (
         contextlib.closing(stream) as chunks,
         output,
@@ -72,7 +65,6 @@ def write_text(
         seconds = time.perf_counter() - began if split else chunk.stats.decode_seconds
         line = totals.summary(seconds, verbose=options.verbose)
         log(("interrupted: " if status == INTERRUPTED else "") + line)
-    record.finish(status == INTERRUPTED)  # even if pieces failed, a document is complete
     return status
 
 

@@ -6,15 +6,28 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.cli.arguments import INTERRUPTED, Options, add_number, at_least, run, within
+from mlx_t5.cli.arguments import (
+    INTERRUPTED,
+    Options,
+    add_number,
+    at_least,
+    option_of,
+    run,
+    within,
+)
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import Range
 
+# Options that may change when a run is resumed; --data and --valid are compared by their content.
+MAY_CHANGE = (
+    "output", "resume", "iters", "steps_per_eval", "save_every", "steps_per_report",
+    "grad_checkpoint", "upload_repo", "data", "valid",
+)  # fmt: skip
 LARGEST_SEED = 2**53 - 1  # the seeds derived for single prompts are larger
 
 
@@ -23,7 +36,6 @@ def resumable(
     argv: Sequence[str] | None,
     read: Callable[[Sequence[str]], Options],
     prepare: Callable[[Options], Any],
-    rest: str,
 ) -> int:
     """Runs a command line that trains; after Ctrl-C, prints how to resume.
 
@@ -32,8 +44,6 @@ def resumable(
         argv: the arguments; None stands for the process's own arguments.
         read: parses and checks the arguments, among them --output and --resume.
         prepare: returns an object whose `run` does the work and returns the exit status.
-        rest: a name for the last lines that the program prints, such as "its verdict". If the
-            output is complete when Ctrl-C comes, the message says how to get these lines.
 
     Returns:
         The exit status.
@@ -46,12 +56,10 @@ def resumable(
             status: int = prepare(args).run()
             return status
         except KeyboardInterrupt:
-            again = shlex.join(["python", program, *argv, *["--resume"][args.resume :]])
             hint = "nothing was written"
-            if Path(args.output).expanduser().exists():
-                hint = f"{args.output} is complete; for {rest} remove it and go on with: {again}"
-            elif work_folder(args.output).exists():
-                hint = f"go on with: {again}"
+            if work_folder(args.output).exists():
+                again = ["python", program, *argv, *["--resume"][args.resume :]]
+                hint = f"go on with: {shlex.join(again)}"
             say(f"interrupted; {hint}")
             return INTERRUPTED
 
@@ -72,48 +80,49 @@ def add_course(group: argparse._ArgumentGroup, seeded: str) -> None:
     number("--save-every", at_least(1), 100, "steps between saved states")
     seeds = Range(int, 0, LARGEST_SEED, f"a whole number from 0 to {LARGEST_SEED}")
     number("--seed", within(seeds), 0, seeded)
-    group.add_argument("--resume", action="store_true", help="resume where an earlier run stopped")
+    group.add_argument("--resume", action="store_true", help="resume or extend an earlier run")
 
 
-def check_output(
-    output: str, resume: bool, is_output: Callable[[str], bool], config: str, what: str
-) -> None:
-    """Refuses an output folder that exists or cannot be made.
-
-    If the folder is the output of an earlier run, the error says that the user may remove it. Such
-    a folder has the file `config`, and `is_output` accepts the names of all its files.
+def check_output(output: str, resume: bool, is_output: Callable[[str], bool]) -> None:
+    """Refuses an output folder that cannot be made, or that is not the resumed run's own.
 
     Args:
         output: the path that the user gives.
         resume: whether the user asks to resume an earlier run.
         is_output: a function that takes a file's name and returns whether an earlier run may have
             written the file.
-        config: name of a file that every complete output folder has.
-        what: name of the folder's content, for messages.
 
     Raises:
-        UserError: `output` is empty, or the folder exists or cannot be made.
+        UserError: `output` is empty, exists or cannot be made.
     """
     from mlx_t5.checkpoints.writing import check_output_folder
-    from mlx_t5.disk import absolute, is_macos_file
+    from mlx_t5.disk import absolute
+    from mlx_t5.training.run_folder import RunFolder
 
     if not output:
         raise UserError("--output is empty; name a folder")
     path = absolute(output)
-    if os.path.lexists(path):
-        is_complete = (path / config).exists() and all(
-            is_output(n) or is_macos_file(n) for n in os.listdir(path)
-        )
-        if is_complete and resume:
-            raise UserError(
-                f"{path} exists: the {what} is complete. Use it, or remove it to have it made and "
-                "measured again"
-            )
-        raise UserError(f"{path} exists; choose another --output" + " or remove it" * is_complete)
+    own = RunFolder(work_folder(output)).written.exists()
+    if os.path.lexists(path) and not (own and resume):
+        cure = "extend its run with --resume and more --iters, or " * own
+        raise UserError(f"{path} exists; {cure}choose another --output")
     above = next(folder for folder in path.parents if folder.exists())
     if not (above.is_dir() and os.access(above, os.W_OK)):
         raise UserError(f"nothing can be written into {above}; choose another --output")
-    check_output_folder(path, overwrite=False, is_output=is_output)
+    check_output_folder(path, own, is_output)
+
+
+def compared_options(args: Any, examples: Iterable[Any]) -> dict[str, Any]:
+    """Returns the options that must not change when a run is resumed, by their names.
+
+    Models are compared by the names that the user gives, and data by the examples read from it.
+    """
+    from mlx_t5.training.examples import digest
+
+    options = {option_of(n): value for n, value in vars(args).items() if n not in MAY_CHANGE}
+    options["--iters"] = args.iters > 0  # with 0 the output is another one: nothing is trained
+    # Last: other options change the digest too, and an error names the first difference.
+    return options | {"--data": digest(examples)}
 
 
 def work_folder(output: str) -> Path:

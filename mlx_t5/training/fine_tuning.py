@@ -100,6 +100,7 @@ def write_adapter(
     weights: Arrays,
     lora: LoraConfig,
     num_layers: int,
+    overwrite: bool = False,
     **entries: Any,
 ) -> Path:
     """Writes the trained weights as a PEFT adapter.
@@ -111,6 +112,7 @@ def write_adapter(
             adapter and, with DoRA, the magnitude vector (the learned norms of the rows).
         lora: the adapter's configuration that was given to `adapt`.
         num_layers: the number of layers that was given to `adapt`.
+        overwrite: whether to replace a folder at `path`.
         entries: further entries of adapter_config.json.
 
     Returns:
@@ -125,10 +127,10 @@ def write_adapter(
     named = lora.target_modules if num_layers < 0 else sorted(tensors)
     of_lora = {name: getattr(lora, name) for name in ("r", "lora_alpha", "use_rslora", "use_dora")}
     modules = named if isinstance(named, str) else list(named)
-    return save_adapter(path, of_lora | {"target_modules": modules} | entries, tensors)
+    return save_adapter(path, of_lora | {"target_modules": modules} | entries, tensors, overwrite)
 
 
-def write_model(path: Path, model: T5, source: Path) -> Path:
+def write_model(path: Path, model: T5, source: Path, overwrite: bool = False) -> Path:
     """Writes a whole model as a Hugging Face folder, which appears only when it is complete.
 
     Args:
@@ -136,6 +138,7 @@ def write_model(path: Path, model: T5, source: Path) -> Path:
         model: a `model.T5`.
         source: the folder of the model from which training started. The written model has the same
             configuration and tokenizer, and its weights have the same dtype.
+        overwrite: whether to replace a folder at `path`.
 
     Returns:
         `path`.
@@ -150,7 +153,7 @@ def write_model(path: Path, model: T5, source: Path) -> Path:
     if not config.get("tie_word_embeddings", True):  # then transformers expects a separate head
         arrays.setdefault(HEAD, arrays[EMBEDDING])
     try:
-        with new_model_folder(path, False, source) as folder:
+        with new_model_folder(path, overwrite, source) as folder:
             tensors = ((name, cast(name, array, dtype)) for name, array in arrays.items())
             save_weights(folder, tensors, "pt")
             config |= {name: stored for name in ("torch_dtype", "dtype") if name in raw}

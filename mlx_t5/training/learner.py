@@ -81,7 +81,7 @@ class Learner:
             seed: the seed of the dropout.
         """
         self.model, self._loss = model, loss
-        self.iters, self.learning_rate = iters, learning_rate
+        self.learning_rate = learning_rate
         self.schedule = schedule or linear(iters, WARM_UP_SHARE * iters)
         self.optimizer = optimizer or adafactor()
         self._drop, self._seed = drop, seed

@@ -104,6 +104,9 @@ class Trainer:
             self._evaluate_if_due()
             if not self.over:
                 self._train(steps(range(self.state.step, self.schedule.iters), self.state.step))
+            if self.over and self.state.step < self.schedule.iters:
+                since = f"no improvement in the last {PATIENCE} evaluations"
+                self.log(f"stopped early at step {self.state.step}: {since}")
         except KeyboardInterrupt:
             if self.progress.best is not None:
                 self.folder.save(self.state, self.progress)

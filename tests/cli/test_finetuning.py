@@ -60,7 +60,7 @@ def test_the_optimizer_sets_the_default_learning_rate(tmp_path, options, optimiz
     needed = ["--model", "m", "--data", "d", "--output", str(tmp_path / "o")]
     args = read_finetune_options([*needed, *options, "--max-seq-length", "9"])
     assert (args.optimizer, args.learning_rate) == (optimizer, rate)
-    assert args.warmup_steps == 50 and args.max_seq_length == (9, 9)
+    assert args.warmup_steps is None and args.max_seq_length == (9, 9)
 
 
 def test_lora_options_become_a_lora_config(tmp_path):

@@ -34,7 +34,7 @@ class Colored:
 
 
 def results(path, as_json=False, painter=None, keep=0) -> LineFile:
-    return LineFile(path, keep, None, text_lines(as_json, path is not None or as_json, painter))
+    return LineFile(path, keep, text_lines(as_json, path is not None or as_json, painter))
 
 
 # ---- where results go ----------------------------------------------------------------------------

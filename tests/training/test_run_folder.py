@@ -1,7 +1,5 @@
 """Tests the files that a run leaves for resuming, and when resuming is refused."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.training.learner import State
 from mlx_t5.training.run_folder import (
     BEST,
-    SETTINGS,
+    OPTIONS,
     STATE,
     VOCABULARY,
     RunFolder,
@@ -18,13 +16,18 @@ from mlx_t5.training.run_folder import (
 )
 
 NONE = State({}, {})
-ANSWERS, TRAINING = {"--data": "abc", "--temp": 0.0}, {"iters": 10}
+GIVEN = {"--model": "t5", "--temp": 0.0, "--max-seq-length": (24, 12)}
+
+
+def opened(folder, options=GIVEN, resume=True):
+    with folder.opened(options, resume):
+        pass
 
 
 @pytest.fixture
 def folder(tmp_path):
     run = RunFolder(tmp_path / "run")
-    assert not run.open(ANSWERS, TRAINING, resume=False)
+    opened(run, resume=False)
     return run
 
 
@@ -40,61 +43,58 @@ def test_a_saved_state_is_read_back_exactly(folder):
     assert all(mx.array_equal(state.weights[n], a) for n, a in arrays.items())
 
 
-def test_an_earlier_run_is_resumed_only_when_asked_for_and_with_the_same_answers(folder):
-    again = RunFolder(folder.path)
-    with pytest.raises(UserError, match="earlier run; go on with --resume, or remove it"):
-        again.open(ANSWERS, TRAINING, resume=False)
-    with pytest.raises(UserError, match="made with another --temp; give that again"):
-        again.open(ANSWERS | {"--temp": 1.0}, TRAINING, resume=True)
+def test_a_run_is_resumed_only_when_asked_for_and_with_its_own_options(folder):
     folder.save(State({}, {}, 1), TrainingProgress())
-    folder.save_best({"a": mx.ones(1)})
-    assert not again.open(ANSWERS, TRAINING, resume=True) and again.state(NONE)
-    assert again.open(ANSWERS, {"iters": 20}, resume=True) and again.state(NONE) is None
-    assert not again.open(ANSWERS, {"iters": 20}, resume=True)
-    (folder.path / SETTINGS).unlink()
-    for file in folder.path.iterdir():
-        file.unlink()
-    (folder.path / ".DS_Store").touch()
-    assert not again.open(ANSWERS, TRAINING, resume=True)  # begins again
-    (folder.path / SETTINGS).unlink()
-    (folder.path / "mine.txt").touch()
-    with pytest.raises(UserError, match="is no folder of an earlier run"):  # no run's folder
-        again.open(ANSWERS, TRAINING, resume=True)
+    before = {file: file.read_bytes() for file in folder.path.iterdir()}
+    with pytest.raises(UserError, match="earlier run; resume it with --resume, remove it, or"):
+        opened(folder, resume=False)
+    with pytest.raises(UserError, match="made with another --temp .see run.json there.; give that"):
+        opened(folder, GIVEN | {"--temp": 1.0})
+    opened(folder)
+    assert {file: file.read_bytes() for file in folder.path.iterdir()} == before
 
 
-@pytest.mark.parametrize("name", (SETTINGS, STATE, BEST))
+def test_a_run_begins_in_an_empty_folder_or_with_answers(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.answers.mkdir()
+    (tmp_path / ".DS_Store").touch()
+    opened(folder)
+    (tmp_path / OPTIONS).rename(tmp_path / "mine.txt")
+    with pytest.raises(UserError, match="is not the folder of an earlier run"):
+        opened(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "7", "[" * 100_000, '{"answers": {}, "training": {}}'])
+def test_damaged_or_older_options_are_refused(folder, text):
+    (folder.path / OPTIONS).write_text(text)
+    with pytest.raises(UserError, match="run.json is damaged or from an older version"):
+        opened(folder)
+
+
+@pytest.mark.parametrize("name", (STATE, BEST))
 @pytest.mark.parametrize("content", (b"", b"{}", b"\x08\0\0\0\0\0\0\0{}      "))
 def test_damaged_files_are_named(folder, name, content):
     folder.save(State({}, {}, 1), TrainingProgress())
     (folder.path / name).write_bytes(content)
-    again = lambda: folder.open(ANSWERS, TRAINING, resume=True)  # noqa: E731
     like = {"a": mx.ones(1)}
-    readers = {
-        SETTINGS: again,
-        STATE: lambda: folder.state(State(like, {})),
-        BEST: lambda: folder.best(like),
-    }
+    readers = {STATE: lambda: folder.state(State(like, {})), BEST: lambda: folder.best(like)}
     with pytest.raises(UserError, match=f"{name} is damaged"):
         readers[name]()
 
 
-def test_the_vocabulary_is_counted_again_for_another_training(folder):
+def test_the_vocabulary_is_counted_once(folder):
     first, second = np.array([1, 5]), np.array([1, 9])
-    assert folder.vocabulary(lambda: first).tolist() == [1, 5]
-    again = RunFolder(folder.path)
-    again.open(ANSWERS, TRAINING, resume=True)
-    assert again.vocabulary(lambda: second).tolist() == [1, 5]
+    for count in (first, second):
+        assert folder.vocabulary(lambda count=count: count).tolist() == [1, 5]
     (folder.path / VOCABULARY).write_text("no array")
-    with pytest.raises(UserError, match=f"{VOCABULARY} is damaged .*; remove {VOCABULARY}"):
-        again.vocabulary(lambda: second)
-    again.open(ANSWERS, {"iters": 20}, resume=True)
-    assert again.vocabulary(lambda: second).tolist() == [1, 9]
+    with pytest.raises(UserError, match=f"{VOCABULARY} is damaged .*, remove {VOCABULARY}"):
+        folder.vocabulary(lambda: second)
 
 
 def test_a_state_of_another_draft_or_without_the_best_one_is_refused_at_once(folder):
     one, other = ({"a": mx.ones(n)} for n in (1, 2))
     folder.save(State(one, {}, 1), TrainingProgress(best=1.5))
-    with pytest.raises(UserError, match=f"{BEST} is damaged .*remove {STATE} and {BEST}"):
+    with pytest.raises(UserError, match=f"{BEST} is damaged .*remove .*{STATE} and {BEST}"):
         folder.state(State(one, {}))
     folder.save_best(one)
     assert folder.state(State(one, {}))
@@ -104,11 +104,9 @@ def test_a_state_of_another_draft_or_without_the_best_one_is_refused_at_once(fol
 
 
 def test_two_runs_never_share_a_folder(folder):
-    other = RunFolder(folder.path)
-    with folder.claimed(), pytest.raises(UserError, match="another run is at work in"):
-        other.claimed().__enter__()
-    with other.claimed():
-        pass
+    with folder.opened(GIVEN, True), pytest.raises(UserError, match="another run is at work in"):
+        opened(RunFolder(folder.path))
+    opened(RunFolder(folder.path))
 
 
 def test_a_full_disk_leaves_the_old_file(folder, monkeypatch):
@@ -124,11 +122,3 @@ def test_a_full_disk_leaves_the_old_file(folder, monkeypatch):
     assert folder.best({"a": mx.ones(1)})["a"].tolist() == [1] and not list(
         folder.path.glob(".partial*")
     )
-
-
-def test_finishing_removes_the_state_and_keeps_the_answers(folder):
-    folder.answers.mkdir()
-    (folder.answers / "answers-00000.npz").write_bytes(b"12345")
-    folder.save(State({}, {}, 1), TrainingProgress())
-    settings = json.dumps({"answers": ANSWERS, "training": TRAINING})
-    assert folder.finish() == 5 + len(settings) and folder.state(NONE) is None

@@ -28,7 +28,7 @@ def inputs():
     return target, label(target, PAIRS)
 
 
-def a_run(inputs, path, scores=None, log=lambda line: None):
+def a_run(inputs, path, scores=None, log=lambda line: None, schedule=SCHEDULE):
     """Returns a trainer; without `scores`, the score is the first weight of the draft's norm."""
     target, labeled = inputs
     draft = shared_draft(target, 1)
@@ -40,9 +40,9 @@ def a_run(inputs, path, scores=None, log=lambda line: None):
 
     folder = RunFolder(path)
     folder.path.mkdir(exist_ok=True)
-    learner = learner_of(draft, SCHEDULE.iters, 0.05)
+    learner = learner_of(draft, schedule.iters, 0.05)
     batch = partial(micro_batches, labeled, draft, 2, 2, 0)
-    return Trainer(learner, batch, SCHEDULE, folder, evaluate, log)
+    return Trainer(learner, batch, schedule, folder, evaluate, log)
 
 
 def outcome(run):
@@ -109,6 +109,7 @@ def test_the_best_draft_is_kept_and_too_many_worse_ones_end_the_run(inputs, tmp_
     progress = run.progress
     assert (progress.best, progress.best_step, progress.behind) == (3.0, 2, 2)
     assert "(the best so far)" in log[1] and log[3].endswith("(2 behind)")
+    assert log[4] == "stopped early at step 6: no improvement in the last 2 evaluations"
     best, last = run.folder.best(run.state.weights), run.state.weights
     name = "decoder.norm.weight"
     assert mx.array_equal(run.learner.model.decoder.norm.weight, best[name])
