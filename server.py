@@ -241,7 +241,7 @@ def _load(options: ServerOptions, chosen: ModelPair) -> SpeculativeDecoder:
 
 def model_name(chosen: ModelPair) -> str:
     """Returns the target's name for clients: its folder's name, or "demo" if it is bundled."""
-    from mlx_t5.checkpoints.hub import BUNDLED
+    from mlx_t5.disk import BUNDLED
 
     folder = Path(chosen.target).resolve()
     return BUNDLED.name if folder == (BUNDLED / "target").resolve() else folder.name

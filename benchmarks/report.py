@@ -35,8 +35,9 @@ from decoder import SpeculativeDecoder
 from demo.grow import SHAPES, grow
 from mlx_t5 import loading
 from mlx_t5.backend import on_cpu
-from mlx_t5.checkpoints.hub import BUNDLED, MODELS
+from mlx_t5.checkpoints.hub import MODELS
 from mlx_t5.cli.arguments import add_number, at_least
+from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError
 from mlx_t5.network.memory import limit
 from mlx_t5.sizes import readable

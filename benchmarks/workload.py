@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.checkpoints.hub import BUNDLED
 from mlx_t5.cli import input
 from mlx_t5.cli.arguments import NUM_DRAFT, add_number, add_setting, at_least, within
+from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError
 
 REGULAR = "regular"  # decoding by the target alone

@@ -10,8 +10,8 @@ from __future__ import annotations
 from html import escape
 
 from decoder import SpeculativeDecoder
-from mlx_t5.checkpoints.hub import BUNDLED
 from mlx_t5.cli.options import DEFAULT_PROMPT
+from mlx_t5.disk import BUNDLED
 from model import load
 
 PICTURE = BUNDLED.parent / "docs" / "who-wrote.svg"

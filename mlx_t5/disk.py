@@ -1,17 +1,21 @@
-"""Writes files completely, flushes them to the disk, and locks them for one process."""
+"""Finds, reads, writes and locks files; a file is written completely or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from mlx_t5.errors import UserError, reason
 
+CLONE = Path(__file__).parents[1]
+BUNDLED = CLONE / "demo"  # the bundled pair
 PARTIAL = ".partial-"  # prefix of a file that is being written
 
 
@@ -30,6 +34,25 @@ def absolute(name: str | Path) -> Path:
         cause = getattr(error, "strerror", None) or error
         raise UserError(f"{name} leads nowhere ({cause}); check the path") from None
     return path
+
+
+def read_object(path: Path, cure: str) -> dict[str, Any]:
+    """Returns the JSON object in a file; `cure` ends the error if the file cannot be read.
+
+    Raises:
+        UserError: the file is missing or damaged, or holds something else than an object.
+    """
+    if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+        raise UserError(f"{path} is not a regular file; {cure}")
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}; {cure}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON ({error}): fetch it again") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} does not hold an object: fetch it again")
+    return value
 
 
 def is_macos_file(name: str) -> bool:

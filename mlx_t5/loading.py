@@ -12,7 +12,6 @@ from mlx_t5.checkpoints.adapter_config import adapter_folder
 from mlx_t5.checkpoints.default_drafts import default_draft
 from mlx_t5.checkpoints.hub import (
     ADAPTED,
-    BUNDLED,
     MODELS,
     cached,
     converted,
@@ -22,6 +21,7 @@ from mlx_t5.checkpoints.hub import (
     source_of,
 )
 from mlx_t5.checkpoints.reading import TorchTensor, read_weights, stored_dtype
+from mlx_t5.disk import BUNDLED
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.proposals import Drafter
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy

@@ -134,7 +134,7 @@ def decoder():
     from convert import convert
     from decoder import SpeculativeDecoder
     from mlx_t5 import loading
-    from mlx_t5.checkpoints.hub import BUNDLED
+    from mlx_t5.disk import BUNDLED
 
     chosen = loading.choose_pair(None, str(BUNDLED / "draft") + "+lookup", convert)
     target, drafter, tokenizer, other = loading.load_pair(chosen, "float32")

@@ -17,7 +17,7 @@ from convert import convert
 from decoder import SpeculativeDecoder
 from mlx_t5 import loading
 from mlx_t5.backend import mx, tree_flatten
-from mlx_t5.checkpoints.hub import BUNDLED
+from mlx_t5.disk import BUNDLED
 from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.sharing import ENTRY
 from mlx_t5.training import teacher_answers, verdict, vocabulary

@@ -15,7 +15,6 @@ import finetune
 from convert import convert
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, tree_flatten
-from mlx_t5.errors import UserError
 from mlx_t5.training import examples, fine_tuning, learner
 from mlx_t5.training.learner import Learner
 from mlx_t5.training.teacher_answers import Answers
@@ -214,7 +213,7 @@ def test_bad_options_are_refused(trial, data, run, tmp_path, capsys, options, me
 
 @pytest.mark.slow
 def test_an_adapted_model_gets_a_draft_without_a_merged_copy(trial, tmp_path, monkeypatch, capsys):
-    """distill.py uses the adapter, and its draft works only with the adapted target."""
+    """distill.py uses the adapter, and its draft names the base model."""
     answered = []
     complete = Answers.complete
     monkeypatch.setattr(
@@ -233,8 +232,6 @@ def test_an_adapted_model_gets_a_draft_without_a_merged_copy(trial, tmp_path, mo
     )
     assert mx.array_equal(weight, right) and not mx.array_equal(weight, wrong)
     assert load(draft, shared_with=merged)[0].shares_with is merged
-    with pytest.raises(UserError, match="and the target is another model"):
-        load(draft, shared_with=plain)
     shutil.rmtree(draft)
     assert distill.main([*options, "--resume"]) == 2
     assert "was made with another --adapter-path" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from command_line import ROOT, byte_model
 from convert import convert
 from decoder import SpeculativeDecoder
 from fake_hub import FakeHub, serve
-from mlx_t5.checkpoints.hub import BUNDLED
+from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError
 from mlx_t5.network.sharing import shared_draft
 from mlx_t5.training.draft_folder import save_draft

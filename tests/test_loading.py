@@ -8,7 +8,8 @@ import pytest
 from mlx_t5 import loading
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints import hub
-from mlx_t5.checkpoints.hub import BUNDLED, locate
+from mlx_t5.checkpoints.hub import locate
+from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError
 from mlx_t5.loading import choose_pair
 

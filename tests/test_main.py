@@ -92,7 +92,7 @@ def test_the_draft_changes_how_the_text_is_made_and_not_the_text(run, draft):
     fast = json.loads(out)
     _, out, slow_err = run(*argv, "--regular-decode")
     slow = json.loads(out)
-    assert fast["tokens"] == slow["tokens"] and "regular decoding" in slow_err
+    assert fast["tokens"] == slow["tokens"] and "no draft" in slow_err
     if draft:  # with "auto" a busy machine may propose nothing
         assert 2 * fast["stats"]["target_calls"] < slow["stats"]["target_calls"]
     assert (slow["stats"]["drafted"], slow["stats"]["tokens_per_call"]) == (0, 1)

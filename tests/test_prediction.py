@@ -6,7 +6,7 @@ from decoder import Engine, SpeculativeDecoder
 from devices import exact_or_refused
 from fake_model import EOS, FakeModel, drafter, random_table
 from kinds import PREDICTIONS, SOURCES, V, drafters, rows, table_of
-from mlx_t5.checkpoints.hub import BUNDLED
+from mlx_t5.disk import BUNDLED
 from mlx_t5.drafting.costs import MOST
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy

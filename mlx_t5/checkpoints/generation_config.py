@@ -26,7 +26,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mlx_t5.checkpoints.reading import read_object
+from mlx_t5.disk import read_object
 from mlx_t5.errors import UserError, shown
 from mlx_t5.settings import SETTINGS, Settings
 

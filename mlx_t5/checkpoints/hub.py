@@ -22,13 +22,10 @@ from mlx_t5.checkpoints.reading import (
     SAFETENSORS,
     SMALL_FILES,
     TORCH,
-    read_object,
 )
-from mlx_t5.disk import absolute
+from mlx_t5.disk import CLONE, absolute, read_object
 from mlx_t5.errors import UserError, log
 
-CLONE = Path(__file__).parents[2]
-BUNDLED = CLONE / "demo"  # the bundled pair
 MODELS = Path("models")  # in the working directory, or else in the clone
 ADAPTED = " with adapter "  # in the result of `source_of`
 # Old ids without an owner; the Hub redirects them to the present repositories.

@@ -21,10 +21,10 @@ from mlx_t5.checkpoints.reading import (
     MODULES,
     SENTENCE_SETTINGS,
     as_array,
-    read_object,
     read_weights,
 )
 from mlx_t5.checkpoints.writing import require_own
+from mlx_t5.disk import read_object
 from mlx_t5.errors import UserError, shown
 
 _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {"Identity": lambda x: x, "Tanh": mx.tanh}

@@ -1,4 +1,4 @@
-"""Reads the weights and the JSON files of a model folder; nothing in them is executed.
+"""Reads the weights of a model folder; nothing in its files is executed.
 
 safetensors are read by `mx.load`, which is lazy: an array's bytes are read when it is evaluated.
 A torch `.bin` is read without torch. Its pickle may name nothing but the parts of a tensor, and
@@ -13,7 +13,6 @@ two containers (torch/serialization.py):
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import re
 import zipfile
@@ -27,6 +26,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from mlx_t5.backend import mx
+from mlx_t5.disk import read_object
 from mlx_t5.errors import UserError, reason, shown
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
@@ -197,25 +197,6 @@ def require_float(name: str, tensor: mx.array | TorchTensor) -> None:
     if (dtype := type_name(tensor.dtype)) not in DTYPES:
         hint = " (as which MLX reads 8-bit floats, too)" if dtype == "uint8" else ""
         raise UserError(f"{shown(name)} is {dtype}{hint}; weights must be {', '.join(DTYPES)}")
-
-
-def read_object(path: Path, cure: str) -> dict[str, Any]:
-    """Returns the JSON object in a file; `cure` ends the error if the file cannot be read.
-
-    Raises:
-        UserError: the file is missing or damaged, or holds something else than an object.
-    """
-    if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
-        raise UserError(f"{path} is not a regular file; {cure}")
-    try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}; {cure}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON ({error}): fetch it again") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} does not hold an object: fetch it again")
-    return value
 
 
 def _read_shards(index: Path) -> tuple[Weights, dict[str, str]]:

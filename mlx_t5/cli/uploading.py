@@ -154,6 +154,7 @@ def _card(folder: Path, local: Path, tags: list[str], **parts: str) -> str:
     from huggingface_hub import ModelCard, ModelCardData, hf_hub_download
 
     from mlx_t5.checkpoints.hub import ADAPTED, source_of
+    from mlx_t5.checkpoints.writing import require_own
 
     base = (source_of(folder) or "").partition(ADAPTED)[0]
     public = "/" in base  # without an owner it is the name of a folder
@@ -161,6 +162,7 @@ def _card(folder: Path, local: Path, tags: list[str], **parts: str) -> str:
         path = local / CARD
         if public and not path.is_file():
             path = Path(hf_hub_download(base, CARD))
+        require_own(path, path.parent)
         known = ModelCard(path.read_text("utf-8"), ignore_metadata_errors=True).data
     except Exception:  # no connection, no card, or a card that is not valid
         known = ModelCardData()

@@ -20,11 +20,11 @@ from mlx_t5.checkpoints.reading import (
     TorchTensor,
     Weights,
     as_array,
-    read_object,
     require_float,
     stored_dtype,
     type_name,
 )
+from mlx_t5.disk import read_object
 from mlx_t5.errors import UserError, is_out_of_memory, log, reason, shown
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.layers import keep_float32

@@ -8,7 +8,7 @@ import pytest
 
 import convert
 from benchmarks.peer_programs import CTranslate2, MlxT5, Transformers, hugging_face_folder
-from mlx_t5.checkpoints.hub import BUNDLED
+from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError
 
 TEXTS = ["translate English to French: I have two cats.", "fix grammar: She have an dog."]

@@ -15,7 +15,7 @@ from benchmarks.report import affordable, exactness, in_turns
 from benchmarks.subject import Subject
 from benchmarks.workload import DRAFT, REGULAR
 from mlx_t5.backend import ON_CUDA, cpu_only
-from mlx_t5.checkpoints.hub import BUNDLED
+from mlx_t5.disk import BUNDLED
 from mlx_t5.engine.rows import Stats
 from mlx_t5.errors import UserError
 from snippets import ROOT

@@ -8,7 +8,7 @@ from benchmarks import subject
 from benchmarks.subject import Subject, decoding, sentences
 from benchmarks.workload import BOTH, DRAFT, LOOKUP, REGULAR
 from command_line import byte_model
-from mlx_t5.checkpoints.hub import BUNDLED
+from mlx_t5.disk import BUNDLED
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.errors import UserError

@@ -16,7 +16,8 @@ import torch
 
 import checkpoints
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints.reading import as_array, read_object, read_weights, require_float
+from mlx_t5.checkpoints.reading import as_array, read_weights, require_float
+from mlx_t5.disk import read_object
 from mlx_t5.errors import UserError
 from torch_views import views
 

@@ -162,7 +162,7 @@ def test_only_the_models_files_are_sent(tmp_path):
     folder = convert(sentences, tmp_path / "out", dtype="float32")
     (folder / CARD).write_text("a card")
     expected = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
-    assert "2_Dense/model.safetensors" in expected and model_files(folder) == expected
+    assert "2_Dense/pytorch_model.bin" in expected and model_files(folder) == expected
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "config.json").write_text("{}")

@@ -6,7 +6,7 @@ import pytest
 from decoder import Engine, SpeculativeDecoder
 from draws import check_draws, position_keys, settings
 from fake_model import EOS, FakeModel, drafter, good, greedy, only, random_table
-from mlx_t5.checkpoints.hub import BUNDLED
+from mlx_t5.disk import BUNDLED
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.proposals import NOTHING, Choice
 from mlx_t5.engine.rows import Row

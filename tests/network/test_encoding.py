@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints.hub import BUNDLED
+from mlx_t5.disk import BUNDLED
 from mlx_t5.network.encoding import encoded, encoder_states, padded
 from model import load
 

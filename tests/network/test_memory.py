@@ -8,7 +8,7 @@ from decoder import Engine
 from devices import cpu_allocation
 from fake_metal import FakeMetal
 from mlx_t5.backend import mx, tree_flatten
-from mlx_t5.checkpoints.hub import BUNDLED
+from mlx_t5.disk import BUNDLED
 from mlx_t5.engine.rows import Row
 from mlx_t5.network import memory, modules
 from mlx_t5.network.cache import source_width

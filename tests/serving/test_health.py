@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from fake_serving import ENDLESS, PATIENCE, Gated, V, hold, until
-from mlx_t5.checkpoints.hub import BUNDLED
+from mlx_t5.disk import BUNDLED
 from mlx_t5.engine.rows import Chunk
 from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.app import create_app

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from mlx_t5.checkpoints.generation_config import Preset
-from mlx_t5.checkpoints.hub import BUNDLED
+from mlx_t5.disk import BUNDLED
 from mlx_t5.engine.document_batch import DocumentInFlight
 from mlx_t5.engine.rows import Chunk, Result, Stats
 from mlx_t5.serving import pieces

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from mlx_t5.checkpoints.generation_config import Preset
-from mlx_t5.checkpoints.hub import BUNDLED
+from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError
 from mlx_t5.scoring.pairs import Pair
 from mlx_t5.serving import api, scoring_routes

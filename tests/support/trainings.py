@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlx_t5.backend import mx, on_cpu
-from mlx_t5.checkpoints.hub import BUNDLED
+from mlx_t5.disk import BUNDLED
 
 TARGET = str(BUNDLED / "target")
 

@@ -12,7 +12,7 @@ from benchmarks.workload import BOTH, DRAFT, REGULAR
 from decoder import SpeculativeDecoder
 from devices import exact_or_refused
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints.hub import BUNDLED
+from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError
 from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.sharing import shared_draft
@@ -68,10 +68,13 @@ def test_main_writes_what_the_target_writes_alone(run, either):
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (["--model", "DRAFT"], "DRAFT is a draft for target and works with that alone, as it uses"),
+        (
+            ["--model", "DRAFT"],
+            "DRAFT is a draft for target and uses its encoder: give it as --draft-model",
+        ),
         (
             ["--model", str(BUNDLED / "draft"), "--draft-model", "DRAFT"],
-            "DRAFT is a draft for target, and the target is another model; give it with its own",
+            "DRAFT is a draft for target, and the target has another shape; give it with its own",
         ),
     ],
 )
