@@ -19,6 +19,7 @@ from mlx_t5.checkpoints.checkpoint import (
     read_weight_map,
     stored_dtype,
 )
+from mlx_t5.checkpoints.generation_config import FILE, TOKEN_IDS
 from mlx_t5.checkpoints.small_files import read_object
 from mlx_t5.errors import UserError, is_out_of_memory, reason, shown
 from mlx_t5.network.config import T5Config
@@ -150,10 +151,15 @@ def _equal(checkpoint: Checkpoint, a: str, b: str) -> bool:
 def read_config(folder: Path) -> dict:
     """Returns the object in a folder's config.json.
 
+    Its start, end and pad ids are those of generation_config.json, if they are there, because
+    transformers generates with these.
+
     Raises:
-        UserError: the file is missing or is not a JSON object.
+        UserError: the file is missing, or a file is not a JSON object.
     """
-    return read_object(folder / "config.json", "give a model folder, MLX or Hugging Face")
+    raw = read_object(folder / "config.json", "give a model folder, MLX or Hugging Face")
+    ids = read_object(folder / FILE, "fetch it again") if (folder / FILE).exists() else {}
+    return raw | {name: ids[name] for name in TOKEN_IDS if ids.get(name) not in (None, [])}
 
 
 def has_adapter(raw: dict) -> bool:
