@@ -49,6 +49,7 @@ try:
     from mlx_t5.network.layers import keep_float32
     from mlx_t5.network.sharing import ENTRY
     from mlx_t5.network.weights import cast, has_decoder, read_config
+    from mlx_t5.text.tokenizer import load_tokenizer, save_tokenizer
     from model import select_tensors
 except (ImportError, UserError) as error:
     if __name__ != "__main__":
@@ -161,6 +162,7 @@ def convert(
         raw = read_config(folder)
         config = T5Config.from_dict(raw)
         read_pooling(folder, config.d_model)  # refuses modules that could not be loaded
+        tokenizer = load_tokenizer(folder)  # refuses a folder that could not be used
         recipe = recipe and _recipe_for(config.vocab_size, q_options)
         with open_checkpoint(folder) as checkpoint:
             steps = plan(raw, checkpoint, getattr(mx, dtype), recipe, encoder_only)
@@ -171,6 +173,7 @@ def convert(
                 raw["converted_from"] = origin(str(source), revision, folder, adapter_path)
                 write_config(partial, raw, dtype, recipe, steps)
                 copy_modules(folder, partial)
+                save_tokenizer(tokenizer, folder, partial)
     except OSError as error:
         raise UserError(f"cannot convert {source} to {path}: {reason(error)}") from error
     return path

@@ -24,6 +24,10 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
 )
 # Further files of a folder of sentence-transformers, see sentence_modules.py.
 MODULES = "modules.json"
