@@ -45,6 +45,7 @@ try:
     from mlx_t5.network.layers import keep_float32
     from mlx_t5.network.sharing import ENTRY
     from mlx_t5.network.weights import cast, has_decoder, read_config, tensor_names
+    from mlx_t5.text.tokenizer import load_tokenizer, save_tokenizer
     from model import select_tensors
 except (ImportError, UserError) as error:
     if __name__ != "__main__":
@@ -113,6 +114,7 @@ def convert(
         raw = read_config(folder)
         config = T5Config.from_dict(raw)
         read_pooling(folder, config.d_model)  # refuses modules that could not be loaded
+        tokenizer = load_tokenizer(folder)  # refuses a folder that could not be used
         weights, metadata = read_weights(folder)
         if ENTRY in raw or config.draft_vocab_size:
             raise UserError("the source is a draft, ready to use: give its folder as --draft-model")
@@ -130,6 +132,7 @@ def convert(
             tensors = read_tensors(weights, adapter)
             save_weights(partial, _converted(tensors, getattr(mx, dtype), layers, bar), "mlx")
             copy_modules(folder, partial)
+            save_tokenizer(tokenizer, folder, partial)
             raw["converted_from"] = origin(str(source), revision, folder, adapter_path)
             write_config(partial, raw, dtype, recipe, layers, has_decoder(shapes))
     except (OSError, RuntimeError) as error:  # MLX raises the latter, too, if the disk is full

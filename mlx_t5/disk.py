@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,31 @@ from mlx_t5.errors import UserError, reason
 
 CLONE = Path(__file__).parents[1]
 BUNDLED = CLONE / "demo"  # the bundled pair
+# The files of a model folder, in Hugging Face's layout.
+SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
+TOKENIZER_FILES = (
+    "spiece.model",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+)
+# Further files of a folder of sentence-transformers, see checkpoints/pooling.py.
+MODULES = "modules.json"
+SENTENCE_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
+MODULE_FOLDER = re.compile(r"\d{1,2}_(Pooling|Dense|Normalize)")
+# The files that are downloaded and copied together with the weights.
+SMALL_FILES = (
+    "config.json",
+    "generation_config.json",
+    *TOKENIZER_FILES,
+    MODULES,
+    *SENTENCE_SETTINGS,
+)
 PARTIAL = ".partial-"  # prefix of a file that is being written
 
 

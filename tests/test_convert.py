@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from transformers import AutoTokenizer
 
 import checkpoints
 import families
@@ -20,11 +21,12 @@ from convert import convert
 from devices import cpu_allocation
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints import writing
-from mlx_t5.checkpoints.reading import TOKENIZER_FILES
+from mlx_t5.disk import TOKENIZER_FILES
 from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.weights import tensor_names
 from model import load
+from tokenizer_folders import TEXTS, write_class
 
 
 def as_torch(array: mx.array) -> torch.Tensor:
@@ -101,7 +103,8 @@ def test_a_sharded_output_is_loaded(tiny, tmp_path, monkeypatch):
 
 def test_small_files_are_copied_beside_the_weights(tiny, tmp_path):
     for name in TOKENIZER_FILES:
-        (tiny / name).write_text(name)
+        own = ROOT / "demo" / "target" / name
+        (tiny / name).write_bytes(own.read_bytes() if own.exists() else b"{}")
     out = convert(tiny, tmp_path / "out", dtype="float16")
     assert {file.name for file in out.iterdir()} == {
         "config.json",
@@ -110,9 +113,26 @@ def test_small_files_are_copied_beside_the_weights(tiny, tmp_path):
         "generation_config.json",
         *TOKENIZER_FILES,
     }
-    assert (out / "spiece.model").read_text() == "spiece.model"
+    assert all((out / name).read_bytes() == (tiny / name).read_bytes() for name in TOKENIZER_FILES)
     expected = {**TINY, "torch_dtype": "float16", "converted_from": {"folder": "source"}}
     assert json.loads((out / "config.json").read_text()) == expected
+
+
+def test_other_tokenizers_are_saved_as_tokenizer_json(tiny, tmp_path):
+    config = (tiny / "config.json").read_text()
+    write_class(tiny, "roberta")
+    (tiny / "config.json").write_text(config)
+    _, tokenizer = load(convert(tiny, tmp_path / "out"))
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+    assert tokenizer(TEXTS).input_ids == AutoTokenizer.from_pretrained(tiny)(TEXTS).input_ids
+
+
+def test_an_unusable_tokenizer_is_refused_before_the_weights_are_read(tiny, tmp_path):
+    (tiny / "vocab.txt").write_text("the")  # without the name of its class
+    (tiny / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(UserError, match="cannot load the tokenizer"):
+        convert(tiny, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_number_too_large_for_float16_is_refused(tiny, tmp_path):

@@ -16,7 +16,8 @@ from demo import grow
 from demo.widening import SIZES, Widening
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints import writing
-from mlx_t5.checkpoints.reading import TOKENIZER_FILES, read_weights
+from mlx_t5.checkpoints.reading import read_weights
+from mlx_t5.disk import TOKENIZER_FILES
 from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.weights import read_config

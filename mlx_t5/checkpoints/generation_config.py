@@ -19,7 +19,6 @@ from the text of transformers.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,9 +39,10 @@ _DAMAGED = "give a model folder, MLX or Hugging Face"
 # counts, as in transformers.
 _ENTRIES = {entry: name for name, setting in SETTINGS.items() for entry in setting.config}
 _WITH_START = ("max_length", "min_length")  # they count the start token
-# Entries that do not affect the text: ids (config.json has them too), caches, output formats, and
-# entries about drafting and computing in transformers.
-_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
+# Ids are no settings: `network.weights.read_config` reads them.
+TOKEN_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
+# Entries that do not affect the text: caches, output formats, and entries about drafting and
+# computing in transformers.
 _SAMPLING = ("do_sample", "temperature")  # these two affect the text; see `_sampling`
 _WITHOUT_EFFECT = frozenset(
     "bos_token_id prefix transformers_version use_cache cache_implementation cache_config "
@@ -106,19 +106,15 @@ def read_generation_config(folder: Path) -> Preset:
     Raises:
         UserError: a file is damaged, or a setting is out of range.
     """
-    path = folder / FILE
-    config = read_object(folder / CONFIG, _DAMAGED)
+    name = FILE if (folder / FILE).exists() else CONFIG
+    raw = read_object(folder / name, _DAMAGED)
+    if name == CONFIG:
+        known = {*_ENTRIES, *_OFF, *_SAMPLING}
+        raw = {entry: value for entry, value in raw.items() if entry in known}
     try:
-        if not os.path.lexists(path):
-            known = {*_ENTRIES, *_OFF, *_SAMPLING}
-            return _preset(CONFIG, {n: value for n, value in config.items() if n in known})
-        raw = read_object(path, _DAMAGED)
-        preset = _preset(FILE, raw)
+        return _preset(name, raw)
     except UserError as error:
         raise UserError(f"{error}; {IGNORE} ignores the file's settings") from None
-    ids = {name: _ids(config.get(name)) for name in _IDS}
-    left_out = [n for n in _IDS if ids[n] and _ids(raw.get(n)) - ids[n]]
-    return dataclasses.replace(preset, left_out=(*preset.left_out, *left_out))
 
 
 def read_tasks(folder: Path) -> dict[str, Preset]:
@@ -175,7 +171,7 @@ def _preset(source: str, raw: Mapping[str, Any]) -> Preset:
             value = raw[entry]
             counts_start = entry in _WITH_START and type(value) is int
             settings[name] = max(value - 1, 0) if counts_start else value
-    silent = {*_ENTRIES, *_WITHOUT_EFFECT, *_SAMPLING, *_IDS}
+    silent = {*_ENTRIES, *_WITHOUT_EFFECT, *_SAMPLING, *TOKEN_IDS}
     for entry, value in raw.items():
         if entry not in silent and not entry.startswith("_") and not _is_off(entry, value):
             left_out.append(shown(entry))
@@ -206,9 +202,3 @@ def _sampling(source: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     if not sample:
         return {"temp": 0.0}
     return {"temp": raw.get("temperature", 1.0), "top_k": _DEFAULT_TOP_K}
-
-
-def _ids(value: Any) -> set:
-    """Returns the token ids in an entry's value: an id, a list of ids or None."""
-    several = value if isinstance(value, list) else [value]
-    return {token for token in several if type(token) is int}

@@ -16,14 +16,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mlx_t5.checkpoints.reading import (
+from mlx_t5.disk import (
+    CLONE,
     MODULE_FOLDER,
     MODULES,
     SAFETENSORS,
     SMALL_FILES,
     TORCH,
+    absolute,
+    read_object,
 )
-from mlx_t5.disk import CLONE, absolute, read_object
 from mlx_t5.errors import UserError, log
 
 MODELS = Path("models")  # in the working directory, or else in the clone

@@ -16,15 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints.reading import (
-    MODULE_FOLDER,
-    MODULES,
-    SENTENCE_SETTINGS,
-    as_array,
-    read_weights,
-)
+from mlx_t5.checkpoints.reading import as_array, read_weights
 from mlx_t5.checkpoints.writing import require_own
-from mlx_t5.disk import read_object
+from mlx_t5.disk import MODULE_FOLDER, MODULES, SENTENCE_SETTINGS, read_object
 from mlx_t5.errors import UserError, shown
 
 _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {"Identity": lambda x: x, "Tanh": mx.tanh}

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import re
 import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -26,33 +25,13 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from mlx_t5.backend import mx
-from mlx_t5.disk import read_object
+from mlx_t5.disk import SAFETENSORS, TORCH, read_object
 from mlx_t5.errors import UserError, reason, shown
 
-SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 # The embedding is stored under one or more of these names. MADLAD uses only the last one.
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 LAST_NORMS = ("decoder.norm.weight", "encoder.norm.weight")  # in MLX folders
 DTYPES = ("float32", "float16", "bfloat16")  # the types of weights
-TOKENIZER_FILES = (
-    "spiece.model",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
-# Further files of a folder of sentence-transformers, see pooling.py.
-MODULES = "modules.json"
-SENTENCE_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
-MODULE_FOLDER = re.compile(r"\d{1,2}_(Pooling|Dense|Normalize)")
-# The files that are downloaded and copied together with the weights.
-SMALL_FILES = (
-    "config.json",
-    "generation_config.json",
-    *TOKENIZER_FILES,
-    MODULES,
-    *SENTENCE_SETTINGS,
-)
 _LFS_POINTER = b"version https://git-lfs.github.com/"
 # storage class in a pickle -> (element type, bytes an element)
 _STORAGES = MappingProxyType(

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.hub import snapshot_id
-from mlx_t5.checkpoints.reading import MODULE_FOLDER, SAFETENSORS, SMALL_FILES
-from mlx_t5.disk import is_macos_file, lock
+from mlx_t5.disk import MODULE_FOLDER, SAFETENSORS, SMALL_FILES, is_macos_file, lock
 from mlx_t5.errors import UserError
 
 SHARD_BYTES = 500_000_000  # of arrays that wait in memory to be written together

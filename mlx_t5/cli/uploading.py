@@ -51,7 +51,7 @@ def check_repository(name: str | None) -> None:
 def model_files(folder: Path) -> list[str]:
     """Returns the names of a folder's model files and of its card, except symbolic links."""
     from mlx_t5.checkpoints.hub import choose_files
-    from mlx_t5.checkpoints.reading import SAFETENSORS
+    from mlx_t5.disk import SAFETENSORS
 
     there = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     files = {path.relative_to(folder).as_posix() for path in there}

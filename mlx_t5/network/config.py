@@ -142,7 +142,7 @@ class T5Config:
         }
         for name, tokens in special.items():
             if max(tokens) >= self.vocab_size:
-                raise UserError(f"config.json: {name} is outside the vocabulary")
+                raise UserError(f"{_file(name)}: {name} is outside the vocabulary")
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -193,4 +193,9 @@ def _check(name: str, kind: str, value: Any) -> None:
         "str": (isinstance(value, str), "a string"),
     }[kind.removesuffix(" | None")]
     if not valid:
-        raise UserError(f"config.json: {name} must be {expected}, not {reprlib.repr(value)}")
+        raise UserError(f"{_file(name)}: {name} must be {expected}, not {reprlib.repr(value)}")
+
+
+def _file(name: str) -> str:
+    ids = name.endswith("_token_id")
+    return "generation_config.json or config.json" if ids else "config.json"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import mx, nn, on_cpu, tree_flatten
+from mlx_t5.checkpoints.generation_config import FILE, TOKEN_IDS
 from mlx_t5.checkpoints.reading import (
     DTYPES,
     EMBEDDINGS,
@@ -182,8 +183,11 @@ def _equal(one: mx.array | TorchTensor, other: mx.array | TorchTensor) -> bool:
 def read_config(folder: Path) -> dict:
     """Returns the object in a folder's config.json.
 
+    Its start, end and pad ids are those of generation_config.json, if they are there, because
+    transformers generates with these.
+
     Raises:
-        UserError: the file is missing or is not a JSON object, or its model is quantized by a tool
+        UserError: a file is missing or is not a JSON object, or the model is quantized by a tool
             that MLX cannot follow.
     """
     raw = read_object(folder / "config.json", "give a model folder, MLX or Hugging Face")
@@ -191,7 +195,8 @@ def read_config(folder: Path) -> dict:
     if isinstance(entry, Mapping) and (method := entry.get("quant_method")):
         cause = f"{folder} is quantized by {shown(method)}, which cannot be read here"
         raise UserError(f"{cause}; give the original model, and quantize it by convert.py -q")
-    return raw
+    ids = read_object(folder / FILE, "fetch it again") if (folder / FILE).exists() else {}
+    return raw | {name: ids[name] for name in TOKEN_IDS if ids.get(name) not in (None, [])}
 
 
 def quantize(model: nn.Module, entry: Any, names: set[str]) -> None:

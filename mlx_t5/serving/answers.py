@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,6 +18,7 @@ from mlx_t5.serving import schemas
 from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.jobs import GenerationJob, JobQueue, ScoringJob
 from mlx_t5.serving.schemas import Usage
+from mlx_t5.text.detokenizer import BYTE, byte_speller, decode
 
 Fields = dict[str, Any]
 J = TypeVar("J", GenerationJob, ScoringJob)
@@ -26,7 +26,6 @@ J = TypeVar("J", GenerationJob, ScoringJob)
 if TYPE_CHECKING:
     from mlx_t5.serving.api import TextRequest
 
-BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is very unlikely"
 
 
@@ -116,11 +115,11 @@ class EventStream(Generic[J]):
 class Spelling(NamedTuple):
     r"""How an answer spells a token whose log-probability it reports.
 
-    A byte token outside ASCII is no text by itself. Its `text` is written as in OpenAI's API
-    (`\xe4`), and its `bytes` has the byte.
+    Bytes that are no whole character are escaped in `text`, as in OpenAI's API (`\xe4`).
 
     Attributes:
-        text: the token as readable text, with " " for "▁"; "" for an id that has no token.
+        text: the text that the token adds to a text; the name of a special token; "" for an id
+            that has no token.
         bytes: the UTF-8 bytes that the token adds to a text; None for a special token and for an
             id that has no token.
     """
@@ -136,7 +135,7 @@ class TokenSpelling:
         """Wraps a tokenizer of the transformers library."""
         self._tokenizer = tokenizer
         self._special = frozenset(tokenizer.all_special_ids)
-        self._all_bytes = type(tokenizer).__name__ == "ByT5Tokenizer"
+        self._spell = byte_speller(tokenizer)
 
     def __call__(self, token: int) -> Spelling:
         """Returns the spelling of a token id."""
@@ -144,16 +143,14 @@ class TokenSpelling:
         name = self._tokenizer.convert_ids_to_tokens(token) or ""
         if token in self._special or not name:
             return Spelling(name, None)
-        if self._all_bytes and len(name) == 1:
-            return _of_byte(ord(name))
-        if match := BYTE.fullmatch(name):
-            return _of_byte(int(match.group(1), 16))
-        text = name.replace("▁", " ")
-        return Spelling(text, list(text.encode()))
-
-
-def _of_byte(value: int) -> Spelling:
-    return Spelling(chr(value) if value < 128 else f"\\x{value:02x}", [value])
+        if self._spell:
+            data = self._spell(token)
+        elif match := BYTE.fullmatch(name):
+            data = bytes([int(match.group(1), 16)])
+        else:  # decoded twice, so that the space before the second shows
+            first = decode(self._tokenizer, [token])
+            data = decode(self._tokenizer, [token, token])[len(first) :].encode()
+        return Spelling(data.decode(errors="backslashreplace"), list(data))
 
 
 def usage(job: GenerationJob, results: Sequence[Stats]) -> Usage:

@@ -1,7 +1,7 @@
 """Decodes tokens to text, all together or one by one; compares two vocabularies.
 
-T5's tokenizers are sentencepiece unigram models. Those of mT5, umT5 and MADLAD spell unknown
-characters in byte tokens such as "<0xE4>". ByT5's tokenizer spells everything in bytes.
+Tokens need not end where characters end. Byte-level BPE and ByT5 spell all text in bytes, and the
+vocabularies of mT5, umT5 and MADLAD have byte tokens such as "<0xE4>" for unknown characters.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import codecs
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from mlx_t5.errors import UserError
 
-_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
@@ -39,6 +40,38 @@ def same_vocabulary(a: Any, b: Any) -> None:
             )
 
 
+def byte_speller(tokenizer: Any) -> Callable[[int], bytes] | None:
+    """Returns a function that spells a token in bytes, if all tokens are bytes.
+
+    That is so for ByT5 and byte-level BPE. Special tokens have no bytes.
+    """
+
+    def byt5(token: int) -> bytes:
+        name = "".join(tokenizer.convert_ids_to_tokens([token], skip_special_tokens=True))
+        return bytes([ord(name)]) if len(name) == 1 else name.encode()
+
+    def byte_level(token: int) -> bytes:
+        name = tokenizer.convert_ids_to_tokens(token) if decode(tokenizer, [token]) else ""
+        letters = _byte_level_alphabet()
+        return bytes(letters[c] for c in name) if letters.keys() >= set(name) else name.encode()
+
+    if type(tokenizer).__name__ == "ByT5Tokenizer":
+        return byt5
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    return byte_level if type(decoder).__name__ == "ByteLevel" else None
+
+
+@cache
+def _byte_level_alphabet() -> dict[str, int]:
+    """Returns the byte of each letter in the names of byte-level BPE's tokens."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = sorted(ByteLevel.alphabet())
+    printable = [ord(letter) for letter in letters if ord(letter) < 256]
+    # The other letters stand for the other bytes, in order.
+    return dict(zip(letters, [*printable, *sorted({*range(256)} - {*printable})], strict=True))
+
+
 class StreamingDetokenizer:
     """Decodes a growing list of tokens to pieces of text that later tokens do not change.
 
@@ -51,50 +84,43 @@ class StreamingDetokenizer:
         # The last visible token, decoded before the next tokens so that their space is kept.
         self._context: list[int] = []
         self._pending: list[int] = []
-        spelled = type(tokenizer).__name__ == "ByT5Tokenizer"
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("ignore") if spelled else None
+        self._spell = byte_speller(tokenizer)
+        # ByT5's tokenizer drops bytes that are no UTF-8.
+        errors = "ignore" if type(tokenizer).__name__ == "ByT5Tokenizer" else "replace"
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors)
 
     def fork(self) -> StreamingDetokenizer:
         """Returns an independent copy that has decoded the same tokens."""
         other = copy.copy(self)
         other._context, other._pending = list(self._context), list(self._pending)
-        if self._utf8:
-            other._utf8 = codecs.getincrementaldecoder("utf-8")("ignore")
-            other._utf8.setstate(self._utf8.getstate())
+        other._utf8 = type(self._utf8)(self._utf8.errors)
+        other._utf8.setstate(self._utf8.getstate())
         return other
 
     def add(self, token: int) -> str:
         """Adds a token; returns the text that becomes final, which may be empty."""
-        if self._utf8:
-            return self._utf8.decode(self._spelling(token))
+        if self._spell:
+            return self._utf8.decode(self._spell(token))
         # Decoded twice, so that a single space shows; a special or unknown token has no text.
         if not decode(self._tokenizer, [token, token]):
             return ""
         self._pending.append(token)
-        if _BYTE.fullmatch(self._tokenizer.convert_ids_to_tokens(token)):
+        if BYTE.fullmatch(self._tokenizer.convert_ids_to_tokens(token)):
             return ""
-        return self._flush()
+        text = self._rest()
+        if text.endswith("\ufffd"):
+            return ""
+        self._context, self._pending = [token], []
+        return text
 
     def peek(self) -> str:
-        """Returns the text that `finish` would return now, without ending the text."""
-        return "" if self._utf8 or not self._pending else self._rest()
+        """Returns the text held back as it is if no token follows, without half a character."""
+        return self._rest() if self._pending else ""
 
     def finish(self) -> str:
         """Ends the text; returns the rest that was held back."""
-        return self._utf8.decode(b"", final=True) if self._utf8 else self._flush()
+        return self.peek() + self._utf8.decode(b"", final=True)
 
     def _rest(self) -> str:
         known = decode(self._tokenizer, self._context)
         return decode(self._tokenizer, self._context + self._pending)[len(known) :]
-
-    def _flush(self) -> str:
-        text = self._rest()
-        self._context, self._pending = self._pending[-1:] or self._context, []
-        return text
-
-    def _spelling(self, token: int) -> bytes:
-        """Returns the bytes that a ByT5 token stands for; b"" for a special token."""
-        piece = self._tokenizer.convert_ids_to_tokens([token], skip_special_tokens=True)
-        if not piece:
-            return b""
-        return bytes([ord(piece[0])]) if len(piece[0]) == 1 else piece[0].encode()

@@ -11,6 +11,7 @@ from typing import Any
 
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import checked, is_listlike, listed, refusal, written
+from mlx_t5.text.detokenizer import StreamingDetokenizer
 from mlx_t5.text.tokenizer import encode
 
 PROMPT = "a text or a list of token ids"
@@ -118,10 +119,8 @@ def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
     """
     if tokenizer is None:
         return ()
-    pieces = [
-        tokenizer.convert_ids_to_tokens(token) or "" for token in ids[: PREFIX_CHARACTERS + 1]
-    ]
-    end = guessed_prefix_end("".join(pieces).replace("▁", " "))
+    pieces = [*map(StreamingDetokenizer(tokenizer).add, ids[: PREFIX_CHARACTERS + 1])]
+    end = guessed_prefix_end("".join(pieces))
     ends = list(accumulate(map(len, pieces)))
     return tuple(ids[: bisect_left(ends, end) + 1]) if end else ()
 

@@ -14,21 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints.quantization import Quantization, Recipe
-from mlx_t5.checkpoints.reading import (
-    DTYPES,
-    MODULES,
-    SENTENCE_SETTINGS,
-    read_weights,
-    stored_dtype,
-    type_name,
-)
+from mlx_t5.checkpoints.reading import DTYPES, read_weights, stored_dtype, type_name
 from mlx_t5.checkpoints.writing import (
     check_output_folder,
     new_model_folder,
     save_weights,
     write_json,
 )
-from mlx_t5.disk import absolute
+from mlx_t5.disk import MODULES, SENTENCE_SETTINGS, absolute
 from mlx_t5.errors import UserError, reason
 from mlx_t5.network.draft_vocabulary import TABLE
 from mlx_t5.network.layers import keep_float32

@@ -17,6 +17,7 @@ from mlx_t5.checkpoints.generation_config import (
     read_tasks,
 )
 from mlx_t5.errors import UserError
+from mlx_t5.network.weights import read_config
 from model import load
 
 # From t5-small's config.json.
@@ -109,7 +110,7 @@ def test_unsupported_numbers_are_named_only_where_transformers_uses_them(
         ({"diversity_penalty": 0.0, "num_beam_groups": 1, "num_return_sequences": 1}, False),
         ({"num_beam_groups": 2}, True),
         ({"bad_words_ids": [[5]]}, True),
-        ({"eos_token_id": [1, 5]}, True),  # config.json has only 1
+        ({"eos_token_id": [1, 5]}, False),
         ({"use_cache": False, "suppress_tokens": [], "epsilon_cutoff": 0.0}, False),
         ({"penalty_alpha": 1}, True),
         ({"penalty_alpha": 0}, False),
@@ -156,6 +157,32 @@ def test_settings_in_config_json_are_those_of_transformers(reference_of, tmp_pat
     assert read_generation_config(folder) == Preset(FILE)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("in_config", [{}, {"eos_token_id": 1, "decoder_start_token_id": 0}])
+def test_ids_in_generation_config_are_used_as_in_transformers(reference_of, tmp_path, in_config):
+    folder, source = (
+        shutil.copytree(reference_of("t5").folder, tmp_path / "m"),
+        [5, 9, 11, 30, 7, 1],
+    )
+    raw = json.loads((folder / "config.json").read_text())
+    bare = {entry: value for entry, value in raw.items() if not entry.endswith("_token_id")}
+    (folder / "config.json").write_text(json.dumps(bare | in_config))
+
+    def written(eos):
+        ids = {"decoder_start_token_id": 7, "pad_token_id": 3, "eos_token_id": eos}
+        (folder / FILE).write_text(json.dumps({**ids, "max_length": 21}))
+        hf_model = transformers.T5ForConditionalGeneration.from_pretrained(folder)
+        tokens = (
+            SpeculativeDecoder(load(folder, "float32")[0]).generate(source, max_tokens=20).tokens
+        )
+        assert hf_model.generate(torch.tensor([source]))[0, 1 : len(tokens) + 1].tolist() == tokens
+        return tokens
+
+    endless = written([90])
+    ends = written([90, endless[3], endless[6]])
+    assert ends == endless[: endless.index(endless[3])] != endless
+
+
 def test_a_bad_setting_in_config_json_is_reported(folder):
     with pytest.raises(UserError, match="^config.json: top_p is 2; .*; --ignore-generation-config"):
         read_generation_config(folder(top_p=2))
@@ -193,10 +220,18 @@ def test_an_unknown_task_is_refused_with_the_known_names(folder):
 
 
 @pytest.mark.parametrize(
+    ("raw", "message"), [("{", "is not valid JSON"), ("[]", "not hold an object")]
+)
+def test_a_damaged_file_is_refused_in_one_line(folder, raw, message):
+    """`--ignore-generation-config` would not help, because the file also has ids."""
+    for read in (read_generation_config, read_config):
+        with pytest.raises(UserError, match=f"{FILE} .*{message}.*fetch it again$"):
+            read(folder(raw))
+
+
+@pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ('{"max_length": 5', "is not valid JSON"),
-        ("[]", "does not hold an object"),
         ({"max_length": "long"}, "generation_config.json: max_tokens is 'long'"),
         ({"max_length": 1}, "max_tokens is 0; it must be"),
         ({"top_p": 2}, "top_p is 2"),
@@ -204,7 +239,7 @@ def test_an_unknown_task_is_refused_with_the_known_names(folder):
         ({"do_sample": True, "temperature": -1}, "temp is -1"),
     ],
 )
-def test_a_damaged_file_is_refused_in_one_line(folder, raw, message):
+def test_a_bad_setting_is_refused_in_one_line(folder, raw, message):
     with pytest.raises(UserError, match=message) as refused:
         read_generation_config(folder(raw))
     assert str(refused.value).endswith("; --ignore-generation-config ignores the file's settings")

@@ -185,6 +185,9 @@ def test_a_task_prefix_is_skipped():
         def convert_ids_to_tokens(self, token):
             return {3: "▁fix", 4: "▁gram", 5: "mar:"}.get(token, "▁word")
 
+        def decode(self, tokens, **_):
+            return "".join(map(self.convert_ids_to_tokens, tokens)).replace("▁", " ")
+
     sources = [[3, 4, 5, A, B, EOS], [A, B, EOS], [A] * 30 + [5, B]]
     for copy in (SourceCopy(Vocabulary()), SourceCopy(Vocabulary()).fresh()):
         copy.insert(sources)

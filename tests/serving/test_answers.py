@@ -17,6 +17,7 @@ from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.schemas import CompletionChoice
 from mlx_t5.serving.worker import Worker
 from mlx_t5.text.detokenizer import decode
+from tokenizer_folders import byte_level
 
 PIECES = ["▁", "▁She", "▁has", "s", "▁two", "▁cat", ".", "é", "▁naïve"]
 SPECIAL = ["<pad>", "</s>", "<unk>", "<extra_id_0>"]
@@ -34,6 +35,12 @@ def pieces_and_bytes():
     named = dict(zip(("pad_token", "eos_token", "unk_token"), SPECIAL, strict=False))
     more = {"additional_special_tokens": SPECIAL[3:]}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named, **more)
+
+
+def byte_level_bpe():
+    """Returns a tokenizer whose tokens are bytes or merged bytes, as CodeT5's does."""
+    named = dict(zip(("pad_token", "eos_token", "unk_token"), SPECIAL, strict=False))
+    return PreTrainedTokenizerFast(tokenizer_object=byte_level(SPECIAL), **named)
 
 
 def favoring(tokens, vocab_size):
@@ -54,12 +61,14 @@ def models():
     yield tokenizer, tokenizer.convert_tokens_to_ids(NAMES)
     tokenizer = ByT5Tokenizer()
     yield tokenizer, sorted({*tokenizer.encode(LETTERS), tokenizer.convert_tokens_to_ids("<unk>")})
+    tokenizer = byte_level_bpe()
+    yield tokenizer, sorted({*tokenizer.encode(f"{LETTERS} Да 🙂 😀"), 1})
 
 
-@pytest.fixture(scope="module", params=["pieces and bytes", "bytes"])
+@pytest.fixture(scope="module", params=range(3), ids=["pieces and bytes", "bytes", "byte-level"])
 def served(request):
     """Returns a tokenizer, and `ask(stream, seed, **settings)`: the chunks of one job."""
-    tokenizer, tokens = list(models())[request.param == "bytes"]
+    tokenizer, tokens = list(models())[request.param]
     model = FakeModel(favoring(tokens, len(tokenizer)), len(tokenizer))
     draft = drafter(good(model.table), model)
     decoder = SpeculativeDecoder(model, draft, tokenizer, num_draft=3)
@@ -82,7 +91,7 @@ def served(request):
 
 SETTINGS = [
     {"max_tokens": 30},
-    {"max_tokens": 30, "stop": (" cat.", "é", "bé")},
+    {"max_tokens": 30, "stop": (" cat.", "é", "bé", " 🙂")},
     {"max_tokens": 30, "stop": ("She has two s", "é é a b", "s.s.s")},
     {"max_tokens": 3},
 ]
@@ -124,13 +133,15 @@ def test_single_tokens_are_spelled_as_text_and_bytes():
         ("<0xC3>", r"\xc3", b"\xc3"),
     ]:
         assert spell(tokenizer.convert_tokens_to_ids(name)) == (text, list(spelled))
+    spell_bytes, tokens = TokenSpelling(byte_level_bpe()), byte_level_bpe().encode("Ж")
+    assert [spell_bytes(token).text for token in tokens] == [r"\xd0", r"\x96"]
     for name in ("</s>", "<unk>", "<extra_id_0>"):
         assert spell(tokenizer.convert_tokens_to_ids(name)) == (name, None)
     assert spell(len(tokenizer) + 5) == ("", None), "models have more ids than tokenizers"
 
 
-@pytest.mark.parametrize("make", [pieces_and_bytes, ByT5Tokenizer])
-@pytest.mark.parametrize("text", ["She has two cats.", " naïve é", "你好 😀 s"])
+@pytest.mark.parametrize("make", [pieces_and_bytes, ByT5Tokenizer, byte_level_bpe])
+@pytest.mark.parametrize("text", ["She has two cats.", " naïve é", "你好 😀 s", "Да 🙂"])
 def test_the_bytes_of_all_tokens_are_the_text(make, text):
     tokenizer = make()
     spell, tokens = TokenSpelling(tokenizer), tokenizer.encode(text)

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import sentencepiece
+import tokenizers
 from sentencepiece import sentencepiece_model_pb2
 
 TEXTS = [
@@ -17,6 +18,7 @@ TEXTS = [
     "e\u0301 is é here",
     "",
     "😀",
+    "Да 🙂",
 ]
 SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 # pad, eos, unk, whether it has byte tokens, and language tokens: t5, mt5 and MADLAD
@@ -27,6 +29,9 @@ LAYOUTS = {"t5": (0, 1, 2, False, []), "mt5": (0, 1, 2, True, []),
 SPIECE = [f"{layout}{kind}" for layout in LAYOUTS for kind in ("", "-both")]
 JSON = [f"{layout}-json" for layout in LAYOUTS]
 RESAVED = [f"{layout}-resaved" for layout in ("mt5", "madlad", "odd")]
+# Kinds that are not T5's, by their class: vocab.json and merges.txt, vocab.txt, tokenizer.model.
+CLASSES = {"roberta": "RobertaTokenizer", "gpt2": "GPT2Tokenizer", "bert": "BertTokenizer",
+           "llama": "LlamaTokenizer"}  # fmt: skip
 
 
 def settings(layout, **more):
@@ -80,3 +85,40 @@ def old_json(folder, sentinels):
     vocabulary = [[name, score] for name, score, _ in pieces]
     state["model"] |= {"unk_id": proto.trainer_spec.unk_id, "vocab": vocabulary}
     return state
+
+
+def write_class(folder, kind):
+    """Writes the folder of one of CLASSES."""
+    write(folder, None, {"tokenizer_class": CLASSES[kind]})
+    if kind == "llama":
+        train(
+            folder,
+            "mt5",
+            model_type="bpe",
+            bos_id=3,
+            vocab_size=400,
+            normalization_rule_name="identity",
+        )
+        (folder / "spiece.model").rename(folder / "tokenizer.model")
+        write(folder, None, {"tokenizer_class": CLASSES[kind]})
+    elif kind == "bert":
+        special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        tokenizer = tokenizers.BertWordPieceTokenizer()
+        tokenizer.train_from_iterator(TEXTS[:4], 150, special_tokens=special, show_progress=False)
+        tokenizer.save_model(str(folder))
+    else:
+        special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>"]
+        byte_level(special).model.save(str(folder))
+
+
+def byte_level(special):
+    """Returns a tokenizer whose tokens are bytes, and merged bytes."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=330, special_tokens=special, show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    tokenizer.train_from_iterator([*TEXTS[:3], TEXTS[-1]], trainer)
+    return tokenizer

@@ -3,13 +3,14 @@
 import random
 
 import pytest
+from tokenizers import decoders
 
 from mlx_t5.errors import UserError
 from mlx_t5.text.detokenizer import StreamingDetokenizer, decode, same_vocabulary
 from mlx_t5.text.tokenizer import load_tokenizer
-from tokenizer_folders import JSON, RESAVED, SPIECE, TEXTS
+from tokenizer_folders import CLASSES, JSON, RESAVED, SPIECE, TEXTS
 
-KINDS = (*SPIECE, *JSON, *RESAVED, "byt5")
+KINDS = (*SPIECE, *JSON, *RESAVED, *CLASSES, "byt5")
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -52,11 +53,26 @@ def test_pieces_are_whole_and_early(tokenizer):
         detokenizer, so_far = StreamingDetokenizer(tokenizer), ""
         for i, token in enumerate(tokens):
             so_far += detokenizer.add(token)
-            known = decode(tokenizer, tokens[: i + 1])
+            known = decode(tokenizer, tokens[: i + 1]).rstrip("\ufffd")
             spelled = tokenizer.convert_ids_to_tokens(token).startswith("<0x")
             assert known.startswith(so_far) if spelled else so_far == known
             assert "\ufffd" not in so_far
         assert so_far + detokenizer.finish() == decode(tokenizer, tokens)
+
+
+DECODERS = [None, decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])]
+
+
+@pytest.mark.parametrize("decoder", DECODERS, ids=["none", "sequence"])
+def test_any_decoder_streams_whole_characters(folders, decoder):
+    tokenizer = load_tokenizer(folders / "gpt2")
+    tokenizer.backend_tokenizer.decoder = decoder
+    for seed, text in enumerate(TEXTS):
+        for tokens in (tokenizer.encode(text), *samples(tokenizer, seed)):
+            detokenizer = StreamingDetokenizer(tokenizer)
+            pieces = [*map(detokenizer.add, tokens)]
+            assert "".join(pieces) + detokenizer.finish() == decode(tokenizer, tokens)
+            assert not any(piece.endswith("\ufffd") for piece in pieces)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from transformers import ByT5Tokenizer
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, greedy, random_table
@@ -14,6 +14,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.sampling import draws
 from mlx_t5.text.prompts import task_prefix
 from mlx_t5.text.tokenizer import load_tokenizer
+from tokenizer_folders import byte_level
 
 V = 7
 TABLE = random_table(V)
@@ -164,7 +165,11 @@ class Pieces:
     def convert_ids_to_tokens(self, token):
         return self.pieces[token]
 
+    def decode(self, tokens, **_):
+        return "".join(self.pieces[token] for token in tokens if token).replace("▁", " ")
 
+
+BYTE_LEVEL = PreTrainedTokenizerFast(tokenizer_object=byte_level([]))
 TOKENIZERS = [Pieces(), ByT5Tokenizer()]
 
 
@@ -190,6 +195,8 @@ def test_the_prefix_of_a_task_is_found(prefix, tokenizer):
     length = len(tokenizer.encode(prefix)) - 1
     assert task_prefix(ids, tokenizer) == tuple(ids[:length])
     assert task_prefix(ids, None) == ()
+    ids, colon = BYTE_LEVEL.encode(prefix + " She said: the house."), BYTE_LEVEL.encode(":")[0]
+    assert task_prefix(ids, BYTE_LEVEL) == tuple(ids[: ids.index(colon) + 1])
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["pieces", "bytes"])

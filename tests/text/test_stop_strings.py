@@ -9,6 +9,7 @@ from fake_model import EOS, FakeModel, drafter
 from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
 from mlx_t5.text.stop_strings import TextWatch
+from tokenizer_folders import byte_level
 from words import Words
 
 WORDS = ["", "", "a", "b", "ab", "bc", "c", "abc", " ", "d."]
@@ -93,6 +94,17 @@ def test_a_stop_string_may_be_a_character_of_several_tokens():
     tokens = tokenizer.encode("aâbéc")[:-1]
     assert watch.take(tokens) == len(tokens) - 1
     assert watch.text == "aâb"
+
+
+@pytest.mark.parametrize("stop", ["🙂", "а", " ", "Да 🙂 Да", "zz"])
+def test_byte_level_text_ends_before_a_stop_string(stop):
+    """The tokenizer splits the letters of "Да 🙂" into bytes."""
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level([]))
+    watch, text = TextWatch(tokenizer, [stop]), "eggs: Да 🙂 Да 🙂 你"
+    watch.take(tokenizer.encode(text))
+    watch.finish()
+    assert (watch.text, watch.stopped) == (text.partition(stop)[0], stop in text)
+    assert "".join(watch.pieces) + watch.rest == watch.text and "\ufffd" not in watch.text
 
 
 # ---- in the engine -------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mlx_t5.text.detokenizer import decode
-from mlx_t5.text.tokenizer import load_tokenizer
+from mlx_t5.text.tokenizer import load_tokenizer, save_tokenizer
 from tokenizer_folders import (
+    CLASSES,
     JSON,
     LAYOUTS,
     RESAVED,
@@ -91,7 +92,7 @@ def test_any_sentencepiece_model_is_read(tmp_path, options):
 def test_without_the_model_plain_text_is_encoded_the_same(folders, kind):
     layout = kind.split("-")[0]
     tokenizer, pieces = load_tokenizer(folders / kind), processor(folders / layout)
-    for text in [*TEXTS, " two  spaces\tand\nlines ", "the store  "]:
+    for text in TEXTS:
         assert tokenizer.encode(text) == [*pieces.encode(text), pieces.eos_id()]
         if LAYOUTS[layout][3]:
             assert decode(tokenizer, tokenizer.encode(text)) == pieces.decode(pieces.encode(text))
@@ -109,6 +110,8 @@ def in_turn(kind, *parts):
 
 SPLIT = {"type": "WhitespaceSplit"}
 TWO_SPACES = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}
+NEW_LINES = {"type": "Replace", "pattern": {"String": "\n"}, "content": " "}
+DIGITS = {"type": "Digits", "individual_digits": True}
 FORMATS = {
     "prepend always": {},
     "prepend first": {"pre_tokenizer": metaspace(prepend_scheme="first", split=False)},
@@ -117,10 +120,16 @@ FORMATS = {
     "str_rep": {"pre_tokenizer": metaspace(str_rep="▁", add_prefix_space=True),
                 "decoder": metaspace(str_rep="▁", add_prefix_space=True)},
     "split": {"pre_tokenizer": in_turn("pretokenizers", SPLIT, metaspace(add_prefix_space=True))},
+    "digits": {"pre_tokenizer": in_turn("pretokenizers", DIGITS, metaspace())},
     "no pre-tokenizer": {"pre_tokenizer": None},
     "no normalizer": {"normalizer": None},
-    "spaces replaced": {"normalizer": in_turn("normalizers", TWO_SPACES)},
-    "lower case": {"normalizer": {"type": "Lowercase"}},
+    "NFC": {"normalizer": {"type": "NFC"}},
+    "replaced": {"normalizer": in_turn("normalizers", NEW_LINES, TWO_SPACES)},
+    "lower case": {"normalizer": in_turn("normalizers", {"type": "NFKC"}, {"type": "Lowercase"})},
+    "no end token": {"post_processor": None},
+    "another decoder": {"decoder": {"type": "BPEDecoder", "suffix": "s"}},
+    "at most 4 tokens": {"truncation": {"max_length": 4, "strategy": "LongestFirst", "stride": 0,
+                                        "direction": "Right"}},
 }  # fmt: skip
 OWN = {
     "T5Tokenizer": settings("t5"),
@@ -143,27 +152,33 @@ OWN = {
 }  # fmt: skip
 
 
-def as_transformers(folder, texts):
-    tokenizer, reference = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
-    assert tokenizer(texts).input_ids == reference(texts).input_ids
+def as_written(folder, texts, *added):
+    """Compares with the tokenizers library, whose limits of length do not apply."""
+    tokenizer = load_tokenizer(folder)
+    reference = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    reference.add_tokens(list(added))
+    reference.no_truncation()
+    ids = [encoding.ids for encoding in reference.encode_batch(texts)]
+    assert tokenizer(texts).input_ids == ids
+    assert [decode(tokenizer, i) for i in ids] == reference.decode_batch(ids)
     assert tokenizer.get_vocab() == reference.get_vocab()
 
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("model_type", ["t5", "umt5"])
-def test_tokenizer_json_alone_reads_as_in_transformers(folders, tmp_path, name, model_type):
-    changes = dict(FORMATS[name])
-    if "Replace" in json.dumps(changes):
-        precompiled = old_json(folders / "t5", 0)["normalizer"]
-        changes["normalizer"]["normalizers"] = [precompiled, TWO_SPACES]
-    folder = write(tmp_path / "m", unigram(folders, **changes), settings("t5"), model_type)
-    as_transformers(folder, TEXTS + random_texts(100))
+def test_tokenizer_json_alone_is_used_as_written(folders, tmp_path, name, model_type):
+    """transformers 5 rebuilds it as a T5 tokenizer instead."""
+    folder = write(tmp_path / "m", unigram(folders, **FORMATS[name]), settings("t5"), model_type)
+    as_written(folder, ["Two  EGGS\nare 122 e\u0301ggs", *TEXTS, *random_texts(100)])
 
 
 @pytest.mark.parametrize("own", OWN)
-def test_tokenizer_config_json_is_applied_as_in_transformers(folders, tmp_path, own):
-    folder = write(tmp_path / "m", unigram(folders), OWN[own])
-    as_transformers(folder, [*TEXTS, *random_texts(100), "a <new> b<new> <new>c"])
+def test_tokenizer_config_json_is_applied(folders, tmp_path, own):
+    folder, added = write(tmp_path / "m", unigram(folders), OWN[own]), []
+    if own == "added_tokens_decoder":
+        spaces = tokenizers.AddedToken("<extra_id_0>", lstrip=True, rstrip=True, special=True)
+        added = [spaces, tokenizers.AddedToken("<new>", single_word=True)]
+    as_written(folder, [*TEXTS, *random_texts(100), "a <new> b<new> <new>c"], *added)
 
 
 @pytest.mark.parametrize("with_model", [False, True])
@@ -175,8 +190,13 @@ def test_tokens_added_in_separate_files_are_read(folders, tmp_path, with_model):
     (folder / "added_tokens.json").write_text(json.dumps({"<new>": size, "<mark>": size + 1}))
     special = {**SPECIAL, "additional_special_tokens": ["<mark>"]}
     (folder / "special_tokens_map.json").write_text(json.dumps(special))
-    as_transformers(folder, [*TEXTS[:3], "a <new> b<mark> c", "a<extra_id_0> b"])
-    assert load_tokenizer(folder).encode("<new><mark>") == [size, size + 1, 1]
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.encode("<new><mark>") == [size, size + 1, 1]
+    if with_model:
+        texts = [*TEXTS[:3], "a <new> b<mark> c", "a<extra_id_0> b"]
+        reference = AutoTokenizer.from_pretrained(folder)
+        assert tokenizer(texts).input_ids == reference(texts).input_ids
+        assert tokenizer.get_vocab() == reference.get_vocab()
 
 
 def test_a_bpe_vocabulary_is_read(tmp_path):
@@ -198,6 +218,42 @@ def test_a_bpe_vocabulary_is_read(tmp_path):
     plain = PreTrainedTokenizerFast.from_pretrained(folder)
     texts = TEXTS + random_texts(100)
     assert load_tokenizer(folder)(texts).input_ids == plain(texts).input_ids
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_what_transformers_can_load_is_loaded_and_saved(folders, tmp_path, kind):
+    tokenizer = load_tokenizer(folders / kind)
+    reference = AutoTokenizer.from_pretrained(folders / kind)
+    write(tmp_path, None)
+    save_tokenizer(tokenizer, folders / kind, tmp_path)
+    texts = [*TEXTS, *random_texts(100)]
+    for saved in (tokenizer, load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)):
+        assert saved(texts).input_ids == reference(texts).input_ids
+        assert reference.special_tokens_map.items() <= saved.special_tokens_map.items()
+        assert decode(saved, saved.encode("eggs")) == decode(reference, reference.encode("eggs"))
+
+
+def test_tokenizer_model_is_read_as_spiece_model(folders, tmp_path):
+    folder = shutil.copytree(folders / "mt5", tmp_path / "m")
+    (folder / "spiece.model").rename(folder / "tokenizer.model")
+    tokenizer, pieces = load_tokenizer(folder), processor(folders / "mt5")
+    assert tokenizer(TEXTS).input_ids == [expected(pieces, text) for text in TEXTS]
+    save_tokenizer(tokenizer, folder, tmp_path)
+    assert not (tmp_path / "tokenizer.json").exists(), "it would be inexact, and is not needed"
+
+
+@pytest.mark.parametrize("kind", ["t5", "madlad"])
+def test_tokenizer_json_with_another_vocabulary_overrides_the_model(folders, tmp_path, kind):
+    """Such folders are left by `train_new_from_iterator` and `save_pretrained`."""
+    folder = shutil.copytree(folders / kind, tmp_path / "m")
+    old = AutoTokenizer.from_pretrained(folder)
+    old.train_new_from_iterator([TEXTS[0], TEXTS[2]], 60).save_pretrained(folder)
+    assert (folder / "spiece.model").exists()
+    texts = [TEXTS[0], TEXTS[2]]
+    as_written(folder, texts)
+    assert (
+        load_tokenizer(folder)(texts).input_ids != load_tokenizer(folders / kind)(texts).input_ids
+    )
 
 
 @pytest.mark.parametrize("model_type", ["t5", "umt5"])

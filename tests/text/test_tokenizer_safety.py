@@ -1,9 +1,8 @@
-"""Tests damaged, missing and hostile tokenizer files, and that loading has no side effects."""
+"""Tests damaged and hostile tokenizer files, and that loading has no side effects."""
 
 import base64
 import json
 import logging
-import random
 import shutil
 import socket
 import subprocess
@@ -16,9 +15,10 @@ from mlx_t5 import backend
 from mlx_t5.errors import UserError
 from mlx_t5.text.prompts import token_ids
 from mlx_t5.text.tokenizer import load_tokenizer
-from tokenizer_folders import old_json, settings, write
+from tokenizer_folders import CLASSES, old_json, settings, write
 
 ROOT = Path(backend.__file__).resolve().parents[1]
+KINDS = ["mt5", "mt5-json", "byt5", *CLASSES]
 
 
 def test_a_folder_without_a_tokenizer_gives_none(folders, tmp_path):
@@ -27,30 +27,14 @@ def test_a_folder_without_a_tokenizer_gives_none(folders, tmp_path):
     assert load_tokenizer(str(tmp_path)) is None
 
 
-def damaged(state, places):
-    """Returns the tokenizer.json with changed bytes at these places of its character map."""
-    charsmap = bytearray(base64.b64decode(state["normalizer"]["precompiled_charsmap"]))
-    for place in places:
-        charsmap[place] ^= 0x5B
-    text = base64.b64encode(bytes(charsmap)).decode()
-    return {**state, "normalizer": {"type": "Precompiled", "precompiled_charsmap": text}}
-
-
-@pytest.mark.slow
-def test_a_damaged_character_map_is_reported(folders, tmp_path, capfd):
+def test_a_damaged_character_map_is_reported(folders, tmp_path):
     """The tokenizers library panics on such maps, at loading or only on some texts."""
-    state, count, text = old_json(folders / "t5", 100), 0, "".join(map(chr, range(32, 0x3400)))
-    rng = random.Random(0)
-    for i in range(60):
-        places = [rng.randrange(240_000 if i % 3 else 8) for _ in range(rng.choice([1, 9]))]
-        folder = write(tmp_path / "m", damaged(state, places), settings("t5"))
-        try:
-            load_tokenizer(folder).encode(text)
-            count += 1
-        except UserError as error:
-            assert "\n" not in str(error) and "precompiled_charsmap is damaged" in str(error)
-    assert 0 < count < 60
-    assert "panic" not in capfd.readouterr().err
+    state, text = old_json(folders / "t5", 100), "".join(map(chr, range(32, 0x3400)))
+    charsmap = base64.b64decode(state["normalizer"]["precompiled_charsmap"])
+    for damaged in (charsmap[:50_000], b"\xff\xff\xff\xff" + charsmap[4:]):
+        state["normalizer"]["precompiled_charsmap"] = base64.b64encode(damaged).decode()
+        with pytest.raises(UserError, match=r"^[^\n]+$"):
+            token_ids(text, load_tokenizer(write(tmp_path / "m", state, settings("t5"))), 1000)
 
 
 def test_a_panic_of_the_tokenizer_makes_a_bad_prompt(folders):
@@ -68,29 +52,41 @@ def test_a_panic_of_the_tokenizer_makes_a_bad_prompt(folders):
         token_ids("the store", Interrupted(), 100)
 
 
-@pytest.mark.parametrize("extra_ids", [-1, 10**9, "x", 2.0])
-def test_a_bad_number_of_sentinels_is_refused(folders, tmp_path, extra_ids):
-    folder = shutil.copytree(folders / "t5", tmp_path / "m")
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings("t5", extra_ids=extra_ids)))
-    with pytest.raises(UserError, match="extra_ids is"):
-        load_tokenizer(folder)
-
-
-@pytest.mark.parametrize("kind", ["mt5", "mt5-json"])
-def test_damaged_files_are_refused_in_one_line(folders, tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "removed", "own", "message"),
+    [
+        ("t5", None, {"extra_ids": -1}, "extra_ids is -1"),
+        ("t5", None, {"extra_ids": 10**9}, "extra_ids is"),
+        ("t5", None, {"extra_ids": "x"}, "extra_ids is 'x'"),
+        ("t5-json", None, {"gguf_file": "../private"}, "name other files to read: gguf_file"),
+        ("t5", None, {"fast_tokenizer_files": ["../tokenizer.1.json"]}, "fast_tokenizer_files"),
+        # transformers would invent a vocabulary of special tokens without any word.
+        ("t5", "spiece.model", {}, "T5Tokenizer reads spiece.model or tokenizer.json, which is"),
+        ("bert", None, {"tokenizer_class": "T5Tokenizer"}, "name another tokenizer_class"),
+        ("bert", None, {"tokenizer_class": None}, "T5Tokenizer reads"),
+        ("bert", "vocab.txt", {}, "BertTokenizer reads vocab.txt"),
+        ("gpt2", "merges.txt", {}, "cannot load the tokenizer"),
+        ("roberta", None, {"tokenizer_class": "Nonsense"}, "cannot load the tokenizer"),
+    ],
+)
+def test_unusable_folders_are_refused(folders, tmp_path, kind, removed, own, message):
     folder = shutil.copytree(folders / kind, tmp_path / "m")
-    path = next(p for p in folder.iterdir() if p.name in ("spiece.model", "tokenizer.json"))
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(UserError) as error:
+    if removed:
+        (folder / removed).unlink()
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | own))
+    with pytest.raises(UserError, match=message) as error:
         load_tokenizer(folder)
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_vocabulary_is_reported(folders, tmp_path):
-    """transformers would invent a vocabulary of special tokens without any word."""
-    folder = shutil.copytree(folders / "t5", tmp_path / "m")
-    (folder / "spiece.model").unlink()
-    with pytest.raises(UserError, match="neither tokenizer.json nor spiece.model is there"):
+@pytest.mark.parametrize("kind", ["mt5", "mt5-json", "gpt2", "llama"])
+def test_damaged_files_are_refused_in_one_line(folders, tmp_path, kind):
+    folder = shutil.copytree(folders / kind, tmp_path / "m")
+    names = ("spiece.model", "tokenizer.json", "vocab.json", "tokenizer.model")
+    path = next(folder / name for name in names if (folder / name).exists())
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(UserError, match=r"^[^\n]+$"):
         load_tokenizer(folder)
 
 
@@ -106,7 +102,7 @@ def test_torch_is_left_out(folders):
     assert "transformers" in shown.split() and "torch" not in shown.split()
 
 
-@pytest.mark.parametrize("kind", ["mt5", "mt5-json", "byt5"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_loading_uses_no_network(folders, monkeypatch, kind):
     calls = []
 
@@ -120,12 +116,13 @@ def test_loading_uses_no_network(folders, monkeypatch, kind):
     assert calls == []
 
 
-@pytest.mark.parametrize("kind", ["mt5", "mt5-json", "byt5"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_code_in_the_folder_never_runs(folders, tmp_path, kind):
     folder = shutil.copytree(folders / kind, tmp_path / "m")
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings["auto_map"] = {"AutoTokenizer": ["theirs.Evil", "theirs.Evil"]}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    for name in ("tokenizer_config.json", "config.json"):
+        settings = json.loads((folder / name).read_text())
+        settings["auto_map"] = dict.fromkeys(("AutoTokenizer", "AutoConfig"), ["theirs.Evil"] * 2)
+        (folder / name).write_text(json.dumps(settings))
     (folder / "theirs.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
     try:
         load_tokenizer(folder)
@@ -134,22 +131,21 @@ def test_code_in_the_folder_never_runs(folders, tmp_path, kind):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("kind", ["mt5", "mt5-json"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
 def test_settings_cannot_name_other_files(folders, tmp_path, kind, name):
-    """transformers reads paths from its settings, and prefers a tokenizer.model."""
+    """transformers reads paths from its settings."""
     folder, private = shutil.copytree(folders / kind, tmp_path / "m"), tmp_path / "private"
     private.write_text("no tokenizer")
-    (folder / "tokenizer.model").symlink_to(private)
     own = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
-    paths = dict.fromkeys(("vocab_file", "tokenizer_file"), str(private))
+    paths = dict.fromkeys(("vocab_file", "merges_file", "tokenizer_file"), str(private))
     (folder / name).write_text(json.dumps(own | paths))
-    text = "the garçon 你好"
-    assert load_tokenizer(folder).encode(text) == load_tokenizer(folders / kind).encode(text)
-    for entry in ({"gguf_file": "../private"}, {"fast_tokenizer_files": ["../tokenizer.1.json"]}):
-        (folder / name).write_text(json.dumps(own | entry))
-        with pytest.raises(UserError, match=f"settings name other files to read: {[*entry][0]}"):
+    if name == "special_tokens_map.json":
+        with pytest.raises(UserError, match="settings name other files to read: vocab_file"):
             load_tokenizer(folder)
+    else:
+        text = "the garçon 你好"
+        assert load_tokenizer(folder).encode(text) == load_tokenizer(folders / kind).encode(text)
 
 
 def test_long_prompts_raise_no_warning(folders, tmp_path, caplog):
