@@ -37,6 +37,14 @@ if TYPE_CHECKING:
     from mlx_t5.sampling.processors import LogitsProcessor
 
 SPLITS = ("none", "lines", "sentences")  # ways to cut a document
+SUBTITLES = (".srt", ".vtt")
+FILE_TYPES = (".txt", *SUBTITLES)  # of documents
+READABLE = "plain text (.txt), SubRip (.srt) or WebVTT (.vtt)"
+# Files whose markup would be decoded as words; a file of any other name is plain text.
+UNREADABLE = tuple(
+    ".md .mdx .markdown .mdown .rst .html .htm .xml .ass .ssa .sbv .ttml .docx .odt .pdf .epub "
+    ".rtf".split()
+)
 # num_draft: the engine chooses the number; as a draft's name: the target's default draft
 AUTO = "auto"
 NONE, LOOKUP = "none", "lookup"  # further names of drafts: no draft, copying from the source

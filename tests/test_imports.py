@@ -18,7 +18,7 @@ LIBRARY = "mlx_t5"
 # imported under TYPE_CHECKING.
 FLOORS = """
 errors sizes | ranges blas cuda | backend timing disk grouping | settings
-checkpoints | text | sampling | network | names | model
+checkpoints | text | sampling | network | model
 drafting scoring | engine loading | decoder
 training | cli | serving
 convert | demo | benchmarks | main server distill finetune benchmark

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 
 import pytest
 
@@ -48,8 +47,8 @@ def failing(monkeypatch):
 
 @pytest.fixture
 def file(tmp_path):
-    def write(text: str, name: str = "in.txt") -> list[str]:
-        (tmp_path / name).write_bytes(text.encode())
+    def write(text: str, name: str = "in.txt", encoding: str = "utf-8") -> list[str]:
+        (tmp_path / name).write_bytes(text.encode(encoding))
         return ["--input-file", str(tmp_path / name)]
 
     return write
@@ -58,10 +57,13 @@ def file(tmp_path):
 # ---- a file --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_a_file_is_one_document_and_kept_to_the_byte(run, file, tmp_path, mark):
+@pytest.mark.parametrize(
+    "mark, encoding",
+    [("", "utf-8"), ("\ufeff", "utf-8"), ("\ufeff", "utf-16-le"), ("\ufeff", "utf-16-be")],
+)
+def test_a_file_is_one_document_and_kept_to_the_byte(run, file, tmp_path, mark, encoding):
     out = tmp_path / "out.txt"
-    source = [*SPLIT, *file(mark + SOURCE), "--prefix", TASK]
+    source = [*SPLIT, *file(mark + SOURCE, encoding=encoding), "--prefix", TASK]
     status, shown, err = run(*source, "--output-file", str(out))
     assert (status, shown, out.read_bytes().decode()) == (0, "", mark + FRENCH)
     assert "\n3 pieces · " in err and os.listdir(tmp_path) == ["in.txt", "out.txt"]
@@ -85,40 +87,14 @@ def test_an_interrupted_document_keeps_its_finished_pieces(run, file, tmp_path, 
     assert out.read_bytes().decode() == FRENCH
 
 
-def test_a_terminal_gets_a_line_break(run, file, monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert run(*SPLIT, *file("I have two cats."), "--prefix", TASK)[1] == "J'ai deux chats.\n"
-
-
-def test_the_prefix_may_be_in_the_file(run, file):
-    text = f"{TASK}I have two cats.\nWe have two dogs.\n"
-    assert run(*MODEL, *file(text), "--split", "lines")[:2] == (
-        0,
-        "J'ai deux chats.\nNous avons deux chiens.\n",
-    )
-
-
-def test_the_bundled_models_tasks_decode_documents(run):
-    for name, source, answer in (
-        ("translation_en_to_fr", "I have two cats. We have two dogs.", FRENCH.split("\r")[0]),
-        ("grammar", "She have two cat. I has a dog.", "She has two cats. I have a dog."),
-    ):
-        assert run(*SPLIT, "--task", name, "--prompt", source)[1] == answer
-
-
 def test_a_possible_prefix_is_decoded_and_noted_once(run, file):
     note = 'note: "title:" is decoded as text'
-    for options in (
-        ["--prompt", "title: My page.", "--json"],
-        file("title: My page.\n"),
-        file('{"prompt": "title: My page."}\n{"prompt": "fix: this"}\n', "in.jsonl"),
-    ):
-        status, _, err = run(*SPLIT, *options)
-        assert status == 0 and err.count("note: ") == 1 and note in err
-        assert "note: " not in run(*SPLIT, *options, "--prefix", "")[2]
-        assert "note: " not in run(*SPLIT, *options, "--task", "grammar")[2]
-    status, shown, _ = run(*SPLIT, "--prompt", "title: My page.", "--json")
-    assert json.loads(shown)["pieces"][0]["start"] == 0
+    source = file('{"prompt": "title: My page."}\n{"prompt": "fix: this"}\n', "in.jsonl")
+    status, out, err = run(*SPLIT, *source, "--json")
+    assert status == 0 and err.count("note: ") == 1 and note in err
+    assert json.loads(out.splitlines()[0])["pieces"][0]["start"] == 0
+    for prefix in ["--prefix", ""], ["--task", "grammar"]:
+        assert "note: " not in run(*SPLIT, *source, *prefix)[2]
 
 
 def test_json_has_the_pieces(run, file):
@@ -148,39 +124,54 @@ def test_a_failed_piece_keeps_its_source(run, file, tmp_path, failing):
     assert (status, record["text"], record["stats"]["failed"]) == (2, expected, 1)
     assert [piece.get("error") for piece in record["pieces"]] == [None, "no dogs", None]
     assert "error" not in record and "error: prompt 1: 1 of 3 pieces" in err
-
-
-def test_a_document_whose_pieces_all_fail_is_printed_unchanged(run, file, failing):
     status, shown, err = run(*SPLIT, *file("A dog. Two dogs.\n"))
     assert (status, shown) == (2, "A dog. Two dogs.\n") and "error: 2 of 2 pieces" in err
 
 
-def test_long_sentences_are_cut_and_counted(run, file):
-    source = file("I have two cats and two dogs, and it is going to rain next Thursday. Yes.")
-    status, shown, err = run(*SPLIT, *source, "--prefix", TASK, "--max-source-tokens", "21")
-    assert status == 0 and "3 pieces (2 cut) · " in err
-    refused = run(*SPLIT, *source, "--prefix", TASK, "--max-source-tokens", "5", "--json")
-    assert refused[0] == 2 and "max_source_tokens is 5, but the prefix and one letter" in refused[2]
+def test_subtitles_are_documents_by_their_name(run, file, tmp_path):
+    cue = "{}\r\n00:00:0{},000 --> 00:00:0{},500\r\n{}\r\n\r\n"
+    text = cue.format(1, 1, 1, "<i>{}</i>") + cue.format(2, 2, 2, "- {}\r\n- {}")
+    english = "I have two cats. We have\r\ntwo dogs.", "I have two cats.", "We have two dogs."
+    french = "J'ai deux chats. Nous\r\navons deux chiens.", "J'ai deux chats."
+    source = file("\ufeff" + text.format(*english), "talk.SRT")
+    out = tmp_path / "out.srt"
+    status, _, err = run(*MODEL, *source, "--prefix", TASK, "--output-file", str(out))
+    answers = [*french, "Nous avons deux chiens."]
+    assert (status, out.read_bytes().decode()) == (0, "\ufeff" + text.format(*answers))
+    assert "4 pieces" in err
+
+
+def test_subtitles_are_lines_if_asked_for_and_lines_may_be_utf_16(run, file, tmp_path):
+    source = file("1\nI have two cats.\n", "talk.srt", "utf-16")
+    lines = run(*MODEL, *source, "--prefix", TASK, "--split", "none")[1].splitlines()
+    assert len(lines) == 2 and lines[1] == "J'ai deux chats."
+    (tmp_path / "in.txt").write_bytes(b"\xff\xfea")
+    status, out, err = run(*MODEL, "--input-file", str(tmp_path / "in.txt"))
+    assert (status, out) == (2, "") and "in.txt is not valid UTF-16; save it as UTF-8" in err
 
 
 @pytest.mark.parametrize(
-    "data, cause", [(b"\xff\xfe", "is not UTF-8"), (b"a\0", "is not UTF-8"), (b"\n \n", "is empty")]
+    "name, data, message",
+    [
+        ("in.txt", b"a\xff", "in.txt is not UTF-8"),
+        ("in.txt", b"\xff\xfea", "in.txt is not UTF-8"),
+        ("in.txt", b"a\0", "in.txt is not UTF-8"),
+        ("in.txt", b"\n \n", "in.txt is empty"),
+        ("in.vtt", b"no subtitles", "a .vtt file begins with"),
+    ],
 )
-def test_files_that_are_no_text_are_refused(run, tmp_path, data, cause):
-    path = tmp_path / "in.txt"
+def test_unusable_files_are_refused_in_one_line(run, tmp_path, name, data, message):
+    path = tmp_path / name
     path.write_bytes(data)
-    status, _, err = run(*SPLIT, "--input-file", str(path))
-    assert (status, err.count("\n")) == (2, 1) and f"{path} {cause}" in err
-
-
-def test_misnamed_files_and_too_long_prefixes_are_refused(run, tmp_path):
-    path = tmp_path / "in.vtt"
-    path.write_text("no subtitles\n")
     status, out, err = run(*SPLIT, "--input-file", str(path))
-    assert (status, out, err.count("\n")) == (2, "", 1) and err.startswith("error: a .vtt file")
-    status, out, err = run(*SPLIT, "--prompt", f"{TASK}I have", "--max-source-tokens", "3")
-    assert (status, out) == (2, "") and "error: max_source_tokens is 3" in err
-    assert "tokens/s" not in err
+    assert (status, out, err.count("\n")) == (2, "", 1) and message in err
+
+
+def test_a_prefix_without_room_for_text_is_refused(run):
+    for options in [], ["--json"]:
+        source = [*SPLIT, "--prompt", f"{TASK}I have", "--max-source-tokens", "3", *options]
+        status, _, err = run(*source)
+        assert status == 2 and "max_source_tokens is 3, but the prefix and one letter" in err
 
 
 # ---- prompts and lines ---------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from command_line import ROOT, start
+from mlx_t5.settings import UNREADABLE
 
 BUNDLED = str(ROOT / "demo" / "target")
 
@@ -75,14 +76,22 @@ SPLIT = ["--split", "sentences", "--input-file", "in.txt"]
         (["--task", "x"], "--task puts its prefix before a prompt"),
         (["--normalize"], "--normalize is for the vectors of --embed"),
         (["--output-file", "x.npy"], "an array (.npy) is for the vectors of --embed"),
-        ([*SPLIT, "--score"], "--split is for texts that are written"),
-        ([*SPLIT, "--embed"], "--split is for texts that are written"),
+        ([*SPLIT, "--score"], "--score reads one prompt a line, not documents"),
+        ([*SPLIT, "--embed"], "--embed reads one prompt a line, not documents"),
+        (["--embed", "--input-file", "talk.srt"], "give --split none"),
         ([*SPLIT, "--num-samples", "2", "--temp", "1"], "leave --num-samples out"),
         (
             [*SPLIT, "--num-beams", "2", "--num-return-sequences", "2"],
             "leave --num-return-sequences out",
         ),
-        ([*SPLIT, "--resume", "--output-file", "x"], "--resume is for lines, and with --split"),
+        ([*SPLIT, "--resume", "--output-file", "x"], "--resume is for lines"),
+        *(
+            (
+                ["--split", "lines", "--input-file", f"a{suffix}"],
+                f"--split cannot read {suffix} files",
+            )
+            for suffix in UNREADABLE
+        ),
         (["--source-language", "de"], "--source-language is for documents"),
         (["--max-source-tokens", "9"], "--max-source-tokens is for documents"),
         ([*SPLIT, "--max-source-tokens", "0"], "--max-source-tokens: give a whole number, at"),

@@ -1,12 +1,14 @@
 """Reads prompts one by one, from the command line, a file or a pipe.
 
-Prompts are UTF-8. Nothing here imports MLX, so that bad input can be refused before a model is
-loaded.
+Prompts are UTF-8; a file may also be UTF-16 with a byte order mark. Nothing here imports MLX, so
+that bad input can be refused before a model is loaded.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import json
 import os
 import queue
@@ -16,12 +18,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, TextIO, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from mlx_t5.errors import UserError
-from mlx_t5.text.markup import spans
+from mlx_t5.text.subtitles import find_words
 
 BYTES = "latin-1"  # the encoding in which every byte is one character
+UTF_16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 Item = TypeVar("Item")
 Line = Any  # a prompt, a pair of a prompt and another text, or a UserError
 
@@ -46,18 +49,18 @@ def read_document(name: str, file_type: str = "") -> str:
     """Returns a file's text, including byte order mark and line ends; "-" is standard input.
 
     Raises:
-        UserError: the file cannot be read, is empty, is not UTF-8, or cannot be parsed as the
-            type `file_type`, such as ".srt".
+        UserError: the file cannot be read, is empty, is not UTF-8 or UTF-16, or is not in the
+            format of subtitles that `file_type` names.
     """
     where = "standard input" if name == "-" else name
-    with _opened(name, newline="") as file:
+    with _opened(name) as file:
         try:
-            text = _text(file.read().encode(BYTES), where, "utf-8")
+            data = file.read()
         except OSError as error:
             raise UserError(f"cannot read {where}: {error.strerror}") from None
-    _checked(text, where)
+    text = _checked(_text(data, where, UTF_16.get(data[:2], "utf-8")), where)
     if file_type:
-        spans(text, file_type)
+        find_words(text, file_type)
     return text
 
 
@@ -91,9 +94,13 @@ class Lines:
         self._shown = "standard input" if name == "-" else name
         self._as_json, self._targets = targets or name.endswith(".jsonl"), targets
         self._optional = optional
-        self._file = _opened(name)
+        data = _opened(name)
+        is_file = stat.S_ISREG(os.fstat(data.fileno()).st_mode)
+        # A pipe is not waited for, not even for a byte order mark.
+        self._is_utf_16 = is_file and data.peek(2)[:2] in UTF_16
+        self._file = io.TextIOWrapper(data, "utf-16" if self._is_utf_16 else BYTES)
         self._prompts, self.count = self._read(), None
-        if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+        if is_file:
             begin = self._file.tell()
             self.count = sum(1 for _ in self._numbered())
             self._file.seek(begin)
@@ -151,9 +158,11 @@ class Lines:
                     continue
                 yield from ((missing, b"") for missing in range(n - blank, n))
                 blank = 0
-                yield n, line.removesuffix("\n").encode(BYTES)
+                yield n, line.removesuffix("\n").encode("utf-8" if self._is_utf_16 else BYTES)
         except OSError as error:
             raise UserError(f"cannot read {self._shown}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise UserError(f"{self._shown} is not valid UTF-16; save it as UTF-8") from None
         if blank == n:
             raise UserError(f"{self._shown} is empty; write one prompt a line")
 
@@ -191,13 +200,12 @@ class PairLines(Lines):
         return _checked(prompt, where), _checked(completion, where)
 
 
-def _opened(name: str, newline: str | None = None) -> TextIO:
-    """Opens a file; each byte is read as one character, and the caller decodes the text later."""
+def _opened(name: str) -> io.BufferedReader:
     try:
         if name != "-":
-            return open(name, encoding=BYTES, newline=newline)
+            return open(name, "rb")
         # Not sys.stdin itself: a thread that waits in it would disturb the exit of the process.
-        return open(sys.stdin.fileno(), encoding=BYTES, newline=newline, closefd=False)
+        return open(sys.stdin.fileno(), "rb", closefd=False)
     except FileNotFoundError:
         raise UserError(f"there is no file {name}; check the path") from None
     except OSError as error:
@@ -206,9 +214,10 @@ def _opened(name: str, newline: str | None = None) -> TextIO:
 
 def _text(data: bytes, where: str, encoding: str = "utf-8-sig") -> str:
     try:
-        if b"\0" in data:  # as in UTF-16
+        text = data.decode(encoding)
+        if "\0" in text:  # as in UTF-16 without a byte order mark
             raise ValueError("binary")
-        return data.decode(encoding)
+        return text
     except ValueError:
         raise UserError(f"{where} is not UTF-8; save the text as UTF-8") from None
 

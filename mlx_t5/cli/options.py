@@ -21,8 +21,7 @@ from mlx_t5.cli.arguments import (
     parsed,
 )
 from mlx_t5.errors import UserError
-from mlx_t5.settings import SETTINGS, SPLITS, Settings
-from mlx_t5.text.markup import SUFFIXES
+from mlx_t5.settings import READABLE, SETTINGS, SPLITS, SUBTITLES, UNREADABLE, Settings
 
 if TYPE_CHECKING:
     from mlx_t5.text.documents import Cutting
@@ -31,7 +30,6 @@ DEFAULT_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
     "avocadoes, and bread."
 )
-MARKUP = {*SUFFIXES} - {".txt"}  # unlike these types, a plain text may begin with a prefix
 
 
 @dataclass(frozen=True)
@@ -80,9 +78,8 @@ class MainOptions:
 
     @property
     def file_type(self) -> str:
-        """The suffix of a document with markup, such as ".md" or ".srt"; "" for anything else."""
-        suffix = Path(self.input_file or "").suffix.lower() if self.is_document else ""
-        return suffix if suffix in MARKUP else ""
+        """The suffix of subtitles; "" for a plain text, which may begin with a prefix."""
+        return suffix if (suffix := _suffix(self.input_file)) in SUBTITLES else ""
 
 
 def build_parser() -> Parser:
@@ -127,10 +124,9 @@ def _document_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--split",
         choices=SPLITS,
-        default="none",
         metavar="HOW",
-        help="sentences or lines: decode texts in such pieces and join the answers; an input file "
-        "is then one document, unless it is .jsonl (default: none)",
+        help="sentences or lines: decode texts in such pieces and join the answers; a file is one "
+        "document, unless it is .jsonl (default: none; sentences for .srt, .vtt)",
     )
     group.add_argument(
         "--prefix",
@@ -230,6 +226,9 @@ def read_options(argv: list[str] | None) -> MainOptions:
     values = vars(build_parser().parse_args(argv))
     values["settings"] = given_settings(values)
     Settings(**values["settings"])
+    if not values["split"]:
+        subtitles = _suffix(values["input_file"]) in SUBTITLES
+        values["split"] = "sentences" if subtitles else "none"
     values["json"] |= (values["output_file"] or "").endswith(".jsonl")
     options = parsed(MainOptions, values)
     _check(options)
@@ -265,21 +264,28 @@ def _check(options: MainOptions) -> None:
         )
 
 
+def _suffix(name: str | None) -> str:
+    return Path(name or "").suffix.lower()
+
+
 def _check_documents(options: MainOptions) -> None:
-    """Refuses options that are incompatible with --split, or that need --split."""
+    """Refuses options that are incompatible with documents, or that need a document."""
     if options.split == "none":
         for name in ("source_language", "max_source_tokens"):
             if getattr(options, name):
                 raise UserError(f"{option_of(name)} is for documents; give --split as well")
         return
     if not options.writes_text:
-        raise UserError("--split is for texts that are written; leave it out")
+        name = "--score" if options.score else "--embed"
+        raise UserError(f"{name} reads one prompt a line, not documents; give --split none")
+    if (suffix := _suffix(options.input_file)) in UNREADABLE:
+        raise UserError(f"--split cannot read {suffix} files; convert the file to {READABLE}")
     if options.num_samples > 1 or options.settings.get("num_return_sequences", 1) > 1:
         name = "--num-samples" if options.num_samples > 1 else "--num-return-sequences"
-        raise UserError(f"--split joins one text per document; leave {name} out")
+        raise UserError(f"a document that is split has one text; leave {name} out")
     if options.is_document and options.resume:
         cure = "leave --resume out, or give documents as JSON lines"
-        raise UserError(f"--resume is for lines, and with --split a file is one document; {cure}")
+        raise UserError(f"--resume is for lines, and this file is one document; {cure}")
 
 
 def cutting_of(options: MainOptions, prefix: str) -> Cutting | None:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
 from mlx_t5.ranges import LARGEST_COUNT
-from mlx_t5.settings import SETTINGS, SPLITS, Setting
-from mlx_t5.text.markup import SUFFIXES
+from mlx_t5.settings import FILE_TYPES, SETTINGS, SPLITS, Setting
 from mlx_t5.text.prompts import as_list as listed_prompts
 
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 8, 200
@@ -89,7 +88,7 @@ if TYPE_CHECKING:  # the fields are used only by name, in `settings`
     Split = str
     FileType = str
 else:
-    Split, FileType = Literal[SPLITS], Literal[SUFFIXES]
+    Split, FileType = Literal[SPLITS], Literal[FILE_TYPES]
     _WithSettings = create_model(
         "_WithSettings",
         __base__=Request,
@@ -199,7 +198,7 @@ class OpenAIRequest(Decoding):
         "answers with the text between the pieces; the answer also lists the pieces",
     )
     file_type: FileType | None = Field(
-        None, description="if the text is split: the type of its file; the markup is kept"
+        None, description="if the text is split: its file's type; subtitles keep their times"
     )
     source_language: Annotated[str, Field(min_length=1, max_length=MAX_LANGUAGE)] | None = Field(
         None,

@@ -24,11 +24,10 @@ from itertools import chain, pairwise, takewhile
 
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import POSITIVE, checked, refusal
-from mlx_t5.settings import SPLITS
-from mlx_t5.text.markup import PLAIN, SUFFIXES, Span, flattened, rewrapped, spans, unwrapped
+from mlx_t5.settings import FILE_TYPES, READABLE, SPLITS, SUBTITLES
 from mlx_t5.text.prompts import guessed_prefix_end
+from mlx_t5.text.subtitles import find_words, rewrapped, unwrapped
 
-DEFAULT_LANGUAGE = "en"
 MOST_ACCENTS = 32  # combining accents that stay with their letter if a word is cut
 # In characters. No T5 was trained on longer sentences. This also bounds the cost of a hostile text.
 LONGEST_SENTENCE = 5_000
@@ -58,14 +57,14 @@ class Piece:
     """The characters [start, end) of a text, which are decoded as one prompt.
 
     Attributes:
-        cut: whether the piece is only a part of a sentence, line or span that was too long.
-        span: the stretch of words, found by `markup.spans`, in which the piece lies.
+        cut: whether the piece is only a part of a sentence, line or cue that was too long.
+        stretch: index of the stretch of words in which the piece lies; see `find_words`.
     """
 
     start: int
     end: int
     cut: bool = False
-    span: Span | None = None
+    stretch: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,8 @@ class Cutting:
             end; "" stands for the language that the prefix names, or English.
         max_source_tokens: maximum number of tokens in a prompt, with prefix and end token; None
             stands for the model's maximum.
-        file_type: one of `SUFFIXES` if the text is the content of a file, "" for any other text.
-            Only a file's words are decoded, and a file is not searched for a prefix.
+        file_type: ".srt" or ".vtt" for subtitles, of which only the words are decoded; ".txt" for
+            another file; "" for any other text. A file is not searched for a prefix.
 
     Raises:
         UserError: a value is of the wrong type or out of range.
@@ -97,8 +96,8 @@ class Cutting:
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
             raise refusal("split", self.split, '"sentences", "lines" or "none"')
-        if self.file_type not in ("", *SUFFIXES):
-            raise refusal("file_type", self.file_type, ", ".join(SUFFIXES))
+        if self.file_type not in ("", *FILE_TYPES):
+            raise refusal("file_type", self.file_type, READABLE)
         if self.max_source_tokens is not None:
             limit = checked("max_source_tokens", self.max_source_tokens, POSITIVE)
             object.__setattr__(self, "max_source_tokens", limit)
@@ -110,8 +109,7 @@ class Document:
     Attributes:
         text: the whole text.
         prefix: the task's prefix, from `cutting` or from the beginning of the text.
-        start: position in the text where the document begins; a prefix that was found at the
-            beginning of the text is not a part of the document.
+        start: where the document begins, after a prefix that was found in the text.
         doubtful: the beginning of the text, if it looks like a prefix of an unknown task; it is
             decoded as text. "" if there is none.
         pieces: the pieces cut so far, in order.
@@ -140,19 +138,19 @@ class Document:
         """
         if not isinstance(text, str):
             raise UserError(f"split is {cutting.split!r}, which needs a text, not token ids")
-        self.text, self.prefix, self.start = text, cutting.prefix or "", 0
+        self.text, self.prefix, self.start, self.doubtful = text, cutting.prefix or "", 0, ""
         mark = int(text.startswith("\ufeff"))  # byte order mark
-        looked_for = cutting.prefix is None and not cutting.file_type
-        if looked_for and (end := _prefix_end(text[mark:], prefixes)):
-            self.start = mark + end
-            self.prefix = text[mark : self.start]
-        unsure = looked_for and not self.start
-        self.doubtful = text[mark:][: guessed_prefix_end(text[mark:])].strip() if unsure else ""
+        if cutting.prefix is None and not cutting.file_type:
+            if end := _prefix_end(text[mark:], prefixes):
+                self.start = mark + end
+                self.prefix = text[mark : self.start]
+            else:
+                self.doubtful = text[mark:][: guessed_prefix_end(text[mark:])].strip()
         self.pieces: list[Piece] = []
         self._split, self._tokens = cutting.split, tokens
         self._limit = cutting.max_source_tokens or n_positions
-        self._spans = spans(text, cutting.file_type)
-        self._flat = text if cutting.file_type in PLAIN else flattened(text)
+        subtitles = cutting.file_type in SUBTITLES
+        self._turns = find_words(text, cutting.file_type) if subtitles else None
         self._language = cutting.source_language or _language_of(self.prefix)
         if self._limit and (used := tokens(self.prefix + "a")) > self._limit:
             needs = f"the prefix and one letter take {used} tokens"
@@ -160,81 +158,74 @@ class Document:
 
     def cut(self) -> Iterator[Piece]:
         """Yields the pieces in order; a piece is cut when the caller asks for it."""
-        for span in self._spans:
-            for start, end in self._units(span):
-                for piece in self._fitting(start, end, span):
+        for n, stretch in enumerate(self._stretches()):
+            split = self._split == "sentences"
+            for unit in _sentences(self.text, *stretch, self._language) if split else [stretch]:
+                for piece in self._fitting(*unit, n):
                     self.pieces.append(piece)
                     yield piece
 
     def source(self, piece: Piece) -> str:
-        """Returns a piece's text, on one line."""
+        """A piece's text, on one line."""
         return unwrapped(self.text[piece.start : piece.end])
 
     def prompt(self, piece: Piece) -> str:
-        """Returns the prompt of a piece."""
+        """The prompt of a piece."""
         return self.prefix + self.source(piece)
 
     def answered(self, piece: Piece, answer: str | None) -> str:
-        """Returns the text that replaces a piece: its answer, or the piece if `answer` is None."""
+        """The text that replaces a piece: its answer, or the piece if `answer` is None."""
         source = self.text[piece.start : piece.end]
         return source if answer is None else rewrapped(source, answer)
 
     def before(self, i: int) -> str:
-        """Returns the text between piece i - 1 and piece i.
-
-        With i = 0 it begins at `start`; with i = the number of pieces it goes to the text's end.
-        """
+        """The text between piece i - 1 and piece i; from `start` for the first, to the end last."""
         start = self.pieces[i - 1].end if i else self.start
         return self.text[start : self.pieces[i].start if i < len(self.pieces) else None]
 
     def part(self, i: int, texts: Sequence[str]) -> str:
-        """Returns piece i's part of the joined document.
+        """Returns piece i's part of the joined document: the text before it and its replacement.
 
-        The part is the text between the pieces i - 1 and i, then the replacement of piece i. But a
-        wrapped span (see `markup.Span`) is broken into lines as a whole. So the part for its last
-        piece contains the whole span, and the parts for its other pieces are empty.
+        A speaker's turn in subtitles is broken into lines as a whole. So the part for its last
+        piece contains the whole turn, and the parts for its other pieces are empty.
 
         Args:
             i: the piece's index.
             texts: the texts that replace the pieces 0 to i.
         """
-        span, first = self.pieces[i].span, i
-        if not span or not span.wrapped:
+        if self._turns is None:
             return self.before(i) + texts[i]
-        if i + 1 < len(self.pieces) and self.pieces[i + 1].span is span:
+        first, stretch = i, self.pieces[i].stretch
+        if i + 1 < len(self.pieces) and self.pieces[i + 1].stretch == stretch:
             return ""
-        while first and self.pieces[first - 1].span is span:
+        while first and self.pieces[first - 1].stretch == stretch:
             first -= 1
         rest = (self.before(n) + texts[n] for n in range(first + 1, i + 1))
         source = self.text[self.pieces[first].start : self.pieces[i].end]
         return self.before(first) + rewrapped(source, unwrapped("".join([texts[first], *rest])))
 
-    def _units(self, span: Span) -> Iterable[tuple[int, int]]:
-        """Yields start and end of each unit to decode: a sentence, a line or the whole span."""
-        whole = max(span.start, self.start), span.end
-        units: Iterable[tuple[int, int]] = [whole]
-        if self._split != "none" and not span.wrapped:
-            units = (_lines if self._split == "lines" else _paragraphs)(self.text, *whole)
-        if self._split != "sentences":
-            return units
-        return chain.from_iterable(_sentences(self._flat, *unit, self._language) for unit in units)
+    def _stretches(self) -> Iterable[tuple[int, int]]:
+        """The turns of subtitles; of a plain text the paragraphs, lines, or the text as a whole."""
+        if self._turns is not None:
+            return self._turns
+        start = self.start or int(self.text.startswith("\ufeff"))
+        if self._split == "none":
+            return [(start, len(self.text))]
+        return (_lines if self._split == "lines" else _paragraphs)(self.text, start)
 
-    def _fitting(self, start: int, end: int, span: Span, cut: bool = False) -> Iterator[Piece]:
-        """Yields a unit (see `_units`) as one piece, or cuts it into several if it is too long.
-
-        A unit without a letter or digit is skipped. `cut`: whether it is a part of a longer unit.
-        """
-        unit = self._flat[start:end]
+    def _fitting(self, start: int, end: int, stretch: int, cut: bool = False) -> Iterator[Piece]:
+        """Yields a unit as one piece, or as several if it is too long; none without letters."""
+        unit = self.text[start:end]
         start, end = end - len(unit.lstrip()), start + len(unit.rstrip())
         if not any(char.isalnum() for char in unit):
             return
-        piece = Piece(start, end, cut, span)
+        piece = Piece(start, end, cut, stretch)
         endless = self._split != "none" and end - start > LONGEST_SENTENCE
         too_long = endless or self._limit and self._tokens(self.prompt(piece)) > self._limit
         if end - start > 1 and too_long:
-            middle = _cut_point(self._flat, start, end)
-            yield from self._fitting(start, middle, span, True)
-            yield from self._fitting(middle, end, span, True)
+            middle = _cut_point(self.text, start, end)
+            yield from self._fitting(start, middle, stretch, True)
+            yield from self._fitting(middle, end, stretch, True)
         else:
             yield piece
 
@@ -250,35 +241,26 @@ def _prefix_end(text: str, prefixes: Sequence[str]) -> int:
 
 def _language_of(prefix: str) -> str:
     source = _SOURCE.search(prefix)
-    return _LANGUAGES.get(source[1].lower(), DEFAULT_LANGUAGE) if source else DEFAULT_LANGUAGE
+    return _LANGUAGES.get(source[1].lower(), "en") if source else "en"
 
 
-def _lines(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    return (line.span() for line in _LINE.finditer(text, start, end))
+def _lines(text: str, start: int) -> Iterator[tuple[int, int]]:
+    return (line.span() for line in _LINE.finditer(text, start))
 
 
-def _paragraphs(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yields paragraphs: a paragraph is one line, or several lines if they are hard-wrapped.
-
-    A paragraph ends at an empty line and before a list item. The item's mark is left out.
-    """
-    lines: list[tuple[int, int]] = []
-    for first, last in _lines(text, start, end):
-        blank = text[first:last].isspace()
-        adjacent = lines and text[lines[-1][1] : first] in ("\n", "\r\n", "\r")
+def _paragraphs(text: str, start: int) -> Iterator[tuple[int, int]]:
+    """Yields paragraphs, each a line or several hard-wrapped lines, without marks of list items."""
+    block: list[tuple[int, int]] = []
+    for first, last in chain(_lines(text, start), [(len(text), len(text))]):
+        blank = not text[first:last].strip()
+        adjacent = block and text[block[-1][1] : first] in ("\n", "\r\n", "\r")
         if blank or not adjacent or _ITEM.match(text, first, last):
-            yield from _joined_lines(text, lines)
-            lines = []
-        lines += [] if blank else [(first, last)]
-    yield from _joined_lines(text, lines)
-
-
-def _joined_lines(text: str, lines: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yields each line, or hard-wrapped lines as one; the mark of a list item is left out."""
-    wrapped = _is_hard_wrapped([text[start:end] for start, end in lines])
-    for start, end in [(lines[0][0], lines[-1][1])] if wrapped else lines:
-        item = _ITEM.match(text, start, end)
-        yield item.end() if item else start, end
+            wrapped = _is_hard_wrapped([text[begin:end] for begin, end in block])
+            for begin, end in [(block[0][0], block[-1][1])] if wrapped else block:
+                item = _ITEM.match(text, begin, end)
+                yield item.end() if item else begin, end
+            block = []
+        block += [] if blank else [(first, last)]
 
 
 def _is_hard_wrapped(lines: Sequence[str]) -> bool:

@@ -1,7 +1,6 @@
 """Documents in a batch get the answers of each piece alone, in order; few pieces wait."""
 
 import json
-import tracemalloc
 from collections import deque
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -9,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from command_line import ROOT
+from decoder import SpeculativeDecoder
 from mlx_t5.engine import document_batch
 from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Result, Speculation, Stats
@@ -193,31 +193,11 @@ def test_settings_that_contradict_a_split_are_refused(decoder, options, message)
 
 
 def test_a_split_needs_a_tokenizer(decoder):
-    from decoder import SpeculativeDecoder
-
     with pytest.raises(UserError, match="needs a tokenizer"):
         SpeculativeDecoder(decoder.model).generate("One.", split="lines")
 
 
 # ---- how many pieces are read ahead --------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_large_text_takes_memory_for_its_pieces_only():
-    text = "The quick brown fox jumps over the lazy dog near the river. " * 4_000
-    decoder = Echo()
-    tracemalloc.start()
-    chunks = document_batch.chunks(decoder, [text], job())
-    sizes = []
-    for i, _ in enumerate(chunks):
-        if i % 500 == 0:
-            assert decoder.drawn - i <= decoder.ahead + 1
-            sizes.append(tracemalloc.get_traced_memory()[0])
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert i == 3_999
-    # Besides the text, each piece needs its result, tokens and text; few are read ahead.
-    assert peak - sizes[0] < 4_000 * 700 + 3 * len(text)
 
 
 def test_a_document_is_complete_before_the_next_one_is_there():

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from mlx_t5.serving.schemas import TextStats
-from page_views import PHONE, contrast
+from mlx_t5.settings import UNREADABLE
+from page_views import PHONE
 
 pytestmark = pytest.mark.slow  # starts a browser
 TEXT = "I open a lot of bags.  It is going to rain.\n\nAlice can buy pencils. 🐧 No.\n"
@@ -113,18 +114,23 @@ def test_a_text_file_is_opened_and_other_files_are_refused(view):
     note = page.inner_text("#document-note")
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Open a file").click()
-    text = {"name": "a.md", "mimeType": "text/markdown", "buffer": b"# A\n\nI has a cat.\n"}
+    text = {"name": "a.vtt", "mimeType": "text/vtt", "buffer": b"WEBVTT\n\n"}
     chooser.value.set_files(text)
-    page.locator("#document-note", has_text="a.md, 18 characters").wait_for()
-    assert page.input_value("#document-text") == "# A\n\nI has a cat.\n"
-    assert page.input_value("#file-type") == ".md"
+    page.locator("#document-note", has_text="a.vtt, 8 characters").wait_for()
+    assert page.input_value("#file-type") == ".vtt"
+    for encoding in "utf-16-le", "utf-16-be":
+        drop(page, f"{encoding}.log", "\ufeffI has a größer cat. 🐧\n".encode(encoding))
+        page.locator("#document-note", has_text=f"{encoding}.log, 24 characters").wait_for()
+        assert page.input_value("#document-text") == "\ufeffI has a größer cat. 🐧\n"
+        assert page.input_value("#file-type") == ".txt"
     for name, content, times, message in (
+        *((f"A{suffix.upper()}", b"a", 1, f"A{suffix.upper()} cannot") for suffix in UNREADABLE),
         ("b.txt", b"caf\xe9", 1, "b.txt is no text in UTF-8"),
         ("c.txt", b"a" * 1025, 1024, "c.txt has more than 1 MiB"),
     ):
         drop(page, name, content, times)
         page.locator("#document-error", has_text=message).wait_for()
-    assert page.input_value("#document-text").startswith("# A"), "the last one stays"
+    assert "größer" in page.input_value("#document-text"), "the last one stays"
     page.fill("#document-text", "")
     assert page.inner_text("#document-note") == note
     page.fill("#document-text", "…")
@@ -172,9 +178,8 @@ def answered(page, *stream):
     page.click("#document-form button[type=submit]")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_failed_pieces_are_marked_and_nothing_is_html_on_a_phone(view, scheme):
-    page = view(**NARROW, color_scheme=scheme)
+def test_failed_pieces_are_marked_and_nothing_is_html_on_a_phone(view):
+    page = view(**NARROW)
     page.fill("#document-text", "a b\n" * 3 + "🐧" * 400)
     answered(page, *events(3, failed=[1]))
     done(page, 3)
@@ -186,8 +191,6 @@ def test_failed_pieces_are_marked_and_nothing_is_html_on_a_phone(view, scheme):
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     above, below = (paragraph.bounding_box() for paragraph in row.locator("p").all())
     assert above["y"] + above["height"] <= below["y"], "beneath each other"
-    for selector in (".failed small", ".source", "#document-count", "#download", "#document-note"):
-        assert contrast(page, selector) >= 4.5, selector
 
 
 def test_the_page_shows_thousands_of_pieces_and_survives_a_broken_stream(view):

@@ -1,10 +1,12 @@
-"""Tests documents over HTTP: the same text as from `generate`, beside other requests."""
+"""Tests documents in the server: the same text as from `generate`, beside other requests."""
 
 import json
 
 import pytest
 
 from benchmarks import workload
+from fake_serving import ENDLESS, Gated, V, until
+from mlx_t5.settings import UNREADABLE
 
 TEXT = """translate English to French: I open a lot of white suitcases at noon.  It is going to
 rain next Thursday.
@@ -100,9 +102,75 @@ def test_others_are_answered_while_a_long_document_runs(server):
     server.until(lambda: server.metric(CANCELLED) > cancelled)  # as its client leaves
 
 
+def test_subtitles_keep_their_times_and_other_files_are_refused(server, decoder):
+    cue = "\ufeff1\r\n00:00:01,000 --> 00:00:02,000\r\n<i>{}\r\n{}</i>\r\n"
+    text, how = cue.format("She have", "two cat."), {"task": "grammar"}
+    answer = complete(server, prompt=text, file_type=".srt", **how)["choices"][0]
+    expected = decoder.generate(text, split="sentences", prefix=FIX[:13], file_type=".srt")
+    assert answer["text"] == expected.text == cue.format("She has", "two cats.")
+    for wrong in (*UNREADABLE, "srt"):
+        body = {"prompt": text, "split": "lines", "file_type": wrong}
+        error = server.http.post("/v1/completions", json=body).json()["error"]
+        assert error["param"] == "file_type" and "'.txt', '.srt' or '.vtt'" in error["message"]
+
+
 def test_only_completions_and_chats_are_split(server):
     for path, split in (("v1/completions", "words"), ("predict", "lines")):
         answer = server.http.post(f"/{path}", json={"prompt": TEXT, "split": split})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "split")
     plain = complete(server, prompt=FIX, split="none")["choices"][0]
     assert plain["text"] == "She has two cats." and "pieces" not in plain
+
+
+# ---- pieces in the thread that owns MLX ----------------------------------------------------------
+
+
+def test_a_request_goes_before_the_pieces_of_all_documents(serve):
+    served = serve(max_batch=4, max_queue=20)
+    order, gone = [], lambda name: lambda event: order.append(name)
+    many = {"size": 4, "max_tokens": 5, "document": True}
+    first = served.submit_held([[2, 3]] * 40, put=gone("document"), **many)
+    rest = [served.submit([[2, 3]] * 40, put=gone("document"), **many) for _ in range(2)]
+    small = served.submit([[4]], put=gone("small"), max_tokens=5)
+    served.release()
+    until(lambda: "small" in order)
+    assert order.index("small") <= 4 + 3, "in the batch before it, and beside it"
+    until(lambda: len(order) == 1 + 3 * 40)
+    assert not any(client.job.place.unfinished for client in (first, *rest, small))
+
+
+def test_pieces_that_come_late_are_decoded_and_a_stop_waits_for_them(serve):
+    served = serve(max_batch=2)
+    client = served.submit([[2, 3]], size=1, max_tokens=5, document=True, whole=False)
+    client.next()
+    served.worker.jobs.close("stopping")
+    served.worker.jobs.extend(client.job, [[4]], True)
+    assert len(client.next().result.tokens) == 5
+    until(lambda: served.worker.rows == (0, 0))
+
+
+@pytest.mark.parametrize("stage", ["step", "insert", "logits"])
+def test_a_piece_that_fails_is_marked_and_the_others_go_on(serve, unpadded, stage):
+    class Breaking(Gated):
+        def encode(self, ids, mask=None):
+            if ids.shape[1] > 9 and stage == "insert":
+                raise RuntimeError("[malloc] Unable to allocate 1 bytes.")
+            return super().encode(ids, mask)
+
+        def decode(self, tokens, cache, offsets):
+            if stage == "step" and max(map(len, cache.sources)) > 9:
+                raise TypeError("of a secret text")
+            return super().decode(tokens, cache, offsets)
+
+    def table(source, seen):
+        bad = stage == "logits" and len(source) > 9 and len(seen) > 2
+        return ENDLESS(source, seen) * (float("nan") if bad else 1)
+
+    served = serve(Breaking(table, V), max_batch=1, max_queue=0)
+    job = served.submit([[2], [3] * 10, [4], [5]], size=1, max_tokens=6, document=True)
+    results = job.results()
+    messages = {"step": "internal error", "insert": "no memory", "logits": "NaN"}
+    assert [r.finish_reason for r in results] == ["length", "error", "length", "length"]
+    assert messages[stage] in results[1].error and "secret" not in results[1].error
+    assert [len(r.tokens) for r in results] == [6, 0, 6, 6]
+    until(lambda: served.worker.rows == (0, 0))

@@ -6,10 +6,9 @@ import unicodedata
 
 import pytest
 
-from markup_files import joined
 from mlx_t5.errors import UserError
-from mlx_t5.text import documents
-from mlx_t5.text.documents import LONGEST_SENTENCE, SPLITS, Cutting, Document
+from mlx_t5.settings import SPLITS, UNREADABLE
+from mlx_t5.text.documents import LONGEST_SENTENCE, Cutting, Document
 
 PREFIXES = (
     "summarize: ", "translate English to German: ", "translate ", "Fix this text: ", "校正：",
@@ -28,6 +27,13 @@ def document_of(text: str, split: str = "sentences", limit=None, tokens=words, *
 def sources(text: str, split: str = "sentences", **how) -> list[str]:
     document = document_of(text, split, **how)
     return [document.source(piece) for piece in document.cut()]
+
+
+def joined(document: Document, answers: list[str | None]) -> str:
+    """Returns the document with answers in place of its pieces; None: the piece failed."""
+    texts = [document.answered(*pair) for pair in zip(document.pieces, answers, strict=True)]
+    parts = [document.part(i, texts) for i in range(len(texts))]
+    return "".join([*parts, document.before(len(texts))])
 
 
 # ---- nothing is lost -----------------------------------------------------------------------------
@@ -241,10 +247,11 @@ def test_a_document_can_be_split_into_lines():
     assert " ".join(sources(text, "none")[0].split()) == "One. Two. three - four ..."
 
 
-def test_only_the_spans_of_a_file_are_decoded():
+def test_a_turn_in_subtitles_is_one_text():
     text = "1\n00:00:01,000 --> 00:00:02,000\nOne goes\non. Two.\n"
     assert sources(text, file_type=".srt") == ["One goes on.", "Two."]
-    assert sources(text, "lines", file_type=".srt") == ["One goes on. Two."]
+    for split in "lines", "none":
+        assert sources(text, split, file_type=".srt") == ["One goes on. Two."]
 
 
 # ---- sentences that are too long -----------------------------------------------------------------
@@ -315,7 +322,8 @@ def test_sentences_are_whole_where_windows_meet():
 @pytest.mark.parametrize(
     "wrong",
     [{"split": "words"}, {"split": None},
-     {"max_source_tokens": 0}, {"max_source_tokens": "many"}, {"file_type": ".pdf"}],
+     {"max_source_tokens": 0}, {"max_source_tokens": "many"}, {"file_type": "srt"},
+     *({"file_type": suffix} for suffix in UNREADABLE)],
 )  # fmt: skip
 def test_values_of_the_wrong_kind_are_refused(wrong):
     (name,) = wrong
@@ -333,4 +341,3 @@ def test_a_missing_sentence_library_is_named_in_one_line(monkeypatch):
     assert sources("One.\nTwo.", "lines") == ["One.", "Two."]
     with pytest.raises(UserError, match='needs sentencex; pip install "sentencex'):
         sources("One. Two.")
-    assert documents.DEFAULT_LANGUAGE == "en"

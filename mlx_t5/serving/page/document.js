@@ -6,6 +6,7 @@ import { complain } from "./errors.js";
 import { append } from "./panel.js";
 
 const MOST_BYTES = 2 ** 20; // of a request
+const UNREADABLE = /\.(md|mdx|markdown|mdown|rst|html?|xml|ass|ssa|sbv|ttml|docx|odt|pdf|epub|rtf)$/i;
 const NOTE = $("document-note").textContent;
 const EXAMPLE = "I open a lot of white suitcases at noon. It is going to rain next Thursday.\n\nThe windows that you have broken were not new. My sisters want to buy some tools including saws, hammers, and brushes.";
 
@@ -116,8 +117,11 @@ async function open(file) {
   if (!file) return;
   $("document-error").hidden = true;
   try {
+    if (UNREADABLE.test(file.name)) throw new ApiError(400, `${file.name} cannot be read, only plain text (.txt), SubRip (.srt) and WebVTT (.vtt).`);
     if (file.size > MOST_BYTES) throw new ApiError(413, `${file.name} has more than 1 MiB; give it in parts.`);
-    const text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(await file.arrayBuffer());
+    const bytes = new Uint8Array(await file.arrayBuffer());
+    const encoding = { "255,254": "utf-16le", "254,255": "utf-16be" }[bytes.slice(0, 2)] ?? "utf-8";
+    const text = new TextDecoder(encoding, { fatal: true, ignoreBOM: true }).decode(bytes);
     opened = { name: file.name, text }; // with its line ends, which the field would change
     $("document-text").value = text;
     $("document-note").textContent = `${file.name}, ${text.length} characters`;

@@ -1,0 +1,246 @@
+"""Tests which words of subtitles are decoded, what stays, and how answers are broken into lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from random import Random
+from string import ascii_letters
+
+import pytest
+
+from mlx_t5.errors import UserError
+from mlx_t5.settings import SPLITS, SUBTITLES
+from mlx_t5.text.documents import Cutting, Document
+from mlx_t5.text.subtitles import LINE_CHARACTERS, find_words, rewrapped, unwrapped
+
+FILES = Path(__file__).with_name("files")
+# The files end no line with a space: · stands for it.
+WHOLE = {s: (FILES / f"written{s}").read_text("utf-8").replace("·", " ") for s in SUBTITLES}
+SRT, VTT = WHOLE[".srt"].rstrip("\n"), WHOLE[".vtt"]
+# Times of a cue, as programs and people write them.
+ODD_TIMES = (FILES / "odd_times.txt").read_bytes().decode("unicode_escape").splitlines()
+# White space in Python that ends no word or line of a file, and characters without a width.
+ODD_SPACES = "\x1c\x1d\x1e\x1f\x85\xa0\u2007\u2028\u202f\u3000\u200b\ufeff\u200e"
+WORDS = (
+    "the café naïve house I've Straße größer 12 3.5 — “quoted” привет 今日は良い 天気。 ไทย 😀 é "
+    "a _b_ **bold** *it* x_y don't U.S. (see end). Yes! no? ~ $5 100% a/b"
+).split()
+MARKS = (
+    "<i>|</i>|<b>|</b>|<font color='red'>|{\\an8}|<v Anna>|<c.red>|</c>|<00:00:01.500>|&amp;|"
+    "&gt;&gt;|- |-|♪|<|>|3|  |<00|{x}|-->x".split("|")
+)
+
+
+def generated(suffix: str, seed: int) -> str:
+    """Returns a file of random lines of the hand-written file, some with other words or times.
+
+    It has any kind of line end, and sometimes a byte order mark.
+    """
+    rng = Random(f"{suffix} {seed}")
+    known = [line for line in WHOLE[suffix].split("\n") if not line.startswith("WEBVTT")]
+    lines = rng.choices(known, k=rng.randint(1, 25))
+    lines = [varied(rng, line) if rng.random() < 0.4 else line for line in lines]
+    head = {".srt": "1\n00:00:01,000 --> 00:00:02,000\n", ".vtt": "WEBVTT\n\n"}[suffix]
+    text, newline = head + "\n".join(lines), rng.choice(["\n", "\r\n", "\r", ""])
+    newlines = [newline] if newline else ["\n", "\r\n", "\r"]
+    text = "".join(rng.choice(newlines) if char == "\n" else char for char in text)
+    return "\ufeff" * (rng.random() < 0.2) + text
+
+
+def varied(rng: Random, line: str) -> str:
+    if "-->" in line:
+        return rng.choice(ODD_TIMES).format(number := rng.randint(1, 8), number + 1)
+    words = rng.choices([*WORDS, *MARKS], k=rng.randint(1, 9))
+    gaps = ("", " ", " ", " ", "  ", rng.choice(ODD_SPACES))
+    return re.match(r"[^\w<{]*", line)[0] + "".join(word + rng.choice(gaps) for word in words)
+
+
+def translated(
+    text: str,
+    suffix: str,
+    answer: Callable[[str], str | None],
+    split: str = "sentences",
+    limit: int | None = None,
+) -> str:
+    """Returns the document with the answers to its pieces; None: the piece failed."""
+    cutting = Cutting(split, "", max_source_tokens=limit, file_type=suffix)
+    document = Document(text, cutting, lambda prompt: len(prompt.split()))
+    answers = [(piece, answer(document.source(piece))) for piece in document.cut()]
+    texts = [document.answered(*pair) for pair in answers]
+    parts = [document.part(i, texts) for i in range(len(texts))]
+    return "".join([*parts, document.before(len(texts))])
+
+
+def decoded(text: str, suffix: str) -> list[str]:
+    return [unwrapped(text[start:end]) for start, end in find_words(text, suffix)]
+
+
+# ---- what is decoded -----------------------------------------------------------------------------
+
+
+def test_only_the_words_of_cues_are_decoded():
+    assert decoded(SRT, ".srt") == [
+        "Hello there, my friend.", "Who is it?", "It is", "me", "Bob.", "la la", "is not",
+        "for me.", "The end",
+    ]  # fmt: skip
+    assert decoded(VTT, ".vtt") == ["Hello", "you", "over there", "Hi", "you"]
+    for text in "WEBVTT", "WEBVTT\n\nNOTE nothing was said\n":
+        assert decoded(text, ".vtt") == []
+
+
+@pytest.mark.parametrize(
+    "cue, expected",
+    [
+        ("<i>Yes</i>", ["Yes"]),
+        ("-Yes.\n-No.", ["Yes.", "No."]),
+        ("<i>- Yes\nand no</i>\n– Oh", ["Yes and no", "Oh"]),
+        (">> Yes\n&gt;&gt; No", ["Yes", "No"]),
+        ("\u3000- はい", ["はい"]),
+        ("{\\an8}Up <i>there</i>, far", ["Up", "there", "far"]),
+        ("Un<b>do</b> it, <i>re<b>do</b></i>it all", ["it,", "all"]),
+        ("I <3 you", ["I <3 you"]),
+        ("R&amp;D and &lt;", ["and"]),
+        ("12\n…", []),
+        ("Vraiment ?\nOui !", ["Vraiment ? Oui !"]),
+        ("A -> B -->\n5:00 -> six\n1:2 --> 3", ["A -> B --> 5:00 -> six 1:2 --> 3"]),
+        ("At 00:00:05,000 --> no\n2:00:05.5 or 00:05.000 yes", ["At", "no", "or", "yes"]),
+    ],
+)
+def test_marks_of_a_cue_are_not_decoded(cue, expected):
+    assert decoded(f"1\n00:00:01,000 --> 00:00:02,000\n{cue}\n", ".srt") == expected
+
+
+@pytest.mark.parametrize("times", ODD_TIMES)
+@pytest.mark.parametrize("suffix", SUBTITLES)
+def test_odd_times_stay_and_begin_a_cue(suffix, times):
+    cues = [f"{number}\n{times.format(number, number + 1)}\n{{}}\n" for number in range(1, 5)]
+    words = ["One.", "Two\nlines.", "Three.", "Four."]
+    for gap in "\n", "" if suffix == ".srt" else "\n":
+        text = "WEBVTT\n\n" * (suffix == ".vtt") + gap.join(cues)
+        assert decoded(text.format(*words), suffix) == [word.replace("\n", " ") for word in words]
+        changed = translated(text.format(*words), suffix, str.swapcase)
+        assert changed == text.format(*map(str.swapcase, words))
+
+
+@pytest.mark.parametrize(
+    "text, suffix, cause",
+    [("Some text.\n", ".srt", "times"), ("", ".srt", "times"), (SRT, ".vtt", "WEBVTT")],
+)
+def test_files_in_another_format_are_refused(text, suffix, cause):
+    with pytest.raises(UserError, match=cause):
+        find_words(text, suffix)
+
+
+# ---- what stays ----------------------------------------------------------------------------------
+
+SWAPPED = {ord(a): b for a, b in zip(ascii_letters, ascii_letters.swapcase(), strict=True)}
+TYPESET = dict.fromkeys(map(ord, " \t\r\n"))  # characters that break lines
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("suffix", SUBTITLES)
+def test_files_stay_but_for_the_words_that_are_answered(suffix, split):
+    texts = [generated(suffix, seed) for seed in range(150)]
+    texts += [WHOLE[suffix].replace("\n", newline) for newline in ("\n", "\r\n", "\r")]
+    times = re.compile(r"(?m)^(?:\d+ ?\n)?\d\d:.*-->.*$|<[/\w][^<>\n]*>|^WEBVTT.*$|^ *$")
+    for text in texts:
+        for limit in (None, 2):
+            assert translated(text, suffix, str, split, limit) == text
+        assert translated(text, suffix, lambda source: None, split) == text  # all pieces fail
+        changed = translated(text, suffix, lambda source: source.translate(SWAPPED), split)
+        assert text.translate(TYPESET).lower() == changed.translate(TYPESET).lower()
+        even = text.replace("\r\n", "\n").replace("\r", "\n")
+        changed = translated(even, suffix, lambda source: "Ça va", split)
+        assert times.findall(even) == times.findall(changed)
+
+
+def test_stretches_of_words_are_in_order():
+    for suffix in SUBTITLES:
+        for seed in range(300):
+            text, at = generated(suffix, seed), 0
+            for start, end in find_words(text, suffix):
+                source = text[start:end]
+                assert at <= start < end and source == source.strip()
+                assert any(map(str.isalpha, source))
+                at = end
+
+
+@pytest.mark.parametrize("begin", [SRT, VTT])
+def test_files_full_of_marks_are_read_in_linear_time(begin):
+    """Patterns with quadratic time would not finish on these files."""
+    suffix = ".srt" if begin is SRT else ".vtt"
+    repeated = "- < <a <! <? & > - * _ # 1. {\\ <a> ♪ 0:0 --> &gt; . ( \" ' = + 「 \1".split()
+    for mark in (
+        *repeated,
+        "a",
+        " ",
+        "a b ",
+        "a.b-",
+        "漢",
+        "a<",
+        "a♪",
+        "a♪♪",
+        "a<b>",
+        "♪ ",
+        "- a\n",
+    ):
+        text = begin + (mark * 200_000)[:200_000] + " y"
+        assert text[slice(*find_words(text, suffix)[0])].startswith("Hello")
+
+
+# ---- lines ---------------------------------------------------------------------------------------
+
+CUE = "1\r\n00:00:01,000 --> 00:00:02,000\r\n{}\r\n\r\n"
+
+
+def test_sentences_of_a_turn_are_broken_into_lines_together():
+    text = CUE.format("I know. You have been\r\nhere before.")
+    answers = {"I know.": "Je le sais bien.", "You have been here before.": "Tu es déjà venu ici."}
+    whole = translated(text, ".srt", answers.get)
+    assert whole == CUE.format("Je le sais bien. Tu\r\nes déjà venu ici.")
+    answers["I know."] = None
+    failed = translated(text, ".srt", answers.get)
+    assert failed == CUE.format("I know. Tu es\r\ndéjà venu ici.")
+
+
+def test_long_answers_have_more_lines():
+    text = CUE.format("One two. Three four five.\r\nSix seven. Eight.") * 3
+    longer = translated(text, ".srt", lambda source: source + " " + source)
+    assert longer != text and max(map(len, longer.splitlines())) <= LINE_CHARACTERS
+    assert longer.count("\r\n") == text.count("\r\n") + 3
+    lines = rewrapped("a line\nand another", "word " * 40).split("\n")
+    assert len(lines) == 5 and max(map(len, lines)) <= LINE_CHARACTERS
+    lines = rewrapped("a line " * 12 + "\nand another", "word " * 40).split("\n")
+    assert len(lines) == 3 and max(map(len, lines)) <= 84
+
+
+def test_an_answer_has_as_many_lines_as_its_source():
+    assert rewrapped("Hello there,\r\nmy friend.", "Bonjour mon ami") == "Bonjour\r\nmon ami"
+    assert rewrapped("a\nb\nc", "one two") == "one\ntwo"
+    assert rewrapped("a b c d", "one " * 50) == "one " * 50
+    assert rewrapped("a b \n c d", "x - y 1. z") == "x - \n y 1. z"
+    assert rewrapped("今日は\n良い天気", "「今天」天气很好。") == "「今天」天\n气很好。"
+    assert rewrapped("a\nb", "") == ""
+    assert rewrapped("a \r\n \tb", "a b") == "a \r\n \tb"
+    for space in ODD_SPACES:
+        answer = f"{space}one two{space}! {space} three{space}"
+        assert rewrapped("a\nb", answer) == f"{space}one two{space}!\n{space} three{space}"
+
+
+def test_lines_are_as_short_as_their_number_allows():
+    rng = Random(1)
+    for _ in range(300):
+        words = ["x" * rng.randint(1, 9) for _ in range(rng.randint(1, 8))]
+        count = rng.randint(2, 4)
+        lines = rewrapped("\n".join("abc" for _ in range(count)), " ".join(words)).split("\n")
+        assert " ".join(lines) == " ".join(words) and len(lines) == min(count, len(words))
+        cuts = combinations(range(1, len(words)), len(lines) - 1)
+        bounds = ([0, *cut, len(words)] for cut in cuts)
+        widths = (
+            max(len(" ".join(words[a:b])) for a, b in zip(ends, ends[1:], strict=False))
+            for ends in bounds
+        )
+        assert max(map(len, lines)) == min(widths)
