@@ -155,7 +155,7 @@ def run(args: argparse.Namespace, command: str) -> int:
     print(printing.markdown(COLUMNS, [record]))
     printing.write_record(args.json, record)
     print(f"\n{fits(record['peak_memory_bytes'], limit())}")
-    print(f"The line above is for docs/measuring.md; {args.json} has all figures.")
+    print(f"The line above is for docs/performance.md; {args.json} has all figures.")
     return int(bool(record["different"]) and record["environment"]["dtype"] == "float32")
 
 

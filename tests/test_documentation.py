@@ -195,8 +195,8 @@ def options(program: str) -> set[str]:
 
 
 def subcommands() -> list[str]:
-    """Returns the subcommands of `benchmark.py` in the table of docs/measuring.md."""
-    table = text(ROOT / "docs" / "measuring.md").partition("| subcommand |")[2]
+    """Returns the subcommands of `benchmark.py` in the table of docs/performance.md."""
+    table = text(ROOT / "docs" / "performance.md").partition("| subcommand |")[2]
     return re.findall(r"^\| `(\w+)` \|", table.partition("\n\n")[0], re.MULTILINE)
 
 

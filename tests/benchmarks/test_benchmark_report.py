@@ -184,7 +184,7 @@ def test_a_row_names_the_machine_and_the_weights(gpu, cores, device, expected):
 
 
 def test_the_page_has_the_reports_columns_and_the_template_names_it():
-    page = (ROOT / "docs" / "measuring.md").read_text("utf-8")
+    page = (ROOT / "docs" / "performance.md").read_text("utf-8")
     header, *rows = [line for line in page.splitlines() if re.match(r"\| (date|\d{4}-)", line)]
     assert header.strip("| ").split(" | ") == list(report.COLUMNS)
     assert rows and all(line.count(" | ") == header.count(" | ") for line in rows)
