@@ -109,6 +109,14 @@ def test_an_index_that_names_a_missing_tensor_is_refused(tmp_path):
     refused(tmp_path, "puts c into pytorch_model-00001-of-00002.bin, which lacks")
 
 
+def test_the_index_decides_between_tensors_of_one_name(tmp_path):
+    state = {"a": torch.zeros(2), "b": torch.ones(2)}
+    checkpoints.save(state, tmp_path, "safetensors", shards=2)
+    other = {"a": torch.full((2,), 7.0), "b": torch.ones(2)}
+    checkpoints.write(other, tmp_path / "model-00002-of-00002.safetensors", "safetensors")
+    assert numbers(read_all(tmp_path)["a"]).tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("file", ("../a.bin", "/etc/passwd", "x/y.bin", "..", "", "a\\b", 3, "a\0"))
 def test_an_index_may_not_leave_its_folder(tmp_path, file):
     index = tmp_path / "model.safetensors.index.json"
@@ -316,6 +324,7 @@ def test_a_tensor_reaching_out_of_its_storage_is_refused(tmp_path, format, old, 
         ("data/0", "the bytes of a are missing"),
         ("data.pkl", "cannot be read"),
         ("big", "is big-endian"),
+        ("short", "storage 0 is cut short"),
     ),
 )
 def test_archives_that_torch_never_writes_are_refused(tmp_path, change, cause):
@@ -327,6 +336,8 @@ def test_archives_that_torch_never_writes_are_refused(tmp_path, change, cause):
         for name, data in entries.items():
             if change == "big" and name.endswith("byteorder"):
                 data = b"big"
+            if change == "short" and name.endswith("data/0"):
+                data = data[:-4]
             if not name.endswith(change):
                 new.writestr(name, data)
     refused(tmp_path, cause)
