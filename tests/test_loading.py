@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from convert import convert
 from mlx_t5 import loading
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints import hub
@@ -12,6 +13,7 @@ from mlx_t5.checkpoints.hub import locate
 from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError
 from mlx_t5.loading import choose_pair
+from mlx_t5.network import weights
 
 
 @pytest.fixture(autouse=True)
@@ -238,8 +240,10 @@ def test_a_gpu_computes_float32_and_bin_folders_in_bfloat16(
     assert (line in capsys.readouterr().err) == noted
 
 
-def test_a_draft_computes_in_its_targets_type(monkeypatch):
-    pair = loading.ModelPair(BUNDLED / "target", BUNDLED / "draft", False, "")
-    for dtype in ("bfloat16", "float32"):
-        loaded = loading.load_pair(pair, dtype)
-        assert loaded.drafter.model.dtype == loaded.target.dtype == getattr(mx, dtype)
+def test_a_draft_computes_in_its_targets_type(monkeypatch, tmp_path):
+    for module in (loading, weights):
+        monkeypatch.setattr(module, "on_cpu", lambda: False)  # then each folder's type counts
+    target = convert(BUNDLED / "target", tmp_path / "target", "float32")
+    pair = loading.ModelPair(target, BUNDLED / "draft", False, "")  # the draft is in bfloat16
+    loaded = loading.load_pair(pair, None)
+    assert loaded.drafter.model.dtype == loaded.target.dtype == mx.float32

@@ -150,6 +150,18 @@ def test_a_draft_is_refused_with_a_target_of_another_shape(tmp_path, reference_o
 
 
 @pytest.mark.parametrize(
+    "field", ["vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads"]
+)
+def test_each_size_that_both_must_have_is_compared(tmp_path, reference_of, field):
+    target, _ = load(reference_of("t5").folder)
+    path = save_draft(shared_draft(target, 1), reference_of("t5").folder, tmp_path / "draft")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {field: config[field] + 1}))
+    with pytest.raises(UserError, match="the target has another shape"):
+        load(path, shared_with=target)
+
+
+@pytest.mark.parametrize(
     ("entry", "noted"),
     [
         (lambda entry: entry, False),
