@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from mlx_t5.cli.arguments import Parser, not_installed, run
 from mlx_t5.cli.uploading import add_upload_option, check_repository, conversion_card, upload
-from mlx_t5.errors import UserError, reason
+from mlx_t5.errors import UserError
 
 try:
     from mlx_t5.backend import mx
@@ -105,38 +105,35 @@ def convert(
     recipe = Recipe.from_options(*q_options) if quantize else None
     if dtype not in DTYPES:
         raise UserError(f"unknown dtype {dtype!r}; choose {', '.join(DTYPES)}")
-    try:
-        check_output_folder(path, overwrite)
-        if adapter_path is not None:
-            adapter_folder(adapter_path)  # before anything is downloaded
-        folder = source_folder(str(source), revision)
-        check_output_folder(path, overwrite, source=folder)
-        raw = read_config(folder)
-        config = T5Config.from_dict(raw)
-        read_pooling(folder, config.d_model)  # refuses modules that could not be loaded
-        tokenizer = load_tokenizer(folder)  # refuses a folder that could not be used
-        weights, metadata = read_weights(folder)
-        if ENTRY in raw or config.draft_vocab_size:
-            raise UserError("the source is a draft, ready to use: give its folder as --draft-model")
-        if metadata.get("format") == "mlx":
-            raise UserError("the source is an MLX folder already; convert the original")
-        weights = select_tensors(config, weights, encoder_only)
-        shapes = {name: tensor.shape for name, tensor in weights.items()}
-        adapter = open_adapter(adapter_path, tensor_names(config), shapes)
-        layers = {}
-        if quantize:
-            recipe = Recipe.from_options(*q_options, vocab_size=config.vocab_size)
-            layers = _quantized_layers(recipe, shapes, dtype, quant_predicate is None)
-        bar = tqdm(total=len(shapes), desc="converting", disable=None)
-        with new_model_folder(path, overwrite, folder) as partial, bar:
-            tensors = read_tensors(weights, adapter)
-            save_weights(partial, _converted(tensors, getattr(mx, dtype), layers, bar), "mlx")
-            copy_modules(folder, partial)
-            save_tokenizer(tokenizer, folder, partial)
-            raw["converted_from"] = origin(str(source), revision, folder, adapter_path)
-            write_config(partial, raw, dtype, recipe, layers, has_decoder(shapes))
-    except (OSError, RuntimeError) as error:  # MLX raises the latter, too, if the disk is full
-        raise UserError(f"cannot convert {source} to {path}: {reason(error)}") from error
+    check_output_folder(path, overwrite)
+    if adapter_path is not None:
+        adapter_folder(adapter_path)  # before anything is downloaded
+    folder = source_folder(str(source), revision)
+    check_output_folder(path, overwrite, source=folder)
+    raw = read_config(folder)
+    config = T5Config.from_dict(raw)
+    read_pooling(folder, config.d_model)  # refuses modules that could not be loaded
+    tokenizer = load_tokenizer(folder)  # refuses a folder that could not be used
+    weights, metadata = read_weights(folder)
+    if ENTRY in raw or config.draft_vocab_size:
+        raise UserError("the source is a draft, ready to use: give its folder as --draft-model")
+    if metadata.get("format") == "mlx":
+        raise UserError("the source is an MLX folder already; convert the original")
+    weights = select_tensors(config, weights, encoder_only)
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    adapter = open_adapter(adapter_path, tensor_names(config), shapes)
+    layers = {}
+    if quantize:
+        recipe = Recipe.from_options(*q_options, vocab_size=config.vocab_size)
+        layers = _quantized_layers(recipe, shapes, dtype, quant_predicate is None)
+    bar = tqdm(total=len(shapes), desc="converting", disable=None)
+    with new_model_folder(path, overwrite, folder) as partial, bar:
+        tensors = read_tensors(weights, adapter)
+        save_weights(partial, _converted(tensors, getattr(mx, dtype), layers, bar), "mlx")
+        copy_modules(folder, partial)
+        save_tokenizer(tokenizer, folder, partial)
+        raw["converted_from"] = origin(str(source), revision, folder, adapter_path)
+        write_config(partial, raw, dtype, recipe, layers, has_decoder(shapes))
     return path
 
 

@@ -170,13 +170,10 @@ def save_adapter(
         for layer, arrays in tensors.items()
         for name, array in arrays.items()
     }
-    try:
-        with new_folder(path, overwrite) as partial:
-            mx.save_safetensors(str(partial / WEIGHTS[0]), named, {"format": "pt"})
-            kind = {"peft_type": "LORA", "task_type": "SEQ_2_SEQ_LM"}
-            write_json(partial / CONFIG, kind | dict(entries))
-    except (OSError, RuntimeError) as error:  # MLX raises the latter when a disk is full
-        raise UserError(f"cannot write {path}: {reason(error)}") from error
+    with new_folder(path, overwrite) as partial:
+        mx.save_safetensors(str(partial / WEIGHTS[0]), named, {"format": "pt"})
+        kind = {"peft_type": "LORA", "task_type": "SEQ_2_SEQ_LM"}
+        write_json(partial / CONFIG, kind | dict(entries))
     return path
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.hub import snapshot_id
 from mlx_t5.disk import MODULE_FOLDER, SAFETENSORS, SMALL_FILES, is_macos_file, lock
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, reason
 
 SHARD_BYTES = 500_000_000  # of arrays that wait in memory to be written together
 _WEIGHTS = re.compile(
@@ -75,27 +75,31 @@ def check_output_folder(
 def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
     """Yields a new folder, which is renamed to `path` if the block ends without an error."""
     partial, old = (path.with_name(f"{path.name}.{kind}") for kind in ("partial", "old"))
-    partial.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(partial, os.O_RDONLY)
     try:
-        if not lock(descriptor):
-            raise UserError(f"another run writes to {path}; wait until it is done")
-        for left in partial.iterdir():
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        partial.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(partial, os.O_RDONLY)
         try:
-            yield partial
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-        if os.path.lexists(path):
-            if not overwrite:
-                raise UserError(f"{path} was made in the meantime; the new folder is {partial}")
-            shutil.rmtree(old, ignore_errors=True)  # left by a run that was stopped after replacing
-            os.rename(path, old)
-        os.replace(partial, path)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        os.close(descriptor)
+            if not lock(descriptor):
+                raise UserError(f"another run writes to {path}; wait until it is done")
+            for left in partial.iterdir():
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            try:
+                yield partial
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+            if os.path.lexists(path):
+                if not overwrite:
+                    raise UserError(f"{path} was made in the meantime; the new folder is {partial}")
+                # A run that was stopped after replacing has left it.
+                shutil.rmtree(old, ignore_errors=True)
+                os.rename(path, old)
+            os.replace(partial, path)
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+    except (OSError, RuntimeError) as error:  # MLX raises the latter, too, if the disk is full
+        raise UserError(f"cannot write {path}: {reason(error)}") from error
 
 
 @contextmanager

@@ -10,15 +10,7 @@ from mlx_t5.training.trainer import Trainer
 
 
 def bar(what: str, unit: str, total: int, done: int, items: Iterable[int] | None = None) -> Any:
-    """Returns a progress bar on standard error, shown only if standard error is a terminal.
-
-    Args:
-        what: the name of the activity.
-        unit: the name of what is counted, such as steps.
-        total: the number of all units.
-        done: the number of units done by earlier runs.
-        items: the items over which the bar iterates; without items, `update` moves the bar.
-    """
+    """A progress bar on standard error, if that is a terminal."""
     from tqdm import tqdm
 
     shown: dict[str, Any] = {"desc": what, "unit": f" {unit}", "disable": None}
@@ -33,16 +25,7 @@ def reported(
     steps: Iterable[int],
     done: int,
 ) -> Iterator[int]:
-    """Yields the numbers in `steps`, while showing a progress bar and logging a line now and then.
-
-    Args:
-        trainer: the trainer that takes the steps.
-        tokens: a function from a step's number to the number of tokens in the step's batch.
-        every: the number of steps between two logged lines.
-        log: a function that is given the lines.
-        steps: the numbers of the steps to take.
-        done: the number of steps taken by earlier runs.
-    """
+    """Yields `steps` under a progress bar, and logs a line every so many steps."""
     began, total, iters = time.perf_counter(), 0, trainer.schedule.iters
     for step in bar("training", "steps", iters, done, steps):
         yield step
