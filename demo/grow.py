@@ -69,15 +69,11 @@ def grow(
         path: the folder to write; it appears only when it is complete.
         sizes: the new sizes, by their names in config.json; other sizes do not change.
         dtype: "float32", "bfloat16" or "float16".
-        seed: the seed of the random numbers; the same seed gives the same bytes.
+        seed: the same seed gives the same bytes.
         overwrite: whether to replace a model at `path`.
 
     Returns:
         The numbers of parameters of the source and of the larger model.
-
-    Raises:
-        UserError: a size is less than the source's, the output exists, the source is not a T5, or
-            the disk is full. No incomplete output stays at `path`.
     """
     source, path = Path(source), absolute(path)
     if seed < 0:
@@ -114,13 +110,6 @@ def grow(
 
 
 def grown_config(raw: dict, widening: Widening, dtype: str) -> dict:
-    """Returns the content of the grown model's config.json, sorted as transformers sorts it.
-
-    Args:
-        raw: the content of the source's config.json.
-        widening: the change from the source's configuration to the requested one.
-        dtype: the type in which the weights are stored.
-    """
     sizes = {name: getattr(widening.result, name) for name in SIZES}
     changed = {
         **sizes,
@@ -132,7 +121,6 @@ def grown_config(raw: dict, widening: Widening, dtype: str) -> dict:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit status."""
     return run(lambda: _main(argv), interrupted="interrupted; nothing was written")
 
 
