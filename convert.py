@@ -143,7 +143,6 @@ def _converted(
     layers: Mapping[str, Quantization],
     bar: tqdm,
 ) -> Iterator[tuple[str, mx.array]]:
-    """Casts tensors, and quantizes those whose names are in `layers`."""
     for name, array in tensors:
         array = cast(name, array, mx.float32 if keep_float32(name, dtype) else dtype)
         if name in layers:
@@ -157,7 +156,6 @@ def _converted(
 def _quantized_layers(
     recipe: Recipe, shapes: Mapping[str, tuple[int, ...]], dtype: str, chosen_by_size: bool
 ) -> dict[str, Quantization]:
-    """Returns how tensors are quantized, by name, without those that stay as they are."""
     if recipe.embedding and chosen_by_size:
         size, cure = shapes["shared.weight"][0], "avoid it by --quant-predicate layers"
         note = f"the embedding and the output head get 8 bits; {cure}"
@@ -180,17 +178,6 @@ def write_config(
     layers: Mapping[str, Quantization],
     can_decode: bool,
 ) -> None:
-    """Writes config.json: the source's entries, with the stored type and the quantization.
-
-    Args:
-        folder: the output folder.
-        raw: the content of the source's config.json, with the entry `converted_from` added.
-        dtype: the stored type.
-        recipe: how layers are quantized; None if no layer is quantized.
-        layers: the quantization of each quantized tensor, by name.
-        can_decode: whether there is a decoder; without one, the entry `architectures` becomes the
-            class of the encoder alone.
-    """
     config = raw | {"torch_dtype": dtype}
     if "dtype" in raw:  # the name in transformers 5
         config["dtype"] = dtype
@@ -204,7 +191,6 @@ def write_config(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit status."""
     return run(lambda: _main(argv), interrupted="interrupted; nothing was written")
 
 

@@ -45,7 +45,6 @@ PROMPTS = "prompts.jsonl"  # in the work folder, for distill.py
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit status."""
     return resumable("finetune.py", argv, read_finetune_options, FineTuning)
 
 
@@ -53,11 +52,6 @@ class FineTuning:
     """One run of fine-tuning: a model, its trained parameters, and the data."""
 
     def __init__(self, args: FinetuneOptions) -> None:
-        """Reads the data and loads the model.
-
-        Raises:
-            UserError: the data or the model cannot be read, or the model cannot be trained.
-        """
         from mlx_t5.loading import choose_pair
         from mlx_t5.training.run_folder import RunFolder
         from mlx_t5.training.start import require_texts
@@ -76,7 +70,6 @@ class FineTuning:
         self.draft = self._draft(chosen.draft)
 
     def _read(self, lines: dict[str, PairLines]) -> None:
-        """Reads the pairs to train on, to evaluate with and to test with."""
         from mlx_t5.training.examples import MOST_HELD_OUT, hold_out, read_pairs
 
         longest, size = self.args.max_seq_length, self.model.config.vocab_size
@@ -96,7 +89,7 @@ class FineTuning:
         say(counts + (f", {len(self.test):,} to test with" if self.test else ""))
 
     def _draft(self, folder: Any) -> Any:
-        """Returns the model's default draft, for faster evaluations; None if no draft fits."""
+        """The model's default draft, for faster evaluations; None if no draft fits."""
         from mlx_t5.drafting.draft_model import DraftModel
         from model import load
 
@@ -106,7 +99,6 @@ class FineTuning:
         return None
 
     def _prepared(self) -> Any:
-        """Freezes what is not to be trained; returns the adapters, or None if there are none."""
         from mlx_t5.training.fine_tuning import adapt, unfreeze_last
         from mlx_t5.training.start import require_plain
 
@@ -118,12 +110,6 @@ class FineTuning:
         return adapt(self.model, lora_config(args), args.num_layers, args.lora_dropout, args.seed)
 
     def run(self) -> int:
-        """Trains, writes the best weights, prints the next commands and returns the exit status.
-
-        Raises:
-            UserError: the options do not match those of the earlier run, a file of that run is
-                damaged, or there is too little disk space. Finished work stays on the disk.
-        """
         options = compared_options(self.args, [*self.train, *self.valid])
         with self.folder.opened(options, self.args.resume):
             self._train()
@@ -140,7 +126,6 @@ class FineTuning:
         return 0
 
     def _train(self) -> None:
-        """Trains the model, and leaves the best weights in it."""
         from mlx_t5.backend import mx
         from mlx_t5.sizes import readable
         from mlx_t5.training.batches import batch_at, micro_batches
@@ -172,7 +157,6 @@ class FineTuning:
         )
 
     def _learner(self) -> Any:
-        """Returns the learner, with the requested schedule and optimizer."""
         from mlx_t5.training import learner
         from mlx_t5.training.loss import token_loss
 
@@ -193,10 +177,6 @@ class FineTuning:
         )
 
     def _rows(self) -> int:
-        """Returns how many rows of a batch fit into memory as one micro-batch; logs the estimate.
-
-        If a whole batch does not fit, turns on gradient checkpointing before splitting the batch.
-        """
         from mlx_t5.training import training_memory
         from mlx_t5.training.examples import longest
 
@@ -220,7 +200,6 @@ class FineTuning:
         return size.rows
 
     def _evaluated(self, pairs: Sequence[TrainingPair]) -> Texts:
-        """Decodes prompts greedily with the current weights; returns the texts, and logs a few."""
         from decoder import SpeculativeDecoder
         from mlx_t5.training.texts import Texts
 
@@ -235,7 +214,6 @@ class FineTuning:
         return texts
 
     def _save(self) -> None:
-        """Writes the adapter or the model, and writes the training prompts to the work folder."""
         from mlx_t5.backend import tree_flatten
         from mlx_t5.disk import absolute, replace_file
         from mlx_t5.training.fine_tuning import base_name, write_adapter, write_model
