@@ -109,12 +109,19 @@ class Distillation:
             say(line)
 
     def _answered(self) -> list[LabeledExample]:
-        from mlx_t5.training.progress import bar
         from mlx_t5.training.teacher_answers import Answers, answer_notes
+        from mlx_t5.training.trainer import bar
 
         answers = Answers(self.folder.answers, self.train)
         reads = self.draft.shares_with is not None and self.args.iters > 0
-        keep = reads and answers.done < len(self.train) and self._room_for_states()
+        keep = reads and answers.done < len(self.train)
+        if keep:  # 16 bits a number; half of the disk's free space is left alone
+            positions = sum(len(example.source) for example in self.train)
+            size = 2 * positions * self.target.config.d_model
+            keep = 2 * size < shutil.disk_usage(self.folder.path).free
+            if not keep:
+                lack = f"the disk has no room for {readable(size)}"
+                say(f"{lack}: prompts are encoded in every step")
         with bar("answers", "prompts", len(self.train), answers.done) as shown:
             answers.complete(self.target, self._written, self.args.temp, keep, shown.update)
         labeled = answers.labeled()
@@ -153,21 +160,12 @@ class Distillation:
         if len(ids) < most:
             narrow(self.draft, ids)
 
-    def _room_for_states(self) -> bool:
-        positions = sum(len(example.source) for example in self.train)
-        size = 2 * positions * self.target.config.d_model
-        enough = 2 * size < shutil.disk_usage(self.folder.path).free
-        if not enough:
-            say(f"the disk has no room for {readable(size)}: prompts are encoded in every step")
-        return enough
-
     def _train(self, labeled: list[LabeledExample]) -> None:
         from mlx_t5.training.batches import micro_batches
         from mlx_t5.training.examples import longest
         from mlx_t5.training.learner import Learner
         from mlx_t5.training.loss import token_loss
-        from mlx_t5.training.progress import bar
-        from mlx_t5.training.trainer import Schedule, Trainer
+        from mlx_t5.training.trainer import Schedule, Trainer, bar
         from mlx_t5.training.training_memory import estimate
 
         args, draft = self.args, self.draft

@@ -52,6 +52,7 @@ class FineTuning:
     """One run of fine-tuning: a model, its trained parameters, and the data."""
 
     def __init__(self, args: FinetuneOptions) -> None:
+        from mlx_t5.drafting.draft_model import DraftModel
         from mlx_t5.loading import choose_pair
         from mlx_t5.training.run_folder import RunFolder
         from mlx_t5.training.start import require_texts
@@ -67,7 +68,11 @@ class FineTuning:
         require_texts(self.model, self.tokenizer, args.model)
         self.adapters = self._prepared()
         self._read(lines)
-        self.draft = self._draft(chosen.draft)
+        self.draft = None  # the model's default draft, for faster evaluations
+        with contextlib.suppress(UserError):  # it does not fit this model
+            if chosen.draft is not None:
+                draft = load(chosen.draft, shared_with=self.model)[0]
+                self.draft = DraftModel(draft, self.model)
 
     def _read(self, lines: dict[str, PairLines]) -> None:
         from mlx_t5.training.examples import MOST_HELD_OUT, hold_out, read_pairs
@@ -87,16 +92,6 @@ class FineTuning:
         self.test: list[TrainingPair] = pairs.get("test", [])
         counts = f"{len(self.train):,} pairs to train on, {len(self.valid)} to evaluate by"
         say(counts + (f", {len(self.test):,} to test with" if self.test else ""))
-
-    def _draft(self, folder: Any) -> Any:
-        """The model's default draft, for faster evaluations; None if no draft fits."""
-        from mlx_t5.drafting.draft_model import DraftModel
-        from model import load
-
-        with contextlib.suppress(UserError):  # the draft does not fit this model
-            if folder is not None:
-                return DraftModel(load(folder, shared_with=self.model)[0], self.model)
-        return None
 
     def _prepared(self) -> Any:
         from mlx_t5.training.fine_tuning import adapt, unfreeze_last
@@ -129,9 +124,8 @@ class FineTuning:
         from mlx_t5.backend import mx
         from mlx_t5.sizes import readable
         from mlx_t5.training.batches import batch_at, micro_batches
-        from mlx_t5.training.progress import reported
         from mlx_t5.training.teacher_answers import given
-        from mlx_t5.training.trainer import Schedule, Trainer
+        from mlx_t5.training.trainer import Schedule, Trainer, reported
 
         args, lengths = self.args, [len(pair.source) + len(pair.answer) for pair in self.train]
         labeled = [given(pair.source, pair.answer) for pair in self.train]

@@ -123,32 +123,30 @@ def open_adapter(
         cause = "target_modules and exclude_modules leave no layer to change"
         raise UserError(f"{folder / CONFIG}: {cause} in this model")
     weights, _ = read_weights(folder, WEIGHTS)
-    expected: dict[str, Shape] = {}
+    matrices: dict[str, LowRank] = {}
     for layer in targets:
         outputs, inputs = shapes[layers[layer] + _WEIGHT]
-        of_layer = (config.r, inputs), (outputs, config.r), (outputs,)
-        pairs = list(zip(_tensors(layer), of_layer, strict=True))
-        expected |= dict(pairs if config.use_dora else pairs[:2])
+        expected: dict[str, Shape] = {
+            "lora_A.weight": (config.r, inputs),
+            "lora_B.weight": (outputs, config.r),
+            **({"lora_magnitude_vector": (outputs,)} if config.use_dora else {}),
+        }
+        arrays = []
+        for part, shape in expected.items():
+            name = f"{_PREFIX}{layer}.{part}"
+            if (tensor := weights.pop(name, None)) is None:
+                raise UserError(f"the adapter is incomplete: {name} is missing; fetch it again")
+            if tensor.shape != shape:
+                cause = f"{name} has shape {tensor.shape} instead of {shape}"
+                raise UserError(f"the adapter does not fit this model: {cause}")
+            require_float(name, tensor)
+            arrays.append(as_array(tensor).astype(mx.float32))
+        mx.eval(arrays)
+        matrices[layers[layer]] = LowRank(*arrays)
     for name in weights:
-        is_unused = not can_decode and name.startswith(f"{_PREFIX}decoder.block.")
-        if name not in expected and not is_unused:
+        if can_decode or not name.startswith(f"{_PREFIX}decoder.block."):
             raise UserError(f"the adapter does not fit this model: unexpected {shown(name)}")
-    for name, shape in expected.items():
-        if name not in weights:
-            raise UserError(f"the adapter is incomplete: {name} is missing; fetch it again")
-        if weights[name].shape != shape:
-            cause = f"{name} has shape {weights[name].shape} instead of {shape}"
-            raise UserError(f"the adapter does not fit this model: {cause}")
-        require_float(name, weights[name])
-    arrays = {name: as_array(weights[name]).astype(mx.float32) for name in expected}
-    mx.eval(arrays)
-    return LoraAdapter(
-        config.scale,
-        {
-            layers[layer]: LowRank(*(arrays[name] for name in _tensors(layer) if name in arrays))
-            for layer in targets
-        },
-    )
+    return LoraAdapter(config.scale, matrices)
 
 
 def save_adapter(
@@ -175,8 +173,3 @@ def save_adapter(
         kind = {"peft_type": "LORA", "task_type": "SEQ_2_SEQ_LM"}
         write_json(partial / CONFIG, kind | dict(entries))
     return path
-
-
-def _tensors(layer: str) -> list[str]:
-    parts = (f"lora_A{_WEIGHT}", f"lora_B{_WEIGHT}", "lora_magnitude_vector")
-    return [f"{_PREFIX}{layer}.{part}" for part in parts]

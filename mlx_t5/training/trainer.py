@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mlx_t5.training.batches import TrainingBatch
 from mlx_t5.training.learner import Learner
@@ -35,28 +36,21 @@ class Evaluation:
         return f"acceptance {self.acceptance:.1%}, {self.tokens_per_call:.2f} tokens a call"
 
 
+@dataclass
 class Trainer:
-    """One run of training, which may resume an earlier run.
+    """One run of training, which may resume an earlier run."""
 
-    Attributes:
-        state: the state after the last complete step.
-        loss: the mean loss per token in the last step; NaN before the first step of this run.
-    """
+    learner: Learner
+    batch: Callable[[int], list[TrainingBatch]]
+    schedule: Schedule
+    folder: RunFolder
+    evaluate: Callable[[], Evaluation | Texts]
+    log: Callable[[str], object]
+    loss: float = math.nan  # the mean per token in the last step
 
-    def __init__(
-        self,
-        learner: Learner,
-        batch: Callable[[int], list[TrainingBatch]],
-        schedule: Schedule,
-        folder: RunFolder,
-        evaluate: Callable[[], Evaluation | Texts],
-        log: Callable[[str], object],
-    ) -> None:
-        self.learner, self.batch, self.schedule, self.folder = learner, batch, schedule, folder
-        self.evaluate, self.log = evaluate, log
-        first = learner.begin()
-        self.state, self.progress = folder.state(first) or (first, TrainingProgress())
-        self.loss = math.nan
+    def __post_init__(self) -> None:
+        first = self.learner.begin()
+        self.state, self.progress = self.folder.state(first) or (first, TrainingProgress())
 
     @property
     def over(self) -> bool:
@@ -113,3 +107,31 @@ class Trainer:
         self.log(f"step {step}: {loss}{evaluation}{mark}")
         self.folder.save(self.state, self.progress)
         return True
+
+
+def bar(what: str, unit: str, total: int, done: int, items: Iterable[int] | None = None) -> Any:
+    """A progress bar on standard error, if that is a terminal."""
+    from tqdm import tqdm
+
+    return tqdm(items, what, total, initial=done, unit=f" {unit}", disable=None)
+
+
+def reported(
+    trainer: Trainer,
+    tokens: Callable[[int], int],
+    every: int,
+    log: Callable[[str], object],
+    steps: Iterable[int],
+    done: int,
+) -> Iterator[int]:
+    """Yields `steps` under a progress bar, and logs a line every so many steps."""
+    began, total, iters = time.perf_counter(), 0, trainer.schedule.iters
+    for step in bar("training", "steps", iters, done, steps):
+        yield step
+        total, seconds = total + tokens(step), time.perf_counter() - began
+        if (step + 1) % every == 0:
+            remaining = seconds / (step + 1 - done) * (iters - step - 1)
+            log(
+                f"step {step + 1} of {iters}: loss {trainer.loss:.4f}, "
+                f"{total / seconds:,.0f} tokens/s, {remaining / 60:.1f} min left"
+            )
