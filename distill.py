@@ -69,10 +69,16 @@ class Distillation:
         self.draft, self.evaluated = self._first_draft(), False
 
     def run(self) -> int:
+        from mlx_t5.training.training_memory import estimate, memory_notes
+
         options = compared_options(self.args, [*self.train, *self.held_out])
         with self.folder.opened(options, self.args.resume):
             if self.args.iters:
-                self._log_memory()
+                longest = max(len(example.source) for example in self.train)
+                rows = min(self.args.batch_size, len(self.train))
+                size = estimate(self.draft, longest, self.args.max_tokens, rows)
+                for line in memory_notes(self.target, size):
+                    say(line)
             labeled = self._answered()
             self._choose_vocabulary(labeled)
             if self.args.iters:
@@ -98,15 +104,6 @@ class Distillation:
         if tokenizer is not None:
             same_vocabulary(self.tokenizer, tokenizer)
         return start_from(draft, self.target, self.args.draft_model, trained)
-
-    def _log_memory(self) -> None:
-        from mlx_t5.training.training_memory import estimate, memory_notes
-
-        longest = max(len(example.source) for example in self.train)
-        rows = min(self.args.batch_size, len(self.train))
-        size = estimate(self.draft, longest, self.args.max_tokens, rows)
-        for line in memory_notes(self.target, size):
-            say(line)
 
     def _answered(self) -> list[LabeledExample]:
         from mlx_t5.training.teacher_answers import Answers, answer_notes

@@ -36,7 +36,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
         ("rank_pattern", "alpha_pattern", "layers_pattern", "layers_to_transform"), ([], {}, "")
     ),
     "bias": ("none", "lora_only"),  # T5's linear layers have no bias
-    # How an adapter was initialized is no matter once it is trained, but "pissa" and its like
+    # Once an adapter is trained, its initialization does not matter, but "pissa" and its like
     # change the base model too.
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva", "mica"),
 }

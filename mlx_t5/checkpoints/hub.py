@@ -78,7 +78,7 @@ def source_folder(name: str, revision: str | None = None) -> Path:
     folder = Path(name).expanduser()
     if name and folder.is_dir():
         return folder
-    if not name or folder.exists() or not _HUB_ID.fullmatch(name):
+    if folder.exists() or not _HUB_ID.fullmatch(name):  # Path("") exists
         raise UserError(f"{name!r} is neither a folder nor a Hub id such as google-t5/t5-small")
     return download(name, revision)
 

@@ -133,8 +133,8 @@ def save_weights(folder: Path, tensors: Iterable[tuple[str, mx.array]], format: 
     try:
         shards = 0
         for shards, shard in enumerate(_shards(tensors), 1):
-            file = str(folder / f"model-{shards}.safetensors")
-            mx.save_safetensors(file, shard, {"format": format})
+            file = folder / f"model-{shards}.safetensors"
+            mx.save_safetensors(str(file), shard, {"format": format})
             weight_map |= dict.fromkeys(shard, shards)
             total += sum(array.nbytes for array in shard.values())
             shard.clear()  # before the next one is filled
