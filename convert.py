@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from mlx_t5.cli.arguments import Parser, not_installed, run
 from mlx_t5.cli.uploading import add_upload_option, check_repository, conversion_card, upload
-from mlx_t5.errors import UserError, reason
+from mlx_t5.errors import UserError
 
 try:
     from mlx_t5.backend import mx
@@ -105,38 +105,35 @@ def convert(
     recipe = Recipe.from_options(*q_options) if quantize else None
     if dtype not in DTYPES:
         raise UserError(f"unknown dtype {dtype!r}; choose {', '.join(DTYPES)}")
-    try:
-        check_output_folder(path, overwrite)
-        if adapter_path is not None:
-            adapter_folder(adapter_path)  # before anything is downloaded
-        folder = source_folder(str(source), revision)
-        check_output_folder(path, overwrite, source=folder)
-        raw = read_config(folder)
-        config = T5Config.from_dict(raw)
-        read_pooling(folder, config.d_model)  # refuses modules that could not be loaded
-        tokenizer = load_tokenizer(folder)  # refuses a folder that could not be used
-        weights, metadata = read_weights(folder)
-        if ENTRY in raw or config.draft_vocab_size:
-            raise UserError("the source is a draft, ready to use: give its folder as --draft-model")
-        if metadata.get("format") == "mlx":
-            raise UserError("the source is an MLX folder already; convert the original")
-        weights = select_tensors(config, weights, encoder_only)
-        shapes = {name: tensor.shape for name, tensor in weights.items()}
-        adapter = open_adapter(adapter_path, tensor_names(config), shapes)
-        layers = {}
-        if quantize:
-            recipe = Recipe.from_options(*q_options, vocab_size=config.vocab_size)
-            layers = _quantized_layers(recipe, shapes, dtype, quant_predicate is None)
-        bar = tqdm(total=len(shapes), desc="converting", disable=None)
-        with new_model_folder(path, overwrite, folder) as partial, bar:
-            tensors = read_tensors(weights, adapter)
-            save_weights(partial, _converted(tensors, getattr(mx, dtype), layers, bar), "mlx")
-            copy_modules(folder, partial)
-            save_tokenizer(tokenizer, folder, partial)
-            raw["converted_from"] = origin(str(source), revision, folder, adapter_path)
-            write_config(partial, raw, dtype, recipe, layers, has_decoder(shapes))
-    except (OSError, RuntimeError) as error:  # MLX raises the latter, too, if the disk is full
-        raise UserError(f"cannot convert {source} to {path}: {reason(error)}") from error
+    check_output_folder(path, overwrite)
+    if adapter_path is not None:
+        adapter_folder(adapter_path)  # before anything is downloaded
+    folder = source_folder(str(source), revision)
+    check_output_folder(path, overwrite, source=folder)
+    raw = read_config(folder)
+    config = T5Config.from_dict(raw)
+    read_pooling(folder, config.d_model)  # refuses modules that could not be loaded
+    tokenizer = load_tokenizer(folder)  # refuses a folder that could not be used
+    weights, metadata = read_weights(folder)
+    if ENTRY in raw or config.draft_vocab_size:
+        raise UserError("the source is a draft, ready to use: give its folder as --draft-model")
+    if metadata.get("format") == "mlx":
+        raise UserError("the source is an MLX folder already; convert the original")
+    weights = select_tensors(config, weights, encoder_only)
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    adapter = open_adapter(adapter_path, tensor_names(config), shapes)
+    layers = {}
+    if quantize:
+        recipe = Recipe.from_options(*q_options, vocab_size=config.vocab_size)
+        layers = _quantized_layers(recipe, shapes, dtype, quant_predicate is None)
+    bar = tqdm(total=len(shapes), desc="converting", disable=None)
+    with new_model_folder(path, overwrite, folder) as partial, bar:
+        tensors = read_tensors(weights, adapter)
+        save_weights(partial, _converted(tensors, getattr(mx, dtype), layers, bar), "mlx")
+        copy_modules(folder, partial)
+        save_tokenizer(tokenizer, folder, partial)
+        raw["converted_from"] = origin(str(source), revision, folder, adapter_path)
+        write_config(partial, raw, dtype, recipe, layers, has_decoder(shapes))
     return path
 
 
@@ -146,7 +143,6 @@ def _converted(
     layers: Mapping[str, Quantization],
     bar: tqdm,
 ) -> Iterator[tuple[str, mx.array]]:
-    """Casts tensors, and quantizes those whose names are in `layers`."""
     for name, array in tensors:
         array = cast(name, array, mx.float32 if keep_float32(name, dtype) else dtype)
         if name in layers:
@@ -160,7 +156,6 @@ def _converted(
 def _quantized_layers(
     recipe: Recipe, shapes: Mapping[str, tuple[int, ...]], dtype: str, chosen_by_size: bool
 ) -> dict[str, Quantization]:
-    """Returns how tensors are quantized, by name, without those that stay as they are."""
     if recipe.embedding and chosen_by_size:
         size, cure = shapes["shared.weight"][0], "avoid it by --quant-predicate layers"
         note = f"the embedding and the output head get 8 bits; {cure}"
@@ -183,17 +178,6 @@ def write_config(
     layers: Mapping[str, Quantization],
     can_decode: bool,
 ) -> None:
-    """Writes config.json: the source's entries, with the stored type and the quantization.
-
-    Args:
-        folder: the output folder.
-        raw: the content of the source's config.json, with the entry `converted_from` added.
-        dtype: the stored type.
-        recipe: how layers are quantized; None if no layer is quantized.
-        layers: the quantization of each quantized tensor, by name.
-        can_decode: whether there is a decoder; without one, the entry `architectures` becomes the
-            class of the encoder alone.
-    """
     config = raw | {"torch_dtype": dtype}
     if "dtype" in raw:  # the name in transformers 5
         config["dtype"] = dtype
@@ -207,7 +191,6 @@ def write_config(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit status."""
     return run(lambda: _main(argv), interrupted="interrupted; nothing was written")
 
 

@@ -41,7 +41,6 @@ NUM_DRAFT = 5  # proposals per step, fixed so that evaluations can be compared
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit status."""
     return resumable("distill.py", argv, read_distill_options, Distillation)
 
 
@@ -49,11 +48,6 @@ class Distillation:
     """One run of distillation: the target, the draft to train, and the previous draft."""
 
     def __init__(self, args: DistillOptions) -> None:
-        """Loads the models and the data.
-
-        Raises:
-            UserError: a model or the data cannot be read, or the draft does not fit the target.
-        """
         from mlx_t5.checkpoints.hub import locate
         from mlx_t5.loading import choose_pair
         from mlx_t5.training.examples import hold_out, read_examples
@@ -75,16 +69,16 @@ class Distillation:
         self.draft, self.evaluated = self._first_draft(), False
 
     def run(self) -> int:
-        """Runs all stages (answers, training, saving, final report) and returns the exit status.
+        from mlx_t5.training.training_memory import estimate, memory_notes
 
-        Raises:
-            UserError: the options do not match those of the earlier run, a file of that run is
-                damaged, or there is too little disk space. Finished work stays on the disk.
-        """
         options = compared_options(self.args, [*self.train, *self.held_out])
         with self.folder.opened(options, self.args.resume):
             if self.args.iters:
-                self._log_memory()
+                longest = max(len(example.source) for example in self.train)
+                rows = min(self.args.batch_size, len(self.train))
+                size = estimate(self.draft, longest, self.args.max_tokens, rows)
+                for line in memory_notes(self.target, size):
+                    say(line)
             labeled = self._answered()
             self._choose_vocabulary(labeled)
             if self.args.iters:
@@ -95,7 +89,6 @@ class Distillation:
         return upload(path, self.args.upload_repo, lambda name: self.card(name))
 
     def _first_draft(self) -> T5:
-        """Returns the draft before training, in float32 if it will be trained."""
         from mlx_t5.backend import mx
         from mlx_t5.network.sharing import shared_draft, whole
         from mlx_t5.text.detokenizer import same_vocabulary
@@ -112,24 +105,20 @@ class Distillation:
             same_vocabulary(self.tokenizer, tokenizer)
         return start_from(draft, self.target, self.args.draft_model, trained)
 
-    def _log_memory(self) -> None:
-        """Logs the estimated peak memory of training, and a warning if it is too much."""
-        from mlx_t5.training.training_memory import estimate, memory_notes
-
-        longest = max(len(example.source) for example in self.train)
-        rows = min(self.args.batch_size, len(self.train))
-        size = estimate(self.draft, longest, self.args.max_tokens, rows)
-        for line in memory_notes(self.target, size):
-            say(line)
-
     def _answered(self) -> list[LabeledExample]:
-        """Returns the prompts with the target's answers, including answers of an earlier run."""
-        from mlx_t5.training.progress import bar
         from mlx_t5.training.teacher_answers import Answers, answer_notes
+        from mlx_t5.training.trainer import bar
 
         answers = Answers(self.folder.answers, self.train)
         reads = self.draft.shares_with is not None and self.args.iters > 0
-        keep = reads and answers.done < len(self.train) and self._room_for_states()
+        keep = reads and answers.done < len(self.train)
+        if keep:  # 16 bits a number; half of the disk's free space is left alone
+            positions = sum(len(example.source) for example in self.train)
+            size = 2 * positions * self.target.config.d_model
+            keep = 2 * size < shutil.disk_usage(self.folder.path).free
+            if not keep:
+                lack = f"the disk has no room for {readable(size)}"
+                say(f"{lack}: prompts are encoded in every step")
         with bar("answers", "prompts", len(self.train), answers.done) as shown:
             answers.complete(self.target, self._written, self.args.temp, keep, shown.update)
         labeled = answers.labeled()
@@ -143,14 +132,12 @@ class Distillation:
     def _written(
         self, examples: Sequence[Example], indices: Sequence[int]
     ) -> Iterator[Tokens | None]:
-        """Yields the target's answer to each example in order, or None where decoding fails."""
         end = self.target.config.eos_token_id
         for result in self._decoded(self._decoder(None), examples, ANSWERS_AT_ONCE, indices):
             ended = (end,) if result.finish_reason == "stop" else ()
             yield None if result.error else (*result.tokens, *ended)
 
     def _choose_vocabulary(self, labeled: Sequence[LabeledExample]) -> None:
-        """Restricts the draft to frequent tokens of the answers, unless it must keep all tokens."""
         from mlx_t5.network.draft_vocabulary import narrow
         from mlx_t5.training.vocabulary import by_frequency, chosen
 
@@ -170,23 +157,12 @@ class Distillation:
         if len(ids) < most:
             narrow(self.draft, ids)
 
-    def _room_for_states(self) -> bool:
-        """Returns whether half of the free disk space can hold all prompts' encoder outputs."""
-        positions = sum(len(example.source) for example in self.train)
-        size = 2 * positions * self.target.config.d_model
-        enough = 2 * size < shutil.disk_usage(self.folder.path).free
-        if not enough:
-            say(f"the disk has no room for {readable(size)}: prompts are encoded in every step")
-        return enough
-
     def _train(self, labeled: list[LabeledExample]) -> None:
-        """Trains the draft, and leaves the best weights in it."""
         from mlx_t5.training.batches import micro_batches
         from mlx_t5.training.examples import longest
         from mlx_t5.training.learner import Learner
         from mlx_t5.training.loss import token_loss
-        from mlx_t5.training.progress import bar
-        from mlx_t5.training.trainer import Schedule, Trainer
+        from mlx_t5.training.trainer import Schedule, Trainer, bar
         from mlx_t5.training.training_memory import estimate
 
         args, draft = self.args, self.draft
@@ -204,7 +180,6 @@ class Distillation:
         say(f"trained for {best.seconds:.0f} s; the best draft is that of step {best.best_step}")
 
     def _evaluate(self) -> Evaluation:
-        """Decodes the held-out prompts with the draft, and returns the measurements."""
         from mlx_t5.engine.tally import Tally
         from mlx_t5.training.trainer import Evaluation
         from mlx_t5.training.verdict import typical
@@ -222,7 +197,6 @@ class Distillation:
         return Evaluation(tally.acceptance or 0.0, tally.tokens_per_call)
 
     def _save(self) -> Path:
-        """Writes the draft as a model folder, and returns the folder."""
         from mlx_t5.training.draft_folder import save_draft
 
         whole = self.draft.shares_with is None
@@ -233,7 +207,6 @@ class Distillation:
         return path
 
     def _verdict(self, path: Path) -> str:
-        """Returns a report that compares the saved draft, the previous draft and prompt copying."""
         from mlx_t5.drafting.draft_model import DraftModel
         from mlx_t5.drafting.source_copy import SourceCopy
         from mlx_t5.training.verdict import LOOKUP, measure_proposers, report
@@ -266,7 +239,6 @@ class Distillation:
     def _decoder(
         self, draft: T5 | Drafter | None, num_draft: int | str = AUTO
     ) -> SpeculativeDecoder:
-        """Returns a decoder for the target, with a draft or without."""
         from decoder import SpeculativeDecoder
 
         return SpeculativeDecoder(self.target, draft, self.tokenizer, num_draft)
@@ -278,10 +250,6 @@ class Distillation:
         batch_size: int,
         indices: Iterable[int] = (),
     ) -> Iterator[Any]:
-        """Yields the decoder's result for each example.
-
-        The seed of example i is --seed + indices[i], or --seed if there are no `indices`.
-        """
         args = self.args
         seeds = [args.seed + i for i in indices or [0] * len(examples)]
         job = decoder.job(seeds, temp=args.temp, max_tokens=args.max_tokens)

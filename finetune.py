@@ -45,7 +45,6 @@ PROMPTS = "prompts.jsonl"  # in the work folder, for distill.py
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit status."""
     return resumable("finetune.py", argv, read_finetune_options, FineTuning)
 
 
@@ -53,11 +52,7 @@ class FineTuning:
     """One run of fine-tuning: a model, its trained parameters, and the data."""
 
     def __init__(self, args: FinetuneOptions) -> None:
-        """Reads the data and loads the model.
-
-        Raises:
-            UserError: the data or the model cannot be read, or the model cannot be trained.
-        """
+        from mlx_t5.drafting.draft_model import DraftModel
         from mlx_t5.loading import choose_pair
         from mlx_t5.training.run_folder import RunFolder
         from mlx_t5.training.start import require_texts
@@ -73,10 +68,13 @@ class FineTuning:
         require_texts(self.model, self.tokenizer, args.model)
         self.adapters = self._prepared()
         self._read(lines)
-        self.draft = self._draft(chosen.draft)
+        self.draft = None  # the model's default draft, for faster evaluations
+        with contextlib.suppress(UserError):  # it does not fit this model
+            if chosen.draft is not None:
+                draft = load(chosen.draft, shared_with=self.model)[0]
+                self.draft = DraftModel(draft, self.model)
 
     def _read(self, lines: dict[str, PairLines]) -> None:
-        """Reads the pairs to train on, to evaluate with and to test with."""
         from mlx_t5.training.examples import MOST_HELD_OUT, hold_out, read_pairs
 
         longest, size = self.args.max_seq_length, self.model.config.vocab_size
@@ -95,18 +93,7 @@ class FineTuning:
         counts = f"{len(self.train):,} pairs to train on, {len(self.valid)} to evaluate by"
         say(counts + (f", {len(self.test):,} to test with" if self.test else ""))
 
-    def _draft(self, folder: Any) -> Any:
-        """Returns the model's default draft, for faster evaluations; None if no draft fits."""
-        from mlx_t5.drafting.draft_model import DraftModel
-        from model import load
-
-        with contextlib.suppress(UserError):  # the draft does not fit this model
-            if folder is not None:
-                return DraftModel(load(folder, shared_with=self.model)[0], self.model)
-        return None
-
     def _prepared(self) -> Any:
-        """Freezes what is not to be trained; returns the adapters, or None if there are none."""
         from mlx_t5.training.fine_tuning import adapt, unfreeze_last
         from mlx_t5.training.start import require_plain
 
@@ -118,12 +105,6 @@ class FineTuning:
         return adapt(self.model, lora_config(args), args.num_layers, args.lora_dropout, args.seed)
 
     def run(self) -> int:
-        """Trains, writes the best weights, prints the next commands and returns the exit status.
-
-        Raises:
-            UserError: the options do not match those of the earlier run, a file of that run is
-                damaged, or there is too little disk space. Finished work stays on the disk.
-        """
         options = compared_options(self.args, [*self.train, *self.valid])
         with self.folder.opened(options, self.args.resume):
             self._train()
@@ -140,13 +121,11 @@ class FineTuning:
         return 0
 
     def _train(self) -> None:
-        """Trains the model, and leaves the best weights in it."""
         from mlx_t5.backend import mx
         from mlx_t5.sizes import readable
         from mlx_t5.training.batches import batch_at, micro_batches
-        from mlx_t5.training.progress import reported
         from mlx_t5.training.teacher_answers import given
-        from mlx_t5.training.trainer import Schedule, Trainer
+        from mlx_t5.training.trainer import Schedule, Trainer, reported
 
         args, lengths = self.args, [len(pair.source) + len(pair.answer) for pair in self.train]
         labeled = [given(pair.source, pair.answer) for pair in self.train]
@@ -172,7 +151,6 @@ class FineTuning:
         )
 
     def _learner(self) -> Any:
-        """Returns the learner, with the requested schedule and optimizer."""
         from mlx_t5.training import learner
         from mlx_t5.training.loss import token_loss
 
@@ -193,10 +171,6 @@ class FineTuning:
         )
 
     def _rows(self) -> int:
-        """Returns how many rows of a batch fit into memory as one micro-batch; logs the estimate.
-
-        If a whole batch does not fit, turns on gradient checkpointing before splitting the batch.
-        """
         from mlx_t5.training import training_memory
         from mlx_t5.training.examples import longest
 
@@ -220,7 +194,6 @@ class FineTuning:
         return size.rows
 
     def _evaluated(self, pairs: Sequence[TrainingPair]) -> Texts:
-        """Decodes prompts greedily with the current weights; returns the texts, and logs a few."""
         from decoder import SpeculativeDecoder
         from mlx_t5.training.texts import Texts
 
@@ -235,7 +208,6 @@ class FineTuning:
         return texts
 
     def _save(self) -> None:
-        """Writes the adapter or the model, and writes the training prompts to the work folder."""
         from mlx_t5.backend import tree_flatten
         from mlx_t5.disk import absolute, replace_file
         from mlx_t5.training.fine_tuning import base_name, write_adapter, write_model

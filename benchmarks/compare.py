@@ -13,24 +13,25 @@ from operator import itemgetter
 from pathlib import Path
 
 from benchmarks import pictures, printing, workload
-from benchmarks.figures import MEASURED_POSITIONS, PairCosts, figures, pair_costs
+from benchmarks.figures import MEASURED_POSITIONS, figures, pair_costs
 from benchmarks.subject import Subject, begin, decided, decoding
 from benchmarks.workload import DRAFT, PROPOSERS, REGULAR, Workload
 from mlx_t5.cli.arguments import add_number, add_setting, at_least
 from mlx_t5.settings import AUTO
-from mlx_t5.timing import Timed, interleave
+from mlx_t5.timing import interleave
+
+
+def _rounded(counts: Sequence[float]) -> str:
+    return " ".join(f"{count:.0f}" for count in counts)
+
 
 COLUMNS: printing.Columns = {
     **printing.WAY,
     **printing.SPEED,
     **printing.TOKENS_PER_CALL,
     **printing.ACCEPTANCE,
-    "steps that accepted 0, 1, …": lambda row: " ".join(
-        f"{count:.0f}" for count in row["steps_by_accepted"]
-    ),
-    "steps that proposed 0, 1, …": lambda row: " ".join(
-        f"{count:.0f}" for count in row["steps_by_length"]
-    ),
+    "steps that accepted 0, 1, …": lambda row: _rounded(row["steps_by_accepted"]),
+    "steps that proposed 0, 1, …": lambda row: _rounded(row["steps_by_length"]),
     **printing.TEXTS,
 }
 COSTS_SECONDS = 10.0  # approximate time for measuring the cost of the target's passes
@@ -43,7 +44,6 @@ NOTES = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the subcommand's options."""
     workload.add_models(parser)
     workload.add_prompts(parser, 8, ["translate", "fix"])
     group = parser.add_argument_group("what is compared")
@@ -76,7 +76,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, command: str) -> int:
-    """Runs the subcommand; returns 1 if float32 texts differ from regular decoding's, else 0."""
     sets = workload.workloads(args)
     subject, facts = begin(args, command)
     tables: list[dict] = []
@@ -97,13 +96,7 @@ def run(args: argparse.Namespace, command: str) -> int:
 def compare(
     subject: Subject, prompts: Workload, temp: float, batch_size: int, args: argparse.Namespace
 ) -> Iterator[dict]:
-    """Decodes the prompts with every proposer, and yields tables of the figures.
-
-    The proposers take turns. With batch size 1 and temperature 0, a turn is one prompt, and each
-    task has its own table. Otherwise a turn is one call with all prompts, and all tasks share one
-    table. The single call has two reasons: a larger batch may hold prompts of several tasks, and
-    `auto` forgets after each call what it has learned from sampled rows.
-    """
+    """Decodes the prompts with every proposer in turn, and yields tables of the figures."""
     single = batch_size == 1 and temp == 0
     turns = workload.cut(prompts.prompts, 1 if single else len(prompts.prompts))
     common = {"max_tokens": args.max_tokens, "temp": temp}
@@ -139,7 +132,11 @@ def compare(
             "batch_size": batch_size,
             "count": len(chosen) if single else len(prompts.prompts),
             "repeats": args.repeats,
-            "rows": rows_of(names, of_task),
+            "rows": [
+                {"proposer": proposer, "num_draft": n, "way": name}
+                | figures(of_task[name], of_task[REGULAR])
+                for (proposer, n), name in names.items()
+            ],
             "costs": costs,
         }
 
@@ -147,10 +144,7 @@ def compare(
 def predicted(
     subject: Subject, turns: list[list[str]], percentages: Sequence[int], max_tokens: int
 ) -> dict[int, list[list[str]]]:
-    """Returns predictions for the prompts of each turn, keyed by the percentage of changed words.
-
-    A prediction is the target's greedy text, in which about this percentage of words is changed.
-    """
+    """Predictions by percentage: the target's greedy text with so many of its words changed."""
     if not percentages:
         return {}
     prompts = [prompt for turn in turns for prompt in turn]
@@ -161,39 +155,17 @@ def predicted(
     return {n: workload.cut(workload.changed(texts, n), size) for n in percentages}
 
 
-def rows_of(names: dict[tuple[str, int | str], str], timed: dict[str, Timed]) -> list[dict]:
-    """Returns one table row for each variant, with the variant's figures.
-
-    Args:
-        names: maps a proposer and its number of proposals to the variant's name.
-        timed: maps a variant's name to the variant's times.
-    """
-    return [
-        {"proposer": proposer, "num_draft": n, "way": name} | figures(timed[name], timed[REGULAR])
-        for (proposer, n), name in names.items()
-    ]
-
-
 def table_text(table: dict, weights: int) -> str:
-    """Returns the text of a table; `weights` is the number of bytes that a target pass reads."""
-    title = (
-        f"{table['task']}: {table['count']} prompts, temp {table['temp']:g}, batch "
-        f"{table['batch_size']}, {table['repeats']} repeats"
-    )
+    how = f"temp {table['temp']:g}, batch {table['batch_size']}, {table['repeats']} repeats"
+    title = f"{table['task']}: {table['count']} prompts, {how}"
     parts = [title, printing.markdown(COLUMNS, table["rows"])]
     if costs := table["costs"]:
-        parts.append(costs_table(costs, weights))
+        rows: list[dict] = [
+            {"M": "ms", **{m: f"{1e3 * s:.2f}" for m, s in costs.seconds.items()}},
+            {"M": "v(M)", **{m: f"{v:.2f}" for m, v in costs.v.items()}},
+        ]
+        columns = {str(title): itemgetter(title) for title in ("M", *costs.seconds)}
+        speed = f"{weights / 1e6:.1f} MB of weights, {weights / costs.seconds[1] / 1e9:.1f} GB/s"
+        parts.append(printing.markdown(columns, rows))
+        parts.append(f"c = {costs.c:.3f}; a target pass over one position reads {speed}")
     return "\n\n".join(parts)
-
-
-def costs_table(costs: PairCosts, weights: int) -> str:
-    """Returns a table of the costs of passes as text; a target pass reads `weights` bytes."""
-    columns = {str(title): itemgetter(title) for title in ("M", *costs.seconds)}
-    rows: list[dict] = [
-        {"M": "ms", **{m: f"{1e3 * s:.2f}" for m, s in costs.seconds.items()}},
-        {"M": "v(M)", **{m: f"{v:.2f}" for m, v in costs.v.items()}},
-    ]
-    return (
-        f"{printing.markdown(columns, rows)}\n\nc = {costs.c:.3f}; a target pass over one position "
-        f"reads {weights / 1e6:.1f} MB of weights, {weights / costs.seconds[1] / 1e9:.1f} GB/s"
-    )

@@ -23,15 +23,7 @@ POINTS = (1, 5, 2, 4, 6, 8)  # positions M
 def measured(target: T5, source: int, seconds: float) -> dict[str, Any] | None:
     """Quantizes a target's layers in place, and times its passes before and after.
 
-    Args:
-        target: the target, whose layers are changed.
-        source: the number of tokens in the prompt.
-        seconds: the approximate time to take.
-
-    Returns:
-        The "mode", the "speed_up" of a quantized pass over one position, and "v", keyed by M: the
-        time of a quantized pass over M positions relative to a quantized pass over one position.
-        None without an Apple GPU, or for a target that is quantized already.
+    Returns None without an Apple GPU, or for a target that is quantized already.
     """
     way = Quantization.from_options(mode=MODE)
 
@@ -51,7 +43,6 @@ def measured(target: T5, source: int, seconds: float) -> dict[str, Any] | None:
 
 
 def table_text(record: dict[str, Any] | None) -> str:
-    """Returns the result of `measured` as text for the report's table."""
     if record is None:
         return "–"
     return f"{record['mode']}: {record['speed_up']:.2f}, v(5) {record['v'][5]:.2f}"

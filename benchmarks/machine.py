@@ -21,11 +21,7 @@ SECONDS_TO_ANSWER = 20  # time limit for a program that is asked about the machi
 
 
 def threads(blas: str, environment: Mapping[str, str] = os.environ) -> int:
-    """Returns the number of threads that a BLAS uses on this machine.
-
-    For OpenBLAS, environment variables may set this number. Otherwise it is the number of cores
-    that this process may use.
-    """
+    """The number of threads that a BLAS uses."""
     names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
     for name in names if blas.startswith("OpenBLAS") else ():  # TBB ignores both variables
         value = environment.get(name, "")
@@ -37,7 +33,6 @@ def threads(blas: str, environment: Mapping[str, str] = os.environ) -> int:
 
 
 def environment(dtype: str) -> dict[str, Any]:
-    """Returns facts about the machine and versions; `dtype` is the target's computing type."""
     from mlx_t5.backend import blas_name, device_name, mx
 
     on_cpu = mx.default_device().type == mx.cpu
@@ -54,36 +49,24 @@ def environment(dtype: str) -> dict[str, Any]:
 
 
 def dtype_of(model: T5) -> str:
-    """Returns the type in which a model computes."""
     return str(model.dtype).removeprefix("mlx.core.")
 
 
 def hardware(ask: Callable[..., str] | None = None, system: str = sys.platform) -> dict[str, Any]:
-    """Returns facts about the chip, the GPU and the operating system, as far as they are known.
-
-    Args:
-        ask: a function that runs a program and returns its output.
-        system: the platform, named as in `sys.platform`.
-
-    Returns:
-        chip, gpu (None if the CPU computes), gpu_cores (None except on a Mac), memory_bytes,
-        system, and device (MLX's information about the device that computes).
-    """
     from mlx_t5.backend import mx
 
     ask = ask or printed_by
     on_cpu = mx.default_device().type == mx.cpu
     device = dict(mx.device_info())
-    facts = {
-        "chip": mx.device_info(mx.cpu).get("device_name"),
-        "system": _linux(),
-        "gpu_cores": None,
-    }
+    chip = mx.device_info(mx.cpu).get("device_name")
+    facts: dict[str, Any] = {"chip": chip, "system": _linux(), "gpu_cores": None}
     if system == "darwin":
+        profile = ask("system_profiler", "SPDisplaysDataType")
+        cores = re.search(r"Total Number of Cores: (\d+)", profile)
         facts = {
-            "chip": ask("sysctl", "-n", "machdep.cpu.brand_string").strip() or facts["chip"],
+            "chip": ask("sysctl", "-n", "machdep.cpu.brand_string").strip() or chip,
             "system": f"macOS {platform.mac_ver()[0]}",
-            "gpu_cores": cores_of_gpu(ask("system_profiler", "SPDisplaysDataType")),
+            "gpu_cores": int(cores[1]) if cores else None,
         }
     return facts | {
         "gpu": None if on_cpu else device.get("device_name"),
@@ -92,14 +75,7 @@ def hardware(ask: Callable[..., str] | None = None, system: str = sys.platform) 
     }
 
 
-def cores_of_gpu(profile: str) -> int | None:
-    """Returns the number of GPU cores, given the output of `system_profiler SPDisplaysDataType`."""
-    cores = re.search(r"Total Number of Cores: (\d+)", profile)
-    return int(cores[1]) if cores else None
-
-
 def printed_by(*command: str) -> str:
-    """Returns a program's output; "" if the program cannot be run or takes too long."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_TO_ANSWER)
     except (OSError, subprocess.SubprocessError):

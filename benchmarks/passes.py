@@ -36,14 +36,14 @@ CHAIN = 4  # draft passes in a row without waiting for the device, as in draftin
 def ladder(
     seconds: Callable[[int], float], points: Sequence[int], budget: float, needed: int = NEEDED
 ) -> dict[int, float]:
-    """Returns the seconds of a pass for each number of positions, in ascending order.
+    """The seconds of a pass for each number of positions.
 
     Every number of positions is timed once per round. The speed of a machine changes, so each time
     is divided by the time over one position in the same round. The median of these ratios is
     multiplied by the median time over one position.
 
     Args:
-        seconds: a function that runs a pass over a number of positions and returns its seconds.
+        seconds: runs a pass over a number of positions and returns its seconds.
         points: numbers of positions, the most important first; the first number is 1.
         budget: seconds for all passes except the first of each shape, which may compile kernels.
         needed: the number of points that are measured even if the budget is exceeded.
@@ -67,17 +67,7 @@ def timer(
     source: int = SOURCE_TOKENS,
     slots: int = max(TARGET_POINTS),
 ) -> Callable[[int], float]:
-    """Returns a function that times a step of the target over a given number of positions.
-
-    The step decodes one row. Its time includes the work before the pass (joining the last token and
-    the proposals) and after the pass (accepting proposals and waiting for the result).
-
-    Args:
-        model: the target.
-        clock: a function that returns the time in seconds.
-        source: the number of tokens in the row's source.
-        slots: the number of positions for which the cache has room.
-    """
+    """Times a step of the target, with joining the proposals, accepting and waiting."""
     prepared, greedy = _prepared(model, 1, source, slots), Sampling.of([Settings()])
 
     def seconds(positions: int) -> float:
@@ -99,16 +89,7 @@ def drafting(
     clock: Callable[[], float] = time.perf_counter,
     source: int = SOURCE_TOKENS,
 ) -> Callable[[int], float]:
-    """Returns a function that is given a number of rows, and times a draft pass over one position.
-
-    The function runs `CHAIN` passes without waiting between them, as drafting does. Each pass is
-    given the tokens that the previous pass chose. The result is the mean time of a pass in seconds.
-
-    Args:
-        model: the draft.
-        clock: a function that returns the time in seconds.
-        source: the number of tokens in each row's source.
-    """
+    """Times a draft pass over one position: the mean of `CHAIN` passes, without waiting between."""
     prepared = cache(lambda rows: _prepared(model, rows, source))
 
     def seconds(rows: int) -> float:
@@ -124,10 +105,6 @@ def drafting(
 
 
 def _prepared(model: T5, rows: int, source: int, slots: int = max(TARGET_POINTS)) -> Any:
-    """Returns a cache for a number of rows, with room for `slots` positions in each row.
-
-    The source of each row consists of `source` padding tokens.
-    """
     cache = encoded(model, [[model.config.pad_token_id] * source] * rows)
     cache.reserve(slots)
     mx.eval(cache.state)

@@ -22,19 +22,9 @@ from mlx_t5.errors import UserError
 
 
 class Process:
-    """A child process that makes one object and runs its methods.
-
-    The end of the `with` block kills the process, even during a call.
-    """
+    """A child process that makes one object and runs its methods; it is killed after the block."""
 
     def __init__(self, what: str, environment: Mapping[str, str], **keywords: Any):
-        """Starts the process, without waiting until the object is made.
-
-        Args:
-            what: the object's class, as MODULE:CLASS.
-            environment: environment variables to set, in addition to those of this process.
-            keywords: the arguments with which the object is made.
-        """
         spawn = multiprocessing.get_context("spawn")
         self._pipe, pipe = spawn.Pipe()
         arguments = (pipe, dict(environment), what, keywords)
@@ -51,12 +41,6 @@ class Process:
         self._pipe.close()
 
     def call(self, method: str, **keywords: Any) -> Any:
-        """Calls a method of the object, and returns its result.
-
-        Raises:
-            UserError: the method has failed, the object could not be made, or the process has died;
-                the message gives the reason in one line.
-        """
         try:
             with contextlib.suppress(BrokenPipeError):  # its last message may still be in the pipe
                 self._pipe.send((method, keywords))
@@ -75,7 +59,6 @@ class Process:
 
 
 def serve(pipe: Connection, environment: dict[str, str], what: str, keywords: dict) -> None:
-    """Makes the object, then answers calls until the pipe is closed; see `Process`."""
     os.setsid()  # Ctrl-C reaches only the process that started this one, which then ends this one
     os.environ.update(environment)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -99,7 +82,6 @@ def serve(pipe: Connection, environment: dict[str, str], what: str, keywords: di
 
 
 def reason(error: Exception) -> str:
-    """Returns an error's message in one line; prints the traceback of an unexpected error."""
     if isinstance(error, ImportError):
         return not_installed(error, REQUIREMENTS)
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "

@@ -31,14 +31,11 @@ Ids = Sequence[Sequence[int]]  # source tokens of each prompt
 
 @dataclass
 class Answer:
-    """The result of decoding some prompts, and the time taken.
+    """The result of decoding some prompts: tokens without start and end, and times.
 
     Attributes:
-        tokens: the tokens of each prompt's answer, without start and end token.
         decided: the number of tokens decided in all answers, end tokens included.
-        seconds: the time for decoding whole answers.
-        first_seconds: the time for decoding one token per prompt (encoding and one pass); None if
-            it was not measured.
+        first_seconds: the time for decoding one token per prompt (encoding and one pass), or None.
     """
 
     tokens: list[list[int]]
@@ -47,15 +44,12 @@ class Answer:
     first_seconds: float | None = None
 
     def whole(self) -> tuple[float, int]:
-        """Returns the seconds for decoding whole answers, and the number of tokens in them."""
         return self.seconds, self.decided
 
     def first(self) -> tuple[float, int]:
-        """Returns the seconds for decoding one token per answer, and the number of answers."""
         return self.first_seconds or 0.0, len(self.tokens)
 
     def rest(self) -> tuple[float, int]:
-        """Returns the seconds for the tokens after each answer's first, and their number."""
         seconds, tokens = self.first()
         return self.seconds - seconds, self.decided - tokens
 
@@ -64,30 +58,15 @@ class Program(ABC):
     """A program that decodes and times itself, so that times exclude messages between processes."""
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Returns the facts that decide the program's speed: versions, threads, device."""
+    def describe(self) -> dict[str, Any]: ...
 
     @abstractmethod
     def decode(
         self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int, **how: float
     ) -> list[list[int]]:
-        """Returns the tokens of each prompt's answer, without start and end token.
-
-        Args:
-            prompts: the source tokens of each prompt.
-            num_draft: proposals per step; 0 decodes without a draft, "auto" lets the program
-                choose the number.
-            max_tokens: maximum number of tokens in an answer, the end token included.
-            batch_size: maximum number of prompts decoded together.
-            **how: temp, and possibly top_k or top_p; without any of them, decoding is greedy.
-
-        Raises:
-            UserError: the program does not support these arguments.
-        """
+        """Returns each answer's tokens; a `UserError` refuses what the program does not support."""
 
     def timed(self, max_tokens: int, first: bool, **keywords: Any) -> Answer:
-        """Calls `decode` and times it; `first` says whether to time the first tokens too."""
-
         def clocked(max_tokens: int) -> tuple[list[list[int]], float]:
             began = time.perf_counter()
             tokens = self.decode(max_tokens=max_tokens, **keywords)
@@ -102,7 +81,6 @@ class MlxT5(Program):
     """Decodes with this project, and converts the models for the other programs."""
 
     def __init__(self, model: str, draft_model: str, dtype: str | None):
-        """Loads a target and a draft, as `Subject.load` does."""
         from benchmarks.subject import Subject
 
         self.names = (model, draft_model)
@@ -110,28 +88,20 @@ class MlxT5(Program):
         self.decoders: dict[int | str, Any] = {}
 
     def describe(self) -> dict[str, Any]:
-        """Implements `Program.describe`."""
         return machine.environment(machine.dtype_of(self.subject.target))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the source tokens of each text."""
         return [list(self.subject.tokenizer.encode(text)) for text in texts]
 
     def folders(self, scratch: str) -> list[str]:
-        """Returns target and draft folders for other programs, converted in `scratch` if needed.
-
-        Raises:
-            UserError: the weights are quantized, or the draft has its own vocabulary.
-        """
+        """Target and draft for other programs, converted in `scratch` if needed."""
         from mlx_t5.checkpoints.hub import locate
         from mlx_t5.training.draft_folder import save_draft
 
         target, draft = (locate(name) for name in self.names)
         if self.subject.draft.config.draft_vocab_size:
-            raise UserError(
-                f"{draft} has a vocabulary of its own, which other programs do not know; give a "
-                "draft with all tokens"
-            )
+            cause = f"{draft} has a vocabulary of its own, which other programs do not know"
+            raise UserError(f"{cause}; give a draft with all tokens")
         if self.subject.draft.shares_with is not None:  # others cannot read a decoder alone
             full = Path(scratch, "standalone")
             draft = save_draft(self.subject.draft, target, full, standalone=True)
@@ -141,7 +111,6 @@ class MlxT5(Program):
     def decode(
         self, prompts: Any, num_draft: int | str, max_tokens: int, batch_size: int, **how: Any
     ) -> list[list[int]]:
-        """Implements `Program.decode`; if `prompts` are texts, decodes them as one document."""
         from benchmarks.subject import decoding, sentences
 
         way = DRAFT if num_draft else REGULAR
@@ -158,15 +127,6 @@ class MlxT5(Program):
 
 
 def hugging_face_folder(folder: Path, scratch: Path) -> Path:
-    """Returns a model folder that transformers can read.
-
-    Args:
-        folder: the model folder; in Hugging Face's format it is returned unchanged.
-        scratch: the folder to write if `folder` has MLX's format.
-
-    Raises:
-        UserError: the weights are quantized.
-    """
     from mlx_t5.checkpoints.reading import read_weights
     from mlx_t5.network.weights import read_config
     from mlx_t5.training.fine_tuning import write_model
@@ -184,15 +144,6 @@ class Transformers(Program):
     """transformers' own torch models: greedy, sampled, or with assisted generation (a draft)."""
 
     def __init__(self, target: str, draft: str, dtype: str, device: str, threads: int):
-        """Loads a target and a draft.
-
-        Args:
-            target: the target's folder, in Hugging Face's format.
-            draft: the draft's folder, in Hugging Face's format.
-            dtype: the type in which the models compute.
-            device: "cpu", or "gpu" for the GPU that torch finds, if there is one.
-            threads: the number of threads on the CPU.
-        """
         import torch
         from transformers.utils import logging
 
@@ -206,7 +157,6 @@ class Transformers(Program):
         self.default_config = self.draft.generation_config
 
     def describe(self) -> dict[str, Any]:
-        """Implements `Program.describe`."""
         blas = re.search(r"BLAS_INFO=(\w+)", self.torch.__config__.show())
         return {
             "transformers": version("transformers"),
@@ -219,7 +169,6 @@ class Transformers(Program):
     def decode(
         self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int, **how: float
     ) -> list[list[int]]:
-        """Implements `Program.decode`; prompts of similar length are decoded together."""
         more: dict[str, Any] = {}
         if how:
             more = {"do_sample": True, "top_k": 0, "temperature": how.pop("temp"), **how}
@@ -237,7 +186,6 @@ class Transformers(Program):
         return tokens
 
     def _generate(self, prompts: Ids, max_tokens: int, **more: Any) -> list[list[int]]:
-        """Decodes one batch; `more` are further arguments of `generate`."""
         from transformers import GenerationConfig
 
         special = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -260,7 +208,6 @@ class Transformers(Program):
         return [row[: row.index(end)] if end in row else row for row in tokens]
 
     def _propose(self, num_draft: int | str) -> None:
-        """Sets the number of tokens that the draft proposes; "auto" leaves it to transformers."""
         config = copy.copy(self.default_config)
         if num_draft != AUTO:
             config.num_assistant_tokens = num_draft
@@ -269,12 +216,8 @@ class Transformers(Program):
         self.draft.generation_config = config
 
     def widen(self, model: PreTrainedModel, vocab_size: int) -> None:
-        """Enlarges a smaller vocabulary to `vocab_size`, with tokens that are never chosen.
-
-        Assisted generation requires that both vocabularies have the same size. A new token gets the
-        embedding of the padding token, and therefore its logit. A trained model never chooses
-        padding, so it never chooses a new token either.
-        """
+        # Assisted generation needs vocabularies of one size. A new token gets the embedding, and so
+        # the logit, of padding, which a trained model never chooses.
         size = model.config.vocab_size
         if size >= vocab_size:
             return
@@ -293,7 +236,6 @@ class Transformers(Program):
         return model.to(self.device).eval()
 
     def _gpu(self) -> str:
-        """Returns torch's name for the GPU, or "cpu" if torch finds no GPU."""
         if self.torch.cuda.is_available():
             return "cuda"
         return "mps" if self.torch.backends.mps.is_available() else "cpu"
@@ -303,15 +245,6 @@ class CTranslate2(Program):
     """CTranslate2, with the model converted to CTranslate2's format in a temporary folder."""
 
     def __init__(self, target: str, dtype: str, device: str, threads: int, scratch: str):
-        """Converts and loads a model.
-
-        Args:
-            target: the model's folder, in Hugging Face's format.
-            dtype: the type in which the model computes.
-            device: "cpu", or "gpu" for CUDA if CTranslate2 finds a CUDA device.
-            threads: the number of threads on the CPU.
-            scratch: the folder to make for the converted model.
-        """
         import ctranslate2
         from ctranslate2.converters import TransformersConverter
 
@@ -326,17 +259,12 @@ class CTranslate2(Program):
         self.ids = {token: i for i, token in enumerate(self.tokens)}
 
     def describe(self) -> dict[str, Any]:
-        """Implements `Program.describe`."""
-        return {
-            "ctranslate2": version("ctranslate2"),
-            "device": self.device,
-            "threads": self.threads,
-        }
+        facts = {"device": self.device, "threads": self.threads}
+        return {"ctranslate2": version("ctranslate2"), **facts}
 
     def decode(
         self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int, **how: float
     ) -> list[list[int]]:
-        """Implements `Program.decode`; CTranslate2 itself sorts the prompts by length."""
         if num_draft or how:
             raise UserError("CTranslate2 has no speculative decoding, and is only greedy here")
         results = self.translator.translate_batch(

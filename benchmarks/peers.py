@@ -85,7 +85,6 @@ NOTES = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the subcommand's options."""
     workload.add_models(parser)
     workload.add_prompts(parser, 16, "mixed")
     group = parser.add_argument_group("what is compared")
@@ -102,7 +101,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, command: str) -> int:
-    """Runs the subcommand; returns 1 if our float32 texts differ from `regular`'s, else 0."""
     printing.check_writable(args.json)
     prompts = workload.chosen(args.task, args.prompts, args.count).prompts
     tables: list[dict] = []
@@ -136,22 +134,13 @@ def run(args: argparse.Namespace, command: str) -> int:
 
 
 def start(name: str, environment: Mapping[str, str], **keywords: Any) -> Process:
-    """Starts the process of one of `PROGRAMS`; `WAITING` is added to its environment."""
     waiting = {variable: os.environ.get(variable, value) for variable, value in WAITING.items()}
-    environment = {**environment, **waiting}
-    return Process(PROGRAMS[name], environment, **keywords)
+    return Process(PROGRAMS[name], {**environment, **waiting}, **keywords)
 
 
 def start_others(
     project: Process, facts: Mapping[str, Any], stack: contextlib.ExitStack
 ) -> dict[str, Process]:
-    """Starts the processes of the other programs, and returns them by name.
-
-    Args:
-        project: this project's process, which provides the models' folders.
-        facts: this project's description; other programs get the same threads, type and device.
-        stack: the context that ends the processes and removes their temporary files.
-    """
     scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     target, draft = project.call("folders", scratch=str(scratch))
     common = {"target": target} | {name: facts[name] for name in ("threads", "dtype", "device")}
@@ -164,7 +153,6 @@ def start_others(
 
 
 def describe(processes: Mapping[str, Process]) -> tuple[dict[str, dict], dict[str, str]]:
-    """Returns each usable program's description, and each unusable program's error."""
     programs, missing = {}, {}
     for name, process in processes.items():
         try:
@@ -177,7 +165,6 @@ def describe(processes: Mapping[str, Process]) -> tuple[dict[str, dict], dict[st
 def all_variants(
     processes: Mapping[str, Process], num_draft: Sequence[int | str]
 ) -> dict[str, Decode]:
-    """Returns the variants' decoding functions, keyed by name; this project's come first."""
     fixed = [n for n in num_draft if n != AUTO]
     numbers: dict[str, dict[str, int | str]] = {
         PROJECT: {REGULAR: 0, **{f"{DRAFT} {n}": n for n in num_draft}},
@@ -196,7 +183,6 @@ def all_variants(
 
 
 def sampled(variants: Mapping[str, Decode]) -> dict[str, Decode]:
-    """Returns this project's and transformers' variants without a draft, greedy and sampled."""
     greedy = {name: variants[name] for name in (REGULAR, GREEDY) if name in variants}
     names = [(name, how) for name in greedy for how in SAMPLING]
     rows = {f"{name.removesuffix(' greedy')} with {how}": (name, how) for name, how in names}
@@ -204,8 +190,6 @@ def sampled(variants: Mapping[str, Decode]) -> dict[str, Decode]:
 
 
 def of_document(variants: Mapping[str, Decode], texts: Sequence[str]) -> dict[str, Decode]:
-    """Returns the variants that --document compares; `texts` are the document's sentences."""
-
     def document(decode: Decode) -> Decode:
         return lambda prompts, **keywords: decode(prompts=texts[: len(prompts)], **keywords)
 
@@ -217,7 +201,6 @@ def of_document(variants: Mapping[str, Decode], texts: Sequence[str]) -> dict[st
 
 
 def is_project(variant: str) -> bool:
-    """Returns whether the variant of this name belongs to this project."""
     return variant.startswith((REGULAR, f"{DRAFT} ", "document, "))
 
 
@@ -227,16 +210,7 @@ def compare(
     batch_size: int,
     args: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Measures every variant on the prompts, and returns the table.
-
-    The variants take turns. A turn is one prompt; with a batch or a document, it is all prompts.
-
-    Args:
-        variants: from `all_variants`, `sampled` or `of_document`.
-        ids: the source tokens of each prompt.
-        batch_size: the number of prompts decoded together.
-        args: the subcommand's options.
-    """
+    """Measures the variants in turn: at each prompt, or with a batch or a document at all."""
     single = batch_size == 1 and not args.document
     turns = workload.cut(ids, 1 if single else len(ids))
     first = single or args.sampling
@@ -268,11 +242,7 @@ def compare(
 def or_left_out(
     name: str, decode: Decode, left_out: dict[str, str]
 ) -> Callable[[Ids], Answer | None]:
-    """Returns a version of `decode` that notes a failure in `left_out`, and then returns None.
-
-    Some releases of transformers fail for certain models, such as those with more layers in the
-    decoder than in the encoder. This project's own failures are not caught.
-    """
+    """Some releases of transformers fail for certain models: notes why, and decodes no more."""
 
     def attempt(prompts: Ids) -> Answer | None:
         if name in left_out:
@@ -289,7 +259,6 @@ def or_left_out(
 
 
 def by_its_clock(timed: Timed, figures: Callable[[Answer], tuple[float, int]]) -> Timed:
-    """Returns `timed` with other seconds and token counts: those that `figures(answer)` returns."""
     result = Timed()
     for answers in timed.outcomes:
         result.add([(*figures(answer), answer.tokens) for answer in answers])
@@ -297,11 +266,6 @@ def by_its_clock(timed: Timed, figures: Callable[[Answer], tuple[float, int]]) -
 
 
 def summarize(timed: Mapping[str, Timed]) -> list[dict]:
-    """Returns the figures of every variant, fastest first; the outcomes in `timed` are `Answer`s.
-
-    If first tokens were timed and there are further tokens, a row also has the time of the first
-    token and the speed of decoding after it.
-    """
     total, firsts, rests = (
         {name: by_its_clock(times, figures) for name, times in timed.items()}
         for figures in (Answer.whole, Answer.first, Answer.rest)
@@ -333,7 +297,6 @@ def summarize(timed: Mapping[str, Timed]) -> list[dict]:
 
 
 def table_text(table: dict, dtype: str) -> str:
-    """Returns Markdown: a title, the table, and notes on differing texts and left-out variants."""
     rows = table["rows"]
     how = f"as one document, {REGULAR} one by one, " if table["document"] else ""
     lines = [f"{table['count']} prompts, {how}batch {table['batch_size']}"]

@@ -13,15 +13,7 @@ Lines = Mapping[str, Sequence[dict]]  # rows of a table, by the label of the lin
 
 
 def draw_ways(tables: Sequence[dict], title: str, file: Path) -> None:
-    """Writes a picture with one panel for each table and, in a panel, one line for each proposer.
-
-    A star marks `auto`, at the mean number of proposals per step.
-
-    Args:
-        tables: the tables of `compare`.
-        title: the picture's title.
-        file: the image file to write.
-    """
+    """One panel for each table of `compare`; a star marks `auto`, at its mean of proposals."""
     figure, panels = _figure(title, len(tables))
     for axes, table in zip(panels, tables, strict=True):
         ways: dict[str, list[dict]] = {}
@@ -35,14 +27,7 @@ def draw_ways(tables: Sequence[dict], title: str, file: Path) -> None:
 
 
 def draw_deltas(rows: Sequence[dict], best: dict | None, title: str, file: Path) -> None:
-    """Writes a picture of speed against the number of proposals, and of quality against delta.
-
-    Args:
-        rows: the rows of the grid.
-        best: the recommended row, which is circled; None if there is none.
-        title: the picture's title, with the origin of the figures.
-        file: the image file to write.
-    """
+    """Draws speed against the number of proposals, and quality against delta."""
     figure, (left, right) = _figure(title, 2)
     deltas = sorted({row["delta"] for row in rows})
     grid = {d: [row for row in rows if row["delta"] == d] for d in deltas}
@@ -72,7 +57,6 @@ def _figure(title: str, panels: int) -> tuple[Any, Any]:
 
 
 def _speeds(axes: Any, lines: Lines) -> None:
-    """Draws speed-ups against the number of proposals; lines begin at regular decoding, (0, 1)."""
     stars = []
     for i, (label, rows) in enumerate(lines.items()):
         fixed = sorted(

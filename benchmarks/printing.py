@@ -15,10 +15,6 @@ from mlx_t5.sizes import percent as percent
 
 
 def texts(different: int | None) -> str:
-    """Returns the table entry that says whether the texts equal those of regular decoding.
-
-    `different` is the number of texts that differ; None for sampled texts, which may differ.
-    """
     if different is None:
         return "sampled"
     return f"{different} DIFFER" if different else "equal"
@@ -36,34 +32,20 @@ TEXTS: Columns = {"texts": lambda row: texts(row["different"])}
 
 
 def header(facts: Mapping[str, Any], line: str, **more: Any) -> str:
-    """Returns the lines above the tables.
-
-    Args:
-        facts: the result of `machine.environment`.
-        line: the command line that reproduces the figures.
-        more: the run's settings that affect the figures.
-    """
     return f"{line}\n{listed({**facts, **more})}"
 
 
 def listed(facts: Mapping[str, Any]) -> str:
-    """Returns facts in one line, without those that are None."""
     return ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
 
 
 def check_writable(*files: Path | None) -> None:
-    """Checks, before a run begins, that its result files can be written.
-
-    Raises:
-        UserError: a file is a folder or not writable, or its folder is missing.
-    """
     for file in files:
         if file is not None:
             check_output_file(str(file), None)
 
 
 def write_record(file: Path | None, record: dict) -> None:
-    """Writes all figures as JSON, unless `file` is None."""
     if file is not None:
         text = json.dumps(record, indent=1, default=_plain, ensure_ascii=False)
         file.write_text(text + "\n", encoding="utf-8")

@@ -56,13 +56,11 @@ SHOWN = (2, 4, 5, 6, 8, 11, 16)  # the row has v(M) for these M, or "–" if it 
 
 
 def chip(record: dict[str, Any]) -> str:
-    """Returns the name of the chip, and that of the GPU if it is a separate device."""
     name, gpu = record["hardware"]["chip"], record["hardware"]["gpu"]
     return name if gpu in (None, name) else f"{name}, {gpu}"
 
 
 def computes_on(record: dict[str, Any]) -> str:
-    """Returns the device that computes: the GPU with its cores, if known, or the CPU and BLAS."""
     environment, cores = record["environment"], record["hardware"]["gpu_cores"]
     if environment["device"] == "cpu":
         return f"CPU, {environment['cores']} cores, {environment['blas']}"
@@ -70,13 +68,11 @@ def computes_on(record: dict[str, Any]) -> str:
 
 
 def weights(record: dict[str, Any]) -> str:
-    """Returns the type in which the target computes, and its bits per weight if quantized."""
     bits, dtype = record["target"]["bits"], record["environment"]["dtype"]
     return f"{' and '.join(map(str, bits))} bits, {dtype}" if bits else dtype
 
 
 def v_at_shown(record: dict[str, Any]) -> str:
-    """Returns v(M), the relative time of a pass over M positions, for each M in `SHOWN`."""
     v = record["v"]
     return " ".join(f"{v[m]:.2f}" if m in v else "–" for m in SHOWN)
 
@@ -107,14 +103,12 @@ COLUMNS: printing.Columns = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the subcommand's options."""
     workload.add_models(parser, "see above")
     parser.set_defaults(model=None, draft_model=None)
     parser.description = (
         f"{parser.description} Without --model, t5-11b is measured if models/ has both t5-11b and "
-        "t5-small. Otherwise "
-        "the bundled pair is measured, grown to the shapes of t5-large and t5-small, in bfloat16 "
-        "on a GPU."
+        "t5-small. Otherwise the bundled pair is measured, grown to the shapes of t5-large and "
+        "t5-small, in bfloat16 on a GPU."
     )
     group = parser.add_argument_group("measuring")
     workload.add_file(group)
@@ -126,11 +120,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, command: str) -> int:
-    """Measures, prints the row and writes all figures.
-
-    Returns:
-        The exit status, which is 1 if texts differ in float32.
-    """
     printing.check_writable(args.json)
     prompts = workload.chosen(workload.MIXED, args.prompts, MOST_PROMPTS).prompts
     num_draft = args.num_draft
@@ -160,31 +149,16 @@ def run(args: argparse.Namespace, command: str) -> int:
 
 
 def fits(peak: int, there: int) -> str:
-    """Returns a sentence that says whether the pair fits into memory.
-
-    Args:
-        peak: the pair's peak memory in bytes.
-        there: the memory in bytes that the models can use (`limit`).
-    """
     ending = "it fits" if peak <= there else "it does not fit, and is slow"
     return f"The pair took {readable(peak)} at most, of {readable(there)}: {ending}."
 
 
 def log(line: str) -> None:
-    """Prints a line about the progress on standard error."""
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 def chosen_pair(args: argparse.Namespace) -> tuple[str, str, str | None]:
-    """Returns the names of target and draft, and the type in which to compute.
-
-    If no model is named and `models/` lacks the default pair, the pair is an enlarged copy of the
-    bundled pair. The first report makes the copy, and later reports reuse the copy. If the type is
-    None, each model computes in its default type (`model.load`).
-
-    Raises:
-        UserError: there is no model of this name, or no draft for it.
-    """
+    """The models to measure; without converted ones, an enlarged copy of the bundled pair."""
     pair = loading.choose_pair(args.model, args.draft_model)
     if pair.lookup or pair.draft is None:
         raise UserError("a report needs a draft model: name one with --draft-model")
@@ -200,15 +174,10 @@ def chosen_pair(args: argparse.Namespace) -> tuple[str, str, str | None]:
 
 
 def shape(model: T5, name: str) -> dict[str, Any]:
-    """Returns a dictionary of a model's name, its sizes, and the bits of its quantized layers."""
     bits = {layer.bits for _, layer in model.named_modules() if hasattr(layer, "bits")}
-    config = model.config
     sizes = ("d_model", "d_ff", "num_heads", "d_kv", "num_layers", "num_decoder_layers")
-    return {
-        "name": Path(name).name,
-        "bits": sorted(bits),
-        **{size: getattr(config, size) for size in sizes},
-    }
+    facts = {"name": Path(name).name, "bits": sorted(bits)}
+    return facts | {size: getattr(model.config, size) for size in sizes}
 
 
 def measured(
@@ -218,15 +187,6 @@ def measured(
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
-    """Measures the cost of passes and the speed-up of speculative decoding.
-
-    Args:
-        subject: the pair of models.
-        prompts: the prompts; with slow models, only the first ones are decoded.
-        num_draft: the number of proposals per step.
-        seconds: the approximate time to take.
-        clock: a function that returns the time in seconds.
-    """
     log("timing passes over 1 to 64 positions")
     steps = range(1, num_draft + 2)  # positions of the steps that are timed below
     points = list(dict.fromkeys([*steps, *TARGET_POINTS]))
@@ -247,13 +207,6 @@ def measured(
 
 
 def gains(regular: Timed, speculative: Timed, costs: PairCosts) -> dict[str, Any]:
-    """Returns the figures of speculative decoding, and the drift of the machine's speed.
-
-    Args:
-        regular: the times of regular decoding, in two repeats.
-        speculative: the times of speculative decoding, in two repeats.
-        costs: the costs of passes.
-    """
     row = figures(speculative, regular)
     numbers = [m - 1 for m in costs.v if m <= MEASURED_POSITIONS]
     gain = {n: costs.speed_up(row["alpha"], n) for n in numbers}
@@ -270,7 +223,6 @@ def gains(regular: Timed, speculative: Timed, costs: PairCosts) -> dict[str, Any
 
 
 def affordable(seconds: float, most: int, clock: Callable[[], float]) -> Iterator[int]:
-    """Yields indices of turns until `seconds` have passed, but at least one and at most `most`."""
     began = clock()
     for turn in range(most):
         if turn and clock() - began > seconds:
@@ -281,18 +233,7 @@ def affordable(seconds: float, most: int, clock: Callable[[], float]) -> Iterato
 def in_turns(
     regular: Decode, speculative: Decode, turns: Iterable[int], clock: Callable[[], float]
 ) -> dict[str, Timed]:
-    """Times four runs: regular, speculative, speculative and regular decoding.
-
-    Args:
-        regular: a function that decodes the prompts of a turn regularly, given the turn's index.
-        speculative: a function that decodes the same prompts speculatively.
-        turns: the indices of the turns, from 0 on. The first run decodes turns until this iterable
-            ends, which may depend on the time (`affordable`). The other runs decode the same turns.
-        clock: a function that returns the time in seconds.
-
-    Returns:
-        The times by name, `REGULAR` or `DRAFT`, with two repeats each.
-    """
+    """Times regular, speculative, speculative and regular decoding of the same turns."""
     timed = {REGULAR: Timed(), DRAFT: Timed()}
     for decode in (regular, speculative):
         decode(0)  # kernels of these shapes may have to be compiled
@@ -316,12 +257,7 @@ def exactness(
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
-    """Checks that `exact=True` gives equal tokens without a draft, with a draft and in batches.
-
-    Returns:
-        `holds` (whether all tokens are equal), `reason` (why not, or ""), and the numbers of
-        `prompts` and `tokens` that were compared.
-    """
+    """Checks that `exact=True` gives equal tokens without a draft, with a draft and in batches."""
     log("exact decoding")
 
     def tokens(decoder: SpeculativeDecoder, texts: Sequence[str]) -> list[list[int]]:

@@ -49,29 +49,16 @@ COLUMNS: printing.Columns = {
 
 @dataclass
 class Measurement:
-    """The measurement of one server with one number of clients.
-
-    Attributes:
-        timed: the seconds and the list of texts of each repeat.
-        latencies: the seconds of every request of all repeats.
-    """
-
     timed: Timed = field(default_factory=Timed)
     latencies: list[float] = field(default_factory=list)
 
     def percentile(self, share: float) -> float:
-        """Returns the latency in seconds that a share (0 to 1) of requests does not exceed."""
         ordered = sorted(self.latencies)
         return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
 @contextlib.contextmanager
 def serving(argv: Sequence[str]) -> Iterator[str]:
-    """Runs a server process, and yields its address, `host:port`.
-
-    Raises:
-        RuntimeError: the server did not start; the message is the server's.
-    """
     command = [sys.executable, str(SERVER), "--port", "0", *argv]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     lines: list[str] = []
@@ -94,17 +81,7 @@ def serving(argv: Sequence[str]) -> Iterator[str]:
 def send_all(
     address: str, prompts: Sequence[str], clients: int, options: dict
 ) -> tuple[float, list[float], list[dict]]:
-    """Sends all prompts to a server.
-
-    Args:
-        address: the server's address, `host:port`.
-        prompts: the prompts.
-        clients: the number of clients that send prompts at the same time.
-        options: further entries of each request.
-
-    Returns:
-        The total time in seconds, the latency of each request, and the answers.
-    """
+    """Sends all prompts; returns the total seconds, each request's latency, and the answers."""
     client = threading.local()
 
     def send(i: int) -> tuple[float, dict]:
@@ -135,7 +112,6 @@ def measure(
     options: dict,
     repeats: int,
 ) -> dict[tuple[int, str], Measurement]:
-    """Returns the measurements of every server with every number of clients, taken in turn."""
     for address in addresses.values():
         send_all(address, prompts[: 2 * max(clients)], max(clients), options)
     measured = {(n, server): Measurement() for n in clients for server in addresses}
@@ -149,11 +125,6 @@ def measure(
 
 
 def table_rows(measured: dict[tuple[int, str], Measurement]) -> list[dict]:
-    """Returns one table row for each measurement, with the measurement's figures.
-
-    The speed-up is relative to the server `SINGLE` with the same number of clients. Texts are
-    compared with those of the first repeat of the first measurement.
-    """
     first = next(iter(measured.values())).timed.outcomes[0]
     rows: list[dict[str, Any]] = []
     for (clients, server), one in measured.items():
@@ -163,27 +134,25 @@ def table_rows(measured: dict[tuple[int, str], Measurement]) -> list[dict]:
             Timed(m.timed.seconds, [[requests]] * len(m.timed.seconds))
             for m in (one, measured[clients, SINGLE])
         )
-        rows.append(
-            {
-                "clients": clients,
-                "way": server,
-                "requests": requests,
-                "requests_per_second": requests / statistics.median(seconds),
-                "tokens_per_second": 1 / one.timed.seconds_a_token(),
-                "speed_up": speed_up(of_single, of_requests),
-                "p50": one.percentile(0.5),
-                "p95": one.percentile(0.95),
-                "different": differing(one.timed.outcomes, [first] * len(seconds)),
-                "tokens": [tokens for (tokens,) in one.timed.tokens],
-                "seconds": seconds,
-                "latencies": one.latencies,
-            }
-        )
+        row = {
+            "clients": clients,
+            "way": server,
+            "requests": requests,
+            "requests_per_second": requests / statistics.median(seconds),
+            "tokens_per_second": 1 / one.timed.seconds_a_token(),
+            "speed_up": speed_up(of_single, of_requests),
+            "p50": one.percentile(0.5),
+            "p95": one.percentile(0.95),
+            "different": differing(one.timed.outcomes, [first] * len(seconds)),
+            "tokens": [tokens for (tokens,) in one.timed.tokens],
+            "seconds": seconds,
+            "latencies": one.latencies,
+        }
+        rows.append(row)
     return rows
 
 
 def run(args: argparse.Namespace, command: str) -> int:
-    """Runs the subcommand; returns the exit status, which is 1 if texts differ."""
     printing.check_writable(args.json)
     prompts = workload.chosen(args.task, args.prompts, args.count).prompts
     settings = {"max_tokens": args.max_tokens, "temperature": args.temp}
@@ -209,7 +178,6 @@ def run(args: argparse.Namespace, command: str) -> int:
 
 
 def served_dtype(address: str) -> str:
-    """Returns the type in which a server's model computes."""
     connection = http.client.HTTPConnection(address)
     connection.request("GET", "/v1/models")
     answer = json.loads(connection.getresponse().read())
@@ -218,7 +186,6 @@ def served_dtype(address: str) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the subcommand's options."""
     workload.add_models(parser)
     workload.add_prompts(parser, 128, workload.MIXED)
     group = parser.add_argument_group("load")

@@ -27,25 +27,12 @@ from model import T5, load
 
 @dataclass
 class Subject:
-    """A loaded pair of models.
-
-    Attributes:
-        target: the model whose output is wanted.
-        draft: the model that proposes.
-        tokenizer: the tokenizer of both models.
-    """
-
     target: T5
     draft: T5
     tokenizer: Any
 
     @classmethod
     def load(cls, model: str, draft_model: str, dtype: str | None) -> Subject:
-        """Loads a pair by its names, which are those that main.py accepts.
-
-        Raises:
-            UserError: a folder is missing or unusable, or the tokenizers differ.
-        """
         target, tokenizer = load(model, dtype)
         draft, draft_tokenizer = load(draft_model, dtype, shared_with=target)
         if tokenizer is None:
@@ -56,7 +43,6 @@ class Subject:
         return cls(target, draft, tokenizer)
 
     def drafter(self, proposer: str, wrong: int = 0) -> Drafter:
-        """Returns the drafter `proposer`; `wrong` percent of the draft's tokens are made wrong."""
         model: Drafter = DraftModel(self.draft, self.target)
         if wrong:
             model = Worsened(model, wrong)
@@ -68,34 +54,23 @@ class Subject:
     def decoder(
         self, proposer: str, num_draft: int | str = 0, delta: float = 0.0, wrong: int = 0
     ) -> SpeculativeDecoder:
-        """Returns a decoder of the target.
-
-        Args:
-            proposer: one of `PROPOSERS`, or `REGULAR` for decoding without proposals.
-            num_draft: the number of proposals per step, or "auto".
-            delta: how much acceptance is relaxed; 0 keeps the target's texts.
-            wrong: the percentage of the draft's proposals that are made wrong.
-        """
         drafter = None if proposer == REGULAR else self.drafter(proposer, wrong)
         return SpeculativeDecoder(self.target, drafter, self.tokenizer, num_draft or None, delta)
 
 
 class Worsened:
-    """A drafter that returns another drafter's proposals, some of them replaced by wrong tokens."""
+    """A drafter some of whose proposals (`wrong` percent) are replaced by wrong tokens."""
 
     def __init__(self, drafter: Drafter, wrong: int) -> None:
-        """Wraps a drafter; `wrong` is the percentage of proposals that become wrong tokens."""
         self.drafter, self.wrong, self.model = drafter, wrong, drafter.model
         self.random = np.random.default_rng(0)
         self.offers, self.insert = drafter.offers, drafter.insert
         self.read, self.note, self.keep = drafter.read, drafter.note, drafter.keep
 
     def fresh(self) -> Worsened:
-        """Implements `Drafter.fresh`."""
         return Worsened(self.drafter.fresh(), self.wrong)
 
     def propose(self, *args: Any) -> Proposal | None:
-        """Implements `Drafter.propose`; some of the proposals become wrong tokens."""
         proposal = self.drafter.propose(*args)
         if proposal is None or proposal.tokens is None or self.model is None:
             return proposal
@@ -109,19 +84,6 @@ class Worsened:
 
 
 def begin(args: argparse.Namespace, command: str, **more: Any) -> tuple[Subject, dict[str, Any]]:
-    """Loads the pair that the options name, and prints the lines above the tables.
-
-    Args:
-        args: the subcommand's options.
-        command: the command line that reproduces the figures.
-        more: the run's settings that affect the figures.
-
-    Returns:
-        The pair, and the result of `machine.environment`.
-
-    Raises:
-        UserError: a model cannot be used, or the file of --json cannot be written.
-    """
     printing.check_writable(args.json)
     subject = Subject.load(args.model, args.draft_model, args.dtype)
     facts = machine.environment(machine.dtype_of(subject.target))
@@ -136,16 +98,6 @@ def decoding(
     predictions: Sequence[Sequence[str]] | None = None,
     **options: Any,
 ) -> Callable[[int], list[Result]]:
-    """Returns a function that decodes the prompts of a turn, given the turn's index.
-
-    Args:
-        decoder: the decoder.
-        turns: the prompts of each turn.
-        batch_size: the number of prompts decoded together.
-        predictions: the predictions for the prompts of each turn; None for no predictions.
-        **options: options of `SpeculativeDecoder.job`.
-    """
-
     def run(turn: int) -> list[Result]:
         prompts = list(turns[turn])
         # Every prompt has its own seed, which is the same in every repeat.
@@ -162,17 +114,7 @@ def decoding(
 
 
 def sentences(decoder: SpeculativeDecoder, texts: Sequence[str], **options: Any) -> list[list[int]]:
-    """Decodes a document, and returns the tokens of each of its sentences.
-
-    Args:
-        decoder: a decoder with a tokenizer.
-        texts: prompts of one task with one sentence each; the document joins these sentences.
-        **options: options of `SpeculativeDecoder.stream`.
-
-    Raises:
-        UserError: the document is not split into these sentences, or its decoded text differs from
-            the decoded sentences joined by spaces.
-    """
+    """Decodes a document; returns the tokens of each sentence, which must be those of `texts`."""
     prefix = texts[0].partition(": ")[0] + ": "
     text = " ".join(text.removeprefix(prefix) for text in texts)
     chunks = list(decoder.stream(text, split="sentences", prefix=prefix, **options))
@@ -185,5 +127,4 @@ def sentences(decoder: SpeculativeDecoder, texts: Sequence[str], **options: Any)
 
 
 def decided(results: Sequence[Result]) -> int:
-    """Returns the total number of tokens in the results, EOS included."""
     return Tally.of(results).decided

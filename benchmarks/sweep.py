@@ -33,7 +33,6 @@ NEAR = 0.02  # speeds that differ by less than this share count as equal
 
 
 def points(name: str) -> Callable[[dict], str]:
-    """Returns a function that formats a row's figure `name`, and that formats None as ""."""
     return lambda row: "" if row[name] is None else f"{row[name]:.1f}"
 
 
@@ -50,7 +49,6 @@ COLUMNS: printing.Columns = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the subcommand's options."""
     workload.add_models(parser)
     workload.add_prompts(parser, 6, "mixed")
     what = "numbers of proposals per step"
@@ -69,22 +67,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     number("--tolerance", type=between(0, 100), default=1.0, help=what)
     workload.add_measuring(parser, 3)
     what = "write NAME.png, and NAME.json unless --json names a different file"
-    add(
-        "--output",
-        type=Path,
-        default=Path("sweep"),
-        metavar="NAME",
-        help=f"{what} (default: sweep)",
-    )
+    what += " (default: sweep)"
+    add("--output", type=Path, default=Path("sweep"), metavar="NAME", help=what)
 
 
 def run(args: argparse.Namespace, command: str) -> int:
-    """Measures every setting of the grid, prints a table, and writes the picture and the figures.
-
-    Returns:
-        The exit status: 1 if, in float32, a text with delta 0 differs from regular decoding's text,
-        else 0.
-    """
     importlib.import_module("matplotlib")  # if it is missing, fails before the work
     picture, record_file = (args.output.with_name(args.output.name + e) for e in (".png", ".json"))
     figures_file = args.json or record_file
@@ -112,11 +99,6 @@ def run(args: argparse.Namespace, command: str) -> int:
 def timings(
     subject: Subject, prompts: Workload, settings: Sequence[Setting], args: argparse.Namespace
 ) -> tuple[list[dict], dict]:
-    """Measures the speed of each setting, and of regular decoding.
-
-    Returns:
-        The figures of each setting, and the times and token counts of regular decoding.
-    """
     turns = workload.cut(prompts.prompts, 1)
     decoders: dict[Any, Any] = {REGULAR: subject.decoder(REGULAR)}
     decoders |= {(delta, n): subject.decoder(args.way, n, delta) for delta, n in settings}
@@ -141,8 +123,6 @@ def quality_of(
     batch_size: int,
     max_tokens: int,
 ) -> list[dict]:
-    """Returns the result of `quality` for each setting; `way` is the proposer."""
-
     def texts(decoder: SpeculativeDecoder) -> list[str]:
         turn = decoding(decoder, [prompts.prompts], batch_size, max_tokens=max_tokens)
         return [result.text or "" for result in turn(0)]
@@ -153,24 +133,12 @@ def quality_of(
 
 
 def exact_match(texts: Sequence[str], right: Sequence[str]) -> float:
-    """Returns the percentage of texts that equal their reference."""
     return 100 * sum(a == b for a, b in zip(texts, right, strict=True)) / len(texts)
 
 
 def quality(
     texts: Sequence[str], references: Sequence[str] | None, lossless: Sequence[str]
 ) -> dict[str, float | None]:
-    """Returns exact match and chrF of a setting's texts, from 0 to 100.
-
-    Args:
-        texts: the setting's texts.
-        references: the right answers; if None, the figures relative to them are None.
-        lossless: the texts of regular decoding, which are also those with delta = 0.
-
-    Returns:
-        `exact_match` and `chrf` relative to the references, and `exact_match_lossless` and
-        `chrf_lossless` relative to the texts of regular decoding.
-    """
     return {
         "exact_match": None if references is None else exact_match(texts, references),
         "chrf": None if references is None else chrf(texts, references),
@@ -180,19 +148,11 @@ def quality(
 
 
 def recommend(rows: Sequence[dict], tolerance: float) -> dict | None:
-    """Returns the fastest setting that loses at most `tolerance` points of quality against delta 0.
+    """The fastest setting that loses at most `tolerance` points of quality; None if none is faster.
 
     Noise must not select a greater delta. So a greater delta must be better by more than `NEAR` in
     two ways. It must yield more tokens per pass of the target with the same number of proposals.
     Even the slowest repeat of its best setting must be faster than the smaller delta's best one.
-
-    Args:
-        rows: the rows of the whole grid, delta 0 included, as `run` makes them.
-        tolerance: how many points of exact match, and of chrF, a setting may lose. Both figures
-            compare with the references or, if there are none, with delta 0's texts.
-
-    Returns:
-        A row; None if no setting is faster than regular decoding.
     """
     names = measures(rows)
     lossless = next(row for row in rows if row["delta"] == 0)
@@ -202,41 +162,26 @@ def recommend(rows: Sequence[dict], tolerance: float) -> dict | None:
     best = _fastest([row for row in allowed if row["delta"] == 0])
     for delta in sorted({row["delta"] for row in allowed} - {0}):
         other = _fastest([row for row in allowed if row["delta"] == delta])
-        before = _at(rows, best["delta"], other["num_draft"])
+        same = best["delta"], other["num_draft"]
+        before = next(row for row in rows if (row["delta"], row["num_draft"]) == same)
         more = other["tokens_per_call"] > (1 + NEAR) * before["tokens_per_call"]
         if more and other["speed_up"].low > (1 + NEAR) * best["speed_up"].value:
             best = other
     return best if best["speed_up"].value > 1 else None
 
 
-def _at(rows: Sequence[dict], delta: float, num_draft: int) -> dict:
-    return next(row for row in rows if (row["delta"], row["num_draft"]) == (delta, num_draft))
-
-
 def _fastest(rows: Sequence[dict]) -> dict:
-    """Returns the row with the fewest proposals among those about as fast as the fastest row."""
     fastest = max(row["speed_up"].value for row in rows)
     near = [row for row in rows if row["speed_up"].value >= (1 - NEAR) * fastest]
     return min(near, key=lambda row: row["num_draft"])
 
 
 def measures(rows: Sequence[dict]) -> tuple[str, str]:
-    """Returns the names of the two figures by which quality is judged.
-
-    Both figures compare with the references if they are known, and else with delta 0's texts.
-    """
     known = all(row["chrf"] is not None for row in rows)
     return ("exact_match", "chrf") if known else ("exact_match_lossless", "chrf_lossless")
 
 
 def explain(rows: Sequence[dict], tolerance: float, count: int) -> str:
-    """Returns lines that recommend a setting and explain the choice.
-
-    Args:
-        rows: as in `recommend`.
-        tolerance: as in `recommend`.
-        count: the number of prompts by which quality was judged.
-    """
     against = "the references" if measures(rows)[1] == "chrf" else "delta 0's texts"
     best = recommend(rows, tolerance)
     exact = recommend([row for row in rows if row["delta"] == 0], tolerance)

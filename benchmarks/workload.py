@@ -36,14 +36,7 @@ num_draft = within(NUM_DRAFT)  # an argparse type: a number of proposals, or aut
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts, with their tasks and, if known, right answers.
-
-    Attributes:
-        name: the name of the task or of the file.
-        prompts: the texts.
-        references: the right answer to each prompt; None if they are not known.
-        tasks: the task of each prompt; for prompts of a file, the file's name.
-    """
+    """Prompts, with their tasks and, if all are known, right answers."""
 
     name: str
     prompts: list[str]
@@ -51,7 +44,6 @@ class Workload:
     tasks: list[str]
 
     def positions(self, task: str) -> list[int]:
-        """Returns the indices of the prompts of one task."""
         return [i for i, name in enumerate(self.tasks) if name == task]
 
 
@@ -61,17 +53,10 @@ def add_num_draft(
     what: str = "numbers of proposals per step, or auto",
     kind: Callable[[str], int | str] = num_draft,
 ) -> None:
-    """Adds the option --num-draft for one or more numbers, each of the argparse type `kind`."""
     add_number(group, "--num-draft", type=kind, default=default, help=what)
 
 
 def add_models(parser: argparse.ArgumentParser, default: str = "the bundled one") -> None:
-    """Adds options for the models and the type in which they compute.
-
-    Args:
-        parser: the subcommand's parser.
-        default: the words that describe the default models in the help.
-    """
     add = parser.add_argument_group("models").add_argument
     shown = f"(default: {default})"
     target, draft = str(BUNDLED / "target"), str(BUNDLED / "draft")
@@ -82,7 +67,6 @@ def add_models(parser: argparse.ArgumentParser, default: str = "the bundled one"
 
 
 def add_file(group: argparse._ActionsContainer) -> None:
-    """Adds an option for a file with the user's own prompts."""
     group.add_argument(
         "--prompts",
         metavar="FILE",
@@ -92,13 +76,6 @@ def add_file(group: argparse._ActionsContainer) -> None:
 
 
 def add_prompts(parser: argparse.ArgumentParser, count: int, task: str | list[str]) -> None:
-    """Adds options for the prompts.
-
-    Args:
-        parser: the subcommand's parser.
-        count: the default number of prompts.
-        task: the default task; a list if several tasks may be named.
-    """
     several: dict[str, Any] = {"nargs": "+"} if isinstance(task, list) else {}
     shown = " ".join(task) if several else task
     what = f"held-out prompts of the bundled pair (default: {shown})"
@@ -110,7 +87,6 @@ def add_prompts(parser: argparse.ArgumentParser, count: int, task: str | list[st
 
 
 def add_measuring(parser: argparse.ArgumentParser, repeats: int) -> None:
-    """Adds --repeats, how often to measure, and --json, the file to write the results to."""
     what = "timed runs of every variant on every prompt"
     group = parser.add_argument_group("measuring")
     add_number(group, "--repeats", type=at_least(1), default=repeats, help=what)
@@ -118,13 +94,11 @@ def add_measuring(parser: argparse.ArgumentParser, repeats: int) -> None:
 
 
 def add_json(group: argparse._ActionsContainer, default: Path | None = None) -> None:
-    """Adds an option for the file to which all figures are written."""
     what = "write all figures to this file" + (" (default: %(default)s)" if default else "")
     group.add_argument("--json", type=Path, metavar="FILE", default=default, help=what)
 
 
 def header_fields(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the header's entries about models and prompts, with paths shortened if possible."""
     here = os.path.join(os.getcwd(), "")
     names = args.model.removeprefix(here), args.draft_model.removeprefix(here)
     tasks = " and ".join([args.task] if isinstance(args.task, str) else dict.fromkeys(args.task))
@@ -134,26 +108,16 @@ def header_fields(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def workloads(args: argparse.Namespace) -> list[Workload]:
-    """Returns the prompts that the options name: one workload per task, or one for a file."""
     tasks = [MIXED] if args.prompts else dict.fromkeys(args.task)
     return [chosen(task, args.prompts, args.count) for task in tasks]
 
 
 def chosen(task: str, file: str | None, count: int) -> Workload:
-    """Returns the prompts of a file, or the held-out prompts of a task if `file` is None."""
     return from_file(file, count) if file else held_out(task, count)
 
 
 def held_out(task: str, count: int) -> Workload:
-    """Returns the first held-out prompts of a task, which the bundled pair was not trained on.
-
-    Args:
-        task: one of `TASKS`.
-        count: the number of prompts.
-
-    Raises:
-        UserError: there are fewer held-out prompts than `count`.
-    """
+    """The first held-out prompts of a task, which the bundled pair was not trained on."""
     records = [json.loads(line) for line in HELD_OUT.read_text("utf-8").splitlines()]
     known = [record for record in records if task in (MIXED, record["task"])]
     if count > len(known):
@@ -163,14 +127,7 @@ def held_out(task: str, count: int) -> Workload:
 
 
 def from_file(path: str, count: int) -> Workload:
-    """Returns the first `count` prompts of a file, or all prompts if there are fewer.
-
-    The file's format is that of main.py. In a .jsonl file an object may have a "target" in addition
-    to its "prompt". The targets are the references if all objects have one.
-
-    Raises:
-        UserError: the file cannot be read, or one of its first `count` lines is unusable.
-    """
+    """The first prompts of a file in main.py's format, with "target" as the right answer."""
     lines: list[tuple[str, str | None]] = []
     for line in itertools.islice(input.Lines(path, optional="target"), count):
         if isinstance(line, UserError):
@@ -182,10 +139,7 @@ def from_file(path: str, count: int) -> Workload:
 
 
 def changed(texts: Sequence[str], percent: float) -> list[str]:
-    """Returns texts in which about `percent` of the words are replaced by other words.
-
-    The replacements are random words of the same texts.
-    """
+    """Replaces `percent` of the words by random words of the same texts."""
     draw, every = random.Random(0), sorted({word for text in texts for word in text.split()})
 
     def word_for(word: str) -> str:
@@ -196,5 +150,4 @@ def changed(texts: Sequence[str], percent: float) -> list[str]:
 
 
 def cut(items: Sequence[Any], size: int) -> list[list[Any]]:
-    """Returns the items cut into consecutive turns of this size; the last turn may be smaller."""
     return [list(items[first : first + size]) for first in range(0, len(items), size)]

@@ -30,7 +30,6 @@ BRITISH = {
 
 
 def pair(sentence: str, rng: random.Random) -> dict[str, str]:
-    """Returns a prompt and its completion, made from an American sentence and a random date."""
     day, month, year = rng.randint(1, 28), rng.choice(MONTHS.split()), rng.randint(1950, 2029)
     british = re.sub(r"[a-z]+", lambda word: BRITISH.get(word[0], word[0]), sentence)
     return {
@@ -40,14 +39,12 @@ def pair(sentence: str, rng: random.Random) -> dict[str, str]:
 
 
 def sentences() -> list[str]:
-    """Returns the correct English sentences of heldout.jsonl, without duplicates."""
     rows = map(json.loads, HELD_OUT.read_text(encoding="utf-8").splitlines())
     texts = (r["target"] if r["task"] == "fix" else r["prompt"].partition(": ")[2] for r in rows)
     return list(dict.fromkeys(texts))
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(description="Write pairs of British and American English.")
     parser.add_argument("--path", type=Path, required=True, help="the folder to write into")
     what = "seed of the dates and the order (default: 0)"

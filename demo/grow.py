@@ -29,7 +29,7 @@ from mlx_t5.checkpoints.writing import (
 )
 from mlx_t5.cli.arguments import Parser, run
 from mlx_t5.disk import absolute
-from mlx_t5.errors import UserError, reason
+from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.weights import HEAD, cast, read_config, tensor_names
 from model import expected_parameters, select_tensors
@@ -69,61 +69,47 @@ def grow(
         path: the folder to write; it appears only when it is complete.
         sizes: the new sizes, by their names in config.json; other sizes do not change.
         dtype: "float32", "bfloat16" or "float16".
-        seed: the seed of the random numbers; the same seed gives the same bytes.
+        seed: the same seed gives the same bytes.
         overwrite: whether to replace a model at `path`.
 
     Returns:
         The numbers of parameters of the source and of the larger model.
-
-    Raises:
-        UserError: a size is less than the source's, the output exists, the source is not a T5, or
-            the disk is full. No incomplete output stays at `path`.
     """
     source, path = Path(source), absolute(path)
     if seed < 0:
         raise UserError(f"the seed must be 0 or more, not {seed}")
-    try:
-        check_output_folder(path, overwrite, source=source)
-        raw = read_config(source)
-        config = T5Config.from_dict(raw)
-        sizes = {name: sizes.get(name, getattr(config, name)) for name in SIZES}
-        widening = Widening(config, sizes)
-        T5Config.from_dict(raw | sizes)  # refuses sizes that no model has
-        weights, metadata = read_weights(source)
-        if metadata.get("format") == "mlx":
-            raise UserError("the source is an MLX folder; grow the Hugging Face original")
-        small = {name: as_array(t) for name, t in select_tensors(config, weights).items()}
-        shapes = expected_parameters(widening.result, separate_head=HEAD in small)
-        names = {b: a for a, b in tensor_names(widening.result).items() if b in shapes}
+    check_output_folder(path, overwrite, source=source)
+    raw = read_config(source)
+    config = T5Config.from_dict(raw)
+    sizes = {name: sizes.get(name, getattr(config, name)) for name in SIZES}
+    widening = Widening(config, sizes)
+    T5Config.from_dict(raw | sizes)  # refuses sizes that no model has
+    weights, metadata = read_weights(source)
+    if metadata.get("format") == "mlx":
+        raise UserError("the source is an MLX folder; grow the Hugging Face original")
+    small = {name: as_array(t) for name, t in select_tensors(config, weights).items()}
+    shapes = expected_parameters(widening.result, separate_head=HEAD in small)
+    names = {b: a for a, b in tensor_names(widening.result).items() if b in shapes}
 
-        def tensors() -> Iterator[tuple[str, mx.array]]:
-            for name, hub_name in tqdm(names.items(), "growing", disable=None):
-                content = widening.tensor(name, shapes[name], name in small)
-                # The random numbers depend on the seed and on the tensor's name.
-                rng = np.random.default_rng([seed, zlib.crc32(hub_name.encode())])
-                old = np.array(small[name].astype(mx.float32)) if name in small else None
-                yield (
-                    hub_name,
-                    cast(hub_name, mx.array(content.array(old, rng)), getattr(mx, dtype)),
-                )
+    def tensors() -> Iterator[tuple[str, mx.array]]:
+        for name, hub_name in tqdm(names.items(), "growing", disable=None):
+            content = widening.tensor(name, shapes[name], name in small)
+            # The random numbers depend on the seed and on the tensor's name.
+            rng = np.random.default_rng([seed, zlib.crc32(hub_name.encode())])
+            old = np.array(small[name].astype(mx.float32)) if name in small else None
+            yield (
+                hub_name,
+                cast(hub_name, mx.array(content.array(old, rng)), getattr(mx, dtype)),
+            )
 
-        with new_model_folder(path, overwrite, source) as partial:
-            save_weights(partial, tensors(), "pt")
-            write_json(partial / "config.json", grown_config(raw, widening, dtype))
-    except (OSError, RuntimeError) as error:  # MLX raises the latter if the disk is full
-        raise UserError(f"cannot write {path} from {source}: {reason(error)}") from error
+    with new_model_folder(path, overwrite, source) as partial:
+        save_weights(partial, tensors(), "pt")
+        write_json(partial / "config.json", grown_config(raw, widening, dtype))
     large = sum(math.prod(shapes[name]) for name in names)
     return sum(array.size for array in small.values()), large
 
 
 def grown_config(raw: dict, widening: Widening, dtype: str) -> dict:
-    """Returns the content of the grown model's config.json, sorted as transformers sorts it.
-
-    Args:
-        raw: the content of the source's config.json.
-        widening: the change from the source's configuration to the requested one.
-        dtype: the type in which the weights are stored.
-    """
     sizes = {name: getattr(widening.result, name) for name in SIZES}
     changed = {
         **sizes,
@@ -135,7 +121,6 @@ def grown_config(raw: dict, widening: Widening, dtype: str) -> dict:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit status."""
     return run(lambda: _main(argv), interrupted="interrupted; nothing was written")
 
 

@@ -24,7 +24,6 @@ Step = list[tuple[str, str]]  # the text that each token adds, and the token's o
 
 
 def run() -> list[Step]:
-    """Decodes the default prompt; returns each pass's tokens, each with the model that wrote it."""
     target, tokenizer = load(BUNDLED / "target", "float32")
     draft, _ = load(BUNDLED / "draft", "float32")
     chunks = SpeculativeDecoder(target, draft, tokenizer, NUM_DRAFT).stream(DEFAULT_PROMPT)
@@ -32,13 +31,11 @@ def run() -> list[Step]:
 
 
 def label(text: str, x: int, y: int, color: str = "#59636e") -> str:
-    """Returns an SVG element that draws a text with the same width in every font."""
     length = CHARACTER * len(text)
     return f'<text x="{x}" y="{y + 17}" textLength="{length}" fill="{color}">{escape(text)}</text>'
 
 
 def draw(steps: list[Step]) -> str:
-    """Returns the picture as SVG."""
     tokens = sum(map(len, steps))
     summary = f"{tokens} tokens in {len(steps)} passes of the target instead of {tokens + 1}"
     lines: list[tuple[str, Step, str]] = [("", [], summary)]

@@ -62,8 +62,6 @@ _AWAY = 2.0**12  # E above; E and the norm's weight are in the range of float16
 
 @dataclass(frozen=True)
 class Patch:
-    """A rectangle of a matrix, filled with one value."""
-
     rows: slice
     columns: slice
     value: float
@@ -75,11 +73,9 @@ class Widened:
 
     Attributes:
         shape: the tensor's shape; a vector counts as a matrix of one column.
-        center: the mean of the uniform random numbers.
-        spread: the maximum distance of a random number from the mean.
+        center, spread: mean and range of the uniform random numbers.
         patches: the rectangles that are not random.
-        rows: where the small model's rows are copied to; empty if that model has no such tensor.
-        columns: the columns into which the small model's columns are copied.
+        rows, columns: where the small model's rows and columns are copied to.
         factor: the factor by which the copied numbers are multiplied.
     """
 
@@ -92,12 +88,6 @@ class Widened:
     factor: float = 1.0
 
     def array(self, source: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
-        """Returns the tensor in float32.
-
-        Args:
-            source: the tensor of the small model, float32; None if that model has no such tensor.
-            rng: the generator of the random numbers.
-        """
         rows, columns = (*self.shape, 1)[:2]
         if self.spread:
             array = rng.random((rows, columns), dtype=np.float32)
@@ -114,20 +104,7 @@ class Widened:
 
 
 class Widening:
-    """The change from a small model to a larger model that computes the same function.
-
-    Args:
-        source: the small model's configuration.
-        sizes: the large model's sizes, by the names in `SIZES`.
-
-    Attributes:
-        source: the small model's configuration.
-        result: the large model's configuration.
-
-    Raises:
-        UserError: a size is less than the source's. A larger vocabulary also needs a d_model that
-            grows by at least 2, and a source whose layer_norm_epsilon is not 0.
-    """
+    """The change from a small model to a larger model that computes the same function."""
 
     def __init__(self, source: T5Config, sizes: Mapping[str, int]):
         for name in SIZES:
@@ -144,13 +121,6 @@ class Widening:
         self.result = replace(source, **changes)
 
     def tensor(self, name: str, shape: tuple[int, ...], has_source: bool) -> Widened:
-        """Returns a tensor of the large model.
-
-        Args:
-            name: the tensor's name in MLX folders.
-            shape: the tensor's shape in the large model.
-            has_source: whether the small model has this tensor as well.
-        """
         part = name.split(".")[-2]
         center, spread = self._randomness(part)
         tensor = Widened(shape, center, spread, self._patches(name, part, has_source))
@@ -161,7 +131,6 @@ class Widening:
         return replace(tensor, rows=rows, columns=columns, factor=factor)
 
     def _indices(self, axis: str) -> np.ndarray:
-        """Returns where the small model's entries lie along an axis of the large model's tensor."""
         fixed = {"buckets": self.source.relative_attention_num_buckets, "one": 1}
         if axis != "inner":
             return np.arange(fixed.get(axis) or getattr(self.source, axis))
@@ -169,7 +138,6 @@ class Widening:
         return (heads + np.arange(self.source.d_kv)).ravel()
 
     def _randomness(self, part: str) -> tuple[float, float]:
-        """Returns a tensor's `Widened.center` and `.spread`, roughly as in an untrained model."""
         if part == "norm":
             return 1.0, 0.5
         deviation = {
@@ -186,7 +154,6 @@ class Widening:
         return math.sqrt(self.source.d_model / self.result.d_model)
 
     def _patches(self, name: str, part: str, has_source: bool) -> tuple[Patch, ...]:
-        """Returns the rectangles in which random numbers would change the model's function."""
         old, new, d = self.source, self.result, self.source.d_model
         everything = slice(0, None)
         if part == "q" and has_source:
@@ -210,25 +177,13 @@ class Widening:
         return ()
 
     def _last_weight(self) -> float:
-        """Returns the weight that the decoder's last norm has for the first constant."""
         d = self.source.d_model
         head = d**-0.5 if self.source.scales_logits else math.sqrt(self.result.d_model / d)
         return 2.0 ** math.ceil(math.log2(_DEPTH / (_AWAY * self._constant * head)))
 
 
 def _constant(source: T5Config, d_model: int) -> float:
-    """Returns c, the largest power of two for which 4c^2 <= epsilon * d.
-
-    Then epsilon' * D = epsilon * d - 2c^2 is at least half of epsilon * d. The module's docstring
-    explains the symbols.
-
-    Args:
-        source: the small model's configuration, which has epsilon and d.
-        d_model: D, the d_model of the larger model.
-
-    Raises:
-        UserError: D is less than d + 2, or epsilon is 0.
-    """
+    """c, the largest power of two for which 4c^2 <= epsilon * d, so that epsilon' is positive."""
     if d_model < source.d_model + 2:
         least = f"at least {source.d_model + 2}"
         raise UserError(f"a larger vocab_size needs a d_model of {least}, not {d_model}")

@@ -118,7 +118,7 @@ def test_the_command_line_converts_into_the_default_folder(tiny, tmp_path, monke
         (["--model", "source", "--q-bits", "4"], "have an effect only with -q"),
         (["--model", "source", "--mlx-path", ""], "--mlx-path is empty"),
         (["--model", "empty"], "cannot read empty/config.json"),
-        (["--model", "source", "--mlx-path", "file/out"], "cannot convert source to"),
+        (["--model", "source", "--mlx-path", "file/out"], "cannot write "),
         (["--model", "source", "--dtype", "int8"], "invalid choice: 'int8'"),
         (["--model", "source", "--q-bits", "x"], "invalid int value: 'x'"),
         ([], "--model"),

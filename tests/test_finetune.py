@@ -182,7 +182,7 @@ def test_a_quantized_model_gets_dora(run, tmp_path, monkeypatch):
         ("--max-seq-length 1 2 3", "takes one number, or two"),
         ("--max-seq-length 1", "the data has 0 pairs that can be used"),
         ("--target-modules q lm_head", "--target-modules lm_head: this model has no such"),
-        ("--r 2147483648", "smaller side of encoder.block.0.layer.0.SelfAttention.q is 256"),
+        ("--r 2147483648", "encoder.block.0.layer.0.SelfAttention.q allows at most 256"),
         ("--num-layers 0", "--num-layers 0 trains nothing"),
         ("--lr-scheduler-type relative --learning-rate 1", "has a rate of its own"),
         ("--lr-scheduler-type relative --optimizer adamw", "is adafactor's"),

@@ -11,27 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.adapter_config import CONFIG, OTHERS, LoraConfig, adapter_folder
-from mlx_t5.checkpoints.quantization import (
-    PARTS,
-    change_weight,
-    changed_settings,
-    layer_settings,
-)
+from mlx_t5.checkpoints.quantization import PARTS, changed_settings, layer_settings
 from mlx_t5.checkpoints.reading import Weights, as_array, read_weights, require_float
 from mlx_t5.checkpoints.writing import new_folder, write_json
 from mlx_t5.errors import UserError, reason, shown
 
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _PREFIX = "base_model.model."
-_DECODER = "decoder.block."
-_WEIGHT, _HEAD = ".weight", "lm_head"
-_ENTRIES = {"peft_type": "LORA", "task_type": "SEQ_2_SEQ_LM"}
+_WEIGHT = ".weight"
 Shape = tuple[int, ...]
 
 
@@ -45,19 +37,12 @@ class LowRank(NamedTuple):
 
 @dataclass(frozen=True)
 class LoraAdapter:
-    """An adapter for one model.
-
-    Attributes:
-        scale: the factor s.
-        layers: the matrices of each layer that the adapter changes, by the layer's path in the
-            model.
-    """
+    """LoRA's matrices by the path of the layer that they change."""
 
     scale: float
     layers: Mapping[str, LowRank]
 
     def merge(self, path: str, weight: mx.array) -> mx.array:
-        """Returns the merged weight (out, in) of the layer `path`, in float32."""
         down, up, lengths = self.layers[path]
         # On the CPU, because GPUs may multiply float32 with fewer digits (TF32).
         weight = weight.astype(mx.float32) + mx.matmul(up, down, stream=mx.cpu) * self.scale
@@ -67,7 +52,7 @@ class LoraAdapter:
         return (lengths / mx.where(norms > 0, norms, mx.inf))[:, None] * weight
 
     def quantization(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the entry `quantization` of config.json as it is after merging."""
+        """The entry `quantization` of config.json after merging."""
         layers = {path: changed_settings(layer_settings(entry, path)) for path in self.layers}
         return {**entry, **layers}
 
@@ -75,46 +60,49 @@ class LoraAdapter:
 def read_tensors(
     weights: Weights, adapter: LoraAdapter | None, quantization: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[str, mx.array]]:
-    """Takes the tensors out of a checkpoint one by one, merged with an adapter.
-
-    A quantized layer that the adapter changes is quantized again, with the settings that
-    `LoraAdapter.quantization` returns.
+    """Takes the tensors out of `weights` one by one, merged with an adapter.
 
     Args:
         weights: the tensors by their names in the model; emptied.
-        adapter: the adapter; None if there is none.
-        quantization: the entry `quantization` of config.json; None if nothing is quantized.
+        adapter: the adapter, if any. A quantized layer that it changes is quantized again.
+        quantization: the entry `quantization` of config.json, if any.
     """
     for name in list(weights):
         path = name.rpartition(".")[0]
+        if name not in weights:
+            continue  # it went with another part of its layer
         if adapter is None or path not in adapter.layers:
             yield name, as_array(weights.pop(name))
-        elif name in weights:  # else it went with another part of its layer
-            names = [f"{path}.{part}" for part in PARTS if f"{path}.{part}" in weights]
-            yield from change_weight(
-                path,
-                {part: as_array(weights.pop(part)) for part in names},
-                layer_settings(quantization or {}, path),
-                partial(adapter.merge, path),
-            ).items()
+            continue
+        names = [f"{path}.{part}" for part in PARTS]
+        arrays = [as_array(weights.pop(part)) for part in names if part in weights]
+        if len(arrays) == 1:
+            yield name, adapter.merge(path, arrays[0])
+            continue
+        if len(arrays) == 3:  # mode affine; in the other modes the scales are exact in any type
+            arrays[1:] = [array.astype(mx.float32) for array in arrays[1:]]
+        settings = layer_settings(quantization or {}, path)
+        try:
+            weight = mx.dequantize(*arrays, **settings)
+        except ValueError as error:
+            cause = f"{path} cannot be dequantized ({reason(error)})"
+            raise UserError(f"{cause}: fetch the model again") from None
+        parts = mx.quantize(adapter.merge(path, weight), **changed_settings(settings))
+        yield from zip(names, parts, strict=True)
 
 
 def open_adapter(
     folder: str | Path | None, names: Mapping[str, str], shapes: Mapping[str, Shape]
 ) -> LoraAdapter | None:
-    """Reads a PEFT adapter for a model.
-
-    If the model is an encoder alone, the adapter's tensors for the decoder are ignored.
+    """Reads a PEFT adapter for a model; for an encoder alone, ignores the decoder's tensors.
 
     Args:
-        folder: the adapter's folder, with adapter_config.json and adapter_model.safetensors or
-            .bin; None returns None.
+        folder: has adapter_config.json and adapter_model.safetensors or .bin; None returns None.
         names: MLX name of the model's tensors, by Hugging Face's name.
         shapes: the shape of each tensor of the model, by MLX name, before it was quantized.
 
     Raises:
-        UserError: the folder holds no LoRA adapter, or the adapter is damaged, does not fit the
-            model, or changes a layer that cannot be merged.
+        UserError: the adapter is damaged, does not fit, or changes more than linear layers.
     """
     if folder is None:
         return None
@@ -127,7 +115,7 @@ def open_adapter(
     }
     can_decode = any(name.startswith("decoder.layers.") for name in shapes)
     # A tied output head has no tensor of its own, but an adapter may still name it as a layer.
-    targets = config.targets(dict.fromkeys([*layers, *([_HEAD] if can_decode else [])]))
+    targets = config.targets(dict.fromkeys([*layers, *(["lm_head"] if can_decode else [])]))
     for layer in targets:
         if layer.rpartition(".")[2] in OTHERS:
             raise UserError(f"{CONFIG}: LoRA on {layer} cannot be merged here; merge it with PEFT")
@@ -135,19 +123,29 @@ def open_adapter(
         cause = "target_modules and exclude_modules leave no layer to change"
         raise UserError(f"{folder / CONFIG}: {cause} in this model")
     weights, _ = read_weights(folder, WEIGHTS)
-    expected: dict[str, Shape] = {}
+    matrices: dict[str, LowRank] = {}
     for layer in targets:
         outputs, inputs = shapes[layers[layer] + _WEIGHT]
-        of_layer = (config.r, inputs), (outputs, config.r), (outputs,)
-        pairs = list(zip(_tensors(layer), of_layer, strict=True))
-        expected |= dict(pairs if config.use_dora else pairs[:2])
-    _check(weights, expected, "" if can_decode else _PREFIX + _DECODER)
-    arrays = {name: as_array(weights[name]).astype(mx.float32) for name in expected}
-    mx.eval(arrays)
-    matrices = {
-        layers[layer]: LowRank(*(arrays[name] for name in _tensors(layer) if name in arrays))
-        for layer in targets
-    }
+        expected: dict[str, Shape] = {
+            "lora_A.weight": (config.r, inputs),
+            "lora_B.weight": (outputs, config.r),
+            **({"lora_magnitude_vector": (outputs,)} if config.use_dora else {}),
+        }
+        arrays = []
+        for part, shape in expected.items():
+            name = f"{_PREFIX}{layer}.{part}"
+            if (tensor := weights.pop(name, None)) is None:
+                raise UserError(f"the adapter is incomplete: {name} is missing; fetch it again")
+            if tensor.shape != shape:
+                cause = f"{name} has shape {tensor.shape} instead of {shape}"
+                raise UserError(f"the adapter does not fit this model: {cause}")
+            require_float(name, tensor)
+            arrays.append(as_array(tensor).astype(mx.float32))
+        mx.eval(arrays)
+        matrices[layers[layer]] = LowRank(*arrays)
+    for name in weights:
+        if can_decode or not name.startswith(f"{_PREFIX}decoder.block."):
+            raise UserError(f"the adapter does not fit this model: unexpected {shown(name)}")
     return LoraAdapter(config.scale, matrices)
 
 
@@ -157,70 +155,21 @@ def save_adapter(
     tensors: Mapping[str, Mapping[str, mx.array]],
     overwrite: bool = False,
 ) -> Path:
-    """Writes an adapter folder for PEFT and `open_adapter`; the folder appears when it is complete.
+    """Writes a PEFT adapter folder; it appears when it is complete.
 
     Args:
         path: the folder, as checked by `check_output_folder`.
         entries: the entries of adapter_config.json, except `peft_type` and `task_type`.
-        tensors: for each layer, the LoRA matrices A and B and, with DoRA, the learned lengths of
-            the weight's rows; each array is keyed by its name in PEFT.
+        tensors: for each layer, its arrays by their names in PEFT.
         overwrite: whether to replace a folder at `path`.
-
-    Returns:
-        `path`.
-
-    Raises:
-        UserError: `path` was made after it was checked, or cannot be written.
     """
     named = {
         f"{_PREFIX}{layer}.{name}" + _WEIGHT * (array.ndim == 2): array.astype(mx.float32)
         for layer, arrays in tensors.items()
         for name, array in arrays.items()
     }
-    try:
-        with new_folder(path, overwrite) as partial_folder:
-            file = str(partial_folder / WEIGHTS[0])
-            mx.save_safetensors(file, named, {"format": "pt"})
-            write_json(partial_folder / CONFIG, _ENTRIES | dict(entries))
-    except (OSError, RuntimeError) as error:  # MLX raises the latter when a disk is full
-        raise UserError(f"cannot write {path}: {reason(error)}") from error
+    with new_folder(path, overwrite) as partial:
+        mx.save_safetensors(str(partial / WEIGHTS[0]), named, {"format": "pt"})
+        kind = {"peft_type": "LORA", "task_type": "SEQ_2_SEQ_LM"}
+        write_json(partial / CONFIG, kind | dict(entries))
     return path
-
-
-def _tensors(layer: str) -> list[str]:
-    """Returns the names that a layer's tensors have in an adapter's file.
-
-    The three names are those of LoRA's matrix A, LoRA's matrix B and DoRA's vector of row lengths.
-    """
-    parts = (f"lora_A{_WEIGHT}", f"lora_B{_WEIGHT}", "lora_magnitude_vector")
-    return [f"{_PREFIX}{layer}.{part}" for part in parts]
-
-
-def _check(weights: Weights, expected: Mapping[str, Shape], unused: str) -> None:
-    """Raises `UserError` unless the adapter's tensors match its configuration.
-
-    Args:
-        weights: the adapter's tensors.
-        expected: the shapes of the expected tensors, by name.
-        unused: the prefix of tensors that are ignored; "" ignores none.
-    """
-    for name in weights:
-        if name not in expected and not (unused and name.startswith(unused)):
-            raise UserError(f"the adapter does not fit this model: {_stranger(name)}")
-    for name, shape in expected.items():
-        if name not in weights:
-            raise UserError(f"the adapter is incomplete: {name} is missing; fetch it again")
-        if weights[name].shape != shape:
-            shapes = f"{weights[name].shape} instead of {shape}"
-            raise UserError(f"the adapter does not fit this model: {name} has shape {shapes}")
-        require_float(name, weights[name])
-
-
-def _stranger(name: str) -> str:
-    """Returns the part of an error message that says why an adapter's tensor is unexpected."""
-    layer = shown(name.removeprefix(_PREFIX).partition(".lora_")[0])
-    if layer in OTHERS and ".lora_" in name:
-        return f"LoRA on {layer} cannot be merged here; merge it with PEFT"
-    if ".lora_magnitude_vector" in name:
-        return f"it has DoRA's lengths of {layer}, and its {CONFIG} says nothing of use_dora"
-    return f"it has {shown(name)}, and no such layer is a target"

@@ -1,16 +1,11 @@
-"""The default draft models of public models.
+"""The default draft of public models: the family's "small", where it pays.
 
-Each family's model "small" is the draft model for a larger model of the family if a pass of the
-small decoder reads at most a tenth of the weights that a pass of the larger decoder reads. The
-output head counts as part of the decoder, and the sizes follow from the shapes in config.json. The
-ratio of the sizes is 0.100 for t5-large, 0.007 for t5-11b, 0.027 for flan-t5-xl, 0.080 for mt5-xl
-and 0.078 for byt5-xl. Base models (0.31 to 0.52), mt5-large and byt5-large (both 0.24) have no
-default draft model, because it would need an improbably high acceptance rate.
+It pays where a pass of the small decoder and head reads at most a tenth of the target's: 0.100 for
+t5-large, 0.007 for t5-11b, 0.027 for flan-t5-xl, 0.080 for mt5-xl, 0.078 for byt5-xl; but 0.24 for
+mt5-large and byt5-large, and 0.31 to 0.52 for the base models.
 """
 
 from __future__ import annotations
-
-from types import MappingProxyType
 
 from mlx_t5.checkpoints.hub import full_id
 
@@ -23,17 +18,10 @@ _FAMILIES = (
     ("google/byt5-", ("xl", "xxl")),
 )
 # The Hub id of a target → the Hub id of its draft.
-DRAFTS = MappingProxyType(
-    {f"{family}{size}": f"{family}small" for family, sizes in _FAMILIES for size in sizes}
-)
-_BY_FOLDER = MappingProxyType({name.rpartition("/")[2]: name for name in DRAFTS})
+DRAFTS = {f"{family}{size}": f"{family}small" for family, sizes in _FAMILIES for size in sizes}
+_BY_FOLDER = {name.rpartition("/")[2]: name for name in DRAFTS}
 
 
 def default_draft(target: str) -> str | None:
-    """Returns the Hub id of a target model's default draft model; None if there is none.
-
-    Args:
-        target: the target model's Hub id, possibly an old id without an owner; or, if the model's
-            folder does not record its origin, the folder's name.
-    """
+    """The draft's Hub id, given the target's or, without one, the name of the target's folder."""
     return DRAFTS.get(full_id(_BY_FOLDER.get(target, target)))

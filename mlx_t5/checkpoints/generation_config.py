@@ -18,11 +18,9 @@ from the text of transformers.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from mlx_t5.disk import read_object
@@ -31,19 +29,19 @@ from mlx_t5.settings import SETTINGS, Settings
 
 FILE, CONFIG = "generation_config.json", "config.json"
 IGNORE = "--ignore-generation-config"
-_DEFAULT_TOP_K = 50  # transformers' default for sampling
+
 _DAMAGED = "give a model folder, MLX or Hugging Face"
 
 
 # The setting of each entry. If two entries have the same setting, the later entry in this order
 # counts, as in transformers.
 _ENTRIES = {entry: name for name, setting in SETTINGS.items() for entry in setting.config}
-_WITH_START = ("max_length", "min_length")  # they count the start token
+
 # Ids are no settings: `network.weights.read_config` reads them.
 TOKEN_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
 # Entries that do not affect the text: caches, output formats, and entries about drafting and
 # computing in transformers.
-_SAMPLING = ("do_sample", "temperature")  # these two affect the text; see `_sampling`
+_SAMPLING = ("do_sample", "temperature")  # these two affect the text; see `_preset`
 _WITHOUT_EFFECT = frozenset(
     "bos_token_id prefix transformers_version use_cache cache_implementation cache_config "
     "max_cache_len output_attentions output_hidden_states output_scores output_logits "
@@ -56,56 +54,38 @@ _WITHOUT_EFFECT = frozenset(
 # Unsupported entries, each with the values (besides null) that have no effect in transformers. An
 # entry with an id has no such value.
 _NOTHING: tuple[Any, ...] = (False, "", [], {})
-_OFF: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {
-        **dict.fromkeys(("is_assistant", "remove_invalid_values", "renormalize_logits"), (False,)),
-        **dict.fromkeys(("token_healing", "force_bos_token_to_be_generated"), (False,)),
-        **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), (0, 1)),
-        **dict.fromkeys(("diversity_penalty", "encoder_no_repeat_ngram_size"), (0,)),
-        "penalty_alpha": (0,),
-        **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "typical_p"), (1,)),
-        **dict.fromkeys(("num_beam_groups", "num_return_sequences"), (1,)),
-        **dict.fromkeys(("bad_words_ids", "begin_suppress_tokens", "suppress_tokens"), _NOTHING),
-        **dict.fromkeys(("constraints", "force_words_ids", "sequence_bias"), _NOTHING),
-        **dict.fromkeys(("exponential_decay_length_penalty", "stop_strings"), _NOTHING),
-        **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), ()),
-        **dict.fromkeys(("assistant_ensemble_weight", "dola_layers", "max_time", "top_h"), ()),
-        "watermarking_config": (),  # even an empty object adds a watermark
-    }
-)
+_OFF: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("is_assistant", "remove_invalid_values", "renormalize_logits"), (False,)),
+    **dict.fromkeys(("token_healing", "force_bos_token_to_be_generated"), (False,)),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), (0, 1)),
+    **dict.fromkeys(("diversity_penalty", "encoder_no_repeat_ngram_size", "penalty_alpha"), (0,)),
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "typical_p"), (1,)),
+    **dict.fromkeys(("num_beam_groups", "num_return_sequences"), (1,)),
+    **dict.fromkeys(("bad_words_ids", "begin_suppress_tokens", "suppress_tokens"), _NOTHING),
+    **dict.fromkeys(("constraints", "force_words_ids", "sequence_bias"), _NOTHING),
+    **dict.fromkeys(("exponential_decay_length_penalty", "stop_strings"), _NOTHING),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "dola_layers"), ()),
+    **dict.fromkeys(("assistant_ensemble_weight", "max_time", "top_h"), ()),
+    "watermarking_config": (),  # even an empty object adds a watermark
+}
 
 
 @dataclass(frozen=True)
 class Preset:
-    """The generation settings of a file or a task.
-
-    Attributes:
-        source: the name of the file or task, for messages.
-        prefix: the text that is put before every prompt.
-        settings: settings by their names in `Settings`.
-        left_out: the names of entries that are not supported.
-    """
+    """The generation settings of a file or a task; `left_out` names unsupported entries."""
 
     source: str
     prefix: str = ""
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 
     @property
     def note(self) -> str:
-        """A line of text that names the unsupported entries; "" if there are none."""
         names = ", ".join(self.left_out)
         return f"{self.source}: left out, as not supported: {names}" if names else ""
 
 
 def read_generation_config(folder: Path) -> Preset:
-    """Reads a model's generation settings.
-
-    The settings are in generation_config.json or, if that file does not exist, in config.json.
-
-    Raises:
-        UserError: a file is damaged, or a setting is out of range.
-    """
     name = FILE if (folder / FILE).exists() else CONFIG
     raw = read_object(folder / name, _DAMAGED)
     if name == CONFIG:
@@ -118,11 +98,7 @@ def read_generation_config(folder: Path) -> Preset:
 
 
 def read_tasks(folder: Path) -> dict[str, Preset]:
-    """Returns each task's settings by name, from `task_specific_params` in config.json.
-
-    Raises:
-        UserError: config.json is damaged, or a task's entry is malformed or out of range.
-    """
+    """Each task's settings by name, from `task_specific_params` in config.json."""
     tasks = read_object(folder / CONFIG, _DAMAGED).get("task_specific_params") or {}
     if not isinstance(tasks, dict) or not all(isinstance(raw, dict) for raw in tasks.values()):
         raise UserError("config.json: task_specific_params must be an object of objects")
@@ -130,11 +106,6 @@ def read_tasks(folder: Path) -> dict[str, Preset]:
 
 
 def find_task(tasks: Mapping[str, Preset], name: str) -> Preset:
-    """Returns the task of this name.
-
-    Raises:
-        UserError: there is no such task; the message lists the model's tasks.
-    """
     if name not in tasks:
         known = ", ".join(map(shown, tasks))
         there = f"it has {known}" if tasks else "its config.json has no task_specific_params"
@@ -143,12 +114,7 @@ def find_task(tasks: Mapping[str, Preset], name: str) -> Preset:
 
 
 def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges settings from several sources; a later source overrides an earlier one.
-
-    Beam search excludes sampling (`temp` above 0) and lenient drafting (`delta` above 0). So if a
-    source sets `temp` or `delta` above 0, an earlier `num_beams` is dropped. If a source sets
-    `num_beams` above 1, an earlier `temp` and `delta` are dropped.
-    """
+    """Merges settings; later sources win, and beams exclude `temp` and `delta` above 0."""
     result: dict[str, Any] = {}
     for source in sources:
         if source.get("temp") or source.get("delta"):
@@ -165,15 +131,24 @@ def _preset(source: str, raw: Mapping[str, Any]) -> Preset:
     prefix = raw.get("prefix", "")
     if not isinstance(prefix, str):
         raise UserError(f"{source}: its prefix is no text")
-    settings, left_out = _sampling(source, raw), []
+    sample = raw.get("do_sample")
+    if not isinstance(sample, bool | None):
+        raise UserError(f"{source}: do_sample must be true or false")
+    settings: dict[str, Any] = {}
+    if sample is not None:
+        settings["temp"] = raw.get("temperature", 1.0) if sample else 0.0
+    if sample:
+        settings["top_k"] = 50  # transformers' default for sampling
     for entry, name in _ENTRIES.items():
         if entry in raw:
-            value = raw[entry]
-            counts_start = entry in _WITH_START and type(value) is int
-            settings[name] = max(value - 1, 0) if counts_start else value
+            counts_start = entry in ("max_length", "min_length") and type(raw[entry]) is int
+            settings[name] = max(raw[entry] - 1, 0) if counts_start else raw[entry]
     silent = {*_ENTRIES, *_WITHOUT_EFFECT, *_SAMPLING, *TOKEN_IDS}
+    left_out = []
     for entry, value in raw.items():
-        if entry not in silent and not entry.startswith("_") and not _is_off(entry, value):
+        flag = isinstance(value, bool)  # False would equal 0, and True 1
+        off = [v for v in _OFF.get(entry, _NOTHING) if isinstance(v, bool) == flag]
+        if entry not in silent and not entry.startswith("_") and value not in off:
             left_out.append(shown(entry))
     if settings.get("temp") and settings.get("num_beams", 1) != 1:  # beams with sampling
         del settings["num_beams"]
@@ -183,22 +158,3 @@ def _preset(source: str, raw: Mapping[str, Any]) -> Preset:
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
     return Preset(source, prefix, settings, tuple(left_out))
-
-
-def _is_off(entry: str, value: Any) -> bool:
-    """Returns whether this value of an unsupported entry leaves the text unchanged."""
-    is_flag = isinstance(value, bool)  # without this check, False would equal 0 and True 1
-    return any(
-        isinstance(off, bool) == is_flag and off == value for off in _OFF.get(entry, _NOTHING)
-    )
-
-
-def _sampling(source: str, raw: Mapping[str, Any]) -> dict[str, Any]:
-    sample = raw.get("do_sample")
-    if sample is None:
-        return {}
-    if type(sample) is not bool:
-        raise UserError(f"{source}: do_sample must be true or false")
-    if not sample:
-        return {"temp": 0.0}
-    return {"temp": raw.get("temperature", 1.0), "top_k": _DEFAULT_TOP_K}

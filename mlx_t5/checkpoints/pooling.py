@@ -31,7 +31,7 @@ class Pooling:
     Attributes:
         weight: the dense layer's weight (width, d_model); None without a dense layer.
         bias: the dense layer's bias (width,) or 0.
-        activation: the name of the dense layer's activation.
+        activation: the dense layer's, a key of `_ACTIVATIONS`.
         normalize: whether vectors are scaled to length 1.
         max_tokens: number of tokens to which a text is cut, including the end token, or None.
         prompt: the prefix of every text.
@@ -45,7 +45,6 @@ class Pooling:
     prompt: str = ""
 
     def __call__(self, states: mx.array, mask: mx.array | None) -> mx.array:
-        """Returns vectors (texts, width), given states (texts, tokens, d_model) and their mask."""
         weights = mx.ones(states.shape[:2]) if mask is None else mask.astype(mx.float32)
         vectors = (states.astype(mx.float32) * weights[..., None]).sum(axis=1)
         vectors /= weights.sum(axis=1)[:, None]
@@ -54,27 +53,19 @@ class Pooling:
         return normalized(vectors) if self.normalize else vectors
 
     def width(self, d_model: int) -> int:
-        """Returns the number of values in a vector."""
         return d_model if self.weight is None else len(self.weight)
 
     def cut(self, ids: list[int]) -> list[int]:
-        """Returns a text's token ids, cut to `max_tokens`; the end token stays at the end."""
         if self.max_tokens is None or len(ids) <= self.max_tokens:
             return ids
         return [*ids[: self.max_tokens - 1], ids[-1]]
 
 
 def normalized(vectors: mx.array) -> mx.array:
-    """Returns vectors (…, width) scaled to length 1; vectors of length 0 stay unchanged."""
     return vectors / mx.maximum(mx.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 
 def read_pooling(folder: Path, d_model: int) -> Pooling:
-    """Returns the pooling of a model folder whose encoder's states have `d_model` values.
-
-    Raises:
-        UserError: a file is damaged, or has a module or an entry that is not supported here.
-    """
     if not (folder / MODULES).is_file():
         return Pooling()
     try:
@@ -87,32 +78,33 @@ def read_pooling(folder: Path, d_model: int) -> Pooling:
     optional = [kind for kind in ("Dense", "Normalize") if kind in kinds]
     if kinds != ["Transformer", "Pooling", *optional] or modules[0][1] != "" or not own:
         raise _refused(folder / MODULES, "modules", " ".join(map(str, kinds)))
-    settings = [folder / name for name in (*SENTENCE_SETTINGS, "tokenizer_config.json")]
+    files = [folder / name for name in (*SENTENCE_SETTINGS, "tokenizer_config.json")]
     reading, general, tokenizer = (
-        read_object(file, "fetch it again") if file.is_file() else {} for file in settings
+        read_object(file, "fetch it again") if file.is_file() else {} for file in files
     )
-    for file, entries, name in ((settings[0], reading, "do_lower_case"),
-                                (settings[1], general, "truncate_dim")):  # fmt: skip
+    pooling = read_object(folder / modules[1][1] / "config.json", "fetch it again")
+    # Before version 6 there is a flag for each mode instead of `pooling_mode`.
+    flags = [name for name in pooling if name.startswith("pooling_mode_") and pooling[name] is True]
+    mode = pooling.get("pooling_mode", flags or "mean")
+    if mode not in ("mean", ["mean"], ["pooling_mode_mean_tokens"]):
+        raise _refused(folder, "pooling_mode", mode)
+    if pooling.get("include_prompt") is False:
+        raise _refused(folder, "include_prompt", False)
+    for entries, name in ((reading, "do_lower_case"), (general, "truncate_dim")):
         if entries.get(name):
-            raise _refused(file, name, entries[name])
-    _require_mean(folder / modules[1][1] / "config.json")
+            raise _refused(folder, name, entries[name])
     limit = reading.get("max_seq_length") or tokenizer.get("model_max_length")
     # transformers writes 1e30 for no limit.
     max_tokens = limit if type(limit) is int and 0 < limit < 1e20 else None
     prompts, default = general.get("prompts") or {}, general.get("default_prompt_name")
     if default is not None and not isinstance(prompts.get(default), str):
-        raise UserError(f"{settings[1]} has no prompt {shown(default)}: fetch it again")
+        raise UserError(f"{files[1]} has no prompt {shown(default)}: fetch it again")
     dense = _dense(folder / modules[2][1], d_model) if "Dense" in kinds else Pooling()
-    return replace(
-        dense,
-        normalize="Normalize" in kinds,
-        max_tokens=max_tokens,
-        prompt=prompts.get(default, ""),
-    )
+    return replace(dense, normalize="Normalize" in kinds, max_tokens=max_tokens,
+                   prompt=prompts.get(default, ""))  # fmt: skip
 
 
 def copy_modules(source: Path, target: Path) -> None:
-    """Copies the modules of a model folder that `read_pooling` has read."""
     for file in source.glob("*_*/*"):
         if MODULE_FOLDER.fullmatch(file.parent.name) and file.is_file():
             require_own(file, source)
@@ -120,22 +112,11 @@ def copy_modules(source: Path, target: Path) -> None:
             shutil.copyfile(file, target / file.parent.name / file.name)
 
 
-def _require_mean(file: Path) -> None:
-    raw = read_object(file, "fetch it again")
-    # Before version 6 there is a flag for each mode instead of `pooling_mode`.
-    flags = [name for name in raw if name.startswith("pooling_mode_") and raw[name] is True]
-    mode = raw.get("pooling_mode", flags or "mean")
-    if mode not in ("mean", ["mean"], ["pooling_mode_mean_tokens"]):
-        raise _refused(file, "pooling_mode", mode)
-    if raw.get("include_prompt") is False:
-        raise _refused(file, "include_prompt", False)
-
-
 def _dense(module: Path, d_model: int) -> Pooling:
     raw = read_object(module / "config.json", "fetch it again")
     activation = str(raw.get("activation_function", "torch.nn.Tanh")).rpartition(".")[2]
     if activation not in _ACTIVATIONS:
-        raise _refused(module / "config.json", "activation_function", activation)
+        raise _refused(module, "activation_function", activation)
     weights = {name: as_array(t).astype(mx.float32) for name, t in read_weights(module)[0].items()}
     weight, bias = weights.pop("linear.weight", None), weights.pop("linear.bias", mx.array(0.0))
     if weights or weight is None or weight.shape[1:] != (d_model,):
@@ -144,6 +125,6 @@ def _dense(module: Path, d_model: int) -> Pooling:
     return Pooling(weight, bias, activation)
 
 
-def _refused(file: Path, name: str, value: object) -> UserError:
-    what = f"{file}: {shown(name)} {shown(value)}"
+def _refused(where: Path, name: str, value: object) -> UserError:
+    what = f"{where}: {name} {shown(value)}"
     return UserError(f"{what} is not supported here; use sentence-transformers")

@@ -19,7 +19,6 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -34,26 +33,22 @@ LAST_NORMS = ("decoder.norm.weight", "encoder.norm.weight")  # in MLX folders
 DTYPES = ("float32", "float16", "bfloat16")  # the types of weights
 _LFS_POINTER = b"version https://git-lfs.github.com/"
 # storage class in a pickle -> (element type, bytes an element)
-_STORAGES = MappingProxyType(
-    {
-        "FloatStorage": ("float32", 4),
-        "HalfStorage": ("float16", 2),
-        "BFloat16Storage": ("bfloat16", 2),
-        "DoubleStorage": ("float64", 8),
-        "LongStorage": ("int64", 8),
-        "IntStorage": ("int32", 4),
-        "ShortStorage": ("int16", 2),
-        "CharStorage": ("int8", 1),
-        "ByteStorage": ("uint8", 1),
-        "BoolStorage": ("bool_", 1),
-    }
-)
+_STORAGES = {
+    "FloatStorage": ("float32", 4),
+    "HalfStorage": ("float16", 2),
+    "BFloat16Storage": ("bfloat16", 2),
+    "DoubleStorage": ("float64", 8),
+    "LongStorage": ("int64", 8),
+    "IntStorage": ("int32", 4),
+    "ShortStorage": ("int16", 2),
+    "CharStorage": ("int8", 1),
+    "ByteStorage": ("uint8", 1),
+    "BoolStorage": ("bool_", 1),
+}
 
 
 @dataclass(eq=False)
 class _Storage:
-    """Consecutive elements in a `.bin` file, of which tensors are views."""
-
     type: str
     itemsize: int
     count: int
@@ -66,10 +61,7 @@ class _Storage:
 
 @dataclass(frozen=True)
 class TorchTensor:
-    """A tensor of a `.bin` file that has not been read; two views of the same elements are equal.
-
-    `offset` and `strides` count elements.
-    """
+    """A tensor of a `.bin` file that has not been read; `offset` and `strides` count elements."""
 
     path: Path
     storage: _Storage
@@ -79,35 +71,23 @@ class TorchTensor:
 
     @property
     def dtype(self) -> mx.Dtype:
-        """The element type."""
         return getattr(mx, self.storage.type)
 
     @property
     def nbytes(self) -> int:
-        """The size in bytes, without gaps between the elements."""
         return int(np.prod(self.shape)) * self.storage.itemsize
 
     def read(self) -> mx.array:
-        """Reads the elements.
-
-        Raises:
-            UserError: the tensor reaches beyond its storage, or the file has become shorter.
-        """
         if 0 in self.shape:
             return mx.zeros(self.shape, self.dtype)
         size, is_bfloat16 = self.storage.itemsize, self.dtype == mx.bfloat16
         try:
-            elements = np.memmap(
-                self.path, np.uint8, "r", self.storage.start or 0, (self.storage.nbytes,)
-            )
+            place = self.storage.start or 0, (self.storage.nbytes,)
+            elements = np.memmap(self.path, np.uint8, "r", *place)
+            kind = np.dtype("<u2" if is_bfloat16 else self.storage.type.rstrip("_"))
+            strides = [stride * size for stride in self.strides]
             # numpy has no bfloat16, and checks shape, offset and strides against the buffer.
-            view: np.ndarray = np.ndarray(
-                self.shape,
-                np.dtype("<u2" if is_bfloat16 else self.storage.type.rstrip("_")),
-                elements,
-                self.offset * size,
-                [stride * size for stride in self.strides],
-            )
+            view: Any = np.ndarray(self.shape, kind, elements, self.offset * size, strides)
         except (ValueError, TypeError, OverflowError, OSError) as error:
             cause = f"damaged: a tensor reaches beyond its storage ({reason(error)})"
             raise UserError(f"{self.path}: {cause}: fetch it again") from None
@@ -119,7 +99,6 @@ Weights = dict[str, "mx.array | TorchTensor"]
 
 
 def as_array(tensor: mx.array | TorchTensor) -> mx.array:
-    """Returns a tensor's array; safetensors are then still to be evaluated."""
     return tensor.read() if isinstance(tensor, TorchTensor) else tensor
 
 
@@ -134,13 +113,11 @@ def read_weights(
         names: file names to use in place of these two.
 
     Returns:
-        The tensors by name, in the order of the files, and the metadata of safetensors (MLX folders
-        have `format`: `mlx`). Bytes are read when a tensor is evaluated, so whoever wants to save
-        memory takes tensors out of the dictionary one by one.
+        The tensors by name, and the metadata of safetensors (MLX folders have `format`: `mlx`).
+        Bytes are read when a tensor is evaluated: take tensors out one by one to save memory.
 
     Raises:
-        UserError: there are no weights, a shard is missing, a file is damaged, or a pickle names
-            something that is not part of a tensor.
+        UserError: weights are missing or damaged, or a pickle asks for more than tensors.
     """
     folder = Path(folder)
     for name in names:
@@ -148,18 +125,13 @@ def read_weights(
             return _read_file(folder / name)
         if (index := folder / f"{name}.index.json").is_file():
             return _read_shards(index)
-    there = sorted(shown(path.name) for path in folder.glob("[!.]*"))
-    raise UserError(
-        f"{folder}: no {names[0]} or {names[1]}, nor an index of either"
-        + (f"; it holds {', '.join(there[:8])}" if there else "; the folder is empty or missing")
-    )
+    there = ", ".join(sorted(path.name for path in folder.glob("[!.]*"))) or "nothing"
+    cause = f"no {names[0]} or {names[1]}, nor an index of either"
+    raise UserError(f"{folder}: {cause}; it holds {shown(there, 200)}")
 
 
 def stored_dtype(weights: Mapping[str, Any]) -> mx.Dtype | None:
-    """Returns the floating-point type in which a T5 is stored; None if no tensor shows it.
-
-    The embedding shows the type. If the embedding is quantized, the last norm shows it instead.
-    """
+    """The floating-point type in which a T5 is stored; None if no tensor shows it."""
     names = [name for name in EMBEDDINGS if name in weights]
     if names and names[0].replace(".weight", ".scales") in weights:
         names = [name for name in LAST_NORMS if name in weights]
@@ -167,12 +139,10 @@ def stored_dtype(weights: Mapping[str, Any]) -> mx.Dtype | None:
 
 
 def type_name(dtype: mx.Dtype) -> str:
-    """Returns a type's name, such as "float32"."""
     return str(dtype).removeprefix("mlx.core.")
 
 
 def require_float(name: str, tensor: mx.array | TorchTensor) -> None:
-    """Raises `UserError` unless a tensor has one of the types of weights."""
     if (dtype := type_name(tensor.dtype)) not in DTYPES:
         hint = " (as which MLX reads 8-bit floats, too)" if dtype == "uint8" else ""
         raise UserError(f"{shown(name)} is {dtype}{hint}; weights must be {', '.join(DTYPES)}")
@@ -186,13 +156,11 @@ def _read_shards(index: Path) -> tuple[Weights, dict[str, str]]:
         if type(file) is not str or file in ("", ".", "..") or set(file) & set("/\\\0"):
             raise UserError(f"{index} names {shown(file)!r}, which is not a file of its own folder")
     shards = sorted(set(weight_map.values()))
-    missing = [shard for shard in shards if not (index.parent / shard).is_file()]
-    if missing:
+    if missing := [shard for shard in shards if not (index.parent / shard).is_file()]:
         cure = "fetch them"
         if index.name.startswith(SAFETENSORS) and any(index.parent.glob("pytorch_model*.bin")):
             cure += ", or delete the index to use the .bin files beside it"
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        names = ", ".join(map(shown, missing[:3])) + more
+        names = shown(", ".join(missing), 200)
         raise UserError(f"{index} names files that are missing: {names}; {cure}")
     weights: Weights = {}
     metadata: dict[str, str] = {}
@@ -231,12 +199,12 @@ def _read_torch(path: Path) -> Weights:
     if not isinstance(state, dict):
         raise UserError(f"{path} is not a state dict but a {type(state).__name__}")
     for name, value in state.items():
-        if type(name) is not str or not isinstance(value, (TorchTensor, dict)):
+        if isinstance(value, dict):
+            where = f"under {shown(name)!r}"
+            raise UserError(f"{path} has its tensors, if any, {where}; save that dict alone")
+        if type(name) is not str or not isinstance(value, TorchTensor):
             cause = f"{shown(name)!r} is a {type(value).__name__}, not a tensor"
             raise UserError(f"{path} is not a state dict: {cause}")
-        if isinstance(value, dict):
-            cure = "save that dict alone"
-            raise UserError(f"{path} has its tensors, if any, under {shown(name)!r}; {cure}")
         if value.storage.start is None:
             raise UserError(f"{path}: the bytes of {shown(name)} are missing: fetch it again")
     return dict(state)
@@ -282,11 +250,7 @@ def _read_legacy(file: BinaryIO, path: Path) -> Any:
 
 
 class _TensorUnpickler(pickle.Unpickler):
-    """Unpickles tensors: a pickle can call only what `find_class` returns.
-
-    Attributes:
-        storages: the storages of all tensors, by their keys in the container.
-    """
+    """Unpickles tensors: a pickle can call only what `find_class` returns."""
 
     def __init__(self, file: Any, path: Path):
         super().__init__(file)
@@ -294,7 +258,6 @@ class _TensorUnpickler(pickle.Unpickler):
         self.storages: dict[str, _Storage] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """Returns what stands for a name; raises `UserError` for any name of no tensor's part."""
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         if module == "torch" and name in _STORAGES:
@@ -307,7 +270,6 @@ class _TensorUnpickler(pickle.Unpickler):
         raise UserError(f"{self._path}: {cause}, which is not part of a tensor")
 
     def persistent_load(self, pid: Any) -> _Storage:
-        """Returns the storage that a persistent id describes."""
         kind, name, key, _, count, *view = pid
         if kind != "storage" or any(view):
             raise UserError(f"{self._path} has views of storages; save it with torch 1.0 or newer")

@@ -18,7 +18,7 @@ from pathlib import Path
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.hub import snapshot_id
 from mlx_t5.disk import MODULE_FOLDER, SAFETENSORS, SMALL_FILES, is_macos_file, lock
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, reason
 
 SHARD_BYTES = 500_000_000  # of arrays that wait in memory to be written together
 _WEIGHTS = re.compile(
@@ -27,7 +27,6 @@ _WEIGHTS = re.compile(
 
 
 def is_model_file(name: str) -> bool:
-    """Returns whether `name` is the name of a model's file, or of a folder such as `1_Pooling`."""
     return name in SMALL_FILES or any(p.fullmatch(name) for p in (_WEIGHTS, MODULE_FOLDER))
 
 
@@ -42,13 +41,9 @@ def check_output_folder(
     Args:
         path: the folder's path.
         overwrite: whether an existing folder may be replaced.
-        is_output: says of a name whether an earlier run may have written a file or a module's
-            folder of that name. A folder that holds anything else is never replaced.
+        is_output: whether an earlier run may have written a file of this name. A folder that holds
+            anything else is never replaced.
         source: the model folder that is read; neither it nor a part of it is replaced.
-
-    Raises:
-        UserError: `path` must not be written to, or `NAME.old` holds what a stopped run was
-            replacing.
     """
     old = path.with_name(f"{path.name}.old")
     if os.path.lexists(old) and not os.path.lexists(path):
@@ -62,9 +57,8 @@ def check_output_folder(
         source = source.resolve()
         pairs = [(path, f) for f in (source, *source.parents)] + [(source, f) for f in path.parents]
         if any(one.samefile(other) for one, other in pairs):
-            raise UserError(
-                f"{path} is the source, contains it or is part of it; choose another folder"
-            )
+            cause = f"{path} is the source, contains it or is part of it"
+            raise UserError(f"{cause}; choose another folder")
     if not overwrite:
         raise UserError(f"{path} exists; replace it with --overwrite or choose another folder")
     for file in path.rglob("*"):
@@ -79,47 +73,38 @@ def check_output_folder(
 
 @contextmanager
 def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
-    """Yields a new folder, which is renamed to `path` if the block ends without an error.
-
-    Args:
-        path: the final path, as checked by `check_output_folder`; its parent folders are made.
-        overwrite: whether to replace a folder at `path`, which stays there until the block ends.
-
-    Raises:
-        UserError: another run writes to `path`, or `path` was made after it was checked.
-    """
+    """Yields a new folder, which is renamed to `path` if the block ends without an error."""
     partial, old = (path.with_name(f"{path.name}.{kind}") for kind in ("partial", "old"))
-    partial.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(partial, os.O_RDONLY)
     try:
-        if not lock(descriptor):
-            raise UserError(f"another run writes to {path}; wait until it is done")
-        for left in partial.iterdir():
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        partial.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(partial, os.O_RDONLY)
         try:
-            yield partial
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-        if os.path.lexists(path):
-            if not overwrite:
-                raise UserError(f"{path} was made in the meantime; the new folder is {partial}")
-            shutil.rmtree(old, ignore_errors=True)  # left by a run that was stopped after replacing
-            os.rename(path, old)
-        os.replace(partial, path)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        os.close(descriptor)
+            if not lock(descriptor):
+                raise UserError(f"another run writes to {path}; wait until it is done")
+            for left in partial.iterdir():
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            try:
+                yield partial
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+            if os.path.lexists(path):
+                if not overwrite:
+                    raise UserError(f"{path} was made in the meantime; the new folder is {partial}")
+                # A run that was stopped after replacing has left it.
+                shutil.rmtree(old, ignore_errors=True)
+                os.rename(path, old)
+            os.replace(partial, path)
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+    except (OSError, RuntimeError) as error:  # MLX raises the latter, too, if the disk is full
+        raise UserError(f"cannot write {path}: {reason(error)}") from error
 
 
 @contextmanager
 def new_model_folder(path: Path, overwrite: bool, source: Path) -> Iterator[Path]:
-    """Like `new_folder`; first copies the source's tokenizer and configuration files into it.
-
-    Raises:
-        UserError: as in `new_folder`; or such a file is a link that leads out of the source, since
-            the copy of a private file might be uploaded.
-    """
+    """Like `new_folder`; first copies the source's tokenizer and configuration files into it."""
     small = [source / name for name in SMALL_FILES if (source / name).is_file()]
     for file in small:
         require_own(file, source)
@@ -130,11 +115,7 @@ def new_model_folder(path: Path, overwrite: bool, source: Path) -> Iterator[Path
 
 
 def require_own(file: Path, folder: Path) -> None:
-    """Raises `UserError` if a file of a model folder is a link that leads out of the folder.
-
-    In Hugging Face's cache, files are links to the folder `blobs` of their repository or, shared by
-    repositories, to the one beside it.
-    """
+    """Refuses a link out of a model's folder: the copy of a private file might be uploaded."""
     folder = folder.resolve()
     allowed, repository = [folder], folder.parent.parent
     if snapshot_id(folder):
@@ -144,13 +125,7 @@ def require_own(file: Path, folder: Path) -> None:
 
 
 def save_weights(folder: Path, tensors: Iterable[tuple[str, mx.array]], format: str) -> None:
-    """Writes tensors and their index; each tensor is evaluated in turn, and dropped once written.
-
-    Args:
-        folder: the folder to write to.
-        tensors: pairs of a name and an array.
-        format: the `format` of the files' metadata: "mlx" or "pt".
-    """
+    """Writes shards and their index; each tensor is evaluated in turn, and dropped once written."""
     weight_map: dict[str, int] = {}
     total = 0
     # MLX would keep freed buffers, of the many sizes that tensors have.
@@ -158,19 +133,18 @@ def save_weights(folder: Path, tensors: Iterable[tuple[str, mx.array]], format: 
     try:
         shards = 0
         for shards, shard in enumerate(_shards(tensors), 1):
-            file = str(folder / f"model-{shards}.safetensors")
-            mx.save_safetensors(file, shard, {"format": format})
+            file = folder / f"model-{shards}.safetensors"
+            mx.save_safetensors(str(file), shard, {"format": format})
             weight_map |= dict.fromkeys(shard, shards)
             total += sum(array.nbytes for array in shard.values())
             shard.clear()  # before the next one is filled
     finally:
         mx.set_cache_limit(cache_limit)
-    files = {i: f"model-{i:05}-of-{shards:05}.safetensors" for i in range(1, shards + 1)}
-    if shards == 1:
-        files = {1: SAFETENSORS}
-    for i, name in files.items():
+    files = [f"model-{i:05}-of-{shards:05}.safetensors" for i in range(1, shards + 1)]
+    files = files if shards > 1 else [SAFETENSORS]
+    for i, name in enumerate(files, 1):
         os.rename(folder / f"model-{i}.safetensors", folder / name)
-    index = {name: files[i] for name, i in sorted(weight_map.items())}
+    index = {name: files[i - 1] for name, i in sorted(weight_map.items())}
     entries = {"metadata": {"total_size": total}, "weight_map": index}
     write_json(folder / f"{SAFETENSORS}.index.json", entries)
 
@@ -189,5 +163,4 @@ def _shards(tensors: Iterable[tuple[str, mx.array]]) -> Iterator[dict[str, mx.ar
 
 
 def write_json(path: Path, value: dict) -> None:
-    """Writes a JSON file in Hugging Face's format."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -19,18 +19,12 @@ BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """Returns the text of tokens, without special tokens and without "cleaning up" spaces."""
     return tokenizer.decode(
         list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
 
 
 def same_vocabulary(a: Any, b: Any) -> None:
-    """Checks that two tokenizers have the same token for every id that is in both vocabularies.
-
-    Raises:
-        UserError: the tokens differ; the message shows the first difference.
-    """
     first, second = ({i: token for token, i in t.get_vocab().items()} for t in (a, b))
     for i in sorted(first.keys() & second.keys()):
         if first[i] != second[i]:
@@ -41,10 +35,7 @@ def same_vocabulary(a: Any, b: Any) -> None:
 
 
 def byte_speller(tokenizer: Any) -> Callable[[int], bytes] | None:
-    """Returns a function that spells a token in bytes, if all tokens are bytes.
-
-    That is so for ByT5 and byte-level BPE. Special tokens have no bytes.
-    """
+    """Spells a token in bytes, for ByT5 and byte-level BPE; special tokens have no bytes."""
 
     def byt5(token: int) -> bytes:
         name = "".join(tokenizer.convert_ids_to_tokens([token], skip_special_tokens=True))
@@ -63,7 +54,6 @@ def byte_speller(tokenizer: Any) -> Callable[[int], bytes] | None:
 
 @cache
 def _byte_level_alphabet() -> dict[str, int]:
-    """Returns the byte of each letter in the names of byte-level BPE's tokens."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     letters = sorted(ByteLevel.alphabet())
@@ -90,7 +80,6 @@ class StreamingDetokenizer:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors)
 
     def fork(self) -> StreamingDetokenizer:
-        """Returns an independent copy that has decoded the same tokens."""
         other = copy.copy(self)
         other._context, other._pending = list(self._context), list(self._pending)
         other._utf8 = type(self._utf8)(self._utf8.errors)
@@ -98,7 +87,6 @@ class StreamingDetokenizer:
         return other
 
     def add(self, token: int) -> str:
-        """Adds a token; returns the text that becomes final, which may be empty."""
         if self._spell:
             return self._utf8.decode(self._spell(token))
         # Decoded twice, so that a single space shows; a special or unknown token has no text.
@@ -114,11 +102,10 @@ class StreamingDetokenizer:
         return text
 
     def peek(self) -> str:
-        """Returns the text held back as it is if no token follows, without half a character."""
+        """The text held back as it is if no token follows, without half a character."""
         return self._rest() if self._pending else ""
 
     def finish(self) -> str:
-        """Ends the text; returns the rest that was held back."""
         return self.peek() + self._utf8.decode(b"", final=True)
 
     def _rest(self) -> str:

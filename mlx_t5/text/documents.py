@@ -54,7 +54,7 @@ _LANGUAGES = dict(name.split("=") for name in _NAMES.split())
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The characters [start, end) of a text, which are decoded as one prompt.
+    """The characters [start, end) of a text, decoded as one prompt.
 
     Attributes:
         cut: whether the piece is only a part of a sentence, line or cue that was too long.
@@ -123,26 +123,16 @@ class Document:
         n_positions: int | None = None,
         prefixes: Sequence[str] = (),
     ) -> None:
-        """Prepares a text for cutting.
-
-        Args:
-            text: the text; if `cutting.prefix` is None, a prefix is looked for at its beginning.
-            cutting: how to cut the text.
-            tokens: a function that counts the tokens of a prompt, with the end token.
-            n_positions: the maximum number of tokens in a prompt if `max_source_tokens` is None.
-            prefixes: prefixes of the model's own tasks.
-
-        Raises:
-            UserError: the text is token ids or not valid for its file type, or the prefix leaves
-                no room for a piece.
-        """
         if not isinstance(text, str):
             raise UserError(f"split is {cutting.split!r}, which needs a text, not token ids")
         self.text, self.prefix, self.start, self.doubtful = text, cutting.prefix or "", 0, ""
         mark = int(text.startswith("\ufeff"))  # byte order mark
         if cutting.prefix is None and not cutting.file_type:
-            if end := _prefix_end(text[mark:], prefixes):
-                self.start = mark + end
+            known = [_MADLAD]
+            for prefix in sorted(prefixes, key=len, reverse=True):
+                known.append(re.escape(prefix.strip()) + r"(?=\s)" * prefix[-1].isspace())
+            if match := re.compile(rf"\s*(?:{'|'.join(known)})\s*").match(text, mark):
+                self.start = match.end()
                 self.prefix = text[mark : self.start]
             else:
                 self.doubtful = text[mark:][: guessed_prefix_end(text[mark:])].strip()
@@ -151,13 +141,14 @@ class Document:
         self._limit = cutting.max_source_tokens or n_positions
         subtitles = cutting.file_type in SUBTITLES
         self._turns = find_words(text, cutting.file_type) if subtitles else None
-        self._language = cutting.source_language or _language_of(self.prefix)
+        named = _SOURCE.search(self.prefix)
+        language = _LANGUAGES.get(named[1].lower(), "en") if named else "en"
+        self._language = cutting.source_language or language
         if self._limit and (used := tokens(self.prefix + "a")) > self._limit:
             needs = f"the prefix and one letter take {used} tokens"
             raise UserError(f"max_source_tokens is {self._limit}, but {needs}; raise it")
 
     def cut(self) -> Iterator[Piece]:
-        """Yields the pieces in order; a piece is cut when the caller asks for it."""
         for n, stretch in enumerate(self._stretches()):
             split = self._split == "sentences"
             for unit in _sentences(self.text, *stretch, self._language) if split else [stretch]:
@@ -166,15 +157,12 @@ class Document:
                     yield piece
 
     def source(self, piece: Piece) -> str:
-        """A piece's text, on one line."""
         return unwrapped(self.text[piece.start : piece.end])
 
     def prompt(self, piece: Piece) -> str:
-        """The prompt of a piece."""
         return self.prefix + self.source(piece)
 
     def answered(self, piece: Piece, answer: str | None) -> str:
-        """The text that replaces a piece: its answer, or the piece if `answer` is None."""
         source = self.text[piece.start : piece.end]
         return source if answer is None else rewrapped(source, answer)
 
@@ -184,17 +172,10 @@ class Document:
         return self.text[start : self.pieces[i].start if i < len(self.pieces) else None]
 
     def part(self, i: int, texts: Sequence[str]) -> str:
-        """Returns piece i's part of the joined document: the text before it and its replacement.
-
-        A speaker's turn in subtitles is broken into lines as a whole. So the part for its last
-        piece contains the whole turn, and the parts for its other pieces are empty.
-
-        Args:
-            i: the piece's index.
-            texts: the texts that replace the pieces 0 to i.
-        """
+        """Piece i's part of the joined document; `texts` replace the pieces 0 to i."""
         if self._turns is None:
             return self.before(i) + texts[i]
+        # A speaker's turn is broken into lines as a whole, so its last piece stands for all of it.
         first, stretch = i, self.pieces[i].stretch
         if i + 1 < len(self.pieces) and self.pieces[i + 1].stretch == stretch:
             return ""
@@ -205,16 +186,15 @@ class Document:
         return self.before(first) + rewrapped(source, unwrapped("".join([texts[first], *rest])))
 
     def _stretches(self) -> Iterable[tuple[int, int]]:
-        """The turns of subtitles; of a plain text the paragraphs, lines, or the text as a whole."""
         if self._turns is not None:
             return self._turns
         start = self.start or int(self.text.startswith("\ufeff"))
         if self._split == "none":
             return [(start, len(self.text))]
-        return (_lines if self._split == "lines" else _paragraphs)(self.text, start)
+        lines = (line.span() for line in _LINE.finditer(self.text, start))
+        return lines if self._split == "lines" else _paragraphs(self.text, lines)
 
     def _fitting(self, start: int, end: int, stretch: int, cut: bool = False) -> Iterator[Piece]:
-        """Yields a unit as one piece, or as several if it is too long; none without letters."""
         unit = self.text[start:end]
         start, end = end - len(unit.lstrip()), start + len(unit.rstrip())
         if not any(char.isalnum() for char in unit):
@@ -230,28 +210,9 @@ class Document:
             yield piece
 
 
-def _prefix_end(text: str, prefixes: Sequence[str]) -> int:
-    """Returns the index after a text's prefix and the white space behind it; 0 without a prefix."""
-    known = [_MADLAD]
-    for prefix in sorted(prefixes, key=len, reverse=True):
-        known.append(re.escape(prefix.strip()) + r"(?=\s)" * prefix[-1].isspace())
-    match = re.match(rf"\s*(?:{'|'.join(known)})\s*", text)
-    return match.end() if match else 0
-
-
-def _language_of(prefix: str) -> str:
-    source = _SOURCE.search(prefix)
-    return _LANGUAGES.get(source[1].lower(), "en") if source else "en"
-
-
-def _lines(text: str, start: int) -> Iterator[tuple[int, int]]:
-    return (line.span() for line in _LINE.finditer(text, start))
-
-
-def _paragraphs(text: str, start: int) -> Iterator[tuple[int, int]]:
-    """Yields paragraphs, each a line or several hard-wrapped lines, without marks of list items."""
+def _paragraphs(text: str, lines: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     block: list[tuple[int, int]] = []
-    for first, last in chain(_lines(text, start), [(len(text), len(text))]):
+    for first, last in chain(lines, [(len(text), len(text))]):
         blank = not text[first:last].strip()
         adjacent = block and text[block[-1][1] : first] in ("\n", "\r\n", "\r")
         if blank or not adjacent or _ITEM.match(text, first, last):
@@ -264,12 +225,7 @@ def _paragraphs(text: str, start: int) -> Iterator[tuple[int, int]]:
 
 
 def _is_hard_wrapped(lines: Sequence[str]) -> bool:
-    """Returns whether lines are hard-wrapped, which means that they were broken at some width.
-
-    Three conditions must hold. The longest line has a usual width. Within that width, no line has
-    room for the first word of the next line. At least one line after the first begins with a letter
-    that is not a capital, unlike headings and sentences.
-    """
+    """Whether the next line's first word never had room, and some line continues a sentence."""
     if len(lines) < 2:
         return False
     width = max(len(line.rstrip()) for line in lines)
@@ -280,24 +236,18 @@ def _is_hard_wrapped(lines: Sequence[str]) -> bool:
 
 
 def _sentences(text: str, start: int, end: int, language: str) -> Iterator[tuple[int, int]]:
-    """Yields start and end of each sentence of a paragraph.
-
-    sentencex reads one window of the text at a time. The window's end may cut a sentence, so the
-    next window begins with the last sentence of this window.
-    """
     while start < end:
         window = _NO_TEXT.sub(" ", text[start : min(end, start + 2 * LONGEST_SENTENCE)])
         if start + len(window) < end:
             window = window[: window.rfind(" ") + 1] or window
         ends = _sentence_ends(window, language)
         if start + len(window) < end and len(ends) > 1:
-            ends = ends[:-1]
+            ends = ends[:-1]  # the window may end within a sentence: the next begins with it
         yield from pairwise(start + at for at in (0, *ends))
         start += ends[-1]
 
 
 def _sentence_ends(text: str, language: str) -> list[int]:
-    """Returns the ends of a text's sentences; if sentencex fails, the text is one sentence."""
     try:
         from sentencex import get_sentence_boundaries
 
@@ -313,11 +263,7 @@ def _sentence_ends(text: str, language: str) -> list[int]:
 
 
 def _cut_point(text: str, start: int, end: int) -> int:
-    """Returns where to cut the characters [start, end) of a text, near the middle.
-
-    The cut is after a comma, colon or semicolon; without these, after white space; without white
-    space, at any character.
-    """
+    """Where to cut a text, near the middle: after a comma, or a space, or anywhere."""
     for pattern in (_CLAUSE, _SPACE):
         breaks = [match for match in pattern.finditer(text, start, end) if match.end() < end]
         if breaks:

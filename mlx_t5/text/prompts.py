@@ -27,18 +27,7 @@ REWRITING_VERBS = frozenset(
 
 
 def as_list(prompts: Any, name: str = "prompts") -> tuple[list, bool]:
-    """Returns prompts as a list.
-
-    Args:
-        prompts: one prompt (a text or token ids), or several prompts.
-        name: the argument's name in an error message.
-
-    Returns:
-        The list, and whether the argument was a single prompt.
-
-    Raises:
-        UserError: the argument is neither one prompt nor several.
-    """
+    """The prompts as a list, and whether the argument was a single one (a text or token ids)."""
     if isinstance(prompts, str):
         return [prompts], True
     items = listed(prompts)
@@ -51,18 +40,7 @@ def as_list(prompts: Any, name: str = "prompts") -> tuple[list, bool]:
 def token_ids(
     prompt: str | Sequence[int], tokenizer: Any, vocab_size: int, what: str = "prompt"
 ) -> list[int]:
-    """Returns the tokens of one prompt; the end token is added to a text.
-
-    Args:
-        prompt: a text or token ids.
-        tokenizer: the model's tokenizer; None if there is none.
-        vocab_size: number of tokens in the model's vocabulary.
-        what: the prompt's name in an error message.
-
-    Raises:
-        UserError: the prompt is empty, has an id outside the vocabulary, is neither a text nor a
-            list of whole numbers, or is a text that cannot be tokenized.
-    """
+    """The tokens of one prompt, checked against the vocabulary; a text gets the end token."""
     if isinstance(prompt, str):
         if not prompt.strip():
             raise UserError(f"a {what} is empty; write the text to work on")
@@ -79,43 +57,24 @@ def token_ids(
         raise UserError(f"a {what} is {written(prompt)}; it must be {PROMPT}")
     if not ids:
         raise UserError(f"a {what} is empty; give at least one token id")
-    ids = _whole_numbers(ids)
+    kinds = set(map(type, ids))  # few types are checked faster than many ids
+    wrong = {kind for kind in kinds if kind is bool or not issubclass(kind, Integral)}
+    if wrong:
+        bad = next(token for token in ids if type(token) in wrong)
+        raise UserError(f"token id {written(bad)} is no whole number")
+    ids = ids if kinds == {int} else list(map(int, ids))
     if min(ids) < 0 or max(ids) >= vocab_size:
         bad = written(next(token for token in ids if not 0 <= token < vocab_size))
         raise UserError(f"token id {bad} is outside the model's vocabulary of {vocab_size}")
     return ids
 
 
-def _whole_numbers(ids: list) -> list[int]:
-    """Returns token ids as Python integers.
-
-    Raises:
-        UserError: an id is no whole number, or is a bool.
-    """
-    kinds = set(map(type, ids))  # few types are checked faster than many ids
-    wrong = {kind for kind in kinds if kind is bool or not issubclass(kind, Integral)}
-    if wrong:
-        bad = next(token for token in ids if type(token) in wrong)
-        raise UserError(f"token id {written(bad)} is no whole number")
-    return ids if kinds == {int} else list(map(int, ids))
-
-
 def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
-    """Finds the prefix that tells T5 what to do, such as "fix grammar:".
+    """The tokens of the prefix that tells T5 what to do, with its colon; () without one.
 
-    The result is a guess, and only speed depends on it. A prefix is the beginning of a prompt up to
-    a colon and a space. It is within one sentence, and has at most `PREFIX_CHARACTERS` characters.
-    Its last word is not a number. If its first letter is a capital, its first word is one of the
-    `REWRITING_VERBS`. So "translate English to German:", "stsb sentence1:", "she said:" and "Fix
-    grammatical errors in this sentence:" are prefixes. "She said:", "Question:" and "call me at
-    10:" are not prefixes.
-
-    Args:
-        ids: the prompt's tokens.
-        tokenizer: the model's tokenizer; if it is None, no prefix is found.
-
-    Returns:
-        The tokens of the prefix, with its colon; () if there is no prefix.
+    It is a guess, and only speed depends on it. "translate English to German:", "stsb sentence1:",
+    "she said:" and "Fix grammatical errors in this sentence:" are prefixes; "She said:",
+    "Question:" and "call me at 10:" are not.
     """
     if tokenizer is None:
         return ()
@@ -126,7 +85,6 @@ def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
 
 
 def guessed_prefix_end(text: str) -> int:
-    """Returns the position after the colon of a text's `task_prefix`; 0 without a prefix."""
     prefix = _PREFIX.match(text)
     if not prefix:
         return 0
@@ -137,15 +95,6 @@ def guessed_prefix_end(text: str) -> int:
 
 
 def checked_prompts(prompts: Any, seed: Any = 0) -> tuple[Iterable, int | list[int]]:
-    """Checks the prompts and the seeds of a call.
-
-    Returns:
-        The prompts, and the seed or the list of seeds as plain integers.
-
-    Raises:
-        UserError: `prompts` is not an iterable of prompts, or there is neither one seed nor one
-            seed per prompt.
-    """
     if not is_listlike(prompts):
         raise UserError(f"prompts is {written(prompts)}; it must be a list, each {PROMPT}")
     if is_listlike(seed):
@@ -158,17 +107,6 @@ def checked_prompts(prompts: Any, seed: Any = 0) -> tuple[Iterable, int | list[i
 
 
 def checked_predictions(prediction: Any, prompts: Sequence[Any], single: bool) -> Sequence[Any]:
-    """Returns the predictions, one per prompt; () if there are none.
-
-    Args:
-        prediction: the prediction of a single prompt, or a list with one entry per prompt. None
-            stands for no prediction.
-        prompts: the list that `as_list` returned.
-        single: whether the caller gave a single prompt; `as_list` returned this value too.
-
-    Raises:
-        UserError: for several prompts, `prediction` is not a list with one entry per prompt.
-    """
     if prediction is None:
         return ()
     predictions = [prediction] if single else listed(prediction)
@@ -179,11 +117,6 @@ def checked_predictions(prediction: Any, prompts: Sequence[Any], single: bool) -
 
 
 def checked_samples(num_samples: Any, temp: float) -> int:
-    """Returns the number of samples per prompt, checked.
-
-    Raises:
-        UserError: the number is out of range, or all samples would be equal because temp is 0.
-    """
     samples = checked("num_samples", num_samples)
     if samples > 1 and temp == 0:
         raise UserError(f"temp is 0, so all {written(samples)} samples would be equal; raise temp")

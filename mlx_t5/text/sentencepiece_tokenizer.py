@@ -52,16 +52,6 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
         pad_token: str | AddedToken = "<pad>",
         **kwargs: Any,
     ):
-        """Reads spiece.model; called by `from_pretrained`.
-
-        Args:
-            vocab_file: path of spiece.model.
-            extra_ids: number of sentinels; they follow the pieces, the highest-numbered one first.
-            eos_token: the token that ends every encoded text.
-            unk_token: the token for characters that the vocabulary cannot spell.
-            pad_token: the token that pads shorter rows.
-            kwargs: other entries of the configuration.
-        """
         kwargs.pop("tokenizer_file", None)
         self._cutter = _Cutter(vocab_file)
         sentinels = [f"<extra_id_{i}>" for i in reversed(range(extra_ids))]
@@ -87,11 +77,10 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
 
     @classmethod
     def convert_to_native_format(cls, **kwargs: Any) -> dict[str, Any]:
-        """Returns the arguments unchanged, so that transformers does not rebuild the tokenizer."""
-        return kwargs
+        return kwargs  # else transformers would rebuild the tokenizer
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state without the pre-tokenizer, a Python object that cannot be copied."""
+        # Without the pre-tokenizer, a Python object that cannot be copied.
         plain, own = Tokenizer(self._tokenizer.model), self._tokenizer
         plain.decoder, plain.post_processor = own.decoder, own.post_processor
         plain.encode_special_tokens = own.encode_special_tokens
@@ -105,7 +94,6 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
     def save_vocabulary(
         self, save_directory: str, filename_prefix: str | None = None
     ) -> tuple[str, ...]:
-        """Copies spiece.model, and returns a tuple of one item, the new path."""
         name = f"{filename_prefix}-spiece.model" if filename_prefix else "spiece.model"
         path = Path(save_directory) / name
         if path.resolve() != Path(self.vocab_file).resolve():
@@ -128,7 +116,6 @@ class _Cutter:
         self._processor = SentencePieceProcessor(model_file=str(file))
 
     def tokenizer(self, sentinels: list[str]) -> Tokenizer:
-        """Returns a tokenizer that maps pieces to ids and joins pieces; it does not cut text."""
         size = self._processor.get_piece_size()
         pieces = self._processor.id_to_piece(list(range(size)))
         vocabulary = {piece: i for i, piece in enumerate(pieces)}
@@ -136,25 +123,21 @@ class _Cutter:
             vocabulary.setdefault(sentinel, i)
         unknown = pieces[self._processor.unk_id()]
         tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
-        spaces = decoders.Metaspace(replacement="▁", prepend_scheme="always")
-        spells = any(map(self._processor.is_byte, range(size)))
-        tokenizer.decoder = (
-            decoders.Sequence([decoders.ByteFallback(), spaces]) if spells else spaces
-        )
+        steps = [decoders.Metaspace(replacement="▁", prepend_scheme="always")]
+        if any(map(self._processor.is_byte, range(size))):
+            steps.insert(0, decoders.ByteFallback())
+        tokenizer.decoder = decoders.Sequence(steps)
         return tokenizer
 
     def has(self, token: str | AddedToken) -> bool:
-        """Returns whether a token is a piece of the vocabulary of spiece.model."""
         return self._processor.id_to_piece(self._processor.piece_to_id(str(token))) == str(token)
 
     def control(self) -> list[str]:
-        """Returns the control pieces, which no text contains, such as "</s>"."""
         processor = self._processor
         ids = [i for i in range(processor.get_piece_size()) if processor.is_control(i)]
         return processor.id_to_piece(ids)
 
     def pre_tokenize(self, text: PreTokenizedString) -> None:
-        """Cuts the text into pieces; added tokens are left whole."""
         text.split(self._cut)
 
     def _cut(self, _: int, part: NormalizedString) -> list[NormalizedString]:

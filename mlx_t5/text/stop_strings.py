@@ -28,7 +28,6 @@ class TextWatch:
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = ()):
-        """Starts a text that ends at any of the stop strings, each of at least one character."""
         self._detokenizer = StreamingDetokenizer(tokenizer)
         self._stop = tuple(stop)
         self._held = ""
@@ -38,17 +37,14 @@ class TextWatch:
 
     @property
     def text(self) -> str:
-        """The text released so far."""
         return "".join(self.pieces) + self.rest
 
     def fork(self) -> TextWatch:
-        """Returns a copy that has read the same tokens."""
         other = copy.copy(self)
         other._detokenizer, other.pieces = self._detokenizer.fork(), list(self.pieces)
         return other
 
     def take(self, tokens: Sequence[int]) -> int:
-        """Reads tokens until one completes a stop string; returns the number of tokens read."""
         for count, token in enumerate(tokens, 1):
             self._held += self._detokenizer.add(token)
             # The held-back text if this token were the last.
@@ -64,12 +60,11 @@ class TextWatch:
         return len(tokens)
 
     def finish(self) -> None:
-        """Ends the text, and releases the text that was held back."""
         if not self.stopped:
             self.rest = self._held + self._detokenizer.finish()
 
     def _beginning(self) -> int:
-        """Returns the length of the longest suffix of `_held` that may begin a stop string."""
+        """The length of the longest suffix of `_held` that may begin a stop string."""
         longest = max(map(len, self._stop), default=1) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-length:]) for stop in self._stop):

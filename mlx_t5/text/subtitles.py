@@ -53,13 +53,9 @@ _LOOSE, _SPACE = re.compile(r"\W*\s"), re.compile(r"\s*")
 
 
 def find_words(text: str, suffix: str) -> list[tuple[int, int]]:
-    """Returns start and end of each stretch of words in a subtitle file, in order.
+    """Start and end of each stretch of words in a subtitle file, in order.
 
-    Each has at least one letter, and no white space at its ends. A change of speaker starts a new
-    stretch, and so does a tag, because models garble tags.
-
-    Raises:
-        UserError: the text is not in the format that `suffix` names.
+    A change of speaker starts a new stretch, and so does a tag, because models garble tags.
     """
     text = text.replace("\r\n", "\t\n").replace("\r", "\n")  # positions stay
     times = list(_TIMES.finditer(text))
@@ -89,7 +85,6 @@ def _words(block: str) -> Iterator[tuple[int, int]]:
 
 
 def unwrapped(source: str) -> str:
-    """Returns a text on one line: a line break, with the spaces around it, becomes a space."""
     return _BREAK.sub(" ", source)
 
 
@@ -114,7 +109,6 @@ def rewrapped(source: str, answer: str) -> str:
 
 
 def _line_starts(units: list[str], count: int, limit: int) -> list[int]:
-    """Returns the units that begin lines of at most `limit` characters; at least `count` lines."""
     starts, length = [0], 0
     for n, unit in enumerate(units):
         length += len(unit)

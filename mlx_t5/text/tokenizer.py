@@ -38,13 +38,7 @@ _LOCAL: dict[str, Any] = {
 
 
 def load_tokenizer(folder: str | Path) -> Any:
-    """Returns the transformers tokenizer of a local folder.
-
-    Returns None if the folder has no tokenizer files and does not name ByT5's tokenizer.
-
-    Raises:
-        UserError: the files are damaged, or no vocabulary is found.
-    """
+    """The transformers tokenizer of a folder; None if it has no files for one."""
     folder = Path(folder)
     with _refusing(f"{folder}: cannot load the tokenizer", ": fetch it again"):
         names = ("config.json", "tokenizer_config.json", "special_tokens_map.json", JSON)
@@ -76,7 +70,6 @@ def load_tokenizer(folder: str | Path) -> Any:
 
 
 def save_tokenizer(tokenizer: Any, source: Path, folder: Path) -> None:
-    """Saves what AutoTokenizer has made of a source folder's files as tokenizer.json."""
     from mlx_t5.text.sentencepiece_tokenizer import SentencePieceTokenizer  # slow to import
 
     is_own = isinstance(tokenizer, SentencePieceTokenizer) or (source / JSON).is_file()
@@ -88,27 +81,18 @@ def save_tokenizer(tokenizer: Any, source: Path, folder: Path) -> None:
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """Returns the token ids of a text, the end token included.
-
-    Raises:
-        UserError: the tokenizer cannot read the text.
-    """
     with _refusing("the tokenizer cannot read this prompt"):
         return tokenizer.encode(text)
 
 
 @contextmanager
 def _refusing(what: str, cure: str = "") -> Iterator[None]:
-    """Turns a library's error in the `with` block into a `UserError`, except an `ImportError`.
-
-    Every `Exception` is caught, because some libraries raise plain `Exception`. A panic in Rust is
-    a `BaseException` whose class cannot be imported, so it is recognized by its name.
-    """
     try:
         yield
     except (UserError, ImportError):  # a missing package is not the folder's fault
         raise
     except BaseException as error:
+        # A panic in Rust is a BaseException whose class cannot be imported.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = str(error).strip().split("\n")[0]
@@ -116,7 +100,6 @@ def _refusing(what: str, cure: str = "") -> Iterator[None]:
 
 
 def _read(file: Path) -> dict:
-    """Returns the JSON object that a file contains; {} if the file does not exist."""
     value = json.loads(file.read_bytes()) if file.exists() else {}
     if not isinstance(value, dict):
         raise ValueError(f"{file.name} holds no object")
@@ -124,7 +107,6 @@ def _read(file: Path) -> dict:
 
 
 def _same_tokens(spiece: Path, state: dict) -> bool:
-    """Returns whether a tokenizer.json has the tokens of spiece.model, with the same ids."""
     from sentencepiece import SentencePieceProcessor
 
     processor, vocabulary = SentencePieceProcessor(model_file=str(spiece)), state["model"]["vocab"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,14 +29,13 @@ ANSWER_STEP = 8  # T is a multiple of this number, so that few shapes occur
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """The B labeled examples of a micro-batch, padded to S source and T answer positions.
+    """A micro-batch of B examples, padded to S source and T answer positions.
 
     Attributes:
         source: (B, S) int32, the prompts' tokens.
         mask: (B, S) bool, False where the source is padded.
         states: (B, S, d_model) the target's encoder output; None if each step computes it.
-        tokens: (B, T) int32, the decoder's input: the start token, then the answer without its last
-            token.
+        tokens: (B, T) int32, the start token, then the answer without its last token.
         top_ids: (B·T, K) int32, the K likeliest tokens at each position of the answers.
         top_p: (B·T, K) the probabilities of these tokens.
         counted: (B·T,) 1 for the answers' tokens, 0 for padding.
@@ -52,14 +51,12 @@ class TrainingBatch:
 
     @property
     def arrays(self) -> list[Any]:
-        """The values of all fields in order; `TrainingBatch(*arrays)` makes the same batch."""
-        return [getattr(self, field.name) for field in fields(self)]
+        return list(vars(self).values())
 
 
 def batch_at(
     labeled: Sequence[LabeledExample] | Sequence[TrainingPair], size: int, seed: int, step: int
 ) -> list[int]:
-    """Returns the indices of the examples in a step's batch; each epoch has a different order."""
     size = min(size, len(labeled))
     steps = len(labeled) // size  # steps per epoch; each epoch leaves out different examples
     epoch, index = divmod(step, steps)
@@ -77,18 +74,8 @@ def batch_at(
 def micro_batches(
     labeled: Sequence[LabeledExample], draft: T5, size: int, rows: int, seed: int, step: int
 ) -> list[TrainingBatch]:
-    """Returns the batch of a step, cut into micro-batches.
-
-    Args:
-        labeled: all examples to train on.
-        draft: the model that is trained, a `model.T5`.
-        size: examples per batch.
-        rows: maximum number of rows in a micro-batch.
-        seed: the seed of the order.
-        step: the number of the step.
-    """
-    config, chosen = draft.config, [labeled[i] for i in batch_at(labeled, size, seed, step)]
-    tokens = config.decoder_start_token_id, config.pad_token_id
+    chosen = [labeled[i] for i in batch_at(labeled, size, seed, step)]
+    tokens = draft.config.decoder_start_token_id, draft.config.pad_token_id
     have_states = draft.shares_with is not None and all(e.states for e in chosen)
     starts = range(0, len(chosen), rows)
     return [collate(chosen[i : i + rows], *tokens, keep_states=have_states) for i in starts]
@@ -97,41 +84,26 @@ def micro_batches(
 def collate(
     labeled: Sequence[LabeledExample], start_token: int, pad_token: int, keep_states: bool
 ) -> TrainingBatch:
-    """Returns labeled examples as one batch, padded to the same lengths.
-
-    Args:
-        labeled: the examples.
-        start_token: the decoder's first input.
-        pad_token: the token that pads sources and answers.
-        keep_states: whether to add the target's encoder output, for a draft that reads it.
-    """
-    width = source_width(max(len(example.source) for example in labeled))
-    length = -(-max(len(example.answer) for example in labeled) // ANSWER_STEP) * ANSWER_STEP
-    sources = _padded([example.source for example in labeled], width, pad_token)
-    fed = [np.concatenate([[start_token], example.answer[:-1]]) for example in labeled]
-    lengths = np.array([[len(example.source)] for example in labeled])
-    states = [example.states() for example in labeled if keep_states and example.states]
-    counted = [np.ones(len(example.answer)) for example in labeled]
+    width = source_width(max(len(e.source) for e in labeled))
+    length = -(-max(len(e.answer) for e in labeled) // ANSWER_STEP) * ANSWER_STEP
+    sources = _padded([e.source for e in labeled], width, pad_token)
+    fed = [np.concatenate([[start_token], e.answer[:-1]]) for e in labeled]
+    states = [e.states() for e in labeled if keep_states and e.states]
+    counted = [np.ones(len(e.answer), np.float32) for e in labeled]
+    top_ids, top_p = [e.top_ids for e in labeled], [e.top_p for e in labeled]
+    flat = [_padded(rows, length, 0) for rows in (top_ids, top_p, counted)]
     return TrainingBatch(
         mx.array(sources.astype(np.int32)),
-        mx.array(np.arange(width) < lengths),
+        mx.array(np.arange(width) < np.array([[len(e.source)] for e in labeled])),
         mx.array(_padded(states, width, 0)) if keep_states else None,
         mx.array(_padded(fed, length, pad_token).astype(np.int32)),
-        mx.array(_flat([example.top_ids for example in labeled], length)),
-        mx.array(_flat([example.top_p for example in labeled], length)),
-        mx.array(_flat(counted, length).astype(np.float32)),
+        *(mx.array(rows.reshape(-1, *rows.shape[2:])) for rows in flat),
     )
 
 
 def _padded(rows: Sequence[np.ndarray], width: int, filler: float) -> np.ndarray:
-    """Returns B arrays (n, …) of different lengths n as one padded array (B, width, …)."""
+    """Pads B arrays (n, …) of different lengths n to one array (B, width, …)."""
     out = np.full((len(rows), width, *rows[0].shape[1:]), filler, rows[0].dtype)
     for i, row in enumerate(rows):
         out[i, : len(row)] = row
     return out
-
-
-def _flat(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
-    """Returns B arrays (n, …), each padded with zeros to `length`, as one array (B·length, …)."""
-    padded = _padded(rows, length, 0)
-    return padded.reshape(-1, *padded.shape[2:])

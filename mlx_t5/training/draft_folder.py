@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints.quantization import Quantization, Recipe
@@ -22,7 +22,6 @@ from mlx_t5.checkpoints.writing import (
     write_json,
 )
 from mlx_t5.disk import MODULES, SENTENCE_SETTINGS, absolute
-from mlx_t5.errors import UserError, reason
 from mlx_t5.network.draft_vocabulary import TABLE
 from mlx_t5.network.layers import keep_float32
 from mlx_t5.network.sharing import ENTRY, OF_DRAFT, SHARED, target_name
@@ -43,57 +42,48 @@ def save_draft(
     """Writes a draft as a model folder, which appears only when it is complete.
 
     Args:
-        draft: the draft, a `model.T5`. If it shares no modules with a target, `standalone` is
-            ignored, and all tensors are written.
-        folder: the folder from which configuration and tokenizer are copied. It holds the draft's
-            target or, if the draft shares no modules, the model from which training started.
+        draft: the draft. If it shares no modules with a target, all tensors are written.
+        folder: the folder of the draft's target, or of the model from which training started:
+            configuration and tokenizer are copied from it.
         output: the folder to write.
         standalone: whether to write the shared tensors too; quantized tensors stay quantized.
         dtype: "bfloat16", "float16" or "float32"; None keeps the type of the weights in `folder`.
         overwrite: whether to replace a model folder at `output`.
 
-    Returns:
-        The absolute path of the folder written.
-
     Raises:
-        UserError: `output` exists, `folder` is not a model folder, a number is too large for the
-            type, or the disk is full.
+        UserError: `output` exists, `folder` is not a model folder, or the disk is full.
     """
     source, path = Path(folder), absolute(output)
     target = draft.shares_with
     whole = standalone or target is None
-    try:
-        check_output_folder(path, overwrite, source=source)
-        raw = read_config(source)
-        stored = dtype or stored_dtype_of(source)
-        with new_model_folder(path, overwrite, source) as partial:
-            for name in (MODULES, *SENTENCE_SETTINGS):  # a draft computes no embeddings
-                (partial / name).unlink(missing_ok=True)
-            save_weights(partial, _parameters(draft, whole, getattr(mx, stored)), "mlx")
-            config = _config(raw, draft, stored, whole)
-            if not whole:
-                config[ENTRY] = {"model": target_name(source)}
-            write_json(partial / "config.json", config)
-    except (OSError, RuntimeError) as error:  # MLX raises the latter if a disk is full
-        raise UserError(f"cannot write {path}: {reason(error)}") from error
+    check_output_folder(path, overwrite, source=source)
+    raw = read_config(source)
+    stored = dtype or stored_dtype_of(source)
+    with new_model_folder(path, overwrite, source) as partial:
+        for name in (MODULES, *SENTENCE_SETTINGS):  # a draft computes no embeddings
+            (partial / name).unlink(missing_ok=True)
+        names = ("decoder", *(SHARED if whole else ()))
+        parts = {n: getattr(draft, n) for n in names if getattr(draft, n, None) is not None}
+        save_weights(partial, _parameters(draft, parts, getattr(mx, stored)), "mlx")
+        config = _config(raw, draft, parts, stored)
+        if not whole:
+            config[ENTRY] = {"model": target_name(source)}
+        write_json(partial / "config.json", config)
     return path
 
 
-def _parameters(draft: T5, whole: bool, dtype: mx.Dtype) -> Iterator[tuple[str, mx.array]]:
-    """Yields the parameters to write; those shared with the target only if `whole` is true."""
+def _parameters(
+    draft: T5, parts: dict[str, nn.Module], dtype: mx.Dtype
+) -> Iterator[tuple[str, mx.array]]:
     if TABLE in draft:
         yield TABLE, draft.d2t
-    for part in ("decoder", *(SHARED if whole else ())):
-        module = getattr(draft, part, None)
-        for name, array in tree_flatten(module.parameters()) if module is not None else ():
-            full = f"{part}.{name}"
-            if mx.issubdtype(array.dtype, mx.floating):
-                array = cast(full, array, mx.float32 if keep_float32(full, dtype) else dtype)
-            yield full, array
+    for name, array in tree_flatten({part: module.parameters() for part, module in parts.items()}):
+        if mx.issubdtype(array.dtype, mx.floating):
+            array = cast(name, array, mx.float32 if keep_float32(name, dtype) else dtype)
+        yield name, array
 
 
-def _config(raw: dict, draft: T5, dtype: str, whole: bool) -> dict:
-    """Returns the content of the draft's config.json; `raw` is that of the source folder."""
+def _config(raw: dict, draft: T5, parts: dict[str, nn.Module], dtype: str) -> dict:
     dropped = ("quantization", "quantization_config", "converted_from", ENTRY, *OF_DRAFT)
     config = {name: value for name, value in raw.items() if name not in dropped}
     config |= {n: value for n in OF_DRAFT if (value := getattr(draft.config, n)) is not None}
@@ -102,8 +92,8 @@ def _config(raw: dict, draft: T5, dtype: str, whole: bool) -> dict:
         config["dtype"] = dtype
     layers = {
         f"{part}.{path}".removesuffix("."): Quantization(layer.group_size, layer.bits, layer.mode)
-        for part in ("decoder", *(SHARED if whole else ()))
-        for path, layer in _modules(getattr(draft, part, None))
+        for part, module in parts.items()
+        for path, layer in module.named_modules()
         if "scales" in layer
     }
     if layers:
@@ -112,12 +102,7 @@ def _config(raw: dict, draft: T5, dtype: str, whole: bool) -> dict:
     return config
 
 
-def _modules(module: nn.Module | None) -> list[tuple[str, Any]]:
-    return [] if module is None else module.named_modules()
-
-
 def stored_dtype_of(folder: Path) -> str:
-    """Returns the floating-point type in which a model folder's weights are stored."""
     weights, _ = read_weights(folder)
     name = type_name(stored_dtype(weights) or mx.float32)
     return name if name in DTYPES else "float32"

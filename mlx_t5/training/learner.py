@@ -37,13 +37,7 @@ WARM_UP_SHARE = 0.05  # share of the steps that are warm-up by default
 
 @dataclass(frozen=True)
 class State:
-    """The state of a training run between two steps.
-
-    Attributes:
-        weights: the trained parameters by name, float32.
-        moments: the arrays of the optimizer's state, by name.
-        step: the number of steps taken.
-    """
+    """Weights (float32) and optimizer arrays by name, after a number of steps."""
 
     weights: Arrays
     moments: Arrays
@@ -68,16 +62,15 @@ class Learner:
         """Prepares to train.
 
         Args:
-            model: a `model.T5` whose trained parameters are in float32.
-            loss: the function that computes the model's loss.
+            model: its trained parameters are in float32.
+            loss: the model's loss.
             iters: number of steps in the whole run.
             learning_rate: the largest rate; with Adafactor it is relative to a tensor's scale.
             compiled: whether to compile the steps; None compiles on a GPU only.
-            schedule: a function that returns the rate at a step as a share of `learning_rate`; None
-                is `linear` with a short warm-up.
+            schedule: the rate at a step as a share of `learning_rate`; None is `linear`.
             optimizer: an optimizer of `mlx.optimizers`; None is Adafactor.
-            drop: a function that sets the model's dropout. It is called with a random key before
-                each micro-batch and with None after it; None trains without dropout.
+            drop: sets the model's dropout; called with a random key before each micro-batch,
+                and with None after it.
             seed: the seed of the dropout.
         """
         self.model, self._loss = model, loss
@@ -90,27 +83,24 @@ class Learner:
         self._change = mx.compile(self._update) if compiled else self._update
 
     def begin(self) -> State:
-        """Returns the state before the first step."""
         parameters = tree_flatten(self.model.trainable_parameters())
         weights = {n: array for n, array in parameters if mx.issubdtype(array.dtype, mx.floating)}
         self.optimizer.init(tree_unflatten(list(weights.items())))
         return State(weights, dict(tree_flatten(self.optimizer.state)))
 
     def step(self, state: State, batch: Sequence[TrainingBatch]) -> tuple[State | None, float]:
-        """Takes one step.
+        """Takes one step on micro-batches; returns the state and the mean loss before it.
 
-        Args:
-            state: the state before the step.
-            batch: the micro-batches of the step; their gradients are added.
-
-        Returns:
-            The state after the step, and the mean loss per token before the weights changed. If the
-            loss or a gradient is NaN or infinite, the state is None and the loss is NaN.
+        If the loss or a gradient is NaN or infinite, the state is None and the loss is NaN.
         """
         count = sum(mx.sum(micro_batch.counted) for micro_batch in batch)
         total, slopes = mx.array(0.0), dict[str, mx.array]()
         for i, micro_batch in enumerate(batch):
-            loss, more = self._slopes(state.weights, micro_batch.arrays, self._key(state.step, i))
+            key = None
+            if self._drop:  # the key depends on the step alone, so that a resumed run has it too
+                rng = random.Random(f"dropout {self._seed} {state.step} {i}")
+                key = mx.random.key(rng.getrandbits(64))
+            loss, more = self._slopes(state.weights, micro_batch.arrays, key)
             total = total + loss
             slopes = {n: slopes[n] + more[n] for n in more} if slopes else more
             mx.eval(total, slopes)  # so that memory holds only one micro-batch's activations
@@ -125,22 +115,11 @@ class Learner:
         return State(weights, moments, state.step + 1), mean.item()
 
     def put(self, weights: Arrays) -> None:
-        """Sets the model's trained parameters to these weights."""
         self.model.update(tree_unflatten(list(weights.items())))
-
-    def _key(self, step: int, i: int) -> mx.array | None:
-        """Returns the random key of micro-batch `i`; None without dropout.
-
-        The key depends only on the seed, the step and `i`, so a resumed run gets the same keys.
-        """
-        if self._drop is None:
-            return None
-        return mx.random.key(random.Random(f"dropout {self._seed} {step} {i}").getrandbits(64))
 
     def _gradient(
         self, weights: Arrays, arrays: list[mx.array | None], key: mx.array | None = None
     ) -> tuple[mx.array, Arrays]:
-        """Returns the loss, summed over a micro-batch's tokens, and the gradient of this sum."""
         drop = self._drop or (lambda key: None)
         before = dict(tree_flatten(self.model.parameters()))
         batch = TrainingBatch(*arrays)
@@ -160,7 +139,6 @@ class Learner:
     def _update(
         self, weights: Arrays, moments: Arrays, slopes: Arrays, rate: mx.array
     ) -> tuple[Arrays, Arrays]:
-        """Returns the weights and moments after one step, given the gradients `slopes`."""
         before = self.optimizer.state
         self.optimizer.state = tree_unflatten(list(moments.items())) | {"learning_rate": rate}
         try:
@@ -172,26 +150,17 @@ class Learner:
 
 
 def adafactor(relative_step: bool = False) -> Any:
-    """Returns Adafactor, the optimizer with which T5 was trained.
-
-    Its hyperparameters are those of transformers' `Adafactor`. If `relative_step` is true, the
-    optimizer computes the rate from the number of steps and ignores the schedule.
-    """
+    """Adafactor with transformers' hyperparameters; `relative_step` ignores the schedule."""
     return optimizers.Adafactor(learning_rate=1.0, relative_step=relative_step)
 
 
 def adamw(weight_decay: float = 0.0) -> Any:
-    """Returns AdamW as in PyTorch (Loshchilov and Hutter, https://arxiv.org/abs/1711.05101)."""
+    """AdamW as in PyTorch (Loshchilov and Hutter, https://arxiv.org/abs/1711.05101)."""
     return optimizers.AdamW(1.0, weight_decay=weight_decay, bias_correction=True)
 
 
 def linear(iters: int, warm_up: float) -> Callable[[int], float]:
-    """Returns a schedule of linear warm-up, then linear decay to 0.
-
-    Args:
-        iters: number of steps in the whole run.
-        warm_up: number of steps of warm-up.
-    """
+    """Linear warm-up, then linear decay to 0."""
 
     def share(step: int) -> float:
         decay = (iters - step) / max(1.0, iters - warm_up)
@@ -201,5 +170,4 @@ def linear(iters: int, warm_up: float) -> Callable[[int], float]:
 
 
 def constant(warm_up: float) -> Callable[[int], float]:
-    """Returns a schedule of linear warm-up for `warm_up` steps, then a constant rate."""
     return lambda step: min(1.0, (step + 1) / max(1.0, warm_up))

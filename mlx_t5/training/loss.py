@@ -44,12 +44,7 @@ Head = Callable[..., mx.array]
 
 
 def token_loss(draft: T5, temp: float) -> Callable[..., tuple[mx.array, mx.array]]:
-    """Returns the loss of a draft or a fine-tuned model, as a function for `learner.Learner`.
-
-    Args:
-        draft: the trained `model.T5`; its encoder does not run if a batch has `states`.
-        temp: the temperature of the probabilities; 0 means 1.
-    """
+    """The loss of a draft or a fine-tuned model, as a function for `learner.Learner`."""
     vocabulary = DraftVocabulary(draft, draft.config.vocab_size)
     rows_of, size = vocabulary.rows, vocabulary.size
 
@@ -61,8 +56,8 @@ def token_loss(draft: T5, temp: float) -> Callable[..., tuple[mx.array, mx.array
         rows, length = batch.tokens.shape
         cache = draft.cache(encoded, batch.mask, capacity=length)
         states = draft.decoder_states(batch.tokens, cache, [0] * rows)
-        names = ("lm_head.weight", "shared.weight")
-        trained = [weights[name] for name in names if name in weights][:1]
+        heads = ("lm_head.weight", "shared.weight")
+        trained = [weights[name] for name in heads if name in weights][:1]
 
         def head(states: mx.array, *weight: mx.array) -> mx.array:
             logits = draft.logits(states, Matrix.plain(*weight) if weight else None)
@@ -89,20 +84,19 @@ def divergence(
     counted: mx.array,
     temp: float = 1.0,
 ) -> tuple[mx.array, mx.array]:
-    """Computes the loss KL(p || q), summed over positions, one chunk of positions at a time.
+    """KL(p || q), summed over positions, one chunk of positions at a time.
 
     Args:
-        head: a function that computes float32 logits from hidden states.
-        states: (N, d_model) the trained model's hidden states at N positions.
+        head: computes float32 logits from hidden states.
+        states: (N, d_model) the trained model's hidden states.
         weights: the head's weights, passed on to `head`; empty if they are not trained.
         top_ids: (N, K) the K likeliest tokens at each position, according to the target.
         top_p: (N, K) the probabilities p of these tokens.
         counted: (N,) 1 where a position counts, 0 for padding.
-        temp: the temperature of q, the trained model's distribution; equal to that of p.
+        temp: the temperature of q; equal to that of p.
 
     Returns:
-        A surrogate, and the loss as a constant. The surrogate's gradient with respect to `states`
-        and `weights` is the gradient of the loss; the surrogate's value has no meaning.
+        A surrogate with the gradient of the loss, and the loss as a constant.
     """
     fixed, frozen = mx.stop_gradient(states), list(map(mx.stop_gradient, weights))
     step = max(1, LOGITS_AT_ONCE // head(fixed[:1], *frozen).shape[-1])
@@ -126,11 +120,7 @@ def divergence(
 def loss_and_slope(
     logits: mx.array, top_ids: mx.array, top_p: mx.array, counted: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """Returns the loss, summed over positions, and its gradient (N, V) with respect to the logits.
-
-    `logits` (N, V), of V tokens at N positions, are already divided by the temperature. The other
-    arguments are those of `divergence`.
-    """
+    """The summed loss, and its gradient (N, V) with respect to logits divided by temperature."""
     q = mx.softmax(logits, axis=-1)
     top_q = mx.take_along_axis(q, top_ids, axis=-1)
     rest_p = mx.maximum(1 - mx.sum(top_p, axis=-1, keepdims=True), 0)
@@ -142,6 +132,5 @@ def loss_and_slope(
 
 
 def _terms(p: mx.array, q: mx.array) -> mx.array:
-    """Returns p log(p / q), which is 0 where p is 0."""
     p_log, q_log = (mx.log(mx.maximum(x, LEAST_PROBABILITY)) for x in (p, q))
     return p * (p_log - q_log)

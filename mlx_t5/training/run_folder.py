@@ -29,15 +29,7 @@ VOCABULARY, WRITTEN = "d2t.npy", "written"
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """The progress of a run.
-
-    Attributes:
-        best: the value of the best evaluation so far; None before the first evaluation.
-        best_step: the number of steps taken before the best evaluation.
-        evaluated: the number of steps taken before the last evaluation; -1 if there was none.
-        behind: the number of evaluations since the best one.
-        seconds: the training time in seconds, including that of earlier runs.
-    """
+    """Counted in steps taken; `behind` is the number of evaluations since the best one."""
 
     best: float | None = None
     best_step: int = 0
@@ -47,26 +39,14 @@ class TrainingProgress:
 
 
 class RunFolder:
-    """The work folder of one run.
-
-    Attributes:
-        path: the folder.
-        answers: the folder of the target's answers.
-        written: a file that exists once the run has written its output, which it may replace then.
-    """
+    """The work folder of one run; `written` exists once the run has written its output."""
 
     def __init__(self, path: Path) -> None:
-        """Stores the folder's path; the folder itself is made by `opened`."""
         self.path, self.answers, self.written = path, path / ANSWERS, path / WRITTEN
 
     @contextlib.contextmanager
     def opened(self, options: Mapping[str, Any], resume: bool) -> Iterator[None]:
-        """Makes and locks the folder; refuses it if it has another run than the one to resume.
-
-        Args:
-            options: the options that a resumed run must not change, by their names.
-            resume: whether to resume an earlier run.
-        """
+        """Makes and locks the folder; refuses one whose run had other options."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDONLY)
@@ -77,25 +57,24 @@ class RunFolder:
             if not lock(descriptor):
                 cure = "wait until it ends, or choose another --output"
                 raise UserError(f"another run is at work in {self.path}; {cure}")
-            self._compare(json.loads(json.dumps(options)), resume)
+            file = self.path / OPTIONS
+            if not file.exists():
+                # Hidden files are ignored: macOS or a run killed at its beginning made them.
+                if any(f.name != ANSWERS for f in self.path.glob("[!.]*")):
+                    cause = f"{self.path} is not the folder of an earlier run"
+                    raise UserError(f"{cause}; choose another --output")
+                text = json.dumps(options, indent=1)
+                replace_file(file, lambda path: path.write_text(text, encoding="utf-8"))
+            elif not resume:
+                cure = "resume it with --resume, remove it, or choose another --output"
+                raise UserError(f"{self.path} has an earlier run; {cure}")
+            else:
+                self._compare(file, json.loads(json.dumps(options)))
             yield
         finally:
             os.close(descriptor)
 
-    def _compare(self, options: dict[str, Any], resume: bool) -> None:
-        """Compares the options with those of an earlier run; writes them if there was none."""
-        file = self.path / OPTIONS
-        if not file.exists():
-            # Hidden files are ignored: macOS or a run that was killed at its beginning made them.
-            if any(f.name != ANSWERS for f in self.path.glob("[!.]*")):
-                cause = f"{self.path} is not the folder of an earlier run"
-                raise UserError(f"{cause}; choose another --output")
-            text = json.dumps(options, indent=1)
-            replace_file(file, lambda path: path.write_text(text, encoding="utf-8"))
-            return
-        if not resume:
-            cure = "resume it with --resume, remove it, or choose another --output"
-            raise UserError(f"{self.path} has an earlier run; {cure}")
+    def _compare(self, file: Path, options: dict[str, Any]) -> None:
         try:
             before = json.loads(file.read_text(encoding="utf-8"))
             changed = [name for name, value in options.items() if before[name] != value]
@@ -107,16 +86,11 @@ class RunFolder:
             raise UserError(f"{cause}; give that again, or choose another --output")
 
     def save(self, state: State, progress: TrainingProgress) -> None:
-        """Writes the state and the progress to a file."""
         arrays = _by_name(state)
         facts = {"step": str(state.step), "progress": json.dumps(asdict(progress))}
         replace_file(self.path / STATE, lambda path: mx.save_safetensors(str(path), arrays, facts))
 
     def state(self, like: State) -> tuple[State, TrainingProgress] | None:
-        """Returns the last state and progress; None if no file has them.
-
-        A state whose arrays differ from `like` in names or shapes is refused.
-        """
         if not (self.path / STATE).exists():
             return None
         with self._reading(STATE):
@@ -129,16 +103,13 @@ class RunFolder:
         return State(weights, moments, step), progress
 
     def save_best(self, weights: Arrays) -> None:
-        """Writes the best weights so far."""
         replace_file(self.path / BEST, lambda path: mx.save_safetensors(str(path), weights))
 
     def best(self, like: Arrays) -> Arrays:
-        """Returns the best weights; refuses other names or shapes than those of `like`."""
         with self._reading(BEST):
             return self._load(BEST, like)[0]
 
     def vocabulary(self, count: Callable[[], np.ndarray]) -> np.ndarray:
-        """Returns the ids of the tokens that the draft may propose; `count` chooses them once."""
         file = self.path / VOCABULARY
         if not file.exists():
             ids = count()
@@ -147,12 +118,10 @@ class RunFolder:
             return np.load(file)
 
     def kept(self) -> str:
-        """Says where the run's files are, how large they are, and that they may be removed."""
         size = readable(sum(f.stat().st_size for f in self.path.rglob("*") if f.is_file()))
         return f"{self.path} ({size}) is kept for --resume; remove it when you no longer need it"
 
     def _load(self, name: str, like: Arrays) -> tuple[Arrays, dict[str, str]]:
-        """Returns the arrays and the metadata of a file."""
         arrays, facts = mx.load(str(self.path / name), return_metadata=True)
         if {n: a.shape for n, a in arrays.items()} != {n: a.shape for n, a in like.items()}:
             raise ValueError("it belongs to another model")
@@ -161,7 +130,6 @@ class RunFolder:
 
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[None]:
-        """Raises a `UserError` if the file `name`, which the `with` block reads, is damaged."""
         try:
             yield
         except (RuntimeError, ValueError, KeyError, TypeError, RecursionError, EOFError) as error:

@@ -15,21 +15,7 @@ ORIGINAL = "start from the model that it was made of"
 
 
 def start_from(draft: T5, target: T5, name: str, trained: bool) -> Any:
-    """Returns the draft from which a run starts.
-
-    Usually this is `draft` itself. If `draft` can propose only some tokens and uses the target's
-    head, the result is a new draft with the same decoder that can propose all tokens.
-
-    Args:
-        draft: the draft that the user named, a `model.T5`.
-        target: the target, a `model.T5`.
-        name: the user's name for the draft.
-        trained: whether the draft will be trained; if so, quantized drafts are refused.
-
-    Raises:
-        UserError: the draft does not fit the target or cannot be trained, or its own head lacks
-            tokens.
-    """
+    """The draft that is trained: `draft`, or a copy that proposes all tokens of the target."""
     if trained:
         require_plain(draft, name)
     DraftModel(draft, target)  # refuses a draft that does not fit
@@ -48,7 +34,6 @@ def start_from(draft: T5, target: T5, name: str, trained: bool) -> Any:
 
 
 def require_texts(model: T5, tokenizer: Any, name: str) -> None:
-    """Raises `UserError` unless a model has a tokenizer and a decoder, and can write all tokens."""
     if tokenizer is None:
         raise UserError(f"{name} has no tokenizer, and prompts are texts; add its files")
     if not model.can_decode:
@@ -57,6 +42,5 @@ def require_texts(model: T5, tokenizer: Any, name: str) -> None:
 
 
 def require_plain(model: T5, name: str) -> None:
-    """Raises `UserError` if a model has quantized weights, which cannot be trained."""
     if any("scales" in layer for _, layer in model.named_modules()):
         raise UserError(f"{name} is quantized, and such weights cannot be trained; {ORIGINAL}")

@@ -27,7 +27,6 @@ import numpy as np
 from mlx_t5.backend import mx
 from mlx_t5.disk import replace_file
 from mlx_t5.errors import UserError, reason, shown
-from mlx_t5.network.cache import Cache
 from mlx_t5.network.encoding import encoder_states, prepared
 from mlx_t5.training.examples import Example
 from mlx_t5.training.loss import LOGITS_AT_ONCE
@@ -45,15 +44,14 @@ Answer = Callable[[Sequence[Example], Sequence[int]], Iterator[Tokens | None]]
 
 @dataclass(frozen=True)
 class LabeledExample:
-    """An example with its answer, and with the K likeliest tokens at each position of the answer.
+    """An example of S source and T answer tokens, EOS included.
 
     Attributes:
-        source: (S,) the S tokens of the prompt, EOS included.
-        answer: (T,) the T tokens of the answer.
+        source: (S,).
+        answer: (T,).
         top_ids: (T, K) the target's K likeliest tokens at each position.
         top_p: (T, K) float32, the probabilities of these tokens.
-        states: a function that returns the target's encoder output (S, d_model); for a stored
-            example, it reads the output from disk, in 16 bits. None if the output is not kept.
+        states: reads the target's encoder output (S, d_model), in 16 bits if it is on the disk.
     """
 
     source: np.ndarray
@@ -64,27 +62,19 @@ class LabeledExample:
 
 
 def given(source: Sequence[int], answer: Sequence[int]) -> LabeledExample:
-    """Returns an example with this answer; each token of the answer has probability 1."""
     ids = np.array(answer, np.int32)
     return LabeledExample(np.array(source), ids, ids[:, None], np.ones((len(ids), 1), np.float32))
 
 
 class Answers:
-    """The files with the labeled examples of one run."""
+    """The files with the labeled examples of one run; those of an earlier run are used again."""
 
     def __init__(self, folder: Path, examples: Sequence[Example]) -> None:
-        """Opens the folder of the files, and makes the folder if necessary.
-
-        Args:
-            folder: the folder of the files; answers of an earlier run are used again.
-            examples: the examples to answer; the earlier run must have had the same examples.
-        """
         self.folder, self.examples = folder, examples
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def done(self) -> int:
-        """The number of answered examples, counted up to the first missing file."""
         shards = -(-len(self.examples) // SHARD)
         written = next((i for i in range(shards) if not self._file(i).exists()), shards)
         return min(written * SHARD, len(self.examples))
@@ -97,38 +87,19 @@ class Answers:
         keep_states: bool,
         answered: Callable[[], object],
     ) -> None:
-        """Labels the examples that are not on disk yet, and writes them to disk.
-
-        If an example has no answer yet, the answer is generated first.
-
-        Args:
-            target: the target, a `model.T5`.
-            answer: the function that generates the answers.
-            temp: the temperature of the probabilities; 0 means 1.
-            keep_states: whether to keep the target's encoder output.
-            answered: a function that is called after every example.
-
-        Raises:
-            UserError: the disk is full.
-        """
-        first = self.done
-        remaining = self.examples[first:]
-        unanswered = [i for i, example in enumerate(remaining, first) if example.answer is None]
+        """Answers and labels the examples that are not on disk yet."""
+        first, count = self.done, len(self.examples)
+        unanswered = [i for i in range(first, count) if self.examples[i].answer is None]
         answers = answer([self.examples[i] for i in unanswered], unanswered)
-        for start in range(0, len(remaining), SHARD):
+        for start in range(first, count, SHARD):
             pairs = []
-            for example in remaining[start : start + SHARD]:
+            for example in self.examples[start : start + SHARD]:
                 tokens = next(answers) if example.answer is None else example.answer
                 pairs += [(example.source, tokens)] if tokens else []
                 answered()
-            self._write((first + start) // SHARD, label(target, pairs, temp), keep_states)
+            self._write(start // SHARD, label(target, pairs, temp), keep_states)
 
     def labeled(self) -> list[LabeledExample]:
-        """Reads all labeled examples, except those whose answers failed.
-
-        Raises:
-            UserError: a file is damaged.
-        """
         labeled: list[LabeledExample] = []
         for shard in range(-(-len(self.examples) // SHARD)):
             try:
@@ -162,7 +133,6 @@ class Answers:
         return self.folder / f"states-{shard:05}.npy"
 
     def _write(self, shard: int, labeled: Sequence[LabeledExample], keep_states: bool) -> None:
-        """Writes the file of the encoder's output, then the file of the answers."""
         if keep_states:
             states = joined([e.states() for e in labeled if e.states], np.float16)
             replace_file(self._states(shard), lambda file: np.save(file, states))
@@ -181,100 +151,55 @@ class Answers:
 def answer_notes(
     labeled: Sequence[LabeledExample], count: int, end: int, max_tokens: int
 ) -> Iterator[str]:
-    """Yields lines about answers that failed or were cut off.
-
-    Args:
-        labeled: the examples whose answers did not fail.
-        count: the number of all examples.
-        end: the end token.
-        max_tokens: maximum number of tokens in an answer.
-    """
     if failed := count - len(labeled):
         yield f"{failed} prompts had no answer and are left out; try some with main.py"
     endless = [example.answer for example in labeled if example.answer[-1] != end]
     if endless:
         share = sum(map(len, endless)) / sum(len(example.answer) for example in labeled)
-        yield (
-            f"{len(endless)} of {len(labeled)} answers had no end within --max-tokens "
-            f"{max_tokens} ({share:.0%} of all tokens); if that is much, check that the prompts "
-            "have their task prefix"
-        )
+        what = f"{len(endless)} of {len(labeled)} answers had no end within --max-tokens"
+        cure = "if that is much, check that the prompts have their task prefix"
+        yield f"{what} {max_tokens} ({share:.0%} of all tokens); {cure}"
 
 
 def label(
     target: T5, pairs: Sequence[tuple[Tokens, Tokens]], temp: float = 0.0
 ) -> list[LabeledExample]:
-    """Returns the pairs as examples, with the target's likeliest tokens and their probabilities.
-
-    One pass of the target computes the probabilities for several answers.
-
-    Args:
-        target: the target, a `model.T5`.
-        pairs: the tokens of each source and those of its answer.
-        temp: the temperature of the probabilities; 0 means 1.
-    """
+    """Adds to sources and answers the target's likeliest tokens and their probabilities."""
     labeled: dict[int, LabeledExample] = {}
-    order = sorted(range(len(pairs)), key=lambda i: (len(pairs[i][1]), len(pairs[i][0])))
-    for group in _groups(order, pairs, target.config.vocab_size):
+    groups: list[list[int]] = []
+    for i in sorted(range(len(pairs)), key=lambda i: (len(pairs[i][1]), len(pairs[i][0]))):
+        logits_of_row = len(pairs[i][1]) * target.config.vocab_size
+        if not groups or (len(groups[-1]) + 1) * logits_of_row > LOGITS_AT_ONCE:
+            groups.append([])
+        groups[-1].append(i)
+    for group in groups:
         sources, answers = zip(*(pairs[i] for i in group), strict=True)
         states = encoder_states(target, sources)
-        cache = prepared(target, sources, states)
-        top_ids, top_p = _likeliest(target, cache, answers, temp or 1.0)
+        longest, start = max(map(len, answers)), target.config.decoder_start_token_id
+        rows = [[start, *a[:-1]] + [start] * (longest - len(a)) for a in answers]
+        logits = target.decode(mx.array(rows), prepared(target, sources, states), [0] * len(rows))
+        p = mx.softmax(logits / (temp or 1.0), axis=-1)
+        top_ids = mx.argpartition(-p, min(TOP_K, p.shape[-1]) - 1, axis=-1)[..., :TOP_K]
+        top_ids, top_p = top_ids.astype(mx.int32), mx.take_along_axis(p, top_ids, axis=-1)
         wide = [row.astype(mx.float32) for row in states]
         mx.eval(top_ids, top_p, wide)
         for row, i in enumerate(group):
             ids, p = (np.array(top[row, : len(answers[row])]) for top in (top_ids, top_p))
             source, answer = np.array(sources[row]), np.array(answers[row])
-            states_of_row = partial(np.array, wide[row])
-            labeled[i] = LabeledExample(source, answer, ids, p, states_of_row)
+            labeled[i] = LabeledExample(source, answer, ids, p, partial(np.array, wide[row]))
     return [labeled[i] for i in range(len(pairs))]
 
 
-def _likeliest(
-    target: T5, cache: Cache, answers: Sequence[Tokens], temp: float
-) -> tuple[mx.array, mx.array]:
-    """Returns the K likeliest tokens at T positions of B answers, with probabilities: (B, T, K)."""
-    longest = max(map(len, answers))
-    start = target.config.decoder_start_token_id
-    rows = [[start, *a[:-1]] + [start] * (longest - len(a)) for a in answers]
-    p = mx.softmax(target.decode(mx.array(rows), cache, [0] * len(rows)) / temp, axis=-1)
-    ids = mx.argpartition(-p, min(TOP_K, p.shape[-1]) - 1, axis=-1)[..., :TOP_K]
-    return ids.astype(mx.int32), mx.take_along_axis(p, ids, axis=-1)
-
-
-def _groups(
-    order: Sequence[int], pairs: Sequence[tuple[Tokens, Tokens]], vocab_size: int
-) -> Iterator[list[int]]:
-    """Cuts `order` into groups, so that the logits of a group's answers fit into memory.
-
-    `order` has the indices of `pairs`, sorted so that the shortest answers come first.
-    """
-    group: list[int] = []
-    for i in order:
-        if group and (len(group) + 1) * len(pairs[i][1]) * vocab_size > LOGITS_AT_ONCE:
-            yield group
-            group = []
-        group.append(i)
-    if group:
-        yield group
-
-
 def _rows(file: Path, start: int, end: int) -> np.ndarray:
-    """Returns rows of a file, which is then closed, because there may be thousands of files."""
+    # A copy, so that the file is closed: there may be thousands of them.
     return np.array(np.load(file, mmap_mode="r")[start:end])
 
 
 def joined(arrays: Sequence[Any], kind: type) -> np.ndarray:
-    """Returns the arrays joined along their rows, in the type `kind`; empty if there are none."""
     return np.concatenate(arrays).astype(kind) if arrays else np.empty(0, kind)
 
 
 def _cut(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """Cuts an array into parts whose numbers of rows are `lengths`; the inverse of `joined`.
-
-    Raises:
-        ValueError: the lengths do not add up to the number of rows.
-    """
     if len(array) != sum(lengths.tolist()):
         raise ValueError("it lacks some of its rows")
     return np.split(array, np.cumsum(lengths)[:-1]) if len(lengths) else []

@@ -14,38 +14,26 @@ SAMPLES, SAMPLE_CHARACTERS = 3, 100
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts that a model wrote, and their references.
-
-    Attributes:
-        prompts: the prompts.
-        written: the model's text for each prompt.
-        right: the reference text of each prompt.
-    """
-
     prompts: Sequence[str]
     written: Sequence[str]
     right: Sequence[str]
 
     @property
     def exact_match(self) -> float:
-        """The share of texts that equal their reference, ignoring white space at both ends."""
         return sum(map(self._is_right, range(len(self.right)))) / len(self.right)
 
     @property
     def chrf(self) -> float:
-        """The chrF2 of the texts, from 0 to 100."""
         return chrf(self.written, self.right)
 
     @property
     def value(self) -> float:
-        """The value by which the best weights are chosen: chrF, with exact match to break ties."""
         return self.chrf + 1e-6 * self.exact_match
 
     def __str__(self) -> str:
         return f"exact match {self.exact_match:.1%}, chrF {self.chrf:.1f}"
 
     def samples(self) -> str:
-        """Returns a few texts with their prompts and references; wrong texts come first."""
         rows = []
         for i in sorted(range(len(self.right)), key=self._is_right)[:SAMPLES]:
             texts = self.prompts[i], self.written[i], self.right[i]
@@ -59,7 +47,7 @@ class Texts:
 
 
 def chrf(written: Sequence[str], right: Sequence[str]) -> float:
-    """Returns the chrF2 of all texts together, from 0 to 100 (https://aclanthology.org/W15-3049).
+    """The chrF2 of all texts together, from 0 to 100 (https://aclanthology.org/W15-3049).
 
     Character n-grams without white space are counted over all texts. The result equals sacrebleu's.
     """
@@ -79,6 +67,5 @@ def chrf(written: Sequence[str], right: Sequence[str]) -> float:
 
 
 def _runs(text: str, n: int) -> Counter[str]:
-    """Returns the counts of a text's character n-grams, without white space."""
     text = "".join(text.split())
     return Counter(text[i : i + n] for i in range(len(text) - n + 1))

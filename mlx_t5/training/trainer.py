@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mlx_t5.training.batches import TrainingBatch
 from mlx_t5.training.learner import Learner
@@ -17,14 +18,6 @@ PATIENCE = 5  # the training ends after this number of evaluations without impro
 
 @dataclass(frozen=True)
 class Schedule:
-    """The schedule of a run.
-
-    Attributes:
-        iters: the number of steps in the whole run.
-        steps_per_eval: the number of steps between two evaluations.
-        save_every: the number of steps between two writes of the state.
-    """
-
     iters: int
     steps_per_eval: int
     save_every: int
@@ -32,74 +25,39 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The measurements of decoding the held-out prompts with a draft.
-
-    Attributes:
-        acceptance: the number of accepted tokens divided by the number of drafted tokens.
-        tokens_per_call: the mean number of tokens decided per pass of the target.
-    """
-
     acceptance: float
     tokens_per_call: float
 
     @property
     def value(self) -> float:
-        """The value by which the best draft is chosen: `tokens_per_call`."""
         return self.tokens_per_call
 
     def __str__(self) -> str:
         return f"acceptance {self.acceptance:.1%}, {self.tokens_per_call:.2f} tokens a call"
 
 
+@dataclass
 class Trainer:
-    """One run of training, which may resume an earlier run.
+    """One run of training, which may resume an earlier run."""
 
-    Attributes:
-        state: the state after the last complete step.
-        progress: the progress up to that step.
-        loss: the mean loss per token in the last step; NaN before the first step of this run.
-    """
+    learner: Learner
+    batch: Callable[[int], list[TrainingBatch]]
+    schedule: Schedule
+    folder: RunFolder
+    evaluate: Callable[[], Evaluation | Texts]
+    log: Callable[[str], object]
+    loss: float = math.nan  # the mean per token in the last step
 
-    def __init__(
-        self,
-        learner: Learner,
-        batch: Callable[[int], list[TrainingBatch]],
-        schedule: Schedule,
-        folder: RunFolder,
-        evaluate: Callable[[], Evaluation | Texts],
-        log: Callable[[str], object],
-    ) -> None:
-        """Reads the state of an earlier run, if there is one.
-
-        Args:
-            learner: the learner, which trains the model.
-            batch: a function from a step's number to the step's micro-batches.
-            schedule: the schedule of the run.
-            folder: the work folder, which keeps the state.
-            evaluate: a function that evaluates the learner's model; before each call, the model is
-                given the state's weights.
-            log: a function that is given one line after every evaluation.
-        """
-        self.learner, self.batch, self.schedule, self.folder = learner, batch, schedule, folder
-        self.evaluate, self.log = evaluate, log
-        first = learner.begin()
-        self.state, self.progress = folder.state(first) or (first, TrainingProgress())
-        self.loss = math.nan
+    def __post_init__(self) -> None:
+        first = self.learner.begin()
+        self.state, self.progress = self.folder.state(first) or (first, TrainingProgress())
 
     @property
     def over(self) -> bool:
-        """Whether the training has ended."""
         return self.state.step >= self.schedule.iters or self.progress.behind >= PATIENCE
 
     def run(self, steps: Callable[[Iterable[int], int], Iterable[int]]) -> None:
-        """Trains to the end, and gives the model the best weights.
-
-        On Ctrl-C, first writes the state after the last complete step, then raises the interrupt.
-
-        Args:
-            steps: a function that is given the numbers of the remaining steps and the number of
-                steps already taken. It returns the first argument, wrapped in a progress bar.
-        """
+        """Trains to the end, and gives the model the best weights; Ctrl-C first saves the state."""
         try:
             self._evaluate_if_due()
             if not self.over:
@@ -118,10 +76,8 @@ class Trainer:
         for _ in steps:
             state, loss = self.learner.step(self.state, self.batch(self.state.step))
             if state is None:
-                self.log(
-                    f"step {self.state.step + 1}: the loss or its gradient is no number; stopped. "
-                    "The best weights so far are kept; try a lower --learning-rate"
-                )
+                cure = "the best weights so far are kept; try a lower --learning-rate"
+                self.log(f"step {self.state.step + 1}: loss or gradient is NaN; {cure}")
                 return
             now = time.perf_counter()
             seconds, began = self.progress.seconds + now - began, now
@@ -134,29 +90,48 @@ class Trainer:
             began += time.perf_counter() - now
 
     def _evaluate_if_due(self) -> bool:
-        """If due, evaluates the model, and writes the state and any new best weights.
-
-        An evaluation is due before the first step, after every `steps_per_eval` steps and after the
-        last step.
-
-        Returns:
-            Whether the model was evaluated.
-        """
         step, schedule = self.state.step, self.schedule
         due = step == schedule.iters or step % schedule.steps_per_eval == 0
         if not due or self.progress.evaluated == step:
             return False
         self.learner.put(self.state.weights)
         evaluation, before = self.evaluate(), self.progress
-        value = evaluation.value
-        better, behind = before.best is None or value > before.best, before.behind + 1
-        if better:
+        self.progress = replace(before, evaluated=step, behind=before.behind + 1)
+        mark = f" ({before.behind + 1} behind)"
+        if before.best is None or evaluation.value > before.best:
             self.folder.save_best(self.state.weights)
-            self.progress = replace(before, evaluated=step, best=value, best_step=step, behind=0)
-        else:
-            self.progress = replace(before, evaluated=step, behind=behind)
+            best = evaluation.value
+            self.progress = replace(self.progress, best=best, best_step=step, behind=0)
+            mark = " (the best so far)" if step else ""
         loss = "" if math.isnan(self.loss) else f"loss {self.loss:.4f}, "
-        mark = ("" if not step else " (the best so far)") if better else f" ({behind} behind)"
         self.log(f"step {step}: {loss}{evaluation}{mark}")
         self.folder.save(self.state, self.progress)
         return True
+
+
+def bar(what: str, unit: str, total: int, done: int, items: Iterable[int] | None = None) -> Any:
+    """A progress bar on standard error, if that is a terminal."""
+    from tqdm import tqdm
+
+    return tqdm(items, what, total, initial=done, unit=f" {unit}", disable=None)
+
+
+def reported(
+    trainer: Trainer,
+    tokens: Callable[[int], int],
+    every: int,
+    log: Callable[[str], object],
+    steps: Iterable[int],
+    done: int,
+) -> Iterator[int]:
+    """Yields `steps` under a progress bar, and logs a line every so many steps."""
+    began, total, iters = time.perf_counter(), 0, trainer.schedule.iters
+    for step in bar("training", "steps", iters, done, steps):
+        yield step
+        total, seconds = total + tokens(step), time.perf_counter() - began
+        if (step + 1) % every == 0:
+            remaining = seconds / (step + 1 - done) * (iters - step - 1)
+            log(
+                f"step {step + 1} of {iters}: loss {trainer.loss:.4f}, "
+                f"{total / seconds:,.0f} tokens/s, {remaining / 60:.1f} min left"
+            )

@@ -32,13 +32,7 @@ LOGIT_COPIES = 5  # arrays of the size of a chunk's logits: also probabilities, 
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """The estimated peak memory of training.
-
-    Attributes:
-        draft: size in bytes of the trained parameters, their gradients and the optimizer's arrays.
-        step: size in bytes of a micro-batch's activations and logits.
-        rows: B, the number of rows in a micro-batch.
-    """
+    """Peak memory in bytes: `draft` with gradients and optimizer, `step` for B = `rows`."""
 
     draft: int
     step: int
@@ -50,10 +44,8 @@ def estimate(
 ) -> TrainingMemory:
     """Estimates the memory of training, and chooses the number of rows in a micro-batch.
 
-    Weights that are not trained are not counted.
-
     Args:
-        draft: the trained draft or model, a `model.T5`.
+        draft: the trained model; weights that are not trained are not counted.
         source: number of tokens in the longest prompt.
         target: number of tokens in the longest answer.
         batch_size: number of rows in a step.
@@ -76,19 +68,11 @@ def memory_notes(
     names: tuple[str, str] = ("target", "draft"),
     cure: str = "a lower --max-tokens, shorter prompts or fewer --decoder-layers",
 ) -> Iterator[str]:
-    """Yields a line about the memory that training takes, and a warning if it is too much.
-
-    Args:
-        target: the target, or the model that is fine-tuned; a `model.T5`.
-        size: the result of `estimate`.
-        names: the words that the lines use for `target` and for what is trained.
-        cure: advice that reduces the memory.
-    """
     weights = sum(array.nbytes for _, array in tree_flatten(target.parameters()))
-    sizes = weights, size.draft, size.step
-    parts = dict(zip((names[0], f"{names[1]} and optimizer", "a step"), sizes, strict=True))
-    total, shown = sum(sizes), ", ".join(f"{n} {readable(b)}" for n, b in parts.items())
-    yield f"memory: at most {readable(total)} of {readable(limit())} ({shown})"
+    parts = f"{names[0]} {readable(weights)}, {names[1]} and optimizer {readable(size.draft)}"
+    total = weights + size.draft + size.step
+    parts += f", a step {readable(size.step)}"
+    yield f"memory: at most {readable(total)} of {readable(limit())} ({parts})"
     if total > limit():
         yield f"warning: that is more than there is; use {cure}"
 
@@ -101,18 +85,7 @@ def row_bytes(
     grad_checkpoint: bool = False,
     adapted: int = 0,
 ) -> int:
-    """Returns the size in bytes of one row's activations in the forward and backward pass.
-
-    The factors in the formula were measured without a GPU.
-
-    Args:
-        config: the config of the trained model.
-        source: S, the number of source positions.
-        target: T, the number of answer positions.
-        with_encoder: whether the trained model also runs an encoder of its own.
-        grad_checkpoint: whether layers keep only their inputs and compute the rest twice.
-        adapted: how many more arrays an adapted layer keeps, each as large as the layer's input.
-    """
+    """Bytes of one row's activations in both passes; the factors were measured on a CPU."""
     inner, heads = config.num_heads * config.d_kv, config.num_heads
     hidden = config.d_ff * (5 if config.is_gated_act else 3)
     inputs = adapted * (5 * config.d_model + inner + config.d_ff)
@@ -121,28 +94,15 @@ def row_bytes(
     encoding = 6 * config.d_model + 8 * inner + hidden + inputs
     scores = 4 * heads * target * (round_up(target) + source)
     per_source = 6 * source * (inner + adapted * config.d_model)  # keys and values of the source
-    decoder = _layers(config.num_decoder_layers, target, decoding, scores, config, grad_checkpoint)
-    total = decoder + config.num_decoder_layers * per_source
+
+    def stack(depth: int, length: int, width: int, scores: int) -> int:
+        if grad_checkpoint:  # layers keep only their inputs, and one is computed again at a time
+            return length * width + scores + depth * length * 3 * config.d_model
+        return depth * (length * width + scores)
+
+    total = stack(config.num_decoder_layers, target, decoding, scores)
+    total += config.num_decoder_layers * per_source
     total += 3 * source * config.d_model + target * 3 * TOP_K
     if with_encoder:
-        scores = 4 * heads * source * source
-        total += _layers(config.num_layers, source, encoding, scores, config, grad_checkpoint)
+        total += stack(config.num_layers, source, encoding, 4 * heads * source * source)
     return FLOAT * total
-
-
-def _layers(
-    depth: int, length: int, width: int, scores: int, config: T5Config, grad_checkpoint: bool
-) -> int:
-    """Returns how many numbers all layers keep for the backward pass of one row.
-
-    Args:
-        depth: the number of layers.
-        length: the number of positions.
-        width: how many numbers a layer keeps per position besides the attention scores.
-        scores: how many numbers a layer keeps for the attention scores of all positions.
-        config: the config of the trained model.
-        grad_checkpoint: whether layers keep only their inputs and compute the rest twice.
-    """
-    if not grad_checkpoint:
-        return depth * (length * width + scores)
-    return length * width + scores + depth * length * 3 * config.d_model

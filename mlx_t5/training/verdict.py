@@ -24,26 +24,15 @@ NEAR = 0.02  # speeds that differ by less than this share count as equal
 
 
 def typical(results: Sequence[Result]) -> Sequence[Result]:
-    """Returns the results whose text ended with EOS, or all results if fewer than half did.
-
-    A text that reaches the maximum length without EOS usually repeats itself. Such texts are by far
-    the longest, and a draft guesses all of such a text or nothing. So a few such texts would decide
-    which draft is the best.
-    """
+    # A text without an end usually repeats itself, is by far the longest, and is guessed all or not
+    # at all: a few of them would decide which draft is the best.
     ended = [result for result in results if result.finish_reason == "stop"]
     return ended if 2 * len(ended) >= len(results) else results
 
 
 @dataclass(frozen=True)
 class Proposer:
-    """A proposer (a draft, or copying from the prompt) and its measurements.
-
-    Attributes:
-        name: the value of --draft-model that selects the proposer.
-        acceptance: accepted tokens divided by drafted tokens; None if nothing was drafted.
-        tokens_per_call: the mean number of tokens decided per pass of the target.
-        measured: the speed-up over regular decoding.
-    """
+    """A value of --draft-model, and its speed-up over regular decoding."""
 
     name: str
     acceptance: float | None
@@ -54,17 +43,7 @@ class Proposer:
 def measure_proposers(
     decoding: Callable[[str], Decode], names: Sequence[str], most: int
 ) -> tuple[list[Proposer], int]:
-    """Measures every proposer's speed-up over regular decoding.
-
-    Args:
-        decoding: a function that is given a proposer's name, or `REGULAR` for no proposer. It
-            returns a function that is given the index of a prompt and decodes the prompt.
-        names: the proposers: names of drafts, and `LOOKUP` for copying from the prompt.
-        most: the number of prompts available.
-
-    Returns:
-        The measured proposers, and the number of prompts used.
-    """
+    """Measures proposers, each by the decoder that `decoding` makes; also returns the turns."""
     regular = decoding(REGULAR)
     regular(0)
     began = time.perf_counter()
@@ -81,31 +60,7 @@ def measure_proposers(
     return proposers, turns
 
 
-def recommended(proposers: Sequence[Proposer], new: str) -> Proposer | None:
-    """Returns the proposer to use; None if none is clearly faster than regular decoding.
-
-    Args:
-        proposers: the proposers, without regular decoding.
-        new: the name of the new draft. It is returned only if no other proposer is nearly as fast.
-    """
-    useful = [p for p in proposers if p.acceptance]  # a speed-up without acceptance is chance
-    fastest = max((p.measured.value for p in useful), default=0.0)
-    if fastest <= 1 + NEAR:
-        return None
-    near = [p for p in useful if p.measured.value >= (1 - NEAR) * fastest]
-    return min(near, key=lambda p: (p.name == new, -p.measured.value))
-
-
 def report(proposers: Sequence[Proposer], new: str, prompts: int, public: str | None = None) -> str:
-    """Returns the report: a table of the measurements, and a recommendation.
-
-    Args:
-        proposers: the proposers, without regular decoding.
-        new: the name of the new draft.
-        prompts: the number of prompts decoded.
-        public: the name under which the new draft is published. If this name is given, the report
-            has only the proposers that other people have: the new draft and copying.
-    """
     if public:
         proposers = [p for p in proposers if p.name in (new, LOOKUP)]
         proposers = [replace(p, name=public) if p.name == new else p for p in proposers]
@@ -118,17 +73,17 @@ def report(proposers: Sequence[Proposer], new: str, prompts: int, public: str | 
     }
     regular = Proposer("none", None, 1.0, Ratio(1.0, 1.0, 1.0))
     table = markdown(columns, [vars(proposer) for proposer in (regular, *proposers)])
-    return (
-        f"{table}\n\n{prompts} held-out prompts, one at a time, relative to regular decoding.\n\n"
-        f"{advice(proposers, new)}"
-    )
+    how = f"{prompts} held-out prompts, one at a time, relative to regular decoding."
+    return f"{table}\n\n{how}\n\n{advice(proposers, new)}"
 
 
 def advice(proposers: Sequence[Proposer], new: str) -> str:
-    """Returns a line that recommends a proposer, or regular decoding."""
-    best = recommended(proposers, new)
-    if best is None:
+    useful = [p for p in proposers if p.acceptance]  # a speed-up without acceptance is chance
+    fastest = max((p.measured.value for p in useful), default=0.0)
+    if fastest <= 1 + NEAR:
         return "keep --draft-model none: no proposer is faster than regular decoding here"
+    near = [p for p in useful if p.measured.value >= (1 - NEAR) * fastest]
+    best = min(near, key=lambda p: (p.name == new, -p.measured.value))
     line = f"--draft-model {best.name}, {best.measured} times as fast"
     if best.name == LOOKUP:
         return f"keep to copying, without a draft: {line}"

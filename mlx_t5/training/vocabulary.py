@@ -20,27 +20,17 @@ ENOUGH = 0.995  # share of the tokens in held-out answers that the chosen tokens
 
 
 def by_frequency(answers: Sequence[Any], ends: Sequence[int], size: int) -> np.ndarray:
-    """Returns all ids below `size`: first the end tokens `ends`, then the others by frequency.
-
-    Equally frequent ids ascend, because most tokenizers give low ids to common tokens.
-    """
+    """All ids below `size`: first the end tokens, then the others by frequency."""
     tokens = joined(answers, np.int64)
     counts = np.bincount(tokens[(tokens >= 0) & (tokens < size)], minlength=size)
     counts[[end for end in ends if end < size]] = len(tokens) + 1
+    # Equally frequent ids ascend, because most tokenizers give low ids to common tokens.
     return np.argsort(-counts, kind="stable")
 
 
 def chosen(
     order: np.ndarray, held_out: Sequence[Any], size: int | None, log: Callable[[str], object]
 ) -> np.ndarray:
-    """Returns the ids (N,) of the tokens that a draft may propose, in ascending order.
-
-    Args:
-        order: all ids, from `by_frequency`.
-        held_out: the answers to held-out prompts.
-        size: the number N of tokens to choose; None lets `smallest` compute N.
-        log: a function that is given a line about the choice.
-    """
     ids = np.sort(order[: size or smallest(order, held_out)])
     share = f"{coverage(ids, held_out):.1%} of what the target writes to held-out prompts"
     log(f"the draft proposes {len(ids):,} of {len(order):,} tokens: {share}")
@@ -48,20 +38,10 @@ def chosen(
 
 
 def coverage(ids: np.ndarray, answers: Sequence[Any]) -> float:
-    """Returns the share of the answers' tokens that are in `ids`; 1 if there are no answers."""
     tokens = joined(answers, np.int64)
     return float(np.isin(tokens, ids).mean()) if len(tokens) else 1.0
 
 
 def smallest(order: np.ndarray, answers: Sequence[Any]) -> int:
-    """Returns how many of the first ids are needed to cover the share `ENOUGH` of the answers.
-
-    The result is the smallest multiple of `STEP` that suffices. If no multiple suffices, the result
-    is the number of all ids.
-
-    Args:
-        order: all ids, the most frequent first.
-        answers: the answers to held-out prompts.
-    """
     sizes = range(STEP, len(order), STEP)
     return next((n for n in sizes if coverage(order[:n], answers) >= ENOUGH), len(order))

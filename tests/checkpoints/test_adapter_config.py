@@ -75,12 +75,13 @@ def test_irrelevant_entries_of_peft_are_ignored():
     [
         ({"peft_type": "IA3"}, "peft_type IA3 cannot be merged; only LORA can"),
         ({"peft_type": "PROMPT_TUNING"}, "peft_type PROMPT_TUNING"),
-        ({"peft_type": None, "fine_tune_type": "lora"}, "no peft_type; only adapters saved by"),
-        ({"bias": True}, "bias is True; it must be none, lora_only or all"),
+        ({"peft_type": None, "fine_tune_type": "lora"}, "peft_type None cannot be merged"),
+        ({"bias": True}, "bias True cannot be merged here"),
         ({"a_variant_of_tomorrow": {"rank": 2}}, "{'rank': 2} cannot be merged here"),
-        ({"init_lora_weights": "pissa_niter_16"}, "pissa_niter_16, which may change the base mod"),
-        ({"target_modules": "(q|v)"}, "target_modules (q|v), a regular expression, cannot be"),
-        ({"exclude_modules": ".*q"}, "exclude_modules .*q, a regular expression, cannot be"),
+        ({"init_lora_weights": "pissa_niter_16"}, "pissa_niter_16 cannot be merged here"),
+        ({"target_modules": "(q|v)"}, "target_modules (q|v) cannot be merged here"),
+        ({"exclude_modules": ".*q"}, "exclude_modules .*q cannot be merged here"),
+        ({"target_modules": ["q", 5]}, "target_modules ['q', 5] cannot be merged here"),
         ({"rank_pattern": {"q": 2}}, "rank_pattern {'q': 2} cannot be merged here; merge it with"),
         ({"alpha_pattern": {"q": 2}}, "alpha_pattern {'q': 2} cannot be merged here; merge it"),
         ({"layers_pattern": "block"}, "layers_pattern block cannot be merged here; merge it with"),
@@ -92,8 +93,6 @@ def test_irrelevant_entries_of_peft_are_ignored():
         ({"lora_alpha": math.nan}, "; it must be a number from"),
         ({"lora_alpha": 10**400}, "; it must be a number from"),
         ({"use_rslora": 1}, "use_rslora is 1; it must be True or False"),
-        ({"target_modules": ["q", 5]}, "it must be a list of at most 4096 names"),
-        ({"target_modules": ["q"] * 5000}, "it must be a list of at most 4096 names"),
     ],
 )
 def test_unsupported_entries_are_refused_by_name(entries, message):

@@ -139,7 +139,7 @@ def test_a_folder_without_weights_is_refused(tmp_path):
     (tmp_path / "tf_model.h5").touch()
     os.mkfifo(tmp_path / "model.safetensors")  # reading it would wait for a writer
     refused(tmp_path, "no model.safetensors.*it holds model.safetensors, tf_model.h5")
-    refused(tmp_path / "nowhere", "empty or missing")
+    refused(tmp_path / "nowhere", "it holds nothing")
 
 
 @pytest.mark.parametrize("file", ("model.safetensors", "pytorch_model.bin"))

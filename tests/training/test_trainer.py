@@ -125,7 +125,7 @@ def test_a_loss_that_is_no_number_ends_the_run_with_the_best_draft(inputs, tmp_p
         run.learner, "step", lambda s, b: (None, float("nan")) if s.step == 3 else step(s, b)
     )
     run.run(plain)
-    assert "step 4: the loss or its gradient is no number; stopped" in log[-1]
+    assert "step 4: loss or gradient is NaN" in log[-1]
     best = run.folder.best(run.state.weights)["decoder.norm.weight"]
     assert run.progress == TrainingProgress(2.0, 2, 2, 0, run.progress.seconds)
     assert mx.array_equal(run.learner.model.decoder.norm.weight, best)
