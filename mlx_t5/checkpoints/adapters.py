@@ -77,7 +77,8 @@ def read_tensors(
         names = [f"{path}.{part}" for part in PARTS]
         arrays = [as_array(weights.pop(part)) for part in names if part in weights]
         if len(arrays) == 1:
-            yield name, adapter.merge(path, arrays[0])
+            # Taken out of the list, which would hold it while the next tensor is read.
+            yield name, adapter.merge(path, arrays.pop())
             continue
         if len(arrays) == 3:  # mode affine; in the other modes the scales are exact in any type
             arrays[1:] = [array.astype(mx.float32) for array in arrays[1:]]
