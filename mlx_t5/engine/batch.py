@@ -18,8 +18,7 @@ from mlx_t5.network.memory import require_for
 
 if TYPE_CHECKING:
     from mlx_t5.drafting.proposals import Choice, Drafter
-    from mlx_t5.network.exact import ExactTarget
-    from model import T5
+    from mlx_t5.network.interface import Target
 
 
 class Batch:
@@ -36,14 +35,14 @@ class Batch:
 
     def __init__(
         self,
-        target: T5 | ExactTarget,
+        target: Target,
         drafter: Drafter | None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Starts an empty batch.
 
         Args:
-            target: the model that decides the tokens; in exact decoding an `ExactTarget`.
+            target: the model that decides the tokens.
             drafter: makes the proposals; None for regular decoding.
             clock: returns seconds, for the statistics.
         """

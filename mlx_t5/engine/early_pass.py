@@ -18,8 +18,7 @@ from mlx_t5.backend import cpu_only, mx
 from mlx_t5.engine.rows import Row
 
 if TYPE_CHECKING:
-    from mlx_t5.network.exact import ExactTarget
-    from model import T5
+    from mlx_t5.network.interface import Target
 
 MOST_COPIED = 64 << 20  # bytes; copying a larger cache costs more time than is saved
 
@@ -28,11 +27,11 @@ class EarlyPass:
     """The decoder pass, if any, that was started before Python read the previous pass's token."""
 
     @classmethod
-    def of(cls, target: T5 | ExactTarget) -> EarlyPass | None:
+    def of(cls, target: Target) -> EarlyPass | None:
         """Returns an `EarlyPass` for a model; None on a CPU."""
         return None if cpu_only() else cls(target)
 
-    def __init__(self, target: T5 | ExactTarget) -> None:
+    def __init__(self, target: Target) -> None:
         """Starts without a pass in flight."""
         self._target = target
         self._place: tuple[Row, int] | None = None  # the row, and the position that is fed

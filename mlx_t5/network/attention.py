@@ -1,4 +1,4 @@
-"""Attention with T5's relative position bias: all at once, in chunks of queries, or row by row.
+"""Attention with T5's relative position bias: all at once, or in chunks of queries.
 
 Raffel et al. (arXiv 1910.10683), section 2.1: every head learns a scalar for each bucket of
 distances (key position minus query position). The scalar is added to the attention scores. The
@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mlx_t5.backend import ON_CUDA, mx, nn
-from mlx_t5.network.cache import hiding, round_up
 from mlx_t5.network.config import T5Config
 
 MAX_SCORES = 1 << 25  # maximum size of an encoder's bias, in numbers: 128 MB in float32
@@ -130,6 +129,11 @@ class ChunkedBias:
             yield chunk, self.table(index) + self.hidden
 
 
+def hiding(mask: mx.array, dtype: mx.Dtype) -> mx.array:
+    """Returns a bias that hides scores where a mask is False; it is finite to avoid NaN."""
+    return mx.where(mask, 0.0, mx.finfo(dtype).min).astype(dtype)
+
+
 def source_biases(
     tables: Sequence[RelativeBias], batch: int, length: int, mask: mx.array | None
 ) -> Sequence[Mask]:
@@ -146,41 +150,23 @@ def source_biases(
     return [table(index) if mask is None else table(index) + hidden for table in tables]
 
 
-@dataclass(frozen=True)
-class ByRow:
-    """Keys or values of rows that attend one at a time, each with its own number of keys.
-
-    Attributes:
-        arrays: (1, H heads, N keys, d_kv) for each row; N may differ between rows.
-        batch: number of rows B; rows after the last of `arrays` are padding.
-        offsets: position of each row's first query, for self-attention; None for cross-attention.
-    """
-
-    arrays: Sequence[mx.array]
-    batch: int
-    offsets: list[int] | None = None
-
-
-Keys: TypeAlias = mx.array | ByRow
 Mask: TypeAlias = mx.array | ChunkedBias | None
 
 
-def attention(queries: mx.array, keys: Keys, values: Keys, mask: Mask) -> mx.array:
+def attention(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
     """Returns softmax(queries @ keys.T + mask) @ values: the scores are not scaled.
 
     Args:
         queries: (B rows, H heads, T queries, d_kv).
-        keys: (B, H, N keys, d_kv), or `ByRow`.
+        keys: (B, H, N keys, d_kv).
         values: as `keys`.
         mask: an array that is added to the scores, (B, H, T, N) or of a shape that broadcasts to
             that; or a bool array (not on CUDA), True where keys are seen; or a `ChunkedBias`;
             None if all keys are seen.
 
     Returns:
-        (B, H, T, d_kv), zeros for the padding rows of a `ByRow`.
+        (B, H, T, d_kv).
     """
-    if isinstance(keys, ByRow):
-        return _row_by_row(queries, keys, values, mask)
     if isinstance(mask, ChunkedBias):
         outputs = []
         for chunk, bias in mask:
@@ -191,37 +177,3 @@ def attention(queries: mx.array, keys: Keys, values: Keys, mask: Mask) -> mx.arr
         scores = mx.addmm(mask, queries, keys.swapaxes(2, 3))
         return mx.softmax(scores, axis=-1, precise=True) @ values
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
-
-
-def _row_by_row(queries: mx.array, keys: ByRow, values: Keys, mask: Mask) -> mx.array:
-    assert isinstance(values, ByRow) and not isinstance(mask, ChunkedBias)
-    rows = []
-    for i, (k, v) in enumerate(zip(keys.arrays, values.arrays, strict=True)):
-        query = queries[i : i + 1]
-        if mask is None or keys.offsets is None:
-            rows.append(attention(query, k, v, None))
-        else:
-            rows.append(_over_slots(query, k, v, mask[i : i + 1], keys.offsets[i]))
-    rows.append(mx.zeros((keys.batch - len(rows), *rows[0].shape[1:]), rows[0].dtype))
-    return mx.concatenate(rows)
-
-
-def _over_slots(
-    queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, offset: int
-) -> mx.array:
-    """Returns a row's self-attention; a query at position p attends to round_up(p + 1) cache slots.
-
-    More slots may change how attention rounds, even if the additional slots are hidden from the
-    query. So a query's number of slots depends on its own position only, not on the pass's other
-    queries. `offset` is the position of the first query.
-    """
-
-    def over(slots: int) -> mx.array:
-        return attention(queries, keys[:, :, :slots], values[:, :, :slots], mask[..., :slots])
-
-    near, last = round_up(offset + 1), offset + queries.shape[2]
-    out, far = over(near), round_up(last)
-    if far == near:
-        return out
-    inside = near - offset  # queries that attend to the first `near` slots
-    return mx.concatenate([out[:, :, :inside], over(far)[:, :, inside:]], axis=2)

@@ -21,6 +21,7 @@ from itertools import chain
 from typing import TypeAlias
 
 from mlx_t5.backend import ON_CUDA, cpu_only, mx
+from mlx_t5.network.attention import attention, hiding
 
 SLOT_MULTIPLE = 32  # slots are added, and attended to, in multiples of this; see `round_up`
 FEW_SHAPES = not cpu_only()  # a GPU needs time to prepare for each new shape
@@ -44,11 +45,6 @@ def source_width(longest: int, rows: int = 2) -> int:
     if not FEW_SHAPES or (rows == 1 and ON_CUDA):
         return longest
     return -(-longest // 32) * 32
-
-
-def hiding(mask: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Returns a bias that hides scores where a mask is False; it is finite to avoid NaN."""
-    return mx.where(mask, 0.0, mx.finfo(dtype).min).astype(dtype)
 
 
 @dataclass(frozen=True)
@@ -94,6 +90,16 @@ class Slots:
                 index = mx.broadcast_to(self.positions[:, None, :, None], new.shape)
                 arrays[layer] = mx.put_along_axis(arrays[layer], index, new, axis=2)
         return self.keys[layer][:, :, : self.seen], self.values[layer][:, :, : self.seen]
+
+    def self_attention(
+        self, layer: int, queries: mx.array, keys: mx.array, values: mx.array, bias: mx.array
+    ) -> mx.array:
+        """Writes a layer's new keys and values, and attends to the slots (B, H, T, d_kv)."""
+        return attention(queries, *self.update(layer, keys, values), bias)
+
+    def cross_attention(self, layer: int, queries: mx.array) -> mx.array:
+        """Attends to the source; the queries are (P, H, K·T, d_kv)."""
+        return attention(queries, *self.cross[layer], self.mask)
 
 
 class Cache:

@@ -14,7 +14,7 @@ from mlx_t5.network.cache import source_width
 
 if TYPE_CHECKING:
     from mlx_t5.network.cache import Cache
-    from mlx_t5.network.exact import ExactTarget
+    from mlx_t5.network.interface import Target
     from model import T5
 
 
@@ -31,7 +31,7 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array 
     return ids, mx.arange(width) < mx.array([[len(row)] for row in rows])
 
 
-def encoder_states(model: T5 | ExactTarget, sources: Sequence[Sequence[int]]) -> list[mx.array]:
+def encoder_states(model: Target, sources: Sequence[Sequence[int]]) -> list[mx.array]:
     """Returns the encoder's output (S, d_model) for each source of S tokens.
 
     Does not wait for the outputs, unless a source is so long that attention is computed in chunks.
@@ -51,7 +51,7 @@ def encoder_states(model: T5 | ExactTarget, sources: Sequence[Sequence[int]]) ->
 
 
 def prepared(
-    model: T5 | ExactTarget,
+    model: Target,
     sources: Sequence[Sequence[int]],
     states: Sequence[mx.array],
     beams: int = 1,

@@ -1,12 +1,14 @@
-"""Facts about a model for decoding: whether it has a decoder, and which weights a pass reads."""
+"""What decoding needs of a model."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mlx_t5.errors import UserError
 
 if TYPE_CHECKING:
+    from mlx_t5.backend import mx
+    from mlx_t5.network.config import T5Config
     from model import T5
 
 
@@ -22,6 +24,26 @@ class WeightsRead(NamedTuple):
     layers: int
     bytes: int
     kind: str
+
+
+class Target(Protocol):
+    """A model that verifies proposals: a `model.T5`, or the `exact.ExactTarget` around one.
+
+    The methods are described in `model.T5`. A cache goes from `cache` to `decode` alone.
+
+    Attributes:
+        width: positions of each row in every pass; 0 if a pass has as many as it is given.
+    """
+
+    config: T5Config
+    width: int
+
+    def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array: ...
+    def cache(self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1) -> Any: ...
+    def decode(self, tokens: mx.array, cache: Any, offsets: list[int]) -> mx.array: ...
+    def weights_read(self) -> WeightsRead: ...
+    def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int: ...
+    def encoder_memory(self, rows: int, source: int) -> int: ...
 
 
 def require_decoder(model: T5, name: str = "this model") -> None:

@@ -110,9 +110,9 @@ def decoder_layer(
     """
     self_attention, cross_attention, feed_forward = blocks
     q, k, v = heads(config, project(self_attention, x), slots.batch, 3)
-    x = add_attention(x, attention(q, *slots.update(i, k, v), bias), self_attention)
+    x = add_attention(x, slots.self_attention(i, q, k, v, bias), self_attention)
     (q,) = heads(config, project(cross_attention, x), slots.prompts, 1)
-    x = add_attention(x, attention(q, *slots.cross[i], slots.mask), cross_attention)
+    x = add_attention(x, slots.cross_attention(i, q), cross_attention)
     return add_feed_forward(config, feed_forward, x)
 
 
