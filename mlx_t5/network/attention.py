@@ -1,8 +1,7 @@
 """Attention with T5's relative position bias: all at once, or in chunks of queries.
 
 Raffel et al. (arXiv 1910.10683), section 2.1: every head learns a scalar for each bucket of
-distances (key position minus query position). The scalar is added to the attention scores. The
-model has no other position encoding. Scores are not scaled.
+distances (key position minus query position), which is added to the attention scores.
 
 Symbols: B rows, H heads, T queries per row, N keys, S source positions.
 """
@@ -19,23 +18,20 @@ import numpy as np
 from mlx_t5.backend import ON_CUDA, mx, nn
 from mlx_t5.network.config import T5Config
 
-MAX_SCORES = 1 << 25  # maximum size of an encoder's bias, in numbers: 128 MB in float32
+# Maximum size of an encoder's bias (rows · heads · source · source), in numbers: 128 MB in float32.
+# For one source of 4,096 tokens and 64 heads, the whole bias would take 4 GB.
+MAX_SCORES = 1 << 25
 LEAST_QUERIES = 32  # minimum size of a chunk; smaller ones are slow on every device
 
 
 def relative_buckets(
     distances: np.ndarray, bidirectional: bool, num_buckets: int, max_distance: int
 ) -> np.ndarray:
-    """Returns the bucket of each distance, key position minus query position.
+    """The bucket of each distance, key position minus query position.
 
     Half of the buckets hold one distance each. The others grow logarithmically, and the last holds
     all distances from `max_distance` on. If `bidirectional`, the keys to the right of the query
     have half of the buckets for themselves; otherwise they are all in bucket 0.
-
-    NumPy computes the buckets, so that they are the same on every device. Some boundaries fall on
-    whole numbers, so the last bit of the logarithm matters. As in the models' training, every
-    operation is rounded to float32. Only the logarithm is computed in float64 and then rounded,
-    because float32 logarithms differ between libraries.
     """
     right = np.zeros_like(distances)
     if bidirectional:
@@ -45,6 +41,10 @@ def relative_buckets(
     else:
         distances = np.maximum(-distances, 0)
     exact = num_buckets // 2
+    # In NumPy, so that buckets are the same on every device. Some boundaries fall on whole numbers,
+    # so the last bit of the logarithm matters. As in the models' training, every operation is
+    # rounded to float32; the logarithm is rounded from float64, as float32 logarithms differ
+    # between libraries.
     ratio = np.maximum(distances, exact).astype(np.float32) / np.float32(exact)
     log = np.log(ratio.astype(np.float64)).astype(np.float32)
     scaled = log / np.float32(math.log(max_distance / exact)) * np.float32(num_buckets - exact)
@@ -55,9 +55,9 @@ def relative_buckets(
 class RelativeBias(nn.Module):
     """The learned bias between queries and keys, and in the decoder the causal mask.
 
-    The config has a maximum distance. All longer distances have the same bias as the maximum, so a
-    short table is enough for any length. In the decoder (`causal`) the table's last entry is -inf,
-    for all keys to the right of the query: one gather gives bias and causal mask at once.
+    All distances beyond the config's maximum have the same bias, so a short table is enough. In the
+    decoder (`causal`) its last entry is -inf, for all keys to the right of the query: one gather
+    gives bias and causal mask at once.
     """
 
     def __init__(self, config: T5Config, causal: bool):
@@ -73,15 +73,12 @@ class RelativeBias(nn.Module):
         self._table: tuple[Any, Any] = None, None  # a weight, and the table made from it
 
     def index(self, queries: mx.array, keys: int) -> mx.array:
-        """Returns indices into the bias table, (B rows, T queries, N keys).
-
-        `queries` are positions (B, T). `keys` is the number N of keys, at positions 0 … N-1.
-        """
+        """Indices into the table (B, T, N), for queries at positions (B, T) and keys at 0 … N-1."""
         distance = mx.arange(keys) - queries[:, :, None]
         return mx.clip(distance, -self._left, self._right) + self._left
 
     def __call__(self, index: mx.array) -> mx.array:
-        """Returns the bias (B rows, H heads, T queries, N keys) for indices from `self.index`."""
+        """The bias (B, H, T, N) for indices from `index`."""
         weight = self["weight"]
         of_weight, table = self._table
         if of_weight is not weight:  # the table is cached: making it takes a tenth of a small pass
@@ -93,36 +90,22 @@ class RelativeBias(nn.Module):
 
 
 def queries_at_once(rows: int, heads: int, source: int) -> int:
-    """Returns the number of queries in an encoder's chunk: the whole source if the bias is small.
-
-    A layer's bias has rows · heads · source · source numbers. For one source of 4,096 tokens and 64
-    heads it takes 4 GB in float32.
-    """
+    """The number of queries in an encoder's chunk: the whole source if the bias is small."""
     fitting = MAX_SCORES // (rows * heads * source)
     return source if fitting >= source else max(LEAST_QUERIES, fitting)
 
 
 @dataclass(frozen=True)
 class ChunkedBias:
-    """The bias of an encoder layer for a long source, computed for one chunk of queries at a time.
-
-    Attributes:
-        table: the relative bias.
-        source: number of source positions S.
-        queries: number of queries in a chunk.
-        hidden: (B rows, 1, 1, S), added to the bias, very negative at padding; 0 without padding.
-    """
+    """The bias of an encoder layer for a long source, computed one chunk of queries at a time."""
 
     table: RelativeBias
     source: int
     queries: int
-    hidden: mx.array | int
+    hidden: mx.array | int  # (B, 1, 1, S), very negative at padding; 0 without padding
 
     def __iter__(self) -> Iterator[tuple[slice, mx.array]]:
-        """Yields, for each chunk of queries, their positions and their bias.
-
-        The bias is (B or 1 row, H heads, T queries, S keys).
-        """
+        """Yields the positions of each chunk of queries, and its bias (B or 1, H, T, S)."""
         for start in range(0, self.source, self.queries):
             chunk = slice(start, min(start + self.queries, self.source))
             index = self.table.index(mx.arange(start, chunk.stop)[None], self.source)
@@ -130,18 +113,14 @@ class ChunkedBias:
 
 
 def hiding(mask: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Returns a bias that hides scores where a mask is False; it is finite to avoid NaN."""
+    """A bias that hides scores where a mask is False; finite, because -inf alone gives NaN."""
     return mx.where(mask, 0.0, mx.finfo(dtype).min).astype(dtype)
 
 
 def source_biases(
     tables: Sequence[RelativeBias], batch: int, length: int, mask: mx.array | None
 ) -> Sequence[Mask]:
-    """Returns each table's bias (B, H, S, S) for an encoder pass; a `ChunkedBias` if S is large.
-
-    B is `batch`, H the number of heads, S `length`. Keys are hidden where `mask` (B, S) is False.
-    Without a mask the bias is (1, H, S, S).
-    """
+    """The bias (B or 1, H, S, S) of an encoder pass from each table, with the mask (B, S)."""
     queries = queries_at_once(batch, tables[0].weight.shape[1], length)
     hidden = 0 if mask is None else hiding(mask[:, None, None], tables[0].weight.dtype)
     if queries < length:
@@ -154,18 +133,14 @@ Mask: TypeAlias = mx.array | ChunkedBias | None
 
 
 def attention(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
-    """Returns softmax(queries @ keys.T + mask) @ values: the scores are not scaled.
+    """Returns softmax(queries @ keys.T + mask) @ values, (B, H, T, d_kv): scores are not scaled.
 
     Args:
-        queries: (B rows, H heads, T queries, d_kv).
-        keys: (B, H, N keys, d_kv).
-        values: as `keys`.
-        mask: an array that is added to the scores, (B, H, T, N) or of a shape that broadcasts to
-            that; or a bool array (not on CUDA), True where keys are seen; or a `ChunkedBias`;
-            None if all keys are seen.
-
-    Returns:
-        (B, H, T, d_kv).
+        queries: (B, H, T, d_kv).
+        keys: (B, H, N, d_kv).
+        values: (B, H, N, d_kv).
+        mask: added to the scores, broadcast to (B, H, T, N); a bool array (not on CUDA), True where
+            keys are seen; a `ChunkedBias`; or None if all keys are seen.
     """
     if isinstance(mask, ChunkedBias):
         outputs = []

@@ -88,11 +88,10 @@ class T5Config:
 
     @classmethod
     def from_dict(cls, raw: dict) -> T5Config:
-        """Returns the config of a parsed config.json; ignores unknown entries and nulls.
+        """Reads a parsed config.json; ignores unknown entries and nulls.
 
         Raises:
-            UserError: the model is not a T5, or an entry is missing, of the wrong type or out of
-                range.
+            UserError: it is not a T5's, or an entry is missing, of the wrong type or out of range.
         """
         if raw.get("model_type") not in MODEL_TYPES:
             raise UserError(
@@ -115,7 +114,6 @@ class T5Config:
         return config
 
     def _check_together(self) -> None:
-        """Raises `UserError` unless the entries are consistent."""
         if self.dense_act_fn not in ACTIVATION_NAMES:
             raise UserError(
                 f"config.json asks for the activation {self.dense_act_fn!r} "
@@ -165,14 +163,12 @@ class T5Config:
 
 
 def _task_prefixes(tasks: Any) -> tuple[str, ...]:
-    """Returns the prefixes in `task_specific_params`; malformed entries are skipped."""
     tasks = tasks.values() if isinstance(tasks, dict) else ()
     prefixes = (task.get("prefix") for task in tasks if isinstance(task, dict))
     return tuple(prefix for prefix in prefixes if isinstance(prefix, str) and prefix.strip())
 
 
 def _end_tokens(ends: list) -> list[int]:
-    """Returns a list of end tokens, checked and without duplicates."""
     if not 0 < len(ends) <= _MAX_END_TOKENS:
         raise UserError(f"config.json: eos_token_id must be 1 to {_MAX_END_TOKENS} tokens")
     for end in ends:
@@ -181,7 +177,6 @@ def _end_tokens(ends: list) -> list[int]:
 
 
 def _check(name: str, kind: str, value: Any) -> None:
-    """Raises `UserError` unless a value has its field's type and is in range."""
     least = 0 if name.endswith("_token_id") else 1
     valid, expected = {
         "int": (

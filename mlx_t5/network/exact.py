@@ -8,8 +8,6 @@ positions, so they work on each prompt alone.
 No library guarantees that such passes round all rows alike. So before decoding, `exact_target`
 looks for values of R and W that do: it tests every kind of weight, attention, and the whole decoder
 with random numbers, which suffice because kernels are chosen by shapes and types alone.
-
-Symbols: B rows in flight, R rows of a pass, W width, S source positions, T target positions.
 """
 
 from __future__ import annotations
@@ -42,9 +40,7 @@ Product = Callable[[mx.array], mx.array]
 class ExactTarget:
     """A `T5` whose passes have fixed shapes; an `interface.Target`.
 
-    Attributes:
-        width: W, positions of each row in every pass.
-        rows: the numbers of rows that a pass may have, ascending; the last is that of a full batch.
+    `rows` are the numbers of rows that a pass may have, ascending up to those of a full batch.
     """
 
     def __init__(self, model: T5, width: int, rows: Sequence[int]) -> None:
@@ -101,7 +97,7 @@ class ExactCache:
         self.rows = self.rows + other.rows
 
     def slots(self, offsets: list[int], length: int) -> ExactSlots:
-        """Returns the slots of a pass; offsets beyond the number of rows are padding rows'."""
+        # There may be more offsets: padding rows have one, but no cache.
         rows = [row.slots([at], length) for row, at in zip(self.rows, offsets, strict=False)]
         return ExactSlots(rows, offsets, length)
 
@@ -137,15 +133,13 @@ class ExactSlots:
 def _over_slots(
     queries: mx.array, keys: mx.array, values: mx.array, bias: mx.array, offset: int
 ) -> mx.array:
-    """Attends from W queries, the first at position `offset`.
-
-    More slots may change how attention rounds, even if they are hidden. So the number of slots
-    depends on the query's own position p, not on the pass's other queries: it is round_up(p + 1).
-    """
+    """Attends from W queries, the first at position `offset`."""
 
     def over(slots: int) -> mx.array:
         return attention(queries, keys[:, :, :slots], values[:, :, :slots], bias[..., :slots])
 
+    # More slots may change how attention rounds, even if they are hidden. So the number of slots
+    # depends on the query's own position p, not on the pass's other queries: it is round_up(p + 1).
     near, last = round_up(offset + 1), offset + queries.shape[2]
     if last <= near:
         return over(near)
@@ -157,16 +151,7 @@ def _over_slots(
 
 
 def exact_targets(model: T5, default: Settings) -> Callable[..., ExactTarget]:
-    """Returns target(batch, settings), which makes the `ExactTarget` for at most `batch` rows.
-
-    Args:
-        model: the target.
-        default: the default settings. If num_draft is a number, every pass has room for that many
-            proposals per row.
-
-    Raises:
-        UserError: exact decoding does not support the settings; `target` raises it, too.
-    """
+    """Returns target(batch, settings), with room for the proposals of the default settings."""
     check_exact(default, WIDTHS[-1])
     room = default.num_draft if isinstance(default.num_draft, int) else 0
     search = cache(partial(exact_target, model, num_draft=room))
@@ -180,11 +165,7 @@ def exact_targets(model: T5, default: Settings) -> Callable[..., ExactTarget]:
 
 
 def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
-    """Finds the smallest width with room for `num_draft` proposals that makes rows independent.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Finds the smallest width with room for `num_draft` proposals that makes rows independent."""
     widths = [width for width in WIDTHS if width > num_draft]
     for width in widths:
         rows = attention_is_exact(model, width) and exact_row_counts(model, batch, width)
@@ -197,11 +178,7 @@ def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
 
 
 def exact_row_counts(model: T5, batch: int, width: int) -> list[int]:
-    """Finds numbers of rows, `batch` among them, for which products have the bits of a full batch.
-
-    Returns:
-        `batch` and smaller powers of two, ascending; nothing if a row's bits depend on its place.
-    """
+    """Finds numbers of rows with the bits of a full batch; none if places matter."""
     fewer = [2**i for i in range(batch.bit_length()) if 2**i < batch]
     for product, inputs in products(model):
         for x in inputs(batch * width):
@@ -248,7 +225,6 @@ def products(model: T5) -> Iterator[tuple[Product, Callable[[int], list[mx.array
 def _cancelling(
     matrix: Matrix, dtype: mx.Dtype, residual: mx.Dtype | None
 ) -> tuple[Product, Callable[[int], list[mx.array]]]:
-    """Returns what `products` yields for a matrix, for inputs and a residual of these types."""
     quantization = dict(zip(QUANTIZATION, matrix.quantization, strict=False))
     group = quantization.get("group_size", 1)  # equal groups of columns are quantized alike
     arrays = matrix.arrays if quantization else (matrix.arrays[0].T,)  # outputs first

@@ -13,26 +13,17 @@ if TYPE_CHECKING:
 
 
 class WeightsRead(NamedTuple):
-    """The weights that a decoder pass reads.
-
-    Attributes:
-        layers: number of decoder layers.
-        bytes: size of the decoder's weights and the output head.
-        kind: the mode of quantization, such as "affine", or else the type, such as "bfloat16".
-    """
+    """The weights that a decoder pass reads: the decoder's and the output head."""
 
     layers: int
     bytes: int
-    kind: str
+    kind: str  # the mode of quantization, such as "affine", or else the type, such as "bfloat16"
 
 
 class Target(Protocol):
     """A model that verifies proposals: a `model.T5`, or the `exact.ExactTarget` around one.
 
-    The methods are described in `model.T5`. A cache goes from `cache` to `decode` alone.
-
-    Attributes:
-        width: positions of each row in every pass; 0 if a pass has as many as it is given.
+    `width` is the number of positions that every pass has per row; 0 if it is not fixed.
     """
 
     config: T5Config
@@ -47,7 +38,6 @@ class Target(Protocol):
 
 
 def require_decoder(model: T5, name: str = "this model") -> None:
-    """Raises `UserError` if a model has no decoder; the message begins with `name`."""
     if not model.can_decode:
         raise UserError(
             f"{name} is an encoder alone: it makes embeddings and writes no text; "
