@@ -135,12 +135,8 @@ Mask: TypeAlias = mx.array | ChunkedBias | None
 def attention(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
     """Returns softmax(queries @ keys.T + mask) @ values, (B, H, T, d_kv): scores are not scaled.
 
-    Args:
-        queries: (B, H, T, d_kv).
-        keys: (B, H, N, d_kv).
-        values: (B, H, N, d_kv).
-        mask: added to the scores, broadcast to (B, H, T, N); a bool array (not on CUDA), True where
-            keys are seen; a `ChunkedBias`; or None if all keys are seen.
+    `mask` is added to the scores, broadcast to (B, H, T, N). It may also be a bool array (not on
+    CUDA), True where keys are seen, or a `ChunkedBias`; None if all keys are seen.
     """
     if isinstance(mask, ChunkedBias):
         outputs = []

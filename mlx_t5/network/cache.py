@@ -6,11 +6,10 @@ its slot; rolling back means feeding from an earlier position. Hence the cache k
 the caller keeps each row's offset, the position of its next token.
 
 Several rows may continue one prompt, as beams do: adjacent rows, as many for every prompt, that
-share its cross-attention keys and values.
+share its cross-attention.
 
 Shapes: B rows, P prompts, K = B / P rows per prompt, H heads, N slots (capacity), S source
-positions, T new positions. Self-attention arrays are (B, H, N, d_kv), cross-attention arrays
-(P, H, S, d_kv).
+positions, T new positions. Self-attention is (B, H, N, d_kv), cross-attention (P, H, S, d_kv).
 """
 
 from __future__ import annotations
@@ -46,28 +45,17 @@ def source_width(longest: int, rows: int = 2) -> int:
 
 @dataclass(frozen=True)
 class Slots:
-    """The slots that one forward pass of the decoder writes to and attends to.
+    """The slots that one forward pass of the decoder writes to and attends to."""
 
-    Attributes:
-        keys: keys of self-attention, per layer; updated in place.
-        values: values of self-attention, per layer; updated in place.
-        positions: (B, T) absolute positions of the new tokens; (1, T) if equal in all rows.
-        start: the first position if it is the same in all rows, else None.
-        seen: number of slots, counted from slot 0, that attention reads.
-        cross: keys and values of cross-attention, one pair per layer.
-        mask: hides padding of the sources: (P, H, K·T, S), or (1, 1, 1, S) if P = 1; None if no
-            source is padded.
-    """
-
-    keys: list[mx.array]
+    keys: list[mx.array]  # one per layer; updated in place
     values: list[mx.array]
-    positions: mx.array
-    start: int | None
-    seen: int
+    positions: mx.array  # (B, T) absolute positions; (1, T) if equal in all rows
+    start: int | None  # the first position if it is the same in all rows
+    seen: int  # number of slots, counted from slot 0, that attention reads
     batch: int
     prompts: int
-    cross: list[KeysValues]
-    mask: mx.array | None
+    cross: list[KeysValues]  # one pair per layer
+    mask: mx.array | None  # hides padding of sources: (P, H, K·T, S), or (1, 1, 1, S) if P = 1
 
     def update(self, layer: int, keys: mx.array, values: mx.array) -> KeysValues:
         """Writes a layer's new keys and values (B, H, T, d_kv); returns what attention reads."""
@@ -92,23 +80,15 @@ class Slots:
 
 
 class Cache:
-    """The keys and values of a decoder's cross-attention and self-attention, for P prompts; lazy.
-
-    Attributes:
-        keys: keys of self-attention, an array per layer.
-        values: values of self-attention, an array per layer.
-        cross: keys and values of cross-attention, a pair of arrays per layer.
-        mask: (P, S), True for source tokens and False for padding; None if no source is padded.
-        beams: number of rows per prompt K.
-    """
+    """Keys and values of a decoder's cross-attention and self-attention, for P prompts; lazy."""
 
     def __init__(
         self, cross: list[KeysValues], mask: mx.array | None, capacity: int, beams: int = 1
     ):
         prompts, heads, _, width = cross[0][0].shape
         empty = (prompts * beams, heads, round_up(capacity), width)
-        self.cross, self.beams = cross, beams
-        self.mask = None if mask is None else mask.astype(mx.bool_)
+        self.cross, self.beams = cross, beams  # per layer; number of rows per prompt K
+        self.mask = None if mask is None else mask.astype(mx.bool_)  # (P, S), False: padding
         self.keys = [mx.zeros(empty, k.dtype) for k, _ in cross]
         self.values = [mx.zeros(empty, v.dtype) for _, v in cross]
 

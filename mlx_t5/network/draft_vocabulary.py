@@ -27,13 +27,7 @@ TABLE = "d2t"
 
 
 class DraftVocabulary:
-    """Maps a draft's N logits to the V tokens of its target; tokens it lacks are left out.
-
-    Attributes:
-        size: N.
-        ids: (N,) int32, the token of each logit; None if N = V.
-        rows: (V,) int32, the logit of each token, N for a token without a logit; None if N = V.
-    """
+    """Maps a draft's N logits to the V tokens of its target; tokens it lacks are left out."""
 
     def __init__(self, model: T5, vocab_size: int) -> None:
         table = getattr(model, TABLE, None)
@@ -42,8 +36,8 @@ class DraftVocabulary:
         self.size = len(ids)
         if not self.size:
             raise UserError("vocabularies differ: the draft has none of the target's tokens")
-        self.ids: mx.array | None = None
-        self.rows: mx.array | None = None
+        self.ids: mx.array | None = None  # (N,) the token of each logit; None if N = V
+        self.rows: mx.array | None = None  # (V,) the logit of each token; N if it has none
         if self.size < vocab_size:
             rows = np.full(vocab_size, self.size, np.int32)
             rows[ids] = np.arange(self.size)

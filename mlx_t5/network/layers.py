@@ -171,18 +171,14 @@ def add_feed_forward(config: T5Config, block: Block, x: mx.array) -> mx.array:
 def layer_for(
     config: T5Config, slots: Any, passes: float, grad_checkpoint: bool = False
 ) -> Callable[..., mx.array]:
-    """Returns `decoder_layer` for a pass over these slots, compiled after enough passes.
-
-    Building the graph of a layer in Python can take longer than computing it on the GPU, and
-    `mx.compile` keeps the graph for arrays of the same shapes. A single layer is compiled, not a
-    whole pass: the weights are inputs, so all layers share one function, and the device can start
-    with the first layers while Python continues. As a compiled layer has its own kernels, which a
-    GPU compiles at their first use, this is for models with many passes. `passes` counts them; it
-    is negative in training, whose layers must not be compiled.
-    """
+    """`decoder_layer` for a pass over these slots, compiled after enough passes (< 0: training)."""
     if grad_checkpoint and passes < 0:
         return partial(checkpointed_layer, config)
-    # In exact decoding each row has its own number of keys: too many combinations of shapes.
+    # Building a layer's graph in Python can take longer than computing it on the GPU. One layer is
+    # compiled, not a whole pass: the weights are inputs, so all layers share one function, and the
+    # device can start with the first layers while Python continues. A compiled layer has its own
+    # kernels, which a GPU compiles at their first use, so only many passes make up for it. In exact
+    # decoding each row has its own number of keys: too many combinations of shapes.
     if passes < passes_before_compiling() or not isinstance(slots, Slots):
         return partial(decoder_layer, config)
     shapes = slots.positions.shape, slots.keys[0].shape, slots.cross[0][0].shape

@@ -56,14 +56,7 @@ WORST = np.finfo(np.float32).min  # the lowest score of a text
 
 
 class BeamSearch:
-    """The beam search of one row; K is the row's `num_beams`.
-
-    Attributes:
-        beams: K hypotheses of equal length, the best first. If fewer than K are left, duplicates
-            of the best with the score `NO_BEAM` (-inf) fill the other places.
-        parents: for each beam, the index of the previous step's beam that it continues.
-        texts: at most K finished texts, the best first.
-    """
+    """The beam search of one row; K is the row's `num_beams`."""
 
     def __init__(
         self, settings: Settings, start: int, eos: Sequence[int], watch: TextWatch | None = None
@@ -71,14 +64,16 @@ class BeamSearch:
         self.settings, self.eos = settings, eos
         self.size = settings.num_beams
         self.looked_at = (1 + max(len(eos), 1)) * self.size
+        # K hypotheses of equal length, the best first. If fewer than K are left, duplicates of the
+        # best with the score `NO_BEAM` fill the other places.
         self.beams: list[Hypothesis] = []
-        self.parents: list[int] = []
-        self.texts: list[Hypothesis] = []
+        self.parents: list[int] = []  # of each beam: index of the previous beam that it continues
+        self.texts: list[Hypothesis] = []  # at most K, the best first
         self.done = False
         self._set_beams([(0, Hypothesis([start], np.float32(0), watch))])
 
     def advance(self, scores: Sequence[float], indices: Sequence[int], vocab_size: int) -> None:
-        """Advances by one step, from the best continuations: index k * vocab_size + token for beam k."""
+        """Advances by one step; continuation k * vocab_size + token is beam k's, the best first."""
         going, finished = [], []
         for rank, (score, index) in enumerate(zip(scores, indices, strict=True)):
             if rank == self.looked_at or score == NO_BEAM:
