@@ -13,7 +13,6 @@ from mlx_t5.engine.rows import Chunk, Result, Row
 from mlx_t5.errors import UserError
 from mlx_t5.sampling.beam_search import texts_of
 from mlx_t5.sampling.draws import random_keys
-from mlx_t5.settings import Settings
 from mlx_t5.text.detokenizer import decode
 from mlx_t5.text.prompts import checked_prompts, token_ids
 from mlx_t5.text.stop_strings import TextWatch
@@ -22,23 +21,12 @@ CHARACTERS = 64  # characters of a prediction that are read at most, per token o
 
 
 class Codec:
-    """Makes rows from prompts, and results from rows."""
+    """Makes rows from prompts, and results from rows; no tokenizer: prompts are token ids."""
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
-        """Starts with the target's tokenizer and vocabulary.
-
-        Args:
-            tokenizer: as `model.load` returns it; None if prompts are token ids.
-            vocab_size: the number of token ids.
-        """
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
 
     def check(self, job: Job) -> None:
-        """Refuses stop strings without a tokenizer.
-
-        Raises:
-            UserError: the job has stop strings, and there is no tokenizer.
-        """
         if job.settings.stop and self.tokenizer is None:
             raise UserError("stop strings need a tokenizer; this model folder has none")
 
@@ -48,13 +36,9 @@ class Codec:
         job: Job,
         indexes: Iterable[int] | None = None,
     ) -> Iterator[Row]:
-        """Yields the rows of prompts, one per sample; arguments as in `SpeculativeDecoder.results`.
+        """Yields the rows of prompts, one per sample; reads the prompts lazily.
 
-        Prompts are read lazily. The rows of an unusable prompt are finished with "error" already.
-
-        Raises:
-            UserError: the prompts are not iterable, a seed is out of range, or a list of seeds
-                does not have one seed per prompt.
+        The rows of an unusable prompt are finished with "error" already.
         """
         prompts, seed = checked_prompts(prompts, job.seed)
         predictions = chain(job.predictions, repeat(None))
@@ -69,7 +53,6 @@ class Codec:
         prediction: str | Sequence[int] | None,
         keys: Iterable[mx.array],
     ) -> Iterator[Row]:
-        """Yields the rows of a prompt lazily, one per random key; tokenizes the prompt once."""
         settings = job.settings
         ids: list[int] = []
         predicted: list[int] = []
@@ -79,7 +62,14 @@ class Codec:
         else:
             try:
                 ids = token_ids(prompt, self.tokenizer, self.vocab_size)
-                predicted = [] if prediction is None else self._predicted(prediction, settings)
+                if prediction is not None:
+                    if settings.num_beams > 1:
+                        beams = f"num_beams is {settings.num_beams}"
+                        cure = "beams take no proposals; leave the prediction out"
+                        raise UserError(f"{beams}: {cure}")
+                    if isinstance(prediction, str):
+                        prediction = prediction[: settings.max_tokens * CHARACTERS]
+                    predicted = token_ids(prediction, self.tokenizer, self.vocab_size, "prediction")
             except UserError as error:
                 bad = error
         for row in (Row(ids, settings, key) for key in keys):
@@ -91,16 +81,8 @@ class Codec:
                     row.watch = TextWatch(self.tokenizer, tuple(settings.stop))
             yield row
 
-    def _predicted(self, prediction: str | Sequence[int], settings: Settings) -> list[int]:
-        if settings.num_beams > 1:
-            beams = f"num_beams is {settings.num_beams}"
-            raise UserError(f"{beams}: beams take no proposals; leave the prediction out")
-        if isinstance(prediction, str):
-            prediction = prediction[: settings.max_tokens * CHARACTERS]
-        return token_ids(prediction, self.tokenizer, self.vocab_size, "prediction")
-
     def chunk(self, row: Row) -> Chunk:
-        """Returns what a row has added since its last chunk, and a finished row's result."""
+        """What a row has added since its last chunk, and a finished row's result."""
         tokens, writers = row.output(row.reported)
         pieces = row.watch.pieces[row.reported :] if row.watch else []
         text = "".join(pieces) + (row.watch.rest if row.watch else "")
@@ -112,12 +94,11 @@ class Codec:
         return Chunk(text, tokens, writers, pieces, row.stats, result, row.index, logprobs)
 
     def results(self, row: Row) -> list[Result]:
-        """Returns a finished row's results: one, or with beams `num_return_sequences` results."""
+        """A finished row's results: one, or with beams `num_return_sequences`."""
         texts = texts_of(row) if row.settings.num_beams > 1 else [row]
         return [self.result(text) for text in texts]
 
     def result(self, row: Row) -> Result:
-        """Returns the result of a finished row."""
         if row.error:
             return Result(None, [], [], "error", row.stats, row.error)
         tokens, writers = row.output()

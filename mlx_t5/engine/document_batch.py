@@ -30,20 +30,13 @@ DOUBTFUL = 'note: "{}" is decoded as text; if it is a prefix, give it by --prefi
 
 @dataclass
 class DocumentStats(Stats):
-    """Sums of the pieces' statistics, and rates from these sums; the peak memory is the maximum.
-
-    Attributes:
-        pieces: number of pieces decoded.
-        cut: number of pieces that are parts of a sentence that was too long.
-        failed: number of pieces that could not be decoded; the result has their source text.
-    """
+    """Sums of the pieces' statistics, and rates from these sums; peak memory is the maximum."""
 
     pieces: int = 0
-    cut: int = 0
-    failed: int = 0
+    cut: int = 0  # parts of sentences that were too long
+    failed: int = 0  # the result has their source text
 
     def add(self, stats: Stats) -> None:
-        """Adds the statistics of a piece or of a document."""
         decided = sum(one.tokens_per_call * one.target_calls for one in (self, stats))
         peak = max(self.peak_memory_bytes, stats.peak_memory_bytes)
         _add(self, stats)
@@ -64,19 +57,11 @@ def _add(sums: Any, more: Any) -> None:
 
 
 class DocumentInFlight:
-    """A document that is being decoded, with the results of its pieces so far.
-
-    Attributes:
-        document: the document, or the error that reading the document raised.
-        index: the document's index among all documents, which selects its random streams.
-        drawn: number of pieces cut so far.
-        whole: whether all pieces have been cut.
-        result: the document's result, which is complete after `finish`.
-    """
+    """A document that is being decoded, with the results of its pieces so far."""
 
     def __init__(self, document: Document | Exception, index: int = 0) -> None:
-        """Starts without pieces."""
-        self.document, self.index, self.drawn, self.whole = document, index, 0, False
+        self.document, self.index = document, index  # the index selects its random streams
+        self.drawn, self.whole = 0, False  # number of pieces cut so far; whether these are all
         self.stats, self._texts, self._pieces = DocumentStats(), [""], list[str]()
         self.result = Result(None, [], [], "stop", self.stats)
 
@@ -91,7 +76,6 @@ class DocumentInFlight:
 
     @property
     def complete(self) -> bool:
-        """Whether the results of all pieces have been added."""
         return self.whole and len(self.result.pieces) == self.drawn
 
     def add(self, answer: Result) -> str:
@@ -133,11 +117,9 @@ def chunks(
     ready: Callable[[], bool] = lambda: True,
     indexes: Iterable[int] | None = None,
 ) -> Generator[Chunk, None, None]:
-    """Decodes documents in order, and yields a chunk per piece.
+    """Decodes documents in order, and yields a chunk per piece; a document's last has its result.
 
-    The last chunk of a document has the document's result. Arguments are as in
-    `SpeculativeDecoder.results`, with three limits: `job` has one seed for all documents, `indexes`
-    has an index per document, and a document with a prediction other than None fails.
+    As `SpeculativeDecoder.results`, but with one seed, an index per document, and no predictions.
 
     Raises:
         UserError: the model has no tokenizer, or the job has several seeds or texts per prompt.
@@ -156,10 +138,6 @@ def chunks(
             in_hand.append(DocumentInFlight(document, place))
             yield from in_hand[-1].prompts()
 
-    def piece_places() -> Iterator[int]:
-        while True:
-            yield in_hand[-1].index + (in_hand[-1].drawn - 1 << 32)
-
     def at_hand() -> bool:
         return bool(in_hand and not in_hand[-1].whole) or ready()
 
@@ -173,22 +151,22 @@ def chunks(
             if complete:
                 in_hand.popleft()
 
+    piece_places = (in_hand[-1].index + (in_hand[-1].drawn - 1 << 32) for _ in repeat(None))
     of_pieces = Job(job.settings, job.seed)  # pieces are prompts that are not cut again
-    for answer in decoder.results(drawn(), of_pieces, batch_size, at_hand, piece_places()):
+    for answer in decoder.results(drawn(), of_pieces, batch_size, at_hand, piece_places):
         yield from finished()
         yield from finished(in_hand[0].add(answer), answer)
     yield from finished()
 
 
 def results(*args: Any) -> Iterator[Result]:
-    """Decodes documents as `chunks` does, but yields only their results."""
     return (chunk.result for chunk in chunks(*args) if chunk.result)
 
 
 def stream(
     decoder: SpeculativeDecoder, prompt: Any, job: Job, batch_size: int
 ) -> Generator[Chunk, None, None]:
-    """Decodes one document as `chunks` does, but raises `UserError` if the whole document fails."""
+    """Decodes one document as `chunks` does, but raises its error if it fails as a whole."""
     for chunk in chunks(decoder, [prompt], job, batch_size):
         if chunk.result and chunk.result.error:
             raise UserError(chunk.result.error)
@@ -196,14 +174,10 @@ def stream(
 
 
 def spelled(chunk: Chunk, tokenizer: Any) -> Chunk:
-    """Sets a chunk's `pieces` to the texts of the chunk's tokens, and returns the chunk.
-
-    Before the call every piece is "". The pieces stay so if the chunk's text does not contain the
-    tokens' text, for example because the chunk's text was broken into lines.
-    """
+    """Sets a chunk's `pieces` to the texts of its tokens, if these make up the chunk's text."""
     detokenizer = StreamingDetokenizer(tokenizer)
     pieces = [*map(detokenizer.add, chunk.tokens)]
-    before = chunk.text.find("".join(pieces))
+    before = chunk.text.find("".join(pieces))  # -1 if, say, the text was broken into lines
     if pieces and before >= 0:
         chunk.pieces = [chunk.text[:before] + pieces[0], *pieces[1:]]
     return chunk
@@ -212,8 +186,6 @@ def spelled(chunk: Chunk, tokenizer: Any) -> Chunk:
 def _document(
     prompt: Any, prediction: Any, job: Job, decoder: SpeculativeDecoder
 ) -> Document | Exception:
-    """Returns a document whose pieces fit the model, or an error if the text is unusable."""
-
     def tokens(prompt: str) -> int:
         try:
             return len(encode(decoder.tokenizer, prompt))
@@ -233,7 +205,6 @@ def _document(
 
 
 def _check(decoder: SpeculativeDecoder, job: Job) -> None:
-    """Refuses settings that cannot be used with documents, and models without a tokenizer."""
     if decoder.tokenizer is None:
         raise UserError("a split needs a tokenizer; this model folder has none")
     if is_listlike(job.seed):
