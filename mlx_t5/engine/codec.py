@@ -13,6 +13,7 @@ from mlx_t5.engine.rows import Chunk, Result, Row
 from mlx_t5.errors import UserError
 from mlx_t5.sampling.beam_search import texts_of
 from mlx_t5.sampling.draws import random_keys
+from mlx_t5.settings import Settings
 from mlx_t5.text.detokenizer import decode
 from mlx_t5.text.prompts import checked_prompts, token_ids
 from mlx_t5.text.stop_strings import TextWatch
@@ -62,14 +63,7 @@ class Codec:
         else:
             try:
                 ids = token_ids(prompt, self.tokenizer, self.vocab_size)
-                if prediction is not None:
-                    if settings.num_beams > 1:
-                        beams = f"num_beams is {settings.num_beams}"
-                        cure = "beams take no proposals; leave the prediction out"
-                        raise UserError(f"{beams}: {cure}")
-                    if isinstance(prediction, str):
-                        prediction = prediction[: settings.max_tokens * CHARACTERS]
-                    predicted = token_ids(prediction, self.tokenizer, self.vocab_size, "prediction")
+                predicted = [] if prediction is None else self._predicted(prediction, settings)
             except UserError as error:
                 bad = error
         for row in (Row(ids, settings, key) for key in keys):
@@ -80,6 +74,14 @@ class Codec:
                 if settings.stop or (job.watched and self.tokenizer):
                     row.watch = TextWatch(self.tokenizer, tuple(settings.stop))
             yield row
+
+    def _predicted(self, prediction: str | Sequence[int], settings: Settings) -> list[int]:
+        if settings.num_beams > 1:
+            beams = f"num_beams is {settings.num_beams}"
+            raise UserError(f"{beams}: beams take no proposals; leave the prediction out")
+        if isinstance(prediction, str):
+            prediction = prediction[: settings.max_tokens * CHARACTERS]
+        return token_ids(prediction, self.tokenizer, self.vocab_size, "prediction")
 
     def chunk(self, row: Row) -> Chunk:
         """What a row has added since its last chunk, and a finished row's result."""

@@ -57,11 +57,19 @@ def _add(sums: Any, more: Any) -> None:
 
 
 class DocumentInFlight:
-    """A document that is being decoded, with the results of its pieces so far."""
+    """A document that is being decoded, with the results of its pieces so far.
+
+    Attributes:
+        document: the document, or the error that reading the document raised.
+        index: the document's index among all documents, which selects its random streams.
+        drawn: number of pieces cut so far.
+        whole: whether all pieces have been cut.
+        result: the document's result, which is complete after `finish`.
+    """
 
     def __init__(self, document: Document | Exception, index: int = 0) -> None:
-        self.document, self.index = document, index  # the index selects its random streams
-        self.drawn, self.whole = 0, False  # number of pieces cut so far; whether these are all
+        """Starts without pieces."""
+        self.document, self.index, self.drawn, self.whole = document, index, 0, False
         self.stats, self._texts, self._pieces = DocumentStats(), [""], list[str]()
         self.result = Result(None, [], [], "stop", self.stats)
 
@@ -76,6 +84,7 @@ class DocumentInFlight:
 
     @property
     def complete(self) -> bool:
+        """Whether the results of all pieces have been added."""
         return self.whole and len(self.result.pieces) == self.drawn
 
     def add(self, answer: Result) -> str:
@@ -138,6 +147,10 @@ def chunks(
             in_hand.append(DocumentInFlight(document, place))
             yield from in_hand[-1].prompts()
 
+    def piece_places() -> Iterator[int]:
+        while True:
+            yield in_hand[-1].index + (in_hand[-1].drawn - 1 << 32)
+
     def at_hand() -> bool:
         return bool(in_hand and not in_hand[-1].whole) or ready()
 
@@ -151,9 +164,8 @@ def chunks(
             if complete:
                 in_hand.popleft()
 
-    piece_places = (in_hand[-1].index + (in_hand[-1].drawn - 1 << 32) for _ in repeat(None))
     of_pieces = Job(job.settings, job.seed)  # pieces are prompts that are not cut again
-    for answer in decoder.results(drawn(), of_pieces, batch_size, at_hand, piece_places):
+    for answer in decoder.results(drawn(), of_pieces, batch_size, at_hand, piece_places()):
         yield from finished()
         yield from finished(in_hand[0].add(answer), answer)
     yield from finished()
@@ -186,6 +198,8 @@ def spelled(chunk: Chunk, tokenizer: Any) -> Chunk:
 def _document(
     prompt: Any, prediction: Any, job: Job, decoder: SpeculativeDecoder
 ) -> Document | Exception:
+    """Returns a document whose pieces fit the model, or an error if the text is unusable."""
+
     def tokens(prompt: str) -> int:
         try:
             return len(encode(decoder.tokenizer, prompt))
