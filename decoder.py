@@ -48,8 +48,8 @@ from mlx_t5.engine.rows import Chunk, Result, Row
 from mlx_t5.errors import UserError, log
 from mlx_t5.loading import choose_pair, load_pair
 from mlx_t5.network.draft_vocabulary import require_all_tokens
-from mlx_t5.network.exactness import exact_targets
-from mlx_t5.network.interface import require_decoder
+from mlx_t5.network.exact import exact_targets
+from mlx_t5.network.interface import Target, require_decoder
 from mlx_t5.ranges import FLAG, checked
 from mlx_t5.sampling.acceptance import UNDECIDED, accept
 from mlx_t5.sampling.draws import Sampling
@@ -81,7 +81,7 @@ class Engine(Batch):
 
     def __init__(
         self,
-        target: T5,
+        target: Target,
         drafter: Drafter | None,
         clock: Callable[[], float] = time.perf_counter,
         adaptive: Adaptive | None = None,
@@ -257,7 +257,7 @@ class SpeculativeDecoder:
         self.codec = Codec(tokenizer, model.config.vocab_size)
         self.scoring, self.embeddings = Scoring(model, tokenizer), Embeddings(model, tokenizer)
         self.exact = checked("exact", exact, FLAG)
-        self.target: Callable[..., Any] = (
+        self.target: Callable[..., Target] = (
             exact_targets(model, self.defaults) if self.exact else lambda *_: model
         )
         self.adaptive: Adaptive | None = None  # made with the first engine, shared by all engines
@@ -458,7 +458,7 @@ class SpeculativeDecoder:
         target = self.target(batch_size, settings)
         mx.reset_peak_memory()
         if settings.num_beams > 1:
-            return Beams(target, settings.num_beams, self.clock)
+            return Beams(self.model, settings.num_beams, self.clock)
         drafter = self.drafter.fresh() if self.drafter else None
         self.adaptive = self.adaptive or Adaptive.of(target, drafter)
         return Engine(target, drafter, self.clock, self.adaptive.fresh())

@@ -71,6 +71,8 @@ class T5(Stacks):
         grad_checkpoint: whether training recomputes activations within layers to save memory.
     """
 
+    width = 0  # passes are not padded (interface.Target)
+
     def __init__(
         self,
         config: T5Config,

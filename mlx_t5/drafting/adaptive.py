@@ -31,13 +31,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from mlx_t5.drafting.costs import NUMBERS, Expected, StepCosts, most_proposals
 from mlx_t5.drafting.proposals import NOTHING, Choice, Drafter, Kind, Offer
-from mlx_t5.network.exact import ExactTarget
-from mlx_t5.network.exactness import LONGEST_AUTO
+from mlx_t5.network.exact import WIDTHS
 from mlx_t5.settings import AUTO
 
 if TYPE_CHECKING:
     from mlx_t5.engine.rows import Row
-    from model import T5
+    from mlx_t5.network.interface import Target
 
 Offers: TypeAlias = Sequence[Sequence[Offer]]  # of each row: at most one draft and one copy
 
@@ -163,9 +162,9 @@ class Adaptive:
         self.idle = False
 
     @classmethod
-    def of(cls, target: T5, drafter: Drafter | None) -> Adaptive:
-        """Returns an `Adaptive` for a target (or its `ExactTarget`) and its drafter."""
-        most = LONGEST_AUTO if isinstance(target, ExactTarget) else None
+    def of(cls, target: Target, drafter: Drafter | None) -> Adaptive:
+        """Returns an `Adaptive` for a target and its drafter."""
+        most = WIDTHS[0] - 1 if target.width else None  # whatever width other engines have
         return cls(Expected(target, drafter.model if drafter else None), most)
 
     def fresh(self) -> Adaptive:

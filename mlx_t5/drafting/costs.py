@@ -22,7 +22,7 @@ from mlx_t5 import blas
 from mlx_t5.backend import blas_name, device_info, mx, on_cpu, on_cuda
 
 if TYPE_CHECKING:
-    from mlx_t5.network.exact import ExactTarget
+    from mlx_t5.network.interface import Target
     from model import T5
 
 Shape: TypeAlias = tuple[int, int, int]  # of a step: B, gamma, draft passes
@@ -106,9 +106,9 @@ def most_proposals() -> int:
 class Expected:
     """Estimates how long steps take; uses only `PASS_TIMES`, so all runs on a machine agree."""
 
-    def __init__(self, target: T5 | ExactTarget, draft: T5 | None = None) -> None:
-        """Starts with a target (or its `ExactTarget`) and a draft model; None without a draft."""
-        self.width = getattr(target, "width", 0)
+    def __init__(self, target: Target, draft: T5 | None = None) -> None:
+        """Starts with a target and a draft model; None without a draft."""
+        self.width = target.width
         device, row = device_kind(target.weights_read().kind)
         self.target = _parts(target, device)
         self.draft = _parts(draft, device) if draft else (0.0, 0.0)
@@ -141,7 +141,7 @@ class Expected:
         return fixed + reading * (np.interp(positions, points, times) + slope * beyond)
 
 
-def _parts(model: T5 | ExactTarget, device: Device) -> tuple[float, float]:
+def _parts(model: Target, device: Device) -> tuple[float, float]:
     """Returns the seconds of a pass over one position, in two parts.
 
     For a pass over M positions, the first part stays the same, and the second part is multiplied by

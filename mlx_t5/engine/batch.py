@@ -1,8 +1,7 @@
 """A batch of rows in flight: how rows join it and leave it.
 
-`decoder.Engine` and `beams.Beams` are batches. A row's source is encoded when the row joins, or
-earlier. While the row is in the batch, the batch holds the row's target cache, and the drafter
-holds its own state for the row. Rows keep their order.
+A row's source is encoded when the row joins, or earlier. While the row is in the batch, the batch
+holds its target cache, and the drafter its own state for the row. Rows keep their order.
 """
 
 from __future__ import annotations
@@ -18,38 +17,23 @@ from mlx_t5.network.memory import require_for
 
 if TYPE_CHECKING:
     from mlx_t5.drafting.proposals import Choice, Drafter
-    from mlx_t5.network.exact import ExactTarget
-    from model import T5
+    from mlx_t5.network.interface import Target
 
 
 class Batch:
-    """The rows in flight, with the target's cache and the settings for all rows.
+    """The rows in flight, with the target's cache and the settings for all rows."""
 
-    Attributes:
-        rows: the rows in flight.
-        cache: the target's cache, a `Cache`; None without rows.
-        beams: number of sequences that the target continues for each row; 1 without beam search.
-        choices: each row's choice of proposals in the last step; empty without a drafter.
-    """
-
-    beams = 1
+    beams = 1  # sequences that the target continues for each row
 
     def __init__(
         self,
-        target: T5 | ExactTarget,
+        target: Target,
         drafter: Drafter | None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Starts an empty batch.
-
-        Args:
-            target: the model that decides the tokens; in exact decoding an `ExactTarget`.
-            drafter: makes the proposals; None for regular decoding.
-            clock: returns seconds, for the statistics.
-        """
         self.target, self.drafter, self.clock = target, drafter, clock
-        self.cache: Any = None
-        self.choices: list[Choice] = []
+        self.cache: Any = None  # the target's; None without rows
+        self.choices: list[Choice] = []  # each row's proposals in the last step
         self.rows: list[Row] = []
         self._collect()
 
@@ -96,17 +80,14 @@ class Batch:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Does nothing; `Engine` overrides this to discard what it learned from sampled rows."""
+        """Discards what was learned from sampled rows; see `Engine`."""
 
     def drop_finished(self) -> None:
-        """Drops the finished rows, after checking that the last pass has not failed.
-
-        Metal may return zeros for a failed pass, and report the error only when the device is used
-        again. Every row then has tokens from the failed pass, so all rows fail.
-        """
         if not any(row.finish_reason for row in self.rows):
             return
         try:
+            # Metal may return zeros for a failed pass, and report the error only here. Then every
+            # row has tokens from that pass.
             mx.synchronize()
         except (RuntimeError, MemoryError) as error:
             for row in self.rows:
@@ -114,7 +95,7 @@ class Batch:
         self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only the rows with these indices, which are ascending; the others leave."""
+        """Keeps only the rows with these ascending indices."""
         if list(rows) == list(range(len(self.rows))):
             return
         remaining = [self.rows[row] for row in rows]

@@ -2,8 +2,7 @@
 
 Rows of a batch are padded to its longest source, so prompts join in groups of similar length. If
 only the total time matters, later prompts are encoded ahead in the same pass, as a pass over many
-positions takes less time than several passes over few. Results keep the order of the prompts. Only
-a window of prompts is held at a time, so memory does not grow with the number of prompts.
+positions takes less time than several passes over few. Only a window of prompts is held at a time.
 """
 
 from __future__ import annotations
@@ -32,35 +31,19 @@ class Queue:
     If memory does not suffice for a row in addition to the rows in flight, the row waits until one
     of these has left. All later rows wait too: otherwise short prompts could delay a long one
     forever. A row fails only if memory does not suffice for it alone.
-
-    Attributes:
-        waiting: the waiting rows, the oldest first.
-        last: whether no more rows will come.
     """
 
     def __init__(
         self, engine: Batch, size: int, waiting: Sequence[Row] = (), bulk: bool = False
     ) -> None:
-        """Starts a queue for an engine's batch.
-
-        Args:
-            engine: the batch.
-            size: maximum number of rows in the batch.
-            waiting: the first rows to wait.
-            bulk: whether only the total time matters, not the time of a single row. If so, rows
-                take all free places at once, and later rows may be encoded ahead with them. If
-                not, `MAX_JOINING_TOKENS` limits the rows that join between two steps.
-        """
         self.engine, self.size, self.bulk = engine, size, bulk
-        self.waiting, self.last = list(waiting), False
+        # In bulk only the total time matters: rows take all free places at once, and later rows may
+        # be encoded ahead. Otherwise `MAX_JOINING_TOKENS` limits the rows that join.
+        self.waiting, self.last = list(waiting), False  # the oldest first; no more will come
         self._room = size  # rows in flight when memory last ran out; with fewer, try again
 
     def admit(self) -> list[Row]:
-        """Inserts waiting rows for which the batch and memory have room.
-
-        Returns:
-            The rows that do not fit in memory even alone, finished with "error".
-        """
+        """Inserts waiting rows for which there is room; returns rows that do not fit even alone."""
         running = len(self.engine.rows)
         if not self.waiting or running >= min(self.size, self._room):
             return []
@@ -100,16 +83,16 @@ class Queue:
             with suppress(RuntimeError, MemoryError):  # MLX raises these when it cannot allocate
                 self.engine.insert(rows, ahead)
                 return True
-        return all(in_halves(self._insert_all, rows, self._refuse))
 
-    def _insert_all(self, rows: Sequence[Row]) -> list[bool]:
-        self.engine.insert(rows)
-        return [True] * len(rows)
+        def insert(rows: Sequence[Row]) -> list[bool]:
+            self.engine.insert(rows)
+            return [True] * len(rows)
+
+        return all(in_halves(insert, rows, self._refuse))
 
     def _refuse(self, row: Row, reason: str) -> bool:
-        """Returns False if the row can wait for others to leave; else fails it and returns True."""
         if self.engine.rows:
-            return False
+            return False  # it can wait for others to leave
         cure = "shorten it or lower max_tokens"
         row.fail(f"no memory for a prompt of {len(row.ids)} tokens ({reason}); {cure}")
         return True
@@ -121,19 +104,9 @@ def decode_rows(
     batch_size: int,
     ready: Callable[[int], bool] = lambda drawn: True,
 ) -> Iterator[Row]:
-    """Decodes rows, at most `batch_size` at a time.
+    """Decodes rows, read lazily, at most `batch_size` at a time; yields them in order.
 
-    Args:
-        engine: an engine without rows.
-        rows: the rows to decode; read lazily.
-        batch_size: maximum number of rows in flight.
-        ready: given the number of rows read so far, returns whether the next row can be read
-            without waiting. If not, `ready` is called again after the next step. When all rows read
-            so far have been yielded, `decode_rows` waits for the next row without calling `ready`.
-
-    Yields:
-        Every row once it is finished, in the order of `rows`. A row that does not fit in memory
-        even alone is finished with "error".
+    While rows decode, the next one is read only if ready(number of rows read) returns True.
     """
     rows, total = iter(rows), 0
     in_hand: deque[Row] = deque()
@@ -158,11 +131,7 @@ def decode_rows(
 
 
 def follow(engine: Batch, row: Row) -> Iterator[None]:
-    """Decodes one row with an engine whose batch is empty; yields after each step.
-
-    Raises:
-        UserError: the row cannot be decoded.
-    """
+    """Decodes one row with an empty engine, and yields after each step; raises its error."""
     Queue(engine, 1, [row]).admit()
     while row.finish_reason is None:
         engine.step()
@@ -173,11 +142,8 @@ def follow(engine: Batch, row: Row) -> Iterator[None]:
 
 
 def fitting(rows: Sequence[Row], candidates: Sequence[Row], most: int) -> list[Row]:
-    """Returns the first rows of `candidates`, possibly none, to encode in one pass with `rows`.
-
-    The padded sources of the pass have at most `most` tokens together; a single source may have
-    more. Equal sources count once, as they are encoded once.
-    """
+    """The first rows of `candidates` to encode in one pass with `rows`: `most` tokens, padded."""
+    # Equal sources count once, as they are encoded once. A single one may be longer.
     sources, longest = {tuple(row.ids) for row in rows}, max(len(row.ids) for row in rows)
     for i, row in enumerate(candidates):
         sources.add(tuple(row.ids))

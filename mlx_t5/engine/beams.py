@@ -1,9 +1,8 @@
 """Beam search over the rows in flight: K beams per row, one token per step, and no draft.
 
-The beams of a row share its prompt, so the cache holds the prompt's cross-attention keys and values
-once. The device finds the best continuations of all beams, and Python waits for the device once a
-step. Then sampling/beam_search.py decides in Python which continuations become beams or finished
-texts.
+The beams of a row share its prompt, so the cache holds the prompt's cross-attention once. The
+device finds the best continuations of all beams; then sampling/beam_search.py decides in Python
+which of them become beams or finished texts.
 
 Symbols: B rows, K beams per row, C continuations found per row, V vocabulary.
 """
@@ -27,23 +26,15 @@ if TYPE_CHECKING:
 
 
 class Beams(Batch):
-    """A batch of rows with several beams each: `insert` adds rows, `step` advances all of them."""
+    """A batch of rows with `num_beams` beams each."""
 
     def __init__(
         self, target: T5, num_beams: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """Starts with no rows.
-
-        Args:
-            target: the model that decides the tokens.
-            num_beams: number of beams per row, the same for every row.
-            clock: returns seconds, for the statistics.
-        """
         self.beams = num_beams
         super().__init__(target, None, clock)
 
     def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
-        """Adds rows and starts the beam search of each; see `Batch.insert`."""
         config = self.target.config
         start, eos = config.decoder_start_token_id, config.eos_token_ids
         for row in rows:
@@ -51,40 +42,39 @@ class Beams(Batch):
         super().insert(rows, ahead)
 
     def step(self) -> None:
-        """Continues every beam by one token; finished rows leave the batch."""
+        """Continues every beam by one token."""
         started = self.clock()
         beams = [beam for search in self.searches for beam in search.beams]
-        scores, indices, finite = self._continuations(self._decode(beams), beams)
+        tokens = mx.array([beam.tokens[-1:] for beam in beams], mx.int32)
+        positions = [len(beam.tokens) - 1 for beam in beams]
+        logits = self.target.decode(tokens, self.cache, positions)[:, 0]
+        scores, indices, finite = self._continuations(logits, beams)
         mx.eval(scores, indices, finite)  # the only wait
         seconds = self.clock() - started
         by_row = zip(scores.tolist(), indices.tolist(), finite.tolist(), strict=True)
         for row, (continued, indices, finite) in zip(self.rows, by_row, strict=True):
-            self._advance(row, continued, indices, finite, seconds)
+            search = row.search
+            assert search is not None, "begun when the row joined"
+            row.stats.count(0, 0, "target")
+            row.stats.decode_seconds += seconds
+            decided = row.decided
+            if finite:
+                search.advance(continued, indices, self.target.config.vocab_size)
+                row.committed = search.beams[0].tokens
+            if not finite or (search.done and not search.texts):
+                row.fail_without_choice(decided)
+            elif search.done:
+                become(row, search.texts[0])
         self.drop_finished()
         if self.rows:
             self.cache.reorder(
                 [i * self.beams + k for i, s in enumerate(self.searches) for k in s.parents]
             )
 
-    def _decode(self, beams: Sequence[Hypothesis]) -> mx.array:
-        """Returns the target's logits (beams, vocabulary) after each beam's last token."""
-        tokens = mx.array([beam.tokens[-1:] for beam in beams], mx.int32)
-        positions = [len(beam.tokens) - 1 for beam in beams]
-        return self.target.decode(tokens, self.cache, positions)[:, 0]
-
     def _continuations(
         self, logits: mx.array, beams: Sequence[Hypothesis]
     ) -> tuple[mx.array, mx.array, mx.array]:
-        """Returns the best continuations of every row, lazily.
-
-        Args:
-            logits: (beams, vocabulary) float32, from the target.
-            beams: the beams of all rows; row i of `logits` is for the next token of beam i.
-
-        Returns:
-            For B rows, scores (B, C) float32 of C continuations in descending order, their indices
-            (B, C) for `BeamSearch.advance`, and bool (B,): False if a score is NaN or +inf.
-        """
+        """The best continuations: scores (B, C), indices (B, C); bool (B,): all below +inf."""
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         if self._processing:
             counts = [int(beam.score > NO_BEAM) for beam in beams]
@@ -95,26 +85,8 @@ class Beams(Batch):
         count = min(self.searches[0].looked_at, scores.shape[1])
         return *largest(scores, count), mx.max(scores, axis=-1) < mx.inf
 
-    def _advance(
-        self, row: Row, scores: list[float], indices: list[int], finite: bool, seconds: float
-    ) -> None:
-        """Advances a row's search by one token; if the search ends, finishes the row."""
-        search = row.search
-        assert search is not None, "begun when the row joined"
-        row.stats.count(0, 0, "target")
-        row.stats.decode_seconds += seconds
-        decided = row.decided
-        if finite:
-            search.advance(scores, indices, self.target.config.vocab_size)
-            row.committed = search.beams[0].tokens
-        if not finite or (search.done and not search.texts):
-            row.fail_without_choice(decided)
-        elif search.done:
-            become(row, search.texts[0])
-
     @property
     def searches(self) -> list[BeamSearch]:
-        """The beam search of each row."""
         return [row.search for row in self.rows if row.search]
 
     def _collect(self) -> None:

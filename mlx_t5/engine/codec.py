@@ -22,23 +22,12 @@ CHARACTERS = 64  # characters of a prediction that are read at most, per token o
 
 
 class Codec:
-    """Makes rows from prompts, and results from rows."""
+    """Makes rows from prompts, and results from rows; no tokenizer: prompts are token ids."""
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
-        """Starts with the target's tokenizer and vocabulary.
-
-        Args:
-            tokenizer: as `model.load` returns it; None if prompts are token ids.
-            vocab_size: the number of token ids.
-        """
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
 
     def check(self, job: Job) -> None:
-        """Refuses stop strings without a tokenizer.
-
-        Raises:
-            UserError: the job has stop strings, and there is no tokenizer.
-        """
         if job.settings.stop and self.tokenizer is None:
             raise UserError("stop strings need a tokenizer; this model folder has none")
 
@@ -48,13 +37,9 @@ class Codec:
         job: Job,
         indexes: Iterable[int] | None = None,
     ) -> Iterator[Row]:
-        """Yields the rows of prompts, one per sample; arguments as in `SpeculativeDecoder.results`.
+        """Yields the rows of prompts, one per sample; reads the prompts lazily.
 
-        Prompts are read lazily. The rows of an unusable prompt are finished with "error" already.
-
-        Raises:
-            UserError: the prompts are not iterable, a seed is out of range, or a list of seeds
-                does not have one seed per prompt.
+        The rows of an unusable prompt are finished with "error" already.
         """
         prompts, seed = checked_prompts(prompts, job.seed)
         predictions = chain(job.predictions, repeat(None))
@@ -69,7 +54,6 @@ class Codec:
         prediction: str | Sequence[int] | None,
         keys: Iterable[mx.array],
     ) -> Iterator[Row]:
-        """Yields the rows of a prompt lazily, one per random key; tokenizes the prompt once."""
         settings = job.settings
         ids: list[int] = []
         predicted: list[int] = []
@@ -100,7 +84,7 @@ class Codec:
         return token_ids(prediction, self.tokenizer, self.vocab_size, "prediction")
 
     def chunk(self, row: Row) -> Chunk:
-        """Returns what a row has added since its last chunk, and a finished row's result."""
+        """What a row has added since its last chunk, and a finished row's result."""
         tokens, writers = row.output(row.reported)
         pieces = row.watch.pieces[row.reported :] if row.watch else []
         text = "".join(pieces) + (row.watch.rest if row.watch else "")
@@ -112,12 +96,11 @@ class Codec:
         return Chunk(text, tokens, writers, pieces, row.stats, result, row.index, logprobs)
 
     def results(self, row: Row) -> list[Result]:
-        """Returns a finished row's results: one, or with beams `num_return_sequences` results."""
+        """A finished row's results: one, or with beams `num_return_sequences`."""
         texts = texts_of(row) if row.settings.num_beams > 1 else [row]
         return [self.result(text) for text in texts]
 
     def result(self, row: Row) -> Result:
-        """Returns the result of a finished row."""
         if row.error:
             return Result(None, [], [], "error", row.stats, row.error)
         tokens, writers = row.output()

@@ -30,20 +30,13 @@ DOUBTFUL = 'note: "{}" is decoded as text; if it is a prefix, give it by --prefi
 
 @dataclass
 class DocumentStats(Stats):
-    """Sums of the pieces' statistics, and rates from these sums; the peak memory is the maximum.
-
-    Attributes:
-        pieces: number of pieces decoded.
-        cut: number of pieces that are parts of a sentence that was too long.
-        failed: number of pieces that could not be decoded; the result has their source text.
-    """
+    """Sums of the pieces' statistics, and rates from these sums; peak memory is the maximum."""
 
     pieces: int = 0
-    cut: int = 0
-    failed: int = 0
+    cut: int = 0  # parts of sentences that were too long
+    failed: int = 0  # the result has their source text
 
     def add(self, stats: Stats) -> None:
-        """Adds the statistics of a piece or of a document."""
         decided = sum(one.tokens_per_call * one.target_calls for one in (self, stats))
         peak = max(self.peak_memory_bytes, stats.peak_memory_bytes)
         _add(self, stats)
@@ -133,11 +126,9 @@ def chunks(
     ready: Callable[[], bool] = lambda: True,
     indexes: Iterable[int] | None = None,
 ) -> Generator[Chunk, None, None]:
-    """Decodes documents in order, and yields a chunk per piece.
+    """Decodes documents in order, and yields a chunk per piece; a document's last has its result.
 
-    The last chunk of a document has the document's result. Arguments are as in
-    `SpeculativeDecoder.results`, with three limits: `job` has one seed for all documents, `indexes`
-    has an index per document, and a document with a prediction other than None fails.
+    As `SpeculativeDecoder.results`, but with one seed, an index per document, and no predictions.
 
     Raises:
         UserError: the model has no tokenizer, or the job has several seeds or texts per prompt.
@@ -181,14 +172,13 @@ def chunks(
 
 
 def results(*args: Any) -> Iterator[Result]:
-    """Decodes documents as `chunks` does, but yields only their results."""
     return (chunk.result for chunk in chunks(*args) if chunk.result)
 
 
 def stream(
     decoder: SpeculativeDecoder, prompt: Any, job: Job, batch_size: int
 ) -> Generator[Chunk, None, None]:
-    """Decodes one document as `chunks` does, but raises `UserError` if the whole document fails."""
+    """Decodes one document as `chunks` does, but raises its error if it fails as a whole."""
     for chunk in chunks(decoder, [prompt], job, batch_size):
         if chunk.result and chunk.result.error:
             raise UserError(chunk.result.error)
@@ -196,14 +186,10 @@ def stream(
 
 
 def spelled(chunk: Chunk, tokenizer: Any) -> Chunk:
-    """Sets a chunk's `pieces` to the texts of the chunk's tokens, and returns the chunk.
-
-    Before the call every piece is "". The pieces stay so if the chunk's text does not contain the
-    tokens' text, for example because the chunk's text was broken into lines.
-    """
+    """Sets a chunk's `pieces` to the texts of its tokens, if these make up the chunk's text."""
     detokenizer = StreamingDetokenizer(tokenizer)
     pieces = [*map(detokenizer.add, chunk.tokens)]
-    before = chunk.text.find("".join(pieces))
+    before = chunk.text.find("".join(pieces))  # -1 if, say, the text was broken into lines
     if pieces and before >= 0:
         chunk.pieces = [chunk.text[:before] + pieces[0], *pieces[1:]]
     return chunk
@@ -233,7 +219,6 @@ def _document(
 
 
 def _check(decoder: SpeculativeDecoder, job: Job) -> None:
-    """Refuses settings that cannot be used with documents, and models without a tokenizer."""
     if decoder.tokenizer is None:
         raise UserError("a split needs a tokenizer; this model folder has none")
     if is_listlike(job.seed):

@@ -1,12 +1,9 @@
 """Starts the next pass of regular decoding before Python has read the previous pass's token.
 
-The GPU computes this early pass while Python reads the token. If the token ends the text, Python
-waits for the early pass in vain. No pass starts early in these cases:
-
-- The batch has several rows: rows often join or leave, and then an early pass is wasted.
-- The next step may propose tokens.
-- The cache is large. The pass before an early pass still reads the cache, so MLX has to copy the
-  cache before a new token is written to it. Copying takes longer than the early pass saves.
+The GPU computes this early pass while Python reads the token; the last one per text is wasted. So
+none starts if the batch has several rows, as rows often join or leave, or if the next step may
+propose tokens. Nor if the cache is large: as the pass before still reads it, MLX has to copy it
+before a new token is written to it, which takes longer than the early pass saves.
 """
 
 from __future__ import annotations
@@ -18,35 +15,25 @@ from mlx_t5.backend import cpu_only, mx
 from mlx_t5.engine.rows import Row
 
 if TYPE_CHECKING:
-    from mlx_t5.network.exact import ExactTarget
-    from model import T5
+    from mlx_t5.network.interface import Target
 
 MOST_COPIED = 64 << 20  # bytes; copying a larger cache costs more time than is saved
 
 
 class EarlyPass:
-    """The decoder pass, if any, that was started before Python read the previous pass's token."""
+    """The decoder pass, if any, that was started before Python read the previous one's token."""
 
     @classmethod
-    def of(cls, target: T5 | ExactTarget) -> EarlyPass | None:
-        """Returns an `EarlyPass` for a model; None on a CPU."""
+    def of(cls, target: Target) -> EarlyPass | None:
         return None if cpu_only() else cls(target)
 
-    def __init__(self, target: T5 | ExactTarget) -> None:
-        """Starts without a pass in flight."""
+    def __init__(self, target: Target) -> None:
         self._target = target
         self._place: tuple[Row, int] | None = None  # the row, and the position that is fed
         self._logits: mx.array | None = None
 
     def begin(self, rows: Sequence[Row], tokens: mx.array, cache: Any, awaited: mx.array) -> None:
-        """Starts a pass over the token chosen by a step without proposals, if this saves time.
-
-        Args:
-            rows: the batch's rows.
-            tokens: (rows, 1) tokens chosen by the step; still being computed.
-            cache: the rows' cache.
-            awaited: the array that Python will wait for; its computation starts before the pass.
-        """
+        """Starts a pass over `tokens` (1, 1), after `awaited`, the array that Python waits for."""
         if len(rows) > 1:
             return
         (row,) = rows
@@ -60,7 +47,7 @@ class EarlyPass:
         mx.async_eval(self._logits)
 
     def take(self, rows: Sequence[Row]) -> mx.array | None:
-        """Returns the early pass's logits (1, 1, vocabulary); None if these rows have none."""
+        """The early pass's logits (1, 1, vocabulary); None if these rows have none."""
         (place, logits), self._place, self._logits = (self._place, self._logits), None, None
         alone = place is not None and len(rows) == 1 and rows[0] is place[0]
         return logits if alone and place and place[1] == len(place[0].committed) - 1 else None

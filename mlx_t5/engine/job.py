@@ -22,12 +22,10 @@ class Job:
             prompt.
         num_samples: texts per prompt; each text has its own random stream.
         cutting: how texts are cut into pieces; None if each prompt is decoded as a whole.
-        predictions: the expected output of each prompt, as text or token ids, or None. If
-            `predictions` is shorter than the prompts, the last prompts have no prediction.
+        predictions: the expected output of each prompt, or None; the last ones may be missing.
         stream: whether a text is answered in chunks while it grows.
         by_token: whether `Chunk.pieces` has the text of each token, even without a stream.
-        logprobs: how many of the likeliest tokens the server reports with each token; if None, the
-            server reports no log-probabilities.
+        logprobs: how many likeliest tokens are reported with each token; None reports nothing.
     """
 
     settings: Settings
@@ -48,17 +46,7 @@ class Job:
     def of(
         cls, defaults: Settings, values: dict[str, Any], num_samples: int = 1, **attributes: Any
     ) -> Job:
-        """Returns the job of a call.
-
-        Args:
-            defaults: the values of settings that are not given.
-            values: fields of `Settings` and `Cutting`, by name; num_draft=None counts as not given.
-            num_samples: texts per prompt.
-            **attributes: other attributes of the job.
-
-        Raises:
-            UserError: a value is out of range, or a field of `Cutting` is given without a split.
-        """
+        """The job of a call; `values` are fields of `Settings` and `Cutting` by name."""
         names = {field.name for field in fields(Cutting)}
         cuts = {name: value for name, value in values.items() if name in names}
         cutting = Cutting(**cuts)

@@ -47,10 +47,7 @@ class Speculation:
 
 @dataclass
 class Stats:
-    """Counts and times of one prompt. Times are in seconds of wall clock.
-
-    A row shares the steps of its batch, so the `decode_seconds` of rows decoded together overlap.
-    Nothing after EOS or `max_tokens` is counted.
+    """Counts and times of one prompt, in seconds of wall clock; nothing after EOS or max_tokens.
 
     Attributes:
         prompt_tokens: source tokens, EOS included.
@@ -59,11 +56,10 @@ class Stats:
         drafted: tokens proposed.
         accepted: proposals that are part of the output, EOS included.
         acceptance_rate: accepted / drafted, 0 when nothing was drafted.
-        tokens_per_call: tokens decided, EOS included, per target call; exactly 1 in regular
-            decoding.
-        encode_seconds: time of the target's encoder; `decode_seconds` includes the draft's
-            encoder.
-        decode_seconds: time of all steps that this row took part in.
+        tokens_per_call: tokens decided, EOS included, per target call; 1 in regular decoding.
+        encode_seconds: time of the target's encoder.
+        decode_seconds: time of all steps that this row took part in, and of the draft's encoder.
+            Rows decoded together share their steps.
         tokens_per_second: generated_tokens / decode_seconds.
         peak_memory_bytes: peak of MLX's memory during the call.
         speculation: further statistics of the proposals.
@@ -83,7 +79,7 @@ class Stats:
     speculation: Speculation = field(default_factory=Speculation)
 
     def count(self, drafted: int, accepted: int, writer: str) -> None:
-        """Counts a step that accepted `accepted` of `drafted` proposals, which `writer` made."""
+        """Counts a step that accepted `accepted` of `drafted` proposals, made by `writer`."""
         self.target_calls += 1
         self.drafted += drafted
         self.accepted += accepted
@@ -102,7 +98,6 @@ class Stats:
             speculation.copied_accepted += accepted
 
     def update_rates(self, generated: int, decided: float) -> None:
-        """Updates the rates; `generated` counts tokens without EOS, and `decided` with EOS."""
         self.generated_tokens = generated
         self.acceptance_rate = self.accepted / max(self.drafted, 1)
         self.tokens_per_call = decided / max(self.target_calls, 1)
@@ -112,13 +107,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A generated token with its log-probability.
-
-    Attributes:
-        token: the token's id.
-        logprob: natural logarithm of the token's probability.
-        top: the likeliest tokens at this position and their log-probabilities, likeliest first.
-    """
+    """A generated token's natural log-probability, and those of the likeliest tokens there."""
 
     token: int
     logprob: float
@@ -127,60 +116,34 @@ class TokenLogprob:
 
 @dataclass(eq=False)
 class Row:
-    """A text in the engine: its prompt, its settings and its state.
+    """A text in the engine: its prompt, its settings and its state."""
 
-    Attributes:
-        ids: source tokens.
-        settings: how to decode the text.
-        key: (2,) the row's own random key.
-        committed: the start token and every token decided so far.
-        writers: origin of each token after the start token: "draft", "copy" or "target".
-        finish_reason: None while running, then "stop", "length" or "error".
-        error: the error message, if decoding failed.
-        stats: counts and times.
-        watch: converts the row's tokens to text as they come, for streaming, for the text of each
-            token or for stop strings; None if the text is not needed before the end.
-        ended: whether the last token is an end token.
-        prediction: token ids of the text that the caller expects, to copy proposals from.
-        experience: the outcomes of the row's proposals.
-        search: the row's beam search; None without beams. Until the search ends, `committed` is the
-            best beam.
-        score: the score of the text that the beam search found.
-        states: the target's encoder output (source tokens, d_model), from encoding until the row
-            joins the batch; otherwise None.
-        index: index of the row's text among all texts of its job. A beam search may yield several
-            texts; then this is the index of the first.
-        reported: number of tokens already reported in chunks; the next chunk begins after them.
-        logprobs: log-probabilities for the next chunk, if the server reports them.
-    """
-
-    ids: list[int]
+    ids: list[int]  # source tokens
     settings: Settings
-    key: mx.array
-    committed: list[int] = field(default_factory=list)
-    writers: list[str] = field(default_factory=list)
-    finish_reason: str | None = None
+    key: mx.array  # (2,) the row's own random key
+    committed: list[int] = field(default_factory=list)  # the start token, and all tokens decided
+    writers: list[str] = field(default_factory=list)  # as in `Result`
+    finish_reason: str | None = None  # None while running
     error: str | None = None
     stats: Stats = field(default_factory=Stats)
-    watch: TextWatch | None = None
-    ended: bool = False
-    prediction: Sequence[int] = ()
+    watch: TextWatch | None = None  # None if nobody needs the text before the end
+    ended: bool = False  # whether the last token is an end token
+    prediction: Sequence[int] = ()  # the text that the caller expects, to copy proposals from
     experience: Experience = field(default_factory=Experience)
-    search: BeamSearch | None = None
+    search: BeamSearch | None = None  # its best beam is `committed`; None without beams
     score: float | None = None
-    states: mx.array | None = None
-    index: int = 0
-    reported: int = 0
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    states: mx.array | None = None  # the target's encoder output, until the row joins the batch
+    index: int = 0  # among all texts of its job; the first of those of a beam search
+    reported: int = 0  # tokens already in chunks
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # for the next chunk
 
     def __post_init__(self) -> None:
-        """Sets `adapts`: whether other rows and the clock may affect the number of proposals."""
         settings = self.settings
+        # Whether other rows and the clock may affect the number of proposals.
         self.adapts = settings.num_draft == AUTO and settings.temp == 0 and settings.delta == 0
 
     @property
     def decided(self) -> int:
-        """The number of tokens decided so far, EOS included."""
         return len(self.committed) - 1
 
     @property
@@ -191,17 +154,10 @@ class Row:
     def commit(
         self, tokens: list[int], drafted: int, writer: str, eos: Sequence[int]
     ) -> tuple[list[int], int]:
-        """Adds the tokens of a step, up to the end of the text.
+        """Adds the tokens of a step, up to the end of the text: an end token or a stop string.
 
-        Args:
-            tokens: the accepted proposals, then the target's own token. If the target's token is
-                `acceptance.NO_TOKEN`, the row fails unless the proposals end the text.
-            drafted: number of proposals verified.
-            writer: origin of the proposals: "draft" or "copy".
-            eos: the end tokens; tokens after an end token, or after a stop string, are dropped.
-
-        Returns:
-            The tokens added, and the number of accepted proposals among them.
+        `tokens` are the accepted proposals and the target's own token; if that is `NO_TOKEN`, the
+        row fails unless the text ends before. Returns the tokens added, and how many are proposals.
         """
         accepted, finite = len(tokens) - 1, tokens[-1] >= 0
         tokens = tokens[: accepted + finite]
@@ -228,31 +184,22 @@ class Row:
         return tokens, accepted
 
     def fail(self, error: str) -> None:
-        """Ends the row with an error message, which becomes its result."""
         self.finish_reason, self.error = "error", error
 
     def fail_without_choice(self, decided: int) -> None:
-        """Fails the row because its logits after `decided` tokens leave no token to choose."""
+        """Fails because the logits after `decided` tokens leave no token to choose."""
         first = "logits_processors, then the " if self.settings.logits_processors else ""
         self.fail(NO_CHOICE.format(decided, first))
 
     def output(self, start: int = 0) -> tuple[list[int], list[str]]:
-        """Returns the decided tokens from `start` on, without EOS, and the origin of each token."""
+        """The decided tokens from `start` on, without EOS, and the origin of each."""
         end = self.decided - self.ended
         return self.committed[1 + start : 1 + end], self.writers[start:end]
 
 
 @dataclass
 class PieceResult:
-    """The result of one piece of a document.
-
-    Attributes:
-        start: index of the piece's first character in the prompt.
-        end: index after the piece's last character.
-        text: the decoded piece, or its source if it could not be decoded.
-        finish_reason: as in `Result`.
-        error: as in `Result`.
-    """
+    """The result of one piece of a document: of the characters `start` to `end` of the prompt."""
 
     start: int
     end: int
@@ -324,5 +271,4 @@ class Chunk:
 
     @property
     def accepted(self) -> list[bool]:
-        """Whether each token was a proposal."""
         return [writer != "target" for writer in self.writers]

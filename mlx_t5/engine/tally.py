@@ -10,16 +10,7 @@ from mlx_t5.engine.rows import Result
 
 @dataclass(frozen=True)
 class Tally:
-    """Sums over decoded texts.
-
-    Attributes:
-        target_calls: forward passes of the target.
-        decided: tokens decided, EOS included.
-        drafted: tokens proposed.
-        accepted: proposals accepted.
-        drafted_by_position: how many steps had a first, second, … proposal.
-        accepted_by_position: how many steps accepted their first, second, … proposal.
-    """
+    """Sums over decoded texts; see `Stats` and `Speculation`."""
 
     target_calls: int
     decided: int
@@ -30,7 +21,6 @@ class Tally:
 
     @classmethod
     def of(cls, results: Sequence[Result]) -> Tally:
-        """Returns the sums of the statistics of results."""
         stats = [result.stats for result in results]
         return cls(
             sum(s.target_calls for s in stats),
@@ -43,12 +33,10 @@ class Tally:
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted / drafted; None if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else None
 
     @property
     def tokens_per_call(self) -> float:
-        """Tokens decided per forward pass of the target."""
         return self.decided / max(self.target_calls, 1)
 
     @property
@@ -59,18 +47,10 @@ class Tally:
 
 
 def acceptance_probability(drafted: Sequence[int], accepted: Sequence[int]) -> float | None:
-    """Estimates the acceptance probability as the share of verified proposals that were accepted.
+    """The share of verified proposals that were accepted; None if nothing was verified.
 
-    A step verifies its proposals up to the first rejected one. So position i was verified in the
-    steps that accepted position i - 1 and had a proposal at i. The counts do not say how many steps
-    did both, so the smaller count is taken.
-
-    Args:
-        drafted: how many steps had a first, second, … proposal.
-        accepted: how many steps accepted their first, second, … proposal.
-
-    Returns:
-        The acceptance probability; None if nothing was verified.
+    Position i was verified in the steps that accepted position i - 1 and had a proposal at i. The
+    counts do not say how many steps did both, so the smaller count is taken.
     """
     before = [*drafted[:1], *accepted]
     verified = sum(map(min, before, drafted))
@@ -78,6 +58,6 @@ def acceptance_probability(drafted: Sequence[int], accepted: Sequence[int]) -> f
 
 
 def added(counts: Sequence[Sequence[int]]) -> list[int]:
-    """Returns the sums of lists, position by position; a shorter list counts 0 past its end."""
+    """The sums of lists, position by position; a shorter list counts 0 past its end."""
     longest = max(map(len, counts), default=0)
     return [sum(values[i] for values in counts if i < len(values)) for i in range(longest)]

@@ -2,13 +2,9 @@
 
 LoRA (Hu et al., https://arxiv.org/abs/2106.09685) adds a product of two narrow matrices to a frozen
 weight: W + s · B @ A. DoRA (Liu et al., https://arxiv.org/abs/2402.09353) scales each row of the
-sum to a learned length m: m · (W + s · B @ A) / ||W + s · B @ A||. The gradient treats the norm as
-a constant. A row of zeros stays zero.
-
-Adapters are not merged during training. A and B are parameters of the linear layer itself, under
-PEFT's names. For such a layer `Matrix.of` returns an `Adapted`, which has a method `times` like a
-`Matrix`. So the code of the layers stays the same, W may be quantized, and the gradient of W is
-never computed.
+sum to a learned length m: m · (W + s · B @ A) / ||W + s · B @ A||, with the norm as a constant in
+the gradient. Adapters are not merged during training, so W may be quantized, and the gradient of W
+is never computed: `Matrix.of` returns an `Adapted` for a layer with A and B (PEFT's names).
 
 Symbols: M rows, K inputs, N outputs, r rank, s scale; x (M, K) input, W (N, K) frozen weight,
 A (r, K) and B (N, r) narrow matrices.
@@ -32,18 +28,7 @@ DOWN, UP, MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"  # as PEFT cal
 
 
 class Adapted(NamedTuple):
-    """A `Matrix` W with an adapter beside it: W + s · B @ A; DoRA scales its rows to lengths m.
-
-    Attributes:
-        base: the frozen weight W.
-        down: the narrow matrix A, which is applied first.
-        up: the narrow matrix B, which is applied to the result of A.
-        scale: the factor s.
-        rate: dropout rate of A's input.
-        key: random key of the dropout; None without dropout.
-        magnitude: the learned lengths m of the N rows, for DoRA, else None.
-        squares: the squared norms of W's N rows, for DoRA, else None.
-    """
+    """A `Matrix` W with an adapter beside it: W + s · B @ A; DoRA scales its rows to lengths m."""
 
     base: Matrix
     down: mx.array
@@ -55,7 +40,6 @@ class Adapted(NamedTuple):
     squares: mx.array | None = None
 
     def times(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
-        """Returns x (M rows, K inputs) times the adapted weight, plus any residual (M, outputs)."""
         seen = self._seen(x)
         change = self.scale * ((seen @ self.down.T) @ self.up.T)
         if self.magnitude is None:
@@ -68,7 +52,6 @@ class Adapted(NamedTuple):
         return out if residual is None else residual + out
 
     def _seen(self, x: mx.array) -> mx.array:
-        """Returns x after dropout, in the type of the matrix A (`down`)."""
         x = x.astype(self.down.dtype)
         if self.key is None:
             return x
@@ -76,7 +59,7 @@ class Adapted(NamedTuple):
         return mx.where(mask, x / (1 - self.rate), 0)
 
     def _norms(self) -> mx.array:
-        """Returns row norms of W + s · B @ A, without computing that matrix; inf for zero rows."""
+        """Row norms of W + s · B @ A, without computing that matrix; inf for zero rows."""
         crossed = self.base.times(self.down).T.astype(mx.float32)  # W @ A.T
         mixed = 2 * crossed + self.scale * (self.up @ (self.down @ self.down.T))
         squares = self.squares + self.scale * mx.sum(self.up * mixed, axis=1)
@@ -85,10 +68,7 @@ class Adapted(NamedTuple):
 
 @dataclass
 class Adapter:
-    """The settings of a layer's adapter; its matrices (A, B) and lengths m belong to the layer.
-
-    The attributes are as in `Adapted`. `Matrix.of` calls the adapter to get the layer's matrix.
-    """
+    """The settings of a layer's adapter; its matrices (A, B) and lengths m belong to the layer."""
 
     scale: float
     rate: float
@@ -96,7 +76,6 @@ class Adapter:
     key: mx.array | None = None
 
     def __call__(self, layer: Any, base: Matrix) -> Adapted:
-        """Returns the layer's `Adapted` matrix."""
         dora = layer.get(MAGNITUDE), self.squares
         return Adapted(base, layer[DOWN], layer[UP], self.scale, self.rate, self.key, *dora)
 
@@ -114,17 +93,7 @@ class Adapters:
         dropout: float,
         seed: int,
     ) -> None:
-        """Freezes a model and adds adapters s · B @ A; B is 0 at first, so no output changes yet.
-
-        Args:
-            model: a `model.T5`.
-            paths: paths of the layers that get an adapter.
-            rank: number of rows of A and of columns of B.
-            scale: the factor s.
-            dora: whether to use DoRA instead of LoRA.
-            dropout: dropout rate of the adapters' inputs.
-            seed: seed from which every A is drawn.
-        """
+        """Freezes a model and adds adapters to the layers at `paths`; no output changes yet."""
         model.freeze()
         modules: dict[str, Any] = dict(model.named_modules())
         for module in modules.values():

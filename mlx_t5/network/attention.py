@@ -1,8 +1,7 @@
-"""Attention with T5's relative position bias: all at once, in chunks of queries, or row by row.
+"""Attention with T5's relative position bias: all at once, or in chunks of queries.
 
 Raffel et al. (arXiv 1910.10683), section 2.1: every head learns a scalar for each bucket of
-distances (key position minus query position). The scalar is added to the attention scores. The
-model has no other position encoding. Scores are not scaled.
+distances (key position minus query position), which is added to the attention scores.
 
 Symbols: B rows, H heads, T queries per row, N keys, S source positions.
 """
@@ -17,26 +16,22 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mlx_t5.backend import ON_CUDA, mx, nn
-from mlx_t5.network.cache import hiding, round_up
 from mlx_t5.network.config import T5Config
 
-MAX_SCORES = 1 << 25  # maximum size of an encoder's bias, in numbers: 128 MB in float32
+# Maximum size of an encoder's bias (rows · heads · source · source), in numbers: 128 MB in float32.
+# For one source of 4,096 tokens and 64 heads, the whole bias would take 4 GB.
+MAX_SCORES = 1 << 25
 LEAST_QUERIES = 32  # minimum size of a chunk; smaller ones are slow on every device
 
 
 def relative_buckets(
     distances: np.ndarray, bidirectional: bool, num_buckets: int, max_distance: int
 ) -> np.ndarray:
-    """Returns the bucket of each distance, key position minus query position.
+    """The bucket of each distance, key position minus query position.
 
     Half of the buckets hold one distance each. The others grow logarithmically, and the last holds
     all distances from `max_distance` on. If `bidirectional`, the keys to the right of the query
     have half of the buckets for themselves; otherwise they are all in bucket 0.
-
-    NumPy computes the buckets, so that they are the same on every device. Some boundaries fall on
-    whole numbers, so the last bit of the logarithm matters. As in the models' training, every
-    operation is rounded to float32. Only the logarithm is computed in float64 and then rounded,
-    because float32 logarithms differ between libraries.
     """
     right = np.zeros_like(distances)
     if bidirectional:
@@ -46,6 +41,10 @@ def relative_buckets(
     else:
         distances = np.maximum(-distances, 0)
     exact = num_buckets // 2
+    # In NumPy, so that buckets are the same on every device. Some boundaries fall on whole numbers,
+    # so the last bit of the logarithm matters. As in the models' training, every operation is
+    # rounded to float32; the logarithm is rounded from float64, as float32 logarithms differ
+    # between libraries.
     ratio = np.maximum(distances, exact).astype(np.float32) / np.float32(exact)
     log = np.log(ratio.astype(np.float64)).astype(np.float32)
     scaled = log / np.float32(math.log(max_distance / exact)) * np.float32(num_buckets - exact)
@@ -56,9 +55,9 @@ def relative_buckets(
 class RelativeBias(nn.Module):
     """The learned bias between queries and keys, and in the decoder the causal mask.
 
-    The config has a maximum distance. All longer distances have the same bias as the maximum, so a
-    short table is enough for any length. In the decoder (`causal`) the table's last entry is -inf,
-    for all keys to the right of the query: one gather gives bias and causal mask at once.
+    All distances beyond the config's maximum have the same bias, so a short table is enough. In the
+    decoder (`causal`) its last entry is -inf, for all keys to the right of the query: one gather
+    gives bias and causal mask at once.
     """
 
     def __init__(self, config: T5Config, causal: bool):
@@ -74,15 +73,12 @@ class RelativeBias(nn.Module):
         self._table: tuple[Any, Any] = None, None  # a weight, and the table made from it
 
     def index(self, queries: mx.array, keys: int) -> mx.array:
-        """Returns indices into the bias table, (B rows, T queries, N keys).
-
-        `queries` are positions (B, T). `keys` is the number N of keys, at positions 0 … N-1.
-        """
+        """Indices into the table (B, T, N), for queries at positions (B, T) and keys at 0 … N-1."""
         distance = mx.arange(keys) - queries[:, :, None]
         return mx.clip(distance, -self._left, self._right) + self._left
 
     def __call__(self, index: mx.array) -> mx.array:
-        """Returns the bias (B rows, H heads, T queries, N keys) for indices from `self.index`."""
+        """The bias (B, H, T, N) for indices from `index`."""
         weight = self["weight"]
         of_weight, table = self._table
         if of_weight is not weight:  # the table is cached: making it takes a tenth of a small pass
@@ -94,50 +90,37 @@ class RelativeBias(nn.Module):
 
 
 def queries_at_once(rows: int, heads: int, source: int) -> int:
-    """Returns the number of queries in an encoder's chunk: the whole source if the bias is small.
-
-    A layer's bias has rows · heads · source · source numbers. For one source of 4,096 tokens and 64
-    heads it takes 4 GB in float32.
-    """
+    """The number of queries in an encoder's chunk: the whole source if the bias is small."""
     fitting = MAX_SCORES // (rows * heads * source)
     return source if fitting >= source else max(LEAST_QUERIES, fitting)
 
 
 @dataclass(frozen=True)
 class ChunkedBias:
-    """The bias of an encoder layer for a long source, computed for one chunk of queries at a time.
-
-    Attributes:
-        table: the relative bias.
-        source: number of source positions S.
-        queries: number of queries in a chunk.
-        hidden: (B rows, 1, 1, S), added to the bias, very negative at padding; 0 without padding.
-    """
+    """The bias of an encoder layer for a long source, computed one chunk of queries at a time."""
 
     table: RelativeBias
     source: int
     queries: int
-    hidden: mx.array | int
+    hidden: mx.array | int  # (B, 1, 1, S), very negative at padding; 0 without padding
 
     def __iter__(self) -> Iterator[tuple[slice, mx.array]]:
-        """Yields, for each chunk of queries, their positions and their bias.
-
-        The bias is (B or 1 row, H heads, T queries, S keys).
-        """
+        """Yields the positions of each chunk of queries, and its bias (B or 1, H, T, S)."""
         for start in range(0, self.source, self.queries):
             chunk = slice(start, min(start + self.queries, self.source))
             index = self.table.index(mx.arange(start, chunk.stop)[None], self.source)
             yield chunk, self.table(index) + self.hidden
 
 
+def hiding(mask: mx.array, dtype: mx.Dtype) -> mx.array:
+    """A bias that hides scores where a mask is False; finite, because -inf alone gives NaN."""
+    return mx.where(mask, 0.0, mx.finfo(dtype).min).astype(dtype)
+
+
 def source_biases(
     tables: Sequence[RelativeBias], batch: int, length: int, mask: mx.array | None
 ) -> Sequence[Mask]:
-    """Returns each table's bias (B, H, S, S) for an encoder pass; a `ChunkedBias` if S is large.
-
-    B is `batch`, H the number of heads, S `length`. Keys are hidden where `mask` (B, S) is False.
-    Without a mask the bias is (1, H, S, S).
-    """
+    """The bias (B or 1, H, S, S) of an encoder pass from each table, with the mask (B, S)."""
     queries = queries_at_once(batch, tables[0].weight.shape[1], length)
     hidden = 0 if mask is None else hiding(mask[:, None, None], tables[0].weight.dtype)
     if queries < length:
@@ -146,41 +129,15 @@ def source_biases(
     return [table(index) if mask is None else table(index) + hidden for table in tables]
 
 
-@dataclass(frozen=True)
-class ByRow:
-    """Keys or values of rows that attend one at a time, each with its own number of keys.
-
-    Attributes:
-        arrays: (1, H heads, N keys, d_kv) for each row; N may differ between rows.
-        batch: number of rows B; rows after the last of `arrays` are padding.
-        offsets: position of each row's first query, for self-attention; None for cross-attention.
-    """
-
-    arrays: Sequence[mx.array]
-    batch: int
-    offsets: list[int] | None = None
-
-
-Keys: TypeAlias = mx.array | ByRow
 Mask: TypeAlias = mx.array | ChunkedBias | None
 
 
-def attention(queries: mx.array, keys: Keys, values: Keys, mask: Mask) -> mx.array:
-    """Returns softmax(queries @ keys.T + mask) @ values: the scores are not scaled.
+def attention(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
+    """Returns softmax(queries @ keys.T + mask) @ values, (B, H, T, d_kv): scores are not scaled.
 
-    Args:
-        queries: (B rows, H heads, T queries, d_kv).
-        keys: (B, H, N keys, d_kv), or `ByRow`.
-        values: as `keys`.
-        mask: an array that is added to the scores, (B, H, T, N) or of a shape that broadcasts to
-            that; or a bool array (not on CUDA), True where keys are seen; or a `ChunkedBias`;
-            None if all keys are seen.
-
-    Returns:
-        (B, H, T, d_kv), zeros for the padding rows of a `ByRow`.
+    `mask` is added to the scores, broadcast to (B, H, T, N). It may also be a bool array (not on
+    CUDA), True where keys are seen, or a `ChunkedBias`; None if all keys are seen.
     """
-    if isinstance(keys, ByRow):
-        return _row_by_row(queries, keys, values, mask)
     if isinstance(mask, ChunkedBias):
         outputs = []
         for chunk, bias in mask:
@@ -191,37 +148,3 @@ def attention(queries: mx.array, keys: Keys, values: Keys, mask: Mask) -> mx.arr
         scores = mx.addmm(mask, queries, keys.swapaxes(2, 3))
         return mx.softmax(scores, axis=-1, precise=True) @ values
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
-
-
-def _row_by_row(queries: mx.array, keys: ByRow, values: Keys, mask: Mask) -> mx.array:
-    assert isinstance(values, ByRow) and not isinstance(mask, ChunkedBias)
-    rows = []
-    for i, (k, v) in enumerate(zip(keys.arrays, values.arrays, strict=True)):
-        query = queries[i : i + 1]
-        if mask is None or keys.offsets is None:
-            rows.append(attention(query, k, v, None))
-        else:
-            rows.append(_over_slots(query, k, v, mask[i : i + 1], keys.offsets[i]))
-    rows.append(mx.zeros((keys.batch - len(rows), *rows[0].shape[1:]), rows[0].dtype))
-    return mx.concatenate(rows)
-
-
-def _over_slots(
-    queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, offset: int
-) -> mx.array:
-    """Returns a row's self-attention; a query at position p attends to round_up(p + 1) cache slots.
-
-    More slots may change how attention rounds, even if the additional slots are hidden from the
-    query. So a query's number of slots depends on its own position only, not on the pass's other
-    queries. `offset` is the position of the first query.
-    """
-
-    def over(slots: int) -> mx.array:
-        return attention(queries, keys[:, :, :slots], values[:, :, :slots], mask[..., :slots])
-
-    near, last = round_up(offset + 1), offset + queries.shape[2]
-    out, far = over(near), round_up(last)
-    if far == near:
-        return out
-    inside = near - offset  # queries that attend to the first `near` slots
-    return mx.concatenate([out[:, :, :inside], over(far)[:, :, inside:]], axis=2)

@@ -5,12 +5,11 @@ distance `key - query` alone decides what attention may see. Feeding a position 
 its slot; rolling back means feeding from an earlier position. Hence the cache knows no lengths:
 the caller keeps each row's offset, the position of its next token.
 
-Several rows may continue one prompt, as beams do; every prompt has the same number of rows. The
-rows of a prompt are adjacent, and share its cross-attention keys and values.
+Several rows may continue one prompt, as beams do: adjacent rows, as many for every prompt, that
+share its cross-attention.
 
 Shapes: B rows, P prompts, K = B / P rows per prompt, H heads, N slots (capacity), S source
-positions, T new positions. Self-attention arrays are (B, H, N, d_kv), cross-attention arrays
-(P, H, S, d_kv).
+positions, T new positions. Self-attention is (B, H, N, d_kv), cross-attention (P, H, S, d_kv).
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from itertools import chain
 from typing import TypeAlias
 
 from mlx_t5.backend import ON_CUDA, cpu_only, mx
+from mlx_t5.network.attention import attention, hiding
 
 SLOT_MULTIPLE = 32  # slots are added, and attended to, in multiples of this; see `round_up`
 FEW_SHAPES = not cpu_only()  # a GPU needs time to prepare for each new shape
@@ -34,59 +34,33 @@ def round_up(n: int) -> int:
 
 
 def source_width(longest: int, rows: int = 2) -> int:
-    """Returns the padded source length S for `rows` rows of at most `longest` tokens.
-
-    On a GPU S is a multiple of 32, for two reasons. With fewer different shapes, the work prepared
-    for a shape (`mx.compile`, CUDA's graphs and plans) is reused more often. And Metal has a single
-    kernel for attention with few queries, but uses it only if S is at least the number of queries.
-    On CUDA a single row is not padded, because attention is faster without a mask.
-    """
-    if not FEW_SHAPES or (rows == 1 and ON_CUDA):
+    """The padded source length S for `rows` rows of at most `longest` tokens."""
+    # On a GPU a multiple of 32: with fewer shapes, the work prepared for a shape (`mx.compile`,
+    # CUDA's graphs) is reused more often. And Metal has one kernel for attention with few queries,
+    # but uses it only if S is at least their number.
+    if not FEW_SHAPES or (rows == 1 and ON_CUDA):  # CUDA attends to one row faster without a mask
         return longest
     return -(-longest // 32) * 32
 
 
-def hiding(mask: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Returns a bias that hides scores where a mask is False; it is finite to avoid NaN."""
-    return mx.where(mask, 0.0, mx.finfo(dtype).min).astype(dtype)
-
-
 @dataclass(frozen=True)
 class Slots:
-    """The slots that one forward pass of the decoder writes to and attends to.
+    """The slots that one forward pass of the decoder writes to and attends to."""
 
-    Attributes:
-        keys: keys of self-attention, per layer (B rows, H heads, N slots, d_kv); updated in place.
-        values: values of self-attention, as `keys`.
-        positions: (B, T) absolute positions of T new tokens per row; (1, T) if equal in all rows.
-        start: the first position if it is the same in all rows, else None.
-        seen: number of slots, counted from slot 0, that attention reads.
-        batch: number of rows B.
-        prompts: number of prompts P.
-        cross: keys and values of cross-attention, one pair per layer.
-        mask: the mask of source positions S for `attention.attention`: (P, H, K·T, S) for K rows
-            per prompt, or (1, 1, 1, S) if P = 1; None if no source is padded.
-    """
-
-    keys: list[mx.array]
+    keys: list[mx.array]  # one per layer; updated in place
     values: list[mx.array]
-    positions: mx.array
-    start: int | None
-    seen: int
+    positions: mx.array  # (B, T) absolute positions; (1, T) if equal in all rows
+    start: int | None  # the first position if it is the same in all rows
+    seen: int  # number of slots, counted from slot 0, that attention reads
     batch: int
     prompts: int
-    cross: list[KeysValues]
-    mask: mx.array | None
+    cross: list[KeysValues]  # one pair per layer
+    mask: mx.array | None  # hides padding of sources: (P, H, K·T, S), or (1, 1, 1, S) if P = 1
 
     def update(self, layer: int, keys: mx.array, values: mx.array) -> KeysValues:
-        """Writes a layer's new keys and values (B rows, H heads, T tokens, d_kv) to their slots.
-
-        The update is lazy, and needs no copy if no other reference to the arrays exists.
-
-        Returns:
-            The keys and the values (B, H, seen, d_kv) that attention reads.
-        """
+        """Writes a layer's new keys and values (B, H, T, d_kv); returns what attention reads."""
         length = self.positions.shape[1]
+        # Lazy, and without a copy if nothing else refers to the arrays.
         for arrays, new in ((self.keys, keys), (self.values, values)):
             if self.start is not None:
                 arrays[layer][:, :, self.start : self.start + length] = new
@@ -95,74 +69,52 @@ class Slots:
                 arrays[layer] = mx.put_along_axis(arrays[layer], index, new, axis=2)
         return self.keys[layer][:, :, : self.seen], self.values[layer][:, :, : self.seen]
 
+    def self_attention(
+        self, layer: int, queries: mx.array, keys: mx.array, values: mx.array, bias: mx.array
+    ) -> mx.array:
+        return attention(queries, *self.update(layer, keys, values), bias)
+
+    def cross_attention(self, layer: int, queries: mx.array) -> mx.array:
+        """Attends to the source with queries (P, H, K·T, d_kv)."""
+        return attention(queries, *self.cross[layer], self.mask)
+
 
 class Cache:
-    """The keys and values of a decoder's cross-attention and self-attention, for P prompts.
-
-    All methods are lazy. A forward pass calls `slots` once, and `Slots.update` once per layer.
-
-    Attributes:
-        keys: keys of self-attention, an array (B rows, H heads, N slots, d_kv) per layer.
-        values: values of self-attention, as `keys`.
-        cross: keys and values of cross-attention, a pair of arrays (P, H, S, d_kv) per layer.
-        mask: (P, S), True for source tokens and False for padding; None if no source is padded.
-        beams: number of rows per prompt K.
-    """
+    """Keys and values of a decoder's cross-attention and self-attention, for P prompts; lazy."""
 
     def __init__(
         self, cross: list[KeysValues], mask: mx.array | None, capacity: int, beams: int = 1
     ):
-        """Stores the prompts' cross-attention, and allocates self-attention slots.
-
-        Args:
-            cross: a pair of keys and values (P prompts, H heads, S positions, d_kv) per layer.
-            mask: (P, S), 1 or True for source tokens; None if no source is padded.
-            capacity: number of slots to allocate; rounded up by `round_up`.
-            beams: K, the number of rows per prompt.
-        """
         prompts, heads, _, width = cross[0][0].shape
         empty = (prompts * beams, heads, round_up(capacity), width)
-        self.cross, self.beams = cross, beams
-        self.mask = None if mask is None else mask.astype(mx.bool_)
+        self.cross, self.beams = cross, beams  # per layer; number of rows per prompt K
+        self.mask = None if mask is None else mask.astype(mx.bool_)  # (P, S), False: padding
         self.keys = [mx.zeros(empty, k.dtype) for k, _ in cross]
         self.values = [mx.zeros(empty, v.dtype) for _, v in cross]
 
     @property
     def batch(self) -> int:
-        """The number of rows B."""
         return self.keys[0].shape[0]
 
     @property
     def prompts(self) -> int:
-        """The number of prompts P."""
         return self.cross[0][0].shape[0]
 
     @property
     def capacity(self) -> int:
-        """The number of slots N: positions 0 … N-1 can be written."""
         return self.keys[0].shape[2]
 
     @property
     def source(self) -> int:
-        """The number of source positions S, padding included."""
         return self.cross[0][0].shape[2]
 
     @property
     def state(self) -> list[mx.array]:
-        """All arrays, for `mx.eval` and `mx.async_eval`."""
         mask = [] if self.mask is None else [self.mask]
         return [*self.keys, *self.values, *chain(*self.cross), *mask]
 
     def slots(self, offsets: list[int], length: int) -> Slots:
-        """Returns the slots for `length` new tokens per row; adds slots if there are too few.
-
-        Args:
-            offsets: absolute position of each row's first new token.
-            length: number of new tokens per row T.
-
-        Raises:
-            ValueError: there is not exactly one offset per row, or an offset is negative.
-        """
+        """Returns the slots for `length` tokens a row from `offsets` on; adds slots if needed."""
         batch, heads, capacity, _ = self.keys[0].shape
         prompts, _, source, _ = self.cross[0][0].shape
         if len(offsets) != batch or min(offsets) < 0:
@@ -187,7 +139,7 @@ class Cache:
         return Cache(self.cross, self.mask, capacity, beams)
 
     def twin(self) -> Cache:
-        """Returns a copy that shares the cross-attention; only for caches of one row per prompt."""
+        """Returns a copy that shares the cross-attention; only for one row per prompt."""
         twin = self.shared(1, 1)
         twin.keys, twin.values = list(map(mx.array, self.keys)), list(map(mx.array, self.values))
         return twin
@@ -218,12 +170,7 @@ class Cache:
         self.values = [a[index] for a in self.values]
 
     def trim(self, source: int, capacity: int) -> None:
-        """Frees unneeded source positions if at least half are unneeded; does the same with slots.
-
-        Args:
-            source: number of tokens of the longest source.
-            capacity: number of slots whose content is still needed.
-        """
+        """Frees source positions beyond `source` if they are at least half; slots likewise."""
         source = source_width(source)
         if 2 * source <= self.source:
             self.cross = [(_narrowed(k, source), _narrowed(v, source)) for k, v in self.cross]
@@ -249,22 +196,18 @@ class Cache:
         ]
 
     def _wide_mask(self, source: int) -> mx.array:
-        """Returns the mask, padded with hidden positions to (number of prompts, `source`)."""
         mask = mx.ones((self.prompts, self.source), mx.bool_) if self.mask is None else self.mask
         return mx.pad(mask, ((0, 0), (0, source - self.source)))
 
 
 def _narrowed(array: mx.array, length: int) -> mx.array:
-    """Returns a copy of the first `length` entries on axis 2; a view would free no memory."""
-    return mx.contiguous(array[:, :, :length])
+    return mx.contiguous(array[:, :, :length])  # a view would free no memory
 
 
 def _joined(one: mx.array, other: mx.array, length: int) -> mx.array:
-    """Returns the rows of both arrays, padded to `length` on axis 2."""
     return mx.concatenate([_widened(one, length), _widened(other, length)])
 
 
 def _widened(array: mx.array, length: int) -> mx.array:
-    """Returns an array of four axes, padded with zeros to at least `length` on axis 2."""
     missing = length - array.shape[2]
     return mx.pad(array, [(0, 0), (0, 0), (0, missing), (0, 0)]) if missing > 0 else array

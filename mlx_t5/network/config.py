@@ -25,30 +25,11 @@ _DERIVED: Any = None  # default of fields that `__post_init__` derives from othe
 
 @dataclass(frozen=True)
 class T5Config:
-    """The entries of a model's config.json; fields without a default are required.
-
-    Attributes:
-        d_kv: width of one head; `num_heads * d_kv` need not be `d_model`.
-        feed_forward_proj: "relu", or "gated-…" for the two-branch feed-forward of v1.1 and later;
-            if absent, "relu" for T5 and "gated-gelu" for mT5 and umT5.
-        dense_act_fn: name of the activation; if absent, it follows from `feed_forward_proj`, where
-            "gated-gelu" means the tanh form, "gelu_new".
-        is_gated_act: whether the feed-forward has two branches; overrides `feed_forward_proj`.
-        tie_word_embeddings: as saved. It affects only `scales_logits`; the tensors decide whether
-            there is a separate output head.
-        scale_decoder_outputs: written by transformers 5, where `tie_word_embeddings` is always
-            true; if present, `scales_logits` depends on it instead.
-        eos_token_id: the end token; if config.json has a list, its first entry.
-        more_eos_token_ids: the other entries of that list; a text ends at any of them.
-        n_positions: maximum number of source tokens in training, if recorded; relative positions
-            have no limit.
-        draft_vocab_size: number of tokens that a draft can propose (draft_vocabulary.py).
-        task_prefixes: the prefixes in `task_specific_params`; a document may begin with one.
-    """
+    """The entries of a model's config.json; fields without a default are required."""
 
     vocab_size: int
     d_model: int
-    d_kv: int
+    d_kv: int  # of one head; num_heads * d_kv need not be d_model
     d_ff: int
     num_layers: int
     num_heads: int
@@ -57,18 +38,19 @@ class T5Config:
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
     layer_norm_epsilon: float = 1e-6
-    feed_forward_proj: str = _DERIVED
-    dense_act_fn: str = _DERIVED  # the last part of `feed_forward_proj`
-    is_gated_act: bool = _DERIVED  # from `feed_forward_proj`
-    tie_word_embeddings: bool = True
+    feed_forward_proj: str = _DERIVED  # "relu" for T5, "gated-gelu" for mT5 and umT5
+    dense_act_fn: str = _DERIVED  # the last part of feed_forward_proj, but "gelu_new" if gated-gelu
+    is_gated_act: bool = _DERIVED  # from feed_forward_proj
+    tie_word_embeddings: bool = True  # only for scales_logits: the tensors say if there is a head
+    # Written by transformers 5, where tie_word_embeddings is always true: then it decides instead.
     scale_decoder_outputs: bool | None = None
     pad_token_id: int = 0
-    eos_token_id: int = 1
+    eos_token_id: int = 1  # the first one, if there is a list
     decoder_start_token_id: int = _DERIVED  # the padding token
-    more_eos_token_ids: tuple[int, ...] = ()
-    n_positions: int | None = None
-    draft_vocab_size: int | None = None
-    task_prefixes: tuple[str, ...] = ()
+    more_eos_token_ids: tuple[int, ...] = ()  # the rest of that list; a text ends at any of them
+    n_positions: int | None = None  # source tokens in training; relative positions have no limit
+    draft_vocab_size: int | None = None  # see draft_vocabulary.py
+    task_prefixes: tuple[str, ...] = ()  # in task_specific_params; a document may begin with one
 
     def __post_init__(self):
         projection = self.feed_forward_proj
@@ -88,11 +70,10 @@ class T5Config:
 
     @classmethod
     def from_dict(cls, raw: dict) -> T5Config:
-        """Returns the config of a parsed config.json; ignores unknown entries and nulls.
+        """Reads a parsed config.json; ignores unknown entries and nulls.
 
         Raises:
-            UserError: the model is not a T5, or an entry is missing, of the wrong type or out of
-                range.
+            UserError: it is not a T5's, or an entry is missing, of the wrong type or out of range.
         """
         if raw.get("model_type") not in MODEL_TYPES:
             raise UserError(
@@ -115,7 +96,6 @@ class T5Config:
         return config
 
     def _check_together(self) -> None:
-        """Raises `UserError` unless the entries are consistent."""
         if self.dense_act_fn not in ACTIVATION_NAMES:
             raise UserError(
                 f"config.json asks for the activation {self.dense_act_fn!r} "
@@ -165,14 +145,12 @@ class T5Config:
 
 
 def _task_prefixes(tasks: Any) -> tuple[str, ...]:
-    """Returns the prefixes in `task_specific_params`; malformed entries are skipped."""
     tasks = tasks.values() if isinstance(tasks, dict) else ()
     prefixes = (task.get("prefix") for task in tasks if isinstance(task, dict))
     return tuple(prefix for prefix in prefixes if isinstance(prefix, str) and prefix.strip())
 
 
 def _end_tokens(ends: list) -> list[int]:
-    """Returns a list of end tokens, checked and without duplicates."""
     if not 0 < len(ends) <= _MAX_END_TOKENS:
         raise UserError(f"config.json: eos_token_id must be 1 to {_MAX_END_TOKENS} tokens")
     for end in ends:
@@ -181,7 +159,6 @@ def _end_tokens(ends: list) -> list[int]:
 
 
 def _check(name: str, kind: str, value: Any) -> None:
-    """Raises `UserError` unless a value has its field's type and is in range."""
     least = 0 if name.endswith("_token_id") else 1
     valid, expected = {
         "int": (

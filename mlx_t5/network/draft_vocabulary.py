@@ -1,14 +1,12 @@
 """A draft's own vocabulary: the few thousand tokens that it can propose.
 
 A small draft spends most of a pass on its output head, which has a row per token. But texts use few
-tokens. So the head keeps only the rows of N tokens (FR-Spec, https://arxiv.org/abs/2502.14856). A
-table lists their ids, (N,) int32, ascending. The table's name `d2t` is from EAGLE-3
-(https://arxiv.org/abs/2503.01840). The draft never proposes other tokens. The target verifies all
-proposals, so the output does not change.
+tokens, so the head keeps only the rows of N tokens (FR-Spec, https://arxiv.org/abs/2502.14856).
+Their ids, ascending, are in a table `d2t` (N,) int32, as EAGLE-3 calls it
+(https://arxiv.org/abs/2503.01840). The target verifies all proposals, so the output stays the same.
 
-The folder of such a draft has `draft_vocab_size` in config.json and the tensor `d2t`. It stores
-rows of the head only if the head is the draft's own. If the draft uses its target's head, loading
-selects the rows from that head, whatever its type or quantization.
+The folder of such a draft stores rows of the head only if the head is the draft's own. Otherwise
+loading selects the rows from its target's head, whatever its type or quantization.
 """
 
 from __future__ import annotations
@@ -29,42 +27,24 @@ TABLE = "d2t"
 
 
 class DraftVocabulary:
-    """Maps a draft's logits to the target's tokens.
-
-    A draft's table `d2t` lists the ids of its tokens. Without a table, the ids are all numbers from
-    0 to the draft's `vocab_size` - 1. Ids that the target lacks are left out.
-
-    Symbols: N used logits of the draft, V tokens of the target. If N = V, logit i belongs to token
-    i, and no maps are needed.
-
-    Attributes:
-        size: N.
-        ids: (N,) int32, the token of each logit; None if N = V.
-        rows: (V,) int32, the index of each token's logit; N for a token without a logit. None if
-            N = V.
-    """
+    """Maps a draft's N logits to the V tokens of its target; tokens it lacks are left out."""
 
     def __init__(self, model: T5, vocab_size: int) -> None:
-        """Maps the logits of a draft to the tokens of a target with `vocab_size` = V.
-
-        Raises:
-            UserError: the draft has none of the target's tokens.
-        """
         table = getattr(model, TABLE, None)
         ids = np.arange(model.config.vocab_size) if table is None else np.array(table)
         ids = ids[ids < vocab_size].astype(np.int32)
         self.size = len(ids)
         if not self.size:
             raise UserError("vocabularies differ: the draft has none of the target's tokens")
-        self.ids: mx.array | None = None
-        self.rows: mx.array | None = None
+        self.ids: mx.array | None = None  # (N,) the token of each logit; None if N = V
+        self.rows: mx.array | None = None  # (V,) the logit of each token; N if it has none
         if self.size < vocab_size:
             rows = np.full(vocab_size, self.size, np.int32)
             rows[ids] = np.arange(self.size)
             self.ids, self.rows = mx.array(ids), mx.array(rows)
 
     def spread(self, values: mx.array, default: float) -> mx.array:
-        """Maps the last axis from logits to target tokens; tokens without a logit get `default`."""
+        """Maps the last axis from logits to tokens; tokens without a logit get `default`."""
         if self.rows is None:
             return values
         spare = mx.pad(values, ((0, 0), (0, 0), (0, 1)), constant_values=default)
@@ -72,11 +52,7 @@ class DraftVocabulary:
 
 
 def narrow(draft: T5, ids: np.ndarray) -> None:
-    """Restricts a draft, in place, to N tokens `ids`: its head keeps only the rows of these tokens.
-
-    Raises:
-        UserError: `ids` are not ascending ids of the draft's vocabulary.
-    """
+    """Restricts a draft, in place, to the ascending tokens `ids`."""
     draft.config = replace(draft.config, draft_vocab_size=len(ids))
     draft.d2t = mx.array(ids)
     settle(draft)
@@ -85,11 +61,7 @@ def narrow(draft: T5, ids: np.ndarray) -> None:
 
 
 def with_all_tokens(draft: T5) -> Any:
-    """Returns a draft that can propose every token of the target.
-
-    The new draft uses the decoder of `draft` and the target's whole head. `draft` itself must use
-    some rows of that head, not a head of its own.
-    """
+    """A draft with the decoder of `draft` and the whole head of the target that it shares."""
     config = replace(draft.config, draft_vocab_size=None)
     wide = type(draft)(config, shares_with=draft.shares_with)
     wide.decoder = draft.decoder
@@ -97,13 +69,7 @@ def with_all_tokens(draft: T5) -> Any:
 
 
 def settle(draft: T5) -> None:
-    """Checks the table of the tokens that a draft can propose.
-
-    If the draft uses its target's output head, keeps only the head's rows for these tokens.
-
-    Raises:
-        UserError: the table's entries are not ascending integer ids of the vocabulary.
-    """
+    """Checks a draft's table; keeps only its rows of a head that belongs to the target."""
     ids, size = np.array(draft.d2t.astype(mx.int64)), draft.config.vocab_size
     ascending = (np.diff(ids, prepend=-1, append=size) > 0).all()
     if not ascending or not mx.issubdtype(draft.d2t.dtype, mx.integer):
@@ -117,7 +83,6 @@ def settle(draft: T5) -> None:
 
 
 def require_all_tokens(model: T5) -> None:
-    """Raises `UserError` if the model is a draft with a vocabulary of its own."""
     if getattr(model, TABLE, None) is not None:
         raise UserError(
             f"this model writes {model.config.draft_vocab_size} of {model.config.vocab_size} "
@@ -126,7 +91,6 @@ def require_all_tokens(model: T5) -> None:
 
 
 def _rows(head: nn.Module, ids: mx.array) -> nn.Module:
-    """Returns an output head with copies of the rows `ids` of `head`, quantized as in `head`."""
     rows = copy(head)
     for name in rows.parameters():
         rows[name] = mx.contiguous(head[name][ids])

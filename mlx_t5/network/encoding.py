@@ -14,16 +14,12 @@ from mlx_t5.network.cache import source_width
 
 if TYPE_CHECKING:
     from mlx_t5.network.cache import Cache
-    from mlx_t5.network.exact import ExactTarget
+    from mlx_t5.network.interface import Target
     from model import T5
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array | None]:
-    """Right-pads token lists to one length S.
-
-    Returns:
-        Token ids (rows, S), and a bool mask (rows, S), False at padding; None without padding.
-    """
+    """Right-pads token lists: ids (rows, S), and a bool mask or None without padding."""
     width = source_width(max(map(len, rows)), len(rows))
     ids = mx.array([list(row) + [pad] * (width - len(row)) for row in rows], mx.int32)
     if all(len(row) == width for row in rows):
@@ -31,13 +27,11 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array 
     return ids, mx.arange(width) < mx.array([[len(row)] for row in rows])
 
 
-def encoder_states(model: T5 | ExactTarget, sources: Sequence[Sequence[int]]) -> list[mx.array]:
-    """Returns the encoder's output (S, d_model) for each source of S tokens.
+def encoder_states(model: Target, sources: Sequence[Sequence[int]]) -> list[mx.array]:
+    """Returns the encoder's output (S, d_model) for each source of S tokens, lazily.
 
-    Does not wait for the outputs, unless a source is so long that attention is computed in chunks.
     Equal sources are encoded once. Sources of similar length share a pass, so there is little
-    padding. `PASS_POSITIONS` limits a pass of several sources, so memory does not grow with the
-    number of sources.
+    padding; `PASS_POSITIONS` limits a pass, so memory does not grow with the number of sources.
     """
     distinct = list(dict.fromkeys(map(tuple, sources)))
     states: dict[tuple[int, ...], mx.array] = {}
@@ -51,19 +45,12 @@ def encoder_states(model: T5 | ExactTarget, sources: Sequence[Sequence[int]]) ->
 
 
 def prepared(
-    model: T5 | ExactTarget,
+    model: Target,
     sources: Sequence[Sequence[int]],
     states: Sequence[mx.array],
     beams: int = 1,
 ) -> Cache:
-    """Returns a decoder's cache for encoded sources, lazily; equal sources are computed once.
-
-    Args:
-        model: the model whose decoder uses the cache.
-        sources: tokens of each source.
-        states: the result of `encoder_states` for these sources.
-        beams: number of rows per source.
-    """
+    """A decoder's cache for encoded sources, lazily; equal sources are computed once."""
     keys = [tuple(source) for source in sources]
     distinct = dict(zip(keys, states, strict=True))
     lengths = list(map(len, distinct))
@@ -80,16 +67,7 @@ def prepared(
 def encoded(
     model: T5, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
 ) -> Cache:
-    """Returns a decoder's cache with a row for each source; waits until the cache is computed.
-
-    Args:
-        model: the model whose decoder uses the cache.
-        sources: tokens of each source.
-        states: the result of `encoder_states` for these sources; None computes it here.
-
-    Raises:
-        RuntimeError: the device does not have enough memory.
-    """
+    """A decoder's cache with a row for each source; waits until it is computed."""
     cache = prepared(model, sources, states or encoder_states(model, sources))
     mx.eval(cache.state)
     return cache

@@ -1,181 +1,307 @@
 """Exact decoding: a row's logits have the same bits whatever is proposed, in whatever batch.
 
 Rounding depends on the order of summation, and kernels choose the order by the number of positions
-in a pass. So one pass over several positions may round differently from several passes over one
-position. Here the shape of a pass does not depend on the proposals: each row is padded to W
-positions, and padding rows fill the pass up to R rows. exactness.py finds values of R and W with
-which all rows are rounded alike. Attention and the encoder sum over positions, so they work on each
-prompt alone.
+in a pass. So here the shape of a pass does not depend on the proposals: each row is padded to W
+positions, and padding rows fill the pass up to R rows. Attention and the encoder sum over
+positions, so they work on each prompt alone.
 
-Symbols: B rows in flight, R rows of a pass, W width, S source positions, T target positions.
+No library guarantees that such passes round all rows alike. So before decoding, `exact_target`
+looks for values of R and W that do: it tests every kind of weight, attention, and the whole decoder
+with random numbers, which suffice because kernels are chosen by shapes and types alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
-from mlx_t5.network.attention import ByRow
-from mlx_t5.network.cache import Cache, Slots
-from mlx_t5.network.interface import WeightsRead
+from mlx_t5.errors import UserError
+from mlx_t5.network.attention import attention
+from mlx_t5.network.cache import SLOT_MULTIPLE, Cache, Slots, round_up
+from mlx_t5.network.layers import residual_dtype
+from mlx_t5.network.linear import QUANTIZATION, Matrix
+from mlx_t5.sampling.draws import Sampling, probabilities
+from mlx_t5.settings import Settings, check_exact
 
 if TYPE_CHECKING:
     from model import T5
 
+WIDTHS = (8, 16, 32)  # kernels treat rows alike in blocks of 8, or of a larger power of two
+# Numbers of keys that attention is tested with: lengths of sources, and numbers of slots.
+SOURCES = (1, 2, 7, 16, 31, 100, 257)
+SLOTS = tuple(n * SLOT_MULTIPLE for n in (1, 2, 3, 5, 9, 17))
+
+Product = Callable[[mx.array], mx.array]
+
 
 class ExactTarget:
-    """A model whose passes have fixed shapes, with the methods of `model.T5` that decoding needs.
+    """A `T5` whose passes have fixed shapes; an `interface.Target`.
 
-    Attributes:
-        width: W, positions of each row in every pass.
-        rows: numbers of rows that a pass may have, ascending, up to that of a full batch.
+    `rows` are the numbers of rows that a pass may have, ascending up to those of a full batch.
     """
 
     def __init__(self, model: T5, width: int, rows: Sequence[int]) -> None:
-        """Wraps a model.
-
-        Args:
-            model: the target.
-            width: positions of each row in every pass.
-            rows: numbers of rows that a pass may have, ascending.
-        """
-        self.model, self.width, self.rows = model, width, tuple(rows)
-        self.config, self.dtype = model.config, model.dtype
-        self.pooling, self.can_decode = model.pooling, model.can_decode
+        self.model, self.config, self.width, self.rows = model, model.config, width, rows
+        self.weights_read = model.weights_read
 
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
-        """Returns the encoder's output (B, S, d_model), computed in one pass per prompt.
+        rows = [(self.model.encode(ids[i : i + 1, :n]), n) for i, n in _lengths(ids, mask)]
+        padded = [mx.pad(x, [(0, 0), (0, ids.shape[1] - n), (0, 0)]) for x, n in rows]
+        return mx.concatenate(padded)
 
-        Args:
-            ids: source tokens (B rows, S positions).
-            mask: (B, S), False for padding, whose output is set to 0; None without padding.
-        """
-        width, rows = ids.shape[1], []
-        for i, length in enumerate(_lengths(ids, mask)):
-            states = self.model.encode(ids[i : i + 1, :length])
-            rows.append(mx.pad(states, [(0, 0), (0, width - length), (0, 0)]))
-        return mx.concatenate(rows)
-
-    def cache(
-        self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1
-    ) -> Any:  # an `ExactCache`
-        """Returns a cache for the output of `encode`; each prompt is stored without padding."""
-        rows = (encoded[i : i + 1, :length] for i, length in enumerate(_lengths(encoded, mask)))
-        return ExactCache([self.model.cache(states, None, capacity) for states in rows])
+    def cache(self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1) -> Any:
+        rows = ((encoded[i : i + 1, :n], None, capacity) for i, n in _lengths(encoded, mask))
+        return ExactCache([self.model.cache(*row) for row in rows])
 
     def decode(self, tokens: mx.array, cache: Any, offsets: list[int]) -> mx.array:
-        """Returns float32 logits (B, T, vocabulary) for the token after each of `tokens` (B, T).
-
-        Raises:
-            ValueError: a row has more tokens (T) than `width`.
-        """
         batch, length = tokens.shape
-        rows = next(count for count in self.rows if count >= batch)
-        tokens = mx.pad(tokens, ((0, rows - batch), (0, self.width - length)))
-        padded: Any = ExactCache(cache.rows, rows)
-        return self.model.decode(tokens, padded, offsets)[:batch, :length]
-
-    def weights_read(self) -> WeightsRead:
-        """Returns facts about the weights that a decoder pass of the wrapped model reads."""
-        return self.model.weights_read()
+        padding = next(n for n in self.rows if n >= batch) - batch
+        tokens = mx.pad(tokens, ((0, padding), (0, self.width - length)))
+        return self.model.decode(tokens, cache, offsets + [0] * padding)[:batch, :length]
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
-        """Returns `T5.cache_memory` (bytes) for `target + self.width` target positions per row."""
         return self.model.cache_memory(prompts, source, target + self.width, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
-        """Returns the encoder's peak memory in bytes; a pass has one row, whatever `rows` is."""
         return self.model.encoder_memory(1, source)
+
+
+def _lengths(rows: mx.array, mask: mx.array | None) -> Iterator[tuple[int, int]]:
+    """Yields the index of each row and its number of positions without padding."""
+    yield from enumerate([rows.shape[1]] * len(rows) if mask is None else mask.sum(1).tolist())
 
 
 @dataclass
 class ExactCache:
-    """A cache per row, with the methods of `cache.Cache` that exact decoding needs.
-
-    Attributes:
-        rows: the cache of each row.
-        batch: in a forward pass, the pass's number of rows; those beyond `rows` are padding.
-    """
+    """A `Cache` for each row, so that no row is padded to the length of another."""
 
     rows: list[Cache]
-    batch: int = 0
 
     @property
     def state(self) -> list[mx.array]:
-        """All arrays, for `mx.eval` and `mx.async_eval`."""
         return [array for row in self.rows for array in row.state]
 
     def trim(self, source: int, capacity: int) -> None:
-        """Does nothing: no row is padded to the length of another row."""
+        """Does nothing: no row is longer than it needs to be."""
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, in this order; a repeated row is copied."""
-        chosen: list[Cache] = []
+        kept: list[Cache] = []
         for row in (self.rows[i] for i in rows):
-            chosen.append(row.twin() if any(row is other for other in chosen) else row)
-        self.rows = chosen
+            kept.append(row.twin() if row in kept else row)
+        self.rows = kept
 
     def append(self, other: ExactCache) -> None:
-        """Adds the rows of `other` at the end."""
         self.rows = self.rows + other.rows
 
-    def slots(self, offsets: list[int], length: int) -> PaddedSlots:
-        """Returns the slots for `length` new tokens per row; padding rows start at position 0."""
-        starts = mx.array(offsets + [0] * (self.batch - len(offsets)))
-        rows = [row.slots([at], length) for row, at in zip(self.rows, offsets, strict=True)]
-        cross = []
-        for layer in zip(*(row.cross for row in self.rows), strict=True):
-            keys, values = zip(*layer, strict=True)
-            cross.append((ByRow(keys, self.batch), ByRow(values, self.batch)))
-        positions = starts[:, None] + mx.arange(length)
-        return PaddedSlots(rows, positions, offsets, self.batch, cross)
+    def slots(self, offsets: list[int], length: int) -> ExactSlots:
+        # There may be more offsets: padding rows have one, but no cache.
+        rows = [row.slots([at], length) for row, at in zip(self.rows, offsets, strict=False)]
+        return ExactSlots(rows, offsets, length)
 
 
-@dataclass(frozen=True)
-class PaddedSlots:
-    """The slots that a pass writes to and attends to; like `cache.Slots`, but row by row.
+class ExactSlots:
+    """Attends as `cache.Slots` does, but row by row."""
 
-    Attributes:
-        rows: the slots of each row that is not padding.
-        positions: (R, W) absolute positions of each row's W new tokens.
-        offsets: the first position of each row that is not padding.
-        batch: number of rows R, padding included.
-        cross: keys and values of cross-attention of each row, one pair per layer.
+    def __init__(self, rows: list[Slots], offsets: list[int], length: int) -> None:
+        self.rows, self.offsets = rows, offsets
+        self.batch = self.prompts = len(offsets)
+        self.positions = mx.array(offsets)[:, None] + mx.arange(length)
+        self.seen = max(slots.seen for slots in rows)
+
+    def self_attention(
+        self, layer: int, queries: mx.array, keys: mx.array, values: mx.array, bias: mx.array
+    ) -> mx.array:
+        rows = []
+        for i, slots in enumerate(self.rows):
+            row = slice(i, i + 1)
+            seen = slots.update(layer, keys[row], values[row])
+            rows.append(_over_slots(queries[row], *seen, bias[row], self.offsets[i]))
+        return self._padded(rows)
+
+    def cross_attention(self, layer: int, queries: mx.array) -> mx.array:
+        rows = enumerate(self.rows)
+        return self._padded([s.cross_attention(layer, queries[i : i + 1]) for i, s in rows])
+
+    def _padded(self, rows: list[mx.array]) -> mx.array:
+        padding = mx.zeros((self.batch - len(rows), *rows[0].shape[1:]), rows[0].dtype)
+        return mx.concatenate([*rows, padding])
+
+
+def _over_slots(
+    queries: mx.array, keys: mx.array, values: mx.array, bias: mx.array, offset: int
+) -> mx.array:
+    """Attends from W queries, the first at position `offset`."""
+
+    def over(slots: int) -> mx.array:
+        return attention(queries, keys[:, :, :slots], values[:, :, :slots], bias[..., :slots])
+
+    # More slots may change how attention rounds, even if they are hidden. So the number of slots
+    # depends on the query's own position p, not on the pass's other queries: it is round_up(p + 1).
+    near, last = round_up(offset + 1), offset + queries.shape[2]
+    if last <= near:
+        return over(near)
+    inside = near - offset  # queries that attend to the first `near` slots
+    return mx.concatenate([over(near)[:, :, :inside], over(round_up(last))[:, :, inside:]], axis=2)
+
+
+# ---- the search for shapes ----------------------------------------------------------------------
+
+
+def exact_targets(model: T5, default: Settings) -> Callable[..., ExactTarget]:
+    """Returns target(batch, settings), with room for the proposals of the default settings."""
+    check_exact(default, WIDTHS[-1])
+    room = default.num_draft if isinstance(default.num_draft, int) else 0
+    search = cache(partial(exact_target, model, num_draft=room))
+
+    def target(batch: int, settings: Settings = default) -> ExactTarget:
+        exact = search(batch)
+        check_exact(settings, exact.width)
+        return exact
+
+    return target
+
+
+def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
+    """Finds the smallest width with room for `num_draft` proposals that makes rows independent."""
+    widths = [width for width in WIDTHS if width > num_draft]
+    for width in widths:
+        rows = attention_is_exact(model, width) and exact_row_counts(model, batch, width)
+        if rows and decoder_is_exact(target := ExactTarget(model, width, rows)):
+            return target
+    raise UserError(
+        "exact decoding is not possible here: this device rounds a row differently by its place "
+        f"in a pass, at {' and '.join(map(str, widths))} positions a row; decode without it"
+    )
+
+
+def exact_row_counts(model: T5, batch: int, width: int) -> list[int]:
+    """Finds numbers of rows with the bits of a full batch; none if places matter."""
+    fewer = [2**i for i in range(batch.bit_length()) if 2**i < batch]
+    for product, inputs in products(model):
+        for x in inputs(batch * width):
+            out = product(x)
+            if not place_is_irrelevant(product, x, out):
+                return []
+            fewer = [n for n in fewer if _equal(product(x[: n * width]), out[: n * width])]
+    return [*fewer, batch]
+
+
+def place_is_irrelevant(product: Product, x: mx.array, out: mx.array) -> bool:
+    """Returns whether rows keep their bits at other places, beside other rows; out = product(x)."""
+    order = mx.arange(len(x))
+    for places in (mx.roll(order, 1), order[::-1]):
+        for first in (0, 1):
+            mixed = mx.array(x[places])
+            mixed[1 - first :: 2] = mx.random.normal(mixed[1 - first :: 2].shape)
+            if not _equal(product(mixed)[first::2], out[places][first::2]):
+                return False
+    return True
+
+
+def products(model: T5) -> Iterator[tuple[Product, Callable[[int], list[mx.array]]]]:
+    """Yields each kind of product in a decoder pass, and a function that makes inputs to test it.
+
+    The second half of the weight repeats the first half, and in the second input it is negated. So
+    the terms of every sum cancel, and what remains are rounding errors: they reveal a different
+    order of summation even in 16 bits. The halves are shifted against each other, because an order
+    that adds the two terms of a pair first would leave nothing.
     """
-
-    rows: list[Slots]
-    positions: mx.array
-    offsets: list[int]
-    batch: int
-    cross: list[tuple[ByRow, ByRow]]
-    mask: None = None  # no source is padded
-
-    @property
-    def prompts(self) -> int:
-        """The number of prompts: R, as each of the R rows has a prompt of its own."""
-        return self.batch
-
-    @property
-    def seen(self) -> int:
-        """The largest number of slots, counted from slot 0, that attention reads in any row."""
-        return max(slots.seen for slots in self.rows)
-
-    def update(self, layer: int, keys: mx.array, values: mx.array) -> tuple[ByRow, ByRow]:
-        """Writes a layer's new keys and values (R rows, H heads, W positions, d_kv) to their slots.
-
-        Returns:
-            The keys and the values that each row attends to.
-        """
-        seen = [
-            slots.update(layer, keys[i : i + 1], values[i : i + 1])
-            for i, slots in enumerate(self.rows)
-        ]
-        k, v = zip(*seen, strict=True)
-        return ByRow(k, self.batch, self.offsets), ByRow(v, self.batch, self.offsets)
+    dtype, wide, seen = model.dtype, residual_dtype(model.dtype), set()
+    every = [(model.head, dtype, False)]
+    for *attentions, feed_forward in model.decoder.blocks:
+        for block in (*attentions, feed_forward):
+            every += [(matrix, dtype, False) for matrix in block.inputs]
+            every.append((block.output, dtype if block is not feed_forward else wide, True))
+    for matrix, of_inputs, adds_residual in every:
+        kind = matrix[1:], adds_residual, *((a.shape, a.dtype) for a in matrix.arrays)
+        if kind not in seen:
+            seen.add(kind)
+            yield _cancelling(matrix, of_inputs, wide if adds_residual else None)
 
 
-def _lengths(rows: mx.array, mask: mx.array | None) -> list[int]:
-    """Returns each row's number of positions without padding; `rows` is (rows, positions, …)."""
-    return [rows.shape[1]] * len(rows) if mask is None else mask.sum(axis=1).tolist()
+def _cancelling(
+    matrix: Matrix, dtype: mx.Dtype, residual: mx.Dtype | None
+) -> tuple[Product, Callable[[int], list[mx.array]]]:
+    quantization = dict(zip(QUANTIZATION, matrix.quantization, strict=False))
+    group = quantization.get("group_size", 1)  # equal groups of columns are quantized alike
+    arrays = matrix.arrays if quantization else (matrix.arrays[0].T,)  # outputs first
+    outputs, width, stored = len(arrays[0]), arrays[-1].shape[1] * group, arrays[-1].dtype
+    half = width // group // 2 * group
+
+    def doubled(a: mx.array, sign: int) -> mx.array:
+        shifted, rest = sign * mx.roll(a[:, :half], group, axis=1), max(sign, 0) * a[:, 2 * half :]
+        return mx.concatenate([a[:, :half], shifted, rest], axis=1)
+
+    def inputs(rows: int) -> list[mx.array]:
+        x = mx.random.normal((rows, width)).astype(dtype)
+        return [x, doubled(x, -1)]
+
+    weight = doubled(inputs(min(outputs, 1024))[0], 1)
+    weight = weight.astype(stored) if mx.issubdtype(stored, mx.floating) else weight
+    few = mx.quantize(weight, **quantization) if quantization else [weight]
+    all_rows = tuple(array[mx.arange(outputs) % len(weight)] for array in few)
+    like = matrix._replace(arrays=all_rows if quantization else (all_rows[0].T,))
+
+    def product(x: mx.array) -> mx.array:
+        # Without quantization, one kernel may compute the product and add the residual.
+        return like.times(x, mx.zeros((len(x), outputs), residual) if residual else None)
+
+    return product, inputs
+
+
+def attention_is_exact(model: T5, width: int) -> bool:
+    """Returns whether a query's attention has the same bits at any place in a pass."""
+    heads, size, dtype = model.config.num_heads, model.config.d_kv, model.dtype
+    for n in SOURCES + SLOTS:
+        keys, values = mx.random.normal((2, 1, heads, (n + 1) // 2, size)).astype(dtype)
+        keys = mx.repeat(keys, 2, axis=2)[:, :, :n]
+        # Every second value cancels the one before it.
+        values = mx.stack([values, -values], axis=3).reshape(1, heads, -1, size)[:, :, :n]
+        bias = mx.random.normal((1, heads, 1, n)).astype(dtype)
+        mask = mx.broadcast_to(bias, (1, heads, width, n)) if n in SLOTS else None
+
+        def over(x: mx.array, keys=keys, values=values, mask=mask) -> mx.array:
+            queries = x.astype(dtype).swapaxes(0, 1)[None]
+            return attention(queries, keys, values, mask)[0].swapaxes(0, 1)
+
+        x = mx.random.normal((width, heads, size)) * size**-0.5
+        if not place_is_irrelevant(over, x, over(x)):
+            return False
+    return True
+
+
+def decoder_is_exact(target: ExactTarget) -> bool:
+    """Returns whether a row has the same bits token by token and alone as in a full batch.
+
+    Both its logits are compared and the probabilities that sampling computes from them.
+    """
+    model, width, others = target.model, target.width, target.rows[-1] - 1
+
+    def some(*shape: int) -> mx.array:
+        return mx.random.randint(0, model.config.vocab_size, shape)
+
+    def results(logits: mx.array) -> mx.array:
+        sampling = Sampling.of([Settings(temp=0.7, top_k=50, top_p=0.9)] * len(logits))
+        return mx.stack([logits, probabilities(logits, sampling)[0]])
+
+    row, other = (model.cache(model.encode(some(1, n))) for n in (9, 5))
+    alone, batch = (ExactCache([row.shared(1, 1)]) for _ in range(2))
+    batch.rows = [*(other.shared(1, 1) for _ in range(others)), *batch.rows]
+    at = 2 * SLOT_MULTIPLE - width - 2  # slots before this hold zeros; the second pass adds slots
+    for size in (width // 2, width):
+        tokens = some(others + 1, size)
+        offsets = [i % at for i in range(others)] + [at]
+        together = results(target.decode(tokens, batch, offsets))[:, -1]
+        for i in range(size):
+            single = results(target.decode(tokens[-1:, i : i + 1], alone, [at + i]))[:, 0, 0]
+            if not _equal(together[:, i], single):
+                return False
+        at += size
+    return True
+
+
+def _equal(a: mx.array, b: mx.array) -> bool:
+    return mx.array_equal(a, b).item()

@@ -2,10 +2,10 @@
 
 Layers that have the same input are joined into one, and the product itself adds the residual.
 
-Decoding is bound by reading weights. For M rows x (M, K) and a weight (N, K) the natural product is
-`x @ weight.T`. For few rows the fastest form depends on the BLAS and its kernels; `FORMS` lists the
-forms that were measured to be faster (docs/performance.md). Nothing is timed at run time: on a busy
-machine timing often chose the slower form, and equal commands could round differently.
+For M rows x (M, K) and a weight (N, K) the natural product is `x @ weight.T`. For few rows the
+fastest form depends on the BLAS and its kernels; `FORMS` lists those that were measured to be
+faster (docs/performance.md). Nothing is timed at run time, because on a busy machine that often
+chose the slower form, and equal commands could round differently.
 """
 
 from __future__ import annotations
@@ -42,10 +42,7 @@ class Matrix(NamedTuple):
 
     @classmethod
     def of(cls, layer: Any) -> Any:
-        """Returns the matrix of a linear layer, or of an embedding that is the output head.
-
-        For a layer with an adapter in training, returns an `adapting.Adapted`.
-        """
+        """The matrix of a linear layer, or of an embedding that is the output head."""
         arrays = [layer[name] for name in ("weight", "scales", "biases") if name in layer]
         if "scales" in layer:
             base = cls(tuple(arrays), tuple(getattr(layer, name) for name in QUANTIZATION))
@@ -56,14 +53,10 @@ class Matrix(NamedTuple):
 
     @classmethod
     def plain(cls, weight: mx.array) -> Matrix:
-        """Returns the matrix of a weight (N outputs, K inputs)."""
         return cls((weight.T,), forms=faster_forms(*weight.shape, weight.dtype))
 
     def times(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
-        """Returns x (M rows, K inputs) times the weight, plus any residual (M, N outputs).
-
-        Product and sum are one operation where possible.
-        """
+        """Multiplies x (M, K) by the weight and adds any residual (M, N), at once if possible."""
         (weight, *scales), quantization, forms = self
         form = next((form for rows, form in forms if len(x) in rows), None) if forms else None
         if scales:
@@ -79,10 +72,7 @@ class Matrix(NamedTuple):
 
 
 def matrices(*layers: nn.Module) -> tuple[Matrix, ...]:
-    """Returns the matrices of layers that have the same input; one matrix if they are joined.
-
-    Layers no longer count as joined once the weight of any of these layers has been replaced.
-    """
+    """The matrices of layers with the same input; one if they are joined and unchanged since."""
     joined = getattr(layers[0], "joined", None)
     if not joined or any(m["weight"] is not w for m, w in zip(layers, joined.weights, strict=True)):
         return tuple(map(Matrix.of, layers))
@@ -91,12 +81,7 @@ def matrices(*layers: nn.Module) -> tuple[Matrix, ...]:
 
 @dataclass
 class Joined:
-    """Several layers that have the same input, joined into one.
-
-    Attributes:
-        layer: the joined layer, whose weight has the rows of all the layers' weights.
-        weights: the weight of each layer, a view of the joined weight.
-    """
+    """Several layers with the same input, as one; their weights are views of its weight."""
 
     layer: nn.Module
     weights: list[mx.array]
@@ -105,12 +90,11 @@ class Joined:
 def join_layers(*layers: nn.Module) -> None:
     """Joins layers that have the same input, so that `matrices` returns one matrix for them.
 
-    The layers' parameters become views of the joined parameters, so joining needs no memory. Layers
-    that are quantized differently are left as they are.
+    The layers' parameters become views of the joined ones, so joining needs no memory.
     """
     kinds = [(type(m), *(getattr(m, name, None) for name in QUANTIZATION)) for m in layers]
     if kinds != kinds[:1] * len(layers):
-        return
+        return  # quantized differently
     one = copy(layers[0])
     ends = list(accumulate(len(layer["weight"]) for layer in layers))[:-1]
     for name in layers[0].parameters():
@@ -122,12 +106,10 @@ def join_layers(*layers: nn.Module) -> None:
 
 
 def as_written(x: mx.array, weight: mx.array) -> mx.array:
-    """Returns the product in its natural form, `x @ weight.T`."""
     return x @ weight.T
 
 
 def in_tiles(x: mx.array, weight: mx.array) -> mx.array:
-    """Returns the product, computed in tiles of `TILE` outputs if `TILE` divides their number."""
     if weight.shape[0] % TILE:
         return as_written(x, weight)
     tiles = weight.reshape(-1, TILE, weight.shape[1])
@@ -135,15 +117,10 @@ def in_tiles(x: mx.array, weight: mx.array) -> mx.array:
 
 
 def weight_first(x: mx.array, weight: mx.array) -> mx.array:
-    """Returns the product, computed with the weight on the left."""
     return (weight @ x.T).T
 
 
-def as_two_rows(x: mx.array, weight: mx.array) -> mx.array:
-    """Returns the product for a single row x (1, K), computed for two copies of the row.
-
-    With some BLAS, a product of two rows takes less time than a product of one row: see `FORMS`.
-    """
+def as_two_rows(x: mx.array, weight: mx.array) -> mx.array:  # for a single row
     return (mx.broadcast_to(x, (2, x.shape[1])) @ weight.T)[:1]
 
 
@@ -174,22 +151,8 @@ FORMS: tuple[tuple[str, range, Callable[[int, int], bool], Form], ...] = (
 
 @cache
 def faster_forms(outputs: int, inputs: int, dtype: mx.Dtype) -> Forms:
-    """Returns the functions that compute `x @ weight.T` faster than this expression on this device.
-
-    Each function comes with the numbers of rows of x for which it is faster. There are none on a
-    GPU, or for types other than float32.
-
-    Args:
-        outputs: N, number of rows of the weight.
-        inputs: K, number of columns of the weight.
-        dtype: type of the weight.
-    """
+    """Forms of `x @ weight.T` for a weight (N, K) that are faster here, by the number of rows M."""
     if dtype != mx.float32 or not cpu_only():
         return ()  # BLAS multiplies float32 only, and GPUs do not need other forms
-    return forms_with(blas_name(), outputs, inputs)
-
-
-def forms_with(blas: str, outputs: int, inputs: int) -> Forms:
-    """Returns what `faster_forms` returns for a float32 weight on a CPU with this `blas`."""
-    matching = [row for row in FORMS if row[2](outputs, inputs) and re.match(row[0], blas)]
+    matching = [row for row in FORMS if row[2](outputs, inputs) and re.match(row[0], blas_name())]
     return tuple((rows, form) for _, rows, _, form in matching)

@@ -2,13 +2,7 @@
 
 macOS may evict a GPU's memory between two passes; a model that nearly fills the machine then
 runs at a fraction of its speed (ml-explore/mlx-examples#1061). From macOS 15 on, MLX can keep its
-memory resident ("wire" it), up to a limit that is 0 at first. `wire` raises the limit to the
-bytes that weights and caches need. On devices that report no working set, `wire` does nothing.
-
-A prompt needs memory for keys and values: those of the source, for cross-attention, and those of
-the text, for self-attention. Encoding the prompt also needs memory for the encoder's activations.
-
-Symbols: B rows, P prompts, S source positions, T target positions.
+memory resident ("wire" it), up to a limit that is 0 at first. Other devices need nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +32,6 @@ WIDTHS = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
 
 
 def limit() -> int:
-    """Returns the usable memory in bytes: the GPU's, else `SHARE` of the machine's memory."""
     facts = device_info()
     for name in (WORKING_SET, "total_memory", "memory_size"):
         if facts.get(name):
@@ -54,24 +47,18 @@ def require(needed: int) -> None:
 
 
 def wire(needed: int) -> None:
-    """Makes macOS keep MLX's memory resident: the memory in use and the next `needed` bytes.
-
-    MLX wires buffers up to a limit, which this function sets. Freed buffers that MLX keeps for
-    reuse stay wired, so the limit includes their size. Otherwise a later call with a smaller
-    `needed` could make MLX unwire weights.
-
-    Args:
-        needed: bytes to be allocated. The limit never exceeds the working set of macOS.
-    """
+    """Makes macOS keep MLX's memory resident: the memory in use and the next `needed` bytes."""
     most = device_info().get(WORKING_SET)
     if most:
+        # Freed buffers that MLX keeps for reuse stay wired, so they count. Otherwise a later call
+        # with a smaller `needed` could make MLX unwire weights.
         held = mx.get_active_memory() + mx.get_cache_memory() + SLACK
         mx.set_wired_limit(min(int(most), held + needed))
 
 
 @contextmanager
 def room_for_weights(needed: int) -> Iterator[None]:
-    """Wires `needed` bytes (see `wire`) for loading weights; then frees the buffers left over."""
+    """Wires `needed` bytes for loading weights; then frees the buffers left over."""
     wire(needed)
     try:
         yield
@@ -81,12 +68,8 @@ def room_for_weights(needed: int) -> Iterator[None]:
 
 
 def keep_buffers(needed: int) -> None:
-    """Limits MLX's cache of freed buffers, which similar prompts reuse.
-
-    The limit is `KEPT_SHARE` of the memory that stays free beside `needed` bytes, at least `KEPT`.
-    The least recently used buffers are freed first. Without a GPU, MLX's limit of 32 MB stays. On a
-    Mac the limit is set even if the CPU computes, as Metal allocates the memory.
-    """
+    """Limits MLX's cache of freed buffers, which similar prompts reuse."""
+    # Without a GPU, MLX's limit of 32 MB stays. Metal allocates a Mac's memory for the CPU as well.
     if mx.metal.is_available() or not cpu_only():
         free = limit() - mx.get_active_memory() - needed
         mx.set_cache_limit(max(KEPT, int(KEPT_SHARE * free)))
@@ -99,22 +82,10 @@ def require_for(
     ahead: Sequence[Any] = (),
     beams: int = 1,
 ) -> None:
-    """Checks that there is memory to encode new rows and to decode them beside the running ones.
+    """Raises RuntimeError unless there is memory to encode new rows and to decode them all.
 
-    Memory for a cache of all these rows must be free, as joining rows copies the cache. If there is
-    enough memory, it is also wired on a Mac, and the limit of MLX's cache of freed buffers is set
-    to a share of the remaining memory.
-
-    Args:
-        models: the target, and the draft or None.
-        new: the `rows.Row`s that join.
-        running: the rows in flight.
-        ahead: rows that join later but are encoded now, in the same passes. Their encoder states
-            are not counted, because they are small beside the memory of a pass.
-        beams: number of beams per row; 1 without beam search.
-
-    Raises:
-        RuntimeError: there is not enough memory.
+    Memory for a cache of all rows must be free beside the running one, as joining rows copies it;
+    it is also wired on a Mac. `ahead` are rows that are encoded now, but join later.
     """
     rows = [*running, *new]
     source = source_width(max(len(row.ids) for row in rows))
@@ -136,33 +107,15 @@ def require_for(
 def cache_bytes(
     config: T5Config, width: int, prompts: int, source: int, target: int, rows: int = 0
 ) -> int:
-    """Returns the size in bytes of a decoder's cache, for cross-attention and self-attention.
-
-    Args:
-        config: the model's config.
-        width: bytes per number.
-        prompts: number of prompts.
-        source: source positions per prompt.
-        target: target positions per row.
-        rows: number of rows, if there are more rows than prompts.
-    """
+    """The size of a decoder's cache, with `width` bytes a number; 0 rows: as many as prompts."""
     slots = prompts * source + max(rows, prompts) * round_up(target)
     return 2 * config.num_decoder_layers * config.num_heads * config.d_kv * slots * width
 
 
 def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
-    """Returns the estimated peak size in bytes of the encoder's activations.
-
-    The estimate is four times the sum of one layer's attention scores, hidden units, residual and
-    heads, as measured on a CPU. An attention kernel that does not store the scores needs less. For
-    a long source, only the scores of one chunk of queries are counted.
-
-    Args:
-        config: the model's config.
-        width: bytes per number.
-        rows: number of rows.
-        source: source positions per row.
-    """
+    """Estimates the peak size of the encoder's activations, with `width` bytes a number."""
+    # Four times the sum of one layer's scores (of a chunk), hidden units, residual and heads, as
+    # measured on a CPU. Kernels that do not store the scores need less.
     heads = config.num_heads
     scores = heads * min(source, queries_at_once(rows, heads, source))
     features = (
@@ -172,21 +125,13 @@ def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
 
 
 def folder_bytes(folder: Path, dtype: str | mx.Dtype | None) -> int:
-    """Returns the size in bytes of a model folder's weights once they are loaded.
-
-    Args:
-        folder: an MLX or Hugging Face folder.
-        dtype: type to compute in; None is the folder's type, or float32 on the CPU.
-
-    Raises:
-        UserError: the folder holds no readable checkpoint.
-    """
+    """The size of a model folder's weights once they are loaded in `dtype`."""
     weights, _ = read_weights(folder)
     return weights_bytes(weights, dtype or ("float32" if on_cpu() else None))
 
 
 def weights_bytes(weights: Weights, dtype: str | mx.Dtype | None) -> int:
-    """Returns the bytes that weights take in the type `dtype`; None keeps their own types."""
+    """The size of weights in the type `dtype`; None keeps their own types."""
     total, requested = 0, None if dtype is None else WIDTHS[str(dtype).removeprefix("mlx.core.")]
     for name, tensor in weights.items():
         if name in EMBEDDINGS[1:] and EMBEDDINGS[0] in weights:
@@ -197,17 +142,10 @@ def weights_bytes(weights: Weights, dtype: str | mx.Dtype | None) -> int:
 
 
 def warning(folders: Sequence[Path], dtype: str | None) -> str | None:
-    """Returns a warning if the models' weights do not fit or barely fit into memory, else None.
-
-    On a Mac, the limit is the memory that macOS recommends for the GPU. Near this limit, the GPU
-    slows down. If the machine has enough memory, the warning gives a command to raise the limit.
-
-    Args:
-        folders: the target's folder, and the draft's folder if there is a draft.
-        dtype: as in `folder_bytes`.
-    """
+    """A warning if the models' weights barely fit into memory or do not fit, else None."""
     needed, there = sum(folder_bytes(folder, dtype) for folder in folders), limit()
     facts = device_info()
+    # Near macOS's recommended limit the GPU slows down; it can be raised if the machine has more.
     comfortable = SHARE * there if facts.get(WORKING_SET) else there
     if needed <= comfortable:
         return None

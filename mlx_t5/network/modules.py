@@ -33,7 +33,7 @@ class Attention(nn.Module):
         self.o = nn.Linear(inner, config.d_model, bias=False)
 
     def block(self, letters: str) -> Block:
-        """Returns the norm, the output projection, and input projections by letter ("qkv")."""
+        """Norm, output projection, and the input projections named by `letters` ("qkv")."""
         inputs = matrices(*(self[letter] for letter in letters))
         return Block(Norm.of(self.norm), inputs, Matrix.of(self.o))
 
@@ -49,11 +49,9 @@ class FeedForward(nn.Module):
         self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
 
     def inputs(self) -> list[nn.Module]:
-        """Returns the input projections: `wi`, or `wi_0` and `wi_1`."""
         return [self[name] for name in ("wi", "wi_0", "wi_1") if name in self]
 
     def block(self) -> Block:
-        """Returns the block's arrays: norm, input projections and output projection `wo`."""
         return Block(Norm.of(self.norm), matrices(*self.inputs()), Matrix.of(self.wo))
 
 
@@ -68,21 +66,13 @@ class Layer(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def blocks(self) -> Blocks:
-        """Returns the norm and the matrices of self-attention, cross-attention and feed-forward.
-
-        Cross-attention has only the matrix for queries, as its keys and values are cached.
-        """
+        """Self-attention, cross-attention and feed-forward; cross-attention's keys are cached."""
         cross = [self.cross_attention.block("q")] if "cross_attention" in self else []
         return self.self_attention.block("qkv"), *cross, self.feed_forward.block()
 
 
 class Stack(nn.Module):
-    """The layers of an encoder or a decoder, with their relative bias and the norm at the end.
-
-    Args:
-        config: the model's config.
-        causal: whether this is a decoder.
-    """
+    """The layers of an encoder or a decoder (`causal`), their relative bias and the last norm."""
 
     def __init__(self, config: T5Config, causal: bool):
         super().__init__()
@@ -94,12 +84,10 @@ class Stack(nn.Module):
 
     @cached_property
     def blocks(self) -> list[Blocks]:
-        """The arrays of every layer."""
         return [layer.blocks() for layer in self.layers]
 
     @cached_property
     def last_norm(self) -> Norm:
-        """The arrays of the norm after the last layer."""
         return Norm.of(self.norm)
 
 
@@ -112,7 +100,7 @@ class Stacks(nn.Module):
 
     @property
     def stacks(self) -> list[Stack]:
-        """The model's encoder and decoder, except an encoder that belongs to another model."""
+        """Encoder and decoder, except an encoder that belongs to another model."""
         return [self[name] for name in ("encoder", "decoder") if name in self]
 
     def join(self) -> None:
@@ -127,7 +115,6 @@ class Stacks(nn.Module):
             mx.clear_cache()  # frees the separate arrays, for joining the next layer
 
     def weights_read(self) -> WeightsRead:
-        """Returns facts about the weights that a decoder pass reads."""
         if "decoder" not in self:
             return WeightsRead(0, 0, "")
         blocks = self.decoder.blocks
@@ -139,12 +126,10 @@ class Stacks(nn.Module):
         return WeightsRead(len(blocks), size, kind)
 
     def update(self, *args: Any, **options: Any) -> Stacks:
-        """Updates as `nn.Module.update` does; then the model looks up its arrays again."""
         self._forget_arrays()
         return super().update(*args, **options)
 
     def update_modules(self, *args: Any, **options: Any) -> Stacks:
-        """Updates as `nn.Module.update_modules` does; then the model looks up its arrays again."""
         self._forget_arrays()
         return super().update_modules(*args, **options)
 
@@ -156,11 +141,7 @@ class Stacks(nn.Module):
 
 
 def compile_at_once(*models: Any) -> None:
-    """Makes GPUs compile the models' decoder layers in the next pass.
-
-    This is for servers and benchmarks, which run many passes. Without it, a GPU compiles the layers
-    after `PASSES_BEFORE_COMPILING` passes.
-    """
+    """Makes GPUs compile the models' decoder layers in the next pass: for many passes to come."""
     for model in models:
         if hasattr(model, "passes"):
             model.passes += PASSES_BEFORE_COMPILING

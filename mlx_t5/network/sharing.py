@@ -1,8 +1,7 @@
 """Drafts that use the encoder, the embedding and the output head of their target.
 
-Such a draft is a decoder of few layers. A prompt is encoded once for both models, and the draft
-computes only its cross-attention. The shared modules are held once. They belong to the target:
-they are not parameters of the draft and are not saved with it.
+Such a draft is a decoder of few layers, whose shared modules belong to the target: they are not
+parameters of the draft and are not saved with it. A prompt is encoded once for both models.
 
 A draft guesses well only with the model whose encoder it was trained on, in any type or
 quantization, so its folder records that model's name. With another one of the same shape it guesses
@@ -19,6 +18,7 @@ from mlx_t5.backend import mx, nn
 from mlx_t5.checkpoints.hub import ADAPTED, source_of
 from mlx_t5.errors import UserError, log, shown
 from mlx_t5.network.config import T5Config
+from mlx_t5.network.linear import QUANTIZATION
 from mlx_t5.network.weights import fill
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ OF_TARGET = (  # fields of the shape that both must have
 
 
 def share(draft: nn.Module, target: T5) -> None:
-    """Gives a draft its target's embedding, encoder and head, but not as the draft's parameters."""
+    """Gives a draft its target's embedding, encoder and head, but not as parameters of its own."""
     vars(draft)["shares_with"] = target
     for name in SHARED:
         if (module := getattr(target, name, None)) is not None:
@@ -42,17 +42,10 @@ def share(draft: nn.Module, target: T5) -> None:
 
 
 def shared_draft(target: T5, num_decoder_layers: int, dtype: mx.Dtype = mx.float32) -> Any:
-    """Returns a draft made of copies of some of the target's decoder layers.
+    """Returns a draft with copies of some of the target's decoder layers, not quantized.
 
-    Args:
-        target: a `model.T5`; may be quantized.
-        num_decoder_layers: number of layers to copy: the first layer, and others at about equal
-            distances (2 of 24: layers 0 and 12). The final norm and the relative bias are copied
-            too. Copies are not quantized.
-        dtype: type of the draft's parameters; see also `layers.keep_float32`.
-
-    Returns:
-        A T5 whose own parameters are only its decoder's; `shares_with` is the target.
+    They are the first and others at about equal distances (2 of 24: layers 0 and 12). The final
+    norm and the relative bias are copied too.
 
     Raises:
         UserError: `num_decoder_layers` is less than 1, or more than the target has.
@@ -75,47 +68,32 @@ def shared_draft(target: T5, num_decoder_layers: int, dtype: mx.Dtype = mx.float
 
 
 def plain_weights(module: nn.Module, prefix: str = "") -> dict[str, mx.array]:
-    """Returns a module's parameters by prefixed name; quantized ones are dequantized to float32."""
+    """A module's parameters by prefixed name; quantized ones are dequantized to float32."""
     weights = {}
     for path, layer in module.named_modules():
         start = f"{prefix}{path}." if path else prefix
         arrays = {name: array for name, array in layer.items() if isinstance(array, mx.array)}
         if "scales" in arrays:
-            weights[f"{start}weight"] = _dequantized(layer)
+            common = [arrays[name] for name in ("scales", "biases") if name in arrays]
+            if mx.issubdtype(common[0].dtype, mx.floating):  # other modes have scales of 8 bits
+                common = [array.astype(mx.float32) for array in common]
+            how = {name: getattr(layer, name) for name in QUANTIZATION}
+            weight = mx.dequantize(layer["weight"], *common, **how)
+            weights[f"{start}weight"] = weight.astype(mx.float32)
         else:
             weights |= {f"{start}{name}": array for name, array in arrays.items()}
     return weights
 
 
-def _dequantized(layer: Any) -> mx.array:
-    """Returns the weight of a quantized layer in float32."""
-    common = [layer["scales"], *([layer["biases"]] if "biases" in layer else [])]
-    if mx.issubdtype(common[0].dtype, mx.floating):  # other modes have scales of 8 bits
-        common = [array.astype(mx.float32) for array in common]
-    how = {"group_size": layer.group_size, "bits": layer.bits, "mode": layer.mode}
-    return mx.dequantize(layer["weight"], *common, **how).astype(mx.float32)
-
-
 def target_name(folder: Path) -> str:
-    """Returns the name that drafts record of a target: its Hub id, or else its folder's name."""
+    """The name that drafts record of a target: its Hub id, or else its folder's name."""
     return (source_of(folder) or folder.resolve().name).partition(ADAPTED)[0]
 
 
 def target_of(
     folder: Path, entry: Any, config: T5Config, target: T5 | None, adapter: str | Path | None
 ) -> T5:
-    """Checks that a draft can use the encoder of `target`, and returns `target`.
-
-    Args:
-        folder: the draft's folder.
-        entry: the value of `shares_encoder_with` in the draft's config.json.
-        config: from the draft's config.json.
-        target: the model that the caller gives as the target, or None.
-        adapter: as in `model.load`, but must be None.
-
-    Raises:
-        UserError: `target` is None or has another shape, or `adapter` is not None.
-    """
+    """Checks that a draft can use the encoder of `target`, and returns `target`."""
     name = entry.get("model") if isinstance(entry, dict) else None
     made_for = f"{folder} is a draft for {shown(name or 'a target without a name')}"
     if target is None:
@@ -136,7 +114,7 @@ def target_of(
 
 
 def whole(draft: T5) -> Any:
-    """Returns a standalone float32 copy of a draft, with copies of the modules that it shared."""
+    """A standalone float32 copy of a draft, with copies of the modules that it shared."""
     target = draft.shares_with
     assert target is not None, "it shares"
     names = [name for name in SHARED if getattr(target, name, None) is not None]

@@ -43,16 +43,13 @@ _BIAS = re.compile(r"lm_head\.bias|.*layer_norm\.bias")
 
 
 def has_decoder(names: Iterable[str]) -> bool:
-    """Returns whether tensors with these names, Hugging Face's or MLX's, include a decoder.
-
-    Diffusion pipelines and sentence encoders have an encoder alone, saved by `T5EncoderModel`.
-    """
+    # Diffusion pipelines and sentence encoders have an encoder alone, saved by `T5EncoderModel`.
     decoding = (name for name in names if name not in EMBEDDINGS)
     return any(name.startswith("decoder.") or name == HEAD for name in decoding)
 
 
 def tensor_names(config: T5Config) -> dict[str, str]:
-    """Returns Hugging Face name → MLX name for every tensor of a model with this config."""
+    """Hugging Face name → MLX name for every tensor of a model with this config."""
     names = {EMBEDDING: EMBEDDING, HEAD: HEAD}
     projections = ("wi_0", "wi_1", "wo") if config.is_gated_act else ("wi", "wo")
     sublayers = {
@@ -78,19 +75,15 @@ def tensor_names(config: T5Config) -> dict[str, str]:
 
 
 def select(config: T5Config, weights: Weights, expected: dict[str, Shape]) -> Weights:
-    """Takes the tensors that a model needs out of a Hugging Face checkpoint.
+    """Takes the tensors that a model needs out of a Hugging Face checkpoint, and empties it.
 
-    An embedding that is stored several times is taken once. The output head (`lm_head.weight`) is
-    taken only if it is not a copy of the embedding.
+    An embedding that is stored several times is taken once; the output head (`lm_head.weight`) only
+    if it is not a copy of the embedding.
 
     Args:
         config: from the checkpoint's config.json.
-        weights: the checkpoint; emptied, so that a tensor is held only by the result.
-        expected: MLX name → shape of each parameter of the model. If the model has a decoder, a
-            separate output head is included, even if the checkpoint has none.
-
-    Returns:
-        The tensors by MLX name.
+        weights: the checkpoint.
+        expected: MLX name → shape of each parameter, with a separate output head.
 
     Raises:
         UserError: a tensor is missing, unknown, of a wrong shape or of an unusable type, or
@@ -98,7 +91,8 @@ def select(config: T5Config, weights: Weights, expected: dict[str, Shape]) -> We
     """
     selected = {name: mlx for name, mlx in tensor_names(config).items() if mlx in expected}
     weights.pop(_STRAY, None)
-    if added := [name for name in weights if _is_added(name, weights[name])]:
+    zeros = (n for n, t in weights.items() if _BIAS.fullmatch(n) and not mx.any(as_array(t)).item())
+    if added := [*filter(_ADDED.fullmatch, weights), *zeros]:
         log(f"left out, as a T5 does not use it: {', '.join(map(shown, added))}")
     without_decoder = not has_decoder(expected)
     for name in list(weights):
@@ -113,7 +107,10 @@ def select(config: T5Config, weights: Weights, expected: dict[str, Shape]) -> We
     if head is None or (embedding in weights and _equal(head, weights[embedding])):
         weights.pop(HEAD, None)
         selected.pop(HEAD, None)
-    _refuse_prefix(weights, selected)
+    prefix = os.path.commonprefix(list(weights)).rpartition(".")[0] + "."
+    if prefix != "." and any(name.removeprefix(prefix) in selected for name in weights):
+        cause = f"all its tensors' names begin with {shown(prefix)!r}"
+        raise UserError(f"{cause}; save the state dict of the T5 inside, without this prefix")
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     check(shapes, {name: expected[mlx] for name, mlx in selected.items()})
     for name, tensor in weights.items():
@@ -121,30 +118,12 @@ def select(config: T5Config, weights: Weights, expected: dict[str, Shape]) -> We
     return {selected[name]: weights.pop(name) for name in list(weights)}
 
 
-def _is_added(name: str, tensor: mx.array | TorchTensor) -> bool:
-    if _BIAS.fullmatch(name):
-        return not mx.any(as_array(tensor)).item()
-    return _ADDED.fullmatch(name) is not None
-
-
-def _refuse_prefix(weights: Weights, selected: Mapping[str, str]) -> None:
-    prefix = os.path.commonprefix(list(weights)).rpartition(".")[0] + "."
-    if prefix != "." and any(name.removeprefix(prefix) in selected for name in weights):
-        cause = f"all its tensors' names begin with {shown(prefix)!r}"
-        raise UserError(f"{cause}; save the state dict of the T5 inside, without this prefix")
-
-
 def shapes_of(model: nn.Module) -> dict[str, Shape]:
-    """Returns the shape of every parameter, by its name."""
     return {name: array.shape for name, array in tree_flatten(model.parameters())}
 
 
 def check(actual: dict[str, Shape], expected: dict[str, Shape]) -> None:
-    """Checks that two sets of tensors have the same names and shapes.
-
-    Raises:
-        UserError: they differ; the message names the first few differences.
-    """
+    """Raises `UserError` with the first few differences unless names and shapes are equal."""
     problems = []
     for kind, there, here in (("missing", actual, expected), ("unexpected", expected, actual)):
         names = [name for name in here if name not in there]
@@ -161,11 +140,7 @@ def check(actual: dict[str, Shape], expected: dict[str, Shape]) -> None:
 
 
 def cast(name: str, rows: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Returns rows of the tensor `name`, converted to the floating-point type `dtype`.
-
-    Raises:
-        UserError: a number is too large for `dtype`.
-    """
+    """Converts rows of the tensor `name`; refuses numbers that are too large for float16."""
     result = rows.astype(dtype)
     if dtype == mx.float16 and mx.any(mx.isinf(result) & mx.isfinite(rows)).item():
         raise UserError(f"{name} has numbers too large for float16; use bfloat16")
@@ -181,15 +156,7 @@ def _equal(one: mx.array | TorchTensor, other: mx.array | TorchTensor) -> bool:
 
 
 def read_config(folder: Path) -> dict:
-    """Returns the object in a folder's config.json.
-
-    Its start, end and pad ids are those of generation_config.json, if they are there, because
-    transformers generates with these.
-
-    Raises:
-        UserError: a file is missing or is not a JSON object, or the model is quantized by a tool
-            that MLX cannot follow.
-    """
+    """Reads config.json; its token ids are those of generation_config.json, if it has any."""
     raw = read_object(folder / "config.json", "give a model folder, MLX or Hugging Face")
     entry = raw.get("quantization_config")
     if isinstance(entry, Mapping) and (method := entry.get("quant_method")):
@@ -200,17 +167,7 @@ def read_config(folder: Path) -> dict:
 
 
 def quantize(model: nn.Module, entry: Any, names: set[str]) -> None:
-    """Quantizes the layers whose scales are among `names`, as config.json describes.
-
-    Args:
-        model: changed in place; its weights have to be loaded afterwards.
-        entry: the config's `quantization`: group_size, bits and mode of all layers; a layer that
-            differs has an entry under its path.
-        names: names of the folder's tensors.
-
-    Raises:
-        UserError: the entry cannot be applied.
-    """
+    """Quantizes the layers whose scales are among `names`, as config.json's `entry` says."""
 
     def settings(path: str, module: nn.Module) -> bool | dict:
         stored = hasattr(module, "to_quantized") and f"{path}.scales" in names
@@ -224,17 +181,7 @@ def quantize(model: nn.Module, entry: Any, names: set[str]) -> None:
 
 
 def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dtype) -> None:
-    """Sets a model's parameters; evaluates one tensor at a time, and converts floats to `dtype`.
-
-    Args:
-        model: has exactly the parameters in `tensors`.
-        tensors: pairs of MLX name and value.
-        dtype: type of floating-point parameters; see also `keep_float32`.
-
-    Raises:
-        UserError: a tensor cannot be read.
-        RuntimeError: the device does not have enough memory.
-    """
+    """Sets a model's parameters, one tensor at a time; floats become `dtype` or `keep_float32`."""
     weights = []
     try:
         for name, array in tensors:
@@ -251,11 +198,7 @@ def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dt
 
 
 def compute_dtype(requested: str | mx.Dtype | None, weights: Mapping[str, Any]) -> mx.Dtype:
-    """Returns the type to compute in: `requested`, else float32 on a CPU, else the stored type.
-
-    Raises:
-        UserError: the requested type is not supported.
-    """
+    """The type to compute in: `requested`, else float32 on a CPU, else the stored type."""
     if requested is None:
         requested = mx.float32 if on_cpu() else stored_dtype(weights) or mx.float32
     name = type_name(requested) if isinstance(requested, mx.Dtype) else requested

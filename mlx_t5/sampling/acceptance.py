@@ -1,7 +1,5 @@
 """Decides which proposals are kept, and which token replaces a rejected one.
 
-All functions are pure functions of small arrays, without a model or a state.
-
     delta = 0             the target chooses its own token at each position; a proposal x is kept
                           if it is that token, and is replaced by that token otherwise
     delta > 0, temp > 0   x is kept with probability min(1, (1 - delta) p(x)/q(x) + delta);
@@ -9,21 +7,17 @@ All functions are pure functions of small arrays, without a model or a state.
     delta > 0, temp = 0   x is kept if p(x) >= (1 - delta) max p;
                           a rejected x is replaced by argmax p
 
-With delta = 0 the text is the target's own: greedy, or sampled from its distribution. The random
-numbers at a position depend only on the position and the row's key. Draft and target use the same
-numbers at a position, so they mostly sample the same token (Gumbel sampling of Daliri et al.,
-https://arxiv.org/abs/2408.07978). A seed gives the same text with any draft, with any number of
-proposals, and without a draft, because every token is the one that the target samples.
+With delta = 0 the text is the target's own, and a seed gives the same text with any draft or none:
+the random numbers at a position depend only on the position and the row's key. The draft uses them
+too, so it mostly samples the same token (Daliri et al., https://arxiv.org/abs/2408.07978).
 
 The rules for delta > 0 relax those of Leviathan et al. (https://arxiv.org/abs/2211.17192) and Chen
-et al. (https://arxiv.org/abs/2302.01318). With temp > 0, the token at each drafted position
-has the distribution (1 - delta) p + delta q. When every proposal is kept, the target adds one more
-token from p.
+et al. (https://arxiv.org/abs/2302.01318). With temp > 0, each drafted position has the distribution
+(1 - delta) p + delta q. When every proposal is kept, the target adds one more token from p.
 
-Symbols: B rows, gamma proposals per row, T = gamma + 1 positions, V vocabulary; delta leniency,
-from 0 (lossless) to 1; p target and q draft probabilities. With temp > 0, temperature, top-k, top-p
-and min-p have been applied to p and q. A deterministic proposal (made by a greedy draft, or copied
-from a text) has q(x) = 1. In the code, q is None if no proposal was sampled or every delta is 0.
+Symbols: B rows, gamma proposals per row, T = gamma + 1 positions, V vocabulary; delta leniency;
+p target and q draft probabilities, after temperature, top-k, top-p and min-p. A deterministic
+proposal (greedy, or copied) has q(x) = 1; q is None if all are, or if every delta is 0.
 """
 
 from __future__ import annotations
@@ -42,74 +36,35 @@ from mlx_t5.sampling.draws import (
     uniform,
 )
 
-# A residual with less mass is rounding noise of two equal distributions.
-NEGLIGIBLE_MASS = 1e-6
-# Stands for the target's own token if no token can be chosen from the logits: `draws.is_finite`.
-NO_TOKEN = -1
-# Stands for the number of proposals kept if top-p needs more candidates than were considered.
-UNDECIDED = -1
+NEGLIGIBLE_MASS = 1e-6  # a residual with less is rounding noise of two equal distributions
+NO_TOKEN = -1  # no token can be chosen from the logits: `draws.is_finite`
+UNDECIDED = -1  # top-p needs more candidates than were considered
 
 
 def keep_greedy(logits: mx.array, drafts: mx.array, delta: mx.array) -> mx.array:
-    """Returns whether each proposal is kept by the rule for temp = 0.
-
-    The rule for a token x with target probability p(x) is p(x) >= (1 - delta) max p. It can be
-    checked on the logits, without a softmax.
-    With delta = 0 a proposal must be the argmax itself; a tie with the argmax is not enough.
-    A token that a logits processor forbids (logit -inf) is never kept.
-
-    Args:
-        logits: (B, gamma, V) the target's logits for B rows of gamma proposals.
-        drafts: (B, gamma) proposed tokens.
-        delta: (B,) the rows' leniency.
-
-    Returns:
-        (B, gamma) bool.
-    """
+    """Whether each proposal (B, gamma) is kept by the rule for temp = 0; logits (B, gamma, V)."""
     proposed = mx.take_along_axis(logits, drafts[..., None], axis=-1)[..., 0]
+    # On the logits, without a softmax.
     floor = mx.max(logits, axis=-1) + mx.log1p(-delta)[:, None]
+    # Not tokens that a logits processor forbids; and with delta = 0 not even a tie with the argmax.
     near = (delta > 0)[:, None] & (proposed >= floor) & (proposed > -mx.inf)
     return near | (drafts == likeliest(logits))
 
 
 def keep_sampled(px: mx.array, qx: mx.array, delta: mx.array, u: mx.array) -> mx.array:
-    """Returns whether each proposal is kept by the rule for temp > 0.
-
-    The rule is u < (1 - delta) px / qx + delta. The code multiplies both sides by qx.
-
-    Args:
-        px: (B, gamma) target probability of each of gamma proposals for B rows.
-        qx: (B, gamma) draft probability of each proposal; 1 if the proposal was not sampled.
-        delta: (B,) the rows' leniency.
-        u: (B, gamma) random numbers, uniform on [0, 1).
-
-    Returns:
-        (B, gamma) bool.
-    """
+    """Whether each proposal is kept for temp > 0: u < (1 - delta) px / qx + delta."""
     delta = delta[:, None]
     return u * qx < (1 - delta) * px + delta * qx
 
 
 def accepted_length(keep: mx.array, lengths: mx.array) -> mx.array:
-    """Returns for each row the number of proposals before the first rejected one: (B,).
-
-    Args:
-        keep: (B, gamma or more) bool, whether the proposal at each position is kept.
-        lengths: (B,) int32, number of proposals of each row; later positions are padding.
-    """
+    """The number of proposals (B,) before the first rejected one, at most `lengths`."""
     ends = mx.where(keep, lengths[:, None], mx.arange(keep.shape[1]))  # where a prefix may end
     return mx.min(ends, axis=1)
 
 
 def residual(p: mx.array, q: mx.array) -> mx.array:
-    """Returns the weights for sampling the token that replaces a rejected proposal.
-
-    The weights are max(0, p - q), or p if p and q are almost equal.
-
-    Args:
-        p: (B, V) target probabilities of the vocabulary, for B rows.
-        q: (B, V) draft probabilities.
-    """
+    """Weights (B, V) for the replacement: max(0, p - q), or p if p and q are almost equal."""
     rest = mx.maximum(p - q, 0)
     return mx.where(rest.sum(axis=-1, keepdims=True) > NEGLIGIBLE_MASS, rest, p)
 
@@ -125,21 +80,19 @@ def accept(
     """Keeps the longest acceptable prefix of each row's proposals and adds one token.
 
     Args:
-        logits: (B, gamma + 1, V) float32 of the target. Proposal i is judged by the
-            logits at position i; position gamma follows the last proposal.
-        drafts: (B, gamma) int32, gamma proposals for each of B rows; None if there are none.
-        q: (B, gamma, V) draft probabilities; None if no proposal was sampled or every delta is 0.
+        logits: (B, T, V) float32 of the target; proposal i is judged by those at position i.
+        drafts: (B, gamma) int32 proposals; None if there are none.
+        q: (B, gamma, V) draft probabilities, or None.
         lengths: (B,) int32, number of proposals of each row, without padding.
         sampling: settings of the rows.
-        keys: (B, gamma + 1 or more, 2) random keys of the positions; None if every row is greedy.
+        keys: (B, T or more, 2) random keys of the positions; None if every row is greedy.
 
     Returns:
-        accepted (B,) int32, the number of proposals kept, and tokens (B, gamma + 1)
-        int32: the proposals kept, and at position `accepted` the token that the
-        target adds. Later tokens are meaningless. If no token can be chosen at a position
-        (see `is_finite`), no proposal is kept from there on; a token added there is NO_TOKEN.
-        A row's `accepted` is UNDECIDED if top-p needs more candidates than were considered;
-        then call again with `sampling.exhaustive()`.
+        accepted (B,) int32, the number of proposals kept, and tokens (B, T) int32: the proposals
+        kept, then the token that the target adds, then anything. No proposal is kept from the first
+        position on at which no token can be chosen; a token added there is NO_TOKEN. A row's
+        `accepted` is UNDECIDED if top-p needs more candidates than were considered; then call again
+        with `sampling.exhaustive()`.
     """
     finite = is_finite(logits)
     if sampling.all_greedy:
@@ -173,20 +126,7 @@ def _accept_sampled(
     sampling: Sampling,
     keys: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """Does the work of `accept` for a batch in which at least one row is sampled.
-
-    Args:
-        logits: (B, T, V) float32 of the target, for T = gamma + 1 positions of B rows.
-        p: (B, T, V) float32, the target's probabilities.
-        drafts: (B, T) int32, gamma proposals and a placeholder at the last position.
-        q: (B, gamma, V) float32 draft probabilities; None if the proposals are deterministic.
-        lengths: (B,) int32, number of proposals of each row, without padding.
-        sampling: settings of the rows.
-        keys: (B, T or more, 2) uint32, random keys of the positions.
-
-    Returns:
-        accepted (B,) int32, the number of proposals kept, and (B, 1) int32, the token added.
-    """
+    """`accept` if a row is sampled; `drafts` (B, T) ends in a placeholder; one token (B, 1)."""
     keys = keys[:, : drafts.shape[1]]
     own = sample(p.flatten(0, 1), fold(keys, 0, OWN).flatten(0, 1)).reshape(drafts.shape)
     accepted = accepted_length(drafts == own, lengths)

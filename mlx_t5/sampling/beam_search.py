@@ -42,21 +42,13 @@ CHUNK = 128  # values in a chunk of `largest`
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A finished text, or the beginning of a text.
+    """A text or its beginning; the score of a finished text is divided by the length penalty."""
 
-    Attributes:
-        tokens: the start token first; an end token can only be the last.
-        score: sum of log-probabilities; a finished text's sum is divided by the length penalty.
-        watch: searches the text for stop strings; None if there are no stop strings.
-        reason: why the text ended: "stop" or "length"; None while it is unfinished.
-        ended: whether the last token is an end token.
-    """
-
-    tokens: list[int]
-    score: np.float32
-    watch: TextWatch | None = None
-    reason: str | None = None
-    ended: bool = False
+    tokens: list[int]  # the start token first
+    score: np.float32  # sum of log-probabilities
+    watch: TextWatch | None = None  # searches the text for stop strings
+    reason: str | None = None  # "stop" or "length"; None while the text is unfinished
+    ended: bool = False  # whether the last token is an end token
 
 
 NO_BEAM = np.float32(-np.inf)  # the score of a place that has no beam
@@ -64,44 +56,24 @@ WORST = np.finfo(np.float32).min  # the lowest score of a text
 
 
 class BeamSearch:
-    """The beam search of one row; K is the row's `num_beams`.
-
-    Attributes:
-        beams: K hypotheses of equal length, the best first. If fewer than K are left, duplicates
-            of the best with the score `NO_BEAM` (-inf) fill the other places.
-        parents: for each beam, the index of the previous step's beam that it continues.
-        texts: at most K finished texts, the best first.
-        done: whether the search has ended.
-    """
+    """The beam search of one row; K is the row's `num_beams`."""
 
     def __init__(
         self, settings: Settings, start: int, eos: Sequence[int], watch: TextWatch | None = None
     ) -> None:
-        """Starts with the empty text.
-
-        Args:
-            settings: the row's settings.
-            start: the start token.
-            eos: the end tokens.
-            watch: searches for stop strings; has read no token yet. None without stop strings.
-        """
         self.settings, self.eos = settings, eos
         self.size = settings.num_beams
         self.looked_at = (1 + max(len(eos), 1)) * self.size
+        # K hypotheses of equal length, the best first. If fewer than K are left, duplicates of the
+        # best with the score `NO_BEAM` fill the other places.
         self.beams: list[Hypothesis] = []
-        self.parents: list[int] = []
-        self.texts: list[Hypothesis] = []
+        self.parents: list[int] = []  # of each beam: index of the previous beam that it continues
+        self.texts: list[Hypothesis] = []  # at most K, the best first
         self.done = False
         self._set_beams([(0, Hypothesis([start], np.float32(0), watch))])
 
     def advance(self, scores: Sequence[float], indices: Sequence[int], vocab_size: int) -> None:
-        """Advances the search by one step.
-
-        Args:
-            scores: scores of the best continuations, in descending order; -inf for a missing one.
-            indices: k * vocab_size + token for a continuation of beam k by this token.
-            vocab_size: number of tokens in the vocabulary.
-        """
+        """Advances by one step; continuation k * vocab_size + token is beam k's, the best first."""
         going, finished = [], []
         for rank, (score, index) in enumerate(zip(scores, indices, strict=True)):
             if rank == self.looked_at or score == NO_BEAM:
@@ -120,13 +92,12 @@ class BeamSearch:
             self._set_beams(going[: self.size])
 
     def _set_beams(self, going: list[tuple[int, Hypothesis]]) -> None:
-        """Sets the beams from pairs: an old beam's index, and a hypothesis grown from this beam."""
+        """Sets the beams from pairs of an old beam's index and the hypothesis grown from it."""
         parent, best = going[0]
         filled = [*going, *[(parent, replace(best, score=NO_BEAM))] * (self.size - len(going))]
         self.parents, self.beams = [k for k, _ in filled], [beam for _, beam in filled]
 
     def _grow(self, beam: Hypothesis, token: int, score: np.float32) -> Hypothesis:
-        """Returns a beam extended by one token."""
         watch = beam.watch.fork() if beam.watch else None
         ended = token in self.eos
         if watch and not ended:
@@ -139,21 +110,14 @@ class BeamSearch:
         return Hypothesis([*beam.tokens, token], score, watch, reason, ended)
 
     def _by_length(self, score: np.float32, length: int) -> np.float32:
-        """Returns a score divided by the length penalty, length ** length_penalty.
-
-        As in transformers, the penalty is 0 or infinity if float32 cannot hold it. Unlike in
-        transformers, the score stays finite, because JSON has no infinity.
-        """
+        """Divides a score by the length penalty, length ** length_penalty."""
+        # As in transformers, the penalty is 0 or infinity if float32 cannot hold it. Unlike there,
+        # the score stays finite, because JSON has no infinity.
         with np.errstate(over="ignore", divide="ignore"):
             penalty = np.float32(float(length) ** self.settings.length_penalty)
             return np.maximum(score / penalty, WORST)
 
     def _may_improve(self, best: Hypothesis) -> bool:
-        """Returns whether the search goes on.
-
-        It goes on if there are fewer texts than beams. Unless early_stopping is True, it also goes
-        on if `best` may beat the worst text.
-        """
         settings, length = self.settings, len(best.tokens) - 1
         if len(self.texts) < self.size:
             return True
@@ -173,10 +137,7 @@ def become(row: Row, text: Hypothesis) -> Row:
 
 
 def texts_of(row: Row) -> list[Row]:
-    """Returns a row's `num_return_sequences` best texts as rows.
-
-    If the search found fewer texts, the missing texts are rows with an error.
-    """
+    """A row's `num_return_sequences` best texts as rows; missing ones have an error."""
     count = row.settings.num_return_sequences
     if row.error or not row.search:
         return [row] * count
@@ -189,11 +150,8 @@ def texts_of(row: Row) -> list[Row]:
 
 
 def largest(values: mx.array, count: int) -> tuple[mx.array, mx.array]:
-    """Returns the `count` largest of N values in each of G rows, descending, and their indices.
-
-    Both results are (G, count). Rows are split into chunks of `CHUNK` values. The largest values
-    are in the `count` chunks with the largest maxima, so only their values are sorted.
-    """
+    """The `count` largest of each row (G, N), descending, and their indices: (G, count)."""
+    # The largest values are in the `count` chunks with the largest maxima: only these are sorted.
     chunks = in_blocks(values, CHUNK, -mx.inf)
     # Sorts the chunks by their place, so that among equal values the first comes first.
     best = mx.sort(mx.argsort(-chunks.max(axis=-1), axis=-1)[:, :count], axis=-1)[..., None]

@@ -30,17 +30,15 @@ PER_COLUMN = 8  # numbers in a column of `highest`
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling settings of the B rows of a batch; each array has one entry per row.
-
-    The fields from `all_greedy` to `candidates` are Python values, known before MLX's graph of
-    operations is built. So the graph can omit operations that no row needs, such as a softmax.
-    """
+    """Sampling settings of the B rows of a batch; each array has one entry per row."""
 
     temp: mx.array  # (B,) float32, 0 = greedy
     top_k: mx.array  # (B,) int32, 0 = off
     top_p: mx.array  # (B,) float32, infinite = off
     min_p: mx.array  # (B,) float32, 0 = off
     delta: mx.array  # (B,) float32
+    # From here on Python values, known before MLX's graph is built, so that it omits what no row
+    # needs, such as a softmax.
     all_greedy: bool
     any_greedy: bool
     any_lenient: bool  # some row has delta > 0
@@ -58,13 +56,6 @@ class Sampling:
         processing: Processing | None = None,
         keys: Sequence[mx.array] = (),
     ) -> Sampling:
-        """Collects the sampling settings of B rows.
-
-        Args:
-            settings: the settings of each row.
-            processing: the rows' logits processors.
-            keys: one random key (2,) per row; not needed if every row is greedy.
-        """
         temp, delta = [s.temp for s in settings], [s.delta for s in settings]
         top_k = [s.top_k if s.temp > 0 else 0 for s in settings]
         top_p = [s.top_p if s.temp > 0 and s.top_p < 1 else mx.inf for s in settings]
@@ -87,27 +78,21 @@ class Sampling:
         )
 
     def step_keys(self, positions: Sequence[int], count: int) -> mx.array | None:
-        """Returns random keys (B, T, 2) for T = `count` positions of each of the B rows.
-
-        Returns None if every row is greedy. Row b's positions begin at positions[b]. A token's
-        random numbers depend on its position, not on the decoding step that chooses the token.
-        """
+        """Random keys (B, T, 2) for T = `count` positions, row b's from positions[b] on."""
         if self.all_greedy or self.keys is None:
             return None
+        # By position, not by step: a token's random numbers do not depend on who proposed it.
         places = mx.array(positions)[:, None] + mx.arange(count)
         return fold(mx.broadcast_to(self.keys[:, None], (*places.shape, 2)), places, 0)
 
     def exhaustive(self) -> Sampling:
-        """Returns the same settings, except that top-p considers every token of the vocabulary."""
+        """The same settings, except that top-p considers every token of the vocabulary."""
         return replace(self, candidates=2**31 - 1)
 
 
 def row_key(seed: int, index: int) -> mx.array:
-    """Returns the random key (2,) of stream `index` of a seed; see `random_keys`.
-
-    The seed is hashed before the index is mixed in, so that different seeds and
-    indices have different streams, even if the numbers are close together.
-    """
+    """The random key (2,) of stream `index` of a seed; see `random_keys`."""
+    # Hashed before the index is mixed in, so that seeds and indexes close together differ.
     return fold(mx.random.key(seed), index % 2**32, (index >> 32) % 2**32)
 
 
@@ -116,11 +101,8 @@ def random_keys(
 ) -> Iterator[Iterator[mx.array]]:
     """Yields for each prompt an iterator over the random keys (2,) of its samples.
 
-    Args:
-        seed: one seed for all prompts, or one seed per prompt. With one seed for all, sample j of
-            prompt i uses stream i * samples + j. Otherwise it uses stream j of its prompt's seed.
-        samples: number of samples per prompt.
-        indexes: the index i of each prompt, used with one seed for all; None counts from 0.
+    With one seed, sample j of prompt i uses stream i * samples + j; `indexes` gives the i of each
+    prompt. With a seed per prompt, it uses stream j of its prompt's seed.
     """
     if isinstance(seed, Sequence):
         firsts = ((own, 0) for own in seed)
@@ -133,9 +115,8 @@ def random_keys(
 def fold(keys: mx.array, word: int | mx.array, purpose: int) -> mx.array:
     """Derives keys (..., 2) from keys (..., 2), a number `word` and a purpose.
 
-    Each key is hashed, then the two numbers of the hash are XORed with the purpose and the word.
-    So different words or purposes give different keys. Their random streams are independent,
-    because Threefry, the generator of `mx.random`, is a pseudo-random function of its key.
+    Each key is hashed, then XORed. The streams are independent, because Threefry, the generator of
+    `mx.random`, is a pseudo-random function of its key.
     """
     hashed = _each_key(lambda key: mx.random.split(key)[0], keys)
     word = mx.broadcast_to(mx.array(word).astype(mx.uint32), keys.shape[:-1])
@@ -150,21 +131,16 @@ def _each_key(draw: Callable[[mx.array], mx.array], keys: mx.array) -> mx.array:
 
 
 def probabilities(logits: mx.array, sampling: Sampling) -> tuple[mx.array, mx.array | None]:
-    """Returns the probabilities that each row samples from.
+    """Returns the probabilities that each row samples from, and where they are wrong.
 
-    Applies temperature, then top-k, top-p and min-p, in the order of transformers'
-    logits warpers; equal logits at a threshold are all kept. A row with temp = 0
-    puts all its mass on the token with the largest logit; in a tie, on the first one.
-
-    Args:
-        logits: (B, T, V) float32, for T positions of each of B rows.
-        sampling: settings of the rows.
+    Applies temperature, then top-k, top-p and min-p, in the order of transformers' logits warpers;
+    equal logits at a threshold are all kept. A row with temp = 0 puts all its mass on the token
+    with the largest logit; in a tie, on the first one.
 
     Returns:
-        (B, T, V) float32, summing to one over V, and `short` (B, T) bool: whether the mass of the
-        likeliest `sampling.candidates` tokens is below top-p. If so, the probabilities of this
-        position are wrong: repeat the call with `Sampling.exhaustive`. `short` is None if no entry
-        can be True.
+        (B, T, V) float32, summing to one over V, and `short` (B, T) bool: whether the likeliest
+        `sampling.candidates` tokens do not reach top-p. If so, the probabilities are wrong: repeat
+        the call with `Sampling.exhaustive`. None if no entry can be True.
     """
     greedy = (sampling.temp == 0)[:, None, None]
     # Distances to the largest logit are at most 0, so dividing by a small temp never gives +inf.
@@ -183,15 +159,7 @@ def probabilities(logits: mx.array, sampling: Sampling) -> tuple[mx.array, mx.ar
 def _filtered(
     weights: mx.array, log2: mx.array, sampling: Sampling, most: int
 ) -> tuple[mx.array, mx.array | None]:
-    """Returns weights (B, T, V) after top-k and top-p, and `short` as in `probabilities`.
-
-    Args:
-        weights: (B, T, V) probabilities relative to the likeliest token's probability.
-        log2: the weights' logarithms to base 2.
-        sampling: settings of the B rows.
-        most: number of likeliest tokens to find: the larger of `sampling.most_k` and
-            `sampling.candidates`, but at most V.
-    """
+    """Applies top-k and top-p, with the `most` likeliest tokens; returns `short`, too."""
     top_k, top_p = sampling.top_k[:, None, None], sampling.top_p[:, None, None]
     likely, short = highest(log2, most), None
     # Each row uses its own number of candidates, whatever numbers other rows have.
@@ -214,20 +182,12 @@ def _filtered(
 
 
 def _total(weights: mx.array) -> mx.array:
-    """Returns the sums (B, T, 1) of weights (B, T, V), for T positions of each of B rows.
-
-    The order of addition does not depend on B and T, unlike that of `mx.sum` on GPUs.
-    """
-    return mx.cumsum(weights, axis=-1)[..., -1:]
+    return mx.cumsum(weights, axis=-1)[..., -1:]  # unlike mx.sum, one order for every B and T
 
 
 def highest(x: mx.array, count: int) -> mx.array:
-    """Returns the `count` largest of the numbers x (..., V), ascending: (..., count).
-
-    The V numbers are arranged in columns. Only the `count` columns with the largest maxima are
-    searched, as these columns contain the `count` largest numbers.
-    """
-    if PER_COLUMN * count < x.shape[-1]:
+    """The `count` largest of the numbers x (..., V), ascending: (..., count)."""
+    if PER_COLUMN * count < x.shape[-1]:  # only the columns with the largest maxima are searched
         x = in_blocks(x, -(-x.shape[-1] // PER_COLUMN), -mx.inf)  # (..., PER_COLUMN, columns)
         best = mx.argpartition(-mx.max(x, axis=-2), count - 1, axis=-1)[..., None, :count]
         x = mx.take_along_axis(x, best, axis=-1).flatten(-2)
@@ -242,39 +202,26 @@ def in_blocks(x: mx.array, size: int, filler: float) -> mx.array:
 
 
 def is_finite(logits: mx.array) -> mx.array:
-    """Returns bool (...): whether a token can be chosen from logits (..., V).
-
-    Some logits may be -inf, because logits processors forbid tokens in this way. No token can be
-    chosen if a logit is NaN or +inf, or if all are -inf. In these cases the maximum is not finite.
-    """
+    """Whether a token can be chosen (...) from logits (..., V): not if NaN, +inf, or all -inf."""
     return mx.abs(mx.max(logits, axis=-1)) < mx.inf
 
 
 def likeliest(logits: mx.array) -> mx.array:
-    """Returns the tokens (...) int32 with the largest logits (..., V); in a tie, the first one."""
+    """The tokens (...) int32 with the largest logits (..., V); in a tie, the first one."""
     return mx.argmax(logits, axis=-1).view(mx.int32)  # a view, not a conversion: the same bits
 
 
 def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
-    """Returns float32 (..., V): 1 at the place of each of the tokens (...), 0 elsewhere."""
     return (mx.arange(vocab_size) == tokens[..., None]).astype(mx.float32)
 
 
 def sample(weights: mx.array, keys: mx.array) -> mx.array:
-    """Samples one token per row: first a block of the vocabulary, then a token of that block.
+    """Samples tokens (B,) int32 from weights (B, V), which need not sum to one, with keys (B, 2).
 
-    Both are chosen by exponential races, the exponential form of the Gumbel-max trick. Each block
-    or token x gets an exponentially distributed E(x) of mean 1. Then the x with the smallest
-    E(x) / weights(x) is a sample in proportion to the weights:
+    An exponential race, the Gumbel-max trick in another form: with E(x) of mean 1, argmin E(x) /
+    weights(x) is a sample in proportion to the weights. It chooses a block of the vocabulary, then
+    a token of it, so that about V / `BLOCK` + `BLOCK` random numbers suffice instead of V.
     https://en.wikipedia.org/wiki/Exponential_distribution#Distribution_of_the_index_of_the_minimum
-    With blocks, about V / `BLOCK` + `BLOCK` random numbers suffice instead of V.
-
-    Args:
-        weights: (B, V) non-negative weights of the V tokens; they need not sum to one.
-        keys: (B, 2) a random key for each row.
-
-    Returns:
-        Tokens (B,) int32.
     """
     blocks = in_blocks(weights, BLOCK, 0.0)
     count = blocks.shape[1] + BLOCK + 1
@@ -287,20 +234,15 @@ def sample(weights: mx.array, keys: mx.array) -> mx.array:
 
 
 def waiting_times(u: mx.array) -> mx.array:
-    """Returns exponentially distributed times (B, n) of mean 1, from uniform draws u (B, n + 1).
-
-    In `sample` the token with the shortest time, relative to its weight, wins. A rare token wins
-    only with a tiny time, so tiny times must be exact as well. -log(1-u) computes tiny times from
-    u near 0, where floats are dense; -log(u) would use u near 1, where floats are 6e-8 apart.
-
-    Uniform draws are multiples of 2**-32, which is too coarse for tiny times. So the last draw of a
-    row adds further bits to the other draws, the same bits to all of them. Sharing these bits does
-    no harm: they matter only to draws near 2**-32, and a row practically never has two such draws.
-    """
+    """Exponentially distributed times (B, n) of mean 1, from uniform draws u (B, n + 1)."""
+    # A rare token wins a race only with a tiny time, so tiny times must be exact: -log(1-u) takes
+    # them from u near 0, where floats are dense; near 1 they are 6e-8 apart. Uniform draws are
+    # multiples of 2**-32, which is too coarse, so the last draw of a row adds further bits to all
+    # others. It may be shared, as a row practically never has two draws near 2**-32.
     u = u[:, :-1] + u[:, -1:] * 2.0**-32
     return mx.maximum(-mx.log1p(-u), LEAST_WAITING_TIME)
 
 
 def uniform(keys: mx.array) -> mx.array:
-    """Returns uniform draws on [0, 1), shape (B, T), one for each of the keys (B, T, 2)."""
+    """Uniform draws on [0, 1), shape (B, T), one for each of the keys (B, T, 2)."""
     return _each_key(lambda key: mx.random.uniform(key=key), fold(keys, 0, ACCEPT))

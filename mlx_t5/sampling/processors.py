@@ -9,10 +9,8 @@ These three processors are applied in the order of transformers, then the user's
     minimum length         the end tokens are forbidden until the text has enough tokens
 
 Temperature, top-k and top-p are applied later (draws.py). "Written" tokens are the decoder's tokens
-with the start token; the tokens of the source do not count. The proposals to verify are lazy
-arrays. So every processor is a function of lazy arrays, and nothing here waits for the device. With
-delta = 0, speculative decoding samples from the distribution of the processed logits, like regular
-decoding.
+with the start token, without the source. The proposals to verify are lazy arrays, so every
+processor is a function of lazy arrays, and nothing here waits for the device.
 
 Symbols: B rows, N columns of written tokens, T positions processed at once, V vocabulary.
 """
@@ -40,36 +38,27 @@ PADDING = -1  # fills the columns before the first token of a shorter row
 
 @dataclass(frozen=True)
 class History:
-    """The tokens that the B rows of a batch have written, right-aligned in N columns.
+    """The tokens that the B rows of a batch have written, right-aligned in N columns."""
 
-    Attributes:
-        tokens: (B, N) int32, PADDING in front of shorter rows.
-        lengths: number of tokens of each row.
-    """
-
-    tokens: mx.array
-    lengths: list[int]
+    tokens: mx.array  # (B, N) int32, PADDING in front of shorter rows
+    lengths: list[int]  # number of tokens of each row
 
     @classmethod
     def align(cls, committed: Sequence[Sequence[int]]) -> History:
-        """Returns the history of rows whose tokens are Python lists."""
         lengths = [len(row) for row in committed]
         width = max(lengths)
         aligned = [[PADDING] * (width - len(row)) + list(row) for row in committed]
         return cls(mx.array(aligned, mx.int32), lengths)
 
     def then(self, tokens: mx.array | None) -> History:
-        """Returns the history with proposals (B, k) added, k to each of B rows; None adds none."""
+        """The history with k proposals (B, k) added to each row; None adds none."""
         if tokens is None:
             return self
         grown = mx.concatenate([self.tokens, tokens.astype(mx.int32)], axis=1)
         return History(grown, [length + tokens.shape[1] for length in self.lengths])
 
     def seen(self, positions: int) -> mx.array:
-        """Returns bool (positions, columns): whether a column of `tokens` is before a position.
-
-        All columns are before the last position, all but one before the second to last, and so on.
-        """
+        """Whether a column is before a position (T, N): all are before the last one."""
         columns = self.tokens.shape[1]
         ends = mx.arange(columns - positions + 1, columns + 1)
         return mx.arange(columns) < ends[:, None]
@@ -77,25 +66,17 @@ class History:
 
 @dataclass(frozen=True)
 class Processing:
-    """The processors of a batch; each list has an entry per row.
+    """The processors of a batch; each list has an entry per row."""
 
-    Attributes:
-        penalty: repetition penalty, 1 = off.
-        ngram_size: size of n-grams that may be written only once, 0 = off.
-        min_tokens: minimum number of tokens before the end token, 0 = off.
-        custom: the user's own processors for the row, applied in order.
-        eos: the end tokens.
-    """
-
-    penalty: list[float]
-    ngram_size: list[int]
-    min_tokens: list[int]
+    penalty: list[float]  # 1 = off
+    ngram_size: list[int]  # 0 = off
+    min_tokens: list[int]  # 0 = off
     custom: list[tuple[LogitsProcessor, ...]]
     eos: tuple[int, ...]
 
     @classmethod
     def of(cls, settings: Sequence[Settings], eos: Sequence[int]) -> Processing | None:
-        """Returns the processors of B rows; None if no row uses any."""
+        """The processors of B rows; None if no row uses any."""
         penalty = [s.repetition_penalty for s in settings]
         ngram_size = [s.no_repeat_ngram_size for s in settings]
         min_tokens = [s.min_tokens for s in settings]
@@ -109,13 +90,9 @@ class Processing:
 
         Args:
             history: all tokens before the last position, proposals included.
-            logits: (B, T, V) float32 of B rows. The tokens before position t are those of `history`
-                without the last T - 1 - t.
+            logits: (B, T, V) float32; position t has the history without the last T - 1 - t tokens.
             counts: number of positions of each row that are not padding; the user's own processors
                 are called only for these positions.
-
-        Returns:
-            (B, T, V).
 
         Raises:
             UserError: a user's processor returned no array, or an array of a wrong shape.
@@ -127,7 +104,10 @@ class Processing:
             chosen = mx.array([size == n for size in self.ngram_size])[:, None, None]
             logits = mx.where(chosen & repeats(history, logits, n), -mx.inf, logits)
         if any(self.min_tokens):
-            early = too_early(history, logits.shape[1], self.min_tokens)
+            positions = logits.shape[1]
+            before = mx.array([n - positions for n in history.lengths])  # without the start token
+            least = mx.array(self.min_tokens)[:, None]
+            early = before[:, None] + mx.arange(positions) < least
             ends = (mx.arange(logits.shape[2])[:, None] == mx.array(self.eos)).any(axis=-1)
             logits = mx.where(early[..., None] & ends, -mx.inf, logits)
         if any(self.custom):
@@ -135,7 +115,6 @@ class Processing:
         return logits
 
     def _call_custom(self, history: History, logits: mx.array, counts: Sequence[int]) -> mx.array:
-        """Applies the user's own processors, row by row and position by position."""
         positions, columns = logits.shape[1], history.tokens.shape[1]
         rows = []
         for b, processors in enumerate(self.custom):
@@ -150,7 +129,6 @@ class Processing:
 
 
 def _checked(processed: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """Checks that a user's processor returned logits; returns them as float32."""
     if not isinstance(processed, mx.array) or processed.shape != shape:
         got = f"shape {processed.shape}" if isinstance(processed, mx.array) else type(processed)
         raise UserError(f"a logits processor returned {got}; return an mx.array of shape {shape}")
@@ -158,13 +136,7 @@ def _checked(processed: mx.array, shape: tuple[int, ...]) -> mx.array:
 
 
 def penalize_repetition(history: History, logits: mx.array, penalty: mx.array) -> mx.array:
-    """Makes tokens already written less likely (penalty > 1) or more likely (penalty < 1).
-
-    Args:
-        history: all tokens before the last position; see `Processing.__call__`.
-        logits: (B, T, V), for T positions of each of B rows.
-        penalty: (B,), a number above 0 for each row; 1 changes nothing.
-    """
+    """Makes tokens already written less likely (penalty (B,) > 1) or more likely (< 1)."""
     penalty = penalty[:, None, None]
     penalized = mx.where(logits < 0, logits * penalty, logits / penalty)
     written = history.seen(logits.shape[1])
@@ -173,21 +145,10 @@ def penalize_repetition(history: History, logits: mx.array, penalty: mx.array) -
 
 
 def repeats(history: History, logits: mx.array, n: int) -> mx.array:
-    """Marks the tokens that would complete an n-gram that the row has written already.
-
-    The n - 1 tokens before a position begin an n-gram, and the next token completes it. If an
-    earlier n-gram begins with the same n - 1 tokens, its last token is marked. An n-gram that
-    starts at column s is earlier if s + n <= P, where P is the number of columns before the
-    position. The loop compares one token of the n-grams at a time, for all starts and positions.
-
-    Args:
-        history: all tokens before the last position; see `Processing.__call__`.
-        logits: (B, T, V), for T positions of each of B rows; only the shape is used.
-        n: length of the n-grams, from 1 to the number of columns.
-
-    Returns:
-        (B, T, V) bool.
-    """
+    """Marks (B, T, V) the tokens that would complete an n-gram that the row has already."""
+    # If an earlier n-gram begins with the n - 1 tokens before a position, its last token is marked.
+    # An n-gram that starts at column s is earlier if s + n <= P, the number of columns before the
+    # position. The loop compares one token at a time, for all starts and positions.
     positions = logits.shape[1]
     # Pads on the left, so that every position has n - 1 columns before it.
     missing = max(n + positions - 2 - history.tokens.shape[1], 0)
@@ -205,20 +166,8 @@ def repeats(history: History, logits: mx.array, n: int) -> mx.array:
     return _marked(last[:, None], counts, logits.shape)
 
 
-def too_early(history: History, positions: int, min_tokens: Sequence[int]) -> mx.array:
-    """Returns bool (rows, positions): whether fewer than `min_tokens` tokens precede a position."""
-    before = mx.array([length - positions for length in history.lengths])  # without the start token
-    return before[:, None] + mx.arange(positions) < mx.array(min_tokens)[:, None]
-
-
 def _marked(tokens: mx.array, marked: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """Returns bool (B, T, V): whether each token of the vocabulary is marked at each position.
-
-    Args:
-        tokens: (B, 1, K), K tokens of each row. PADDING and ids outside the vocabulary are ignored.
-        marked: bool (B or 1, T, K), which of the K tokens are marked at each position.
-        shape: (B, T, V).
-    """
+    """Whether each token of the vocabulary is marked (B, T, V), from `tokens` (B, 1, K)."""
     batch, positions, vocab_size = shape
     marked = marked & (tokens != PADDING) & (tokens < vocab_size)
     columns_of = mx.where(marked, tokens, vocab_size)

@@ -28,14 +28,7 @@ NOT_FINITE = "the model's states are NaN or infinite for this prompt; compute in
 
 
 def embedding_ids(prompt: str | Sequence[int], tokenizer: Any, model: T5) -> list[int]:
-    """Returns a prompt's tokens.
-
-    The model's pooling settings may name a prefix and a maximum number of tokens. A text gets this
-    prefix, and is cut to this number of tokens; token ids stay as they are.
-
-    Raises:
-        UserError: see `prompts.token_ids`.
-    """
+    """A prompt's tokens; a text gets the prefix and the length of the pooling settings."""
     if not isinstance(prompt, str):
         return token_ids(prompt, tokenizer, model.config.vocab_size)
     text = model.pooling.prompt + prompt if prompt.strip() else prompt
@@ -46,15 +39,12 @@ class Embeddings:
     """Implements `SpeculativeDecoder.embed` for one model, with its encoder alone."""
 
     def __init__(self, model: T5, tokenizer: Any) -> None:
-        """Stores a model and its tokenizer, which may be None if prompts are token ids."""
         self.model, self.tokenizer = model, tokenizer
 
     def embed(
         self, prompts: Any, normalize: bool = False, batch_size: int = DEFAULT_BATCH_SIZE
     ) -> np.ndarray:
-        """Returns a vector for each prompt.
-
-        The vector is the encoder's mean state, unless the model folder describes another pooling.
+        """Returns a vector for each prompt: the mean state, unless the folder names other pooling.
 
         Args:
             prompts: a text, a list of texts, a list of token ids, or a list of lists of token ids.
@@ -85,13 +75,7 @@ class Embeddings:
         batch_size: int = DEFAULT_BATCH_SIZE,
         ready: Callable[[], bool] = lambda: True,
     ) -> Iterator[np.ndarray | Exception]:
-        """Yields each prompt's vector, or an exception if the prompt fails; reads prompts lazily.
-
-        `ready` tells whether the next prompt can be read without waiting: see `passes.in_order`.
-
-        Raises:
-            UserError: `prompts` is not an iterable of prompts, or another argument is invalid.
-        """
+        """Yields each prompt's vector or its error; reads prompts lazily, as `passes.in_order`."""
         prompts, _ = checked_prompts(prompts)
         size, unit = checked("batch_size", batch_size), checked("normalize", normalize, FLAG)
         parts = partial(self.parts, batch_size=size, normalize=unit)
@@ -105,18 +89,7 @@ class Embeddings:
         normalize: bool,
         most_tokens: float = math.inf,
     ) -> Iterator[Part]:
-        """Embeds prompts, batch by batch.
-
-        Args:
-            sources: the token ids of each prompt.
-            batch_size: maximum number of prompts in a pass.
-            normalize: whether to scale vectors to length 1.
-            most_tokens: maximum number of tokens in a pass, see `grouping.by_length`.
-
-        Yields:
-            After each batch, a list of pairs: a prompt's index, and its float32 vector (width,) or
-            its error.
-        """
+        """Yields after each batch pairs of a prompt's index, and its vector (width,) or error."""
         model = self.model
 
         def work(batch: Sequence[Sequence[int]]) -> list[np.ndarray | UserError]:

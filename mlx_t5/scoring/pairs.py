@@ -36,12 +36,7 @@ class Pair:
 
 @dataclass
 class LastEncoded:
-    """The encoded prompts of the last pass; several calls to `Scoring.parts` may share one object.
-
-    Attributes:
-        sources: the prompts' tokens.
-        cache: the prompts' keys and values for cross-attention; None if the cache was freed.
-    """
+    """The prompts of the last pass and their cache (None: freed), for calls to share."""
 
     sources: list[tuple[int, ...]] = field(default_factory=list)
     cache: Cache | None = None
@@ -66,38 +61,23 @@ class Score:
 
     @classmethod
     def of(cls, outcome: Score | Exception) -> Score:
-        """Returns a score unchanged; for an exception, a score whose `error` is the message."""
         return outcome if isinstance(outcome, Score) else cls(error=str(outcome))
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """A document's relevance to a query.
-
-    Attributes:
-        index: the document's index in the caller's list of documents.
-        score: natural logarithm of the probability that the document is relevant.
-    """
+    """The natural logarithm of the probability that document `index` is relevant."""
 
     index: int
     score: float
 
 
 def passes(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> Iterator[list[int]]:
-    """Groups pairs of a prompt and a target into forward passes of at most `size` pairs.
+    """Groups pairs into forward passes of at most `size` pairs; yields their indices.
 
-    The prompts of a pass have the same number of targets, and similar lengths. A prompt with more
-    than `size` targets takes several passes.
-
-    Args:
-        pairs: the pairs.
-        size: maximum number of pairs in a pass.
-        most_tokens: maximum number of tokens in a pass with several prompts, padding included. Each
-            prompt is counted together with its longest target. A pass with a single prompt has no
-            limit.
-
-    Yields:
-        The indices of the pairs of a pass; pairs with the same prompt are adjacent.
+    The prompts of a pass have the same number of targets, and similar lengths: at most
+    `most_tokens` with their longest targets, padded. A prompt with more than `size` targets takes
+    several passes. Pairs with the same prompt are adjacent.
     """
     of_prompt: dict[tuple[int, ...], list[int]] = {}
     for i, pair in enumerate(pairs):
@@ -122,21 +102,7 @@ def relevance_pairs(
     words: Sequence[str] = (TRUE, FALSE),
     max_prompt_tokens: int = RERANK_TOKENS,
 ) -> Iterator[Pair]:
-    """Yields two pairs per document: its prompt with the target `words[0]`, then with `words[1]`.
-
-    Args:
-        query: the query.
-        documents: texts.
-        tokenizer: the tokenizer of a monoT5 model.
-        vocab_size: number of tokens in the vocabulary.
-        words: the model's answers for relevant and for irrelevant documents; single tokens.
-        max_prompt_tokens: maximum number of tokens in a prompt; documents are cut to fit.
-
-    Raises:
-        UserError: there is no tokenizer, `documents` is not a list, the query or a document is
-            empty or not a text, the query leaves no room for a document, or a word is not exactly
-            one token.
-    """
+    """Yields two pairs per document: its prompt with words[0] as target, then with words[1]."""
     if tokenizer is None:
         raise UserError("ranking needs a tokenizer; this model folder has none")
     if not is_listlike(documents):
@@ -157,10 +123,7 @@ def relevance_pairs(
 def _relevance_prompt(
     query: str, document: str, read: Callable[[str], tuple[int, ...]], max_tokens: int
 ) -> tuple[int, ...]:
-    """Returns the prompt's tokens for a query and a document; the document is cut if necessary.
-
-    `read` turns a text into tokens.
-    """
+    """The prompt's tokens for a query and a document, which is cut if necessary."""
     prompt = RERANK_PROMPT.format(query=query, document=document)
     ids = read(prompt + RERANK_CUE)
     if len(ids) <= max_tokens:
@@ -173,7 +136,7 @@ def _relevance_prompt(
 
 
 def ranks_by(tokenizer: Any, words: Sequence[str] = (TRUE, FALSE)) -> bool:
-    """Returns whether each of the words is a single token, which ranking requires."""
+    """Whether each of the words is a single token, which ranking requires."""
     try:
         return all(_word(word, tokenizer) >= 0 for word in words)
     except UserError:
@@ -181,7 +144,6 @@ def ranks_by(tokenizer: Any, words: Sequence[str] = (TRUE, FALSE)) -> bool:
 
 
 def _word(word: str, tokenizer: Any) -> int:
-    """Returns the single token of a word."""
     ids = token_ids(word, tokenizer, len(tokenizer))[:-1]
     if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
         raise UserError(
@@ -192,13 +154,7 @@ def _word(word: str, tokenizer: Any) -> int:
 
 
 def ranking(scores: Sequence[Score], top_n: int | None = None) -> list[Ranked]:
-    """Ranks documents by the scores of their pairs; returns the `top_n` most relevant, best first.
-
-    `scores` has two entries per document, in the order of `relevance_pairs`.
-
-    Raises:
-        UserError: a pair could not be scored.
-    """
+    """Ranks documents by the scores of `relevance_pairs`; raises the error of a score."""
     failed = next((score.error for score in scores if score.error), None)
     if failed:
         raise UserError(failed)

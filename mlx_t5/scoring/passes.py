@@ -1,8 +1,7 @@
 """Batches items that need one forward pass each, such as texts to score or to embed.
 
-Rows of a batch are padded to the longest row. To give a batch's rows similar lengths, items are
-read in windows of several batches, and a window's items are grouped by length. Results are in the
-order of the items. Only one window is in memory, so memory does not grow with the number of items.
+Rows of a batch are padded to the longest row. So items are read in windows of several batches, and
+a window's items are grouped by length. Only one window is in memory.
 """
 
 from __future__ import annotations
@@ -25,14 +24,10 @@ def in_order(
     parts: Callable[[Sequence[Item]], Iterator[Part]],
     ready: Callable[[], bool] = lambda: True,
 ) -> Iterator[Value | Exception]:
-    """Yields the result of each item, in the order of the items.
+    """Yields the result of each item in order; an exception in place of an item is its result.
 
-    Args:
-        entries: items, read lazily; an exception in place of an item is yielded as its result.
-        batch_size: maximum number of items in a batch.
-        parts: computes the results of a list of items (a window), batch by batch.
-        ready: returns whether the next item can be read without waiting; if not, the window
-            ends before that item.
+    Items are read lazily; a window ends before an item for which `ready` returns False. `parts`
+    computes the results of a window, batch by batch.
     """
     for window in windows(entries, BATCHES_A_WINDOW * batch_size, ready):
         done: dict[int, Any] = {i: x for i, x in enumerate(window) if isinstance(x, Exception)}
@@ -46,7 +41,6 @@ def in_order(
 def windows(
     items: Iterable[Item], size: int, ready: Callable[[], bool] = lambda: True
 ) -> Iterator[list[Item]]:
-    """Groups items into lists of up to `size`; a list ends early if the next item is not ready."""
     window: list[Item] = []
     for item in items:
         window.append(item)
@@ -62,7 +56,6 @@ class NotFinite(UserError):
 
 
 def no_memory(what: str, reason: str) -> UserError:
-    """Returns the error of an item that does not fit in memory."""
     return UserError(f"no memory for {what} ({reason}); shorten it")
 
 

@@ -1,9 +1,8 @@
 """Scores given texts: the log-probability of each token of a target, given its prompt.
 
-The target's tokens are known in advance, so one decoder pass gives the log-probabilities of all of
-them. A long target is decoded in chunks of positions. The log-probabilities are the log softmax of
-the model's own logits. Targets of the same prompt share the prompt's encoder states and its keys
-and values for cross-attention.
+The target's tokens are known, so one decoder pass gives the log-probabilities of all of them, by
+the model's own distribution. A long target is decoded in chunks of positions. Targets of the same
+prompt share its encoder states and cross-attention.
 
 Symbols: B rows, P prompts, K targets per prompt, T target positions, V vocabulary.
 """
@@ -51,7 +50,7 @@ Prompt = str | Sequence[int]
 
 
 def logprobs(logits: mx.array, tokens: mx.array) -> mx.array:
-    """Returns the log-probabilities (B, T) of T tokens in B rows, from float32 logits (B, T, V)."""
+    """The log-probabilities (B, T) of tokens (B, T), from float32 logits (B, T, V)."""
     chosen = mx.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
     return chosen - mx.logsumexp(logits, axis=-1)
 
@@ -60,7 +59,6 @@ class Scoring:
     """Implements `SpeculativeDecoder.score` and `rerank` for one model; no draft is used."""
 
     def __init__(self, model: T5, tokenizer: Any) -> None:
-        """Stores a model and its tokenizer, which may be None if prompts are token ids."""
         self.model, self.tokenizer = model, tokenizer
 
     def score(
@@ -72,8 +70,7 @@ class Scoring:
         with several targets is encoded once.
 
         Args:
-            prompts: one prompt (a text or token ids) for all targets, or a list with one prompt per
-                target.
+            prompts: one prompt (a text or token ids) for all targets, or one prompt per target.
             targets: one target (a text or token ids), or a list of targets. The end token is added
                 to texts; token ids are scored as they are.
             batch_size: maximum number of targets in a pass; it bounds memory.
@@ -103,20 +100,23 @@ class Scoring:
         batch_size: int = DEFAULT_BATCH_SIZE,
         ready: Callable[[], bool] = lambda: True,
     ) -> Iterator[Score]:
-        """Yields the score of each pair of a prompt and a target; reads the pairs lazily.
+        """Yields the score of each pair of a prompt and a target, read lazily as `passes.in_order`.
 
-        An exception in place of a pair becomes the `error` of a score. Pairs with the same prompt
-        share the encoded prompt if they are near each other in `pairs`. `ready` tells whether the
-        next pair can be read without waiting: see `passes.in_order`.
-
-        Raises:
-            UserError: `pairs` is not an iterable of pairs, or `batch_size` is out of range.
+        An exception in place of a pair becomes the `error` of a score.
         """
         if not is_listlike(pairs):
             raise refusal("pairs", pairs, f"a list, each {PAIR}")
         size = checked("batch_size", batch_size)
+        read = partial(token_ids, tokenizer=self.tokenizer, vocab_size=self.model.config.vocab_size)
+
+        def pair_of(value: Any) -> Pair:
+            both = listed(value)
+            if both is None or len(both) != 2:
+                raise refusal("a pair", value, PAIR)
+            return Pair(tuple(read(both[0])), tuple(read(both[1], what="target")))
+
         parts = partial(self.parts, batch_size=size)
-        return map(Score.of, in_order(self._pairs(pairs), size, parts, ready))
+        return map(Score.of, in_order(each_read(pairs, pair_of), size, parts, ready))
 
     def rerank(
         self,
@@ -156,21 +156,9 @@ class Scoring:
         most_tokens: float = math.inf,
         last: LastEncoded | None = None,
     ) -> Iterator[Part]:
-        """Scores pairs, pass by pass; a prompt whose targets need several passes is encoded once.
+        """Yields after each pass pairs of an index into `pairs`, and a score or an error.
 
-        Args:
-            pairs: the pairs to score.
-            batch_size: maximum number of targets in a pass.
-            most_tokens: maximum number of tokens in a pass, see `grouping.by_length`.
-            last: keeps the encoded prompts of a pass for the next one. Several calls may share
-                this object to save memory. If their passes alternate, a call encodes its prompts
-                again after a pass of another call.
-
-        Yields:
-            After each pass, a list of tuples: an index into `pairs`, and a score or an error.
-
-        Raises:
-            UserError: the model has no decoder.
+        A prompt whose targets need several passes is encoded once; several calls may share `last`.
         """
         require_decoder(self.model)
         last = last or LastEncoded()
@@ -198,10 +186,7 @@ class Scoring:
         return [scores[i] for i in range(len(pairs))]
 
     def _logprobs(self, pairs: Sequence[Pair], last: LastEncoded) -> list[list[float]]:
-        """Returns each target token's log-probability: (P · K, T), K targets for each of P prompts.
-
-        T is the length of the longest target; the values after the end of a target are meaningless.
-        """
+        """Each target token's log-probability (P · K, T); meaningless past a target's end."""
         model, config = self.model, self.model.config
         sources = list(dict.fromkeys(pair.source for pair in pairs))
         targets, _ = padded([pair.target for pair in pairs], config.pad_token_id)
@@ -226,11 +211,7 @@ class Scoring:
         return mx.concatenate(parts, axis=1).tolist()
 
     def _require(self, new: list[tuple[int, ...]], rows: int, target: int, width: int) -> None:
-        """Raises RuntimeError unless there is memory for a pass.
-
-        The pass encodes the sources `new`. It decodes `rows` targets of `target` positions each,
-        in chunks of `width` positions.
-        """
+        """Raises RuntimeError unless a pass has memory; it encodes `new` and decodes `rows`."""
         model = self.model
         # float32 logits, and two arrays of the same size that are computed from them.
         needed = 3 * 4 * rows * width * model.config.vocab_size
@@ -240,14 +221,3 @@ class Scoring:
             needed += model.encoder_memory(len(new), source)
             needed += model.cache_memory(len(new), source, 1)
         memory.require(needed)
-
-    def _pairs(self, pairs: Iterable[Any]) -> Iterator[Pair | Exception]:
-        read = partial(token_ids, tokenizer=self.tokenizer, vocab_size=self.model.config.vocab_size)
-
-        def pair_of(value: Any) -> Pair:
-            both = listed(value)
-            if both is None or len(both) != 2:
-                raise refusal("a pair", value, PAIR)
-            return Pair(tuple(read(both[0])), tuple(read(both[1], what="target")))
-
-        return each_read(pairs, pair_of)

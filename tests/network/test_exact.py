@@ -15,8 +15,7 @@ from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.errors import UserError
 from mlx_t5.network import layers, linear
-from mlx_t5.network.exact import ExactTarget
-from mlx_t5.network.exactness import WIDTHS, exact_target
+from mlx_t5.network.exact import WIDTHS, ExactTarget, exact_target
 from random_models import V, random_t5
 
 WIDTH, ROWS, LENGTH = 8, 8, 8

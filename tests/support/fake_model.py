@@ -53,7 +53,7 @@ class FakeCache:
 class FakeModel:
     """A model with logits (V,) = table(source, tokens so far), limited to the ids of `d2t`."""
 
-    can_decode, pooling = True, Pooling()
+    can_decode, pooling, width = True, Pooling(), 0
 
     def __init__(self, table, vocab_size, d2t=None, **config):
         self.table, self.d2t = lru_cache(maxsize=None)(table), d2t

@@ -4,7 +4,7 @@ import pytest
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
-from mlx_t5.network import exactness, linear
+from mlx_t5.network import exact, linear
 from mlx_t5.network.exact import ExactTarget
 from random_models import random_t5
 
@@ -36,31 +36,31 @@ def device(monkeypatch):
 
 
 def test_this_device_keeps_the_bits_at_width_8(model):
-    target = exactness.exact_target(model, 2, num_draft=5)
+    target = exact.exact_target(model, 2, num_draft=5)
     assert (target.width, target.rows[-1]) == (8, 2)
 
 
 def test_a_larger_width_is_tried_if_8_fails(model, device):
     device(lambda place, rows: rows % 16 and place == rows - 1)
-    assert exactness.exact_target(model, 1, num_draft=5).width == 16
+    assert exact.exact_target(model, 1, num_draft=5).width == 16
 
 
 def test_exact_decoding_is_refused_in_one_line_if_no_width_holds(model, device):
     device(lambda place, rows: place == 0)
     with pytest.raises(UserError, match="8 and 16 and 32 positions") as error:
-        exactness.exact_target(model, 1, num_draft=5)
+        exact.exact_target(model, 1, num_draft=5)
     assert "\n" not in str(error.value)
 
 
 def test_only_numbers_of_rows_with_the_same_bits_are_used(model, device):
     device(lambda place, rows: rows < 32)
-    assert exactness.exact_row_counts(model, 8, 8) == [4, 8]
+    assert exact.exact_row_counts(model, 8, 8) == [4, 8]
 
 
 def test_a_sum_that_depends_on_the_place_is_found_with_any_weights(device):
     device(lambda place, rows: place == 5)
     for mode in ("float16", "bfloat16"):
-        assert exactness.exact_row_counts(random_t5(mode), 1, 8) == []
+        assert exact.exact_row_counts(random_t5(mode), 1, 8) == []
 
 
 @pytest.mark.parametrize("mode", ["float32", "float16", "bfloat16"])
@@ -73,7 +73,7 @@ def test_a_residual_is_added_by_the_same_operation_as_in_the_model(mode, monkeyp
 
     monkeypatch.setattr(linear, "faster_forms", lambda *_: ())
     monkeypatch.setattr(mx, "addmm", recording)
-    for product, inputs in exactness.products(model):
+    for product, inputs in exact.products(model):
         product(inputs(8)[0])
     of_check = {*added}
     added.clear()
@@ -83,20 +83,28 @@ def test_a_residual_is_added_by_the_same_operation_as_in_the_model(mode, monkeyp
 
 
 def test_the_check_covers_attention(model, monkeypatch):
-    attention = exactness.attention
+    attention = exact.attention
 
     def place_matters(queries, keys, values, mask):
         out = attention(queries, keys, values, mask)
         last = mx.arange(queries.shape[2])[:, None] == queries.shape[2] - 1
         return mx.where(last & (keys.shape[2] == 257), out * 1.01, out)
 
-    assert exactness.attention_is_exact(model, 8)
-    monkeypatch.setattr(exactness, "attention", place_matters)
-    assert not exactness.attention_is_exact(model, 8)
+    assert exact.attention_is_exact(model, 8)
+    monkeypatch.setattr(exact, "attention", place_matters)
+    assert not exact.attention_is_exact(model, 8)
 
 
 def test_the_check_covers_the_whole_decoder(model, device):
     """This check finds a number of rows whose products differ from those of other numbers."""
     device(lambda place, rows: rows == 8, mx.bfloat16)
-    assert not exactness.decoder_is_exact(ExactTarget(model, 8, (1, 2)))
-    assert exactness.decoder_is_exact(ExactTarget(model, 8, (2,)))
+    assert not exact.decoder_is_exact(ExactTarget(model, 8, (1, 2)))
+    assert exact.decoder_is_exact(ExactTarget(model, 8, (2,)))
+
+
+def test_a_query_sees_as_many_slots_in_any_pass(model, monkeypatch):
+    """On a device whose attention depends on the number of slots, a row keeps its bits."""
+    attention = exact.attention
+    scaled = lambda q, k, v, mask: attention(q, k, v, mask) * (1 + k.shape[2] / 99)  # noqa: E731
+    monkeypatch.setattr(exact, "attention", scaled)
+    assert exact.decoder_is_exact(ExactTarget(model, 8, (1, 2)))
