@@ -57,17 +57,7 @@ def test_all_programs_write_the_same_tokens(project, transformers, ctranslate2, 
         assert program.decode(ids, 0, longest, 2, temp=2.0, top_p=1e-6) == expected
 
 
-def test_programs_refuse_unsupported_calls(transformers, ctranslate2, ids):
-    with pytest.raises(UserError, match="one prompt at a time"):
-        transformers.decode(ids, 3, 9, 2)
-    for num_draft, how in ((3, {}), (0, {"temp": 1.0})):
-        with pytest.raises(UserError, match="no speculative decoding"):
-            ctranslate2.decode(ids[:1], num_draft, 9, 1, **how)
-
-
-def test_a_program_times_itself_and_describes_its_environment(
-    project, transformers, ctranslate2, ids
-):
+def test_a_program_times_itself(project, transformers, ctranslate2, ids):
     one, both = {"prompts": ids[:1], "batch_size": 1}, {"prompts": ids, "batch_size": 2}
     answer = project.timed(9, True, num_draft=0, **one)
     (text,) = answer.tokens
@@ -77,12 +67,7 @@ def test_a_program_times_itself_and_describes_its_environment(
     assert project.timed(len(text) + 5, False, num_draft=0, **one).decided == len(text) + 1
     assert project.timed(2, False, num_draft=0, **one).decided == 2
     assert project.timed(9, False, num_draft=0, **both).first_seconds is None
-    about = project.describe()
-    assert about["dtype"] == "float32" and {"machine", "blas", "mlx", "threads"} <= about.keys()
-    about = transformers.describe()
-    assert about["threads"] == 1 and {"torch", "transformers", "blas", "device"} <= about.keys()
-    about = ctranslate2.describe()
-    assert about["threads"] == 1 and {"ctranslate2", "device"} <= about.keys()
+    assert transformers.describe()["threads"] == ctranslate2.describe()["threads"] == 1
 
 
 def test_a_draft_with_fewer_tokens_is_widened_and_writes_the_same(ids):
@@ -113,8 +98,3 @@ def test_an_mlx_folder_becomes_one_that_transformers_reads(tmp_path, ids):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization": {"bits": 4}}))
     with pytest.raises(UserError, match="is quantized for MLX"):
         hugging_face_folder(folder, tmp_path / "other")
-
-
-def test_hugging_face_folders_are_used_unchanged(project, tmp_path):
-    assert project.folders(str(tmp_path)) == PAIR
-    assert list(tmp_path.iterdir()) == []

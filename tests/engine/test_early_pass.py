@@ -5,6 +5,7 @@ import pytest
 
 from decoder import Engine, SpeculativeDecoder
 from fake_model import EOS, FakeModel, contrary, drafter, random_table, without
+from mlx_t5.disk import BUNDLED
 from mlx_t5.drafting.adaptive import Adaptive
 from mlx_t5.engine import early_pass
 from mlx_t5.engine.rows import Row
@@ -107,7 +108,7 @@ def test_no_pass_begins_early_if_it_would_copy_a_large_cache(early):
 
 
 def test_early_passes_do_not_change_the_bundled_targets_text(early, monkeypatch):
-    model, tokenizer = load("demo/target")
+    model, tokenizer = load(BUNDLED / "target")
 
     def run():
         alone = SpeculativeDecoder(model, None, tokenizer)
