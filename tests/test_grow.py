@@ -11,6 +11,7 @@ import pytest
 from demo import grow
 from demo.widening import SIZES
 from mlx_t5.backend import mx
+from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError
 from mlx_t5.network.weights import read_config
 from model import load
