@@ -207,8 +207,9 @@ def test_unusable_answers_and_drafts_are_reported_and_left_out(run, tmp_path, mo
 def unlike(folder: Path) -> Path:
     """Makes a draft whose vocabulary differs from the bundled target's."""
     shutil.copytree(BUNDLED / "draft", folder)
-    config = json.loads((folder / "config.json").read_text()) | {"eos_token_id": 2}
-    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("config.json", "generation_config.json"):
+        entries = json.loads((folder / name).read_text()) | {"eos_token_id": 2}
+        (folder / name).write_text(json.dumps(entries))
     return folder
 
 
