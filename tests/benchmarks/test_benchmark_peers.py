@@ -46,25 +46,14 @@ def test_rows_have_ratios_to_other_variants_and_the_fastest_is_first():
     assert peers.table_text(table, "float32").endswith(f"different: {peers.GREEDY}.")
 
 
-def test_failing_programs_are_left_out_with_the_reason():
-    calls = []
-
-    def later(**keywords):
-        calls.append(keywords)
-        if len(calls) > 2:
-            raise UserError("its process ended with signal 9")
-        return backwards(**keywords)
-
+def test_a_failing_program_is_left_out_but_never_this_project():
     def never(**keywords):
         raise UserError("cannot")
 
-    variants = {"regular": backwards, peers.CT2: later, peers.ASSISTED: never}
-    table = peers.compare(variants, [[5, 1], [6, 1], [7, 1]], 1, ARGS)
+    table = peers.compare({"regular": backwards, peers.CT2: never}, [[5, 1], [6, 1]], 1, ARGS)
     assert [row["way"] for row in table["rows"]] == ["regular"]
-    why = {peers.ASSISTED: "cannot", peers.CT2: "its process ended with signal 9"}
-    assert table["left_out"] == why and len(calls) == 3
-    assert peers.table_text(table, "float32").endswith(f"left out: {peers.CT2} ({why[peers.CT2]})")
-    with pytest.raises(UserError, match="cannot"):  # this project's own failures are not hidden
+    assert table["left_out"] == {peers.CT2: "cannot"}
+    with pytest.raises(UserError, match="cannot"):
         peers.compare({"regular": backwards, "draft 5": never}, [[5, 1]], 1, ARGS)
 
 

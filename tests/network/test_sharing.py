@@ -7,7 +7,7 @@ import pytest
 
 from convert import convert
 from decoder import SpeculativeDecoder
-from devices import cpu_allocation, exact_or_refused
+from devices import cpu_allocation
 from families import Family
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.drafting.draft_model import DraftModel
@@ -120,17 +120,6 @@ def test_texts_are_those_of_the_target(mode):
         assert [r.tokens for r in results] == regular
         accepted += sum(r.writers.count("draft") for r in results)
     assert accepted > 20, "else the drafts were never right, and little is shown"
-
-
-@pytest.mark.slow
-@exact_or_refused
-def test_exact_texts_are_the_same_with_and_without_a_draft():
-    target = random_t5(seed=3)
-    regular = SpeculativeDecoder(target, None, None, 3, exact=True).generate(PROMPTS, 20)
-    for draft in (shared_draft(target, 1), narrowed(target)):
-        for decoder in decoders(target, draft, exact=True):
-            results = decoder.generate(PROMPTS, 20, batch_size=4)
-            assert [r.tokens for r in results] == [r.tokens for r in regular]
 
 
 def test_a_draft_is_refused_with_a_target_of_another_shape(tmp_path, reference_of):
