@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ from demo import grow
 from demo.widening import SIZES
 from mlx_t5.backend import mx
 from mlx_t5.disk import BUNDLED
-from mlx_t5.errors import UserError
 from mlx_t5.network.weights import read_config
 from model import load
 
@@ -55,9 +53,3 @@ def test_the_command_grows_the_target(tmp_path, capsys):
     assert capsys.readouterr().out == f"{out}\n"
     assert difference(out, BUNDLED / "target") < 2e-5
     assert {name: read_config(out)[name] for name in SIZES} == ODD
-
-
-def test_the_source_is_safe_on_a_disk_that_ignores_case(tmp_path, respelled):
-    copy = shutil.copytree(BUNDLED / "draft", tmp_path / "copy")
-    with pytest.raises(UserError, match="is the source"):
-        grow.grow(copy, respelled(copy), {}, overwrite=True)

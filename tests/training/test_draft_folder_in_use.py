@@ -63,25 +63,6 @@ def test_main_writes_what_the_target_writes_alone(run, either):
         assert f"draft {draft}" in err.splitlines()[0]
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (
-            ["--model", "DRAFT"],
-            "DRAFT is a draft for target and uses its encoder: give it as --draft-model",
-        ),
-        (
-            ["--model", str(BUNDLED / "draft"), "--draft-model", "DRAFT"],
-            "DRAFT is a draft for target, and the target has another shape; give it with its own",
-        ),
-    ],
-)
-def test_one_line_says_which_target_is_needed(run, draft, options, line):
-    status, out, err = run(*(option.replace("DRAFT", str(draft)) for option in options))
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"error: {line.replace('DRAFT', str(draft))}")
-
-
 def test_another_program_gets_a_whole_model(draft, own, tmp_path):
     project = MlxT5(str(BUNDLED / "target"), str(own), "float32")
     with pytest.raises(UserError, match="own has a vocabulary of its own, which other prog"):

@@ -54,6 +54,16 @@ def test_a_run_is_resumed_only_when_asked_for_and_with_its_own_options(folder):
     assert {file: file.read_bytes() for file in folder.path.iterdir()} == before
 
 
+def test_a_run_begins_in_an_empty_folder_or_with_answers(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.answers.mkdir()
+    (tmp_path / ".DS_Store").touch()
+    opened(folder)
+    (tmp_path / OPTIONS).rename(tmp_path / "mine.txt")
+    with pytest.raises(UserError, match="is not the folder of an earlier run"):
+        opened(folder)
+
+
 @pytest.mark.parametrize("text", ["", "[1]", "7", "[" * 100_000, '{"answers": {}, "training": {}}'])
 def test_damaged_or_older_options_are_refused(folder, text):
     (folder.path / OPTIONS).write_text(text)
@@ -91,6 +101,12 @@ def test_a_state_of_another_draft_or_without_the_best_one_is_refused_at_once(fol
     for like in (State(other, {}), State(one, other)):
         with pytest.raises(UserError, match=f"{STATE} is damaged .it belongs to another model"):
             folder.state(like)
+
+
+def test_two_runs_never_share_a_folder(folder):
+    with folder.opened(GIVEN, True), pytest.raises(UserError, match="another run is at work in"):
+        opened(RunFolder(folder.path))
+    opened(RunFolder(folder.path))
 
 
 def test_a_full_disk_leaves_the_old_file(folder, monkeypatch):
