@@ -7,7 +7,6 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ import pytest
 import distill
 from convert import convert
 from decoder import SpeculativeDecoder
+from fake_hub import FakeApi
 from mlx_t5 import loading
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.disk import BUNDLED
@@ -70,22 +70,6 @@ def trial(run, tmp_path_factory):
     return output, "\n".join([*log, *printed])
 
 
-class FakeApi:
-    """Stands in for huggingface_hub.HfApi with one repository."""
-
-    sent: dict[str, bytes] = {}
-
-    def whoami(self):
-        return {"name": "me"}
-
-    def create_repo(self, name, exist_ok):
-        assert (name, exist_ok) == ("me/draft", True)
-
-    def upload_folder(self, repo_id, folder_path, allow_patterns, commit_message):
-        self.sent.update({name: (folder_path / name).read_bytes() for name in allow_patterns})
-        return SimpleNamespace(commit_url=f"https://huggingface.co/{repo_id}/commit/1")
-
-
 @pytest.mark.slow
 def test_a_few_steps_make_a_sharing_draft_and_a_verdict(trial):
     output, log = trial
@@ -95,29 +79,22 @@ def test_a_few_steps_make_a_sharing_draft_and_a_verdict(trial):
     assert float(scores[-1][1]) > float(scores[0][1]) + 10 and float(scores[-1][2]) > 1.4
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", log)]
     assert losses[1] < losses[0] < 4
-    assert re.search(r"memory: at most [\d.]+ .B of", log)
-    for name in ("none", str(output), "demo/draft", "lookup"):
-        assert re.search(rf"^\| \S*{re.escape(name)} \|.*\d \(\d.*\) \|$", log, re.MULTILINE), name
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in log.splitlines() if " | " in line]
+    assert {"none", str(output), "lookup"} <= set(rows)
     assert re.search("^(recommended|keep)", log, re.MULTILINE)
     config = json.loads((output / "config.json").read_text())
     assert config["num_decoder_layers"] == 1 and ENTRY in config
-    proposed, share = re.search(r"proposes ([\d,]+) of 3,072 tokens: ([\d.]+)%", log).groups()
     assert config["draft_vocab_size"] == len(weights(output)["d2t"]) < 3072
-    assert config["draft_vocab_size"] == int(proposed.replace(",", "")) and float(share) >= 80
     assert all(name.startswith("decoder.") or name == "d2t" for name in weights(output))
-    names = {file.name for file in output.with_name("draft-work").iterdir()}
-    kept = {"state.safetensors", "best.safetensors", "d2t.npy"}
-    assert names == {"run.json", "answers", "written"} | kept
-    assert re.search(r"the draft is in .*draft-work \([\d.]+ MB\) is kept for --resume", log)
 
 
 @pytest.mark.slow
 def test_a_draft_is_sent_with_its_verdict(trial):
     """The card names the draft by its Hub id and leaves out local models."""
     output, log = trial
-    assert FakeApi.sent == {file.name: file.read_bytes() for file in output.iterdir()}
+    assert FakeApi.sent["me/draft"] == {file.name: file.read_bytes() for file in output.iterdir()}
     assert "sent: https://huggingface.co/me/draft/commit/1" in log
-    card = FakeApi.sent["README.md"].decode()
+    card = FakeApi.sent["me/draft"]["README.md"].decode()
     row = next(line for line in log.splitlines() if line.startswith(f"| {output} |"))
     assert row.replace(str(output), "me/draft") in card and "| lookup |" in card
     assert str(output) not in card and "demo/draft" not in card
@@ -243,45 +220,32 @@ def models_given(tmp_path_factory) -> dict[str, str]:
         ("--draft-model x --decoder-layers 2", "leave --draft-model out"),
         ("--draft-model x --no-share-encoder", "leave --share-encoder out"),
         ("--iters 0", "name the draft with --draft-model"),
-        ("--iters 0 --draft-model x --draft-vocab-size all", "and leave --draft-v"),
         ("--draft-vocab-size 0", "give a whole number, at least 1, or all, not '0'"),
-        ("--draft-vocab-size many", "give a whole number, at least 1, or all, not 'many'"),
         ("--draft-model {narrow}", "narrow has 2 tokens only; start from the model that it"),
         ("--model {narrow} --draft-model {other}", "this model writes 2 of 3072 tokens"),
         ("--decoder-layers 9", "a draft cannot have 9 decoder layers: the target has 3"),
-        ("--learning-rate 0", "give a number from 1e-6 to 1, not '0'"),
         ("--data nowhere.txt", "there is no file nowhere.txt"),
         ("--data {few}", "the data has 3 different prompts that can be used; give 32"),
         ("--draft-model {other}", "vocabularies differ"),
         ("--output {copy}", "exists; choose another --output\n"),
-        ("--output {copy} --resume", "exists; choose another --output\n"),
-        ("--output {there}", "exists; choose another --output\n"),
-        ("--output {there} --resume", "exists; choose another --output\n"),
-        ("--output {few}/new", "few; choose another --output"),
         ("--output {blocked}", "blocked-work (File exists); choose another --output"),
         ("--output=", "--output is empty; name a folder"),
-        ("--draft-model=", "a model's name is empty"),
         ("--draft-model {quantized}", "is quantized, and such weights cannot be trained"),
         ("--output lookup", "lookup as a --draft-model is no folder; give another name"),
-        ("--draft-model x+lookup", "x+lookup as a --draft-model is no folder"),
         ("--model {encoder} --draft-model {other}", "encoder is an encoder alone"),
-        ("--seed 18446744073709551615", "give a whole number from 0 to 9007199254740991"),
         ("--output {trial}", "has an earlier run; resume it with --resume"),
         ("--output {trial} --resume --temp 1", "was made with another --temp"),
-        ("--output {trial} --resume --seed 1", "was made with another --seed"),
-        ("--output {trial} --resume --batch-size 4", "was made with another --batch-size"),
         ("--output {trial} --resume --model {draft}", "with another --model"),
     ],
 )
 def test_bad_options_are_refused(request, run, tmp_path, capsys, models_given, options, message):
     (tmp_path / "few").write_text("one\ntwo\nthree\n")
-    (tmp_path / "there").mkdir()
     (tmp_path / "blocked-work").touch()
     if "{copy}" in options:
         shutil.copytree(BUNDLED / "draft", tmp_path / "copy")
     if "{trial}" in options:
         output, _ = request.getfixturevalue("trial")
         shutil.copytree(output.with_name("draft-work"), tmp_path / "trial-work")
-    places = {n: str(tmp_path / n) for n in ("few", "there", "blocked", "copy", "trial")}
-    arguments = options.format(**places, **models_given).split()
+    places = {n: str(tmp_path / n) for n in ("few", "blocked", "copy", "trial")}
+    arguments = [word.format(**places, **models_given) for word in options.split()]
     check_refused(run, tmp_path / "new", arguments, message, capsys)

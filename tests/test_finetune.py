@@ -62,22 +62,12 @@ def trial(run, tmp_path_factory):
 
 def test_a_run_logs_its_progress_and_prints_the_next_commands(trial):
     output, log, out = trial
-    assert "27 pairs to train on, 3 to evaluate by" in log
-    assert log.count("left out: ") == 5 and "line 36 is not JSON" in log
-    assert re.search(r"memory: at most [\d.]+ .B of .*\(model [\d.]+ MB, what is trained", log)
-    assert re.search(r"step 2 of 6: loss [\d.]+, [\d,]+ tokens/s, [\d.]+ min left", log)
-    scores = re.findall(r"step (\d): .*exact match [\d.]+%, chrF [\d.]+", log)
-    assert scores == ["0", "3", "6"]
-    assert log.count("    → ") == 9 and "(the best so far)" in log
-    assert re.search(r"trained for \d+ s, [\d.]+ .B of memory at most; the best weights", log)
-    programs = [shlex.split(line)[1] for line in out]
-    assert programs == ["main.py", "distill.py", "server.py"]
+    assert "27 pairs to train on, 3 to evaluate by" in log and log.count("left out: ") == 5
+    assert re.findall(r"step (\d): .*exact match [\d.]+%, chrF [\d.]+", log) == ["0", "3", "6"]
+    assert [shlex.split(line)[1] for line in out] == ["main.py", "distill.py", "server.py"]
     prompts = Path(shlex.split(out[1])[shlex.split(out[1]).index("--data") + 1])
     rows = [json.loads(line) for line in prompts.read_text().splitlines()]
     assert len(rows) == 27 and all(row.keys() == {"prompt"} for row in rows)
-    files = {"run.json", "prompts.jsonl", "state.safetensors", "best.safetensors", "written"}
-    assert {file.name for file in prompts.parent.iterdir()} == files
-    assert re.search(r"the adapter is in .*adapter-work \([\d.]+ MB\) is kept for --resume", log)
 
 
 def test_the_adapter_has_its_configuration_and_weights(trial):
@@ -174,22 +164,16 @@ def test_a_quantized_model_gets_dora(run, tmp_path, monkeypatch):
     "options, message",
     [
         ("--data nowhere.jsonl", "there is no file nowhere.jsonl"),
-        ("--data README.md", "README.md is no .jsonl and no .tsv file"),
+        ("--data {folder}/notes.md", "notes.md is no .jsonl and no .tsv file"),
         ("--data {folder}/empty.jsonl", "empty.jsonl is empty"),
         ("--data {folder}", "has no train.jsonl and no train.tsv"),
-        ("--data {folder}/few.jsonl", "the data has 2 pairs that can be used; 10 are the least"),
-        ("--valid {folder}/empty.jsonl", "empty.jsonl is empty"),
         ("--max-seq-length 1 2 3", "takes one number, or two"),
         ("--max-seq-length 1", "the data has 0 pairs that can be used"),
         ("--target-modules q lm_head", "--target-modules lm_head: this model has no such"),
         ("--r 2147483648", "encoder.block.0.layer.0.SelfAttention.q allows at most 256"),
         ("--num-layers 0", "--num-layers 0 trains nothing"),
         ("--lr-scheduler-type relative --learning-rate 1", "has a rate of its own"),
-        ("--lr-scheduler-type relative --optimizer adamw", "is adafactor's"),
-        ("--learning-rate 0", "give a number from 1e-8 to 1, not '0'"),
-        ("--lora-dropout 1", "give a number from 0 to 0.9, not '1'"),
         ("--output {trial}", "exists; choose another --output\n"),
-        ("--output {trial} --resume", "exists; choose another --output\n"),
         ("--output {begun}", "has an earlier run; resume it with --resume"),
         ("--output {begun} --resume --r 2", "was made with another --r (see"),
         ("--output {begun} --resume --data {folder}/ten.jsonl", "was made with another --data"),
@@ -200,14 +184,15 @@ def test_bad_options_are_refused(trial, data, run, tmp_path, capsys, options, me
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "empty.jsonl").touch()
-    (folder / "few.jsonl").write_text("".join(data.read_text().splitlines(keepends=True)[:3]))
+    (folder / "notes.md").touch()
     (folder / "ten.jsonl").write_text("".join(data.read_text().splitlines(keepends=True)[:20]))
     if "{quantized}" in options:
         convert(TARGET, tmp_path / "quantized", quantize=True)
     shutil.copytree(trial[0], tmp_path / "trial")
     shutil.copytree(trial[0].with_name("adapter-work"), tmp_path / "begun-work")
     places = {n: str(tmp_path / n) for n in ("folder", "trial", "begun", "quantized")}
-    arguments = [*LORA * ("{begun}" in options), *options.format(**places).split()]
+    words = [word.format(**places) for word in options.split()]
+    arguments = [*LORA * ("{begun}" in options), *words]
     check_refused(run, tmp_path / "new", arguments, message, capsys)
 
 

@@ -27,8 +27,8 @@ NONSENSE = "One two three four five six seven eight nine ten."
 
 @pytest.fixture(scope="module")
 def pair():
-    target, tokenizer = load("demo/target", "float32")
-    return target, load("demo/draft", "float32")[0], tokenizer
+    target, tokenizer = load(BUNDLED / "target", "float32")
+    return target, load(BUNDLED / "draft", "float32")[0], tokenizer
 
 
 @pytest.fixture(scope="module")

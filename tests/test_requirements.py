@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 
 import main
@@ -47,21 +46,3 @@ def test_a_gpu_needs_all_but_mkl():
     assert set(cpu) - set(cuda) == {"mkl"} and set(cuda) - set(mac) == {"nvidia-cuda-crt"}
     for name in set(mac) - {"mlx"}:
         assert cuda[name] == mac[name] == cpu[name]
-
-
-def test_a_mac_with_python_310_has_no_sentences():
-    """The package has no wheel for it."""
-    old = required("requirements.txt", MAC | {"python_version": "3.10"})
-    assert set(required("requirements.txt", MAC)) - set(old) == {"sentencex"}
-
-
-@pytest.mark.parametrize(
-    ("name", "machine", "least", "before"),
-    [
-        ("requirements.txt", MAC, "0.32.1", "0.32.0"),  # survives lack of memory
-        ("requirements/cuda.txt", LINUX, "0.32.4", "0.32.3"),  # multiplies 4 and 8 bits correctly
-    ],
-)
-def test_a_gpu_needs_an_mlx_without_known_bugs(name, machine, least, before):
-    mlx = required(name, machine)["mlx"].specifier
-    assert least in mlx and before not in mlx

@@ -1,10 +1,7 @@
 """Tests settings: bad values are refused, good values become plain numbers, pages agree."""
 
 import math
-import re
-from dataclasses import fields
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +9,6 @@ import pytest
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, random_table
 from mlx_t5.backend import mx
-from mlx_t5.cli.arguments import option_of
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import LARGEST_COUNT, MAX_ROWS, checked, written
@@ -140,34 +136,6 @@ def test_stop_strings_and_processors_may_be_any_iterable():
 
 
 # ---- the documentation ---------------------------------------------------------------------------
-
-COLUMNS = "| option | Python | server | range | default | meaning |"
-PAGES = Path(__file__).parents[1].glob("docs/*.md")
-
-
-def documented() -> list[list[str]]:
-    """Returns the cells of each row of the table of settings."""
-    tables = [text.partition(COLUMNS)[2] for text in (page.read_text("utf-8") for page in PAGES)]
-    lines = "".join(tables).partition("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
-def test_the_documentation_has_every_setting_with_its_names_range_and_default():
-    rows = {cells[1].strip("`"): cells for cells in documented()}
-    assert sorted(rows) == sorted({field.name for field in fields(Settings)} | set(OF_THE_CALL))
-    for name, setting in SETTINGS.items():
-        option, _, request, span, default, _ = (cell.strip("–") for cell in rows[name])
-        names = [f"`{option_of(name)}`", *([f"`{setting.flag}`"] if setting.flag else [])]
-        assert option == ", ".join(names)
-        elsewhere = {"num_samples": "n", "num_return_sequences": "n", "seed": "seed"}
-        assert request.strip("`") == (setting.request or elsewhere.get(name, ""))
-        value = str(setting.default).lower().removesuffix(".0")
-        assert default.strip("`") == value
-        assert numbers(span) <= numbers(f"{setting.range.expected} {setting.range.ceiling}"), name
-
-
-def numbers(text: str) -> set[str]:
-    return set(re.findall(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", text))
 
 
 # ---- effects -------------------------------------------------------------------------------------

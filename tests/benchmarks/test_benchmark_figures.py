@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from benchmarks import figures
-from benchmarks.figures import PairCosts, pair_costs
+from benchmarks.figures import pair_costs
 from benchmarks.passes import CHAIN
 from benchmarks.subject import Subject
 from mlx_t5.backend import mx, nn
@@ -11,8 +11,6 @@ from mlx_t5.engine.rows import Result, Stats
 from mlx_t5.network.config import T5Config
 from mlx_t5.timing import Ratio, Timed
 from model import T5
-
-COSTS = PairCosts({1: 2.0, 3: 3.0}, {1: 1.0, 3: 1.5}, 0.25)
 
 
 def text(tokens, steps):
@@ -51,12 +49,6 @@ def test_a_text_that_differs_in_one_repeat_counts_once():
     for rows, different in (([good, bad], 1), ([bad, bad], 1), ([good, good], 0)):
         other = timed([[1.0, 1.0]] * 2, rows)
         assert figures.figures(other, REGULAR)["different"] == different
-
-
-def test_the_expected_speed_up_follows_the_formula():
-    assert COSTS.speed_up(0.5, 2) == 1.75 / (2 * 0.25 + 1.5)
-    assert COSTS.speed_up(1.0, 2) == 3 / (2 * 0.25 + 1.5)
-    assert COSTS.speed_up(0.0, 0) == 1.0
 
 
 SIZES = {"d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 2}

@@ -27,15 +27,3 @@ def test_quantized_and_joined_layers_are_timed(mac, mode):
     )
     assert isinstance(target.shared, nn.Embedding) and target.dtype == getattr(mx, mode)
     assert fp_mode.table_text(record).startswith("mxfp4: ")
-
-
-def test_quantized_layers_cpus_and_cuda_are_not_measured(monkeypatch):
-    monkeypatch.setattr(fp_mode, "timer", None)
-    plain = random_t5()
-    monkeypatch.setattr(fp_mode, "cpu_only", lambda: True)
-    assert fp_mode.measured(plain, 5, 0.01) is None
-    monkeypatch.setattr(fp_mode, "cpu_only", lambda: False)
-    assert fp_mode.measured(random_t5("4 bit"), 5, 0.01) is None
-    monkeypatch.setattr(fp_mode, "ON_CUDA", True)
-    assert fp_mode.measured(plain, 5, 0.01) is None
-    assert fp_mode.table_text(None) == "–"

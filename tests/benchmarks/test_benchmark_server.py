@@ -6,24 +6,9 @@ import json
 import pytest
 
 import benchmark
-from benchmarks import printing, server
+from benchmarks import server
 from benchmarks.server import Measurement
 from mlx_t5.timing import Timed
-
-
-def test_the_table_compares_with_single_requests_repeat_by_repeat():
-    latencies = [i / 10 for i in range(20)]
-    texts, changed = (["text"] * 9 + [last] for last in ("text", "changed"))
-    single = Measurement(Timed([[4.0], [2.0], [2.0]], [[50]] * 3, [[texts]] * 3), [0.5] * 20)
-    outcomes = [[texts], [changed], [changed]]  # a changed text is counted once
-    batched = Measurement(Timed([[2.0], [2.0], [0.5]], [[50]] * 3, outcomes), latencies)
-    assert [batched.percentile(share) for share in (0.5, 0.95, 1.0)] == [1.0, 1.9, 1.9]
-    rows = server.table_rows({(4, server.SINGLE): single, (4, server.BATCHED): batched})
-    first, second = printing.markdown(server.COLUMNS, rows).splitlines()[2:]
-    speed_up = "1.00 (1.00 to 1.00)"
-    assert first == f"| 4 | one at a time | 5.0 | 25 | {speed_up} | 0.500 | 0.500 | equal |"
-    speed_up = "2.00 (1.00 to 4.00)"
-    assert second == f"| 4 | batched | 5.0 | 25 | {speed_up} | 1.000 | 1.900 | 1 DIFFER |"
 
 
 @pytest.mark.slow

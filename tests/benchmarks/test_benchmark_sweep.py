@@ -5,32 +5,23 @@ import json
 import pytest
 
 import benchmark
-from benchmarks.sweep import explain, quality, recommend
+from benchmarks.sweep import explain, recommend
 from mlx_t5.timing import Ratio
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def test_quality_is_judged_by_references_and_by_delta_0():
-    figures = quality(["a b c d", "x"], ["a b c d", "y"], ["q", "x"])
-    assert (figures["exact_match"], figures["exact_match_lossless"]) == (50.0, 50.0)
-    assert figures["chrf"] > figures["chrf_lossless"]
-    unknown = quality(["a"], None, ["a"])
-    assert unknown["exact_match"] is unknown["chrf"] is None
-    assert unknown["exact_match_lossless"] == 100.0
-
-
-def row(delta, gamma, speed, exact=90.0, chrf=99.0, references=True, tokens=None):
+def row(delta, gamma, speed, exact=90.0, chrf=99.0, references=True):
     judged = {"exact_match": exact, "chrf": chrf} if references else {}
     unknown = {"exact_match": None, "chrf": None}
     lossless = {"exact_match_lossless": exact, "chrf_lossless": chrf}
     speed_up = Ratio(speed, speed - 0.1, speed + 0.1)
     setting = {"delta": delta, "num_draft": gamma, "speed_up": speed_up}
-    setting["tokens_per_call"] = tokens or 2 + delta  # a larger delta keeps more proposals
+    setting["tokens_per_call"] = 2 + delta  # a larger delta keeps more proposals
     return setting | unknown | lossless | judged
 
 
-SOUND, STEPS = row(0.0, 3, 1.5), [row(0.0, 3, 2.0), row(0.5, 3, 2.5), row(0.9, 3, 2.55)]
+SOUND = row(0.0, 3, 1.5)
 LENIENT = [SOUND, row(0.5, 3, 2.0, exact=89.5), row(1.0, 3, 3.0, exact=50.0)]
 WITHOUT = [  # without references
     row(0.0, 3, 1.5, exact=100.0, chrf=100.0, references=False),
@@ -43,27 +34,15 @@ def gaining(speed):
     return [row(0.0, 2, 1.5), row(0.0, 3, 2.0), row(0.5, 2, speed), row(0.5, 3, 1.9)]
 
 
-def keeping(tokens):
-    """Returns rows whose relaxed setting must yield more tokens than strict decoding with 3."""
-    strict = [row(0.0, 2, 1.5, tokens=2.0), row(0.0, 3, 1.4, tokens=2.5)]
-    return [*strict, row(0.5, 3, 3.0, tokens=tokens)]
-
-
 @pytest.mark.parametrize(
     ("rows", "tolerance", "expected"),
     [
         (LENIENT, 1.0, (0.5, 3)),  # the fastest that keeps its quality
         (LENIENT, 0.1, (0.0, 3)),
-        (LENIENT, 50.0, (1.0, 3)),
         ([SOUND, row(0.5, 3, 2.0, chrf=97.0)], 1.0, (0.0, 3)),  # both measures have to hold
-        ([SOUND, row(0.5, 3, 2.0, exact=95.0)], 1.0, (0.5, 3)),  # better than lossless is fine
         ([row(0.0, 5, 2.0), row(0.0, 3, 1.97), row(0.0, 2, 1.95)], 1.0, (0.0, 3)),  # the smallest
         *((gaining(speed), 1.0, (0.0, 3)) for speed in (2.03, 2.13)),
         (gaining(2.15), 1.0, (0.5, 2)),
-        (STEPS, 1.0, (0.5, 3)),  # each step must gain enough by itself
-        ([*STEPS, row(1.0, 3, 3.0)], 1.0, (1.0, 3)),
-        *((keeping(tokens), 1.0, (0.0, 2)) for tokens in (2.5, 2.54)),
-        (keeping(2.56), 1.0, (0.5, 3)),
         ([row(0.0, 3, 0.9), row(0.5, 3, 1.2, exact=0.0)], 1.0, None),  # nothing is faster
         (WITHOUT, 1.0, (0.0, 3)),
     ],

@@ -1,25 +1,11 @@
 """Tests which prompts are measured and how the header describes them."""
 
 import json
-import os
-from argparse import Namespace
 
 import pytest
 
 from benchmarks import workload
 from mlx_t5.errors import UserError
-
-
-def test_the_header_shortens_paths_and_names_the_prompts():
-    folder = os.path.join(os.getcwd(), "demo", "target")
-    chosen = {"prompts": None, "task": "mixed", "count": 9, "repeats": 3}
-    args = Namespace(model=folder, draft_model="t5-small", **chosen)
-    facts = {"target": os.path.join("demo", "target"), "draft": "t5-small", "repeats": 3}
-    assert workload.header_fields(args) == {**facts, "prompts": "9 of mixed"}
-    args.task = ["fix", "translate", "fix"]
-    assert workload.header_fields(args) == {**facts, "prompts": "9 of fix and translate"}
-    args.prompts = "file"
-    assert workload.header_fields(args)["prompts"] == "9 of file"
 
 
 def test_held_out_prompts_have_one_reference_each():
@@ -53,10 +39,6 @@ def test_prompts_and_references_are_read_from_files(tmp_path):
     assert workload.from_file(str(objects), 1).prompts == ["one"]
     with pytest.raises(UserError, match="line 2 has no prompt"):
         workload.from_file(str(objects), 2)
-
-
-def test_prompts_are_cut_into_turns():
-    assert workload.cut("abcde", 2) == [["a", "b"], ["c", "d"], ["e"]]
 
 
 def test_a_share_of_a_predictions_words_is_changed():

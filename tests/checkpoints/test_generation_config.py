@@ -46,7 +46,6 @@ def folder(tmp_path):
         ({}, {}),
         ({"max_length": 20}, {"max_tokens": 19}),  # max_length includes the start token
         ({"max_length": 20, "max_new_tokens": 7}, {"max_tokens": 7}),
-        ({"max_new_tokens": 7, "max_length": 20}, {"max_tokens": 7}),
         ({"min_length": 5}, {"min_tokens": 4}),
         ({"min_length": 0}, {"min_tokens": 0}),
         ({"min_length": 5, "min_new_tokens": 2}, {"min_tokens": 2}),
@@ -108,14 +107,10 @@ def test_unsupported_numbers_are_named_only_where_transformers_uses_them(
     [
         ({"diversity_penalty": 1}, True),
         ({"diversity_penalty": 0.0, "num_beam_groups": 1, "num_return_sequences": 1}, False),
-        ({"num_beam_groups": 2}, True),
         ({"bad_words_ids": [[5]]}, True),
         ({"eos_token_id": [1, 5]}, False),
         ({"use_cache": False, "suppress_tokens": [], "epsilon_cutoff": 0.0}, False),
-        ({"penalty_alpha": 1}, True),
-        ({"penalty_alpha": 0}, False),
         ({"an_entry_of_tomorrow": 1}, True),
-        ({"an_id_of_tomorrow": 0}, True),
         ({"a_flag_of_tomorrow": False, "a_list_of_tomorrow": []}, False),
         ({"prompt_lookup_num_tokens": 3, "use_mtp": True, "max_cache_len": 9}, False),
     ],
@@ -183,11 +178,6 @@ def test_ids_in_generation_config_are_used_as_in_transformers(reference_of, tmp_
     assert ends == endless[: endless.index(endless[3])] != endless
 
 
-def test_a_bad_setting_in_config_json_is_reported(folder):
-    with pytest.raises(UserError, match="^config.json: top_p is 2; .*; --ignore-generation-config"):
-        read_generation_config(folder(top_p=2))
-
-
 def test_a_task_has_a_prefix_and_settings(folder):
     task = read_tasks(folder(task_specific_params={"summarization": SUMMARIES}))["summarization"]
     assert (task.prefix, task.left_out) == ("summarize: ", ())
@@ -230,30 +220,18 @@ def test_a_damaged_file_is_refused_in_one_line(folder, raw, message):
 
 
 @pytest.mark.parametrize(
-    ("raw", "message"),
+    ("raw", "tasks", "message"),
     [
-        ({"max_length": "long"}, "generation_config.json: max_tokens is 'long'"),
-        ({"max_length": 1}, "max_tokens is 0; it must be"),
-        ({"top_p": 2}, "top_p is 2"),
-        ({"do_sample": "yes"}, "do_sample must be true or false"),
-        ({"do_sample": True, "temperature": -1}, "temp is -1"),
+        ({"max_length": "long"}, None, "generation_config.json: max_tokens is 'long'.*ignores the"),
+        ({"top_p": 2}, None, "generation_config.json: top_p is 2.*; --ignore-generation-config"),
+        ({"do_sample": "yes"}, None, "do_sample must be true or false"),
+        (None, [1], "must be an object of objects"),
+        (None, {"a": "b"}, "must be an object of objects"),
+        (None, {"a": {"prefix": 5}}, "task a: its prefix is no text"),
+        (None, {"a": {"min_length": -7.5}}, "task a: min_tokens is -7.5"),
     ],
 )
-def test_a_bad_setting_is_refused_in_one_line(folder, raw, message):
-    with pytest.raises(UserError, match=message) as refused:
-        read_generation_config(folder(raw))
-    assert str(refused.value).endswith("; --ignore-generation-config ignores the file's settings")
-
-
-@pytest.mark.parametrize(
-    ("tasks", "message"),
-    [
-        ([1], "must be an object of objects"),
-        ({"a": "b"}, "must be an object of objects"),
-        ({"a": {"prefix": 5}}, "task a: its prefix is no text"),
-        ({"a": {"min_length": -7.5}}, "task a: min_tokens is -7.5"),
-    ],
-)
-def test_damaged_tasks_are_refused_in_one_line(folder, tasks, message):
+def test_a_bad_setting_is_refused_in_one_line(folder, raw, tasks, message):
+    path = folder(raw, task_specific_params=tasks)
     with pytest.raises(UserError, match=message):
-        read_tasks(folder(task_specific_params=tasks))
+        read_tasks(path) if tasks else read_generation_config(path)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import socket
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from fake_hub import FakeHub, serve
 from mlx_t5.checkpoints.hub import (
     choose_files,
-    download,
     full_id,
     origin,
     snapshot_id,
@@ -106,21 +103,6 @@ def test_a_lost_connection_with_an_empty_cache_is_reported(ask, settings, cause)
     (line,) = ask("a/t5", **settings)
     assert line.startswith(f"error: a/t5: cannot be downloaded ({cause}")
     assert line.endswith("; connect, or give a local folder")
-
-
-def test_a_disk_that_fills_up_during_a_download_is_reported(monkeypatch):
-    siblings = [SimpleNamespace(rfilename=n) for n in ("config.json", "model.safetensors")]
-    info = SimpleNamespace(siblings=siblings)
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: info)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
-    with pytest.raises(UserError, match=r"No space left on device\); make room, or set HF_HOME"):
-        download("a/t5")
-    monkeypatch.setattr("mlx_t5.checkpoints.hub.cached", lambda *_: Path("old"))
-    assert download("a/t5") == Path("old")
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def test_texts_are_cut_at_the_configured_length(tmp_path, settings, limit):
 
 
 POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
-READING, GENERAL, _ = SETTINGS.values()
+_, GENERAL, _ = SETTINGS.values()
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,11 @@ READING, GENERAL, _ = SETTINGS.values()
     [
         ([module("Router")], None, {}, "modules Transformer Router is not supported here; use sen"),
         ([dense(), pooling("mean")], None, {}, "modules Transformer Dense Pooling is not"),
-        ([pooling("mean"), NORMALIZE, dense()], None, {}, "Pooling Normalize Dense is not"),
         ([pooling("cls")], None, {}, "pooling_mode cls is not supported"),
         ([flags("mean_tokens", "cls_token")], None, {}, "pooling_mode .* is not supported"),
         ([pooling("mean")], POOLING, {"include_prompt": False}, "include_prompt False is not"),
         ([pooling("mean"), dense(64, 8)], None, {}, "2_Dense does not fit the encoder"),
         ([pooling("mean"), dense()], DENSE, {"activation_function": "os.system"}, "system is not"),
-        ([pooling("mean")], READING, {"do_lower_case": True}, "do_lower_case True is not"),
         ([pooling("mean")], GENERAL, {"truncate_dim": 8}, "truncate_dim 8 is not"),
         ([pooling("mean")], GENERAL, {"default_prompt_name": "q"}, "has no prompt q"),
     ],

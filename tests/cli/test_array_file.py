@@ -1,12 +1,9 @@
 """Tests the files that the command line writes for vectors: arrays in NumPy's format."""
 
-import os
-
 import numpy as np
 import pytest
 
 from mlx_t5.cli.array_file import ArrayFile
-from mlx_t5.cli.output import check_output_file
 from mlx_t5.errors import UserError
 
 VECTORS = np.arange(12, dtype=np.float32).reshape(4, 3) / 7
@@ -49,10 +46,3 @@ def test_without_a_vector_there_is_no_file(tmp_path):
     with ArrayFile(str(path)) as output:
         output.write("a prompt", UserError("empty"))
     assert not path.exists()
-
-
-def test_no_array_fits_into_a_pipe(tmp_path):
-    path = tmp_path / "vectors.npy"
-    os.mkfifo(path)
-    with pytest.raises(UserError, match="vectors.npy is a pipe or a device, which no array"):
-        check_output_file(str(path), None)

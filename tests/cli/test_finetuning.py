@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_t5.cli import finetuning
-from mlx_t5.cli.finetuning import next_commands, pair_files, read_finetune_options
+from mlx_t5.cli.finetuning import pair_files, read_finetune_options
 from mlx_t5.cli.input import PairLines
 from mlx_t5.errors import UserError
 
@@ -71,12 +71,3 @@ def test_lora_options_become_a_lora_config(tmp_path):
     args = read_finetune_options([*options, "--target-modules", "q", "wo", "--use-rslora"])
     config = finetuning.lora_config(args)
     assert config.target_modules == ("q", "wo") and config.use_rslora
-
-
-def test_next_commands_run_distil_and_serve_the_model(tmp_path):
-    run, distil, serve = next_commands("m", "a/b", False, tmp_path / "p.jsonl", "hello there")
-    assert run == ["python", "main.py", "--model", "m", "--adapter-path", "a/b", "--prompt",
-                   "hello there"]  # fmt: skip
-    assert distil[-4:] == ["--data", str(tmp_path / "p.jsonl"), "--output", "models/b-draft"]
-    assert serve[-2:] == ["--draft-model", "models/b-draft"]
-    assert next_commands("m", "a/b", True, tmp_path, "p")[2][2:4] == ["--model", "a/b"]

@@ -25,13 +25,6 @@ def test_complete_lines_are_kept_and_a_half_one_is_dropped(tmp_path):
     assert found(tmp_path, "1\n2\n3\n4", ["a", "b"], texts=2) == ResumePoint(1, 4)
 
 
-def test_the_prompts_of_finished_results_are_skipped(tmp_path):
-    items = iter("abc")
-    (tmp_path / "out").write_text("1\n2\n3")
-    find_resume_point(str(tmp_path / "out"), items, Form())
-    assert list(items) == ["c"]
-
-
 @pytest.mark.parametrize("data", ["1\n2\n3\n", "1\n2\n3"])
 def test_results_of_more_prompts_than_the_input_has_are_refused(tmp_path, data):
     with pytest.raises(UserError, match="more prompts than the input, which has 2"):
@@ -130,15 +123,3 @@ def test_without_resume_an_output_is_overwritten(run, models, tmp_path):
     assert out.read_text() == "1\n2\n3\n"
     assert run(*argv)[0] == 0
     assert len(out.read_text().splitlines()) == 2
-
-
-def test_lines_of_text_are_kept_whatever_wrote_them(run, models, tmp_path):
-    (tmp_path / "in.txt").write_text("a\nb\nc\n")
-    out = tmp_path / "out.txt"
-    out.write_text("mine\nyours\nhal")
-    files = ["--input-file", str(tmp_path / "in.txt"), "--output-file", str(out)]
-    status, _, err = run(*models, "-m", "3", *files, "--resume")
-    assert status == 0 and "resuming: 2 lines are kept, 2 of 3 prompts are done\n" in err
-    first, second, third, end = out.read_text().split("\n")
-    assert (first, second, end) == ("mine", "yours", "") and "hal" not in third
-    assert sorted(os.listdir(tmp_path)) == ["in.txt", "out.txt"]

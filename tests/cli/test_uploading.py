@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import os
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
 
 import sentence_folders
-from command_line import ROOT, byte_model
-from convert import convert
-from fake_hub import Answer, FakeHub, as_json, serve
-from mlx_t5.backend import mx
-from mlx_t5.cli.uploading import CARD, conversion_card, draft_card, model_files, upload
+from command_line import byte_model
+from convert import convert, main
+from fake_hub import FakeApi
+from mlx_t5.cli.uploading import CARD, check_repository, conversion_card, model_files, upload
 from mlx_t5.errors import UserError
-from standard_error import messages
 
-SOURCE = "google/byt5-small"
 SAID = {
     "license": "apache-2.0",
     "language": ["en", "fr"],
@@ -29,130 +23,51 @@ SAID = {
     "tags": ["t5"],
     "widget": [{"text": "not for us"}],
 }
-TOKEN = {"HF_TOKEN": "hf_writes", "HF_HUB_DISABLE_XET": "1"}
-WRITERS = {"hf_writes": "write", "hf_reads": "read"}
 
 
-class WritableHub(FakeHub):
-    """A Hub that also receives files: `roles` has "write" or "read" for each token."""
-
-    def __init__(self, repos: dict, roles: dict[str, str]) -> None:
-        super().__init__(repos)
-        self.roles, self.large = roles, {}
-
-    def answer(self, path: str, token: str, body: bytes) -> Answer:
-        if not body and "whoami" not in path:
-            return super().answer(path, token, body)
-        plain = unquote(urlsplit(path).path)
-        if plain.startswith("/large/"):
-            self.large[plain.removeprefix("/large/")] = body
-            return 200, {}, b""
-        if token not in self.roles or body and self.roles[token] != "write":
-            return 401, {}, b'{"error": "Invalid username or password."}'
-        if plain == "/api/whoami-v2":
-            return as_json({"name": "me", "auth": {"accessToken": {"role": self.roles[token]}}})
-        return as_json(self._received(plain, body))
-
-    def _received(self, path: str, body: bytes) -> dict:
-        repo = "/".join(path.removeprefix("/api/models/").split("/")[:2])
-        if "/commit/" in path:
-            for entry in map(json.loads, body.splitlines()):
-                if entry["key"] != "header":
-                    self.repos[repo][entry["value"]["path"]] = self._content(entry["value"])
-            return {"commitUrl": f"{self.endpoint}/{repo}/commit/1", "commitOid": "1" * 40}
-        request = json.loads(body)
-        if path == "/api/repos/create":
-            owner = request.get("organization") or request["name"].partition("/")[0]
-            name = f"{owner}/{request['name'].rpartition('/')[2]}"
-            self.repos.setdefault(name, {})
-            return {"url": f"{self.endpoint}/{name}"}
-        for entry in request.get("objects", ()):  # large files
-            entry["actions"] = {"upload": {"href": f"{self.endpoint}/large/{entry['oid']}"}}
-        for file in request.get("files", ()):
-            large = file["path"].endswith(".safetensors")
-            file |= {"uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
-        return {"errors": [], "warnings": []} | request
-
-    def _content(self, value: dict) -> bytes:
-        if "content" in value:
-            return base64.b64decode(value["content"])
-        assert hashlib.sha256(self.large[value["oid"]]).hexdigest() == value["oid"]
-        return self.large[value["oid"]]
+@pytest.fixture
+def api(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.HfApi", FakeApi)
+    monkeypatch.setattr(FakeApi, "sent", {})
+    return FakeApi
 
 
 def metadata(card: str) -> dict:
     return yaml.safe_load(card.split("---\n")[1])
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    """Returns a Hugging Face folder whose card names its license."""
-    folder = byte_model(tmp_path_factory.mktemp("source") / "byt5")
-    (folder / CARD).write_text(f"---\n{yaml.safe_dump(SAID)}---\n# ByT5\n")
-    return folder
-
-
-@pytest.fixture
-def hub(source):
-    files = {file.name: file.read_bytes() for file in source.iterdir()}
-    with serve(WritableHub({SOURCE: files}, WRITERS)) as running:
-        yield running
-
-
-@pytest.mark.slow
-def test_a_conversion_is_sent_file_by_file_and_can_be_loaded_by_its_name(hub, tmp_path):
-    options = ["--model", SOURCE, "-q", "--q-group-size", "32", "--upload-repo", "me/byt5-4bit"]
-    done = hub.python(tmp_path, str(ROOT / "convert.py"), *options, **TOKEN)
-    folder, err = tmp_path / "models" / "byt5-small", done.stderr
-    assert (done.returncode, done.stdout) == (0, f"{folder}\n"), err
-    assert "hf_" not in done.stdout + err, "a token is shown"
-    sent = hub.repos["me/byt5-4bit"]
+def test_a_conversion_is_sent_file_by_file(api, tmp_path, capsys):
+    source, folder = byte_model(tmp_path / "byt5"), tmp_path / "out"
+    (source / CARD).write_text(f"---\n{yaml.safe_dump(SAID)}---\n# ByT5\n")
+    options = ["-q", "--q-group-size", "32", "--upload-repo", "me/byt5-4bit"]
+    assert main(["--model", str(source), "--mlx-path", str(folder), *options]) == 0
+    sent = api.sent["me/byt5-4bit"]
     assert sent == {file.name: file.read_bytes() for file in folder.iterdir()}
     assert {"config.json", "model.safetensors", "model.safetensors.index.json", CARD} < set(sent)
-    commit = hashlib.sha1(SOURCE.encode()).hexdigest()  # as computed by the test's Hub
-    assert json.loads(sent["config.json"])["converted_from"] == {"model": SOURCE, "commit": commit}
-    assert f"sending to me/byt5-4bit on the Hugging Face Hub: {', '.join(sorted(sent))}\n" in err
-    assert f"sent: {hub.endpoint}/me/byt5-4bit/commit/1" in err
+    assert "sent: https://huggingface.co/me/byt5-4bit/commit/1" in capsys.readouterr().err
     card = sent[CARD].decode()
     assert metadata(card) == {
         "library_name": "mlx",
-        "base_model": SOURCE,
         "license": "apache-2.0",
         "language": ["en", "fr"],
         "pipeline_tag": "translation",
         "tags": ["t5", "mlx", "4-bit"],
     }
-    assert f"{SOURCE}, converted to MLX: 4 bits a weight (affine, groups of 32)." in card
     assert 'python main.py --model me/byt5-4bit --prompt "…"' in card
-    code = "from model import load; print(load('me/byt5-4bit')[0].weights_read().kind)"
-    loaded = hub.python(tmp_path, "-c", code)
-    assert loaded.stdout == "affine\n", loaded.stderr
 
 
-@pytest.mark.slow
-def test_an_impossible_upload_is_refused_before_the_work(hub, tmp_path):
-    cure = "; give OWNER/NAME, and a token that may write with `hf auth login`"
-    refused = {
-        ("me/x", ""): "no token found",
-        ("me/x", "hf_wrong"): "Invalid ",
-        ("me/x", "hf_reads"): "the token may only read",
-        ("x", "hf_writes"): "'x' has no owner",
-        ("me/a b", "hf_writes"): "Repo id must ",
-    }
-    code = (
-        "import os, sys, convert, distill\n"
-        f"for name, os.environ['HF_TOKEN'] in {list(refused)}:\n"
-        f"    options = ['--model', {SOURCE!r}, '--upload-repo', name]\n"
-        "    assert convert.main(options) == 2\n"
-        "    assert distill.main([*options, '--data', 'none', '--output', 'draft']) == 2"
-    )
-    done = hub.python(tmp_path, "-c", code)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    lines = messages(done.stderr)
-    assert lines[::2] == lines[1::2], "distill.py says the same"
-    for line, reason in zip(lines[::2], refused.values(), strict=True):
-        assert line.startswith("error: --upload-repo: ") and reason in line and line.endswith(cure)
-    assert not (tmp_path / "models").exists() and not hub.fetched
+@pytest.mark.parametrize(
+    "name, role, reason",
+    [
+        ("me/x", "read", "the token may only read"),
+        ("x", "write", "'x' has no owner"),
+        ("me/a b", "write", "Repo id must "),
+    ],
+)
+def test_an_impossible_upload_is_refused(api, monkeypatch, name, role, reason):
+    monkeypatch.setattr(api, "role", role)
+    with pytest.raises(UserError, match=f"--upload-repo: .*{reason}.*; give OWNER/NAME, and a tok"):
+        check_repository(name)
 
 
 def test_only_the_models_files_are_sent(tmp_path):
@@ -227,37 +142,11 @@ def test_a_card_says_only_known_facts(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-def test_the_card_of_an_encoder_names_its_merged_adapter(tmp_path):
+def test_the_card_of_a_model_of_the_hub_names_it_and_its_license(tmp_path, monkeypatch):
+    path = tmp_path / CARD
+    path.write_text("---\nlicense: mit\n---\n")
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, _: str(path))
     record = {"model": "t5-small", "adapter": "my-lora"}
-    encoder = {"architectures": ["T5EncoderModel"], "converted_from": record}
-    folder = converted(tmp_path / "made", **encoder)
-    (folder / CARD).write_text("---\nlicense: mit\n---\n")
-    card = conversion_card("me/x", folder, str(folder))
-    assert metadata(card)["base_model"] == "google-t5/t5-small"
+    card = conversion_card("me/x", converted(tmp_path / "made", converted_from=record), "t5-small")
+    assert metadata(card)["base_model"] == "google-t5/t5-small" and "license: mit" in card
     assert "google-t5/t5-small with adapter my-lora, converted to MLX: bfloat16." in card
-    assert "python main.py --model me/x --embed --prompt" in card
-
-
-def test_the_card_of_a_draft_names_its_target_and_figures(tmp_path):
-    target = converted(tmp_path / "target", converted_from={"model": "google/flan-t5-xl"})
-    (target / CARD).write_text("---\nlicense: apache-2.0\n---\n")
-    card = draft_card("me/draft", target, target, mx.bfloat16, "| me/draft | 4 | 80.0% | …")
-    assert metadata(card) == {
-        "library_name": "mlx",
-        "base_model": "google/flan-t5-xl",
-        "license": "apache-2.0",
-        "tags": ["mlx", "speculative-decoding"],
-    }
-    for text in (
-        "A draft for google/flan-t5-xl. ",
-        "| me/draft | 4 | 80.0% | …\n\nMeasured on ",
-        f", mlx {mx.__version__}, bfloat16.\n",
-        "python main.py --model google/flan-t5-xl --draft-model me/draft --prompt",
-        'from_pretrained("google/flan-t5-xl", draft="me/draft")',
-    ):
-        assert text in card
-    adapted = converted(tmp_path / "adapted", converted_from={"folder": "my-t5", "adapter": "lora"})
-    card = draft_card("me/draft", adapted, target, mx.bfloat16, "")
-    assert "A draft for my-t5 with adapter lora. " in card
-    assert "main.py --model my-t5 --adapter-path lora --draft-model me/draft --prompt" in card
-    assert 'from_pretrained("my-t5", adapter="lora", draft="me/draft")' in card

@@ -32,48 +32,6 @@ def different(lengths, **settings):
     return many
 
 
-class Noting:
-    """An engine that only records which rows join between two steps."""
-
-    def __init__(self):
-        self.rows, self.joined = [], []
-
-    def insert(self, rows, ahead=()):
-        assert not ahead, "a request that joins waits for nobody else's encoding"
-        self.joined[-1] += [len(row.ids) for row in rows]
-        self.rows += rows
-
-    def joined_at(self, queue, steps):
-        for _ in range(steps):
-            self.joined.append([])
-            queue.admit()
-        return self.joined
-
-
-def test_the_oldest_row_joins_first_with_rows_of_similar_length():
-    lengths, engine = [5, 90, 6, 88, 4, 30], Noting()
-    assert engine.joined_at(batching.Queue(engine, 3, rows(lengths)), 1) == [[5, 6, 4]]
-    engine = Noting()
-    assert engine.joined_at(batching.Queue(engine, 2, rows(lengths[1:])), 1) == [[90, 88]]
-
-
-@pytest.mark.parametrize(
-    ("lengths", "expected"),
-    [
-        ([1024] * 7, [[1024]] * 7),  # a running row waits for one row that joins, not for seven
-        ([5000, 3, 4, 2000, 6], [[5000], [3, 4, 6], [2000]]),  # one row of any length may join
-        ([300, 300, 300, 300, 40], [[300, 300, 300], [300, 40]]),
-        ([500, 20, 510, 30], [[500, 510], [20, 30]]),  # padding counts: 20 would cost 510
-        ([10] * 40, [[10] * 40]),
-    ],
-)
-def test_the_tokens_that_join_between_two_steps_are_bounded(lengths, expected):
-    engine = Noting()
-    queue = batching.Queue(engine, 64, different(lengths))
-    assert engine.joined_at(queue, len(expected)) == expected
-    assert queue.waiting == []
-
-
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_every_row_comes_back_in_order(batch_size):
     many = rows([1 + 7 * i % 13 for i in range(60)], max_tokens=9)
@@ -116,15 +74,6 @@ def test_the_next_row_is_awaited_only_when_none_is_running():
     assert happened == ["drawn 0", "done 0", "drawn 1", "drawn 2", "done 1", "done 2"]
 
 
-def test_all_samples_of_a_prompt_run_together():
-    decoder = SpeculativeDecoder(ENDING)
-    job = decoder.job(max_tokens=4, temp=1.0, num_samples=3)
-    results = decoder.results(iter([[3], [4]]), job, ready=lambda: False)
-    ENDING.calls.clear()
-    assert len(list(results)) == 6
-    assert max(len(offsets) for offsets, _ in ENDING.calls) == 3
-
-
 class SmallMemory(FakeModel):
     """A model that cannot encode more than `limit` source positions at once."""
 
@@ -143,24 +92,6 @@ def test_without_memory_to_encode_ahead_rows_join_alone():
     assert [row.error for row in finished] == [None] * 3
     for row in finished:
         assert row.output()[0] == greedy(model, row.ids, 5)[0]
-
-
-def test_rows_encoded_ahead_count_as_memory(monkeypatch):
-    required = []
-    monkeypatch.setattr(memory, "require", lambda needed: required.append(needed))
-
-    class Counting(FakeModel):
-        def encoder_memory(self, rows, source):
-            return rows * source
-
-    engine = Engine(Counting(random_table(V), V), None)
-    first, *rest = different([10, 12, 11])
-    engine.insert([first], rest)
-    engine.insert(rest)
-    assert required == [3 * 12, 2 * 12]
-    long = different([100] * 9)
-    engine.insert(long[:1], long[1:])
-    assert required[2] == 2 * 100, "no pass is larger than that"
 
 
 class Scarce(FakeModel):
@@ -200,26 +131,6 @@ def test_short_prompts_do_not_overtake_a_long_one_for_good(monkeypatch):
         engine.step()
     assert len(long.output()[0]) == 5
     assert sum(row.decided > 0 for row in later) == 4, "and then they follow"
-
-
-def test_a_refused_row_keeps_its_place_in_the_queue(monkeypatch):
-    queue = batching.Queue(scarce(monkeypatch, 20), 2, rows([9, 13, 1, 8]))
-    queue.admit()
-    assert [len(row.ids) for row in queue.engine.rows] == [9, 8]
-    queue = batching.Queue(scarce(monkeypatch, 20), 2, rows([9, 13, 1]))
-    queue.admit()
-    assert [len(row.ids) for row in queue.waiting] == [13, 1]
-
-
-def test_no_row_waits_for_memory_because_of_a_removed_row(monkeypatch):
-    engine = scarce(monkeypatch, 20)
-    queue = batching.Queue(engine, 4, rows([4, 20, 3], max_tokens=50))
-    queue.admit()
-    assert [len(row.ids) for row in queue.waiting] == [20]
-    queue.waiting += rows([5], max_tokens=50)
-    assert (queue.admit(), len(engine.rows)) == ([], 2)
-    queue.remove(queue.waiting[:1])
-    assert (queue.admit(), len(engine.rows), queue.waiting) == ([], 3, [])
 
 
 def test_a_stream_without_memory_is_an_error():

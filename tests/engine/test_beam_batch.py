@@ -5,15 +5,12 @@ import pytest
 
 from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, random_table
-from families import SHAPE
 from mlx_t5.backend import mx
 from mlx_t5.engine.beams import Beams
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
-from mlx_t5.network.config import T5Config
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
-from model import T5
 from words import Words
 
 V = 11
@@ -57,34 +54,6 @@ def test_a_row_is_the_same_beside_others_and_alone():
     while batch.rows:
         batch.step()
     assert [outcome(row) for row in together] == expected
-
-
-def test_the_cache_holds_each_beam_but_its_last_token():
-    batch = Beams(FakeModel(TABLE, V), K)
-    batch.insert(rows(max_tokens=12))
-    steps = 0
-    while batch.rows:
-        batch.step()
-        steps += 1
-        beams = [beam.tokens for search in batch.searches for beam in search.beams]
-        if beams:
-            assert [s[: len(t) - 1] for s, t in zip(batch.cache.slots, beams, strict=True)] == [
-                tokens[:-1] for tokens in beams
-            ]
-    assert steps == 12
-
-
-def test_a_step_is_one_pass_and_waits_once(monkeypatch):
-    mx.random.seed(0)
-    model = T5(T5Config.from_dict({"model_type": "t5", **SHAPE}))
-    batch, waits = Beams(model, K), []
-    batch.insert(rows())
-    passes, decode, wait = [], model.decode, mx.eval
-    monkeypatch.setattr(T5, "decode", lambda _, *a, **k: passes.append(1) or decode(*a, **k))
-    monkeypatch.setattr(mx, "eval", lambda *arrays: waits.append(1) or wait(*arrays))
-    for _ in range(3):
-        batch.step()
-    assert len(passes) == len(waits) == 3
 
 
 def test_results_come_prompt_by_prompt():

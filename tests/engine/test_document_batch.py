@@ -1,20 +1,15 @@
 """Documents in a batch get the answers of each piece alone, in order; few pieces wait."""
 
 import json
-from collections import deque
 from dataclasses import asdict
-from types import SimpleNamespace
 
 import pytest
 
 from command_line import ROOT
 from decoder import SpeculativeDecoder
 from mlx_t5.engine import document_batch
-from mlx_t5.engine.job import Job
-from mlx_t5.engine.rows import Result, Speculation, Stats
+from mlx_t5.engine.rows import Stats
 from mlx_t5.errors import UserError
-from mlx_t5.settings import Settings
-from mlx_t5.text.documents import Cutting
 
 TASK = "translate English to French: "
 LINES = [json.loads(line) for line in (ROOT / "demo" / "heldout.jsonl").open(encoding="utf-8")]
@@ -26,52 +21,6 @@ TIMES = ("encode_seconds", "decode_seconds", "tokens_per_second", "peak_memory_b
 
 def counts(stats: Stats) -> dict:
     return {name: value for name, value in asdict(stats).items() if name not in TIMES}
-
-
-class Echo:
-    """A decoder that answers each prompt with its text in upper case; some prompts fail.
-
-    It reads as far ahead as the real decoder.
-    """
-
-    def __init__(self, ahead=64, fails=lambda prompt: False, n_positions=None):
-        self.tokenizer = SimpleNamespace(encode=lambda text: list(range(len(text))))
-        config = SimpleNamespace(n_positions=n_positions, task_prefixes=("summarize: ",))
-        self.model = SimpleNamespace(config=config)
-        self.ahead, self.fails, self.drawn, self.places = ahead, fails, 0, []
-
-    def results(self, prompts, job, batch_size, ready, indexes):
-        waiting, prompts = deque(), iter(prompts)
-        while True:
-            while len(waiting) < self.ahead and (not waiting or ready()):
-                prompt = next(prompts, None)
-                if prompt is None:
-                    break
-                self.places.append(next(indexes))
-                self.drawn += 1
-                waiting.append(prompt)
-            if not waiting:
-                return
-            yield self.answer(waiting.popleft())
-
-    def answer(self, prompt):
-        stats = Stats(target_calls=2, drafted=4, accepted=3, tokens_per_call=2.5)
-        stats.speculation = Speculation(steps_by_length=[0] * len(prompt))
-        if self.fails(prompt):
-            return Result(None, [], [], "error", Stats(), "it fails")
-        reason = "length" if "long" in prompt else "stop"
-        return Result(prompt.upper(), [1, 2], ["draft", "target"], reason, stats)
-
-
-def job(split="sentences", prefix="", seed=0):
-    return Job(Settings(), seed, cutting=Cutting(split, prefix))
-
-
-def run(decoder, prompts, split="sentences", prefix="", **how):
-    return list(document_batch.results(decoder, prompts, job(split, prefix, **how)))
-
-
-# ---- the bundled pair ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +36,7 @@ def test_a_document_is_its_sentences_in_one_batch(decoder, alone, split, between
     assert result.text == between.join(one.text for one in alone) + "\n"
     assert result.tokens == [token for one in alone for token in one.tokens]
     assert result.finish_reason == "stop" and result.stats.pieces == len(SENTENCES)
-    for name in ("prompt_tokens", "generated_tokens"):
+    for name in ("prompt_tokens", "generated_tokens", "target_calls", "drafted", "accepted"):
         assert getattr(result.stats, name) == sum(getattr(one.stats, name) for one in alone)
     for piece, one, sentence in zip(result.pieces, alone, SENTENCES, strict=True):
         assert (TASK + text)[piece.start : piece.end] == sentence and piece.text == one.text
@@ -100,6 +49,23 @@ def test_documents_in_one_batch_equal_their_sentences_alone(decoder, alone):
     assert [result.text for result in results] == [docs[0], "…", docs[1], "", None, docs[2]]
     assert "needs a text" in results[4].error and results[4].finish_reason == "error"
     assert not any(result.error for i, result in enumerate(results) if i != 4)
+
+
+def test_a_document_is_complete_before_the_next_one_is_there(decoder, alone):
+    there = True
+
+    def prompts():
+        nonlocal there
+        yield TASK + " ".join(SENTENCES[:2])
+        there = False
+        yield TASK + SENTENCES[2]
+
+    results = document_batch.results(
+        decoder, prompts(), decoder.job(split="sentences"), 1, lambda: there
+    )
+    there = False
+    assert next(results).text == f"{alone[0].text} {alone[1].text}" and not there
+    assert next(results).text == alone[2].text
 
 
 def test_a_stream_is_the_document_piece_by_piece(decoder):
@@ -195,47 +161,3 @@ def test_settings_that_contradict_a_split_are_refused(decoder, options, message)
 def test_a_split_needs_a_tokenizer(decoder):
     with pytest.raises(UserError, match="needs a tokenizer"):
         SpeculativeDecoder(decoder.model).generate("One.", split="lines")
-
-
-# ---- how many pieces are read ahead --------------------------------------------------------------
-
-
-def test_a_document_is_complete_before_the_next_one_is_there():
-    there = [True]
-
-    def prompts():
-        yield "One. Two."
-        there[0] = False
-        yield "Three."
-
-    decoder = Echo()
-    results = document_batch.results(decoder, prompts(), job(), 1, lambda: there[0])
-    there[0] = False
-    assert next(results).text == "ONE. TWO." and decoder.drawn == 2
-    assert next(results).text == "THREE."
-
-
-# ---- one result a document -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ahead", [1, 2, 64])
-def test_results_come_in_order_whatever_is_in_hand(ahead):
-    error = UserError("line 3 is empty")
-    prompts = ["***", "a b. c", error, "", 5, "d\n", "***", "e. f. g", " \n", "-"]
-    results = run(Echo(ahead), prompts)
-    texts = ["***", "A B. C", None, "", None, "D\n", "***", "E. F. G", " \n", "-"]
-    assert [result.text for result in results] == texts
-    errors = [result.error for result in results if result.error]
-    assert errors == ["line 3 is empty", "split is 'sentences', which needs a text, not token ids"]
-
-
-def test_the_statistics_are_sums():
-    (result,) = run(Echo(fails="bad".__eq__), ["one\nbad\nlong one"], "lines")
-    stats = result.stats
-    assert (stats.target_calls, stats.drafted, stats.accepted) == (4, 8, 6)
-    assert (stats.acceptance_rate, stats.tokens_per_call) == (0.75, 2.5)
-    assert stats.speculation.steps_by_length == [0] * 8
-    assert (stats.pieces, stats.cut, stats.failed) == (3, 0, 1)
-    assert result.finish_reason == "length" and result.text == "ONE\nbad\nLONG ONE"
-    assert [piece.error for piece in result.pieces] == [None, "it fails", None]
-    assert result.writers == ["draft", "target"] * 2

@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 
 from decoder import Engine, SpeculativeDecoder
-from fake_model import EOS, FakeModel, contrary, drafter, random_table, without
-from mlx_t5.drafting.adaptive import Adaptive
+from fake_model import EOS, FakeModel, drafter, random_table, without
+from mlx_t5.disk import BUNDLED
 from mlx_t5.engine import early_pass
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
 from model import load
-from simulated_decoding import COSTS
 
 V = 7
 TABLE = random_table(V, eos_bias=0.3)
@@ -45,23 +44,6 @@ def test_a_pass_begins_early_only_without_proposals(early, proposals, fed):
     assert positions(model) == fed
 
 
-@pytest.mark.parametrize("temp", [0.0, 1.0])
-def test_passes_begin_early_while_a_draft_that_is_wrong_is_not_asked(early, temp):
-    model = FakeModel(without(TABLE, EOS), V)
-    engine = Engine(model, drafter(contrary(model.table), model), adaptive=Adaptive(COSTS["a CPU"]))
-    engine.adaptive.costs.note = lambda *_: None  # fake passes take no time
-    passes = []
-    take = engine.early.take
-    engine.early.take = lambda rows: passes.append(take(rows)) or passes[-1]
-    (row,) = inserted = rows(SOURCES[1:2], max_tokens=100, temp=temp, num_draft="auto")
-    engine.insert(inserted)
-    while engine.rows:
-        engine.step()
-    regular, *drafted = row.stats.speculation.steps_by_length
-    assert sum(drafted) and regular >= sum(logits is not None for logits in passes) > regular / 2
-    assert len(model.calls) == row.stats.target_calls, "none was wasted"
-
-
 def test_nothing_is_fed_past_max_tokens_and_one_pass_past_the_end_token(early):
     endless = FakeModel(without(TABLE, EOS), V)
     assert SpeculativeDecoder(endless).generate(SOURCES[1], max_tokens=6).stats.target_calls == 6
@@ -92,22 +74,8 @@ def test_early_passes_change_nothing_when_rows_join_and_leave(early, monkeypatch
     assert early_texts == run()
 
 
-def test_no_pass_begins_early_if_it_would_copy_a_large_cache(early):
-    model = FakeModel(without(TABLE, EOS), V)
-    model.cache_memory = lambda prompts, source, target, rows=0: (
-        (target - 2) * early_pass.MOST_COPIED
-    )
-    engine = Engine(model, None)
-    engine.insert(rows(SOURCES[:1], max_tokens=9))
-    fed = []
-    for _ in range(4):
-        engine.step()
-        fed.append(len(model.calls))
-    assert fed == [2, 3, 3, 4], "early up to 3 positions"
-
-
 def test_early_passes_do_not_change_the_bundled_targets_text(early, monkeypatch):
-    model, tokenizer = load("demo/target")
+    model, tokenizer = load(BUNDLED / "target")
 
     def run():
         alone = SpeculativeDecoder(model, None, tokenizer)

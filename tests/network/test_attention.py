@@ -65,8 +65,7 @@ def test_the_bias_of_every_pair_equals_a_loop(queries, causal):
 def test_other_weights_make_another_table():
     bias = RelativeBias(SMALL, causal=True)
     index = bias.index(mx.array([[3, 4]]), 8)
-    old, table = bias(index), bias._table[1]
-    assert mx.array_equal(bias(index), old) and bias._table[1] is table, "made once"
+    old = bias(index)
     bias.weight = 2 * bias.weight
     assert mx.array_equal(bias(index), 2 * old)
 
@@ -80,17 +79,7 @@ def test_chunks_give_transformers_states(reference_of, monkeypatch, family):
     mask = np.arange(150) < np.array([[150], [97]])
     at_once = np.array(model.encode(mx.array(ids), mx.array(mask)))
     monkeypatch.setattr(attention, "MAX_SCORES", 2 * 4 * 150 * 40)
-    queries = []
-    fused = mx.fast.scaled_dot_product_attention
-
-    def watched(q, *rest, **options):
-        queries.append(q.shape[2])
-        return fused(q, *rest, **options)
-
-    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", watched)
-    monkeypatch.setattr(attention, "ON_CUDA", False)  # CUDA has three operations
     in_chunks = np.array(model.encode(mx.array(ids), mx.array(mask)))
-    assert queries == [40, 40, 40, 30] * 3
     expected = reference.encode(ids.tolist(), mask.astype(int).tolist())
     for states in (at_once, in_chunks):
         np.testing.assert_allclose(states[mask], expected[mask], atol=2e-4)
@@ -99,13 +88,9 @@ def test_chunks_give_transformers_states(reference_of, monkeypatch, family):
 @pytest.mark.parametrize("mode", ["float32", "bfloat16"])
 def test_attention_on_cuda_equals_attention_of_mlx(monkeypatch, mode):
     """CUDA's three kernels for additive masks equal MLX's single one, also for beams."""
-    model, logits, fused = random_t5(mode), [], []
+    model, logits = random_t5(mode), []
     ids = mx.arange(24).reshape(3, 8) + 3
     mask = mx.arange(8) < mx.array([[8], [3], [5]])
-    attend = mx.fast.scaled_dot_product_attention
-    monkeypatch.setattr(
-        mx.fast, "scaled_dot_product_attention", lambda *a, **k: fused.append(a) or attend(*a, **k)
-    )
     for cuda in (False, True):
         for module in (attention, cache):
             monkeypatch.setattr(module, "ON_CUDA", cuda)
@@ -115,8 +100,6 @@ def test_attention_on_cuda_equals_attention_of_mlx(monkeypatch, mode):
             for rows in both:
                 tokens = mx.full((rows.batch, length), 9)
                 logits.append(model.decode(tokens, rows, list(range(rows.batch))))
-        assert bool(fused) != cuda
-        fused.clear()
     for one, other in zip(logits[:4], logits[4:], strict=True):
         differences = np.abs(np.array(one - other))
         assert differences.max() < 1e-4 if mode == "float32" else differences.mean() < 0.05

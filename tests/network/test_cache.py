@@ -146,18 +146,10 @@ def test_slots_after_a_rows_position_change_nothing(model, rows):
     np.testing.assert_array_equal(*map(np.array, outs))
 
 
-@pytest.mark.parametrize(
-    ("offsets", "length", "message"),
-    [
-        ([0], 1, "2 rows"),
-        ([0, -1], 1, "2 rows"),
-        ([], 1, "2 rows"),
-    ],
-)
-def test_offsets_that_do_not_fit_are_refused(model, rows, offsets, length, message):
-    cache = cache_of(model, rows[0][:2])
-    with pytest.raises(ValueError, match=message):
-        model.decode(mx.zeros((2, length), mx.int32), cache, offsets)
+@pytest.mark.parametrize("offsets", [[0], [0, -1], []])
+def test_offsets_that_do_not_fit_are_refused(model, rows, offsets):
+    with pytest.raises(ValueError, match="2 rows"):
+        model.decode(mx.zeros((2, 1), mx.int32), cache_of(model, rows[0][:2]), offsets)
 
 
 @cpu_allocation

@@ -91,17 +91,12 @@ NOT_ASCENDING = "the draft's table d2t is not of ascending token ids from 0 to "
 BAD = {
     "twice": ({"d2t": mx.array([1, 4, 4, 8, 20, 41, 60])}, NOT_ASCENDING),
     "descending": ({"d2t": mx.array([4, 1, 7, 8, 20, 41, 60])}, NOT_ASCENDING),
-    "outside": ({"d2t": mx.array([1, 4, 7, 8, 20, 41, 10**6])}, NOT_ASCENDING),
     "below": ({"d2t": mx.array([-1, 4, 7, 8, 20, 41, 60])}, NOT_ASCENDING),
     "huge": ({"d2t": mx.array(np.append(IDS[:6], 2**63).astype(np.uint64))}, NOT_ASCENDING),
-    "numbers": ({"d2t": mx.array(IDS.astype(np.float32))}, NOT_ASCENDING),
     "shorter": ({"d2t": mx.array(IDS[:6])}, r"d2t has shape \(6,\) instead of \(7,\)"),
-    "matrix": ({"d2t": mx.array(IDS)[None]}, r"d2t has shape \(1, 7\) instead of \(7,\)"),
     "none": ({"d2t": None}, "missing d2t"),
     "longer than the vocabulary": ({"size": 10**6}, "draft_vocab_size 1000000 is more than the"),
     "no size": ({"size": "many"}, "draft_vocab_size must be an integer between 1 and"),
-    "true": ({"size": True}, "draft_vocab_size must be an integer between 1 and"),
-    "zero": ({"size": 0}, "draft_vocab_size must be an integer between 1 and"),
 }
 
 
@@ -132,13 +127,6 @@ def test_a_head_that_does_not_fit_its_table_is_refused(paths, tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="unexpected d2t"):
         load(folder, shared_with=target)
-
-
-def test_a_narrowed_draft_is_not_converted(paths, tmp_path):
-    _, root = paths
-    with pytest.raises(UserError, match="the source is a draft, ready to use: give its folder as"):
-        convert(root / "False", tmp_path / "new")
-    assert not (tmp_path / "new").exists()
 
 
 def test_a_narrowed_draft_cannot_be_a_target(paths):

@@ -2,7 +2,6 @@
 
 import pytest
 
-import model as model_module
 from convert import convert
 from decoder import Engine
 from devices import cpu_allocation
@@ -10,7 +9,7 @@ from fake_metal import FakeMetal
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.disk import BUNDLED
 from mlx_t5.engine.rows import Row
-from mlx_t5.network import memory, modules
+from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, folder_bytes, warning
@@ -82,59 +81,19 @@ def test_models_that_do_not_fit_give_a_warning(monkeypatch):
     monkeypatch.setattr(memory, "limit", lambda: 20_000_000)
     monkeypatch.setattr(memory, "device_info", lambda: {"device_name": "a CPU"})
     assert warning(folders[1:], "float32") is None
-    assert warning(folders, "float32") == (
-        "the weights take 27.7 MB, and there are 20.0 MB of memory; convert the model with "
-        "--quantize, or take a smaller one"
-    )
+    assert "27.7 MB, and there are 20.0 MB of memory" in warning(folders, "float32")
 
 
-@pytest.mark.parametrize(
-    ("memory", "cure"),
-    [
-        (10**9, ", or raise that until the next start: sudo sysctl iogpu.wired_limit_mb=30"),
-        (33_000_000, ""),  # more than the whole machine can spare
-    ],
-)
-def test_a_mac_is_warned_near_what_macos_recommends(monkeypatch, memory, cure):
+@pytest.mark.parametrize("memory, curable", [(10**9, True), (33_000_000, False)])
+def test_a_mac_is_warned_near_what_macos_recommends(monkeypatch, memory, curable):
     folders = [BUNDLED / "target", BUNDLED / "draft"]  # 27.7 MB in float32
     FakeMetal(monkeypatch, recommended=31_000_000)
     assert warning(folders, "float32") is None  # 0.894 of the recommended memory
     FakeMetal(monkeypatch, recommended=30_500_000, memory=memory)  # 0.909
-    assert warning(folders, "float32") == (
-        "the weights take 27.7 MB, and macOS recommends at most 30.5 MB for the GPU "
-        "(iogpu.wired_limit_mb); convert the model with --quantize, or take a smaller one" + cure
-    )
-
-
-def test_weights_are_wired_while_they_are_loaded(monkeypatch):
-    metal = FakeMetal(monkeypatch, recommended=10**12)
-    weights = folder_bytes(BUNDLED / "target", "bfloat16")
-    held, metal.active = 5 * 10**9, 5 * 10**9
-    seen = []
-
-    def fill(model, tensors, dtype):
-        seen.append(list(metal.limits))
-        metal.active, metal.cached = held + weights, 10**9
-
-    monkeypatch.setattr(model_module, "fill", fill)
-    load(BUNDLED / "target", "bfloat16")
-    assert seen == [[held + weights + memory.SLACK]], "before the first weight"
-    assert metal.cleared and metal.cached == 0
-    assert metal.limits[1:] == [held + weights + memory.SLACK], "what did not fit is, afterwards"
-
-
-@cpu_allocation
-def test_layers_that_are_joined_leave_few_buffers_behind(monkeypatch):
-    cache_sizes, join = [], modules.join_layers
-
-    def joined(*parts):
-        join(*parts)
-        cache_sizes.append(mx.get_cache_memory())
-
-    monkeypatch.setattr(modules, "join_layers", joined)
-    loaded, _ = load(BUNDLED / "target", "float32")
-    weights = held(array for _, array in tree_flatten(loaded.parameters()))
-    assert max(cache_sizes[1:]) < weights / 10 and mx.get_cache_memory() < weights / 100
+    message = warning(folders, "float32")
+    assert "at most 30.5 MB" in message
+    # Only as much as the whole machine can spare.
+    assert ("sudo sysctl iogpu.wired_limit_mb=30" in message) == curable
 
 
 def test_caches_are_wired_and_buffers_kept_as_far_as_memory_allows(monkeypatch):
@@ -152,26 +111,6 @@ def test_caches_are_wired_and_buffers_kept_as_far_as_memory_allows(monkeypatch):
         memory.keep_buffers(needed)
     assert metal.limits[1:] == [48 << 30] * 2, "nothing beyond what macOS recommends"
     assert metal.cache_limits[1:] == [memory.KEPT] * 2 and metal.cleared == 0
-
-
-def test_nothing_is_wired_without_metal_and_a_cpu_keeps_what_mlx_keeps(monkeypatch):
-    monkeypatch.setattr(mx, "set_wired_limit", pytest.fail)
-    monkeypatch.setattr(mx, "set_cache_limit", pytest.fail)
-    monkeypatch.setattr(memory, "cpu_only", lambda: True)
-    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
-    memory.keep_buffers(10)
-    for facts in ({"device_name": "a CPU"}, {"device_name": "NVIDIA", "total_memory": 10**11}):
-        monkeypatch.setattr(memory, "device_info", lambda facts=facts: facts)
-        memory.wire(10)
-
-
-def test_a_macs_cpu_keeps_as_many_buffers_as_its_gpu(monkeypatch):
-    """Both use Metal's allocator, which by default keeps 1.5 times what macOS recommends."""
-    monkeypatch.setattr(memory, "cpu_only", lambda: True)
-    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
-    metal = FakeMetal(monkeypatch, recommended=48 << 30)
-    memory.keep_buffers(8 << 30)
-    assert metal.cache_limits == [10 << 30]
 
 
 def row(length, max_tokens=20, token=3):
@@ -197,26 +136,6 @@ def test_rows_are_refused_before_they_fill_the_machine(monkeypatch):
     free_memory = needed
     engine.insert([row(10)])
     assert len(engine.rows) == 2
-
-
-def test_encoder_memory_is_required_for_new_sources_only(monkeypatch):
-    one = model()
-    engine = Engine(one, None)
-    engine.insert([row(200)])
-    required = []
-    monkeypatch.setattr("mlx_t5.network.memory.require", lambda needed: required.append(needed))
-    engine.insert([row(5), row(5), row(7, token=4)])
-    caches = one.cache_memory(4, source_width(200), 20)
-    assert required == [caches + one.encoder_memory(2, source_width(7))]
-
-
-def test_padding_counts_in_the_encoders_memory(monkeypatch):
-    """Seven sources share a pass, although padding makes it longer than other passes."""
-    monkeypatch.setattr("mlx_t5.network.cache.FEW_SHAPES", True)
-    required, one = [], model(num_heads=30)
-    monkeypatch.setattr("mlx_t5.network.memory.require", lambda needed: required.append(needed))
-    Engine(one, None).insert([row(33, token=token) for token in range(3, 10)])
-    assert required == [one.cache_memory(7, 64, 20) + one.encoder_memory(7, 64)]
 
 
 def test_the_memory_limit_is_that_of_the_device(monkeypatch):

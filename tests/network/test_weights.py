@@ -166,7 +166,7 @@ def test_a_prefix_of_all_names_is_named(reference_of, tmp_path, prefix):
         load(folder)
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", "gptq", "quanto", "fp8"])
+@pytest.mark.parametrize("method", ["bitsandbytes", "gptq"])
 def test_weights_that_another_tool_quantized_are_refused_by_its_name(
     reference_of, tmp_path, method
 ):

@@ -23,18 +23,6 @@ def test_keep_greedy_wants_the_argmax_itself():
 
 
 @pytest.mark.parametrize(
-    ("delta", "mask"), [(0.0, [1, 0, 0, 0]), (0.5, [1, 1, 0, 0]), (0.9, [1, 1, 1, 0]), (1, [1] * 4)]
-)
-def test_keep_greedy_compares_with_a_share_of_the_largest_probability(delta, mask):
-    logits = mx.log(mx.array([0.5, 0.26, 0.2, 0.04]))
-    every_token = mx.array([[0, 1, 2, 3]])
-    keep = acceptance.keep_greedy(
-        mx.broadcast_to(logits, (1, 4, 4)), every_token, mx.array([delta])
-    )
-    assert keep.tolist() == [[bool(k) for k in mask]]
-
-
-@pytest.mark.parametrize(
     ("px", "qx", "delta", "threshold"),
     [(0.2, 0.4, 0.0, 0.5), (0.2, 0.4, 0.5, 0.75), (0.2, 1.0, 0.0, 0.2), (0.0, 1.0, 0.3, 0.3)],
 )
@@ -66,16 +54,6 @@ def test_the_residual_is_the_excess_of_p_over_q():
     q = mx.array([[0.7, 0.1, 0.2], [0.5, 0.3, 0.2], [0.0, 0.0, 0.0]])
     expected = [[0, 0.2, 0], [0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]  # row 1: p = q, so the residual is p
     np.testing.assert_allclose(acceptance.residual(p, q), expected, atol=1e-6)
-
-
-def test_verify_without_proposals_is_one_token_of_the_target():
-    logits = mx.array([[[0.0, 2.0, 1.0]], [[9.0, 2.0, 1.0]]])
-    for mode in (settings(2, temp=0.0), settings(2, temp=1e-3)):
-        accepted, tokens = acceptance.accept(
-            logits, None, None, mx.array([0, 0]), mode, position_keys(2, 1)
-        )
-        assert accepted.tolist() == [0, 0]
-        assert tokens.tolist() == [[1], [0]]
 
 
 def greedily(logits, drafts, length, delta):

@@ -51,16 +51,6 @@ def test_texts_that_end_make_room_for_the_next_best_beams():
 
 
 @pytest.mark.parametrize(
-    ("length_penalty", "scores"), [(1, [-1.5, -1.5]), (0, [-1.5, -3]), (-1, [-1.5, -6])]
-)
-def test_scores_are_divided_by_the_length_to_the_power_of_the_penalty(length_penalty, scores):
-    search = beam_search(length_penalty=length_penalty)
-    advance(search, (-1.0, 0, 5), (-1.5, 0, EOS))
-    advance(search, (-2.9, 0, 6), (-3.0, 0, EOS))
-    assert [float(text.score) for text in search.texts] == scores
-
-
-@pytest.mark.parametrize(
     ("early_stopping", "max_tokens", "best", "done"),
     [
         (True, 9, -1.0, True),  # two texts are enough

@@ -8,11 +8,9 @@ import torch
 import transformers
 
 import adapters
-from command_line import byte_model
 from convert import convert
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints.reading import read_weights, stored_dtype
 from mlx_t5.errors import UserError
 from model import load
 
@@ -66,15 +64,6 @@ def test_an_encoder_alone_loads_and_converts(encoder_folder, tmp_path, form):
     expected = states(reference, SOURCES[0])
     output = np.array(model.encode(mx.array([SOURCES[0]])))[0]
     assert np.abs(output - expected).max() < (0.1 if form == "quantized" else 1e-4) * expected.std()
-
-
-@pytest.mark.parametrize("encoder_folder", ["t5"], indirect=True)
-def test_a_quantized_encoder_alone_says_in_which_type_it_is_stored(encoder_folder, tmp_path):
-    """Without a GPU, `load` ignores this type."""
-    size = {"q_bits": 8, "q_group_size": 32, "quant_predicate": "embed_8"}
-    folder = convert(encoder_folder[1], tmp_path / "mlx", dtype="float16", quantize=True, **size)
-    weights, _ = read_weights(folder)
-    assert "shared.scales" in weights and stored_dtype(weights) == mx.float16
 
 
 @pytest.mark.slow
@@ -131,17 +120,3 @@ def test_an_encoder_alone_refuses_to_decode(reference_of, tmp_path):
         with pytest.raises(UserError, match=message):
             ask()
     assert decoder.embed([[5, 1]]).shape == (1, 32)
-
-
-def test_the_command_line_embeds_with_an_encoder_and_refuses_to_decode(run, tmp_path):
-    whole = byte_model(tmp_path / "whole")
-    folder = str(convert(whole, tmp_path / "mlx", dtype="float32", encoder_only=True))
-    status, out, err = run("--model", folder, "--embed", "--prompt", "abc", "--prompt", "é")
-    records = [json.loads(line) for line in out.splitlines()]
-    assert status == 0 and [r["prompt"] for r in records] == ["abc", "é"]
-    model, tokenizer = load(whole)
-    vectors = SpeculativeDecoder(model, None, tokenizer).embed(["abc", "é"])
-    np.testing.assert_allclose([r["embedding"] for r in records], vectors, rtol=1e-5, atol=1e-6)
-    status, out, err = run("--model", folder, "--prompt", "abc")
-    assert (status, out) == (2, "") and err.startswith("error: this model is an encoder alone")
-    assert err.count("\n") == 1

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,6 +92,32 @@ class FakeHub:
         siblings = [{"rfilename": name, "size": size} for name, size in sizes.items()]
         info = {"id": repo, "modelId": repo, "sha": sha, "siblings": siblings, "private": False}
         return as_json(info)
+
+
+class FakeApi:
+    """Stands in for `huggingface_hub.HfApi`: keeps the files that are sent.
+
+    Attributes:
+        sent: repository id → file name → content.
+        role: what the token may do.
+    """
+
+    sent: dict[str, dict[str, bytes]] = {}
+    role = "write"
+
+    def whoami(self) -> dict:
+        return {"name": "me", "auth": {"accessToken": {"role": self.role}}}
+
+    def create_repo(self, name: str, exist_ok: bool) -> None:
+        assert exist_ok
+        self.sent.setdefault(name, {})
+
+    def upload_folder(
+        self, repo_id, folder_path, allow_patterns, commit_message
+    ) -> SimpleNamespace:
+        files = {name: (folder_path / name).read_bytes() for name in allow_patterns}
+        self.sent[repo_id].update(files)
+        return SimpleNamespace(commit_url=f"https://huggingface.co/{repo_id}/commit/1")
 
 
 @contextmanager

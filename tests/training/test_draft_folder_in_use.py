@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from benchmarks.peer_programs import MlxT5
-from benchmarks.subject import Subject
-from benchmarks.workload import BOTH, DRAFT, REGULAR
 from decoder import SpeculativeDecoder
 from devices import exact_or_refused
 from mlx_t5.backend import mx
@@ -65,39 +63,13 @@ def test_main_writes_what_the_target_writes_alone(run, either):
         assert f"draft {draft}" in err.splitlines()[0]
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (
-            ["--model", "DRAFT"],
-            "DRAFT is a draft for target and uses its encoder: give it as --draft-model",
-        ),
-        (
-            ["--model", str(BUNDLED / "draft"), "--draft-model", "DRAFT"],
-            "DRAFT is a draft for target, and the target has another shape; give it with its own",
-        ),
-    ],
-)
-def test_one_line_says_which_target_is_needed(run, draft, options, line):
-    status, out, err = run(*(option.replace("DRAFT", str(draft)) for option in options))
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"error: {line.replace('DRAFT', str(draft))}")
-
-
-def test_benchmarks_measure_the_draft_and_export_a_whole_model(either, draft, tmp_path):
-    subject = Subject.load(str(BUNDLED / "target"), str(either), "float32")
-    regular, *decoders = (subject.decoder(way, 3) for way in (REGULAR, DRAFT, BOTH))
-    expected = [result.tokens for result in regular.generate(PROMPTS, max_tokens=25)]
-    for decoder in decoders:
-        results = decoder.generate(PROMPTS, max_tokens=25)
-        assert [result.tokens for result in results] == expected
-        assert all(result.stats.accepted for result in results)
-    project = MlxT5(str(BUNDLED / "target"), str(either), "float32")
-    if either != draft:
-        with pytest.raises(UserError, match="own has a vocabulary of its own, which other prog"):
-            project.folders(str(tmp_path))
-        return
+def test_another_program_gets_a_whole_model(draft, own, tmp_path):
+    project = MlxT5(str(BUNDLED / "target"), str(own), "float32")
+    with pytest.raises(UserError, match="own has a vocabulary of its own, which other prog"):
+        project.folders(str(tmp_path))
+    project = MlxT5(str(BUNDLED / "target"), str(draft), "float32")
     target, whole = project.folders(str(tmp_path))
     assert target == str(BUNDLED / "target") and Path(whole).parent == tmp_path
     ids, written = mx.array([[5, 9, 3, 1]]), mx.array([[0, 7, 8]])
-    assert mx.array_equal(load(whole, "float32")[0](ids, written), subject.draft(ids, written))
+    shared, _ = load(draft, shared_with=load(target, "float32")[0])
+    assert mx.array_equal(load(whole, "float32")[0](ids, written), shared(ids, written))

@@ -29,18 +29,15 @@ def test_the_last_layers_alone_are_trained(reference_of):
     "entries, num_layers, message",
     [
         ({"target_modules": ("q", "relative_attention_bias")}, -1, "s relative_attention_bias: th"),
-        ({"target_modules": ("q", "typo", "v", "wi")}, -1, "--target-modules typo wi: this model"),
         ({"target_modules": ("q", "all-linear")}, -1, "--target-modules all-linear: .* alone"),
         ({"target_modules": ("q", "block.0.layer.0.SelfAttention.v")}, 1, "SelfAttention.v: this"),
         ({"r": 33}, -1, "--r 33 is too large; encoder.block.0.* allows at most 32"),
-        ({"r": 2147483648, "target_modules": ("wo",)}, -1, "--r 2147483648 .*Dense.wo allows"),
     ],
 )
 def test_bad_layers_and_ranks_are_refused(reference_of, entries, num_layers, message):
     model, _ = load(reference_of("flan").folder, "float32")
     with pytest.raises(UserError, match=message):
         adapt(model, replace(LORA, **entries), num_layers)
-    assert "lora_A" not in model.encoder.layers[0].self_attention.q
 
 
 @pytest.mark.parametrize("record", [{"model": "a/b"}, {"model": "a/b", "adapter": "c"}, None])
