@@ -33,7 +33,7 @@ from mlx_t5.cli.arguments import (
     within,
 )
 from mlx_t5.errors import UserError
-from mlx_t5.ranges import Range
+from mlx_t5.settings import Range
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder

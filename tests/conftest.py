@@ -131,11 +131,10 @@ def server():
 @pytest.fixture(scope="module")  # freed early, as other tests measure memory
 def decoder():
     """Returns a decoder of the same models, which writes the expected texts of the server."""
-    from convert import convert
     from decoder import SpeculativeDecoder
     from mlx_t5 import loading
     from mlx_t5.disk import BUNDLED
 
-    chosen = loading.choose_pair(None, str(BUNDLED / "draft") + "+lookup", convert)
+    chosen = loading.choose_pair(None, str(BUNDLED / "draft") + "+lookup")
     target, drafter, tokenizer, other = loading.load_pair(chosen, "float32")
     return SpeculativeDecoder(target, drafter, tokenizer, 5, draft_tokenizer=other)

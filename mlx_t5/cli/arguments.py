@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from mlx_t5.errors import UserError, is_out_of_memory, log, reason
-from mlx_t5.ranges import Range, written
-from mlx_t5.settings import SETTINGS, Settings
+from mlx_t5.settings import SETTINGS, Range, Settings, written
 
 Options = TypeVar("Options")
 ROOT = Path(__file__).resolve().parents[2]

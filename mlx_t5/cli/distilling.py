@@ -12,8 +12,7 @@ from mlx_t5.cli.arguments import Parser, add_number, add_setting, at_least, pars
 from mlx_t5.cli.training import add_course, check_output
 from mlx_t5.cli.uploading import add_upload_option, check_repository
 from mlx_t5.errors import UserError
-from mlx_t5.ranges import Range
-from mlx_t5.settings import AUTO, LOOKUP, NONE
+from mlx_t5.settings import AUTO, LOOKUP, NONE, Range
 
 ALL = "all"  # value of --draft-vocab-size
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from mlx_t5.cli.arguments import Parser, add_number, at_least, between, parsed, within
 from mlx_t5.cli.training import add_course, check_output
 from mlx_t5.errors import UserError
-from mlx_t5.ranges import Range
+from mlx_t5.settings import Range
 
 if TYPE_CHECKING:
     from mlx_t5.checkpoints.adapter_config import LoraConfig

@@ -21,7 +21,7 @@ from mlx_t5.cli.arguments import (
     within,
 )
 from mlx_t5.errors import UserError
-from mlx_t5.ranges import Range
+from mlx_t5.settings import Range
 
 # Options that may change when a run is resumed; --data and --valid are compared by their content.
 MAY_CHANGE = (

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Chunk, PieceResult, Result, Speculation, Stats
 from mlx_t5.errors import UserError, shown
-from mlx_t5.ranges import is_listlike
-from mlx_t5.settings import DEFAULT_BATCH_SIZE
+from mlx_t5.settings import DEFAULT_BATCH_SIZE, is_listlike
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 from mlx_t5.text.documents import Cutting, Document
 from mlx_t5.text.tokenizer import encode

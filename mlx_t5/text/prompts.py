@@ -10,7 +10,7 @@ from numbers import Integral, Number
 from typing import Any
 
 from mlx_t5.errors import UserError
-from mlx_t5.ranges import checked, is_listlike, listed, refusal, written
+from mlx_t5.settings import checked, is_listlike, listed, refusal, written
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 from mlx_t5.text.tokenizer import encode
 

@@ -23,8 +23,7 @@ from mlx_t5.cli.arguments import (
 )
 from mlx_t5.cli.options import build_parser
 from mlx_t5.errors import UserError
-from mlx_t5.ranges import LARGEST_COUNT
-from mlx_t5.settings import SETTINGS
+from mlx_t5.settings import LARGEST_COUNT, SETTINGS
 
 SERVER = "requirements/server.txt"
 ROOT = Path(__file__).resolve().parents[2]
