@@ -38,9 +38,8 @@ from mlx_t5.backend import on_cpu
 from mlx_t5.checkpoints.hub import MODELS
 from mlx_t5.cli.arguments import add_number, at_least
 from mlx_t5.disk import BUNDLED
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, readable
 from mlx_t5.network.memory import limit
-from mlx_t5.sizes import readable
 from mlx_t5.timing import Timed, timed_turn
 from model import T5
 

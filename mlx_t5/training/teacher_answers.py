@@ -27,6 +27,7 @@ import numpy as np
 from mlx_t5.backend import mx
 from mlx_t5.disk import replace_file
 from mlx_t5.errors import UserError, reason, shown
+from mlx_t5.grouping import by_length
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.encoding import encoder_states, prepared
 from mlx_t5.training.examples import Example
@@ -214,8 +215,9 @@ def label(
         temp: the temperature of the probabilities; 0 means 1.
     """
     labeled: dict[int, LabeledExample] = {}
-    order = sorted(range(len(pairs)), key=lambda i: (len(pairs[i][1]), len(pairs[i][0])))
-    for group in _groups(order, pairs, target.config.vocab_size):
+    lengths = [(len(answer), len(source)) for source, answer in pairs]
+    positions = LOGITS_AT_ONCE // target.config.vocab_size
+    for group in by_length(lengths, len(pairs), positions):
         sources, answers = zip(*(pairs[i] for i in group), strict=True)
         states = encoder_states(target, sources)
         cache = prepared(target, sources, states)
@@ -240,23 +242,6 @@ def _likeliest(
     p = mx.softmax(target.decode(mx.array(rows), cache, [0] * len(rows)) / temp, axis=-1)
     ids = mx.argpartition(-p, min(TOP_K, p.shape[-1]) - 1, axis=-1)[..., :TOP_K]
     return ids.astype(mx.int32), mx.take_along_axis(p, ids, axis=-1)
-
-
-def _groups(
-    order: Sequence[int], pairs: Sequence[tuple[Tokens, Tokens]], vocab_size: int
-) -> Iterator[list[int]]:
-    """Cuts `order` into groups, so that the logits of a group's answers fit into memory.
-
-    `order` has the indices of `pairs`, sorted so that the shortest answers come first.
-    """
-    group: list[int] = []
-    for i in order:
-        if group and (len(group) + 1) * len(pairs[i][1]) * vocab_size > LOGITS_AT_ONCE:
-            yield group
-            group = []
-        group.append(i)
-    if group:
-        yield group
 
 
 def _rows(file: Path, start: int, end: int) -> np.ndarray:
