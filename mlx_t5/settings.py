@@ -157,6 +157,7 @@ class Setting:
         config: its names in generation_config.json; a later name overrides an earlier one.
         request: its name in requests to the server; "" if requests do not have it.
         flag: the short form of its command line option.
+        group: the heading of its option in the help.
     """
 
     default: Any
@@ -166,6 +167,7 @@ class Setting:
     config: tuple[str, ...] = ()
     request: str = ""
     flag: str = ""
+    group: str = "text"
 
 
 def declared(default: Any, range: Range, help: str, **attributes: Any) -> Any:
@@ -230,17 +232,19 @@ class Settings:
         config=("min_p",),
         request="min_p",
     )
-    delta: float = declared(
-        0.0,
-        Range(float, 0, 1, "a number from 0 (lossless) to 1"),
-        "leniency: 0 is lossless, 1 keeps all proposals",
-        request="delta",
-    )
     num_draft: int | str = declared(
         AUTO,
         count_range(0, 'a whole number, 0 (regular decoding) or more, or "auto"', besides=(AUTO,)),
         "tokens proposed at a time; auto: chosen for speed",
         request="num_draft",
+        group="speed",
+    )
+    delta: float = declared(
+        0.0,
+        Range(float, 0, 1, "a number from 0 (lossless) to 1"),
+        "leniency: 0 is lossless, 1 keeps all proposals",
+        request="delta",
+        group="speed",
     )
     repetition_penalty: float = declared(
         1.0,
@@ -311,14 +315,12 @@ class Settings:
         self._check_beams()
 
     def _check_beams(self) -> None:
-        beams = f"num_beams is {self.num_beams}"
         if self.num_return_sequences > self.num_beams:
-            requested = f"num_return_sequences is {self.num_return_sequences} and {beams}"
-            raise UserError(f"{requested}; it must be num_beams at most")
-        if self.num_beams > 1 and self.temp > 0:
-            raise UserError(f"{beams} and temp {self.temp}: beams do not sample; set one of them")
-        if self.num_beams > 1 and self.delta > 0:
-            raise UserError(f"{beams} and delta {self.delta}: nothing is drafted; set one of them")
+            count = f"num_return_sequences is {self.num_return_sequences}"
+            raise UserError(f"{count}; it must be num_beams ({self.num_beams}) at most")
+        for name in ("temp", "delta"):  # a search neither samples nor drafts
+            if self.num_beams > 1 and getattr(self, name) > 0:
+                raise UserError(f"num_beams cannot be combined with {name}")
 
 
 OF_A_PROMPT: Mapping[str, Setting] = MappingProxyType(
@@ -332,11 +334,12 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
             DEFAULT_BATCH_SIZE,
             count_range(1, POSITIVE.expected, ceiling=MAX_ROWS),
             "prompts decoded at the same time",
+            group="speed",
         ),
         "num_samples": Setting(
             1,
             count_range(1, POSITIVE.expected, ceiling=math.inf),
-            "texts per prompt; needs --temp above 0",
+            "texts per prompt, with --temp above 0",
         ),
         "seed": Setting(
             0,
@@ -358,14 +361,12 @@ def check_exact(settings: Settings, width: int) -> None:
     Raises:
         UserError: num_draft does not fit into the width, `delta` is above 0, or beams are used.
     """
-    fixed = settings.num_draft if isinstance(settings.num_draft, int) else 0
-    for name, refused, cause in (
-        ("num_draft", fixed >= width, f"has room for {width - 1} here, so lower it"),
-        ("num_beams", settings.num_beams > 1, "has no beams; leave one out"),
-        ("delta", settings.delta > 0, "needs 0, as the draft would decide about the text"),
-    ):
-        if refused:
-            raise UserError(f"{name} is {getattr(settings, name)}; exact decoding {cause}")
+    if isinstance(settings.num_draft, int) and settings.num_draft >= width:
+        drafted = f"num_draft is {settings.num_draft}"
+        raise UserError(f"{drafted}; it must be {width - 1} at most in exact decoding")
+    for name, used in (("num_beams", settings.num_beams > 1), ("delta", settings.delta > 0)):
+        if used:
+            raise UserError(f"{name} cannot be combined with exact decoding")
 
 
 def _several(name: str, values: Any, fits: Callable[[Any], bool], expected: str) -> tuple:

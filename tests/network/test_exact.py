@@ -153,7 +153,7 @@ def test_a_draft_like_the_target_is_mostly_kept_where_text_is_sampled():
 @pytest.mark.parametrize(
     "settings, reason",
     [
-        ({"num_draft": 8}, "num_draft is 8; exact decoding has room for 7"),
+        ({"num_draft": 8}, "num_draft is 8; it must be 7 at most"),
         ({"delta": 0.2}, "delta"),
         ({"num_beams": 2}, "num_beams"),
     ],
