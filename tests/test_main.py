@@ -119,7 +119,7 @@ def test_a_prediction_in_a_line_is_copied_ignored_or_refused(run, tmp_path, opti
     assert second["text"] is not None and second["stats"]["drafted"] == 0
     if "--num-beams" in options:
         assert (status, first["finish_reason"]) == (2, "error")
-        assert "error: prompt 1: num_beams is 2: beams take no proposals" in err
+        assert "error: prompt 1: num_beams cannot be combined with prediction" in err
         return
     assert (status, first["text"]) == (0, TRANSLATION)
     counts = first["stats"]["speculation"]

@@ -134,39 +134,37 @@ def _is_named(layer: str, names: Iterable[str]) -> bool:
 def _refuse_others(raw: Mapping[str, Any]) -> None:
     """Raises `UserError` if an entry asks for more than LoRA or DoRA of linear layers."""
     kind = raw.get("peft_type")
+    if kind is None:
+        raise UserError(f"{CONFIG} has no peft_type; only adapters saved by PEFT can be merged")
     if kind != "LORA":
-        if kind is None:
-            raise UserError(f"{CONFIG} has no peft_type; only adapters saved by PEFT can be merged")
-        raise UserError(f"{CONFIG}: peft_type {shown(kind)} cannot be merged; only LORA can")
+        raise _refused("peft_type", kind)
     bias = raw.get("bias", "none")
     if bias == "all":
-        raise _refused("bias", bias, ", which T5's tables of relative positions have,")
+        raise _refused("bias", bias)  # T5's tables of relative positions have one
     if bias not in ("none", "lora_only"):  # T5's linear layers have none
         raise refusal(f"{CONFIG}: bias", bias, "none, lora_only or all")
     start = raw.get("init_lora_weights", True)
     if (start.lower() if isinstance(start, str) else start) not in _NEUTRAL_STARTS:
-        raise _refused("init_lora_weights", start, ", which may change the base model as well,")
+        raise _refused("init_lora_weights", start)  # it may change the base model as well
     for name, value in raw.items():
         if name in _PATTERNS and value not in ([], {}, ""):
             raise _refused(name, value)
         # An unknown number or text is harmless; a flag, a list or an object may enable a feature.
         asks = value is True or (isinstance(value, (list, dict)) and len(value) > 0)
         if asks and name not in _KNOWN:
-            raise _refused(name, value, cure="merge it with PEFT, where PEFT can")
+            raise _refused(name, value)
 
 
-def _refused(
-    name: str, value: object, why: str = "", cure: str = "merge it with PEFT"
-) -> UserError:
-    what = f"{CONFIG}: {shown(name)} {shown(value)}{why}"
-    return UserError(f"{what} cannot be merged here; {cure}")
+def _refused(name: str, value: object) -> UserError:
+    what = f"{CONFIG}: {shown(name)} {shown(value)} cannot be merged here"
+    return UserError(f"{what}; merge it with PEFT, where PEFT can")
 
 
 def _names(name: str, value: Any) -> str | tuple[str, ...]:
     if isinstance(value, str):
         if name == "target_modules" and value.lower() == ALL_LINEAR:
             return ALL_LINEAR
-        raise _refused(name, value, ", a regular expression,")
+        raise _refused(name, value)  # a regular expression
     listed = isinstance(value, list) and len(value) <= _MAX_NAMES
     if not listed or not all(isinstance(item, str) for item in value):
         raise refusal(f"{CONFIG}: {name}", value, f"a list of at most {_MAX_NAMES} names")

@@ -186,5 +186,5 @@ def checked_samples(num_samples: Any, temp: float) -> int:
     """
     samples = checked("num_samples", num_samples)
     if samples > 1 and temp == 0:
-        raise UserError(f"temp is 0, so all {written(samples)} samples would be equal; raise temp")
+        raise UserError("num_samples requires temp above 0")
     return samples
