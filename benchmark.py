@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from benchmarks import REQUIREMENTS
-from mlx_t5.cli.arguments import Parser, run
+from mlx_t5.cli.arguments import Parser, add_options, run
 
 SUBCOMMANDS = MappingProxyType(
     {
@@ -85,8 +85,9 @@ def _parser(argv: Sequence[str]) -> Parser:
         if name in argv:
             module = importlib.import_module(f"benchmarks.{name}")
             command.description = (module.__doc__ or "").partition("\n\n")[0]
-            module.add_options(command)
-            command.set_defaults(run=module.run)
+            add_options(command, module.OPTIONS)
+            defaults = {option: declared.default for option, declared in module.OPTIONS.items()}
+            command.set_defaults(run=module.run, **defaults)
     return result
 
 

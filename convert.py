@@ -8,7 +8,6 @@ saved one after the other, so the memory needed does not depend on the number of
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +15,19 @@ from typing import Any
 
 from tqdm import tqdm
 
-from mlx_t5.cli.arguments import Parser, not_installed, run
-from mlx_t5.cli.uploading import add_upload_option, check_repository, conversion_card, upload
+from mlx_t5.cli.arguments import (
+    ADAPTER_PATH,
+    DTYPES,
+    REQUIRED,
+    UPLOAD_REPO,
+    Option,
+    Parser,
+    add_options,
+    at_least,
+    not_installed,
+    run,
+)
+from mlx_t5.cli.uploading import check_repository, conversion_card, upload
 from mlx_t5.errors import UserError
 
 try:
@@ -33,7 +43,7 @@ try:
         Quantization,
         Recipe,
     )
-    from mlx_t5.checkpoints.reading import DTYPES, read_weights
+    from mlx_t5.checkpoints.reading import read_weights
     from mlx_t5.checkpoints.writing import (
         check_output_folder,
         new_model_folder,
@@ -95,13 +105,10 @@ def convert(
             checkpoint is damaged or is not a T5, the adapter cannot be merged, or the disk is full.
             No incomplete output stays at `mlx_path`.
     """
-    if not str(mlx_path):
-        raise UserError("--mlx-path is empty; name the folder to write")
     path = absolute(mlx_path)
     q_options = (q_bits, q_group_size, q_mode, quant_predicate)
     if not quantize and q_options != (None, None, "affine", None):
-        flags = "--q-bits, --q-group-size, --q-mode and --quant-predicate"
-        raise UserError(f"{flags} have an effect only with -q")
+        raise UserError("--q-bits, --q-group-size, --q-mode and --quant-predicate require -q")
     recipe = Recipe.from_options(*q_options) if quantize else None
     if dtype not in DTYPES:
         raise UserError(f"unknown dtype {dtype!r}; choose {', '.join(DTYPES)}")
@@ -190,67 +197,60 @@ def write_config(
     write_json(folder / "config.json", config)
 
 
+OPTIONS = {
+    "model": Option(
+        "a Hub id (t5-11b, google/flan-t5-xl) or a local folder", REQUIRED, group="source"
+    ),
+    "revision": Option("branch, tag or commit of a Hub repository"),
+    "adapter_path": ADAPTER_PATH.but(help="a PEFT LoRA adapter to merge into the weights"),
+    "encoder_only": Option("leave out the decoder, for embeddings", False, bool),
+    "mlx_path": Option(
+        "folder to write (default: models/NAME, NAME being the last part of --model; with an "
+        "adapter models/NAME-ADAPTER)",
+        metavar="FOLDER",
+        group="output",
+    ),
+    "dtype": Option("type of weights that are not quantized", "bfloat16", DTYPES),
+    "overwrite": Option("replace an earlier conversion", False, bool),
+    "quantize": Option(
+        "quantize attention and feed-forward", False, bool, names="-q", group="quantization"
+    ),
+    "q_bits": Option("bits per weight: 2, 3, 4, 5, 6 or 8 (default: the mode's)", kind=at_least(1)),
+    "q_group_size": Option("weights that share a scale (default: the mode's)", kind=at_least(1)),
+    "q_mode": Option("format of quantized weights", "affine", tuple(MODES)),
+    "quant_predicate": Option(
+        "vo_4_5: 4 bits per weight, but 5 in attention's values and outputs; embed_8: also "
+        "quantize the embedding and the output head, to 8 bits (the default for "
+        f"{LARGE_VOCABULARY:,} tokens or more); layers: never quantize these two; one of "
+        f"{', '.join(PREDICATES)}",
+        kind=PREDICATES,
+        metavar="NAME",
+    ),
+    "upload_repo": UPLOAD_REPO,
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     return run(lambda: _main(argv), interrupted="interrupted; nothing was written")
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    options = vars(_parser().parse_args(argv))
-    source, path, repository = map(options.pop, ("model", "mlx_path", "upload_repo"))
-    check_repository(repository)
-    default = Path("models") / absolute(source).name
-    if options["adapter_path"]:  # a merged adapter makes a different model, with its own name
-        default = default.with_name(f"{default.name}-{absolute(options['adapter_path']).name}")
-    path = convert(source, default if path is None else path, **options)
-    print(path, flush=True)
-    return upload(path, repository, lambda name: conversion_card(name, path, source))
-
-
-def _parser() -> Parser:
     parser = Parser(
         "convert.py --model t5-11b",
         "convert.py --model google/flan-t5-xl -q --mlx-path models/flan-xl-4bit",
         needs="--model NAME",
         description="Convert a Hugging Face T5 checkpoint into an MLX model folder.",
     )
-    add = parser.add_argument_group("source").add_argument
-    add("--model", required=True, help="a Hub id (t5-11b, google/flan-t5-xl) or a local folder")
-    add("--revision", help="branch, tag or commit of a Hub repository")
-    add("--adapter-path", metavar="FOLDER", help="a PEFT LoRA adapter to merge into the weights")
-    add("--encoder-only", action="store_true", help="leave out the decoder, for embeddings")
-    add = parser.add_argument_group("output").add_argument
-    add(
-        "--mlx-path",
-        metavar="FOLDER",
-        help="folder to write (default: models/NAME, NAME being the last part of --model; with an "
-        "adapter models/NAME-ADAPTER)",
-    )
-    what = "type of weights that are not quantized (default: %(default)s)"
-    add("--dtype", default="bfloat16", choices=DTYPES, help=what)
-    add("--overwrite", action="store_true", help="replace an earlier conversion")
-    _add_quantization(parser.add_argument_group("quantization"))
-    add_upload_option(parser.add_argument_group("upload"))
-    return parser
-
-
-def _add_quantization(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("-q", "--quantize", action="store_true", help="quantize attention and feed-forward")
-    what = "bits per weight: 2, 3, 4, 5, 6 or 8 (default: the mode's)"
-    add("--q-bits", type=int, metavar="N", help=what)
-    what = "weights that share a scale (default: the mode's)"
-    add("--q-group-size", type=int, metavar="N", help=what)
-    what = "format of quantized weights (default: %(default)s)"
-    add("--q-mode", default="affine", choices=list(MODES), help=what)
-    add(
-        "--quant-predicate",
-        choices=PREDICATES,
-        metavar="NAME",
-        help="vo_4_5: 4 bits per weight, but 5 in attention's values and outputs; embed_8: also "
-        "quantize the embedding and the output head, to 8 bits (the default for "
-        f"{LARGE_VOCABULARY:,} tokens or more); layers: never quantize these two; one of "
-        f"{', '.join(PREDICATES)}",
-    )
+    add_options(parser, OPTIONS)
+    given = parser.given(argv)
+    source, repository = given.pop("model"), given.pop("upload_repo", None)
+    check_repository(repository)
+    default = Path("models") / absolute(source).name
+    if "adapter_path" in given:  # a merged adapter makes a different model, with its own name
+        default = default.with_name(f"{default.name}-{absolute(given['adapter_path']).name}")
+    path = convert(source, given.pop("mlx_path", default), **given)
+    print(path, flush=True)
+    return upload(path, repository, lambda name: conversion_card(name, path, source))
 
 
 if __name__ == "__main__":

@@ -50,14 +50,13 @@ from mlx_t5.loading import choose_pair, load_pair
 from mlx_t5.network.draft_vocabulary import require_all_tokens
 from mlx_t5.network.exact import exact_targets
 from mlx_t5.network.interface import Target, require_decoder
-from mlx_t5.ranges import FLAG, checked
 from mlx_t5.sampling.acceptance import UNDECIDED, accept
 from mlx_t5.sampling.draws import Sampling
 from mlx_t5.sampling.processors import History, Processing
 from mlx_t5.scoring.embeddings import Embeddings
 from mlx_t5.scoring.pairs import Ranked, Score
 from mlx_t5.scoring.scores import Scoring
-from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, NONE, Settings
+from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, FLAG, NONE, Settings, checked
 from mlx_t5.text.detokenizer import same_vocabulary
 from mlx_t5.text.prompts import as_list, checked_predictions
 from model import T5

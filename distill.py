@@ -23,9 +23,8 @@ from mlx_t5.cli.distilling import DistillOptions, read_distill_options
 from mlx_t5.cli.input import Lines
 from mlx_t5.cli.training import compared_options, resumable, say, work_folder
 from mlx_t5.cli.uploading import draft_card, upload
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, readable
 from mlx_t5.settings import AUTO
-from mlx_t5.sizes import readable
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder

@@ -122,7 +122,7 @@ class FineTuning:
 
     def _train(self) -> None:
         from mlx_t5.backend import mx
-        from mlx_t5.sizes import readable
+        from mlx_t5.errors import readable
         from mlx_t5.training.batches import batch_at, micro_batches
         from mlx_t5.training.teacher_answers import given
         from mlx_t5.training.trainer import Schedule, Trainer, reported

@@ -123,7 +123,7 @@ def _job(options: MainOptions, models: ModelPair, presets: list[Preset]) -> Main
     sources = [preset.settings for preset in presets]
     settings = Settings(**combined(*sources, options.settings))
     if options.num_samples > 1 and settings.temp == 0:
-        raise UserError("--num-samples: greedy samples would be equal; set --temp above 0")
+        raise UserError("--num-samples requires --temp above 0")
     prefix = options.prefix
     if prefix is None:
         prefix = "".join(preset.prefix for preset in presets)

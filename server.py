@@ -10,7 +10,6 @@ The exit status is 0 after SIGTERM, 130 after Ctrl-C, and 2 for bad input (one l
 
 from __future__ import annotations
 
-import argparse
 import ipaddress
 import logging
 import os
@@ -23,17 +22,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlx_t5.cli.arguments import (
+    ADAPTER_PATH,
+    DRAFT_MODEL,
+    DTYPE,
+    EXACT,
+    IGNORE_GENERATION_CONFIG,
+    MODEL,
     Parser,
-    add_models,
-    add_number,
-    add_speed,
+    add_options,
     at_least,
-    parsed,
+    num_draft,
+    option,
+    options_of,
+    refuse,
     run,
-    within,
+    setting,
+    switch,
 )
 from mlx_t5.errors import UserError
-from mlx_t5.ranges import Range
+from mlx_t5.settings import Range
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
@@ -41,33 +48,49 @@ if TYPE_CHECKING:
     from mlx_t5.serving.http_server import Middleware
     from mlx_t5.serving.service import Presets, Service
 
-PORTS = Range(int, 0, 65535, "a port from 0 to 65535")
 KEY_VARIABLE = "T5_API_KEY"
 REQUIREMENTS = "requirements/server.txt"
+CONFLICTS = (("--exact", "--delta"),)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """The command line of server.py, as `--help` explains it."""
+    """The command line of server.py."""
 
-    model: str | None
-    draft_model: str | None
-    dtype: str | None
-    adapter_path: str | None
-    num_draft: int | str
-    delta: float
-    ignore_generation_config: bool
-    exact: bool
-    host: str
-    port: int
-    api_key: str | None
-    no_auth: bool
-    log_prompts: bool
-    max_batch: int
-    max_queue: int
-    max_prompt_tokens: int
-    max_tokens: int
-    shutdown_seconds: int
+    model: str | None = MODEL.field()
+    draft_model: str | None = DRAFT_MODEL.field()
+    dtype: str | None = DTYPE.field()
+    adapter_path: str | None = ADAPTER_PATH.field()
+    ignore_generation_config: bool = IGNORE_GENERATION_CONFIG.field()
+    num_draft: int | str = num_draft("--draft-model none", group="speed").field()
+    delta: float = setting("delta").field()
+    exact: bool = EXACT.field()
+    host: str = option(
+        "address to listen on; if other machines can reach it, give --api-key too",
+        "127.0.0.1",
+        group="network",
+    )
+    port: int = option(
+        "port; 0: any free one", 8080, Range(int, 0, 65535, "a port from 0 to 65535")
+    )
+    api_key: str | None = option(
+        "key that clients have to send as a bearer token (default: the environment variable "
+        f"{KEY_VARIABLE}, which other users of this machine cannot read; else no key)",
+        metavar="KEY",
+    )
+    no_auth: bool = switch(
+        "accept everybody who can reach the address, without a key and under any host name"
+    )
+    log_prompts: bool = switch("log prompts and texts; otherwise never")
+    max_batch: int = option("texts decoded at the same time", 8, at_least(1), group="limits")
+    max_queue: int = option(
+        "maximum of waiting texts; further requests are refused", 128, at_least(0)
+    )
+    max_prompt_tokens: int = option("maximum number of tokens in a prompt", 1024, at_least(1))
+    max_tokens: int = option("maximum number of tokens in a text", 1024, at_least(1))
+    shutdown_seconds: int = option(
+        "seconds to finish running requests when the server is stopped", 60, at_least(1)
+    )
 
 
 def build_parser() -> Parser:
@@ -79,47 +102,8 @@ def build_parser() -> Parser:
         description="Serve a T5 model over HTTP, as OpenAI's API and as a page. Without options: "
         "the bundled pair at http://127.0.0.1:8080.",
     )
-    add_models(parser.add_argument_group("models"))
-    add_speed(parser.add_argument_group("speed"), without="--draft-model none")
-    _network_options(parser.add_argument_group("network"))
-    _limit_options(parser.add_argument_group("limits"))
+    add_options(parser, options_of(ServerOptions))
     return parser
-
-
-def _network_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on; if other machines can reach it, give --api-key too "
-        "(default: %(default)s)",
-    )
-    add_number(group, "--port", type=within(PORTS), default=8080, help="port; 0: any free one")
-    group.add_argument(
-        "--api-key",
-        metavar="KEY",
-        default=os.environ.get(KEY_VARIABLE) or None,
-        help="key that clients have to send as a bearer token (default: the environment variable "
-        f"{KEY_VARIABLE}, which other users of this machine cannot read; else no key)",
-    )
-    group.add_argument(
-        "--no-auth",
-        action="store_true",
-        help="accept everybody who can reach the address, without a key and under any host name",
-    )
-    group.add_argument(
-        "--log-prompts", action="store_true", help="log prompts and texts; otherwise never"
-    )
-
-
-def _limit_options(group: argparse._ArgumentGroup) -> None:
-    def add(name: str, default: int, help: str, least: int = 1) -> None:
-        add_number(group, name, type=at_least(least), default=default, help=help)
-
-    add("--max-batch", 8, "texts decoded at the same time")
-    add("--max-queue", 128, "maximum of waiting texts; further requests are refused", least=0)
-    add("--max-prompt-tokens", 1024, "maximum number of tokens in a prompt")
-    add("--max-tokens", 1024, "maximum number of tokens in a text")
-    add("--shutdown-seconds", 60, "seconds to finish running requests when the server is stopped")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -135,7 +119,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _options(argv: list[str] | None) -> ServerOptions:
-    options = parsed(ServerOptions, vars(build_parser().parse_args(argv)))
+    given = build_parser().given(argv)
+    refuse(options_of(ServerOptions), given, (), CONFLICTS)
+    options = ServerOptions(**{"api_key": os.environ.get(KEY_VARIABLE) or None} | given)
     _check_access(options)
     return options
 
@@ -232,8 +218,7 @@ def _load(options: ServerOptions, chosen: ModelPair) -> SpeculativeDecoder:
 
     target, drafter, tokenizer, other = load_pair(chosen, options.dtype)
     if options.exact and not target.can_decode:
-        alone = f"{model_name(chosen)} is an encoder alone"
-        raise UserError(f"{alone}; --exact is for texts that are written, so leave it out")
+        raise UserError(f"--exact requires a decoder; {model_name(chosen)} is an encoder alone")
     return SpeculativeDecoder(
         target, drafter, tokenizer, options.num_draft, draft_tokenizer=other, exact=options.exact
     )

@@ -16,7 +16,7 @@ from benchmarks import pictures, printing, workload
 from benchmarks.figures import MEASURED_POSITIONS, figures, pair_costs
 from benchmarks.subject import Subject, begin, decided, decoding
 from benchmarks.workload import DRAFT, PROPOSERS, REGULAR, Workload
-from mlx_t5.cli.arguments import add_number, add_setting, at_least
+from mlx_t5.cli.arguments import Option, at_least, num_draft, setting
 from mlx_t5.settings import AUTO
 from mlx_t5.timing import interleave
 
@@ -43,36 +43,38 @@ NOTES = (
 )
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    workload.add_models(parser)
-    workload.add_prompts(parser, 8, ["translate", "fix"])
-    group = parser.add_argument_group("what is compared")
-    workload.add_num_draft(group, [2, 3, 4, 5, 6, 7, 8, AUTO])
-    proposers = list(PROPOSERS)
-    group.add_argument(
-        "--ways", choices=proposers, nargs="+", default=proposers, help="proposers (default: all)"
-    )
-    add_number(
-        group,
-        "--predictions",
-        type=at_least(0),
-        default=[],
+OPTIONS = {
+    **workload.MODELS,
+    **workload.prompts(8, ("translate", "fix")),
+    "num_draft": num_draft(
+        group="what is compared",
+        help="numbers of proposals per step, or auto",
+        default=(2, 3, 4, 5, 6, 7, 8, AUTO),
+        several=True,
+    ),
+    "ways": Option("proposers", PROPOSERS, PROPOSERS, several=True, shown="all"),
+    "predictions": Option(
+        "also measure with predictions, with and without proposers: the target's own greedy texts, "
+        "with this percentage of their words changed",
+        (),
+        at_least(0),
         metavar="PERCENT",
-        help="also measure with predictions, with and without proposers: the target's own greedy "
-        "texts, with this percentage of their words changed",
-    )
-    add_number(
-        group,
-        "--wrong",
-        type=at_least(0),
-        default=[],
+        several=True,
+    ),
+    "wrong": Option(
+        "also measure a draft with this percentage of its proposals made wrong",
+        (),
+        at_least(0),
         metavar="PERCENT",
-        help="also measure a draft with this percentage of its proposals made wrong",
-    )
-    add_setting(group, "--temp", default=[0.0], help="temperatures, one table each")
-    add_setting(group, "--batch-size", default=[1], help="rows decoded together, one table each")
-    group.add_argument("--picture", type=Path, metavar="FILE", help="draw speed over --num-draft")
-    workload.add_measuring(parser, 3)
+        several=True,
+    ),
+    "temp": setting("temp", help="temperatures, one table each", default=(0.0,), several=True),
+    "batch_size": setting(
+        "batch_size", help="rows decoded together, one table each", default=(1,), several=True
+    ),
+    "picture": Option("draw speed over --num-draft", kind=Path, metavar="FILE"),
+    **workload.measuring(3),
+}
 
 
 def run(args: argparse.Namespace, command: str) -> int:

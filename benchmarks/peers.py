@@ -30,7 +30,7 @@ from benchmarks import printing, workload
 from benchmarks.peer_process import Process
 from benchmarks.peer_programs import Answer, Ids
 from benchmarks.workload import DRAFT, REGULAR, SAMPLING
-from mlx_t5.cli.arguments import add_number, at_least, between
+from mlx_t5.cli.arguments import Option, at_least, between, num_draft
 from mlx_t5.errors import UserError
 from mlx_t5.settings import AUTO
 from mlx_t5.timing import Timed, differing, interleave, median_total, speed_up
@@ -84,20 +84,29 @@ NOTES = (
 )
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    workload.add_models(parser)
-    workload.add_prompts(parser, 16, "mixed")
-    group = parser.add_argument_group("what is compared")
-    what = "join the prompts, which must be single sentences of one task, to one document"
-    group.add_argument("--document", action="store_true", help=what)
-    group.add_argument("--sampling", action="store_true", help="no draft; greedy and sampled")
-    what = "proposals per step of the draft and (numbers only) of assisted generation"
-    workload.add_num_draft(group, [5, AUTO], what)
-    what = "prompts decoded together, one table each"
-    add_number(group, "--batch-size", type=at_least(1), default=[1], help=what)
-    what = "seconds before each turn, until the other programs' threads rest"
-    add_number(group, "--pause", type=between(0, 60), default=0.15, help=what)
-    workload.add_measuring(parser, 3)
+OPTIONS = {
+    **workload.MODELS,
+    **workload.prompts(16, workload.MIXED),
+    "document": Option(
+        "join the prompts, which must be single sentences of one task, to one document",
+        False,
+        bool,
+        group="what is compared",
+    ),
+    "sampling": Option("no draft; greedy and sampled", False, bool),
+    "num_draft": num_draft(
+        help="proposals per step of the draft and (numbers only) of assisted generation",
+        default=(5, AUTO),
+        several=True,
+    ),
+    "batch_size": Option(
+        "prompts decoded together, one table each", (1,), at_least(1), several=True
+    ),
+    "pause": Option(
+        "seconds before each turn, until the other programs' threads rest", 0.15, between(0, 60)
+    ),
+    **workload.measuring(3),
+}
 
 
 def run(args: argparse.Namespace, command: str) -> int:

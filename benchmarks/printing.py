@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.cli.output import check_output_file
-from mlx_t5.sizes import Columns as Columns
-from mlx_t5.sizes import markdown as markdown
-from mlx_t5.sizes import percent as percent
+from mlx_t5.timing import Columns as Columns
+from mlx_t5.timing import markdown as markdown
+from mlx_t5.timing import percent as percent
 
 
 def texts(different: int | None) -> str:

@@ -36,11 +36,10 @@ from demo.grow import SHAPES, grow
 from mlx_t5 import loading
 from mlx_t5.backend import on_cpu
 from mlx_t5.checkpoints.hub import MODELS
-from mlx_t5.cli.arguments import add_number, at_least
+from mlx_t5.cli.arguments import Option, at_least
 from mlx_t5.disk import BUNDLED
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, readable
 from mlx_t5.network.memory import limit
-from mlx_t5.sizes import readable
 from mlx_t5.timing import Timed, timed_turn
 from model import T5
 
@@ -102,21 +101,23 @@ COLUMNS: printing.Columns = {
 }
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    workload.add_models(parser, "see above")
-    parser.set_defaults(model=None, draft_model=None)
-    parser.description = (
-        f"{parser.description} Without --model, t5-11b is measured if models/ has both t5-11b and "
-        "t5-small. Otherwise the bundled pair is measured, grown to the shapes of t5-large and "
-        "t5-small, in bfloat16 on a GPU."
-    )
-    group = parser.add_argument_group("measuring")
-    workload.add_file(group)
-    what = "tokens proposed per step"
-    add_number(group, "--num-draft", type=at_least(1), default=4, help=what)
-    what = "time for measuring, without loading models and without making the grown pair"
-    add_number(group, "--seconds", type=at_least(1), default=180, help=what)
-    workload.add_json(group, Path("report.json"))
+OPTIONS = {
+    "model": workload.MODEL.but(
+        default=None,
+        help="the target (default: t5-11b with t5-small if models/ has both, else the bundled "
+        "pair, grown to the shapes of t5-large and t5-small, in bfloat16 on a GPU)",
+    ),
+    "draft_model": workload.DRAFT_MODEL.but(default=None, help="the draft (default: see --model)"),
+    "dtype": workload.MODELS["dtype"],
+    "prompts": workload.PROMPTS.but(group="measuring"),
+    "num_draft": Option("tokens proposed per step", 4, at_least(1), group="measuring"),
+    "seconds": Option(
+        "time for measuring, without loading models and without making the grown pair",
+        180,
+        at_least(1),
+    ),
+    "json": workload.JSON.but(default=Path("report.json")),
+}
 
 
 def run(args: argparse.Namespace, command: str) -> int:

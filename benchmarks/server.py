@@ -24,12 +24,11 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, printing, workload
-from mlx_t5.cli.arguments import add_number, add_setting, at_least
+from mlx_t5.cli.arguments import Option, at_least, num_draft, setting
 from mlx_t5.errors import UserError
 from mlx_t5.timing import Timed, differing, speed_up
 
@@ -185,15 +184,18 @@ def served_dtype(address: str) -> str:
     return answer["data"][0]["dtype"]
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    workload.add_models(parser)
-    workload.add_prompts(parser, 128, workload.MIXED)
-    group = parser.add_argument_group("load")
-    add = partial(add_number, group)
-    what = "clients that send requests at the same time"
-    add("--clients", type=at_least(1), default=[1, 4, 16, 64], help=what)
-    add("--max-batch", type=at_least(1), default=8, help="rows decoded at a time")
-    what = "proposals per step: a number or auto"
-    add("--num-draft", type=workload.num_draft, default=5, help=what)
-    add_setting(group, "--temp", help="temperature of sampling; 0 is greedy")
-    workload.add_measuring(parser, 3)
+OPTIONS = {
+    **workload.MODELS,
+    **workload.prompts(128, workload.MIXED),
+    "clients": Option(
+        "clients that send requests at the same time",
+        (1, 4, 16, 64),
+        at_least(1),
+        several=True,
+        group="load",
+    ),
+    "max_batch": Option("rows decoded at a time", 8, at_least(1)),
+    "num_draft": num_draft(help="proposals per step: a number or auto", default=5),
+    "temp": setting("temp", help="temperature of sampling; 0 is greedy"),
+    **workload.measuring(3),
+}

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from benchmarks import pictures, printing, workload
 from benchmarks.figures import figures
 from benchmarks.subject import Subject, begin, decided, decoding
 from benchmarks.workload import DRAFT, LOOKUP, REGULAR, Workload
-from mlx_t5.cli.arguments import add_number, add_setting, at_least, between
+from mlx_t5.cli.arguments import Option, at_least, between, setting
 from mlx_t5.timing import interleave
 from mlx_t5.training.texts import chrf
 
@@ -48,27 +47,39 @@ COLUMNS: printing.Columns = {
 }
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    workload.add_models(parser)
-    workload.add_prompts(parser, 6, "mixed")
-    what = "numbers of proposals per step"
-    group = parser.add_argument_group("the grid")
-    workload.add_num_draft(group, [1, 2, 3, 4, 5, 6, 8], what, at_least(1))
-    add = group.add_argument
-    what = "values of delta; 0 is always added"
-    add_setting(group, "--delta", default=[0.0, 0.5, 0.9, 1.0], help=what)
-    add("--way", choices=(DRAFT, LOOKUP), default=DRAFT, help="the proposer (default: draft)")
-    number = partial(add_number, group)
-    what = "number of prompts for measuring quality"
-    number("--quality-count", type=at_least(1), default=60, help=what)
-    what = "prompts decoded together while measuring quality"
-    number("--quality-batch", type=at_least(1), default=20, help=what)
-    what = "points of exact match and of chrF that the recommended setting may lose"
-    number("--tolerance", type=between(0, 100), default=1.0, help=what)
-    workload.add_measuring(parser, 3)
-    what = "write NAME.png, and NAME.json unless --json names a different file"
-    what += " (default: sweep)"
-    add("--output", type=Path, default=Path("sweep"), metavar="NAME", help=what)
+OPTIONS = {
+    **workload.MODELS,
+    **workload.prompts(6, workload.MIXED),
+    "num_draft": Option(
+        "numbers of proposals per step",
+        (1, 2, 3, 4, 5, 6, 8),
+        at_least(1),
+        several=True,
+        group="the grid",
+    ),
+    "delta": setting(
+        "delta",
+        help="values of delta; 0 is always added",
+        default=(0.0, 0.5, 0.9, 1.0),
+        several=True,
+    ),
+    "way": Option("the proposer", DRAFT, (DRAFT, LOOKUP)),
+    "quality_count": Option("number of prompts for measuring quality", 60, at_least(1)),
+    "quality_batch": Option("prompts decoded together while measuring quality", 20, at_least(1)),
+    "tolerance": Option(
+        "points of exact match and of chrF that the recommended setting may lose",
+        1.0,
+        between(0, 100),
+    ),
+    **workload.measuring(3),
+    "output": Option(
+        "write NAME.png, and NAME.json unless --json names a different file",
+        Path("sweep"),
+        Path,
+        metavar="NAME",
+        group="measuring",
+    ),
+}
 
 
 def run(args: argparse.Namespace, command: str) -> int:

@@ -10,13 +10,13 @@ import itertools
 import json
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlx_t5.cli import input
-from mlx_t5.cli.arguments import NUM_DRAFT, add_number, add_setting, at_least, within
+from mlx_t5.cli.arguments import DTYPES, Option, at_least, setting
 from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError
 
@@ -25,13 +25,11 @@ DRAFT, LOOKUP, BOTH = PROPOSERS = ("draft", "lookup", "draft+lookup")
 HELD_OUT = BUNDLED / "heldout.jsonl"  # 1,000 of each task, alternating
 MIXED = "mixed"  # both tasks, alternating
 TASKS = ("translate", "fix", MIXED)
-DTYPES = ("bfloat16", "float16", "float32")
 SAMPLING: dict[str, dict[str, float]] = {
     "temp 1": {"temp": 1.0},
     "top-k 50": {"temp": 1.0, "top_k": 50},
     "top-p 0.9": {"temp": 1.0, "top_p": 0.9},
 }
-num_draft = within(NUM_DRAFT)  # an argparse type: a number of proposals, or auto
 
 
 @dataclass(frozen=True)
@@ -47,55 +45,46 @@ class Workload:
         return [i for i, name in enumerate(self.tasks) if name == task]
 
 
-def add_num_draft(
-    group: argparse._ActionsContainer,
-    default: list[int | str],
-    what: str = "numbers of proposals per step, or auto",
-    kind: Callable[[str], int | str] = num_draft,
-) -> None:
-    add_number(group, "--num-draft", type=kind, default=default, help=what)
+MODEL = Option(
+    "the target", str(BUNDLED / "target"), metavar="NAME", shown="the bundled one", group="models"
+)
+DRAFT_MODEL = MODEL.but(help="the draft", default=str(BUNDLED / "draft"))
+MODELS = {
+    "model": MODEL,
+    "draft_model": DRAFT_MODEL,
+    "dtype": Option(
+        "compute in this type (default: the folder's; float32 without a GPU)", kind=DTYPES
+    ),
+}
+PROMPTS = Option(
+    "use the prompts in this file: one per line, or .jsonl with a prompt and optionally a target "
+    "in each object",
+    metavar="FILE",
+    group="prompts",
+)
+JSON = Option("write all figures to this file", kind=Path, metavar="FILE", group="measuring")
 
 
-def add_models(parser: argparse.ArgumentParser, default: str = "the bundled one") -> None:
-    add = parser.add_argument_group("models").add_argument
-    shown = f"(default: {default})"
-    target, draft = str(BUNDLED / "target"), str(BUNDLED / "draft")
-    add("--model", default=target, metavar="NAME", help=f"the target {shown}")
-    add("--draft-model", default=draft, metavar="NAME", help=f"the draft {shown}")
-    what = "compute in this type (default: the folder's; float32 without a GPU)"
-    add("--dtype", choices=DTYPES, help=what)
+def prompts(count: int, task: str | tuple[str, ...]) -> dict[str, Option]:
+    """Returns options for the prompts.
+
+    Args:
+        count: the default number of prompts.
+        task: the default task; a tuple if several tasks may be named.
+    """
+    what, several = "held-out prompts of the bundled pair", isinstance(task, tuple)
+    return {
+        "task": Option(what, task, TASKS, several=several, group="prompts"),
+        "prompts": PROMPTS,
+        "count": Option("prompts of each --task", count, at_least(2)),
+        "max_tokens": setting("max_tokens", help="maximum length of a text in tokens", default=200),
+    }
 
 
-def add_file(group: argparse._ActionsContainer) -> None:
-    group.add_argument(
-        "--prompts",
-        metavar="FILE",
-        help="use the prompts in this file: one per line, or .jsonl with a prompt and optionally a "
-        "target in each object",
-    )
-
-
-def add_prompts(parser: argparse.ArgumentParser, count: int, task: str | list[str]) -> None:
-    several: dict[str, Any] = {"nargs": "+"} if isinstance(task, list) else {}
-    shown = " ".join(task) if several else task
-    what = f"held-out prompts of the bundled pair (default: {shown})"
-    group = parser.add_argument_group("prompts")
-    group.add_argument("--task", choices=TASKS, default=task, help=what, **several)
-    add_file(group)
-    add_number(group, "--count", type=at_least(2), default=count, help="prompts of each --task")
-    add_setting(group, "--max-tokens", default=200, help="maximum length of a text in tokens")
-
-
-def add_measuring(parser: argparse.ArgumentParser, repeats: int) -> None:
+def measuring(repeats: int) -> dict[str, Option]:
+    """Returns --repeats, how often to measure, and --json, the file to write the results to."""
     what = "timed runs of every variant on every prompt"
-    group = parser.add_argument_group("measuring")
-    add_number(group, "--repeats", type=at_least(1), default=repeats, help=what)
-    add_json(group)
-
-
-def add_json(group: argparse._ActionsContainer, default: Path | None = None) -> None:
-    what = "write all figures to this file" + (" (default: %(default)s)" if default else "")
-    group.add_argument("--json", type=Path, metavar="FILE", default=default, help=what)
+    return {"repeats": Option(what, repeats, at_least(1), group="measuring"), "json": JSON}
 
 
 def header_fields(args: argparse.Namespace) -> dict[str, Any]:

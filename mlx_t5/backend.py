@@ -4,20 +4,37 @@ Every module imports MLX from this one, so that the environment is always set fi
 
     from mlx_t5.backend import mx, nn
 
-On a Linux CPU a fast BLAS must be loaded before MLX; see `blas`. MLX reads its environment
-variables only once.
+MLX's CPU wheel for Linux has a reference BLAS. It runs on one core, and multiplying six rows by a
+matrix takes six times as long as multiplying one row, so speculative decoding would not be faster.
+So a faster library is loaded before MLX, with RTLD_GLOBAL; MLX then uses that library:
+
+1. Intel's MKL, which `requirements.txt` installs on x86-64. For few rows it reads weights at the
+   memory's speed, on AMD processors too. Here MKL uses TBB's threads, which sleep when idle. MKL's
+   OpenMP threads would spin and take a core from MLX between multiplications (docs/performance.md).
+2. OpenBLAS, if the system has it. It does not recognize processors that are newer than its
+   release, so its kernels are chosen here.
+
+On an NVIDIA GPU, MLX compiles some kernels at their first use, in 3 to 4 s each, and keeps them in
+a folder (see mlx/backend/cuda/jit_module.cpp): by default in the system's temporary folder, which
+all users share and the system empties. So `keep_kernels` chooses a folder in the user's cache.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import re
+import struct
 import sys
-from collections.abc import Callable, MutableMapping
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from functools import cache
+from importlib import metadata
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mlx_t5 import blas, cuda
 from mlx_t5.errors import UserError
 
 DEVICE = "T5_DEVICE"  # set by the user: cpu or gpu
@@ -35,6 +52,22 @@ SETTINGS = MappingProxyType(
     }
 )
 
+BLAS = "T5_BLAS"  # set by the user: one of BLAS_CHOICES
+BLAS_CHOICES = ("mkl", "openblas", "none")
+REFERENCE_BLAS = "MLX's reference BLAS"
+TBB_THREADS = 4  # `MKL_THREADING_TBB` of mkl_service.h
+CORETYPE = "OPENBLAS_CORETYPE"  # OpenBLAS reads it once, when it is loaded
+# OpenBLAS's names of its kernels, best first, and the CPU flags that they need.
+OPENBLAS_KERNELS = {
+    "SkylakeX": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "Haswell": {"avx2", "fma"},
+}
+KERNEL_FOLDER = "MLX_PTX_CACHE_DIR"  # MLX reads it when it compiles the first CUDA kernel
+COMPILING = "compiling kernels for this GPU, once: up to a minute"
+ELF = struct.Struct("<16s2HI3QI6H")  # the header of a compiled kernel's file
+
+Loader = Callable[..., Any]
+
 
 def prepare(environment: MutableMapping[str, str]) -> None:
     """Sets MLX's environment variables, except those that the user has set."""
@@ -42,11 +75,132 @@ def prepare(environment: MutableMapping[str, str]) -> None:
         environment.setdefault(name, value)
 
 
-prepare(os.environ)
-try:
-    _loaded = blas.load(sys.platform)
-except ValueError as error:
-    raise UserError(str(error)) from None
+def load_blas(
+    platform: str,
+    loader: Loader = ctypes.CDLL,
+    environment: MutableMapping[str, str] = os.environ,
+    mkl: Path | None = None,
+    cpu_flags: Callable[[], set[str]] | None = None,
+) -> str | None:
+    """Loads a BLAS that MLX will use if it is imported afterwards.
+
+    Args:
+        platform: as `sys.platform`; only Linux needs a library.
+        loader: opens a shared library by name and raises `OSError` if there is none.
+        environment: may hold the user's choice in `T5_BLAS`, one of `BLAS_CHOICES`.
+        mkl: the file of MKL to load; None finds the installed one.
+        cpu_flags: returns the processor's flags; None reads them from Linux.
+
+    Returns:
+        The library's name, version and kernels, as in "OpenBLAS 0.3.21, SkylakeX kernels". None if
+        no library was loaded and MLX's own BLAS stays in use.
+
+    Raises:
+        UserError: the user's choice is not among `BLAS_CHOICES`, or that library is not installed.
+    """
+    if not platform.startswith("linux"):
+        return None
+    wish = environment.get(BLAS, "")
+    if wish and wish not in BLAS_CHOICES:
+        raise UserError(f"{BLAS} must be {', '.join(BLAS_CHOICES[:-1])} or none, not {wish:.40}")
+    if wish == "none":
+        return None
+    for name in [wish] if wish else ["mkl", "openblas"]:
+        try:
+            if name == "mkl":
+                return load_mkl(mkl or find_mkl(), loader, environment)
+            return load_openblas(loader, environment, (cpu_flags or read_cpu_flags)())
+        except OSError:
+            continue
+    if wish:
+        raise UserError(f"{BLAS} is {wish}, which is not installed here")
+    return None
+
+
+def find_mkl() -> Path:
+    """The path of the main library of pip's MKL; that library loads MKL's other parts."""
+    try:
+        files = metadata.files("mkl") or []
+    except metadata.PackageNotFoundError as error:
+        raise OSError("mkl is not installed") from error
+    return Path(os.path.abspath(_first(files, "libmkl_rt.so").locate()))
+
+
+def load_mkl(path: Path, loader: Loader, environment: MutableMapping[str, str]) -> str:
+    """Loads MKL with TBB's threads, unless `MKL_THREADING_LAYER` names other threads.
+
+    MKL loads its other parts only when it multiplies for the first time, and ends the process if
+    one is missing. So its folder must have TBB, which is loaded first, and MKL's part for TBB.
+    """
+    beside = sorted(path.parent.iterdir())
+    _first(beside, "libmkl_tbb_thread.so")
+    loader(str(_first(beside, "libtbb.so.")))
+    library = loader(str(path), mode=ctypes.RTLD_GLOBAL)
+    if "MKL_THREADING_LAYER" not in environment:
+        # Before any other call, which would select Intel's threads.
+        library.MKL_Set_Threading_Layer(TBB_THREADS)
+    version = _MklVersion()
+    library.MKL_Get_Version(ctypes.byref(version))
+    # On Intel's processors "… (Intel(R) AVX-512) enabled processors"; on others without a name.
+    kernels = re.search(rb"AVX[\w.-]*", version.processor or b"")
+    name = kernels.group().decode() if kernels else "general"
+    return f"MKL {version.major}.{version.update}, {name} kernels"
+
+
+class _MklVersion(ctypes.Structure):
+    """The C structure `MKLVersion`, as declared in mkl_types.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("major", "minor", "update")),
+        *((name, ctypes.c_char_p) for name in ("status", "build", "processor", "platform")),
+    )
+
+
+def load_openblas(
+    loader: Loader, environment: MutableMapping[str, str], cpu_flags: set[str]
+) -> str:
+    """Loads the system's OpenBLAS with the best kernels that the processor can run."""
+    best = next((name for name, needed in OPENBLAS_KERNELS.items() if needed <= cpu_flags), None)
+    unset = CORETYPE not in environment
+    if best and unset:
+        environment[CORETYPE] = best
+    try:
+        library = loader("libopenblas.so.0", mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        library = loader("libopenblas.so", mode=ctypes.RTLD_GLOBAL)
+    finally:
+        if best and unset:  # so that an OpenBLAS elsewhere, as in a child process, can choose
+            del environment[CORETYPE]
+    # "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH …"
+    config, kernels = _answer(library, "get_config"), _answer(library, "get_corename")
+    return f"{' '.join(config.split()[:2])}, {kernels} kernels"
+
+
+def read_cpu_flags(path: str = "/proc/cpuinfo") -> set[str]:
+    """The processor's flags as Linux lists them; empty if it lists none, as on ARM."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as lines:
+            flags = next((line for line in lines if line.startswith("flags")), "")
+    except OSError:
+        return set()
+    return set(flags.partition(":")[2].split())
+
+
+def _first(paths: Iterable[Any], start: str) -> Any:
+    for path in paths:
+        if path.name.startswith(start):
+            return path
+    raise OSError(f"no {start}")
+
+
+def _answer(library: Any, question: str) -> str:
+    ask = getattr(library, f"openblas_{question}")
+    ask.restype = ctypes.c_char_p
+    return ask().decode()
+
+
+prepare(os.environ)  # MLX reads its environment variables only once
+_loaded = load_blas(sys.platform)
 
 import mlx.core as mx  # noqa: E402  (only now: the library above must come first)
 from mlx import nn as nn  # noqa: E402
@@ -113,7 +267,7 @@ def device_info() -> dict[str, Any]:
 
 def blas_name() -> str:
     """Returns the name of the CPU's BLAS, with its version and kernels if they are known."""
-    return "Accelerate" if sys.platform == "darwin" else _loaded or blas.REFERENCE
+    return "Accelerate" if sys.platform == "darwin" else _loaded or REFERENCE_BLAS
 
 
 def device_name() -> str:
@@ -132,7 +286,7 @@ def hint(blas_in_use: str, wish: str, cpu: bool) -> str:
         wish: the user's choice of a BLAS, from the environment; "" if there is none.
         cpu: the result of `on_cpu`.
     """
-    if blas_in_use != blas.REFERENCE or wish or not cpu:
+    if blas_in_use != REFERENCE_BLAS or wish or not cpu:
         return ""
     return (
         "hint: there is no fast BLAS, so MLX computes on one core and about 20 times slower; on "
@@ -141,18 +295,58 @@ def hint(blas_in_use: str, wish: str, cpu: bool) -> str:
 
 
 def prepare_cuda(environment: MutableMapping[str, str]) -> None:
-    """Prepares an NVIDIA GPU for computing, see cuda.py; does nothing on other devices.
+    """Makes MLX keep an NVIDIA GPU's compiled kernels; does nothing on other devices.
 
     Raises:
         UserError: MLX chose a GPU, but there is none.
     """
-    if on_cuda():
-        facts = mx.device_info()
-        try:
-            cuda.require_gpu(facts)
-        except ValueError as error:
-            raise UserError(str(error)) from None
-        cuda.keep_kernels(environment, mx.__version__, facts)
+    if not on_cuda():
+        return
+    facts = mx.device_info()
+    if not facts:
+        raise UserError(
+            "MLX finds no NVIDIA GPU for this process (is the driver installed?); "
+            f"{DEVICE}=cpu computes without one"
+        )
+    keep_kernels(environment, mx.__version__, facts)
+
+
+def keep_kernels(
+    environment: MutableMapping[str, str], version: str, facts: Mapping[str, Any]
+) -> None:
+    """Makes MLX keep compiled kernels in the user's cache folder, unless the user chose another.
+
+    A kernel's file name does not tell the GPU's architecture (such as "sm_90"), so the folder is
+    named after it. Nothing is set if the folder cannot be made or written to.
+    """
+    if "architecture" not in facts:
+        return
+    with contextlib.suppress(OSError, RuntimeError):  # no home folder, or no access to it
+        user_cache = environment.get("XDG_CACHE_HOME", "")
+        home = Path(user_cache) if os.path.isabs(user_cache) else Path.home() / ".cache"
+        folder = home / "mlx" / version / "ptx" / str(facts["architecture"])
+        before = Path(environment.get(KERNEL_FOLDER) or folder)
+        if before.parts[:-3] == folder.parts[:-3]:  # not set, or set by the parent process
+            folder.mkdir(parents=True, exist_ok=True)
+            _drop_damaged(folder)
+            if os.access(folder, os.W_OK):
+                environment[KERNEL_FOLDER] = str(folder)
+
+
+def _drop_damaged(folder: Path) -> None:
+    """Removes kernels that a full disk has truncated; with them MLX would fail at every start."""
+    for path in folder.rglob("*.ptx"):
+        with open(path, "rb") as file:
+            head = file.read(ELF.size)
+            size = os.fstat(file.fileno()).st_size
+        if head[:4] == b"\x7fELF"[: len(head)] and (len(head) < ELF.size or _end(head) > size):
+            path.unlink(missing_ok=True)
+
+
+def _end(head: bytes) -> int:
+    """An ELF file's full size, from its header: the section table is at the file's end."""
+    fields = ELF.unpack(head)
+    return fields[6] + fields[11] * fields[12]
 
 
 prepare_cuda(os.environ)
@@ -162,9 +356,11 @@ ON_CUDA = on_cuda()  # the device does not change
 @cache
 def announce_kernels() -> None:
     """Prints a line on standard error, at the first call, if kernels are going to be compiled."""
-    if on_cuda() and cuda.kernels_to_come(os.environ, mx.__version__):
-        print(cuda.COMPILING, file=sys.stderr, flush=True)
+    default = Path(tempfile.gettempdir()) / "mlx" / mx.__version__ / "ptx"
+    folder = Path(os.environ.get(KERNEL_FOLDER) or default)
+    if on_cuda() and next(folder.rglob("*.ptx"), None) is None:
+        print(COMPILING, file=sys.stderr, flush=True)
 
 
 if sys.stderr:  # None if standard error is closed
-    sys.stderr.write(hint(blas_name(), os.environ.get(blas.VARIABLE, ""), on_cpu()))
+    sys.stderr.write(hint(blas_name(), os.environ.get(BLAS, ""), on_cpu()))

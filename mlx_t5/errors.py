@@ -45,6 +45,11 @@ def shown(value: object, longest: int = 100) -> str:
     return _printable(text if len(text) <= longest else f"{text[: longest - 1]}…")
 
 
+def readable(size: float) -> str:
+    """Returns a size in bytes as text: in GB, or in MB below 0.1 GB."""
+    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
 def reason(error: BaseException) -> str:
     """Returns the first line of an exception's message, without error numbers and MLX's "[tag]"."""
     if isinstance(error, OSError) and error.strerror:

@@ -16,21 +16,25 @@ Value = TypeVar("Value")
 
 
 def by_length(
-    lengths: Sequence[int], batch_size: int, most_tokens: float = math.inf
+    lengths: Sequence[int] | Sequence[tuple[int, ...]],
+    batch_size: int,
+    most_tokens: float = math.inf,
 ) -> Iterator[list[int]]:
     """Groups items of similar length into batches, the longest items first.
 
     Args:
-        lengths: lengths of the items in tokens.
+        lengths: lengths of the items in tokens; if tuples, the first counts, the next ones order
+            items of equal length.
         batch_size: maximum number of items in a batch.
         most_tokens: maximum number of tokens in a batch of several items, padding included.
 
     Yields:
         Indices of items.
     """
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    keys = [length if isinstance(length, tuple) else (length,) for length in lengths]
+    order = sorted(range(len(keys)), key=lambda i: keys[i], reverse=True)
     while order:
-        size = max(1, int(min(batch_size, most_tokens // max(lengths[order[0]], 1))))
+        size = max(1, int(min(batch_size, most_tokens // max(keys[order[0]][0], 1))))
         yield order[:size]
         order = order[size:]
 

@@ -12,26 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlx_t5.errors import UserError
-from mlx_t5.ranges import (
-    BATCH_SIZE,
-    LARGEST,
-    LARGEST_FACTOR,
-    MAX_ROWS,
-    NUM_SAMPLES,
-    OFF_OR_MORE,
-    POSITIVE,
-    SEED,
-    SMALLEST,
-    Range,
-    checked,
-    count_range,
-    listed,
-    refusal,
-)
+from mlx_t5.errors import UserError, shown
 
 if TYPE_CHECKING:
     from mlx_t5.sampling.processors import LogitsProcessor
@@ -51,6 +36,115 @@ NONE, LOOKUP = "none", "lookup"  # further names of drafts: no draft, copying fr
 DEFAULT_BATCH_SIZE = 8  # rows decoded at the same time, or items in one pass
 
 
+# The normal numbers of float32. Smaller numbers lose digits, and GPUs replace them by 0.
+SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+# Factors from 1 / LARGEST_FACTOR to LARGEST_FACTOR never make a logit infinite.
+LARGEST_FACTOR = 1e30
+LARGEST_COUNT = 2**31 - 1  # the largest int32, more than any number of tokens or ids
+MAX_ROWS = 1024  # rows decoded at the same time; more make steps slower, and rows start later
+VALUE_CHARACTERS = 60  # characters of a value in an error
+
+
+@dataclass(frozen=True)
+class Range:
+    """The valid values of a setting.
+
+    Attributes:
+        kind: int, float or bool. For float, ints are valid too. A bool is never a number.
+        least: the smallest valid value; smaller values are errors.
+        most: the largest valid value; larger values are errors.
+        expected: the end of the error message, after "it must be".
+        besides: further valid values, outside this range.
+        floor: a valid value below `floor` is accepted but raised to `floor`.
+        ceiling: a valid value above `ceiling` is accepted but lowered to `ceiling`.
+    """
+
+    kind: type
+    least: float
+    most: float
+    expected: str
+    besides: tuple[Any, ...] = ()
+    floor: float = -math.inf
+    ceiling: float = math.inf
+
+    def fit(self, value: Any) -> Any:
+        """Returns a valid value as a plain Python value; None if the value is not valid.
+
+        A number is converted to `kind`, and clamped to `floor` and `ceiling`.
+        """
+        if getattr(value, "ndim", None) == 0:  # a NumPy or MLX scalar
+            value = value.item()
+        if isinstance(value, str):
+            return value if value in self.besides else None
+        if isinstance(value, bool) or self.kind is bool:
+            return value if isinstance(value, bool) and self.kind is bool else None
+        numbers: Any = Integral if self.kind is int else Real
+        if not isinstance(value, numbers):
+            return None
+        if not self.least <= value <= self.most:
+            return self.kind(value) if value in self.besides else None
+        return self.kind(min(max(self.kind(value), self.floor), self.ceiling))
+
+    def holds(self, value: Any) -> bool:
+        """Returns whether the value is valid."""
+        return self.fit(value) is not None
+
+
+def count_range(least: int, expected: str, ceiling: float = LARGEST_COUNT, **more: Any) -> Range:
+    """Returns a `Range` of integers from `least` on; integers above `ceiling` become `ceiling`."""
+    return Range(int, least, math.inf, expected, ceiling=ceiling, **more)
+
+
+FLAG = Range(bool, 0, 1, "True or False")
+POSITIVE = count_range(1, "a whole number, at least 1")
+OFF_OR_MORE = count_range(0, "a whole number, 0 (off) or more")
+
+
+def checked(name: str, value: Any, allowed: Range | None = None) -> Any:
+    """Returns a setting's value as a plain Python value, after checking it.
+
+    Args:
+        name: the setting's name.
+        value: the caller's value.
+        allowed: its range; None for the range of a setting in `SETTINGS`.
+
+    Raises:
+        UserError: the value is not valid.
+    """
+    allowed = allowed or SETTINGS[name].range
+    fitting = allowed.fit(value)
+    if fitting is None:
+        raise refusal(name, value, allowed.expected)
+    return fitting
+
+
+def refusal(name: str, value: Any, expected: str) -> UserError:
+    """Returns the error for a value that is not valid."""
+    return UserError(f"{name} is {written(value)}; it must be {expected}")
+
+
+def written(value: Any) -> str:
+    """Returns a value's repr for an error message, shortened."""
+    try:
+        text = repr(value)
+    except Exception:  # such as an integer with too many digits for Python to print
+        text = f"too large an {type(value).__name__} to be shown"
+    return shown(text, VALUE_CHARACTERS)
+
+
+def is_listlike(value: Any) -> bool:
+    """Returns whether a value is an iterable, but no string, bytes, dict or 0-dimensional array."""
+    single = isinstance(value, (str, bytes, bytearray, Mapping))
+    return isinstance(value, Iterable) and not single and getattr(value, "ndim", 1) > 0
+
+
+def listed(value: Any) -> list | None:
+    """Returns an iterable's items as a list; None if the value is not list-like."""
+    if not is_listlike(value):
+        return None
+    return value.tolist() if hasattr(value, "tolist") else list(value)
+
+
 @dataclass(frozen=True)
 class Setting:
     """The declaration of a setting.
@@ -63,6 +157,7 @@ class Setting:
         config: its names in generation_config.json; a later name overrides an earlier one.
         request: its name in requests to the server; "" if requests do not have it.
         flag: the short form of its command line option.
+        group: the heading of its option in the help.
     """
 
     default: Any
@@ -72,6 +167,7 @@ class Setting:
     config: tuple[str, ...] = ()
     request: str = ""
     flag: str = ""
+    group: str = "text"
 
 
 def declared(default: Any, range: Range, help: str, **attributes: Any) -> Any:
@@ -136,17 +232,19 @@ class Settings:
         config=("min_p",),
         request="min_p",
     )
-    delta: float = declared(
-        0.0,
-        Range(float, 0, 1, "a number from 0 (lossless) to 1"),
-        "leniency: 0 is lossless, 1 keeps all proposals",
-        request="delta",
-    )
     num_draft: int | str = declared(
         AUTO,
         count_range(0, 'a whole number, 0 (regular decoding) or more, or "auto"', besides=(AUTO,)),
         "tokens proposed at a time; auto: chosen for speed",
         request="num_draft",
+        group="speed",
+    )
+    delta: float = declared(
+        0.0,
+        Range(float, 0, 1, "a number from 0 (lossless) to 1"),
+        "leniency: 0 is lossless, 1 keeps all proposals",
+        request="delta",
+        group="speed",
     )
     repetition_penalty: float = declared(
         1.0,
@@ -217,14 +315,12 @@ class Settings:
         self._check_beams()
 
     def _check_beams(self) -> None:
-        beams = f"num_beams is {self.num_beams}"
         if self.num_return_sequences > self.num_beams:
-            requested = f"num_return_sequences is {self.num_return_sequences} and {beams}"
-            raise UserError(f"{requested}; it must be num_beams at most")
-        if self.num_beams > 1 and self.temp > 0:
-            raise UserError(f"{beams} and temp {self.temp}: beams do not sample; set one of them")
-        if self.num_beams > 1 and self.delta > 0:
-            raise UserError(f"{beams} and delta {self.delta}: nothing is drafted; set one of them")
+            count = f"num_return_sequences is {self.num_return_sequences}"
+            raise UserError(f"{count}; it must be num_beams ({self.num_beams}) at most")
+        for name in ("temp", "delta"):  # a search neither samples nor drafts
+            if self.num_beams > 1 and getattr(self, name) > 0:
+                raise UserError(f"num_beams cannot be combined with {name}")
 
 
 OF_A_PROMPT: Mapping[str, Setting] = MappingProxyType(
@@ -234,9 +330,23 @@ OF_A_PROMPT: Mapping[str, Setting] = MappingProxyType(
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
         **OF_A_PROMPT,
-        "batch_size": Setting(DEFAULT_BATCH_SIZE, BATCH_SIZE, "prompts decoded at the same time"),
-        "num_samples": Setting(1, NUM_SAMPLES, "texts per prompt; needs --temp above 0"),
-        "seed": Setting(0, SEED, "the same seed gives the same text", only_with="sampling"),
+        "batch_size": Setting(
+            DEFAULT_BATCH_SIZE,
+            count_range(1, POSITIVE.expected, ceiling=MAX_ROWS),
+            "prompts decoded at the same time",
+            group="speed",
+        ),
+        "num_samples": Setting(
+            1,
+            count_range(1, POSITIVE.expected, ceiling=math.inf),
+            "texts per prompt, with --temp above 0",
+        ),
+        "seed": Setting(
+            0,
+            Range(int, 0, 2**64 - 1, "a whole number from 0 to 2**64 - 1"),
+            "the same seed gives the same text",
+            only_with="sampling",
+        ),
     }
 )
 
@@ -251,14 +361,12 @@ def check_exact(settings: Settings, width: int) -> None:
     Raises:
         UserError: num_draft does not fit into the width, `delta` is above 0, or beams are used.
     """
-    fixed = settings.num_draft if isinstance(settings.num_draft, int) else 0
-    for name, refused, cause in (
-        ("num_draft", fixed >= width, f"has room for {width - 1} here, so lower it"),
-        ("num_beams", settings.num_beams > 1, "has no beams; leave one out"),
-        ("delta", settings.delta > 0, "needs 0, as the draft would decide about the text"),
-    ):
-        if refused:
-            raise UserError(f"{name} is {getattr(settings, name)}; exact decoding {cause}")
+    if isinstance(settings.num_draft, int) and settings.num_draft >= width:
+        drafted = f"num_draft is {settings.num_draft}"
+        raise UserError(f"{drafted}; it must be {width - 1} at most in exact decoding")
+    for name, used in (("num_beams", settings.num_beams > 1), ("delta", settings.delta > 0)):
+        if used:
+            raise UserError(f"{name} cannot be combined with exact decoding")
 
 
 def _several(name: str, values: Any, fits: Callable[[Any], bool], expected: str) -> tuple:

@@ -23,6 +23,7 @@ from typing import Any
 
 WARM_UP = -1  # number of the repeat that is not counted
 Tokens = list[list[int]]  # the tokens of each prompt of a turn
+Columns = Mapping[str, Callable[[dict], str]]  # of a table: title → function that writes a figure
 
 
 @dataclass(frozen=True)
@@ -160,3 +161,15 @@ def timed_turn(
     began = clock()
     outcome = variant(turn)
     return clock() - began, tokens(outcome), outcome
+
+
+def percent(share: float | None) -> str:
+    """Returns a share as a percentage for a table; "" if the share is None."""
+    return "" if share is None else f"{share:.1%}"
+
+
+def markdown(columns: Columns, rows: Sequence[dict]) -> str:
+    """Returns a Markdown table that is readable in a terminal, too."""
+    lines = [list(columns), ["---"] * len(columns)]
+    lines += [[write(row) for write in columns.values()] for row in rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -10,9 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from mlx_t5 import backend, blas
-from mlx_t5.backend import DEVICE, SETTINGS, choose_device, hint, mx, prepare
-from mlx_t5.blas import REFERENCE
+from mlx_t5 import backend
+from mlx_t5.backend import (
+    BLAS,
+    DEVICE,
+    REFERENCE_BLAS,
+    SETTINGS,
+    choose_device,
+    hint,
+    mx,
+    prepare,
+)
 from mlx_t5.errors import LONGEST_MESSAGE, UserError, shown
 from standard_error import messages, without_metal
 
@@ -28,9 +36,9 @@ def installed(name):
 
 def test_a_hint_is_given_only_if_a_blas_is_missed():
     """A BLAS is missed if none is loaded, the user has not refused one, and there is no GPU."""
-    assert "pip install" in hint(REFERENCE, "", cpu=True)
+    assert "pip install" in hint(REFERENCE_BLAS, "", cpu=True)
     assert hint("OpenBLAS 0.3.21, Zen kernels", "", cpu=True) == ""
-    assert hint(REFERENCE, "none", cpu=True) == hint(REFERENCE, "", cpu=False) == ""
+    assert hint(REFERENCE_BLAS, "none", cpu=True) == hint(REFERENCE_BLAS, "", cpu=False) == ""
 
 
 RUN = """
@@ -64,7 +72,7 @@ def python(code, *argv, **variables):
 @pytest.mark.skipif(not backend.cpu_only(), reason="a GPU takes the place of a BLAS")
 def test_importing_without_a_blas_prints_one_hint():
     """The hint is on standard error and appears once, whichever module is imported first."""
-    tried, errors = python(RUN, "absent", **{blas.VARIABLE: ""})
+    tried, errors = python(RUN, "absent", **{BLAS: ""})
     assert set(tried.split()) == {"first"}
     assert [line.startswith("hint:") for line in errors.splitlines()] == [True, False]
 
@@ -76,7 +84,7 @@ WITH_MKL = pytest.mark.skipif(
 
 @WITH_MKL
 def test_the_installed_blas_is_loaded_before_mlx():
-    tried, described = python(RUN, "there", **{blas.VARIABLE: "mkl"})
+    tried, described = python(RUN, "there", **{BLAS: "mkl"})
     assert set(tried.split()) == {"first"}
     assert re.fullmatch(r".* cores, MKL 20\d\d\.\d, [\w-]+ kernels\n", described)
 
@@ -92,7 +100,7 @@ print(open("/proc/self/maps").read())
 @pytest.mark.parametrize("layer", ["", "INTEL"])
 def test_mkl_multiplies_with_tbb_threads_by_default(layer):
     """Idle TBB threads sleep; the user may choose other threads."""
-    maps, _ = python(MULTIPLY, MKL_THREADING_LAYER=layer, **{blas.VARIABLE: "mkl"})
+    maps, _ = python(MULTIPLY, MKL_THREADING_LAYER=layer, **{BLAS: "mkl"})
     in_use = set(re.findall(r"libmkl_(\w+)_thread", maps))
     assert in_use == {"intel" if layer else "tbb"}
 
@@ -105,7 +113,7 @@ LINUX_ONLY = pytest.mark.skipif(
 @pytest.mark.parametrize(
     ("command", "variable", "choices"),
     [
-        pytest.param("main.py", blas.VARIABLE, "mkl, openblas or none", marks=LINUX_ONLY),
+        pytest.param("main.py", BLAS, "mkl, openblas or none", marks=LINUX_ONLY),
         ("main.py", DEVICE, "cpu or gpu"),
         ("convert.py --model x", DEVICE, "cpu or gpu"),
         ("benchmark.py sweep", DEVICE, "cpu or gpu"),

@@ -6,10 +6,10 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from mlx_t5 import blas
+from mlx_t5 import backend
 
 AVX2 = {"avx2", "fma"}
-AVX512 = AVX2 | blas.KERNELS["SkylakeX"]
+AVX512 = AVX2 | backend.OPENBLAS_KERNELS["SkylakeX"]
 INTEL = b"Intel(R) Advanced Vector Extensions 512 (Intel(R) AVX-512) enabled processors"
 
 
@@ -53,15 +53,15 @@ def mkl(tmp_path):
 
 
 def load(loader, mkl, wish="", flags=AVX512):
-    loader.environment.update({blas.VARIABLE: wish} if wish else {})
-    return blas.load("linux", loader, loader.environment, mkl, lambda: flags)
+    loader.environment.update({backend.BLAS: wish} if wish else {})
+    return backend.load_blas("linux", loader, loader.environment, mkl, lambda: flags)
 
 
 def test_mkl_comes_first_with_threads_that_sleep(mkl):
     loader = Loader(*MKL, OPENBLAS)
     assert load(loader, mkl) == "MKL 2026.2, AVX-512 kernels"
     assert loader.requests == [("libtbb.so.12", False), ("libmkl_rt.so.3", True)]
-    assert loader.threads == blas.TBB_THREADS
+    assert loader.threads == backend.TBB_THREADS
 
 
 def test_the_users_threads_are_left_alone(mkl):
@@ -105,10 +105,10 @@ def test_mkl_is_found_where_pip_put_it(monkeypatch, tmp_path):
 
     files = [File("../mkl.pc"), File("../libmkl_rt.so.3")]
     monkeypatch.setattr(metadata, "files", lambda name: files if name == "mkl" else None)
-    assert blas.find_mkl() == tmp_path / "libmkl_rt.so.3"
+    assert backend.find_mkl() == tmp_path / "libmkl_rt.so.3"
     files.pop()
     with pytest.raises(OSError):
-        blas.find_mkl()
+        backend.find_mkl()
 
 
 @pytest.mark.parametrize(
@@ -158,14 +158,14 @@ def test_the_users_kernels_are_left_alone():
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
 def test_other_systems_are_left_alone(mkl, platform):
     loader = Loader(*MKL, OPENBLAS)
-    assert blas.load(platform, loader, {blas.VARIABLE: "blis"}, mkl) is None
+    assert backend.load_blas(platform, loader, {backend.BLAS: "blis"}, mkl) is None
     assert loader.requests == []
 
 
 def test_the_flags_of_the_processor_are_read(tmp_path):
     path = tmp_path / "cpuinfo"
     path.write_text("processor\t: 0\nflags\t\t: fpu fma avx2\n\nprocessor\t: 1\nflags\t\t: fpu\n")
-    assert blas.read_cpu_flags(str(path)) == {"fpu", "fma", "avx2"}
+    assert backend.read_cpu_flags(str(path)) == {"fpu", "fma", "avx2"}
     path.write_text("processor\t: 0\nFeatures\t: fp asimd\n")  # aarch64
-    assert blas.read_cpu_flags(str(path)) == set()
-    assert blas.read_cpu_flags(str(tmp_path / "none")) == set()
+    assert backend.read_cpu_flags(str(path)) == set()
+    assert backend.read_cpu_flags(str(tmp_path / "none")) == set()

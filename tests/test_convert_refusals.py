@@ -60,33 +60,3 @@ def test_the_command_line_converts_into_the_default_folder(tiny, tmp_path, monke
     assert main(["--model", "source", "--overwrite", "--dtype", "float32"]) == 0
     assert arrays(out)["shared.weight"].dtype == mx.float32
     assert siblings(out) == {"source"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    (
-        (["--model", "./nowhere"], "neither a folder nor a Hub id"),
-        (["--model", "source", "-q", "--q-bits", "7"], "--q-bits 7 does not exist"),
-        (["--model", "source", "--q-bits", "4"], "have an effect only with -q"),
-        (["--model", "source", "--mlx-path", ""], "--mlx-path is empty"),
-        (["--model", "empty"], "cannot read empty/config.json"),
-        (["--model", "source", "--mlx-path", "file/out"], "cannot write "),
-        (["--model", "source", "--dtype", "int8"], "invalid choice: 'int8'"),
-        ([], "--model"),
-    ),
-)
-def test_bad_input_is_one_line_and_status_2(
-    tiny, tmp_path, monkeypatch, capsys, arguments, message
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file").touch()
-    try:
-        status = main(arguments)
-    except SystemExit as exit:  # from argparse
-        status = exit.code
-    captured = capsys.readouterr()
-    assert status == 2 and captured.out == ""
-    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
-    assert message in captured.err
-    assert siblings(tmp_path / "x") == {"source", "empty", "file"}

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_t5 import backend, cuda
-from mlx_t5.backend import mx
-from mlx_t5.cuda import KERNELS, keep_kernels
+from mlx_t5 import backend
+from mlx_t5.backend import KERNEL_FOLDER, keep_kernels, mx
 from mlx_t5.errors import UserError
 
 FACTS = {"device_name": "NVIDIA H100", "architecture": "sm_90", "total_memory": 1}
@@ -18,29 +17,29 @@ def test_kernels_are_kept_by_version_and_gpu_in_the_users_cache(tmp_path):
     for version, architecture in (("0.32.4", "sm_90"), ("0.32.5", "sm_90"), ("0.32.5", "sm_89")):
         # As in a child process, whose GPU may be different.
         keep_kernels(environment, version, {**FACTS, "architecture": architecture})
-        assert environment[KERNELS] == str(tmp_path / "mlx" / version / "ptx" / architecture)
-        assert Path(environment[KERNELS]).is_dir()
+        assert environment[KERNEL_FOLDER] == str(tmp_path / "mlx" / version / "ptx" / architecture)
+        assert Path(environment[KERNEL_FOLDER]).is_dir()
 
 
 def test_a_cache_that_cannot_be_written_is_left_alone(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     environment = {"XDG_CACHE_HOME": str(tmp_path / "file")}
     keep_kernels(environment, "1", FACTS)
-    assert KERNELS not in environment
+    assert KERNEL_FOLDER not in environment
     monkeypatch.setattr(os, "access", lambda *_: False)
     keep_kernels(other := {"XDG_CACHE_HOME": str(tmp_path)}, "1", FACTS)
-    assert KERNELS not in other
+    assert KERNEL_FOLDER not in other
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     keep_kernels(other := {"XDG_CACHE_HOME": "not/absolute"}, "1", FACTS)
-    assert KERNELS not in other
+    assert KERNEL_FOLDER not in other
 
 
 def test_kernels_cut_short_are_removed(tmp_path):
     """Such a kernel would make MLX fail in every run. An ELF file says where it ends."""
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
     keep_kernels(environment, "1", FACTS)
-    folder = Path(environment[KERNELS])
-    header = cuda.ELF.pack(b"\x7fELF", 1, 2, 3, 0, 0, 64, 0, 64, 0, 0, 64, 2, 0)
+    folder = Path(environment[KERNEL_FOLDER])
+    header = backend.ELF.pack(b"\x7fELF", 1, 2, 3, 0, 0, 64, 0, 64, 0, 0, 64, 2, 0)
     whole = {"whole": header + bytes(128), "text": b".version 8.0"}
     damaged = {"cut": header + bytes(127), "header": header[:20], "empty": b""}
     for name, content in (whole | damaged).items():
@@ -54,7 +53,7 @@ def test_compiling_is_announced_once_and_only_the_first_time(tmp_path, monkeypat
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
     monkeypatch.setattr(mx, "device_info", lambda: FACTS)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv(KERNELS, "")
+    monkeypatch.setenv(KERNEL_FOLDER, "")
     backend.prepare_cuda(os.environ)
     messages = []
     for _ in ("one process", "another"):
@@ -62,7 +61,7 @@ def test_compiling_is_announced_once_and_only_the_first_time(tmp_path, monkeypat
         for _ in ("target", "draft"):
             backend.announce_kernels()
         messages.append(capsys.readouterr().err)
-        nested = Path(os.environ[KERNELS]) / "a long name is a folder"
+        nested = Path(os.environ[KERNEL_FOLDER]) / "a long name is a folder"
         nested.mkdir(exist_ok=True)
         (nested / "kernel.ptx").touch()
     backend.announce_kernels.cache_clear()

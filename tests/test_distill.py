@@ -217,10 +217,6 @@ def models_given(tmp_path_factory) -> dict[str, str]:
 @pytest.mark.parametrize(
     "options, message",
     [
-        ("--draft-model x --decoder-layers 2", "leave --draft-model out"),
-        ("--draft-model x --no-share-encoder", "leave --share-encoder out"),
-        ("--iters 0", "name the draft with --draft-model"),
-        ("--draft-vocab-size 0", "give a whole number, at least 1, or all, not '0'"),
         ("--draft-model {narrow}", "narrow has 2 tokens only; start from the model that it"),
         ("--model {narrow} --draft-model {other}", "this model writes 2 of 3072 tokens"),
         ("--decoder-layers 9", "a draft cannot have 9 decoder layers: the target has 3"),
@@ -229,9 +225,8 @@ def models_given(tmp_path_factory) -> dict[str, str]:
         ("--draft-model {other}", "vocabularies differ"),
         ("--output {copy}", "exists; choose another --output\n"),
         ("--output {blocked}", "blocked-work (File exists); choose another --output"),
-        ("--output=", "--output is empty; name a folder"),
+        ("--draft-model=", "a model's name is empty"),
         ("--draft-model {quantized}", "is quantized, and such weights cannot be trained"),
-        ("--output lookup", "lookup as a --draft-model is no folder; give another name"),
         ("--model {encoder} --draft-model {other}", "encoder is an encoder alone"),
         ("--output {trial}", "has an earlier run; resume it with --resume"),
         ("--output {trial} --resume --temp 1", "was made with another --temp"),

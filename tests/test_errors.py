@@ -8,7 +8,7 @@ import convert
 import finetune
 import main
 from mlx_t5.backend import mx
-from mlx_t5.errors import reason
+from mlx_t5.errors import readable, reason
 
 LONG = "x" * 300  # a name that no file system accepts
 
@@ -56,3 +56,17 @@ def test_system_errors_are_reported_without_their_numbers(program, options, caps
         assert program.main(options.split()) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("error: ") and "File name too long" in last and "Errno" not in last
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0.0 MB"),
+        (12_600_000, "12.6 MB"),
+        (99_900_000, "99.9 MB"),
+        (100_000_000, "0.10 GB"),
+        (22_614_642_688, "22.61 GB"),
+    ],
+)
+def test_bytes_are_written_with_units(size, text):
+    assert readable(size) == text

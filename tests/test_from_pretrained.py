@@ -126,7 +126,7 @@ def test_the_command_line_reads_both_models_from_the_cache(repositories, tmp_pat
 
     def main(hub: FakeHub, *options: str, **environment: str) -> tuple[int, str, str]:
         command = f"{ROOT}/main.py", "--model", TARGET, "--prompt", "a", "-m", "12"
-        command += ("--dtype", "float32", "--num-draft", "5", *options)
+        command += ("--dtype", "float32", *(options or ("--num-draft", "5")))
         done = hub.python(tmp_path, *command, **environment)
         return done.returncode, done.stdout, done.stderr
 

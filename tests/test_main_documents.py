@@ -207,7 +207,7 @@ def test_each_line_of_json_is_a_document_and_resumed_as_one(run, file, tmp_path)
         "J'ai deux chats.",
     ]
     assert [len(record["pieces"]) for record in records] == [3, 0, 1, 0]
-    assert "prompt 4: a prediction is of a whole text" in err and "4 pieces" in err
+    assert "prompt 4: prediction cannot be combined with split" in err and "4 pieces" in err
     whole = out.read_bytes().splitlines(keepends=True)
     out.write_bytes(b"".join(whole[:2]) + whole[2][:40])
     status, _, err = run(*options, "--resume")

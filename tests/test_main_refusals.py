@@ -2,105 +2,12 @@
 
 import json
 import os
-import re
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
-from command_line import ROOT, start
-from mlx_t5.settings import UNREADABLE
-
-BUNDLED = str(ROOT / "demo" / "target")
-
-# ---- bad input -----------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--num-draft", "0"], "--num-draft: .*--regular-decode"),
-        (["--exact", "--delta", "0.5"], "delta is 0.5; exact decoding needs 0"),
-        (["--exact", "--num-beams", "2"], "num_beams is 2; exact decoding has no beams"),
-        (["--exact", "--embed"], "--exact is for texts"),
-        (["--exact", "--num-draft", "32"], "num_draft is 32; exact decoding has room for 31"),
-        (["--delta", "1.5"], "--delta: give a number from 0 .lossless. to 1"),
-        (["--temp", "1e-40"], "--temp: give 0 .greedy., or a number from 1.2e-38"),
-        (["-m", "0"], "-m/--max-tokens: give a whole number, at least 1, not .0.$"),
-        (["--max-tokens", "9" * 5000], r"--max-tokens: .*not '9{50,60}…$"),
-        (["--stop", ""], "stop is .*at least one character each"),
-        (["--num-samples", "2"], "--num-samples: .*set --temp above 0"),
-        (["--dtype", "int4"], "--dtype: .*bfloat16"),
-        (["--no-such-option"], "--no-such-option; see --help"),
-        (["--prompt", "a", "--input-file", "b"], "not allowed with"),
-        (["--prompt", ""], "the prompt is empty"),
-        (["--prompt", "a", "--prompt", " \n"], "the prompt is empty"),
-        (["--input-file", "none.txt"], "there is no file none.txt"),
-        (["--output-file", "none/out.txt"], "there is no folder none"),
-        (["--input-file", "in.txt", "--output-file", "in.txt"], "is the input file too"),
-        (["--model", "models/none"], "there is no model folder models/none"),
-        (["--model", "empty"], "config.json"),
-        (["--model", "hollow"], "hollow"),
-        (
-            ["--model", BUNDLED, "--draft-model", "BYTES", "--dtype", "float32"],
-            "vocabularies differ",
-        ),
-    ],
-)
-def test_bad_input_is_one_line_and_status_2(run, models, tmp_path, monkeypatch, argv, message):
-    monkeypatch.chdir(tmp_path)
-    Path("in.txt").write_text("a\n")
-    for name in ("empty", "hollow"):
-        Path(name).mkdir()
-    sizes = dict.fromkeys(("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads"), 8)
-    Path("hollow/config.json").write_text(json.dumps({"model_type": "t5", **sizes}))
-    before = sorted(Path().rglob("*"))
-    status, out, err = run(*(models[1] if word == "BYTES" else word for word in argv))
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert re.match(f"error: .*{message}", err)
-    assert sorted(Path().rglob("*")) == before, "nothing is written"
-
-
-SPLIT = ["--split", "sentences", "--input-file", "in.txt"]
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["--resume", "--output-file", "x.txt"], "give --input-file and --output-file"),
-        (["--resume", "--embed", "--input-file", "x", "--output-file", "x.npy"], "with lines"),
-        (["--resume", "--input-file", "-", "--output-file", "x"], "--resume of a pipe needs"),
-        (["--score"], '--score: give --input-file, with {"prompt": "…", "target": "…"} on each'),
-        (["--task", "x"], "--task puts its prefix before a prompt"),
-        (["--normalize"], "--normalize is for the vectors of --embed"),
-        (["--output-file", "x.npy"], "an array (.npy) is for the vectors of --embed"),
-        ([*SPLIT, "--score"], "--score reads one prompt a line, not documents"),
-        ([*SPLIT, "--embed"], "--embed reads one prompt a line, not documents"),
-        (["--embed", "--input-file", "talk.srt"], "give --split none"),
-        ([*SPLIT, "--num-samples", "2", "--temp", "1"], "leave --num-samples out"),
-        (
-            [*SPLIT, "--num-beams", "2", "--num-return-sequences", "2"],
-            "leave --num-return-sequences out",
-        ),
-        ([*SPLIT, "--resume", "--output-file", "x"], "--resume is for lines"),
-        *(
-            (
-                ["--split", "lines", "--input-file", f"a{suffix}"],
-                f"--split cannot read {suffix} files",
-            )
-            for suffix in UNREADABLE
-        ),
-        (["--source-language", "de"], "--source-language is for documents"),
-        (["--max-source-tokens", "9"], "--max-source-tokens is for documents"),
-        ([*SPLIT, "--max-source-tokens", "0"], "--max-source-tokens: give a whole number, at"),
-        (["--split", "words"], "--split: invalid choice"),
-    ],
-)
-def test_options_that_do_not_go_together_are_one_line(run, options, message):
-    status, out, err = run(*options)
-    assert (status, out, err.count("\n")) == (2, "", 1) and message in err
+from command_line import start
 
 
 def test_a_bad_line_is_reported_and_other_lines_are_decoded(run, models, tmp_path):

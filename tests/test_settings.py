@@ -11,9 +11,8 @@ from fake_model import FakeModel, random_table
 from mlx_t5.backend import mx
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
-from mlx_t5.ranges import LARGEST_COUNT, MAX_ROWS, checked, written
 from mlx_t5.sampling import draws as sampling
-from mlx_t5.settings import SETTINGS, Settings
+from mlx_t5.settings import LARGEST_COUNT, MAX_ROWS, SETTINGS, Settings, checked, written
 
 V = 7
 SOURCE = [2, 3, 4]

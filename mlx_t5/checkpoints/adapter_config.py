@@ -16,7 +16,7 @@ from typing import Any
 
 from mlx_t5.disk import absolute, read_object
 from mlx_t5.errors import UserError, shown
-from mlx_t5.ranges import FLAG, Range, checked
+from mlx_t5.settings import FLAG, Range, checked
 
 CONFIG = "adapter_config.json"
 # Layers that cannot be adapted: those that are not linear, and the output head. For the head, PEFT

@@ -12,14 +12,13 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from mlx_t5.errors import UserError, is_out_of_memory, log, reason
-from mlx_t5.ranges import Range, written
-from mlx_t5.settings import SETTINGS, Settings
+from mlx_t5.settings import AUTO, LARGEST_COUNT, NONE, SETTINGS, Range, written
 
 Options = TypeVar("Options")
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,11 +28,9 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 NO_MEMORY = (
     "out of memory; take a smaller or a quantized model, shorter prompts, or fewer at a time"
 )
-# --num-draft does not accept 0, because the command lines have another option for regular decoding.
-NUM_DRAFT = replace(
-    SETTINGS["num_draft"].range, least=1, expected="a whole number, at least 1, or auto"
-)
 FLAGS = {"true": True, "false": False}
+DTYPES = ("bfloat16", "float16", "float32")
+REQUIRED = object()  # the default of an option that the user must give
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -63,6 +60,10 @@ class Parser(argparse.ArgumentParser):
         options = {"usage": usage, "epilog": text, **options}
         # No abbreviations, so that new options never change the meaning of a script.
         super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **options)
+
+    def given(self, argv: Sequence[str] | None) -> dict[str, Any]:
+        """Returns the options that the user gives, by name."""
+        return vars(self.parse_args(argv))
 
     def error(self, message: str) -> NoReturn:
         """Prints the message on one line, and exits with status 2."""
@@ -148,51 +149,144 @@ def within(allowed: Range) -> Callable[[str], Any]:
             expected = allowed.expected
             if allowed.kind is bool:  # written in lower case, unlike in Python
                 expected = " or ".join([*FLAGS, *allowed.besides])
-            raise argparse.ArgumentTypeError(f"give {expected}, not {written(text)}")
+            raise argparse.ArgumentTypeError(f"{expected}, not {written(text)}")
         return fitting
 
     return parse
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """Returns an argparse type that accepts whole numbers from `least` on."""
-    return within(Range(int, least, math.inf, f"a whole number, at least {least}"))
+def at_least(least: int, besides: tuple = (), **more: Any) -> Range:
+    """Returns the range of whole numbers from `least` on, with the values `besides`."""
+    expected = ", or ".join([f"a whole number, at least {least}", *map(str, besides)])
+    return Range(int, least, math.inf, expected, besides, **more)
 
 
-def between(low: float, high: float) -> Callable[[str], float]:
-    """Returns an argparse type that accepts numbers from `low` to `high`."""
-    return within(Range(float, low, high, f"a number from {low} to {high}"))
+def between(low: float, high: float) -> Range:
+    """Returns the range of numbers from `low` to `high`."""
+    return Range(float, low, high, f"a number from {low:g} to {high:g}")
 
 
-def add_number(
-    group: argparse._ActionsContainer,
-    names: str,
-    type: Callable[[str], Any],
-    default: Any,
-    help: str,
-    metavar: str = "N",
-) -> None:
-    """Adds an option that takes a number, or several numbers if the default is a list.
+@dataclass(frozen=True)
+class Option:
+    """The declaration of an option.
 
-    Args:
-        group: the group to add the option to.
-        names: the option's names, separated by spaces.
-        type: the option's argparse type.
-        default: the option's default.
-        help: the option's help; a default other than None or an empty list is appended.
-        metavar: the number's name in the help.
+    Attributes:
+        help: its help; the default is appended, unless it is None, False or "".
+        default: its default; REQUIRED if the user must give it. If None, `help` names the default.
+        kind: `str` for any text, a range of numbers, a tuple of choices, a function that reads the
+            text, or `bool` for a switch; with the default None it has a `--no-…`, too.
+        group: the heading of the help under which it stands; "": that of the option before it.
+        names: further names, separated by spaces.
+        metavar: the value's name in the help.
+        several: whether it takes several values at once; the default is then a tuple.
+        repeated: whether it may be given several times.
+        shown: the default as the help shows it, if not as it is.
     """
-    several = isinstance(default, list)
-    shown = " ".join(map(str, default)) if several else default
-    suffix = "" if default in (None, []) else f" (default: {shown})"
-    group.add_argument(
-        *names.split(),
-        type=type,
-        default=default,
-        nargs="+" if several else None,
-        metavar=metavar,
-        help=f"{help}{suffix}",
-    )
+
+    help: str
+    default: Any = None
+    kind: Range | tuple[str, ...] | Callable[[str], Any] = str
+    group: str = ""
+    names: str = ""
+    metavar: str = ""
+    several: bool = False
+    repeated: bool = False
+    shown: str = ""
+
+    def field(self) -> Any:
+        """Returns the field of a dataclass that declares this option."""
+        default = {} if self.default is REQUIRED else {"default": self.default}
+        return field(metadata={"option": self}, **default)
+
+    def but(self, **changes: Any) -> Option:
+        """Returns this option with some attributes changed."""
+        return replace(self, **changes)
+
+    def add(self, name: str, group: argparse._ActionsContainer) -> None:
+        """Adds the option `--name` to a group of a parser."""
+        names = [option_of(name), *self.names.split()]
+        names.sort(key=lambda n: n.startswith("--"))  # -v before --verbose
+        options: dict[str, Any] = {"metavar": self.metavar or None}
+        if self.kind is bool:
+            switch = argparse.BooleanOptionalAction if self.default is None else "store_true"
+            options = {"action": switch}
+        elif isinstance(self.kind, tuple):
+            options["choices"] = self.kind
+        elif not isinstance(self.kind, Range):
+            options["type"] = self.kind
+        else:
+            choices = [*FLAGS, *self.kind.besides] if self.kind.kind is bool else []
+            metavar = f"{{{','.join(choices)}}}" if choices else self.metavar or "N"
+            options = {"type": within(self.kind), "metavar": metavar}
+        if self.several:
+            options["nargs"] = "+"
+        if self.repeated:
+            options["action"] = "append"
+        required = self.default is REQUIRED
+        action = group.add_argument(
+            *names, dest=name, required=required, help=self._help(), **options
+        )
+        action.default = argparse.SUPPRESS  # the parser returns only what the user gives
+
+    def _help(self) -> str:
+        default = self.default
+        if default in (None, "", ()) or default is REQUIRED or self.kind is bool:
+            return self.help
+        shown = self.shown or (" ".join(map(str, default)) if self.several else str(default))
+        return f"{self.help} (default: {shown.lower() if isinstance(default, bool) else shown})"
+
+
+def setting(name: str, **changes: Any) -> Option:
+    """Returns the option of a setting that settings.py declares, with some attributes changed."""
+    s = SETTINGS[name]
+    option = Option(s.help, s.default, s.range, names=s.flag, metavar=name[0].upper())
+    return option.but(**changes)
+
+
+def option(help: str, default: Any = None, kind: Any = str, **attributes: Any) -> Any:
+    """Returns the field of a dataclass that declares an option; see `Option`."""
+    return Option(help, default, kind, **attributes).field()
+
+
+def switch(help: str, **attributes: Any) -> Any:
+    """Returns the field of a dataclass that declares an option without a value."""
+    return option(help, False, bool, **attributes)
+
+
+MODEL = Option(
+    "the target: a folder, the name of one in models/, or a Hub id, which is converted into "
+    "models/ once (default: t5-11b with t5-small if models/ has both, else the bundled pair)",
+    names="--model-name",
+    metavar="NAME",
+    group="models",
+)
+DRAFT_MODEL = Option(
+    "the draft, named in the same way; lookup: copy from the source instead; NAME+lookup: both; "
+    "none: regular decoding (default: the target's default draft)",
+    names="--draft-model-name",
+    metavar="NAME",
+)
+DTYPE = Option(
+    "bfloat16, float16 or float32 (default: the folder's; float32 without a GPU)",
+    kind=DTYPES,
+    metavar="TYPE",
+)
+ADAPTER_PATH = Option("a PEFT LoRA adapter to merge into the target", metavar="FOLDER")
+IGNORE_GENERATION_CONFIG = Option("ignore the defaults in the target's own files", False, bool)
+EXACT = Option("same bits with any draft and any batch; slower", False, bool)
+UPLOAD_REPO = Option(
+    "send the folder, with a model card, to this repository on the Hugging Face Hub",
+    metavar="OWNER/NAME",
+    group="upload",
+)
+
+
+def num_draft(cure: str = "", **changes: Any) -> Option:
+    """Returns the option --num-draft without 0; `cure` names the option that turns drafting off."""
+    allowed = at_least(1, (AUTO,), ceiling=LARGEST_COUNT)
+    if cure:
+        allowed = replace(allowed, expected=f"{allowed.expected} (or {cure} for no draft)")
+    return setting("num_draft", kind=allowed, **changes)
 
 
 def option_of(name: str) -> str:
@@ -200,91 +294,56 @@ def option_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def add_setting(
-    group: argparse._ActionsContainer,
-    option: str,
-    help: str = "",
-    default: Any = None,
-    allowed: Range | None = None,
+def options_of(kind: type) -> dict[str, Option]:
+    """Returns the options that the fields of a dataclass declare, by name."""
+    options: dict[str, Option] = {}
+    for declared in fields(kind):
+        if "option" in declared.metadata:
+            options[declared.name] = declared.metadata["option"]
+        options |= declared.metadata.get("options", {})
+    return options
+
+
+def add_options(parser: argparse.ArgumentParser, options: Mapping[str, Option]) -> None:
+    """Adds options to a parser, under the headings of their groups."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    heading = ""
+    for name, declared in options.items():
+        heading = declared.group or heading
+        if heading not in groups:
+            groups[heading] = parser.add_argument_group(heading)
+        declared.add(name, groups[heading])
+
+
+def refuse(
+    options: Mapping[str, Option],
+    given: Mapping[str, Any],
+    requires: Iterable[Sequence[str]] = (),
+    conflicts: Iterable[Sequence[str]] = (),
 ) -> None:
-    """Adds the option of a setting that settings.py declares.
+    """Refuses options that do not fit together.
+
+    An option with its default or with "none" counts as absent.
 
     Args:
-        group: the group to add the option to.
-        option: the option's name, such as --num-draft.
-        help: the option's help; if empty, the setting's help is used. The default is appended.
-        default: the option's default; if None, the setting's default is used.
-        allowed: the option's range; if None, the setting's range is used.
+        options: the options of the command.
+        given: the values that the user gives, by name.
+        requires: an option, and those of which it requires at least one.
+        conflicts: an option, and those with which it cannot be combined. An option may be written
+            with a value: "--iters 0".
+
+    Raises:
+        UserError: two options conflict, or one lacks another.
     """
-    setting = SETTINGS[option.removeprefix("--").replace("-", "_")]
-    help, allowed = help or setting.help, allowed or setting.range
-    if default is None:
-        default = setting.default
-    metavar = option[2].upper()
-    if allowed.kind is bool:
-        metavar, default = f"{{{','.join([*FLAGS, *allowed.besides])}}}", str(default).lower()
-    names = f"{setting.flag or ''} {option}"
-    add_number(group, names, within(allowed), default, help, metavar)
-
-
-def add_models(group: argparse._ActionsContainer) -> None:
-    """Adds the options that name the models."""
-    group.add_argument(
-        "--model",
-        "--model-name",
-        metavar="NAME",
-        help="the target: a folder, the name of one in models/, or a Hub id, which is converted "
-        "into models/ once (default: t5-11b with t5-small if models/ has both, else the bundled "
-        "pair)",
-    )
-    group.add_argument(
-        "--draft-model",
-        "--draft-model-name",
-        metavar="NAME",
-        help="the draft, named in the same way; lookup: copy from the source instead; NAME+lookup: "
-        "both; none: regular decoding (default: the target's default draft)",
-    )
-    group.add_argument(
-        "--dtype",
-        choices=("bfloat16", "float16", "float32"),
-        metavar="TYPE",
-        help="bfloat16, float16 or float32 (default: the folder's; float32 without a GPU)",
-    )
-    group.add_argument(
-        "--adapter-path",
-        metavar="FOLDER",
-        help="a PEFT LoRA adapter to merge into the target",
-    )
-    group.add_argument(
-        "--ignore-generation-config",
-        action="store_true",
-        help="ignore the defaults in the target's own files",
-    )
-
-
-def add_speed(group: argparse._ActionsContainer, without: str) -> None:
-    """Adds --num-draft, --delta and --exact.
-
-    Args:
-        group: the group to add the options to.
-        without: the option that turns drafting off, such as --regular-decode; messages name it.
-    """
-    expected = f"{NUM_DRAFT.expected} (or {without} for no draft)"
-    add_setting(group, "--num-draft", allowed=replace(NUM_DRAFT, expected=expected))
-    add_setting(group, "--delta")
-    group.add_argument(
-        "--exact",
-        action="store_true",
-        help="same bits with any draft and any batch; slower",
-    )
-
-
-def parsed(kind: type[Options], values: Mapping[str, Any]) -> Options:
-    """Returns options of the dataclass `kind`, made from the values that argparse has parsed."""
-    return kind(**{field.name: values[field.name] for field in fields(kind)})  # type: ignore[arg-type]
-
-
-def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns, by name, those options that are fields of `Settings` and are not None."""
-    names = [field.name for field in fields(Settings) if options.get(field.name) is not None]
-    return {name: options[name] for name in names}
+    present = set()
+    for name, value in given.items():
+        present.add(f"{option_of(name)} {value}")
+        if value not in (options[name].default, NONE):
+            present.add(option_of(name))
+    for first, *others in conflicts:
+        for other in others:
+            if {first, other} <= present:
+                raise UserError(f"{first} cannot be combined with {other}")
+    for first, *others in requires:
+        if first in present and not present.intersection(others):
+            raise UserError(f"{first} requires {' or '.join(others)}")

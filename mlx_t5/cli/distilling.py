@@ -1,45 +1,90 @@
-"""Defines and checks the options of distill.py."""
+"""The options of distill.py, and which of them fit together."""
 
 from __future__ import annotations
 
-import argparse
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from mlx_t5.cli.arguments import Parser, add_number, add_setting, at_least, parsed, within
-from mlx_t5.cli.training import add_course, check_output
-from mlx_t5.cli.uploading import add_upload_option, check_repository
+from mlx_t5.cli.arguments import (
+    ADAPTER_PATH,
+    REQUIRED,
+    UPLOAD_REPO,
+    Parser,
+    add_options,
+    at_least,
+    option,
+    options_of,
+    refuse,
+    setting,
+)
+from mlx_t5.cli.training import RESUME, SAVE_EVERY, SEED, STEPS_PER_EVAL, check_output
+from mlx_t5.cli.uploading import check_repository
 from mlx_t5.errors import UserError
-from mlx_t5.ranges import Range
-from mlx_t5.settings import AUTO, LOOKUP, NONE
+from mlx_t5.settings import AUTO, LOOKUP, NONE, Range
 
 ALL = "all"  # value of --draft-vocab-size
+CONFLICTS = (
+    ("--draft-model", "--decoder-layers", "--share-encoder"),
+    ("--iters 0", f"--draft-vocab-size {ALL}"),
+    ("--upload-repo", "--adapter-path"),  # the model card cannot name an adapter
+)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DistillOptions:
-    """The command line of distill.py, as `--help` explains it."""
+    """The command line of distill.py."""
 
-    model: str
-    data: str
-    output: str
-    adapter_path: str | None
-    draft_model: str | None
-    decoder_layers: int | None
-    share_encoder: bool | None
-    draft_vocab_size: int | str | None
-    iters: int
-    batch_size: int
-    learning_rate: float
-    temp: float
-    max_tokens: int
-    steps_per_eval: int
-    save_every: int
-    seed: int
-    resume: bool
-    upload_repo: str | None
+    model: str = option(
+        "the target: a folder, the name of one in models/, or a Hub id",
+        REQUIRED,
+        group="models and data",
+    )
+    data: str = option(
+        'prompts, one a line, or objects {"prompt": …, "completion": …} if the name ends in '
+        ".jsonl; a completion is the target's own answer, if you have it already",
+        REQUIRED,
+        metavar="FILE",
+    )
+    output: str = option("the model folder to write", REQUIRED, metavar="FOLDER")
+    adapter_path: str | None = ADAPTER_PATH.but(
+        help="a PEFT LoRA adapter to merge into the target before the draft is made"
+    ).field()
+    draft_model: str | None = option(
+        "train this model, instead of one cut from the target", metavar="NAME", group="draft"
+    )
+    decoder_layers: int | None = option(
+        "number of the target's decoder layers that the draft copies (default: 1)", kind=at_least(1)
+    )
+    share_encoder: bool | None = option(
+        "the draft uses the target's encoder, embedding and output head, and only its decoder is "
+        "trained (default); --no-share-encoder gives it copies, which are trained too",
+        kind=bool,
+    )
+    draft_vocab_size: int | str | None = option(
+        "number of tokens that the draft may propose: the ones that the target writes most often, "
+        f"whose rows its output head keeps; {ALL}: the whole vocabulary (default: the smallest "
+        f"multiple of 1,024 that covers 99.5 %% of the held-out answers, but {ALL} with "
+        "--no-share-encoder)",
+        kind=at_least(1, besides=(ALL,)),
+    )
+    iters: int = option(
+        "maximum number of training steps; 0 trains nothing", 1000, at_least(0), group="training"
+    )
+    batch_size: int = option("prompts per step", 32, at_least(1))
+    learning_rate: float = option(
+        "largest change per step, relative to a tensor's scale",
+        0.03,
+        Range(float, 1e-6, 1.0, "a number from 1e-6 to 1"),
+    )
+    temp: float = setting("temp", help="temperature at which you will sample later").field()
+    max_tokens: int = setting("max_tokens", help="maximum number of tokens in an answer").field()
+    steps_per_eval: int = STEPS_PER_EVAL.field()
+    save_every: int = SAVE_EVERY.field()
+    seed: int = SEED.but(
+        help="seed that chooses held-out prompts, the order and sampled answers"
+    ).field()
+    resume: bool = RESUME.field()
+    upload_repo: str | None = UPLOAD_REPO.field()
 
 
 def distill_parser() -> Parser:
@@ -50,77 +95,8 @@ def distill_parser() -> Parser:
         needs="--model NAME --data FILE --output FOLDER",
         description="Make a draft for a T5 from prompts, and measure whether it is faster.",
     )
-    add = parser.add_argument_group("models and data").add_argument
-    add(
-        "--model",
-        required=True,
-        help="the target: a folder, the name of one in models/, or a Hub id",
-    )
-    add(
-        "--data",
-        required=True,
-        metavar="FILE",
-        help='prompts, one a line, or objects {"prompt": …, "completion": …} if the name ends '
-        "in .jsonl; a completion is the target's own answer, if you have it already",
-    )
-    add("--output", required=True, metavar="FOLDER", help="the model folder to write")
-    add(
-        "--adapter-path",
-        metavar="FOLDER",
-        help="a PEFT LoRA adapter to merge into the target before the draft is made",
-    )
-    _add_draft(parser.add_argument_group("draft"))
-    _add_training(parser.add_argument_group("training"))
-    add_upload_option(parser.add_argument_group("upload"))
+    add_options(parser, options_of(DistillOptions))
     return parser
-
-
-def _add_draft(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add(
-        "--draft-model", metavar="NAME", help="train this model, instead of one cut from the target"
-    )
-    add_number(
-        group,
-        "--decoder-layers",
-        type=at_least(1),
-        default=None,
-        help="number of the target's decoder layers that the draft copies (default: 1)",
-    )
-    add(
-        "--share-encoder",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="the draft uses the target's encoder, embedding and output head, and only its decoder "
-        "is trained (default); --no-share-encoder gives it copies, which are trained too",
-    )
-    sizes = Range(int, 1, math.inf, f"a whole number, at least 1, or {ALL}", besides=(ALL,))
-    add_number(
-        group,
-        "--draft-vocab-size",
-        type=within(sizes),
-        default=None,
-        help="number of tokens that the draft may propose: the ones that the target writes most "
-        f"often, whose rows its output head keeps; {ALL}: the whole vocabulary (default: the "
-        f"smallest multiple of 1,024 that covers 99.5 %% of the held-out answers, but {ALL} "
-        "with --no-share-encoder)",
-    )
-
-
-def _add_training(group: argparse._ArgumentGroup) -> None:
-    number = partial(add_number, group)
-    number("--iters", at_least(0), 1000, "maximum number of training steps; 0 trains nothing")
-    number("--batch-size", at_least(1), 32, "prompts per step")
-    rate = Range(float, 1e-6, 1.0, "a number from 1e-6 to 1")
-    number(
-        "--learning-rate",
-        within(rate),
-        0.03,
-        "largest change per step, relative to a tensor's scale",
-    )
-    add_setting(group, "--temp", help="temperature at which you will sample later")
-    add_setting(group, "--max-tokens", help="maximum number of tokens in an answer")
-    add_course(group, "seed that chooses held-out prompts, the order and sampled answers")
 
 
 def read_distill_options(argv: Sequence[str]) -> DistillOptions:
@@ -129,24 +105,14 @@ def read_distill_options(argv: Sequence[str]) -> DistillOptions:
     Raises:
         UserError: some options are incompatible, or the output exists already.
     """
-    args = parsed(DistillOptions, vars(distill_parser().parse_args(argv)))
+    given = distill_parser().given(argv)
     from mlx_t5.checkpoints.writing import is_model_file
 
-    if args.draft_model is not None and args.decoder_layers is not None:
-        raise UserError("--decoder-layers cuts a draft from the target; leave --draft-model out")
-    if args.draft_model is not None and args.share_encoder is not None:
-        raise UserError("--draft-model has its encoder or not already; leave --share-encoder out")
-    if args.iters == 0 and (args.draft_model is None or args.draft_vocab_size == ALL):
-        raise UserError(
-            "--iters 0 trains nothing and gives a draft that is there a smaller vocabulary; name "
-            f"the draft with --draft-model, and leave --draft-vocab-size {ALL} out"
-        )
+    refuse(options_of(DistillOptions), given, [("--iters 0", "--draft-model")], CONFLICTS)
+    args = DistillOptions(**given)
     for name in (args.output, args.draft_model):  # main.py would not read these as folders
         if name in (NONE, AUTO, LOOKUP) or (name or "").endswith(f"+{LOOKUP}"):
-            raise UserError(f"{name} as a --draft-model is no folder; give another name")
-    if args.upload_repo is not None and args.adapter_path is not None:
-        cure = "leave --upload-repo out, and send the folder with hf upload"
-        raise UserError(f"the card of a draft for an adapted model cannot name the adapter; {cure}")
+            raise UserError(f"{name} is not a folder for --draft-model; choose another name")
     check_output(args.output, args.resume, is_model_file)
     check_repository(args.upload_repo)
     return args

@@ -1,21 +1,29 @@
-"""Defines and checks the options of finetune.py, and finds the files that it reads.
+"""The options of finetune.py, and the files that it reads.
 
 The options have the names that they have in mlx-lm and PEFT.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlx_t5.cli.arguments import Parser, add_number, at_least, between, parsed, within
-from mlx_t5.cli.training import add_course, check_output
+from mlx_t5.cli.arguments import (
+    REQUIRED,
+    Parser,
+    add_options,
+    at_least,
+    between,
+    option,
+    options_of,
+    refuse,
+    switch,
+)
+from mlx_t5.cli.training import RESUME, SAVE_EVERY, SEED, STEPS_PER_EVAL, check_output
 from mlx_t5.errors import UserError
-from mlx_t5.ranges import Range
+from mlx_t5.settings import Range
 
 if TYPE_CHECKING:
     from mlx_t5.checkpoints.adapter_config import LoraConfig
@@ -24,39 +32,92 @@ FULL, KINDS = "full", ("lora", "dora", "full")
 ADAFACTOR, ADAMW = "adafactor", "adamw"
 RELATIVE = "relative"  # --lr-scheduler-type: Adafactor's own rate, as in T5's pre-training
 RATES = {FULL: {ADAFACTOR: 1e-3, ADAMW: 1e-4}, "": {ADAFACTOR: 0.03, ADAMW: 1e-3}}
-LENGTHS = [512, 256]
 PARTS = {"train": "train", "validation": "valid", "valid": "valid", "test": "test"}  # by file
 SUFFIXES = (".tsv", ".jsonl")  # if a folder has both, .jsonl is read
 
 
-@dataclass(frozen=True)
-class FinetuneOptions:
-    """The command line of finetune.py, as `--help` explains it, with defaults filled in."""
+OPTIMIZERS = f"(default: {ADAMW} for adapters, {ADAFACTOR} for a whole model)"
+DEFAULT_RATES = (
+    f"(default: for adapters {RATES[''][ADAMW]:g} with {ADAMW} and {RATES[''][ADAFACTOR]:g} with "
+    f"{ADAFACTOR}, for whole models {RATES[FULL][ADAMW]:g} and {RATES[FULL][ADAFACTOR]:g})"
+)
+CONFLICTS = (
+    (f"--lr-scheduler-type {RELATIVE}", f"--optimizer {ADAMW}"),
+    (f"--lr-scheduler-type {RELATIVE}", "--learning-rate", "--warmup-steps"),
+    (f"--fine-tune-type {FULL}", "--target-modules", "--r", "--lora-alpha", "--lora-dropout"),
+    (f"--fine-tune-type {FULL}", "--use-rslora"),
+)
 
-    model: str
-    data: str
-    valid: str | None
-    output: str
-    fine_tune_type: str
-    target_modules: list[str]
-    r: int
-    lora_alpha: float
-    lora_dropout: float
-    use_rslora: bool
-    num_layers: int
-    iters: int
-    batch_size: int
-    optimizer: str
-    learning_rate: float
-    lr_scheduler_type: str
-    warmup_steps: int | None
-    max_seq_length: tuple[int, int]  # of prompts, of completions
-    grad_checkpoint: bool
-    steps_per_report: int
-    steps_per_eval: int
-    save_every: int
-    seed: int
-    resume: bool
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneOptions:
+    """The command line of finetune.py, with defaults filled in."""
+
+    model: str = option(
+        "a folder, the name of one in models/, or a Hub id", REQUIRED, group="model and data"
+    )
+    data: str = option(
+        'a .jsonl file of objects {"prompt": …, "completion": …}, a .tsv file of the two texts '
+        "with a tab between them, or a folder with train, valid and test files",
+        REQUIRED,
+        metavar="FILE",
+    )
+    valid: str | None = option(
+        "a file of pairs for evaluation (default: the folder's, or a tenth of --data)",
+        metavar="FILE",
+    )
+    output: str = option(
+        f"the PEFT adapter to write; with --fine-tune-type {FULL} the model folder",
+        REQUIRED,
+        metavar="FOLDER",
+    )
+    fine_tune_type: str = option(
+        "train LoRA or DoRA adapters, or the whole model", "lora", KINDS, group="adapter"
+    )
+    target_modules: Sequence[str] = option(
+        "layers with an adapter: names such as q v wi_0 wo, or all-linear for all",
+        ("all-linear",),
+        metavar="NAME",
+        several=True,
+    )
+    r: int = option("rank of an adapter", 16, at_least(1))
+    lora_alpha: float = option("an adapter's strength, divided by the rank", 32.0, between(0, 1e6))
+    lora_dropout: float = option(
+        "share of an adapter's input that is dropped", 0.0, between(0, 0.9)
+    )
+    use_rslora: bool = switch("divide by the square root of the rank instead")
+    num_layers: int = option(
+        "train the last N layers of each stack; -1: all", -1, at_least(1, (-1,))
+    )
+    iters: int = option("maximum number of training steps", 1000, at_least(1), group="training")
+    batch_size: int = option("pairs per step", 16, at_least(1))
+    optimizer: str = option(f"optimizer {OPTIMIZERS}", kind=(ADAMW, ADAFACTOR))
+    learning_rate: float = option(
+        f"largest rate; with {ADAFACTOR} relative to a tensor's scale {DEFAULT_RATES}",
+        kind=Range(float, 1e-8, 1.0, "a number from 1e-8 to 1"),
+    )
+    lr_scheduler_type: str = option(
+        f"learning rate after the warm-up; linear: down to 0; {RELATIVE}: {ADAFACTOR}'s own rate",
+        "linear",
+        ("linear", "constant", RELATIVE),
+    )
+    warmup_steps: int | None = option("steps of warm-up (default: 5 %% of all)", kind=at_least(0))
+    max_seq_length: tuple[int, int] = option(  # of prompts, of completions
+        "maximum number of tokens in a prompt and in a completion; longer pairs are left out",
+        (512, 256),
+        at_least(1),
+        several=True,
+    )
+    grad_checkpoint: bool = switch(
+        "save memory: compute each layer twice instead of storing its values"
+    )
+    steps_per_report: int = option("steps between lines about loss and speed", 10, at_least(1))
+    steps_per_eval: int = STEPS_PER_EVAL.field()
+    save_every: int = SAVE_EVERY.field()
+    seed: int = SEED.but(
+        help="seed that chooses held-out pairs, the order, adapters and dropout"
+    ).field()
+    resume: bool = RESUME.field()
 
 
 def finetune_parser() -> Parser:
@@ -67,96 +128,8 @@ def finetune_parser() -> Parser:
         needs="--model NAME --data FILE --output FOLDER",
         description="Fine-tune a T5 on prompts and completions, or adapt it.",
     )
-    add = parser.add_argument_group("model and data").add_argument
-    add("--model", required=True, help="a folder, the name of one in models/, or a Hub id")
-    add(
-        "--data",
-        required=True,
-        metavar="FILE",
-        help='a .jsonl file of objects {"prompt": …, "completion": …}, a .tsv file of the '
-        "two texts with a tab between them, or a folder with train, valid and test files",
-    )
-    add(
-        "--valid",
-        metavar="FILE",
-        help="a file of pairs for evaluation (default: the folder's, or a tenth of --data)",
-    )
-    add(
-        "--output",
-        required=True,
-        metavar="FOLDER",
-        help=f"the PEFT adapter to write; with --fine-tune-type {FULL} the model folder",
-    )
-    _add_adapter(parser.add_argument_group("adapter"))
-    _add_training(parser.add_argument_group("training"))
+    add_options(parser, options_of(FinetuneOptions))
     return parser
-
-
-def _add_adapter(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add(
-        "--fine-tune-type",
-        choices=KINDS,
-        default="lora",
-        help="train LoRA or DoRA adapters, or the whole model (default: lora)",
-    )
-    add(
-        "--target-modules",
-        nargs="+",
-        default=["all-linear"],
-        metavar="NAME",
-        help="layers with an adapter, such as q v wi_0 wo (default: all-linear: all of them)",
-    )
-
-    number = partial(add_number, group)
-    number("--r", at_least(1), 16, "rank of an adapter")
-    number("--lora-alpha", between(0, 1e6), 32.0, "an adapter's strength, divided by the rank")
-    number("--lora-dropout", between(0, 0.9), 0.0, "share of an adapter's input that is dropped")
-    add("--use-rslora", action="store_true", help="divide by the square root of the rank instead")
-    number("--num-layers", at_least(-1), -1, "train the last N layers of each stack; -1: all")
-
-
-def _add_training(group: argparse._ArgumentGroup) -> None:
-    number = partial(add_number, group)
-    number("--iters", at_least(1), 1000, "maximum number of training steps")
-    number("--batch-size", at_least(1), 16, "pairs per step")
-    _add_rates(group)
-    number(
-        "--max-seq-length",
-        at_least(1),
-        LENGTHS,
-        "maximum number of tokens in a prompt and in a completion; longer pairs are left out",
-    )
-    group.add_argument(
-        "--grad-checkpoint",
-        action="store_true",
-        help="save memory: compute each layer twice instead of storing its values",
-    )
-    number("--steps-per-report", at_least(1), 10, "steps between lines about loss and speed")
-    add_course(group, "seed that chooses held-out pairs, the order, adapters and dropout")
-
-
-def _add_rates(group: argparse._ArgumentGroup) -> None:
-    number = partial(add_number, group)
-
-    def choice(name: str, choices: Sequence[str], default: str | None, help: str) -> None:
-        group.add_argument(name, choices=choices, default=default, help=help)
-
-    defaults = f"optimizer (default: {ADAMW} for adapters, {ADAFACTOR} for a whole model)"
-    choice("--optimizer", (ADAMW, ADAFACTOR), None, defaults)
-    adapters, whole = RATES[""], RATES[FULL]
-    number(
-        "--learning-rate",
-        within(Range(float, 1e-8, 1.0, "a number from 1e-8 to 1")),
-        None,
-        f"largest rate; with {ADAFACTOR} relative to a tensor's scale (default: for adapters "
-        f"{adapters[ADAMW]:g} with {ADAMW} and {adapters[ADAFACTOR]:g} with {ADAFACTOR}, for whole "
-        f"models {whole[ADAMW]:g} and {whole[ADAFACTOR]:g})",
-    )
-    schedules = f"learning rate after the warm-up; {RELATIVE} is {ADAFACTOR}'s own rate"
-    help = f"{schedules} (default: linear, down to 0)"
-    choice("--lr-scheduler-type", ("linear", "constant", RELATIVE), "linear", help)
-    number("--warmup-steps", at_least(0), None, "steps of warm-up (default: 5 %% of all)")
 
 
 def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
@@ -165,27 +138,27 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
     Raises:
         UserError: some options are incompatible, or the output exists already.
     """
-    args = finetune_parser().parse_args(argv)
+    given = finetune_parser().given(argv)
     from mlx_t5.checkpoints.adapter_config import CONFIG
     from mlx_t5.checkpoints.adapters import WEIGHTS
     from mlx_t5.checkpoints.writing import is_model_file
 
-    full = args.fine_tune_type == FULL
+    schedule = {"warmup_steps": None} if given.get("warmup_steps") == 0 else {}  # fits all rates
+    refuse(options_of(FinetuneOptions), given | schedule, (), CONFLICTS)
+    args = FinetuneOptions(**given)
     if len(args.max_seq_length) > 2:
-        raise UserError("--max-seq-length takes one number, or two: of prompts and completions")
-    if args.num_layers == 0:
-        raise UserError("--num-layers 0 trains nothing; give a number from 1, or -1 for all")
-    relative = args.lr_scheduler_type == RELATIVE
-    args.optimizer = args.optimizer or (ADAFACTOR if full or relative else ADAMW)
-    if relative and args.optimizer != ADAFACTOR:
-        raise UserError(f"--lr-scheduler-type {RELATIVE} is {ADAFACTOR}'s; leave --optimizer out")
-    if relative and (args.learning_rate or args.warmup_steps):
-        raise UserError(f"--lr-scheduler-type {RELATIVE} has a rate of its own; leave others out")
-    args.learning_rate = args.learning_rate or RATES[FULL if full else ""][args.optimizer]
-    args.max_seq_length = tuple((args.max_seq_length * 2)[:2])
+        raise UserError("--max-seq-length: one or two whole numbers")
+    full = args.fine_tune_type == FULL
+    adafactor = full or args.lr_scheduler_type == RELATIVE
+    optimizer = args.optimizer or (ADAFACTOR if adafactor else ADAMW)
     is_output = is_model_file if full else {CONFIG, WEIGHTS[0]}.__contains__
     check_output(args.output, args.resume, is_output)
-    return parsed(FinetuneOptions, vars(args))
+    return replace(
+        args,
+        optimizer=optimizer,
+        learning_rate=args.learning_rate or RATES[FULL if full else ""][optimizer],
+        max_seq_length=(args.max_seq_length[0], args.max_seq_length[-1]),
+    )
 
 
 def lora_config(args: FinetuneOptions) -> LoraConfig:

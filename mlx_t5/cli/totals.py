@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_t5.engine.document_batch import DocumentStats
-from mlx_t5.sizes import readable
+from mlx_t5.errors import readable
 
 
 @dataclass

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.cli.arguments import (
-    INTERRUPTED,
-    Options,
-    add_number,
-    at_least,
-    option_of,
-    run,
-    within,
-)
+from mlx_t5.cli.arguments import INTERRUPTED, Option, Options, at_least, option_of, run
 from mlx_t5.errors import UserError
-from mlx_t5.ranges import Range
+from mlx_t5.settings import Range
 
 # Options that may change when a run is resumed; --data and --valid are compared by their content.
 MAY_CHANGE = (
@@ -29,6 +19,12 @@ MAY_CHANGE = (
     "grad_checkpoint", "upload_repo", "data", "valid",
 )  # fmt: skip
 LARGEST_SEED = 2**53 - 1  # the seeds derived for single prompts are larger
+STEPS_PER_EVAL = Option(
+    "steps between evaluations on held-out prompts", 100, at_least(1), group="training"
+)
+SAVE_EVERY = Option("steps between saved states", 100, at_least(1))
+SEED = Option("", 0, Range(int, 0, LARGEST_SEED, f"a whole number from 0 to {LARGEST_SEED}"))
+RESUME = Option("resume or extend an earlier run", False, bool)
 
 
 def resumable(
@@ -73,16 +69,6 @@ def say(line: str) -> None:
     tqdm.write(line, file=sys.stderr)
 
 
-def add_course(group: argparse._ArgumentGroup, seeded: str) -> None:
-    """Adds the options for evaluation, saving, seed and resuming; `seeded` is --seed's help."""
-    number = partial(add_number, group)
-    number("--steps-per-eval", at_least(1), 100, "steps between evaluations on held-out prompts")
-    number("--save-every", at_least(1), 100, "steps between saved states")
-    seeds = Range(int, 0, LARGEST_SEED, f"a whole number from 0 to {LARGEST_SEED}")
-    number("--seed", within(seeds), 0, seeded)
-    group.add_argument("--resume", action="store_true", help="resume or extend an earlier run")
-
-
 def check_output(output: str, resume: bool, is_output: Callable[[str], bool]) -> None:
     """Refuses an output folder that cannot be made, or that is not the resumed run's own.
 
@@ -100,7 +86,7 @@ def check_output(output: str, resume: bool, is_output: Callable[[str], bool]) ->
     from mlx_t5.training.run_folder import RunFolder
 
     if not output:
-        raise UserError("--output is empty; name a folder")
+        raise UserError("--output: the name of a folder, not ''")
     path = absolute(output)
     own = RunFolder(work_folder(output)).written.exists()
     if os.path.lexists(path) and not (own and resume):

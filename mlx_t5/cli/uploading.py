@@ -6,7 +6,6 @@ The card copies license, language and task from the source model's card, if ther
 
 from __future__ import annotations
 
-import argparse
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +16,6 @@ from mlx_t5.errors import UserError, reason
 
 CARD, TEMPLATE = "README.md", Path(__file__).with_name("card.md")
 TAKEN_OVER = ("license", "license_name", "license_link", "language", "pipeline_tag")
-
-
-def add_upload_option(group: argparse._ArgumentGroup) -> None:
-    """Adds --upload-repo to a command line."""
-    help = "send the folder, with a model card, to this repository on the Hugging Face Hub"
-    group.add_argument("--upload-repo", metavar="OWNER/NAME", help=help)
 
 
 def check_repository(name: str | None) -> None:

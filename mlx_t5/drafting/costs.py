@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mlx_t5 import blas
-from mlx_t5.backend import blas_name, device_info, mx, on_cpu, on_cuda
+from mlx_t5.backend import REFERENCE_BLAS, blas_name, device_info, mx, on_cpu, on_cuda
 
 if TYPE_CHECKING:
     from mlx_t5.network.interface import Target
@@ -85,7 +84,7 @@ def device_kind(weights: str) -> tuple[Device, str]:
         weights: the mode of quantization ("affine", …), or the type of unquantized weights.
     """
     if on_cpu():
-        return CPU, "cpu without blas" if blas_name() == blas.REFERENCE else "cpu"
+        return CPU, "cpu without blas" if blas_name() == REFERENCE_BLAS else "cpu"
     if on_cuda():
         return CUDA, "cuda"
     generation = re.search(r"applegpu_g(\d+)", str(device_info().get("architecture", "")))

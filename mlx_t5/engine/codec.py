@@ -77,8 +77,7 @@ class Codec:
 
     def _predicted(self, prediction: str | Sequence[int], settings: Settings) -> list[int]:
         if settings.num_beams > 1:
-            beams = f"num_beams is {settings.num_beams}"
-            raise UserError(f"{beams}: beams take no proposals; leave the prediction out")
+            raise UserError("num_beams cannot be combined with prediction")
         if isinstance(prediction, str):
             prediction = prediction[: settings.max_tokens * CHARACTERS]
         return token_ids(prediction, self.tokenizer, self.vocab_size, "prediction")

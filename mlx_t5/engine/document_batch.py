@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Chunk, PieceResult, Result, Speculation, Stats
 from mlx_t5.errors import UserError, shown
-from mlx_t5.ranges import is_listlike
-from mlx_t5.settings import DEFAULT_BATCH_SIZE
+from mlx_t5.settings import DEFAULT_BATCH_SIZE, is_listlike
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 from mlx_t5.text.documents import Cutting, Document
 from mlx_t5.text.tokenizer import encode
@@ -209,7 +208,7 @@ def _document(
     if isinstance(prompt, Exception):
         return prompt
     if prediction is not None:
-        return UserError("a prediction is of a whole text; leave it out, or do not split")
+        return UserError("prediction cannot be combined with split")
     try:
         config = decoder.model.config
         cutting = job.cutting or Cutting()
@@ -222,8 +221,8 @@ def _check(decoder: SpeculativeDecoder, job: Job) -> None:
     if decoder.tokenizer is None:
         raise UserError("a split needs a tokenizer; this model folder has none")
     if is_listlike(job.seed):
-        raise UserError("a document takes one seed for all its pieces; give a number")
+        raise UserError("a list of seeds cannot be combined with split")
     sequences = job.settings.num_return_sequences
     for name, number in {"num_samples": job.num_samples, "num_return_sequences": sequences}.items():
         if number != 1:
-            raise UserError(f"a document that is split has one text; leave {name} out")
+            raise UserError(f"{name} cannot be combined with split")

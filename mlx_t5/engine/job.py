@@ -51,9 +51,7 @@ class Job:
         cuts = {name: value for name, value in values.items() if name in names}
         cutting = Cutting(**cuts)
         if cutting.split == "none" and cutting != Cutting():
-            raise UserError(
-                f'{[*cuts][-1]} goes with split; give split="sentences", or leave it out'
-            )
+            raise UserError(f"{[*cuts][-1]} requires split")
         values = {name: value for name, value in values.items() if name not in names}
         if values.get("num_draft") is None:
             values["num_draft"] = defaults.num_draft

@@ -97,32 +97,25 @@ class T5Config:
 
     def _check_together(self) -> None:
         if self.dense_act_fn not in ACTIVATION_NAMES:
-            raise UserError(
-                f"config.json asks for the activation {self.dense_act_fn!r} "
-                f"(feed_forward_proj {self.feed_forward_proj!r}); "
-                f"known: {', '.join(ACTIVATION_NAMES)}"
-            )
-        if max(self.num_layers, self.num_decoder_layers) > _MAX_LAYERS:
-            raise UserError(f"config.json asks for more than {_MAX_LAYERS} layers")
-        if self.num_heads * self.d_kv > _MAX_SIZE:
-            raise UserError(f"config.json: num_heads times d_kv is more than {_MAX_SIZE}")
+            known = ", ".join(ACTIVATION_NAMES)
+            raise UserError(f"config.json: activation {self.dense_act_fn!r} is not one of {known}")
         exact = self.relative_attention_num_buckets // 2
-        if exact < 2 or not exact < self.relative_attention_max_distance <= 2**20:
-            raise UserError(
-                "config.json: relative_attention_num_buckets must be at least 4, and "
-                "relative_attention_max_distance larger than half of it and at most 2^20"
-            )
-        if (size := self.draft_vocab_size) and size > self.vocab_size:
-            excess = f"draft_vocab_size {size} is more than the vocabulary's {self.vocab_size}"
-            raise UserError(f"config.json: {excess}")
-        special = {
-            "pad_token_id": [self.pad_token_id],
-            "eos_token_id": self.eos_token_ids,
-            "decoder_start_token_id": [self.decoder_start_token_id],
+        fits = {
+            "num_layers": self.num_layers <= _MAX_LAYERS,
+            "num_decoder_layers": self.num_decoder_layers <= _MAX_LAYERS,
+            "num_heads times d_kv": self.num_heads * self.d_kv <= _MAX_SIZE,
+            "relative_attention_num_buckets": exact >= 2,
+            "relative_attention_max_distance": (
+                exact < self.relative_attention_max_distance <= 2**20
+            ),
+            "draft_vocab_size": (self.draft_vocab_size or 0) <= self.vocab_size,
+            "pad_token_id": self.pad_token_id < self.vocab_size,
+            "eos_token_id": max(self.eos_token_ids) < self.vocab_size,
+            "decoder_start_token_id": self.decoder_start_token_id < self.vocab_size,
         }
-        for name, tokens in special.items():
-            if max(tokens) >= self.vocab_size:
-                raise UserError(f"{_file(name)}: {name} is outside the vocabulary")
+        for name, fit in fits.items():
+            if not fit:
+                raise UserError(f"{_file(name)}: {name} is out of range")
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -16,9 +16,8 @@ from mlx_t5.grouping import by_length, in_halves
 from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.encoding import padded
-from mlx_t5.ranges import FLAG, checked
 from mlx_t5.scoring.passes import NotFinite, Part, each_read, in_order, no_memory
-from mlx_t5.settings import DEFAULT_BATCH_SIZE
+from mlx_t5.settings import DEFAULT_BATCH_SIZE, FLAG, checked
 from mlx_t5.text.prompts import as_list, checked_prompts, token_ids
 
 if TYPE_CHECKING:

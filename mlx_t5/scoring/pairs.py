@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.errors import UserError, shown
 from mlx_t5.grouping import by_length
-from mlx_t5.ranges import is_listlike, refusal
+from mlx_t5.settings import is_listlike, refusal
 from mlx_t5.text.prompts import token_ids
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.encoding import padded
 from mlx_t5.network.interface import require_decoder
-from mlx_t5.ranges import POSITIVE, checked, is_listlike, listed, refusal
 from mlx_t5.scoring.pairs import (
     FALSE,
     RERANK_TOKENS,
@@ -35,7 +34,7 @@ from mlx_t5.scoring.pairs import (
     relevance_pairs,
 )
 from mlx_t5.scoring.passes import NotFinite, Part, each_read, in_order, no_memory
-from mlx_t5.settings import DEFAULT_BATCH_SIZE
+from mlx_t5.settings import DEFAULT_BATCH_SIZE, POSITIVE, checked, is_listlike, listed, refusal
 from mlx_t5.text.prompts import as_list, token_ids
 
 if TYPE_CHECKING:

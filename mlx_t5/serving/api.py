@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
-from mlx_t5.ranges import LARGEST_COUNT
-from mlx_t5.settings import FILE_TYPES, SETTINGS, SPLITS, Setting
+from mlx_t5.settings import FILE_TYPES, LARGEST_COUNT, SETTINGS, SPLITS, Setting
 from mlx_t5.text.prompts import as_list as listed_prompts
 
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 8, 200

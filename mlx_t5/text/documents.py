@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise, takewhile
 
 from mlx_t5.errors import UserError
-from mlx_t5.ranges import POSITIVE, checked, refusal
-from mlx_t5.settings import FILE_TYPES, READABLE, SPLITS, SUBTITLES
+from mlx_t5.settings import FILE_TYPES, POSITIVE, READABLE, SPLITS, SUBTITLES, checked, refusal
 from mlx_t5.text.prompts import guessed_prefix_end
 from mlx_t5.text.subtitles import find_words, rewrapped, unwrapped
 

@@ -10,7 +10,7 @@ from numbers import Integral, Number
 from typing import Any
 
 from mlx_t5.errors import UserError
-from mlx_t5.ranges import checked, is_listlike, listed, refusal, written
+from mlx_t5.settings import checked, is_listlike, listed, refusal, written
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 from mlx_t5.text.tokenizer import encode
 
@@ -119,5 +119,5 @@ def checked_predictions(prediction: Any, prompts: Sequence[Any], single: bool) -
 def checked_samples(num_samples: Any, temp: float) -> int:
     samples = checked("num_samples", num_samples)
     if samples > 1 and temp == 0:
-        raise UserError(f"temp is 0, so all {written(samples)} samples would be equal; raise temp")
+        raise UserError("num_samples requires temp above 0")
     return samples

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlx_t5.backend import mx
+from mlx_t5.grouping import by_length
 from mlx_t5.network.cache import source_width
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ def batch_at(
     batches: list[list[int]] = []
     for start in range(0, len(shuffled), BATCHES_AT_ONCE * size):
         near = shuffled[start : start + BATCHES_AT_ONCE * size]
-        near.sort(key=lambda i: (len(labeled[i].answer), len(labeled[i].source)))
-        batches += [near[i : i + size] for i in range(0, len(near), size)]
+        lengths = [(len(labeled[i].answer), len(labeled[i].source)) for i in near]
+        batches += [[near[i] for i in group] for group in by_length(lengths, size)]
     rng.shuffle(batches)
     return batches[index]
 

@@ -19,8 +19,7 @@ import numpy as np
 
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.disk import lock, replace_file
-from mlx_t5.errors import UserError, reason, shown
-from mlx_t5.sizes import readable
+from mlx_t5.errors import UserError, readable, reason, shown
 from mlx_t5.training.learner import Arrays, State
 
 OPTIONS, ANSWERS, STATE, BEST = "run.json", "answers", "state.safetensors", "best.safetensors"

@@ -27,6 +27,7 @@ import numpy as np
 from mlx_t5.backend import mx
 from mlx_t5.disk import replace_file
 from mlx_t5.errors import UserError, reason, shown
+from mlx_t5.grouping import by_length
 from mlx_t5.network.encoding import encoder_states, prepared
 from mlx_t5.training.examples import Example
 from mlx_t5.training.loss import LOGITS_AT_ONCE
@@ -166,13 +167,9 @@ def label(
 ) -> list[LabeledExample]:
     """Adds to sources and answers the target's likeliest tokens and their probabilities."""
     labeled: dict[int, LabeledExample] = {}
-    groups: list[list[int]] = []
-    for i in sorted(range(len(pairs)), key=lambda i: (len(pairs[i][1]), len(pairs[i][0]))):
-        logits_of_row = len(pairs[i][1]) * target.config.vocab_size
-        if not groups or (len(groups[-1]) + 1) * logits_of_row > LOGITS_AT_ONCE:
-            groups.append([])
-        groups[-1].append(i)
-    for group in groups:
+    lengths = [(len(answer), len(source)) for source, answer in pairs]
+    positions = LOGITS_AT_ONCE // target.config.vocab_size
+    for group in by_length(lengths, len(pairs), positions):
         sources, answers = zip(*(pairs[i] for i in group), strict=True)
         states = encoder_states(target, sources)
         longest, start = max(map(len, answers)), target.config.decoder_start_token_id

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 from mlx_t5.engine.rows import Result
 from mlx_t5.engine.tally import Tally
-from mlx_t5.sizes import Columns, markdown, percent
-from mlx_t5.timing import Ratio, interleave, speed_up
+from mlx_t5.timing import Columns, Ratio, interleave, markdown, percent, speed_up
 
 Decode = Callable[[int], list[Result]]
 

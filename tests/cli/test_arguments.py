@@ -1,23 +1,25 @@
 """Options have the ranges of the settings, and an error is one line and a status."""
 
+import argparse
 import errno
 
 import pytest
 
 from mlx_t5.cli.arguments import (
     NO_MEMORY,
-    NUM_DRAFT,
+    Parser,
+    add_options,
     at_least,
     between,
-    given_settings,
+    num_draft,
     option_of,
     run,
+    setting,
     within,
 )
 from mlx_t5.cli.options import build_parser
 from mlx_t5.errors import UserError
-from mlx_t5.ranges import LARGEST_COUNT
-from mlx_t5.settings import SETTINGS
+from mlx_t5.settings import LARGEST_COUNT, SETTINGS
 
 SERVER = "requirements/server.txt"
 
@@ -27,24 +29,62 @@ SERVER = "requirements/server.txt"
     [
         (at_least(2), "2", 2),
         (between(0, 1), "0.5", 0.5),
-        (within(NUM_DRAFT), "auto", "auto"),
-        (within(SETTINGS["max_tokens"].range), str(10**20), LARGEST_COUNT),
-        (within(SETTINGS["early_stopping"].range), "False", False),
-        (within(SETTINGS["early_stopping"].range), "never", "never"),
+        (num_draft().kind, "auto", "auto"),
+        (SETTINGS["max_tokens"].range, str(10**20), LARGEST_COUNT),
+        (SETTINGS["early_stopping"].range, "False", False),
+        (SETTINGS["early_stopping"].range, "never", "never"),
     ],
 )
 def test_values_within_a_range_are_read(kind, text, value):
-    assert kind(text) == value and type(kind(text)) is type(value)
+    read = within(kind)(text)
+    assert read == value and type(read) is type(value)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_every_setting_is_an_option_with_its_range(name, capsys):
+@pytest.mark.parametrize(
+    ("kind", "texts", "expected"),
+    [
+        (at_least(2), ["1", "2.5"], "a whole number, at least 2"),
+        (between(0, 1), ["1.1", "nan", "x"], "a number from 0 to 1"),
+        (num_draft().kind, ["0", "AUTO"], "a whole number, at least 1, or auto"),
+        (SETTINGS["early_stopping"].range, ["1", "x"], "true or false or never"),
+    ],
+)
+def test_values_outside_a_range_are_refused_with_its_description(kind, texts, expected):
+    for text in texts:
+        with pytest.raises(argparse.ArgumentTypeError, match=f"^{expected}, not '{text}'$"):
+            within(kind)(text)
+
+
+def test_every_setting_is_an_option_with_its_description_and_range(capsys):
     parser = build_parser()
-    assert given_settings(vars(parser.parse_args([]))) == {}
-    with pytest.raises(SystemExit, match="2"):
-        parser.parse_args([option_of(name), "x"])
-    error = capsys.readouterr().err
-    assert error.startswith("error: -") and f"{option_of(name)}: give " in error
+    assert parser.given([]) == {}
+    printed = " ".join(parser.format_help().replace("-\n", "-").split())
+    for name, declared in SETTINGS.items():
+        option = option_of(name)
+        assert " ".join(declared.help.split()) in printed, name
+        default = str(declared.default)
+        assert f"(default: {default}".lower() in printed.lower()
+        with pytest.raises(SystemExit) as end:
+            parser.parse_args([option, "x"])
+        words = "true or false or never" if declared.range.kind is bool else declared.range.expected
+        expected = f": {words}, not 'x'"
+        if name == "num_draft":
+            expected = ": a whole number, at least 1, or auto (or --regular-decode for no draft)"
+        error = capsys.readouterr().err
+        assert end.value.code == 2
+        assert error.startswith("error: -") and f"{option}{expected}" in error
+
+
+def test_a_command_may_change_defaults_and_descriptions():
+    parser = Parser()
+    options = {
+        "max_tokens": setting("max_tokens", default=200, help="longest text"),
+        "temp": setting("temp", default=(0.0,), several=True),
+    }
+    add_options(parser, options)
+    assert parser.given(["--temp", "0", "1"]) == {"temp": [0.0, 1.0]}
+    assert "longest text (default: 200)" in parser.format_help()
+    assert "(default: 0.0)" in parser.format_help()
 
 
 METAL_OUT_OF_MEMORY = (

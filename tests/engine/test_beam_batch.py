@@ -96,9 +96,12 @@ def test_nan_logits_end_only_their_own_row():
 @pytest.mark.parametrize(
     ("wishes", "message"),
     [
-        ({"temp": 0.7}, "num_beams is 4 and temp 0.7: beams do not sample"),
-        ({"delta": 0.5}, "num_beams is 4 and delta 0.5: nothing is drafted"),
-        ({"num_return_sequences": 5}, "num_return_sequences is 5 and num_beams is 4"),
+        ({"temp": 0.7}, "num_beams cannot be combined with temp"),
+        ({"delta": 0.5}, "num_beams cannot be combined with delta"),
+        (
+            {"num_return_sequences": 5},
+            "num_return_sequences is 5; it must be num_beams",
+        ),
     ],
 )
 def test_settings_that_contradict_beams_are_refused(wishes, message):

@@ -142,12 +142,12 @@ def test_sentences_that_are_too_long_are_cut_and_counted(decoder):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"num_samples": 2, "temp": 1}, "leave num_samples out"),
-        ({"num_beams": 2, "num_return_sequences": 2}, "leave num_return_sequences out"),
-        ({"prediction": "x"}, "a prediction is of a whole text"),
-        ({"seed": [3]}, "one seed"),
+        ({"num_samples": 2, "temp": 1}, "num_samples cannot be combined with split"),
+        ({"num_beams": 2, "num_return_sequences": 2}, "num_return_sequences cannot be combined"),
+        ({"prediction": "x"}, "prediction cannot be combined with split"),
+        ({"seed": [3]}, "a list of seeds cannot be combined"),
         ({"split": "words"}, "split is 'words'; it must be"),
-        ({"split": "none", "prefix": "x"}, "prefix goes with split"),
+        ({"split": "none", "prefix": "x"}, "prefix requires split"),
         ({"max_source_tokens": 2, "prefix": TASK}, "prefix and one letter take"),
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"no_such": 1}, "no_such"),

@@ -28,7 +28,7 @@ def target():
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ({"num_samples": 2}, "all 2 samples would be equal; raise temp"),
+        ({"num_samples": 2}, "num_samples requires temp above 0"),
         ({"seed": [1, 2, 3]}, "3 seeds for 1 prompts"),
         ({"prompts": "  "}, "a prompt is empty"),
         ({"prompts": "text"}, "tokenizer"),
