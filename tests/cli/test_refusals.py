@@ -108,7 +108,7 @@ CONVERT = {
     "--model {target} --q-bits 4": "--q-mode and --quant-predicate require -q",
     "--model {target} --mlx-path ''": "exists",
     "--model empty": "cannot read empty/config.json",
-    "--model {target} --mlx-path in.txt/out": "cannot convert",
+    "--model {target} --mlx-path in.txt/out": "cannot write",
     "--model {target} --dtype int8": "--dtype: invalid choice: 'int8'",
 }
 NEEDED = "--model m --data d --output o"
