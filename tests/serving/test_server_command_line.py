@@ -9,7 +9,6 @@ import pytest
 
 import server as command
 from convert import convert
-from mlx_t5.serving.http_server import listener
 from serving_process import PATIENCE, ROOT
 from standard_error import messages
 
@@ -25,6 +24,9 @@ from standard_error import messages
         (["--api-key", "a key\n"], "ASCII"),
         (["--api-key", " "], "no space"),
         (["--api-key", ""], "--api-key is empty"),
+        (["--allow-origin", "app.example.org"], "use an origin such as https://app.example.org"),
+        (["--allow-origin", "https://app.example.org/page"], "use an origin such as"),
+        (["--root-path", "t5"], "use a path such as /t5"),
         (["--port", "65536"], "a port from 0 to 65535"),
         (["--max-batch", "0"], "at least 1"),
         (["--max-queue", "-1"], "at least 0"),
@@ -62,7 +64,7 @@ def test_exact_decoding_needs_a_decoder(tmp_path, capsys):
 
 
 def test_the_listener_lets_asyncio_send_without_delay():
-    with listener("127.0.0.1", 0) as bound:
+    with command.listener("127.0.0.1", 0) as bound:
         assert bound.proto == socket.IPPROTO_TCP, "or asyncio leaves TCP_NODELAY off"
 
 
