@@ -15,7 +15,9 @@ import logging
 import os
 import re
 import signal
+import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,14 +45,20 @@ from mlx_t5.errors import UserError
 from mlx_t5.settings import Range
 
 if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
+
     from decoder import SpeculativeDecoder
     from mlx_t5.loading import ModelPair
-    from mlx_t5.serving.http_server import Middleware
-    from mlx_t5.serving.service import Presets, Service
+    from mlx_t5.serving.service import Presets
 
 KEY_VARIABLE = "T5_API_KEY"
 REQUIREMENTS = "requirements/server.txt"
 CONFLICTS = (("--exact", "--delta"),)
+HEADERS = [("cache-control", "no-cache")]  # of the page, and for proxies of streams
+HEADERS += [("x-content-type-options", "nosniff"), ("referrer-policy", "no-referrer")]
+# The last is what Starlette before 1.8 (Python 3.10) takes for the name in "[::1]:8080".
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]", "[")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +88,19 @@ class ServerOptions:
     )
     no_auth: bool = switch(
         "accept everybody who can reach the address, without a key and under any host name"
+    )
+    allow_origin: Sequence[str] = option(
+        "origin of a web page or browser extension that may use the server, such as "
+        "https://app.example.org, or * for all; may be given several times (default: only the "
+        "server's own page)",
+        (),
+        metavar="URL",
+        repeated=True,
+    )
+    root_path: str = option(
+        "path under which a proxy shows the server, such as /t5 (default: none)",
+        "",
+        metavar="PATH",
     )
     log_prompts: bool = switch("log prompts and texts; otherwise never")
     max_batch: int = option("texts decoded at the same time", 8, at_least(1), group="limits")
@@ -135,12 +156,11 @@ def _choose(options: ServerOptions) -> ModelPair:
 def _serve(options: ServerOptions) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     import mlx_t5.serving.app  # noqa: F401  (a missing package shows before models are loaded)
-    from mlx_t5.serving.http_server import Server, listener
 
     with listener(options.host, options.port) as bound:
         chosen = _choose(options)
         presets = _presets(options, chosen)
-        application, service = _application(options, chosen, presets)
+        application = _application(options, chosen, presets)
         print(chosen.note, *presets.notes, sep="\n", file=sys.stderr)
         bound.listen()
         host, port, *_ = bound.getsockname()  # the bound address; a host name may have several
@@ -150,13 +170,56 @@ def _serve(options: ServerOptions) -> int:
         )
         # uvicorn finishes running requests and then raises the signal again, which is ignored.
         signal.signal(signal.SIGTERM, lambda *_: None)
-        server = Server(application, options.shutdown_seconds, service.worker.give_up)
-        server.run(sockets=[bound])
+        application.state.server = _server(options, application)
+        application.state.server.run(sockets=[bound])
     return 0
 
 
+def listener(host: str, port: int) -> socket.socket:
+    """Returns a socket bound to an address, before the models are loaded.
+
+    Raises:
+        UserError: the address does not exist, or cannot be bound.
+    """
+    try:
+        # With the protocol, asyncio sets TCP_NODELAY; without it, answers take 40 ms more.
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        reason = f"cannot listen on {host}:{port} ({error.strerror})"
+        raise UserError(f"{reason}; choose another --host or --port") from None
+    return bound
+
+
+def _server(options: ServerOptions, application: FastAPI) -> uvicorn.Server:
+    import uvicorn
+
+    from mlx_t5.serving.app import LAST_SECONDS
+
+    config = uvicorn.Config(
+        application,
+        http="h11",
+        ws="none",
+        log_config=None,
+        log_level="error",  # any request can cause warnings
+        access_log=False,  # it would show query strings
+        server_header=False,
+        headers=HEADERS,
+        # Idle connections count, so this is far above what the queue admits.
+        limit_concurrency=512 + 4 * (options.max_batch + options.max_queue),
+        timeout_keep_alive=75,  # longer than proxies keep idle connections, usually 60 s
+        h11_max_incomplete_event_size=32 << 10,  # headers
+        timeout_graceful_shutdown=options.shutdown_seconds + LAST_SECONDS,
+    )
+    return uvicorn.Server(config)
+
+
 def _check_access(options: ServerOptions) -> None:
-    """Refuses an invalid API key.
+    """Refuses an invalid API key, origin or path.
 
     Without a key, also refuses a host that other machines can reach, unless --no-auth is given.
     """
@@ -166,6 +229,13 @@ def _check_access(options: ServerOptions) -> None:
         )
     if options.api_key == "":
         raise UserError("--api-key is empty; give a key, or leave it out if none is needed")
+    for origin in options.allow_origin:
+        if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+/?", origin, re.IGNORECASE):
+            raise UserError(
+                f"--allow-origin: use an origin such as https://app.example.org, not {origin!r}"
+            )
+    if options.root_path and not re.fullmatch(r"(/[\w.~-]+)+/?", options.root_path):
+        raise UserError(f"--root-path: use a path such as /t5, not {options.root_path!r}")
     if options.api_key and not re.fullmatch(r"[!-~]([ -~]*[!-~])?", options.api_key):
         raise UserError(
             "--api-key: use ASCII characters, no space at its ends, as it is sent in a header"
@@ -190,14 +260,11 @@ def _presets(options: ServerOptions, chosen: ModelPair) -> Presets:
     return Presets(read_generation_config(chosen.target), tasks)
 
 
-def _application(
-    options: ServerOptions, chosen: ModelPair, presets: Presets
-) -> tuple[Middleware, Service]:
+def _application(options: ServerOptions, chosen: ModelPair, presets: Presets) -> FastAPI:
     from mlx_t5.serving import api
     from mlx_t5.serving.app import create_app
     from mlx_t5.serving.metrics import Metrics
-    from mlx_t5.serving.service import Service
-    from mlx_t5.serving.tokenizing import RequestLimits
+    from mlx_t5.serving.service import RequestLimits, Service
     from mlx_t5.serving.worker import Worker
 
     metrics = Metrics()
@@ -208,8 +275,10 @@ def _application(
     name = model_name(chosen)
     service = Service(worker, limits, name, options.delta, options.log_prompts, presets)
     # Without a key, a web page must not reach this server under a host name of its own.
-    names = None if options.api_key or options.no_auth else is_loopback
-    return create_app(service, metrics, options.api_key, names), service
+    hosts = ("*",) if options.api_key or options.no_auth else (options.host, *LOOPBACK_HOSTS)
+    origins = [origin.rstrip("/").lower() for origin in options.allow_origin]
+    root_path = options.root_path.rstrip("/")
+    return create_app(service, metrics, options.api_key, hosts, origins, root_path)
 
 
 def _load(options: ServerOptions, chosen: ModelPair) -> SpeculativeDecoder:

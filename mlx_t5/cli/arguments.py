@@ -254,8 +254,8 @@ def switch(help: str, **attributes: Any) -> Any:
 
 
 MODEL = Option(
-    "the target: a folder, the name of one in models/, or a Hub id, which is converted into "
-    "models/ once (default: t5-11b with t5-small if models/ has both, else the bundled pair)",
+    "the target: a folder, the name of one in models/, or a Hub id (default: t5-11b with t5-small "
+    "if models/ has both, else the bundled pair)",
     names="--model-name",
     metavar="NAME",
     group="models",

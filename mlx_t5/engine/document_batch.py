@@ -1,16 +1,16 @@
 """Decodes documents: cuts them into pieces, decodes the pieces as prompts, and joins the texts.
 
-All pieces share a batch, even if they belong to different documents. Pieces are cut lazily, so that
-only a few are held at a time. The engine does not know about documents.
+All pieces share a batch, even if they belong to different documents. A document is cut when its
+first piece is needed. The engine does not know about documents.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, pairwise, repeat, zip_longest
+from itertools import chain, count, islice, repeat, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.engine.job import Job
@@ -60,31 +60,22 @@ class DocumentInFlight:
 
     Attributes:
         document: the document, or the error that reading the document raised.
-        index: the document's index among all documents, which selects its random streams.
-        drawn: number of pieces cut so far.
-        whole: whether all pieces have been cut.
+        prompts: the prompts of all its pieces.
         result: the document's result, which is complete after `finish`.
     """
 
-    def __init__(self, document: Document | Exception, index: int = 0) -> None:
-        """Starts without pieces."""
-        self.document, self.index, self.drawn, self.whole = document, index, 0, False
+    def __init__(self, document: Document | Exception, most: int | None = None) -> None:
+        """Cuts the document, into `most` pieces at most."""
+        self.document, self.prompts = document, list[str]()
+        if isinstance(document, Document):
+            self.prompts = [document.prompt(piece) for piece in islice(document.cut(), most)]
         self.stats, self._texts, self._pieces = DocumentStats(), [""], list[str]()
         self.result = Result(None, [], [], "stop", self.stats)
-
-    def prompts(self) -> Iterator[str]:
-        """Yields the prompt of each piece; sets `whole` before yielding the last prompt."""
-        if isinstance(self.document, Document):
-            for piece, following in pairwise(chain(self.document.cut(), [None])):
-                assert piece, "only the last is none"
-                self.drawn, self.whole = self.drawn + 1, following is None
-                yield self.document.prompt(piece)
-        self.whole = True
 
     @property
     def complete(self) -> bool:
         """Whether the results of all pieces have been added."""
-        return self.whole and len(self.result.pieces) == self.drawn
+        return len(self.result.pieces) == len(self.prompts)
 
     def add(self, answer: Result) -> str:
         """Adds the next piece's result; returns the text to append to the document's text."""
@@ -134,24 +125,21 @@ def chunks(
     """
     _check(decoder, job)
     in_hand, doubtful = deque[DocumentInFlight](), ""
+    pending, streams = deque[str](), deque[int]()  # pieces not drawn yet, and their indexes
 
     def drawn() -> Iterator[str]:
         nonlocal doubtful
-        places = count() if indexes is None else indexes
         predictions = chain(job.predictions, repeat(None))
-        for prompt, place, predicted in zip(prompts, places, predictions, strict=False):
+        numbered = zip(prompts, count() if indexes is None else indexes, predictions, strict=False)
+        for prompt, index, predicted in numbered:
             document = _document(prompt, predicted, job, decoder)
             if not doubtful and (doubtful := getattr(document, "doubtful", "")):
                 print(DOUBTFUL.format(shown(doubtful)), file=sys.stderr, flush=True)
-            in_hand.append(DocumentInFlight(document, place))
-            yield from in_hand[-1].prompts()
-
-    def piece_places() -> Iterator[int]:
-        while True:
-            yield in_hand[-1].index + (in_hand[-1].drawn - 1 << 32)
-
-    def at_hand() -> bool:
-        return bool(in_hand and not in_hand[-1].whole) or ready()
+            in_hand.append(DocumentInFlight(document))
+            pending.extend(in_hand[-1].prompts)
+            streams.extend(index + (i << 32) for i in range(len(pending)))
+            while pending:
+                yield pending.popleft()
 
     def finished(text: str = "", answer: Result | None = None) -> Iterator[Chunk]:
         while (complete := bool(in_hand) and in_hand[0].complete) or answer:
@@ -164,7 +152,9 @@ def chunks(
                 in_hand.popleft()
 
     of_pieces = Job(job.settings, job.seed)  # pieces are prompts that are not cut again
-    for answer in decoder.results(drawn(), of_pieces, batch_size, at_hand, piece_places()):
+    ready_or_pending = lambda: bool(pending) or ready()  # noqa: E731
+    of_streams = iter(streams.popleft, None)
+    for answer in decoder.results(drawn(), of_pieces, batch_size, ready_or_pending, of_streams):
         yield from finished()
         yield from finished(in_hand[0].add(answer), answer)
     yield from finished()
@@ -198,23 +188,31 @@ def _document(
     prompt: Any, prediction: Any, job: Job, decoder: SpeculativeDecoder
 ) -> Document | Exception:
     """Returns a document whose pieces fit the model, or an error if the text is unusable."""
-
-    def tokens(prompt: str) -> int:
-        try:
-            return len(encode(decoder.tokenizer, prompt))
-        except UserError:  # decoding the piece will report it
-            return 0
-
     if isinstance(prompt, Exception):
         return prompt
     if prediction is not None:
         return UserError("prediction cannot be combined with split")
     try:
-        config = decoder.model.config
-        cutting = job.cutting or Cutting()
-        return Document(prompt, cutting, tokens, config.n_positions, config.task_prefixes)
+        config, cutting = decoder.model.config, job.cutting or Cutting()
+        return fitted_document(
+            prompt, cutting, decoder.tokenizer, config.n_positions, config.task_prefixes
+        )
     except UserError as error:
         return error
+
+
+def fitted_document(
+    text: str, cutting: Cutting, tokenizer: Any, limit: int | None, prefixes: Sequence[str]
+) -> Document:
+    """Returns a document whose prompts have at most `limit` tokens."""
+
+    def tokens(prompt: str) -> int:
+        try:
+            return len(encode(tokenizer, prompt))
+        except UserError:  # decoding the piece will report it
+            return 0
+
+    return Document(text, cutting, tokens, limit, prefixes)
 
 
 def _check(decoder: SpeculativeDecoder, job: Job) -> None:

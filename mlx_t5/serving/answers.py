@@ -9,35 +9,25 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel
 
-from mlx_t5.engine.rows import Chunk, Stats, TokenLogprob
+from mlx_t5.engine.document_batch import DocumentInFlight
+from mlx_t5.engine.rows import Chunk, Result, Stats, TokenLogprob
 from mlx_t5.serving import schemas
 from mlx_t5.serving.api_error import ApiError
-from mlx_t5.serving.jobs import GenerationJob, JobQueue, ScoringJob
-from mlx_t5.serving.schemas import Usage
+from mlx_t5.serving.jobs import Event, GenerationJob, JobQueue, QueuedJob
+from mlx_t5.serving.schemas import AnsweredPiece, Usage
 from mlx_t5.text.detokenizer import BYTE, byte_speller, decode
 
 Fields = dict[str, Any]
-J = TypeVar("J", GenerationJob, ScoringJob)
+J = TypeVar("J", bound=QueuedJob)
 
 if TYPE_CHECKING:
     from mlx_t5.serving.api import TextRequest
 
 LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is very unlikely"
-
-
-@dataclass
-class DocumentChunk(Chunk):
-    """The answer to one piece of a document, as a chunk of the document's answer.
-
-    Attributes:
-        fields: values for `pieces` and `stats` of `CompletionChoice` or `ChatChoice` (schemas.py).
-    """
-
-    fields: Fields = field(default_factory=dict)
 
 
 class EventStream(Generic[J]):
@@ -59,24 +49,26 @@ class EventStream(Generic[J]):
             ApiError: the queue refuses the job.
         """
         self.job: J = job
-        self._jobs, job.place.put = jobs, self._put
-        self._events: asyncio.Queue[Any] = asyncio.Queue()
+        self._jobs = jobs
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        jobs.add(self.job)
+        job.put = self._put
+        jobs.add(job)
         self._watching = asyncio.create_task(self._watch(receive))
 
-    def _put(self, event: Chunk | list[Any] | ApiError) -> None:
+    def _put(self, event: Event) -> None:
         self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     async def _watch(self, receive: Callable[[], Any]) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass  # the event also comes when the response is complete
-        self.close()
-
-    def close(self) -> None:
-        """Cancels the job unless it is done; a waiting call to `next` then raises `ApiError`."""
         self._jobs.cancel(self.job)
         self._events.put_nowait(ApiError(499, "the client went away"))
+
+    def close(self) -> None:
+        """Cancels the job unless it is done."""
+        self._watching.cancel()
+        self._jobs.cancel(self.job)
 
     async def next(self) -> Any:
         """Waits for the next event of the job, and returns this event.
@@ -89,27 +81,57 @@ class EventStream(Generic[J]):
             raise event
         return event
 
-    async def chunks(self, first: Chunk) -> AsyncIterator[Chunk]:
-        """Yields `first` and then all later chunks of the job, until its texts are done."""
-        chunk, unfinished = first, self.job.place.size
-        while True:
+    async def chunks(self) -> AsyncIterator[Chunk]:
+        """Yields all chunks of a job that decodes; a text that is not streamed has one chunk."""
+        unfinished = self.job.texts
+        while unfinished:
+            chunk = await self.next()
             unfinished -= chunk.result is not None
             yield chunk
-            if not unfinished:
-                return
-            chunk = await self.next()
 
-    async def finished(self) -> list[Chunk]:
-        """Waits for all texts of a job that does not stream; returns their chunks, sorted by index.
 
-        Such a job has one chunk per text. The chunk's `result` has the whole text.
-        """
-        last = [chunk async for chunk in self.chunks(await self.next())]
-        return sorted(last, key=lambda chunk: chunk.index)
+@dataclass
+class DocumentChunk(Chunk):
+    """Answers to pieces of a document, as a chunk of the document's answer.
 
-    def complete(self, body: str) -> str:
-        """Returns the answer's JSON body unchanged; `DocumentStream` overrides this method."""
-        return body
+    Attributes:
+        fields: values for `pieces` and `stats` of `CompletionChoice` or `ChatChoice` (schemas.py).
+    """
+
+    fields: Fields = field(default_factory=dict)
+
+
+async def joined(
+    chunks: AsyncIterator[Chunk], document: DocumentInFlight, streamed: bool, detailed: bool
+) -> AsyncIterator[DocumentChunk]:
+    """Joins the answers to a document's pieces, which come in any order.
+
+    Args:
+        chunks: the answers.
+        document: the document, without answers.
+        streamed: whether to yield a chunk per piece, in order; otherwise one chunk has the whole.
+        detailed: whether to report the origin of each token (draft, copy or target).
+
+    Raises:
+        ApiError: no piece could be decoded.
+    """
+    early, result, shown = dict[int, Chunk](), document.result, list[AnsweredPiece]()
+    async for chunk in chunks:
+        early[chunk.index] = chunk
+        while piece := early.pop(len(result.pieces), None):
+            text = document.add(cast(Result, piece.result))
+            text += document.finish() if document.complete else ""
+            if document.complete and result.error:
+                raise ApiError(500, result.error)
+            fields = {name: v for name, v in vars(result.pieces[-1]).items() if v is not None}
+            fields |= {"speculation": speculation(piece)} if detailed else {}
+            shown.append(AnsweredPiece(**fields))
+            if streamed or document.complete:
+                stats = vars(document.stats) | {"pieces": len(document.prompts)}
+                whole = result if document.complete else None
+                fields = {"pieces": shown, "stats": stats}
+                yield DocumentChunk(text, [], [], [], document.stats, whole, fields=fields)
+                shown = []
 
 
 class Spelling(NamedTuple):
@@ -155,8 +177,11 @@ class TokenSpelling:
 
 def usage(job: GenerationJob, results: Sequence[Stats]) -> Usage:
     """Returns the token counts of a request, from its job and the statistics of its texts."""
-    prompt_tokens = sum(map(len, job.prompts)) or sum(stats.prompt_tokens for stats in results)
-    predicted = bool(job.predictions)
+    if job.document:
+        prompt_tokens = sum(stats.prompt_tokens for stats in results)
+    else:  # token ids; a prompt with several texts counts once
+        prompt_tokens = sum(map(len, job.prompts))
+    predicted = bool(job.spec.predictions)
     written = sum(stats.generated_tokens for stats in results)
     counted: list[Any] = [s.speculation if predicted else s for s in results]
     names = ("predicted", "predicted_accepted") if predicted else ("drafted", "accepted")

@@ -4,11 +4,9 @@ A row is one text in a batch, or one beam search. Rows join and leave a running 
 steps. Rows with the same number of beams share one batch. As in `generate`, the decoder's `Codec`
 makes the rows, chunks and results.
 
-A piece of a document becomes a row when a batch has room for it; a document has at most
-`Place.size` rows at a time. Ordinary requests (those that are not documents) have priority. While
-an ordinary request has a row, pieces become rows slowly: on average, at most `PIECE_TOKENS` of
-their source tokens per step. So ordinary requests wait neither for a whole document nor for the
-encoding of many pieces.
+A place that becomes free goes to the waiting job that has the fewest rows in the batches, and among
+equals to the oldest. So a small request waits neither for the other prompts of a large one nor for
+a whole document, and no job starves.
 
 A row may request log-probabilities. They are the log softmax of the target's logits, before
 penalties, temperature, top-p and `delta` (leniency), even for a token that the draft proposed.
@@ -20,7 +18,7 @@ Symbols: B rows, T positions, V vocabulary, K alternatives, R rows with log-prob
 from __future__ import annotations
 
 import copy
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
@@ -39,11 +37,9 @@ if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from mlx_t5.engine.batch import Batch
 
-PIECE_TOKENS = 128  # tokens of pieces that may join per step while ordinary requests have rows
-
 
 class GenerationBatches:
-    """All rows (texts or beam searches) that are being decoded or wait for a place in a batch.
+    """All rows (texts or beam searches) that are being decoded, and the jobs with rows to come.
 
     Only the thread that owns MLX may use this object.
     """
@@ -54,14 +50,13 @@ class GenerationBatches:
         """Starts without rows; a batch has up to `max_batch` rows, all with equally many beams."""
         self._decoder, self._max_batch = decoder, max_batch
         self._jobs, self._metrics = jobs, metrics
-        self._job_of: dict[Row, GenerationJob] = {}  # of each row, decoding or waiting
-        self._documents: deque[GenerationJob] = deque()  # in the order in which pieces are read
-        self._allowed = 0  # tokens of pieces that may still join, see `PIECE_TOKENS`
+        self._waiting: dict[GenerationJob, Iterator[Row]] = {}  # rows to come, the oldest job first
+        self._job_of: dict[Row, GenerationJob] = {}  # rows that are decoded or about to join
         self._new_batches([])
 
     def __bool__(self) -> bool:
-        """Whether there are rows, or pieces of documents that will become rows."""
-        return bool(self._job_of) or any(job.place.pieces for job in self._documents)
+        """Whether there are rows, or jobs with rows to come."""
+        return bool(self._job_of or self._waiting)
 
     @property
     def running(self) -> list[Row]:
@@ -69,57 +64,30 @@ class GenerationBatches:
         return [row for queue in list(self._queues.values()) for row in queue.engine.rows]
 
     def add(self, job: GenerationJob) -> None:
-        """Adds a job and queues its rows; pieces of a document become rows when there is room."""
-        if job.document:
-            self._documents.append(job)
-        else:
-            self._begin(job, job.prompts)
+        """Adds a job, whose rows join the batches one by one as places become free."""
+        self._waiting[job] = self._rows(job)
 
-    def _begin(self, job: GenerationJob, prompts: Sequence[Sequence[int]]) -> None:
-        """Makes rows from prompts and queues them; if a prompt is unusable, the job fails."""
-        try:
-            rows = list(self._rows(job, prompts))
-            if error := next((row.error for row in rows if row.error), None):
-                raise ApiError(400, error)
-        except Exception as error:
-            self._leave(job)
-            self._jobs.put(job, failure_of(error))
-        else:
-            self._job_of |= dict.fromkeys(rows, job)
-            self._enqueue(rows)
-
-    def _rows(self, job: GenerationJob, prompts: Sequence[Sequence[int]]) -> Iterator[Row]:
-        """Yields the rows of a job's prompts; counts their texts in `Place.texts`."""
-        # Pieces come one at a time, and get the same indexes as in engine/document_batch.py.
-        for row in self._decoder.codec.rows(prompts, job, count(job.place.texts << 32)):
-            row.index = job.place.texts
-            job.place.texts += job.settings.num_return_sequences
+    def _rows(self, job: GenerationJob) -> Iterator[Row]:
+        # Piece i of a document draws from the stream that engine/document_batch.py gives it.
+        indexes = (i << 32 for i in count()) if job.document else None
+        texts = 0
+        for row in self._decoder.codec.rows(job.prompts, job.spec, indexes):
+            row.index, texts = texts, texts + row.settings.num_return_sequences
             yield row
 
-    def _leave(self, job: GenerationJob) -> None:
-        """Removes a job from the `JobQueue`, and drops its remaining pieces if it is a document."""
-        self._jobs.release(job, job.place.unfinished)
-        if job.document:
-            self._documents.remove(job)
-            job.place.pieces.clear()
-
-    def drop_cancelled(self) -> None:
-        """Removes cancelled jobs and their rows."""
-        for job in [job for job in self._documents if job.place.cancelled]:
-            self._leave(job)
-        gone = [row for row, job in self._job_of.items() if job.place.cancelled]
-        if not gone:
-            return
+    def remove(self, job: GenerationJob) -> None:
+        """Removes a job with its rows."""
+        self._waiting.pop(job, None)
+        gone = [row for row, owner in self._job_of.items() if owner is job]
         for row in gone:
-            self._end(row)
-        self._metrics.cancelled_rows.inc(len(gone))
+            del self._job_of[row]
         for queue in self._queues.values():
             batch = queue.engine
             batch.keep([i for i, row in enumerate(batch.rows) if row in self._job_of])
             queue.remove(gone)
 
     def admit(self) -> None:
-        """Moves waiting rows into the batches while there is room."""
+        """Moves rows into the batches while these have free places."""
         self._draw()
         for queue in self._queues.values():
             running = len(queue.engine.rows)
@@ -129,44 +97,32 @@ class GenerationBatches:
                 self._fail(row, ApiError(400, str(row.error)))
             now = self._jobs.clock()
             for row in queue.engine.rows[running:]:
-                self._metrics.queue_seconds.observe(now - self._job_of[row].place.submitted)
-
-    def _rows_of(self, job: GenerationJob) -> set[Row]:
-        return {row for row, owner in self._job_of.items() if owner is job}
-
-    def _has_unfinished_pieces(self, job: GenerationJob) -> bool:
-        """Returns whether a document has pieces without a row, or rows that are not finished."""
-        return bool(job.place.pieces or self._rows_of(job))
+                self._metrics.queue_seconds.observe(now - self._job_of[row].submitted)
 
     def _draw(self) -> None:
-        """Makes rows from the pieces of documents while there is room; the documents take turns."""
-        is_shared = any(not job.document for job in self._job_of.values())
-        most = batching.MAX_JOINING_TOKENS
-        allowed = min(self._allowed + PIECE_TOKENS, most) if is_shared else most
-        turns = deque(self._documents)
-        while turns:
-            job = turns.popleft()
-            pieces = job.place.pieces
-            tokens = min(len(pieces[0]), most) if pieces else 0
-            if 0 < tokens <= allowed and self._may_add_row(job, is_shared):
-                allowed -= tokens
-                self._begin(job, [pieces.pop(0)])
-                turns.append(job)
-        self._documents.rotate(-1)
-        self._allowed = allowed if is_shared else 0
+        rows_of = Counter(self._job_of.values())
+        while jobs := [job for job in self._waiting if self._has_free_place(job)]:
+            job = min(jobs, key=rows_of.__getitem__)
+            try:
+                row = next(self._waiting[job], None)
+            except Exception as error:
+                del self._waiting[job]
+                self._jobs.put(job, failure_of(error))
+                self._jobs.cancel(job)
+                continue
+            if row is None:
+                del self._waiting[job]
+                continue
+            rows_of[job] += 1
+            self._job_of[row] = job
+            if row.error:
+                self._fail(row, ApiError(400, row.error))
+            else:
+                self._queue_of(row).waiting.append(row)
 
-    def _may_add_row(self, job: GenerationJob, is_shared: bool) -> bool:
-        """Returns whether the next piece of a document may become a row.
-
-        A document has at most `Place.size` rows. If the batch is full, a piece may still become a
-        waiting row, on two conditions: ordinary requests have rows (`is_shared`), and the document
-        has no waiting row yet. Without a waiting row, the document would get no place, because
-        ordinary requests would take every place that becomes free.
-        """
-        own, queue = self._rows_of(job), self._queues.get(job.settings.num_beams)
-        if queue and len(queue.engine.rows) + len(queue.waiting) >= self._max_batch:
-            return is_shared and own.isdisjoint(queue.waiting) and len(own) < job.place.size
-        return len(own) < job.place.size
+    def _has_free_place(self, job: GenerationJob) -> bool:
+        queue = self._queues.get(job.spec.settings.num_beams)
+        return not queue or len(queue.engine.rows) + len(queue.waiting) < self._max_batch
 
     def step(self) -> None:
         """Runs one step of every batch, and reports the new tokens to the jobs."""
@@ -189,25 +145,25 @@ class GenerationBatches:
         self._new_batches(waiting)
         mx.clear_cache()
 
-    def _new_batches(self, waiting: Sequence[Row]) -> None:
+    def _new_batches(self, waiting: Iterable[Row]) -> None:
         """Makes empty batches, and queues the waiting rows for them."""
         settings = replace(self._decoder.defaults, num_beams=1)
         engine = self._decoder.engine(settings, self._max_batch)
         assert not isinstance(engine, Beams), "one beam is no search"
         engine.on_verified = self._recorder = LogprobRecorder(self._alternatives)
         self._queues = {1: batching.Queue(engine, self._max_batch)}  # by number of beams
-        self._enqueue(waiting)
+        for row in waiting:
+            self._queue_of(row).waiting.append(row)
 
-    def _enqueue(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            beams = row.settings.num_beams
-            if beams not in self._queues:
-                batch = self._decoder.engine(row.settings, self._max_batch)
-                self._queues[beams] = batching.Queue(batch, self._max_batch)
-            self._queues[beams].waiting.append(row)
+    def _queue_of(self, row: Row) -> batching.Queue:
+        beams = row.settings.num_beams
+        if beams not in self._queues:
+            batch = self._decoder.engine(row.settings, self._max_batch)
+            self._queues[beams] = batching.Queue(batch, self._max_batch)
+        return self._queues[beams]
 
     def _alternatives(self, row: Row) -> int | None:
-        return self._job_of[row].logprobs
+        return self._job_of[row].spec.logprobs
 
     def _step(self, batch: Batch) -> None:
         began, rows = self._jobs.clock(), len(batch.rows)
@@ -224,8 +180,8 @@ class GenerationBatches:
             self._fail(row, ApiError(500, error))
             return
         if row.reported == 0 and row.stats.target_calls == 1:
-            self._metrics.first_token_seconds.observe(self._jobs.clock() - job.place.submitted)
-        if not (job.stream or row.finish_reason):
+            self._metrics.first_token_seconds.observe(self._jobs.clock() - job.submitted)
+        if not (job.spec.stream or row.finish_reason):
             return
         chunks = [self._decoder.codec.chunk(text) for text in texts]
         if row.finish_reason:
@@ -238,30 +194,19 @@ class GenerationBatches:
             self._jobs.put(job, chunk)
 
     def _fail(self, row: Row, failure: ApiError) -> None:
-        """Fails a row. If the row is a piece of a document, only the piece fails.
-
-        Otherwise the job fails too, and its other rows leave before the next step.
-        """
+        """Fails a row: a document continues, any other job is cancelled."""
         job = self._job_of[row]
         self._end(row)
         if job.document:
             row.fail(str(failure))
             row.reported = row.decided  # none of its text is reported
             self._jobs.put(job, self._decoder.codec.chunk(row))
-            return
-        self._jobs.cancel(job)
-        self._jobs.put(job, failure)
+        else:
+            self._jobs.cancel(job)
+            self._jobs.put(job, failure)
 
     def _end(self, row: Row) -> None:
-        """Removes a row, and frees places in the queue.
-
-        An ordinary row frees its own places. A document keeps all places until its last row ends.
-        """
-        job = self._job_of.pop(row)
-        if not job.document:
-            self._jobs.release(job, row.settings.num_return_sequences)
-        elif job in self._documents and job.place.whole and not self._has_unfinished_pieces(job):
-            self._leave(job)
+        self._jobs.release(self._job_of.pop(row), row.settings.num_return_sequences)
 
 
 class LogprobRecorder:

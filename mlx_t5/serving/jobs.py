@@ -1,7 +1,7 @@
 """Defines jobs, and the queue that hands them to the thread that owns MLX.
 
-Every request becomes a job in the `JobQueue`. The thread gets new jobs in rounds, the
-iterations of its loop.
+Every request becomes a job in the `JobQueue`. The thread gets new jobs in rounds, the iterations of
+its loop.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
+from mlx_t5.engine.document_batch import DocumentInFlight
 from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Chunk
 from mlx_t5.scoring.pairs import Pair
@@ -20,52 +21,53 @@ from mlx_t5.serving.api_error import ApiError
 LONGEST_RETRY = 60  # maximum of Retry-After in seconds
 REST_SECONDS = 10  # longest wait for work before a round
 
+Event = Chunk | list[Any] | ApiError
 
-@dataclass(eq=False)
-class Place:
-    """A job's place in the queue, and its progress.
+
+@dataclass(eq=False, kw_only=True)
+class QueuedJob:
+    """A job, its places in the queue, and its progress.
 
     Attributes:
-        size: number of places that the job takes in the queue; usually its number of texts. For a
-            document, it is the maximum number of rows at a time.
-        unfinished: number of places that the job still takes; `size` when the job is submitted.
-        cancelled: whether the job is cancelled; set only at the start of a round (loop iteration).
+        size: number of places that the job takes in the queue at most.
+        texts: number of texts; for other jobs than decoding, number of places.
+        put: sends an event to the client: a `Chunk` of a text, the list of all values (scores,
+            vectors), or the `ApiError` that ends the job. The thread that owns MLX calls it, so it
+            must not wait.
+        unfinished: number of texts that are not done.
         submitted: time of submission, by the queue's clock.
-        texts: number of texts that already have a row.
-        pieces: for a document, the source tokens of each submitted piece that has no row yet.
-        whole: for a document, whether all its pieces have been submitted.
-        put: sends an event to the client. The thread that owns MLX calls `put`, which must not
-            wait. An event is a `Chunk` of a text, the list of all values (scores, vectors), or the
-            `ApiError` that ends the job.
     """
 
-    size: int = 1
+    size: int
+    texts: int
+    put: Callable[[Event], None] = lambda event: None
     unfinished: int = 0
-    cancelled: bool = False
     submitted: float = 0.0
-    texts: int = 0
-    pieces: list[list[int]] = field(default_factory=list)
-    whole: bool = False
-    put: Callable[[Chunk | list[Any] | ApiError], None] = lambda event: None
+
+    @property
+    def places(self) -> int:
+        """The number of places that the job still takes in the queue."""
+        return min(self.size, self.unfinished)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class GenerationJob(Job):
-    """A job that decodes prompts, or a document piece by piece.
+@dataclass(eq=False, kw_only=True)
+class GenerationJob(QueuedJob):
+    """A job that decodes prompts.
 
     Attributes:
-        prompts: source tokens of each prompt; empty for a document, whose pieces are in `place`.
-        document: whether the job is a document. If a piece of a document fails, the job continues.
-        place: the job's place in the queue. For a document, it also has the pieces that wait.
+        spec: how the prompts are decoded.
+        prompts: the prompts, as text or token ids.
+        document: the document whose pieces the prompts are. A piece that fails is reported as such,
+            whereas another prompt that fails ends the job.
     """
 
-    prompts: list[list[int]] = field(default_factory=list)
-    document: bool = False
-    place: Place = field(default_factory=Place)
+    spec: Job
+    prompts: Sequence[str | list[int]]
+    document: DocumentInFlight | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class ScoringJob:
+@dataclass(eq=False, kw_only=True)
+class ScoringJob(QueuedJob):
     """A job that needs no decoding: it scores pairs of a prompt and a target, or embeds prompts.
 
     Attributes:
@@ -74,15 +76,15 @@ class ScoringJob:
         pairs: the pairs to score.
         ids: token ids of each prompt to embed.
         normalize: whether to scale vectors to length 1.
-        place: the job's place in the queue.
     """
 
+    size: int = 1
+    texts: int = 1
     kind: str
     prompt_tokens: int
     pairs: list[Pair] = field(default_factory=list)
     ids: list[list[int]] = field(default_factory=list)
     normalize: bool = False
-    place: Place = field(default_factory=Place)
 
     @property
     def count(self) -> int:
@@ -90,13 +92,11 @@ class ScoringJob:
         return len(self.pairs) + len(self.ids)
 
 
-QueuedJob: TypeAlias = GenerationJob | ScoringJob
-
-
 class JobQueue:
     """The jobs that are not done.
 
-    Only the thread that owns MLX calls `next_round`. The other methods may be called in any thread.
+    Only the thread that owns MLX calls `next_round` and `progressed`; the other methods may be
+    called in any thread.
 
     Attributes:
         clock: returns seconds.
@@ -116,9 +116,7 @@ class JobQueue:
         self._changed = threading.Condition()
         self._jobs: dict[QueuedJob, None] = {}  # an ordered set
         self._new: list[QueuedJob] = []
-        # further pieces of documents: job, prompts, whether they are the last
-        self._more: list[tuple[GenerationJob, Sequence[list[int]], bool]] = []
-        self._withdrawn: list[QueuedJob] = []  # cancelled since the last round
+        self._cancelled: list[QueuedJob] = []  # since the last round
         self._progressed = 0.0  # end of the last round, or arrival of the first job after it
         self._closed: str | None = None  # the reason
 
@@ -129,16 +127,15 @@ class JobQueue:
 
     @property
     def admitted(self) -> int:
-        """The number of texts that are not done: those being decoded and those that wait."""
+        """The number of places taken by texts that are being decoded or wait."""
         with self._changed:
-            return sum(job.place.unfinished for job in self._jobs)
+            return sum(job.places for job in self._jobs)
 
     @property
     def waited(self) -> float:
         """How many seconds the jobs have waited for the current round to end; 0 without jobs.
 
-        A round is an iteration of the loop of the thread that owns MLX. The wait begins when the
-        last round ends, or when a job comes to an empty queue.
+        The wait begins when the last round ends, or when a job comes to an empty queue.
         """
         with self._changed:
             return self.clock() - self._progressed if self._jobs else 0.0
@@ -152,30 +149,23 @@ class JobQueue:
         with self._changed:
             if self._closed is not None:
                 raise ApiError(503, self._closed)
-            if self.admitted + job.place.size > self._max_batch + self._max_queue:
+            if self.admitted + job.size > self._max_batch + self._max_queue:
                 seconds = math.ceil(self.admitted / self._max_batch * self.row_seconds)
                 seconds = max(1, min(seconds, LONGEST_RETRY))
                 message, headers = f"try again in {seconds} s", {"Retry-After": str(seconds)}
                 raise ApiError(429, f"the queue is full; {message}", None, "queue_full", headers)
-            place = job.place
-            place.submitted, place.unfinished = self.clock(), place.size
+            job.submitted, job.unfinished = self.clock(), job.texts
             if not self._jobs:
-                self._progressed = place.submitted
+                self._progressed = job.submitted
             self._jobs[job] = None
             self._new.append(job)
-            self._changed.notify()
-
-    def extend(self, job: GenerationJob, prompts: Sequence[list[int]], whole: bool) -> None:
-        """Adds further pieces of a document; `whole`: whether these are the last pieces."""
-        with self._changed:
-            self._more.append((job, prompts, whole))
             self._changed.notify()
 
     def cancel(self, job: QueuedJob) -> None:
         """Cancels a job at the beginning of the next round; does nothing if the job is finished."""
         with self._changed:
-            if job in self._jobs:
-                self._withdrawn.append(job)
+            if job in self._jobs and job not in self._cancelled:
+                self._cancelled.append(job)
                 self._changed.notify()
 
     def close(self, reason: str) -> None:
@@ -189,43 +179,36 @@ class JobQueue:
         with self._changed:
             return list(self._jobs)
 
-    # ---- of the thread that owns MLX -------------------------------------------------------------
+    def next_round(self, busy: bool) -> tuple[list[QueuedJob], list[QueuedJob]] | None:
+        """Waits for new or cancelled jobs unless the thread is busy.
 
-    def next_round(self, busy: bool) -> list[QueuedJob] | None:
-        """Waits for jobs unless the thread is busy; adds pieces to documents; marks cancelled jobs.
-
-        The wait ends after `REST_SECONDS` at the latest, so the returned list may be empty.
+        The wait ends after `REST_SECONDS` at the latest, so both lists may be empty.
 
         Returns:
-            The new jobs; None if the queue is closed and no job is left.
+            The new and the cancelled jobs; None if the queue is closed and no job is left.
         """
         with self._changed:
             ended = lambda: not (self.open or self._jobs)  # noqa: E731
             self._changed.wait_for(
-                lambda: busy or self._new or self._more or self._withdrawn or ended(), REST_SECONDS
+                lambda: busy or self._new or self._cancelled or ended(), REST_SECONDS
             )
-            for document, prompts, whole in self._more:
-                document.place.pieces.extend(prompts)
-                document.place.whole = whole
-            for job in self._withdrawn:
-                job.place.cancelled = True
-            new, self._new, self._more, self._withdrawn = self._new, [], [], []
-            return None if ended() else new
+            new, cancelled, self._new, self._cancelled = self._new, self._cancelled, [], []
+            return None if ended() else (new, cancelled)
 
     def progressed(self) -> None:
-        """Notes that a round (an iteration of the thread's loop) has ended."""
+        """Notes that a round has ended."""
         self._progressed = self.clock()
 
-    def put(self, job: QueuedJob, event: Chunk | list[Any] | ApiError) -> None:
+    def put(self, job: QueuedJob, event: Event) -> None:
         """Sends an event to the client; cancels the job if the server's event loop has ended."""
         try:
-            job.place.put(event)
+            job.put(event)
         except RuntimeError:  # the server's event loop has ended
             self.cancel(job)
 
     def release(self, job: QueuedJob, texts: int) -> None:
-        """Frees places of a job, as many as `texts`; removes the job when it has no place left."""
+        """Counts texts of a job as done; removes the job when it has no text left."""
         with self._changed:
-            job.place.unfinished -= texts
-            if not job.place.unfinished:
+            job.unfinished -= texts
+            if not job.unfinished:
                 self._jobs.pop(job, None)

@@ -9,7 +9,6 @@ import asyncio
 import base64
 import math
 from collections.abc import Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -17,12 +16,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from mlx_t5.scoring.pairs import RERANK_TOKENS, Pair, ranking, relevance_pairs
+from mlx_t5.scoring.pairs import Pair, ranking
 from mlx_t5.serving.api import Request as Body
 from mlx_t5.serving.api import Text, TokenIds
-from mlx_t5.serving.api_error import ApiError
-from mlx_t5.serving.http_server import StrictRoute
 from mlx_t5.serving.jobs import ScoringJob
+from mlx_t5.serving.middleware import StrictRoute
 from mlx_t5.text.prompts import as_list as listed_prompts
 
 if TYPE_CHECKING:
@@ -163,9 +161,10 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     """Returns a vector for each input: usually the mean of the encoder's outputs for the tokens."""
     service = _service(request, body.model)
     prefix = service.task(body.task, body.inputs).prefix
-    ids = await service.tokenizer.token_ids(body.inputs, "input", prefix, service.pooling)
+    ids = await service.token_ids(body.inputs, "input", prefix, service.pooling)
     usage = _usage(ids)
-    job = ScoringJob("embed", usage.prompt_tokens, ids=ids, normalize=bool(body.normalize))
+    normalize = bool(body.normalize)
+    job = ScoringJob(kind="embed", prompt_tokens=usage.prompt_tokens, ids=ids, normalize=normalize)
     vectors = await service.score_or_embed(job, request.receive)
 
     def answer() -> Response:
@@ -181,36 +180,39 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     return await asyncio.to_thread(answer)  # writing millions of numbers takes a while
 
 
-@router.post("/v1/score", tags=["scores"])
-async def score(body: ScoreRequest, request: Request) -> ScoreList:
+@router.post(
+    "/v1/score", response_model=None, responses={200: {"model": ScoreList}}, tags=["scores"]
+)
+async def score(body: ScoreRequest, request: Request) -> Response:
     """Returns how likely the model is to answer a prompt with each target, token by token."""
     service = _service(request, body.model)
     prefix = service.task(body.task, [body.prompt]).prefix
-    (source,) = await service.tokenizer.token_ids([body.prompt], prefix=prefix)
-    targets = await service.tokenizer.token_ids(body.targets, "targets")
+    (source,) = await service.token_ids([body.prompt], prefix=prefix)
+    targets = await service.token_ids(body.targets, "targets")
     pairs = [Pair(tuple(source), tuple(target)) for target in targets]
     usage = _usage([source], targets)
-    job = ScoringJob("score", usage.prompt_tokens, pairs)
+    job = ScoringJob(kind="score", prompt_tokens=usage.prompt_tokens, pairs=pairs)
     scores = await service.score_or_embed(job, request.receive)
-    data = [
-        ScoreEntry(
-            index=i,
-            logprob=score.logprob,
-            tokens=[service.spell(token).text for token in score.tokens],
-            token_logprobs=score.token_logprobs,
-        )
-        for i, score in enumerate(scores)
-    ]
-    return ScoreList(object="list", data=data, model=service.model, usage=usage)
+
+    def answer() -> Response:
+        data = []
+        for i, score in enumerate(scores):
+            tokens = [service.spell(token).text for token in score.tokens]
+            fields = {"logprob": score.logprob, "token_logprobs": score.token_logprobs}
+            data.append(ScoreEntry(index=i, tokens=tokens, **fields))
+        body = ScoreList(object="list", data=data, model=service.model, usage=usage)
+        return Response(body.model_dump_json(), media_type="application/json")
+
+    return await asyncio.to_thread(answer)  # a request may have 300,000 tokens
 
 
 @router.post("/v1/rerank", response_model_exclude_none=True, tags=["scores"])
 async def rerank(body: RerankRequest, request: Request) -> RankList:
     """Ranks documents by their relevance to a query; needs a model trained like monoT5."""
     service = _service(request, body.model)
-    pairs = await _relevance(service, body.query, body.documents)
+    pairs = await service.pairs_to_rank(body.query, body.documents)
     usage = _usage([pair.source for pair in pairs[::2]])
-    job = ScoringJob("rerank", usage.prompt_tokens, pairs)
+    job = ScoringJob(kind="rerank", prompt_tokens=usage.prompt_tokens, pairs=pairs)
     scores = await service.score_or_embed(job, request.receive)
     entries = []
     for ranked in ranking(scores, body.top_n):
@@ -219,32 +221,6 @@ async def rerank(body: RerankRequest, request: Request) -> RankList:
             entry.document = RankedDocument(text=body.documents[ranked.index])
         entries.append(entry)
     return RankList(results=entries, model=service.model, usage=usage)
-
-
-async def _relevance(service: Service, query: str, documents: Sequence[str]) -> list[Pair]:
-    """Returns two pairs per document: its prompt with the target "true", then with "false".
-
-    The prompts of long documents are shortened.
-
-    Raises:
-        ApiError: a text is empty, the query is too long, or the model cannot rank.
-    """
-    tokenizer = service.tokenizer
-    tokenizer.require_short(query, "query")
-    if not query.strip():
-        raise ApiError(400, "the query is empty; write what is looked for", "query")
-    of_documents = relevance_pairs(
-        query,
-        map(tokenizer.beginning, documents),
-        tokenizer.tokenizer,
-        tokenizer.vocab_size,
-        max_prompt_tokens=min(service.limits.prompt_tokens, RERANK_TOKENS),
-    )
-    pairs: list[Pair] = []
-    # One document (two pairs) at a time, so that other clients' texts are tokenized in between.
-    while two := await tokenizer.run(lambda _: list(islice(of_documents, 2)), "documents"):
-        pairs += two
-    return pairs
 
 
 def _usage(prompts: Sequence[Sequence[int]], targets: Sequence[Sequence[int]] = ()) -> ScoringUsage:

@@ -1,42 +1,65 @@
 """Checks requests and submits them to the thread that decodes.
 
-Requests are checked in the event loop; their texts are tokenized in other threads.
+Requests are checked in the event loop. Their texts are tokenized, and documents cut, in other
+threads.
 """
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
 from mlx_t5.checkpoints.pooling import Pooling
 from mlx_t5.engine.codec import CHARACTERS
+from mlx_t5.engine.document_batch import DocumentInFlight, fitted_document
+from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
-from mlx_t5.scoring.pairs import ranks_by
+from mlx_t5.scoring.pairs import RERANK_TOKENS, Pair, ranks_by, relevance_pairs
 from mlx_t5.serving import api
 from mlx_t5.serving.answers import EventStream, TokenSpelling
 from mlx_t5.serving.api_error import ApiError
-from mlx_t5.serving.jobs import GenerationJob, Place, ScoringJob
-from mlx_t5.serving.pieces import HANDED_IN, DocumentStream, Pieces, cut
+from mlx_t5.serving.jobs import GenerationJob, ScoringJob
 from mlx_t5.serving.schemas import Capability, ServedModel
-from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread
 from mlx_t5.settings import SETTINGS, Settings, check_exact
 from mlx_t5.text.documents import Cutting
+from mlx_t5.text.prompts import token_ids
 
 if TYPE_CHECKING:
     from mlx_t5.serving.worker import Worker
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+MAX_PIECES = 5_000  # of a document
 PASSES_A_TEXT = 16  # this many full batches to score or embed count as one text in the queue
 OF_BEAMS = [name for name, s in SETTINGS.items() if s.only_with == "beams" and s.request]
 NO_TASK = Preset("no task")
+NAMES = {"input": "text", "targets": "target"}  # of fields, in messages
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """The limits of a request.
+
+    Attributes:
+        prompt_tokens: maximum number of tokens in a prompt.
+        max_tokens: maximum number of tokens in a generated text, or in a target to score.
+        rows: maximum number of texts that a request may ask for.
+    """
+
+    prompt_tokens: int
+    max_tokens: int
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -104,20 +127,22 @@ class Service:
         self.log_prompts, self.created = log_prompts, int(time.time())
         self._dtype = str(decoder.model.dtype).removeprefix("mlx.core.")
         config, most = decoder.model.config, limits.prompt_tokens
-        facts = decoder.tokenizer, config.vocab_size, limits
-        self.tokenizer, self.documents = TokenizerThread(*facts), TokenizerThread(*facts)
+        self.tokenizer = copy.deepcopy(decoder.tokenizer)  # the worker's thread uses the original
+        self._vocab_size = config.vocab_size
+        self._longest = max(map(len, self.tokenizer.get_vocab()))  # characters of a token
+        self._cutting = asyncio.Lock()  # one document at a time, so that short texts find a thread
         self.max_source_tokens = min(config.n_positions or most, most)
         self.prefixes = config.task_prefixes
         self.pooling: Pooling = decoder.model.pooling
         self._can_decode = decoder.model.can_decode
-        self.spell = TokenSpelling(self.tokenizer.tokenizer)
+        self.spell = TokenSpelling(self.tokenizer)
 
     @property
     def capabilities(self) -> list[Capability]:
         """The endpoints that the model serves, named by the last part of their address."""
         if not self._can_decode:
             return ["embeddings"]
-        ranks: list[Capability] = ["rerank"] if ranks_by(self.tokenizer.tokenizer) else []
+        ranks: list[Capability] = ["rerank"] if ranks_by(self.tokenizer) else []
         return ["completions", "score", *ranks, "embeddings"]
 
     def log_texts(self, results: Sequence[Result]) -> None:
@@ -125,14 +150,75 @@ class Service:
         if self.log_prompts:
             log.info("texts: %r", [result.text for result in results])
 
-    async def cut(self, body: api.TextRequest) -> Pieces:
-        """Prepares to split a request's text, and returns its pieces, which are cut lazily.
+    async def _in_thread(self, param: str, work: Callable[[], T]) -> T:
+        """Calls `work` in another thread; a `UserError` becomes an error of a request's field."""
+        try:
+            return await asyncio.to_thread(work)
+        except UserError as error:
+            raise ApiError(400, str(error), param) from None
 
-        The prompt of each piece begins with the task's prefix and the system message.
+    async def token_ids(
+        self,
+        texts: Iterable[str | Sequence[int]],
+        param: str = "prompt",
+        prefix: str = "",
+        pooling: Pooling | None = None,
+    ) -> list[list[int]]:
+        """Returns the tokens of each text; if a text is clearly too long, no text is tokenized.
+
+        Args:
+            texts: texts or lists of token ids. The ids are only checked.
+            param: the request's field, for errors. The limit is `max_tokens` for "targets", and
+                `prompt_tokens` for all other fields.
+            prefix: a task's prefix, put before every text.
+            pooling: for embeddings, the model's `Pooling`. The pooling's prompt is put before each
+                text, and tokens beyond the pooling's limit are cut off.
 
         Raises:
-            ApiError: the prompt is not one text or cannot be cut, or the request has a field that
-                a split text does not support.
+            ApiError: a text is empty, too long or not valid, or an id is not in the vocabulary.
+        """
+        prefixed: list[Any] = [prefix + text if isinstance(text, str) else text for text in texts]
+        for text in prefixed:
+            self._require_short(text, param)
+        what = NAMES.get(param, param)
+
+        def tokenize() -> list[list[int]]:
+            all_ids = []
+            for text in prefixed:
+                pooled = pooling if isinstance(text, str) and text.strip() else None
+                given = pooled.prompt + text if pooled else text
+                ids = token_ids(given, self.tokenizer, self._vocab_size, what)
+                all_ids.append(pooled.cut(ids) if pooled else ids)
+                self._require_few(len(all_ids[-1]), param)
+            return all_ids
+
+        return await self._in_thread(param, tokenize)
+
+    def _require_short(self, text: str | Sequence[int], param: str) -> None:
+        """Refuses a text whose length alone shows that it has too many tokens."""
+        if not isinstance(text, str):
+            self._require_few(len(text), param)  # checked before the ids
+        elif len(text) > self._most(param) * self._longest:
+            self._require_few(math.inf, param)
+
+    def _most(self, param: str) -> int:
+        return self.limits.max_tokens if param == "targets" else self.limits.prompt_tokens
+
+    def _require_few(self, count: float, param: str) -> None:
+        if count > (most := self._most(param)):
+            option = "--max-tokens" if param == "targets" else "--max-prompt-tokens"
+            message = (
+                f"the {NAMES.get(param, param)} has {'more' if count == math.inf else count} "
+                f"tokens; at most {most} are taken here (the server's {option}); shorten it"
+            )
+            raise ApiError(400, message, param, "context_length_exceeded")
+
+    async def _cut(self, body: api.TextRequest) -> DocumentInFlight:
+        """Cuts a request's text; each prompt begins with the task's prefix and the system message.
+
+        Raises:
+            ApiError: the prompt is not one text, cannot be cut or has too many pieces, or the
+                request has a field that a split text does not support.
         """
         *system, text = body.parts
         fields = {"n": (body.n or 1) > 1, "logprobs": body.alternatives is not None}
@@ -143,14 +229,24 @@ class Service:
                 raise ApiError(400, f"{message} without logprobs or prediction", name)
         prefix = self.task(body.task, []).prefix
         prefix += "".join(part.strip() + " " for part in system).lstrip()
-        cutting = Cutting(
-            body.split or "none",
-            prefix or None,
-            body.source_language or "",
-            file_type=body.file_type or "",
-        )
-        limits = self.max_source_tokens, self.prefixes
-        return await cut(self.documents, text, cutting, *limits, bool(body.speculation))
+        language, file_type = body.source_language or "", body.file_type or ""
+        cutting = Cutting(body.split or "none", prefix or None, language, file_type=file_type)
+
+        def cut() -> DocumentInFlight:
+            limits = self.max_source_tokens, self.prefixes
+            document = fitted_document(text, cutting, self.tokenizer, *limits)
+            if document.doubtful:
+                log.info("a text may begin with a prefix; to use one, send task or system message")
+            return DocumentInFlight(document, MAX_PIECES + 1)
+
+        async with self._cutting:
+            document = await self._in_thread("prompt", cut)
+        if not document.prompts:
+            raise ApiError(400, "there is no word in the text; write what to work on", "prompt")
+        if len(document.prompts) > MAX_PIECES:
+            message = f"the text has more than {MAX_PIECES} pieces; send it in parts"
+            raise ApiError(400, message, "prompt", "context_length_exceeded")
+        return document
 
     async def submit(
         self, body: api.PredictRequest | api.TextRequest, receive: Callable[[], Any]
@@ -165,35 +261,53 @@ class Service:
             ApiError: the request is not valid, or the queue is full or closed.
         """
         self._require_decoder()
-        kind: dict[str, Any] = {}
-        samples, pieces, prompts = 1, None, body.prompts
+        samples, reported, by_token, document = 1, dict[str, Any](), False, None
         if not isinstance(body, api.PredictRequest):
-            samples, kind["by_token"] = body.n or 1, bool(body.speculation)
+            samples, by_token = body.n or 1, bool(body.speculation)
             if body.split in (None, "none"):
-                kind |= {"stream": bool(body.stream), "logprobs": body.alternatives}
+                reported = {"stream": bool(body.stream), "logprobs": body.alternatives}
             else:
-                pieces = await self.cut(body)
-        task = self.task(body.task, prompts)
-        settings = several(self._settings(body, task), body, samples, **kind)
-        size = len(prompts) * samples
-        if pieces:  # rows of the document at a time
-            size = min(pieces.count, self.worker.max_batch, self.limits.rows)
-        if size > self.limits.rows:
+                document = await self._cut(body)
+        task = self.task(body.task, body.prompts)
+        settings = several(self._settings(body, task), body, samples, **reported)
+        prompts: Sequence[Any]
+        if document:
+            prompts = document.prompts
+            size = min(len(prompts), self.worker.max_batch, self.limits.rows)
+        elif (size := len(body.prompts) * samples) > self.limits.rows:
             most = f"more than one request may ask for here ({self.limits.rows})"
             raise ApiError(400, f"{size} texts are {most}; send several", "n")
-        ids = await self.tokenizer.token_ids([] if pieces else prompts, prefix=task.prefix)
+        else:
+            prompts = await self.token_ids(body.prompts, prefix=task.prefix)
         longest = settings.max_tokens * CHARACTERS
         predictions = [body.prediction.text[:longest]] if body.prediction else []
-        kind["predictions"] = await self.tokenizer.token_ids(predictions, "prediction")
+        reported["predictions"] = await self.token_ids(predictions, "prediction")
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
         if self.log_prompts:
-            log.info("prompts: %r", list(prompts))
-        kind |= {"prompts": ids, "document": bool(pieces), "place": Place(size)}
-        job = GenerationJob(settings, seed, samples // settings.num_return_sequences, **kind)
-        if pieces:
-            first = await self.documents.run(lambda _: pieces.draw(HANDED_IN * size))
-            return DocumentStream(pieces, first, self.documents, job, self.worker.jobs, receive)
+            log.info("prompts: %r", list(body.prompts))
+        num_samples, texts = samples // settings.num_return_sequences, len(prompts) * samples
+        spec = Job(settings, seed, num_samples, by_token=by_token, **reported)
+        job = GenerationJob(size=size, texts=texts, spec=spec, prompts=prompts, document=document)
         return EventStream(job, self.worker.jobs, receive)
+
+    async def pairs_to_rank(self, query: str, documents: Sequence[str]) -> list[Pair]:
+        """Returns two pairs per document: its prompt with the target "true", then with "false".
+
+        The prompts of long documents are shortened.
+
+        Raises:
+            ApiError: a text is empty, the query is too long, or the model cannot rank.
+        """
+        self._require_short(query, "query")
+        if not query.strip():
+            raise ApiError(400, "the query is empty; write what is looked for", "query")
+        most = self.limits.prompt_tokens
+        beginnings = [document[: most * self._longest] for document in documents]
+        facts = self.tokenizer, self._vocab_size
+        pairs = relevance_pairs(
+            query, beginnings, *facts, max_prompt_tokens=min(most, RERANK_TOKENS)
+        )
+        return await self._in_thread("documents", lambda: list(pairs))
 
     async def score_or_embed(self, job: ScoringJob, receive: Callable[[], Any]) -> list[Any]:
         """Submits a job that scores or embeds, and returns its scores or vectors.
@@ -209,8 +323,9 @@ class Service:
             self._require_decoder()
         # Limited, so that even the largest request fits into a small, empty queue.
         batches = math.ceil(job.count / self.worker.max_batch / PASSES_A_TEXT)
-        job.place.size = min(batches, self.limits.rows)
-        return await EventStream(job, self.worker.jobs, receive).next()
+        job.size = job.texts = min(batches, self.limits.rows)
+        with closing(EventStream(job, self.worker.jobs, receive)) as stream:
+            return await stream.next()
 
     def require_model(self, name: str | None) -> None:
         """Raises `ApiError` if a request names a model that is not the served one."""
@@ -291,7 +406,6 @@ def several(
     samples: int,
     stream: bool = False,
     logprobs: int | None = None,
-    **_: Any,
 ) -> Settings:
     """Returns the settings that produce `samples` texts per prompt, by beam search or sampling.
 
@@ -307,20 +421,17 @@ def several(
         ApiError: the settings do not allow several texts, streaming or log-probabilities.
     """
     beams, search = f"num_beams is {settings.num_beams}", settings.num_beams > 1
-    if search:
-        refusals = [
-            ("stream", stream, f"{beams}: a text is known at its end; leave stream out"),
-            ("logprobs", logprobs is not None, f"{beams}: beams have none; leave them out"),
-            ("n", samples > settings.num_beams, f"n is {samples} and {beams}; n is too many"),
-        ]
-    else:
-        greedy = f"n is {samples}, but greedy texts would be equal; set temperature above 0"
-        has_beam_settings = not body.settings.keys().isdisjoint(OF_BEAMS)
-        refusals = [
-            ("n", samples > 1 and settings.temp == 0, greedy),
-            ("num_beams", has_beam_settings, f"{' and '.join(OF_BEAMS)} need num_beams above 1"),
-        ]
-    for param, refused, message in refusals:
+    unused = not search and not body.settings.keys().isdisjoint(OF_BEAMS)
+    greedy = not search and samples > 1 and settings.temp == 0
+    equal = f"n is {samples}, but greedy texts would be equal; set temperature above 0"
+    too_many = f"n is {samples} and {beams}; n is too many"
+    for param, refused, message in (
+        ("stream", search and stream, f"{beams}: a text is known at its end; leave stream out"),
+        ("logprobs", search and logprobs is not None, f"{beams}: beams have none; leave them out"),
+        ("n", search and samples > settings.num_beams, too_many),
+        ("n", greedy, equal),
+        ("num_beams", unused, f"{' and '.join(OF_BEAMS)} need num_beams above 1"),
+    ):
         if refused:
             raise ApiError(400, message, param)
     return replace(settings, num_return_sequences=samples) if search else settings

@@ -132,8 +132,7 @@ class Worker:
     def _run(self) -> None:
         try:
             if self._prepare():
-                while (jobs := self._next_round()) is not None:
-                    self._round(jobs)
+                while self._round():
                     self.jobs.progressed()
         except BaseException as error:  # no traceback, as it may show a client's text
             self._broken = True
@@ -142,7 +141,7 @@ class Worker:
             self.jobs.close(BROKEN_MESSAGE if self._broken else STOPPING_MESSAGE)
             for job in self.jobs.unfinished():  # so that no client keeps waiting
                 self.jobs.put(job, ApiError(500, BROKEN_MESSAGE))
-                self.jobs.release(job, job.place.unfinished)
+                self.jobs.release(job, job.unfinished)
             # MLX aborts the process at exit if streams outlive their thread.
             mx.synchronize()
             mx.clear_streams()
@@ -164,28 +163,31 @@ class Worker:
         self._loaded.set_result(decoder)
         return True
 
-    def _next_round(self) -> list[QueuedJob] | None:
-        """Waits for work; returns the new jobs, or None if the queue is closed and empty."""
+    def _round(self) -> bool:
+        """Waits for work and does some of it; returns False if the queue is closed and empty."""
         busy = bool(self._generation or self._scoring)
-        new = self.jobs.next_round(busy)
-        if not (busy or new or self.jobs.admitted):
+        changes = self.jobs.next_round(busy)
+        if changes is None:
+            return False
+        if not (busy or self.jobs.admitted):
             mx.clear_cache()  # after a time without requests, kept buffers are freed
-        return new
-
-    def _round(self, new: list[QueuedJob]) -> None:
+        new, cancelled = changes
         try:
             for job in new:
-                if isinstance(job, GenerationJob):
-                    self._generation.add(job)
-                else:
-                    self._scoring.add(job)
-            self._generation.drop_cancelled()
-            self._scoring.drop_cancelled()
+                self._batches_of(job).add(job)
+            for job in cancelled:
+                self._metrics.cancelled_rows.inc(job.places)
+                self.jobs.release(job, job.unfinished)
+                self._batches_of(job).remove(job)
             self._generation.admit()
             self._scoring.advance()
             self._generation.step()
         except Exception as error:
             self._generation.recover(error)
+        return True
+
+    def _batches_of(self, job: QueuedJob) -> Any:
+        return self._generation if isinstance(job, GenerationJob) else self._scoring
 
 
 class ScoringTurns:
@@ -213,12 +215,9 @@ class ScoringTurns:
         """Queues a job for its turn."""
         self._turns.append((job, self._passes(job)))
 
-    def drop_cancelled(self) -> None:
-        """Removes cancelled jobs."""
-        for job in [job for job, _ in self._turns if job.place.cancelled]:
-            self._jobs.release(job, job.place.size)
-            self._metrics.cancelled_rows.inc(job.place.size)
-        self._turns = deque(turn for turn in self._turns if not turn[0].place.cancelled)
+    def remove(self, job: ScoringJob) -> None:
+        """Removes a job."""
+        self._turns = deque(turn for turn in self._turns if turn[0] is not job)
 
     def advance(self) -> None:
         """Makes one forward pass for the job whose turn it is."""
@@ -235,7 +234,7 @@ class ScoringTurns:
         if outcome is None:
             self._turns.append((job, passes))
         else:
-            self._jobs.release(job, job.place.size)
+            self._jobs.release(job, job.unfinished)
             self._jobs.put(job, outcome)
 
     def _parts(self, job: ScoringJob) -> Iterator[Part]:
@@ -247,7 +246,7 @@ class ScoringTurns:
 
     def _passes(self, job: ScoringJob) -> Iterator[list[Any] | None]:
         """Makes one forward pass per iteration; yields None, or all values after the last pass."""
-        self._metrics.queue_seconds.observe(self._jobs.clock() - job.place.submitted)
+        self._metrics.queue_seconds.observe(self._jobs.clock() - job.submitted)
         values: dict[int, Any] = {}
         for part in self._parts(job):
             values |= dict(part)

@@ -9,8 +9,9 @@ import time
 from dataclasses import replace
 
 from fake_model import FakeModel, random_table, without
+from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Chunk
-from mlx_t5.serving.jobs import GenerationJob, Place
+from mlx_t5.serving.jobs import GenerationJob
 
 V = 7
 ENDLESS = without(random_table(V), 1)
@@ -37,19 +38,20 @@ class Client:
     def __init__(self, worker, decoder):
         self.worker, self.decoder, self.events = worker, decoder, queue.Queue()
 
-    def submit(self, prompts, seed=0, put=None, size=None, whole=True, **settings):
+    def submit(self, prompts, seed=0, put=None, size=None, document=None, samples=1, **settings):
         names = ("stream", "logprobs", "predictions")
         kind = {name: settings.pop(name) for name in names if name in settings}
-        samples, document = settings.pop("samples", 1), settings.pop("document", False)
         settings = replace(self.decoder.defaults, **settings)
         self.count = len(prompts) * samples
-        kind |= {"prompts": [] if document else prompts, "document": document}
-        place = Place(size or self.count, put=put or self.events.put)
-        num_samples = samples // settings.num_return_sequences
-        self.job = GenerationJob(settings, seed, num_samples, place=place, **kind)
+        self.job = GenerationJob(
+            size=size or self.count,
+            texts=self.count,
+            put=put or self.events.put,
+            spec=Job(settings, seed, samples // settings.num_return_sequences, **kind),
+            prompts=prompts,
+            document=document,
+        )
         self.worker.jobs.add(self.job)
-        if self.job.document:
-            self.worker.jobs.extend(self.job, prompts, whole)
         return self
 
     def next(self):

@@ -8,10 +8,10 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from mlx_t5.serving import http_server
+from mlx_t5.serving import middleware
 from mlx_t5.serving.api import ChatRequest, CompletionRequest, PredictRequest
 from mlx_t5.serving.api_error import error_of_validation
-from mlx_t5.serving.http_server import StrictRequest
+from mlx_t5.serving.middleware import StrictRequest
 from mlx_t5.serving.service import several
 from mlx_t5.settings import SETTINGS, Settings
 
@@ -123,7 +123,7 @@ def test_no_garbage_is_collected_while_a_body_is_read(monkeypatch, error):
         if error:
             raise error
 
-    monkeypatch.setattr(http_server, "from_json", look)
+    monkeypatch.setattr(middleware, "from_json", look)
     with pytest.raises(json.JSONDecodeError) if error else contextlib.nullcontext():
         read(b"{}")
     assert (enabled, gc.isenabled()) == ([False], True)

@@ -12,8 +12,7 @@ from mlx_t5.engine.rows import Chunk
 from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.app import create_app
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.service import Service
-from mlx_t5.serving.tokenizing import RequestLimits
+from mlx_t5.serving.service import RequestLimits, Service
 from mlx_t5.text.tokenizer import load_tokenizer
 
 
@@ -36,7 +35,7 @@ DEADLY = {
 
 @pytest.mark.parametrize("broken", DEADLY)
 def test_if_the_thread_dies_every_client_is_told(serve, caplog, monkeypatch, broken):
-    served = serve(max_batch=1)
+    served = serve(max_batch=2)
     decoder = served.decoder
     hold(served.model)
     clients = [served.submit([[2]], max_tokens=50, stream=True)]
@@ -86,7 +85,7 @@ def test_health_reports_a_dead_thread_and_a_hanging_step_over_http(serve):
     tokenizer = load_tokenizer(BUNDLED / "target")
     served = serve(model, 1, 8, tokenizer, start=False, clock=lambda: now[0])
     service = Service(served.worker, RequestLimits(10, 1000, 10), "a model", 0.0)
-    app = create_app(service, Metrics(), None)
+    app = create_app(service, Metrics())
     asyncio.run(die_while_clients_wait(app, served.worker, served.decoder, model, now))
 
 

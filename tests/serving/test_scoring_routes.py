@@ -14,8 +14,7 @@ from decoder import SpeculativeDecoder
 from mlx_t5.checkpoints.generation_config import read_tasks
 from mlx_t5.serving.app import create_app
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.service import Presets, Service
-from mlx_t5.serving.tokenizing import RequestLimits
+from mlx_t5.serving.service import Presets, RequestLimits, Service
 from mlx_t5.serving.worker import Worker
 from model import load
 from serving_process import Asked
@@ -30,7 +29,7 @@ class LocalServer(Asked):
         metrics = Metrics()
         worker = Worker(lambda: decoder, max_batch=2, max_queue=4, metrics=metrics)
         service = Service(worker, RequestLimits(60, 20, 6), name, 0.0, presets=presets)
-        self.http = TestClient(create_app(service, metrics, None), base_url="http://localhost")
+        self.http = TestClient(create_app(service, metrics), base_url="http://localhost")
 
     def __enter__(self):
         self.http.__enter__()
@@ -200,7 +199,7 @@ def test_bad_scoring_requests_are_refused(ranker, path, body, param, message):
 
 
 def test_metrics_count_items_and_requests(ranker):
-    paths = ("/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/models", "/page/page.js")
+    paths = ("/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/models", "/")
 
     def counts():
         kinds = ("embed", "score", "rerank")

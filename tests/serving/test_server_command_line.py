@@ -9,7 +9,6 @@ import pytest
 
 import server as command
 from convert import convert
-from mlx_t5.serving.http_server import listener
 from serving_process import PATIENCE, ROOT
 from standard_error import messages
 
@@ -28,7 +27,7 @@ def test_exact_decoding_needs_a_decoder(tmp_path, capsys):
 
 
 def test_the_listener_lets_asyncio_send_without_delay():
-    with listener("127.0.0.1", 0) as bound:
+    with command.listener("127.0.0.1", 0) as bound:
         assert bound.proto == socket.IPPROTO_TCP, "or asyncio leaves TCP_NODELAY off"
 
 

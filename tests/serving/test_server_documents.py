@@ -122,31 +122,26 @@ def test_only_completions_and_chats_are_split(server):
     assert plain["text"] == "She has two cats." and "pieces" not in plain
 
 
-# ---- pieces in the thread that owns MLX ----------------------------------------------------------
+# ---- rows in the thread that owns MLX ----------------------------------------------------------
 
 
-def test_a_request_goes_before_the_pieces_of_all_documents(serve):
-    served = serve(max_batch=4, max_queue=20)
-    order, gone = [], lambda name: lambda event: order.append(name)
-    many = {"size": 4, "max_tokens": 5, "document": True}
-    first = served.submit_held([[2, 3]] * 40, put=gone("document"), **many)
-    rest = [served.submit([[2, 3]] * 40, put=gone("document"), **many) for _ in range(2)]
-    small = served.submit([[4]], put=gone("small"), max_tokens=5)
+@pytest.mark.parametrize("document", [None, True])
+def test_a_small_request_gets_the_next_free_row(serve, document):
+    """Whether the rows are taken by another client's prompts or by its document."""
+    served = serve(max_batch=4, max_queue=90)
+    order, name = [], lambda name: lambda event: order.append(name)
+    short = {"max_tokens": 5, "num_draft": 0}  # rows that join together end together
+    many = {"document": document, "size": 40, **short}
+    served.submit_held([[2, 3]] * 40, put=name("large"), **many)
+    served.submit([[2, 3]] * 40, put=name("other"), **many)
+    for _ in range(3):
+        served.submit([[4]], put=name("small"), **short)
     served.release()
-    until(lambda: "small" in order)
-    assert order.index("small") <= 4 + 3, "in the batch before it, and beside it"
-    until(lambda: len(order) == 1 + 3 * 40)
-    assert not any(client.job.place.unfinished for client in (first, *rest, small))
-
-
-def test_pieces_that_come_late_are_decoded_and_a_stop_waits_for_them(serve):
-    served = serve(max_batch=2)
-    client = served.submit([[2, 3]], size=1, max_tokens=5, document=True, whole=False)
-    client.next()
-    served.worker.jobs.close("stopping")
-    served.worker.jobs.extend(client.job, [[4]], True)
-    assert len(client.next().result.tokens) == 5
-    until(lambda: served.worker.rows == (0, 0))
+    until(lambda: len(order) == 83)
+    assert order[:4] == ["large"] * 4, "they were in the batch already"
+    assert sorted(order[4:8]) == ["large", "other", "small", "small"], "each job in its turn"
+    assert sorted(order[8:12]) == ["large", "large", "other", "small"]
+    assert sorted(order[12:16]) == ["large", "large", "other", "other"]
 
 
 @pytest.mark.parametrize("stage", ["step", "insert", "logits"])

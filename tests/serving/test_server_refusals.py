@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 
 from fake_serving import kill, raw_request
-from mlx_t5.serving.http_server import MAX_BODY
+from mlx_t5.serving.middleware import MAX_BODY
 from serving_process import Server
 
 KEY = "a secret key"
@@ -217,18 +217,6 @@ def test_a_head_request_answers_as_get_without_the_body(guarded):
         assert (head.status_code, head.content) == (200, b"")
         assert head.headers["content-length"] == get.headers["content-length"]
     assert guarded.http.head("/predict").status_code == 405
-
-
-@pytest.mark.slow
-def test_without_a_key_only_local_host_names_are_accepted(server, guarded):
-    def post(running, host):
-        return running.http.post("/predict", json={"prompt": "x"}, headers={"Host": host})
-
-    for host in ("localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]:8080"):
-        assert post(server, host).status_code == 200
-    for host in ("evil.example", "evil.example:8080", "localhost.evil.example", "[::1", "", "@"):
-        assert "localhost" in refused(post(server, host), 403)
-    assert post(guarded, "behind.a.proxy").status_code == 200, "no page has the key"
 
 
 def test_without_the_key_nobody_learns_what_is_served_and_how_busy_it_is(guarded, server):

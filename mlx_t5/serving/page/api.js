@@ -1,4 +1,5 @@
-// The server's API, as far as the page needs it: the same addresses that every client uses.
+// The server's API, as far as the page needs it: the same addresses that every client uses. They are
+// relative, as the page may stand under a proxy's path.
 
 const KEY = "t5-api-key";
 
@@ -20,7 +21,7 @@ export function hasKey() {
 
 /** The model that is served, with its limits and defaults. */
 export async function model() {
-  const response = await ask("/v1/models");
+  const response = await ask("v1/models");
   return (await response.json()).data[0];
 }
 

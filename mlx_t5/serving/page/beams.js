@@ -44,7 +44,7 @@ export async function search(body, signal) {
   const panel = $("search");
   panel.classList.add("running");
   try {
-    const { choices } = await post("/v1/completions", { ...body, ...wishes(), speculation: true }, signal);
+    const { choices } = await post("v1/completions", { ...body, ...wishes(), speculation: true }, signal);
     show(choices);
   } finally {
     panel.classList.remove("running");

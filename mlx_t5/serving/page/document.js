@@ -34,7 +34,7 @@ async function run() {
   busy(true);
   try {
     const take = (choice) => mine === controller && show(choice, characters);
-    await stream("/v1/chat/completions", body(text), take, mine.signal);
+    await stream("v1/chat/completions", body(text), take, mine.signal);
     if (mine === controller) finish();
   } catch (error) {
     if (!mine.signal.aborted) await complain(error, $("document-error"));

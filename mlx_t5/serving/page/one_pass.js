@@ -43,7 +43,7 @@ function answer(name, ask) {
 
 answer("score", async (post) => {
   const targets = lines("score-targets");
-  const { data } = await post("/v1/score", { prompt: $("score-prompt").value, targets });
+  const { data } = await post("v1/score", { prompt: $("score-prompt").value, targets });
   const best = data.reduce((a, b) => (b.logprob > a.logprob ? b : a));
   $("scores").replaceChildren(...data.map((each) => scored(each, each === best && data.length > 1)));
   return `Done. The likeliest: ${targets[best.index]}`;
@@ -71,7 +71,7 @@ function cell(token, logprob) {
 
 answer("rerank", async (post) => {
   const documents = lines("documents");
-  const { results } = await post("/v1/rerank", { query: $("query").value, documents });
+  const { results } = await post("v1/rerank", { query: $("query").value, documents });
   $("ranks").replaceChildren(...results.map((each) => ranked(each, documents[each.index])));
   return `Done. The most relevant: ${documents[results[0].index]}`;
 });
@@ -96,7 +96,7 @@ answer("embeddings", async (post) => {
     throw new ApiError(400, `There is room for ${MOST_TEXTS} texts here; the API takes more.`);
   }
   const body = { input: texts, normalize: true, encoding_format: "float" };
-  const vectors = (await post("/v1/embeddings", body)).data.map((entry) => entry.embedding);
+  const vectors = (await post("v1/embeddings", body)).data.map((entry) => entry.embedding);
   $("similarities").replaceChildren(...table(texts, vectors));
   return `Done: ${texts.length} vectors of ${vectors[0].length} numbers.`;
 });

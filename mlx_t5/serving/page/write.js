@@ -62,7 +62,7 @@ async function into(panel, body, { signal }) {
     if (panel === panels.speculative) count();
   };
   try {
-    await stream("/v1/completions", body, show, signal);
+    await stream("v1/completions", body, show, signal);
   } finally {
     panel.root.classList.remove("running");
   }
