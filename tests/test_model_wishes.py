@@ -93,7 +93,7 @@ def test_generation_config_gives_defaults(run, wishing):
     ("options", "message"),
     [
         (["--task", "x", "--prompt", "a"], "no task 'x'; it has fixing, french"),
-        (["--task", "fixing"], "--task .* give --prompt or --input-file"),
+        (["--task", "fixing"], "--task requires --prompt or --input-file"),
         (["--adapter-path", "none"], "there is no adapter folder 'none'"),
     ],
 )

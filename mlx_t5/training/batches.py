@@ -66,7 +66,8 @@ def batch_at(
     batches: list[list[int]] = []
     for start in range(0, len(shuffled), BATCHES_AT_ONCE * size):
         near = shuffled[start : start + BATCHES_AT_ONCE * size]
-        lengths = [(len(labeled[i].answer), len(labeled[i].source)) for i in near]
+        # Negative, so that the shortest are first.
+        lengths = [(-len(labeled[i].answer), -len(labeled[i].source)) for i in near]
         batches += [[near[i] for i in group] for group in by_length(lengths, size)]
     rng.shuffle(batches)
     return batches[index]

@@ -107,7 +107,7 @@ BAD_PREDICTIONS = [
         (
             {**PROMPT, "num_beams": 2, "prediction": {**CONTENT, "content": "x"}},
             None,
-            "num_beams is 2: .* leave the prediction out",
+            "num_beams cannot be combined with prediction",
         ),
         ([SECRET], None, "dictionary"),
     ],

@@ -43,7 +43,8 @@ def served(vocab_size, presets=None, exact=False, delta=0.0):
 
 
 @pytest.mark.parametrize(
-    "fields, reason", [({"num_draft": 8}, "room for 7"), ({"delta": 0.1}, "0.1")]
+    "fields, reason",
+    [({"num_draft": 8}, "7 at most"), ({"delta": 0.1}, "delta cannot be combined")],
 )
 def test_a_request_that_exact_decoding_cannot_serve_is_refused(fields, reason):
     service, _ = served(32, exact=True)
@@ -57,7 +58,7 @@ def test_a_request_that_exact_decoding_cannot_serve_is_refused(fields, reason):
 
 
 def test_a_server_whose_defaults_contradict_exact_does_not_start():
-    with pytest.raises(UserError, match="delta is 0.5"):
+    with pytest.raises(UserError, match="delta cannot be combined with exact"):
         served(32, exact=True, delta=0.5)
 
 
