@@ -48,7 +48,9 @@ def test_a_pass_begins_early_only_without_proposals(early, proposals, fed):
 @pytest.mark.parametrize("temp", [0.0, 1.0])
 def test_passes_begin_early_while_a_draft_that_is_wrong_is_not_asked(early, temp):
     model = FakeModel(without(TABLE, EOS), V)
-    engine = Engine(model, drafter(contrary(model.table), model), adaptive=Adaptive(COSTS["a CPU"]))
+    engine = Engine(
+        model, drafter(contrary(model.table), model), adaptive=Adaptive(COSTS["a CPU"].fresh())
+    )
     engine.adaptive.costs.note = lambda *_: None  # fake passes take no time
     passes = []
     take = engine.early.take
