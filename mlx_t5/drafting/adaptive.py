@@ -8,8 +8,9 @@ are compared with the expected tokens of all rows together.
 A few proposals say little about alpha, so alpha has a beta distribution. After `a` accepted and `b`
 rejected proposals, E[alpha^i] = product of (a + j) / (a + b + j) over j = 0, …, i - 1.
 
-A draft that does not pay is not called, but two of its tokens are tried in a text's first step and
-in every 24th step after that, because the text may have become easier to guess.
+A draft that does not pay is not called, but two of its tokens are tried at the beginning of a text,
+for as long as they are accepted, and in every 24th step after that, because the text may have
+become easier to guess.
 
 delta is the leniency of the target's check (sampling/acceptance.py). Rows learn as follows:
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 Offers: TypeAlias = Sequence[Sequence[Offer]]  # of each row: at most one draft and one copy
 
 FADE = 1 - 1 / 80  # weight of an old proposal after each new one
-OTHERS = 12.0  # maximum weight of the prior and of other rows, in proposals
+OTHERS = 14.0  # maximum weight of the prior and of other rows, in proposals
 TRIAL, TRIAL_STEPS = 2, 24  # proposals of a trial; steps from one trial to the next
 
 
@@ -51,11 +52,13 @@ class Experience:
     Attributes:
         counts: numbers of accepted and rejected proposals by kind; older proposals count less.
         rest: number of steps until a draft that does not pay is tried again.
+        promising: of one row, whether nothing that the draft proposed has been rejected.
     """
 
     def __init__(self) -> None:
         """Starts without proposals."""
-        self.counts, self.rest = defaultdict[Kind, np.ndarray](lambda: np.zeros(2)), 0
+        self.counts = defaultdict[Kind, np.ndarray](lambda: np.zeros(2))
+        self.rest, self.promising = 0, True
 
     def expected_tokens(self, kind: Kind, most: int, shared: Experience) -> np.ndarray:
         """Returns a step's mean tokens for each of `NUMBERS`, if at most `most` can be proposed.
@@ -135,13 +138,13 @@ class Adaptive:
         tokens[1] = tokens.max(0)  # in a step with drafts, rows may still copy
         wins = tokens[1] > tokens[0]
         speeds = tokens.sum(1) / seconds
-        # A gain below 3 % is not worth it. No step is faster than a regular one. It may seem so if
+        # A gain below 2 % is not worth it. No step is faster than a regular one. It may seem so if
         # regular steps were measured in a slow moment, and then none would be measured again.
-        speeds[0, 0] = 1.03 * len(group) / seconds.min()
+        speeds[0, 0] = 1.02 * len(group) / min(seconds[0, 0], seconds.flat[speeds.argmax()])
         drafts, n = divmod(int(speeds.argmax()), len(NUMBERS))
-        begin = 2 * sum(rows[i].decided == 0 for i in group) >= len(group)
+        new = [rows[i].experience.promising for k, i in enumerate(group) if wins[k, TRIAL]]
         could_pay = len(group) * np.max((NUMBERS + 1) / seconds[1]) > speeds.max()
-        if not drafts and wins[:, TRIAL].any() and could_pay and (begin or shared.rest <= 1):
+        if not drafts and could_pay and new and (shared.rest <= 1 or 2 * sum(new) >= len(new)):
             drafts, n = 1, TRIAL
         shared.rest = TRIAL_STEPS if drafts else shared.rest - 1
         for k, i in enumerate(group):
@@ -163,6 +166,7 @@ class Adaptive:
             accepted: number of written tokens that were proposals.
         """
         learners = {row.experience, self._shared(row)} if row.settings.num_draft == AUTO else ()
+        row.experience.promising &= accepted >= drafted
         text = written[: len(written) - row.ended]
         for kind, tokens, _ in offers:
             right, wrong = accepted * bool(drafted), accepted < drafted

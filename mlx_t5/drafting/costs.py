@@ -28,8 +28,9 @@ MOST = 15  # maximum number of proposals per row; more are hardly ever all accep
 NUMBERS = np.array((*range(9), 10, 12, MOST))  # the numbers of proposals that are compared
 
 # A measured step corrects its number of proposals by RATE of the deviation, and the next number by
-# RATE * NEAR. The deviation is clamped, as a step may have to wait for other programs.
-RATE, NEAR, CLAMP = 0.1, 0.7, 0.5
+# RATE * NEAR. The deviation is clamped, as a step may have to wait for other programs. Numbers that
+# are not measured return to the table's ratios by FORGET, or one slow step could rule them out.
+RATE, NEAR, CLAMP, FORGET = 0.1, 0.7, 0.5, 0.03
 
 
 class Device(NamedTuple):
@@ -148,9 +149,8 @@ class StepCosts:
         allowed take infinitely long.
         """
         table = self.expected(rows, NUMBERS + 1, np.outer((0, 1), NUMBERS), not measured)
-        seconds = table * np.exp(measured * self.errors.get(rows.bit_length(), 0.0))
-        seconds[:, self.most < NUMBERS] = np.inf
-        return seconds
+        errors = self.errors.get(rows.bit_length(), 0.0) if measured else 0.0
+        return np.where(self.most < NUMBERS, np.inf, table * np.exp(errors))
 
     def note(self, rows: int, gamma: int, passes: int, seconds: float) -> None:
         """Learns from a step with gamma proposals per row, if gamma is one of `NUMBERS`.
@@ -158,11 +158,10 @@ class StepCosts:
         The first step with the same `rows`, `gamma` and `passes` is ignored, as it may have
         compiled kernels.
         """
-        shape = rows, gamma, passes
-        if gamma in NUMBERS and seconds > 0 and shape in self.seen:
+        if gamma in NUMBERS and seconds > 0 and (rows, gamma, passes) in self.seen:
             error = math.log(seconds / self.expected(rows, gamma + 1, passes))
             errors = self.errors.setdefault(rows.bit_length(), np.full((2, len(NUMBERS)), error))
-            own = errors[int(passes > 0)]
-            change = np.clip(error - own[gamma == NUMBERS], -CLAMP, CLAMP)
-            own += RATE * change * NEAR ** abs(NUMBERS - gamma)
-        self.seen.add(shape)
+            own, n = errors[int(passes > 0)], gamma == NUMBERS
+            own += RATE * np.clip(error - own[n], -CLAMP, CLAMP) * NEAR ** abs(NUMBERS - gamma)
+            errors += FORGET * (own[n] - errors)
+        self.seen.add((rows, gamma, passes))

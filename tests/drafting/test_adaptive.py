@@ -77,7 +77,7 @@ def test_a_table_that_is_wrong_by_half_is_corrected(machine, factor):
 
     for alpha in (0.0, 0.6, 0.95):
         make = lambda s, a=alpha: lines([a], 200, s)  # noqa: E731
-        assert over_the_best(table(machine, wrong), make, 4) <= 1.2
+        assert over_the_best(table(machine, wrong), make, 4) <= 1.3
 
 
 @pytest.mark.slow
@@ -273,7 +273,7 @@ def test_a_given_number_is_proposed_up_to_the_end_of_text_or_copy():
 
 def test_steps_with_catching_up_or_sampling_teach_no_cost():
     adaptive = Adaptive(COSTS["a CPU"].fresh())
-    greedy, draft = row("auto", 1, max_tokens=200), [[Offer(DRAFT, None, 5)]]
+    greedy, draft = row("auto", max_tokens=200), [[Offer(DRAFT, None, 5)]]
     lengths = set()
     for _ in range(100):
         (choice,) = adaptive.choose([greedy], draft)

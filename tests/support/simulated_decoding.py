@@ -88,10 +88,6 @@ class Line:
         return not self.sampled and not self.delta
 
     @property
-    def decided(self):
-        return self.place
-
-    @property
     def tokens(self):
         return len(next(iter(self.right.values())))
 
