@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -35,7 +34,8 @@ import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.drafting.adaptive import Adaptive
-from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.drafting.costs import StepCosts
+from mlx_t5.drafting.draft_model import DRAFT, DraftModel
 from mlx_t5.drafting.proposals import Drafter, Offer, Proposal
 from mlx_t5.drafting.source_copy import predicting
 from mlx_t5.engine import batching, document_batch
@@ -91,20 +91,13 @@ class Engine(Batch):
         """
         super().__init__(target, drafter, clock)
         self.offers: Sequence[Sequence[Offer]] = ()
-        self.adaptive = adaptive or Adaptive.of(target, drafter)
+        self.adaptive = adaptive or Adaptive(StepCosts(target, drafter.model if drafter else None))
         self.early = EarlyPass.of(target)
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
     def forget(self) -> None:
         """Discards what was learned from sampled rows; keeps what was learned from greedy rows."""
         self.adaptive = self.adaptive.fresh()
-
-    def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
-        """Adds rows as `Batch.insert` does; the draft may encode them too (`Adaptive.drafts`)."""
-        super().insert(rows, ahead)
-        if self.drafter and self.adaptive.drafts(rows):
-            with suppress(RuntimeError, MemoryError):  # the rows are in; the draft reads later
-                self.drafter.read()
 
     def step(self) -> None:
         """Drafts, verifies, accepts and commits once; finished rows leave the batch."""
@@ -184,7 +177,8 @@ class Engine(Batch):
             new, count = row.commit(tokens[: accepted + 1], drafted, writer, eos)
             row.stats.decode_seconds += seconds
             if self.drafter:
-                self.adaptive.note(row, self.offers[i], self.choices[i], new, count)
+                by_draft = drafted if writer == DRAFT.writer else 0
+                self.adaptive.note(row, self.offers[i], by_draft, new, count)
         if self.drafter:
             if self.adaptive.shape:
                 self.adaptive.costs.note(*self.adaptive.shape, seconds)
@@ -459,5 +453,6 @@ class SpeculativeDecoder:
         if settings.num_beams > 1:
             return Beams(self.model, settings.num_beams, self.clock)
         drafter = self.drafter.fresh() if self.drafter else None
-        self.adaptive = self.adaptive or Adaptive.of(target, drafter)
-        return Engine(target, drafter, self.clock, self.adaptive.fresh())
+        engine = Engine(target, drafter, self.clock, self.adaptive and self.adaptive.fresh())
+        self.adaptive = self.adaptive or engine.adaptive
+        return engine

@@ -65,7 +65,7 @@ class Worsened:
         self.drafter, self.wrong, self.model = drafter, wrong, drafter.model
         self.random = np.random.default_rng(0)
         self.offers, self.insert = drafter.offers, drafter.insert
-        self.read, self.note, self.keep = drafter.read, drafter.note, drafter.keep
+        self.note, self.keep = drafter.note, drafter.keep
 
     def fresh(self) -> Worsened:
         return Worsened(self.drafter.fresh(), self.wrong)

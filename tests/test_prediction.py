@@ -80,7 +80,9 @@ def test_a_prediction_is_found_again_after_an_edit(regular, text):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_draft", [5, "auto"])
-def test_a_prediction_that_is_nonsense_is_soon_left_alone(pair, num_draft, monkeypatch):
+def test_a_prediction_that_is_nonsense_is_soon_left_alone(
+    pair, num_draft, monkeypatch, costs_of_a_cpu
+):
     target, draft, tokenizer = pair
     decode, seconds = target.decode, [0.0]
 

@@ -78,7 +78,7 @@ class DraftModel:
         return DraftModel(self.model, self.target, self.vocabulary)
 
     def insert(self, sources: Rows, states: Sequence[mx.array] | None = None) -> None:
-        """Adds rows; their sources are encoded by `read` or at the first proposal."""
+        """Adds rows; their sources are encoded at the first proposal."""
         config = self.model.config
         unknown, pad = config.vocab_size, config.pad_token_id
         self.sources += [[t if t < unknown else pad for t in source] for source in sources]
@@ -105,6 +105,10 @@ class DraftModel:
         if gamma == 0:
             return None
         self.note(committed)  # proposals that were not verified are forgotten
+        try:
+            self._read()
+        except (RuntimeError, MemoryError):
+            return None  # no memory: the target decodes without proposals
         logits = self._catch_up(committed)
         process, vocabulary = sampling.processing, self.vocabulary
         history = History.align(committed) if process else None
@@ -160,7 +164,7 @@ class DraftModel:
         else:
             self.cache = None
 
-    def read(self) -> None:
+    def _read(self) -> None:
         """Computes the cross-attention keys and values of sources not read so far.
 
         A draft that shares its target's encoder uses the target's encoder states; any other draft
@@ -187,8 +191,6 @@ class DraftModel:
         accepted, the cache also lacks the last proposal. Rows that lack fewer tokens than others
         are padded. Later tokens overwrite the padding's slots before any query can see them.
         """
-        if self.waiting:
-            self.read()
         pending = [list(row[fed:]) for fed, row in zip(self.fed, committed, strict=True)]
         width = max(map(len, pending))
         tokens = mx.array([row + [0] * (width - len(row)) for row in pending], mx.int32)

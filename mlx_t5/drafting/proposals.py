@@ -62,6 +62,13 @@ class Offer(NamedTuple):
     tokens: Sequence[int] | None = None
     unread: int = 0
 
+    def choice(self, length: int) -> Choice:
+        """Returns the choice of this offer's first `length` tokens."""
+        if self.tokens is None:
+            return Choice(length, length)
+        copied = self.tokens[:length]
+        return Choice(len(copied), 0, copied)
+
 
 class Choice(NamedTuple):
     """What a row proposes in a step.
@@ -126,9 +133,6 @@ class Drafter(Protocol):
             states: the target's encoder output (source tokens, d_model) of each source, for drafts
                 that use it.
         """
-
-    def read(self) -> None:
-        """Makes a draft model encode the sources of new rows now, not at the first proposal."""
 
     def offers(self) -> Sequence[Sequence[Offer]]:
         """Returns for each row at most one offer of draft tokens and one of copied tokens."""

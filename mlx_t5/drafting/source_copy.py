@@ -196,9 +196,6 @@ class SourceCopy:
         known = sources if self.lookup else [()] * len(sources)
         self.alignments += [Alignment(s, len(task_prefix(s, self.tokenizer))) for s in known]
 
-    def read(self) -> None:
-        """Does nothing, as no draft model has to encode the sources."""
-
     def offers(self) -> Sequence[Sequence[Offer]]:
         """Returns for each row an offer of copied tokens, or none if it has nothing to copy."""
         offers = (alignment.find() for alignment in self.alignments)
@@ -246,10 +243,6 @@ class CopyOrDraft:
         """Adds the rows to both drafters; see `Drafter.insert`."""
         self.copy.insert(sources)
         self.draft.insert(sources, states)
-
-    def read(self) -> None:
-        """Makes the draft model encode the sources of new rows now."""
-        self.draft.read()
 
     def offers(self) -> Sequence[Sequence[Offer]]:
         """Returns the offers of both drafters."""

