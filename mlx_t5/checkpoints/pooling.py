@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,8 +20,6 @@ from mlx_t5.checkpoints.writing import require_own
 from mlx_t5.disk import MODULE_FOLDER, MODULES, SENTENCE_SETTINGS, read_object
 from mlx_t5.errors import UserError, shown
 
-_ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {"Identity": lambda x: x, "Tanh": mx.tanh}
-
 
 @dataclass(frozen=True)
 class Pooling:
@@ -31,7 +28,7 @@ class Pooling:
     Attributes:
         weight: the dense layer's weight (width, d_model); None without a dense layer.
         bias: the dense layer's bias (width,) or 0.
-        activation: the dense layer's, a key of `_ACTIVATIONS`.
+        has_tanh: whether the dense layer's activation is tanh.
         normalize: whether vectors are scaled to length 1.
         max_tokens: number of tokens to which a text is cut, including the end token, or None.
         prompt: the prefix of every text.
@@ -39,7 +36,7 @@ class Pooling:
 
     weight: mx.array | None = None
     bias: mx.array | float = 0.0
-    activation: str = "Identity"
+    has_tanh: bool = False
     normalize: bool = False
     max_tokens: int | None = None
     prompt: str = ""
@@ -49,16 +46,16 @@ class Pooling:
         vectors = (states.astype(mx.float32) * weights[..., None]).sum(axis=1)
         vectors /= weights.sum(axis=1)[:, None]
         if self.weight is not None:
-            vectors = _ACTIVATIONS[self.activation](vectors @ self.weight.T + self.bias)
+            vectors = vectors @ self.weight.T + self.bias
+            vectors = mx.tanh(vectors) if self.has_tanh else vectors
         return normalized(vectors) if self.normalize else vectors
 
     def width(self, d_model: int) -> int:
         return d_model if self.weight is None else len(self.weight)
 
     def cut(self, ids: list[int]) -> list[int]:
-        if self.max_tokens is None or len(ids) <= self.max_tokens:
-            return ids
-        return [*ids[: self.max_tokens - 1], ids[-1]]
+        most = self.max_tokens or len(ids)
+        return ids if len(ids) <= most else [*ids[: most - 1], ids[-1]]
 
 
 def normalized(vectors: mx.array) -> mx.array:
@@ -78,30 +75,30 @@ def read_pooling(folder: Path, d_model: int) -> Pooling:
     optional = [kind for kind in ("Dense", "Normalize") if kind in kinds]
     if kinds != ["Transformer", "Pooling", *optional] or modules[0][1] != "" or not own:
         raise _refused(folder / MODULES, "modules", " ".join(map(str, kinds)))
-    files = [folder / name for name in (*SENTENCE_SETTINGS, "tokenizer_config.json")]
-    reading, general, tokenizer = (
+    names = f"{modules[1][1]}/config.json", *SENTENCE_SETTINGS, "tokenizer_config.json"
+    files = [folder / name for name in names]
+    pooling, reading, general, tokenizer = (
         read_object(file, "fetch it again") if file.is_file() else {} for file in files
     )
-    pooling = read_object(folder / modules[1][1] / "config.json", "fetch it again")
     # Before version 6 there is a flag for each mode instead of `pooling_mode`.
     flags = [name for name in pooling if name.startswith("pooling_mode_") and pooling[name] is True]
     mode = pooling.get("pooling_mode", flags or "mean")
     if mode not in ("mean", ["mean"], ["pooling_mode_mean_tokens"]):
         raise _refused(folder, "pooling_mode", mode)
-    if pooling.get("include_prompt") is False:
-        raise _refused(folder, "include_prompt", False)
-    for entries, name in ((reading, "do_lower_case"), (general, "truncate_dim")):
-        if entries.get(name):
-            raise _refused(folder, name, entries[name])
+    plain = {"include_prompt": True, "do_lower_case": False, "truncate_dim": None}
+    for name, value in {**plain, **pooling, **reading, **general}.items():
+        if name in plain and value not in (plain[name], None):
+            raise _refused(folder, name, value)
     limit = reading.get("max_seq_length") or tokenizer.get("model_max_length")
     # transformers writes 1e30 for no limit.
     max_tokens = limit if type(limit) is int and 0 < limit < 1e20 else None
-    prompts, default = general.get("prompts") or {}, general.get("default_prompt_name")
-    if default is not None and not isinstance(prompts.get(default), str):
-        raise UserError(f"{files[1]} has no prompt {shown(default)}: fetch it again")
+    default = general.get("default_prompt_name")
+    prompt = "" if default is None else (general.get("prompts") or {}).get(default)
+    if not isinstance(prompt, str):
+        raise _refused(folder, "default_prompt_name", default)
     dense = _dense(folder / modules[2][1], d_model) if "Dense" in kinds else Pooling()
-    return replace(dense, normalize="Normalize" in kinds, max_tokens=max_tokens,
-                   prompt=prompts.get(default, ""))  # fmt: skip
+    is_unit = "Normalize" in kinds
+    return replace(dense, normalize=is_unit, max_tokens=max_tokens, prompt=prompt)
 
 
 def copy_modules(source: Path, target: Path) -> None:
@@ -115,14 +112,13 @@ def copy_modules(source: Path, target: Path) -> None:
 def _dense(module: Path, d_model: int) -> Pooling:
     raw = read_object(module / "config.json", "fetch it again")
     activation = str(raw.get("activation_function", "torch.nn.Tanh")).rpartition(".")[2]
-    if activation not in _ACTIVATIONS:
+    if activation not in ("Identity", "Tanh"):
         raise _refused(module, "activation_function", activation)
     weights = {name: as_array(t).astype(mx.float32) for name, t in read_weights(module)[0].items()}
-    weight, bias = weights.pop("linear.weight", None), weights.pop("linear.bias", mx.array(0.0))
-    if weights or weight is None or weight.shape[1:] != (d_model,):
+    weight, bias = weights.pop("linear.weight", mx.zeros(1)), weights.pop("linear.bias", 0.0)
+    if weights or weight.shape[1:] != (d_model,):
         raise UserError(f"{module} does not fit the encoder: fetch it again")
-    mx.eval(weight, bias)
-    return Pooling(weight, bias, activation)
+    return Pooling(weight, bias, activation == "Tanh")
 
 
 def _refused(where: Path, name: str, value: object) -> UserError:

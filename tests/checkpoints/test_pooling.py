@@ -97,7 +97,7 @@ _, GENERAL, _ = SETTINGS.values()
         ([pooling("mean"), dense(64, 8)], None, {}, "2_Dense does not fit the encoder"),
         ([pooling("mean"), dense()], DENSE, {"activation_function": "os.system"}, "system is not"),
         ([pooling("mean")], GENERAL, {"truncate_dim": 8}, "truncate_dim 8 is not"),
-        ([pooling("mean")], GENERAL, {"default_prompt_name": "q"}, "has no prompt q"),
+        ([pooling("mean")], GENERAL, {"default_prompt_name": "q"}, "default_prompt_name q is not"),
     ],
 )
 def test_other_modules_and_settings_are_refused(tmp_path, modules, file, entries, message):
