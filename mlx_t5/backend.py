@@ -239,7 +239,7 @@ def cpu_only() -> bool:
 
 
 def device_info() -> dict[str, Any]:
-    """MLX's facts about the device; a rehearsing CPU adds memory, as Metal reports it."""
+    """MLX's facts about the device; with `T5_REHEARSE` a CPU adds memory, as Metal reports it."""
     facts = dict(mx.device_info())
     if on_cpu() and not cpu_only():
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -126,7 +126,7 @@ class Setting:
     default: Any
     range: Range
     help: str
-    only_with: Literal["sampling", "beams"] | None = None  # has no effect elsewhere
+    only_with: Literal["sampling", "beams"] | None = None  # no effect in other modes
     config: tuple[str, ...] = ()  # names in generation_config.json; the last one present counts
     request: str = ""  # name in the server's requests; "" if they do not have it
     flag: str = ""  # the short form of its command line option

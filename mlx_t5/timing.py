@@ -59,7 +59,7 @@ class Timed:
         return Timed(chosen(self.seconds), chosen(self.tokens), chosen(self.outcomes))
 
     def seconds_a_token(self) -> float:
-        """From the medians over the repeats."""
+        """Computed from the medians over the repeats."""
         return median_total(self.seconds) / median_total(self.tokens)
 
     def repeats_a_token(self) -> list[float]:
