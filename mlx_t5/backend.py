@@ -4,19 +4,19 @@ Every module imports MLX from this one, so that the environment is always set fi
 
     from mlx_t5.backend import mx, nn
 
-MLX's CPU wheel for Linux has a reference BLAS. It runs on one core, and multiplying six rows by a
-matrix takes six times as long as multiplying one row, so speculative decoding would not be faster.
-So a faster library is loaded before MLX, with RTLD_GLOBAL; MLX then uses that library:
+MLX's CPU wheel for Linux has a reference BLAS on one core, where six rows take six times as long as
+one, so speculative decoding would gain nothing. A faster library is therefore loaded first, with
+RTLD_GLOBAL, and MLX uses that:
 
 1. Intel's MKL, which `requirements.txt` installs on x86-64. For few rows it reads weights at the
-   memory's speed, on AMD processors too. Here MKL uses TBB's threads, which sleep when idle. MKL's
-   OpenMP threads would spin and take a core from MLX between multiplications (docs/performance.md).
-2. OpenBLAS, if the system has it. It does not recognize processors that are newer than its
-   release, so its kernels are chosen here.
+   memory's speed, on AMD processors too. It runs on TBB's threads, which sleep when idle; OpenMP's
+   would spin and take a core from MLX between multiplications (docs/performance.md).
+2. OpenBLAS, if the system has it. It does not recognize processors newer than its release, so its
+   kernels are chosen here.
 
 On an NVIDIA GPU, MLX compiles some kernels at their first use, in 3 to 4 s each, and keeps them in
-a folder (see mlx/backend/cuda/jit_module.cpp): by default in the system's temporary folder, which
-all users share and the system empties. So `keep_kernels` chooses a folder in the user's cache.
+the shared temporary folder (mlx/backend/cuda/jit_module.cpp), which the system empties; so
+`keep_kernels` chooses a folder in the user's cache.
 """
 
 from __future__ import annotations
@@ -92,8 +92,7 @@ def load_blas(
         cpu_flags: returns the processor's flags; None reads them from Linux.
 
     Returns:
-        The library's name, version and kernels, as in "OpenBLAS 0.3.21, SkylakeX kernels". None if
-        no library was loaded and MLX's own BLAS stays in use.
+        Name, version and kernels, as in "OpenBLAS 0.3.21, SkylakeX kernels"; None keeps MLX's own.
 
     Raises:
         UserError: the user's choice is not among `BLAS_CHOICES`, or that library is not installed.
@@ -127,11 +126,8 @@ def find_mkl() -> Path:
 
 
 def load_mkl(path: Path, loader: Loader, environment: MutableMapping[str, str]) -> str:
-    """Loads MKL with TBB's threads, unless `MKL_THREADING_LAYER` names other threads.
-
-    MKL loads its other parts only when it multiplies for the first time, and ends the process if
-    one is missing. So its folder must have TBB, which is loaded first, and MKL's part for TBB.
-    """
+    """Loads MKL with TBB's threads, unless `MKL_THREADING_LAYER` names other threads."""
+    # MKL loads its other parts at the first product, and ends the process if one is missing.
     beside = sorted(path.parent.iterdir())
     _first(beside, "libmkl_tbb_thread.so")
     loader(str(_first(beside, "libtbb.so.")))
@@ -159,7 +155,6 @@ class _MklVersion(ctypes.Structure):
 def load_openblas(
     loader: Loader, environment: MutableMapping[str, str], cpu_flags: set[str]
 ) -> str:
-    """Loads the system's OpenBLAS with the best kernels that the processor can run."""
     best = next((name for name, needed in OPENBLAS_KERNELS.items() if needed <= cpu_flags), None)
     unset = CORETYPE not in environment
     if best and unset:
@@ -211,15 +206,7 @@ from mlx.utils import tree_unflatten as tree_unflatten  # noqa: E402
 
 
 def choose_device(wish: str, choose: Callable[[Any], None] = mx.set_default_device) -> None:
-    """Sets MLX's default device to the user's choice; "" keeps MLX's default.
-
-    Args:
-        wish: "cpu", "gpu" or "".
-        choose: sets MLX's device, and raises `ValueError` if there is no such device.
-
-    Raises:
-        UserError: there is no such device.
-    """
+    """Sets MLX's default device; "" keeps MLX's own choice."""
     if wish not in ("", "cpu", "gpu"):
         raise UserError(f"{DEVICE} must be cpu or gpu, not {wish:.40}")
     try:
@@ -233,30 +220,26 @@ choose_device(os.environ.get(DEVICE, ""))
 
 
 def on_cpu() -> bool:
-    """Returns whether MLX computes on the CPU: there is no GPU, or the user chose the CPU."""
+    """Whether MLX computes on the CPU: there is no GPU, or the user chose the CPU."""
     return mx.default_device().type == mx.cpu
 
 
 def on_cuda() -> bool:
-    """Returns whether MLX computes on an NVIDIA GPU."""
     return mx.cuda.is_available() and not on_cpu()  # is_available only says how MLX was built
 
 
 def cpu_only() -> bool:
-    """Returns whether to use the CPU's code paths: `on_cpu()`, unless `T5_REHEARSE` is set.
+    """Whether to use the CPU's code paths: `on_cpu()`, unless `T5_REHEARSE` is set.
 
     `T5_REHEARSE` makes a CPU use a GPU's code paths: compiled layers, padded sources, memory
     checks, and passes that start before Python has read the previous pass's token (early_pass.py).
-    The default type stays float32: CPUs are slow with other types.
+    The default type stays float32, because CPUs are slow with other types.
     """
     return on_cpu() and not os.environ.get(REHEARSE)
 
 
 def device_info() -> dict[str, Any]:
-    """Returns MLX's facts about the device.
-
-    On a CPU with `T5_REHEARSE` set, adds facts about memory, as Metal would report them.
-    """
+    """MLX's facts about the device; with `T5_REHEARSE` a CPU adds memory, as Metal reports it."""
     facts = dict(mx.device_info())
     if on_cpu() and not cpu_only():
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -266,12 +249,11 @@ def device_info() -> dict[str, Any]:
 
 
 def blas_name() -> str:
-    """Returns the name of the CPU's BLAS, with its version and kernels if they are known."""
     return "Accelerate" if sys.platform == "darwin" else _loaded or REFERENCE_BLAS
 
 
 def device_name() -> str:
-    """Returns the device's name; for a CPU, also the number of its cores and its BLAS."""
+    """The device's name; for a CPU, also the number of its cores and its BLAS."""
     name = str(mx.device_info().get("device_name", "unknown"))
     if not on_cpu():
         return name
@@ -279,13 +261,7 @@ def device_name() -> str:
 
 
 def hint(blas_in_use: str, wish: str, cpu: bool) -> str:
-    """Returns advice to install a faster BLAS, or "".
-
-    Args:
-        blas_in_use: the result of `blas_name`.
-        wish: the user's choice of a BLAS, from the environment; "" if there is none.
-        cpu: the result of `on_cpu`.
-    """
+    """Advice to install a faster BLAS, or ""."""
     if blas_in_use != REFERENCE_BLAS or wish or not cpu:
         return ""
     return (
@@ -295,11 +271,7 @@ def hint(blas_in_use: str, wish: str, cpu: bool) -> str:
 
 
 def prepare_cuda(environment: MutableMapping[str, str]) -> None:
-    """Makes MLX keep an NVIDIA GPU's compiled kernels; does nothing on other devices.
-
-    Raises:
-        UserError: MLX chose a GPU, but there is none.
-    """
+    """Makes MLX keep an NVIDIA GPU's compiled kernels; does nothing on other devices."""
     if not on_cuda():
         return
     facts = mx.device_info()
@@ -314,16 +286,13 @@ def prepare_cuda(environment: MutableMapping[str, str]) -> None:
 def keep_kernels(
     environment: MutableMapping[str, str], version: str, facts: Mapping[str, Any]
 ) -> None:
-    """Makes MLX keep compiled kernels in the user's cache folder, unless the user chose another.
-
-    A kernel's file name does not tell the GPU's architecture (such as "sm_90"), so the folder is
-    named after it. Nothing is set if the folder cannot be made or written to.
-    """
+    """Makes MLX keep compiled kernels in the user's cache folder, unless the user chose another."""
     if "architecture" not in facts:
         return
     with contextlib.suppress(OSError, RuntimeError):  # no home folder, or no access to it
         user_cache = environment.get("XDG_CACHE_HOME", "")
         home = Path(user_cache) if os.path.isabs(user_cache) else Path.home() / ".cache"
+        # A kernel's file name does not tell the architecture, such as sm_90; so the folder does.
         folder = home / "mlx" / version / "ptx" / str(facts["architecture"])
         before = Path(environment.get(KERNEL_FOLDER) or folder)
         if before.parts[:-3] == folder.parts[:-3]:  # not set, or set by the parent process

@@ -46,12 +46,7 @@ PARTIAL = ".partial-"  # prefix of a file that is being written
 
 
 def absolute(name: str | Path) -> Path:
-    """Returns the absolute form of a path that a user has typed, with `~` and links resolved.
-
-    Raises:
-        UserError: the path is impossible, because its `~NAME` names no user, its links form a
-            circle, or the disk does not accept the name.
-    """
+    """The absolute form of a path that a user has typed, with `~` and links resolved."""
     try:
         path = Path(name).expanduser().resolve()
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -63,11 +58,7 @@ def absolute(name: str | Path) -> Path:
 
 
 def read_object(path: Path, cure: str) -> dict[str, Any]:
-    """Returns the JSON object in a file; `cure` ends the error if the file cannot be read.
-
-    Raises:
-        UserError: the file is missing or damaged, or holds something else than an object.
-    """
+    """The JSON object in a file; `cure` ends the error if the file cannot be read."""
     if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
         raise UserError(f"{path} is not a regular file; {cure}")
     try:
@@ -82,7 +73,7 @@ def read_object(path: Path, cure: str) -> dict[str, Any]:
 
 
 def is_macos_file(name: str) -> bool:
-    """Returns whether macOS itself makes files of this name (`.DS_Store`, AppleDouble's `._*`)."""
+    """Whether macOS makes files of this name by itself."""
     return name == ".DS_Store" or name.startswith("._")
 
 
@@ -96,7 +87,7 @@ def flush(descriptor: int) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flushes a file, or a folder's entries if the disk supports that; see `flush`."""
+    """Flushes a file, or a folder's entries if the disk supports that."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         flush(descriptor)
@@ -108,11 +99,7 @@ def sync(path: Path) -> None:
 
 
 def lock(descriptor: int) -> bool:
-    """Locks an open file or folder for this process, until the file is closed.
-
-    Returns:
-        False if another process has locked it, else True, also on file systems without locks.
-    """
+    """Locks an open file or folder until it is closed; False if another process has the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:  # any other error: the file system has no locks
@@ -126,12 +113,12 @@ def replace_file(
     """Writes a file under a temporary name, and renames it once it is on the disk.
 
     Args:
-        path: the file.
+        path: the file; if it cannot be written, an existing one stays.
         write: writes the file under the given temporary name, which has the suffix of `path`.
         cure: end of the error message, after "make room there and".
 
     Raises:
-        UserError: the file cannot be written; an existing file at `path` stays.
+        UserError: the file cannot be written.
     """
     partial = path.with_name(f"{PARTIAL}{path.name}")
     try:

@@ -30,28 +30,22 @@ class UserError(ValueError):
 
 
 def log(line: str) -> None:
-    """Prints a line on standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
 def shown(value: object, longest: int = 100) -> str:
-    """Returns a value for an error message: short, and without terminal control characters.
-
-    Args:
-        value: a text; for any other value, its `repr` is used.
-        longest: maximum number of characters.
-    """
+    """A value for an error message: a text or its `repr`, short and without control characters."""
     text = value if isinstance(value, str) else reprlib.repr(value)
     return _printable(text if len(text) <= longest else f"{text[: longest - 1]}…")
 
 
 def readable(size: float) -> str:
-    """Returns a size in bytes as text: in GB, or in MB below 0.1 GB."""
+    """A size in bytes as text: in GB, or in MB below 0.1 GB."""
     return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
 def reason(error: BaseException) -> str:
-    """Returns the first line of an exception's message, without error numbers and MLX's "[tag]"."""
+    """The first line of an exception's message, without error numbers and MLX's "[tag]"."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     text = re.sub(r"^\[[\w:]+\] ", "", str(error).strip().split("\n")[0])
@@ -59,7 +53,6 @@ def reason(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an exception means that the machine or the GPU has run out of memory."""
     if isinstance(error, MemoryError):
         return True
     text = str(error).lower()

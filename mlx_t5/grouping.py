@@ -20,16 +20,13 @@ def by_length(
     batch_size: int,
     most_tokens: float = math.inf,
 ) -> Iterator[list[int]]:
-    """Groups items of similar length into batches, the longest items first.
+    """Groups items of similar length into batches of indices, the longest items first.
 
     Args:
         lengths: lengths of the items in tokens; if tuples, the first counts, the next ones order
             items of equal length.
         batch_size: maximum number of items in a batch.
         most_tokens: maximum number of tokens in a batch of several items, padding included.
-
-    Yields:
-        Indices of items.
     """
     keys = [length if isinstance(length, tuple) else (length,) for length in lengths]
     order = sorted(range(len(keys)), key=lambda i: keys[i], reverse=True)
@@ -48,13 +45,10 @@ def in_halves(
 
     Args:
         work: computes the value of each item; like MLX, it raises RuntimeError or MemoryError if
-            memory runs out.
+            memory runs out. It is called only when a value is requested.
         items: the items, at least one.
-        refuse: returns the value of an item that does not fit into memory even alone; called with
-            the item and the error's text.
-
-    Yields:
-        The value of each item in order; `work` is called only when a value is requested.
+        refuse: makes the value of an item that does not fit into memory even alone, from the item
+            and the error's text.
     """
     try:
         yield from work(items)

@@ -36,21 +36,13 @@ OTHERWISE = "lookup copies from the prompt, distill.py makes a draft"
 
 @dataclass(frozen=True)
 class ModelPair:
-    """The folders of a target and its draft.
-
-    Attributes:
-        target: folder of the model that writes the text.
-        draft: folder of the model that proposes tokens, or None.
-        lookup: whether proposals are also copied from the source.
-        note: one line that tells the user which models run and, if there is a reason, why.
-        adapter: folder of a LoRA adapter to merge into the target, or None.
-    """
+    """The folders of a target and its draft."""
 
     target: Path
     draft: Path | None
-    lookup: bool
-    note: str
-    adapter: Path | None = None
+    lookup: bool  # whether proposals are also copied from the source
+    note: str  # tells the user which models run and, if there is a reason, why
+    adapter: Path | None = None  # a LoRA adapter to merge into the target
 
 
 def choose_pair(
@@ -94,19 +86,12 @@ def choose_pair(
 
 
 class LoadedPair(NamedTuple):
-    """A target and its drafter.
-
-    Attributes:
-        target: the model that writes the text.
-        drafter: proposes tokens; None for regular decoding.
-        tokenizer: the target's tokenizer, None if its folder has none.
-        draft_tokenizer: the draft's tokenizer, None if it has none or there is no draft.
-    """
+    """A target and its drafter."""
 
     target: T5
-    drafter: Drafter | None
-    tokenizer: Any
-    draft_tokenizer: Any
+    drafter: Drafter | None  # None: regular decoding
+    tokenizer: Any  # None if the target's folder has none
+    draft_tokenizer: Any  # None if the draft has none, or there is no draft
 
 
 def load_pair(chosen: ModelPair, dtype: str | mx.Dtype | None) -> LoadedPair:
@@ -158,7 +143,7 @@ def _default_pair() -> tuple[Path, Path, str]:
 
 
 def _default_draft(target: Path) -> tuple[Path | None, str]:
-    """Returns the folder of a target's default draft, or None, and a note for the user."""
+    """The folder of a target's default draft, or None, and a note for the user."""
     if target.resolve() == (BUNDLED / "target").resolve():
         return BUNDLED / "draft", ""
     name = default_draft((source_of(target) or target.name).partition(ADAPTED)[0])

@@ -47,31 +47,18 @@ VALUE_CHARACTERS = 60  # characters of a value in an error
 
 @dataclass(frozen=True)
 class Range:
-    """The valid values of a setting.
+    """The valid values of a setting."""
 
-    Attributes:
-        kind: int, float or bool. For float, ints are valid too. A bool is never a number.
-        least: the smallest valid value; smaller values are errors.
-        most: the largest valid value; larger values are errors.
-        expected: the end of the error message, after "it must be".
-        besides: further valid values, outside this range.
-        floor: a valid value below `floor` is accepted but raised to `floor`.
-        ceiling: a valid value above `ceiling` is accepted but lowered to `ceiling`.
-    """
-
-    kind: type
+    kind: type  # int, float or bool; ints are valid floats, but a bool is never a number
     least: float
     most: float
-    expected: str
-    besides: tuple[Any, ...] = ()
-    floor: float = -math.inf
-    ceiling: float = math.inf
+    expected: str  # the end of the error message, after "it must be"
+    besides: tuple[Any, ...] = ()  # further valid values, outside this range
+    floor: float = -math.inf  # valid values below are raised to it
+    ceiling: float = math.inf  # valid values above are lowered to it
 
     def fit(self, value: Any) -> Any:
-        """Returns a valid value as a plain Python value; None if the value is not valid.
-
-        A number is converted to `kind`, and clamped to `floor` and `ceiling`.
-        """
+        """The value as a plain Python value of `kind`, clamped; None if it is not valid."""
         if getattr(value, "ndim", None) == 0:  # a NumPy or MLX scalar
             value = value.item()
         if isinstance(value, str):
@@ -86,12 +73,10 @@ class Range:
         return self.kind(min(max(self.kind(value), self.floor), self.ceiling))
 
     def holds(self, value: Any) -> bool:
-        """Returns whether the value is valid."""
         return self.fit(value) is not None
 
 
 def count_range(least: int, expected: str, ceiling: float = LARGEST_COUNT, **more: Any) -> Range:
-    """Returns a `Range` of integers from `least` on; integers above `ceiling` become `ceiling`."""
     return Range(int, least, math.inf, expected, ceiling=ceiling, **more)
 
 
@@ -101,16 +86,7 @@ OFF_OR_MORE = count_range(0, "a whole number, 0 (off) or more")
 
 
 def checked(name: str, value: Any, allowed: Range | None = None) -> Any:
-    """Returns a setting's value as a plain Python value, after checking it.
-
-    Args:
-        name: the setting's name.
-        value: the caller's value.
-        allowed: its range; None for the range of a setting in `SETTINGS`.
-
-    Raises:
-        UserError: the value is not valid.
-    """
+    """A valid value as a plain Python value; `allowed` is by default the setting's own range."""
     allowed = allowed or SETTINGS[name].range
     fitting = allowed.fit(value)
     if fitting is None:
@@ -119,12 +95,10 @@ def checked(name: str, value: Any, allowed: Range | None = None) -> Any:
 
 
 def refusal(name: str, value: Any, expected: str) -> UserError:
-    """Returns the error for a value that is not valid."""
     return UserError(f"{name} is {written(value)}; it must be {expected}")
 
 
 def written(value: Any) -> str:
-    """Returns a value's repr for an error message, shortened."""
     try:
         text = repr(value)
     except Exception:  # such as an integer with too many digits for Python to print
@@ -133,13 +107,13 @@ def written(value: Any) -> str:
 
 
 def is_listlike(value: Any) -> bool:
-    """Returns whether a value is an iterable, but no string, bytes, dict or 0-dimensional array."""
+    """Whether a value is an iterable, but not a string, bytes, dict or 0-dimensional array."""
     single = isinstance(value, (str, bytes, bytearray, Mapping))
     return isinstance(value, Iterable) and not single and getattr(value, "ndim", 1) > 0
 
 
 def listed(value: Any) -> list | None:
-    """Returns an iterable's items as a list; None if the value is not list-like."""
+    """An iterable's items as a list; None if the value is not list-like."""
     if not is_listlike(value):
         return None
     return value.tolist() if hasattr(value, "tolist") else list(value)
@@ -147,31 +121,20 @@ def listed(value: Any) -> list | None:
 
 @dataclass(frozen=True)
 class Setting:
-    """The declaration of a setting.
-
-    Attributes:
-        default: its default value.
-        range: its valid values.
-        help: one line of help.
-        only_with: the only mode in which the setting has an effect; None for all modes.
-        config: its names in generation_config.json; a later name overrides an earlier one.
-        request: its name in requests to the server; "" if requests do not have it.
-        flag: the short form of its command line option.
-        group: the heading of its option in the help.
-    """
+    """The declaration of a setting."""
 
     default: Any
     range: Range
     help: str
-    only_with: Literal["sampling", "beams"] | None = None
-    config: tuple[str, ...] = ()
-    request: str = ""
-    flag: str = ""
-    group: str = "text"
+    only_with: Literal["sampling", "beams"] | None = None  # no effect in other modes
+    config: tuple[str, ...] = ()  # names in generation_config.json; the last one present counts
+    request: str = ""  # name in the server's requests; "" if they do not have it
+    flag: str = ""  # the short form of its command line option
+    group: str = "text"  # the heading of its option in the help
 
 
 def declared(default: Any, range: Range, help: str, **attributes: Any) -> Any:
-    """Returns a dataclass field for `Settings`, with a `Setting` of these arguments as metadata."""
+    """A field for `Settings`, with a `Setting` of these arguments as metadata."""
     return field(default=default, metadata={"setting": Setting(default, range, help, **attributes)})
 
 
@@ -352,15 +315,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
 
 
 def check_exact(settings: Settings, width: int) -> None:
-    """Checks that exact decoding supports a prompt's settings.
-
-    Args:
-        settings: the settings of a prompt.
-        width: positions of each row in a pass; num_draft, if it is a number, must be smaller.
-
-    Raises:
-        UserError: num_draft does not fit into the width, `delta` is above 0, or beams are used.
-    """
+    """Checks that exact decoding, with `width` positions a row and pass, supports the settings."""
     if isinstance(settings.num_draft, int) and settings.num_draft >= width:
         drafted = f"num_draft is {settings.num_draft}"
         raise UserError(f"{drafted}; it must be {width - 1} at most in exact decoding")
@@ -370,7 +325,7 @@ def check_exact(settings: Settings, width: int) -> None:
 
 
 def _several(name: str, values: Any, fits: Callable[[Any], bool], expected: str) -> tuple:
-    """Returns an iterable's items as a tuple; raises `UserError` unless all of them fit."""
+    """An iterable's items as a tuple; raises `UserError` unless all of them fit."""
     items = listed(values)
     if items is None or not all(map(fits, items)):
         raise refusal(name, values if items is None else items, expected)

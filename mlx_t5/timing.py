@@ -40,76 +40,58 @@ class Ratio:
 
 @dataclass
 class Timed:
-    """The times and outcomes of one variant, in R repeats of N turns.
+    """The times and outcomes of one variant, in R repeats of N turns."""
 
-    Attributes:
-        seconds: [R][N] wall-clock time of every turn.
-        tokens: [R][N] number of tokens decided in every turn, EOS included.
-        outcomes: [R][N] results of every turn.
-    """
-
-    seconds: list[list[float]] = field(default_factory=list)
-    tokens: list[list[int]] = field(default_factory=list)
-    outcomes: list[list[Any]] = field(default_factory=list)
+    seconds: list[list[float]] = field(default_factory=list)  # [R][N], wall clock
+    tokens: list[list[int]] = field(default_factory=list)  # [R][N], EOS included
+    outcomes: list[list[Any]] = field(default_factory=list)  # [R][N]
 
     def add(self, repeat: Sequence[tuple[float, int, Any]]) -> None:
-        """Adds one repeat, given the result of `timed_turn` for every turn."""
+        """Adds one repeat: the result of `timed_turn` for every turn."""
         self.seconds.append([seconds for seconds, _, _ in repeat])
         self.tokens.append([tokens for _, tokens, _ in repeat])
         self.outcomes.append([outcome for _, _, outcome in repeat])
 
     def only(self, turns: Sequence[int]) -> Timed:
-        """Returns the times and outcomes of these turns alone."""
-
         def chosen(rows: list[list[Any]]) -> list[list[Any]]:
             return [[row[turn] for turn in turns] for row in rows]
 
         return Timed(chosen(self.seconds), chosen(self.tokens), chosen(self.outcomes))
 
     def seconds_a_token(self) -> float:
-        """Returns the seconds per token, computed from the medians over the repeats."""
+        """Computed from the medians over the repeats."""
         return median_total(self.seconds) / median_total(self.tokens)
 
     def repeats_a_token(self) -> list[float]:
-        """Returns the seconds per token of each repeat."""
         return [sum(s) / sum(t) for s, t in zip(self.seconds, self.tokens, strict=True)]
 
 
 def median_total(rows: Sequence[Sequence[float]]) -> float:
-    """Returns the sum over turns of the median over repeats; `rows` has a row per repeat."""
+    """The sum over turns of the median over repeats; `rows` has a row per repeat."""
     return sum(statistics.median(turn) for turn in zip(*rows, strict=True))
 
 
 def speed_up(base: Timed, other: Timed) -> Ratio:
-    """Returns the speed of `other` relative to `base`: the ratio of their tokens per second.
-
-    Each repeat gives one ratio. The result has the median, smallest and largest of these ratios.
-    """
+    """The ratio of tokens per second, `other` to `base`: its median and range over the repeats."""
     pairs = zip(base.repeats_a_token(), other.repeats_a_token(), strict=True)
     return spread([slow / fast for slow, fast in pairs])
 
 
 def spread(repeats: Sequence[float]) -> Ratio:
-    """Returns the median, the smallest and the largest of some figures."""
     return Ratio(statistics.median(repeats), min(repeats), max(repeats))
 
 
 def differing(first: Sequence[Sequence[Tokens]], second: Sequence[Sequence[Tokens]]) -> int:
-    """Counts the prompts for which two variants wrote different tokens in at least one repeat.
-
-    Both arguments are the variants' `Timed.outcomes`.
-    """
+    """Counts the prompts whose tokens differ in at least one repeat of two `Timed.outcomes`."""
     flat = ([[tokens for turn in row for tokens in turn] for row in o] for o in (first, second))
     prompts = zip(*(zip(*rows, strict=True) for rows in flat), strict=True)
     return sum(texts != other_texts for texts, other_texts in prompts)
 
 
 def order(names: Iterable[str], repeat: int, turn: int) -> list[str]:
-    """Returns a random order of variants: a new one per turn and repeat, the same in every run.
-
-    In a fixed order, even a rotated one, each variant would always follow the same variant. These
-    two would share the machine's slow moments, and the second would find the first one's caches.
-    """
+    """A random order of variants: a new one per turn and repeat, the same in every run."""
+    # In a fixed order, even a rotated one, each variant would follow the same one: the two would
+    # share the machine's slow moments, and the second would find the first one's caches.
     names = list(names)
     return random.Random(f"{repeat} {turn}").sample(names, len(names))
 
@@ -130,13 +112,10 @@ def interleave(
             the outcome; MLX must have finished computing it.
         turns: number of turns.
         repeats: number of repeats, at least 1.
-        tokens: returns the number of tokens of an outcome.
+        tokens: counts the tokens of an outcome.
         clock: returns seconds.
         before: called before every turn of every variant, and not timed.
-        warm_up: whether to warm up; False if all variants have run before.
-
-    Returns:
-        The times and outcomes of each variant, by name.
+        warm_up: False if all variants have run before.
     """
     timed = {name: Timed() for name in variants}
     for repeat in range(WARM_UP if warm_up else 0, repeats):
@@ -157,19 +136,17 @@ def timed_turn(
     tokens: Callable[[Any], int],
     clock: Callable[[], float],
 ) -> tuple[float, int, Any]:
-    """Returns seconds, number of tokens and outcome of one turn; arguments as in `interleave`."""
     began = clock()
     outcome = variant(turn)
     return clock() - began, tokens(outcome), outcome
 
 
 def percent(share: float | None) -> str:
-    """Returns a share as a percentage for a table; "" if the share is None."""
     return "" if share is None else f"{share:.1%}"
 
 
 def markdown(columns: Columns, rows: Sequence[dict]) -> str:
-    """Returns a Markdown table that is readable in a terminal, too."""
+    """A Markdown table that is readable in a terminal, too."""
     lines = [list(columns), ["---"] * len(columns)]
     lines += [[write(row) for write in columns.values()] for row in rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

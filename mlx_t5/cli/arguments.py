@@ -37,7 +37,6 @@ class HelpFormatter(argparse.HelpFormatter):
     """Formats help: names a value once (`-n, --num N`), and keeps the line breaks of examples."""
 
     def __init__(self, prog: str) -> None:
-        """Formats help for 80 columns."""
         super().__init__(prog, max_help_position=28, width=79)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
@@ -54,7 +53,7 @@ class Parser(argparse.ArgumentParser):
     """A parser that reports every mistake as one line that starts with `error:`."""
 
     def __init__(self, *examples: str, needs: str = "", **options: Any) -> None:
-        """Makes a parser; its help has the required options (`needs`) first and `examples` last."""
+        """Its help has the required options (`needs`) first and `examples` last."""
         text = "\n  ".join(["examples:", *examples]) if examples else None
         usage = f"%(prog)s {needs} [options]".replace("  ", " ")
         options = {"usage": usage, "epilog": text, **options}
@@ -62,11 +61,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **options)
 
     def given(self, argv: Sequence[str] | None) -> dict[str, Any]:
-        """Returns the options that the user gives, by name."""
         return vars(self.parse_args(argv))
 
     def error(self, message: str) -> NoReturn:
-        """Prints the message on one line, and exits with status 2."""
         message = " ".join(message.removeprefix("argument ").split())
         if message.startswith("unrecognized"):
             message += "; see --help"
@@ -78,15 +75,12 @@ def run(
     requirements: str = "requirements.txt",
     interrupted: str = "interrupted",
 ) -> int:
-    """Runs a command line and reports errors as one line on standard error.
+    """Runs a command line, reports errors as one line on standard error, and returns the status.
 
     Args:
         command: parses the arguments, does the work and returns the exit status.
         requirements: the command's requirements file, named in errors about a missing package.
         interrupted: the message after Ctrl-C; if empty, nothing is printed.
-
-    Returns:
-        The exit status.
     """
     open_streams()
     try:
@@ -111,7 +105,6 @@ def run(
 
 
 def not_installed(error: ImportError, requirements: str = "requirements.txt") -> str:
-    """Returns the error message for a missing package."""
     cause = reason(error).rstrip(".:")
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
@@ -123,12 +116,10 @@ def not_installed(error: ImportError, requirements: str = "requirements.txt") ->
 
 
 def open_streams() -> None:
-    """Makes the standard streams safe: replaces closed ones, and lets any file name be printed.
-
-    If a stream stayed closed, the next file to be opened would get the stream's descriptor, and C
-    libraries would write their messages into that file.
-    """
+    """Makes the standard streams safe: replaces closed ones, and lets any file name be printed."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        # The next file to be opened would get a closed stream's descriptor, and what C libraries
+        # print would go into that file.
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))
     for stream in (sys.stdout, sys.stderr):
@@ -138,7 +129,7 @@ def open_streams() -> None:
 
 
 def within(allowed: Range) -> Callable[[str], Any]:
-    """Returns an argparse type that accepts the values of a range."""
+    """An argparse type that accepts the values of a range."""
 
     def parse(text: str) -> Any:
         value: Any = text
@@ -156,54 +147,41 @@ def within(allowed: Range) -> Callable[[str], Any]:
 
 
 def at_least(least: int, besides: tuple = (), **more: Any) -> Range:
-    """Returns the range of whole numbers from `least` on, with the values `besides`."""
+    """The range of whole numbers from `least` on, with the values `besides`."""
     expected = ", or ".join([f"a whole number, at least {least}", *map(str, besides)])
     return Range(int, least, math.inf, expected, besides, **more)
 
 
 def between(low: float, high: float) -> Range:
-    """Returns the range of numbers from `low` to `high`."""
     return Range(float, low, high, f"a number from {low:g} to {high:g}")
 
 
 @dataclass(frozen=True)
 class Option:
-    """The declaration of an option.
+    """The declaration of an option."""
 
-    Attributes:
-        help: its help; the default is appended, unless it is None, False or "".
-        default: its default; REQUIRED if the user must give it. If None, `help` names the default.
-        kind: `str` for any text, a range of numbers, a tuple of choices, a function that reads the
-            text, or `bool` for a switch; with the default None it has a `--no-…`, too.
-        group: the heading of the help under which it stands; "": that of the option before it.
-        names: further names, separated by spaces.
-        metavar: the value's name in the help.
-        several: whether it takes several values at once; the default is then a tuple.
-        repeated: whether it may be given several times.
-        shown: the default as the help shows it, if not as it is.
-    """
-
-    help: str
-    default: Any = None
+    help: str  # the default is appended, unless it is None, False or ""
+    default: Any = None  # REQUIRED if the user must give it
+    # str for any text, a range of numbers, a tuple of choices, a function that reads the text, or
+    # bool for a switch; with the default None a switch has a --no-… too.
     kind: Range | tuple[str, ...] | Callable[[str], Any] = str
-    group: str = ""
-    names: str = ""
+    group: str = ""  # its heading in the help; "": that of the option before it
+    names: str = ""  # further names, separated by spaces
     metavar: str = ""
-    several: bool = False
-    repeated: bool = False
-    shown: str = ""
+    several: bool = False  # takes several values at once; the default is then a tuple
+    repeated: bool = False  # may be given several times
+    shown: str = ""  # the default as the help shows it, if not as it is
 
     def field(self) -> Any:
-        """Returns the field of a dataclass that declares this option."""
+        """A dataclass field that declares this option."""
         default = {} if self.default is REQUIRED else {"default": self.default}
         return field(metadata={"option": self}, **default)
 
     def but(self, **changes: Any) -> Option:
-        """Returns this option with some attributes changed."""
+        """This option with some attributes changed."""
         return replace(self, **changes)
 
     def add(self, name: str, group: argparse._ActionsContainer) -> None:
-        """Adds the option `--name` to a group of a parser."""
         names = [option_of(name), *self.names.split()]
         names.sort(key=lambda n: n.startswith("--"))  # -v before --verbose
         options: dict[str, Any] = {"metavar": self.metavar or None}
@@ -237,19 +215,18 @@ class Option:
 
 
 def setting(name: str, **changes: Any) -> Option:
-    """Returns the option of a setting that settings.py declares, with some attributes changed."""
+    """The option of a setting that settings.py declares, with some attributes changed."""
     s = SETTINGS[name]
     option = Option(s.help, s.default, s.range, names=s.flag, metavar=name[0].upper())
     return option.but(**changes)
 
 
 def option(help: str, default: Any = None, kind: Any = str, **attributes: Any) -> Any:
-    """Returns the field of a dataclass that declares an option; see `Option`."""
+    """A dataclass field that declares an option; see `Option`."""
     return Option(help, default, kind, **attributes).field()
 
 
 def switch(help: str, **attributes: Any) -> Any:
-    """Returns the field of a dataclass that declares an option without a value."""
     return option(help, False, bool, **attributes)
 
 
@@ -282,7 +259,7 @@ UPLOAD_REPO = Option(
 
 
 def num_draft(cure: str = "", **changes: Any) -> Option:
-    """Returns the option --num-draft without 0; `cure` names the option that turns drafting off."""
+    """The option --num-draft without 0; `cure` names the option that turns drafting off."""
     allowed = at_least(1, (AUTO,), ceiling=LARGEST_COUNT)
     if cure:
         allowed = replace(allowed, expected=f"{allowed.expected} (or {cure} for no draft)")
@@ -290,12 +267,10 @@ def num_draft(cure: str = "", **changes: Any) -> Option:
 
 
 def option_of(name: str) -> str:
-    """Returns the option of a setting, such as --num-draft for num_draft."""
     return f"--{name.replace('_', '-')}"
 
 
 def options_of(kind: type) -> dict[str, Option]:
-    """Returns the options that the fields of a dataclass declare, by name."""
     options: dict[str, Option] = {}
     for declared in fields(kind):
         if "option" in declared.metadata:
@@ -305,7 +280,6 @@ def options_of(kind: type) -> dict[str, Option]:
 
 
 def add_options(parser: argparse.ArgumentParser, options: Mapping[str, Option]) -> None:
-    """Adds options to a parser, under the headings of their groups."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     heading = ""
     for name, declared in options.items():
@@ -331,9 +305,6 @@ def refuse(
         requires: an option, and those of which it requires at least one.
         conflicts: an option, and those with which it cannot be combined. An option may be written
             with a value: "--iters 0".
-
-    Raises:
-        UserError: two options conflict, or one lacks another.
     """
     present = set()
     for name, value in given.items():

@@ -11,11 +11,10 @@ from mlx_t5.disk import replace_file
 
 
 class ArrayFile:
-    """Collects vectors, and writes them to a file as a float32 array for numpy.load.
+    """Collects vectors, and writes them as a float32 array for numpy.load when its block ends.
 
-    Use an `ArrayFile` in a `with` block: the file is written at the end of the block, unless there
-    is no vector. A prompt that cannot be embedded gets a row of NaN, so that row i belongs to line
-    i of the input.
+    Without any vector, no file is written. A prompt that cannot be embedded gets a row of NaN, so
+    that row i belongs to line i of the input.
     """
 
     def __init__(self, path: str):
@@ -34,6 +33,5 @@ class ArrayFile:
         replace_file(Path(self._path), lambda path: np.save(path, array), "start again")
 
     def write(self, item: Any, outcome: Any) -> None:
-        """Adds a prompt's row; `outcome` is the prompt's vector or an exception."""
         failed = isinstance(outcome, Exception)
         self._rows.append(None if failed else np.asarray(outcome, np.float32))

@@ -32,8 +32,6 @@ CONFLICTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class DistillOptions:
-    """The command line of distill.py."""
-
     model: str = option(
         "the target: a folder, the name of one in models/, or a Hub id",
         REQUIRED,
@@ -88,7 +86,6 @@ class DistillOptions:
 
 
 def distill_parser() -> Parser:
-    """Returns the parser of the command line."""
     parser = Parser(
         "distill.py --model my-t5 --data prompts.txt --output my-draft",
         "distill.py --model my-t5 --data prompts.txt --output my-draft --resume",
@@ -100,11 +97,7 @@ def distill_parser() -> Parser:
 
 
 def read_distill_options(argv: Sequence[str]) -> DistillOptions:
-    """Returns the parsed command line; checks that its output can be written and uploaded.
-
-    Raises:
-        UserError: some options are incompatible, or the output exists already.
-    """
+    """Parses the command line, and checks that its output can be written and uploaded."""
     given = distill_parser().given(argv)
     from mlx_t5.checkpoints.writing import is_model_file
 

@@ -121,7 +121,6 @@ class FinetuneOptions:
 
 
 def finetune_parser() -> Parser:
-    """Returns the parser of the command line."""
     parser = Parser(
         "finetune.py --model google/flan-t5-base --data pairs.jsonl --output my-lora",
         "finetune.py --model my-t5 --data pairs/ --output my-t5-2 --fine-tune-type full",
@@ -133,11 +132,7 @@ def finetune_parser() -> Parser:
 
 
 def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
-    """Returns the parsed command line; checks that its output can be written.
-
-    Raises:
-        UserError: some options are incompatible, or the output exists already.
-    """
+    """Parses the command line, and checks that its output can be written."""
     given = finetune_parser().given(argv)
     from mlx_t5.checkpoints.adapter_config import CONFIG
     from mlx_t5.checkpoints.adapters import WEIGHTS
@@ -162,7 +157,6 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
 
 
 def lora_config(args: FinetuneOptions) -> LoraConfig:
-    """Returns the configuration of the requested adapters."""
     from mlx_t5.checkpoints.adapter_config import ALL_LINEAR, LoraConfig
 
     names = tuple(args.target_modules)
@@ -176,14 +170,11 @@ def lora_config(args: FinetuneOptions) -> LoraConfig:
 
 
 def pair_files(data: str, valid: str | None) -> dict[str, str]:
-    """Returns the data files that exist, keyed by their use: "train", "valid" or "test".
+    """The data files that exist, by their use: "train", "valid" or "test".
 
     Args:
         data: a file, or a folder with files named train, valid (or validation) and test.
         valid: a file for validation; None if the user gives none.
-
-    Raises:
-        UserError: the folder has no training file, or two validation files are given.
     """
     folder, data_files = Path(data).expanduser(), {"train": data}
     if folder.is_dir():
@@ -199,7 +190,7 @@ def pair_files(data: str, valid: str | None) -> dict[str, str]:
 def next_commands(
     model: str, output: str, full: bool, prompts: Path, prompt: str
 ) -> list[list[str]]:
-    """Returns commands to suggest after fine-tuning: run the model, make a draft, serve both."""
+    """Commands to suggest after fine-tuning: run the model, make a draft, serve both."""
     target = ["--model", output] if full else ["--model", model, "--adapter-path", output]
     draft = f"models/{Path(output).name}-draft"
     return [

@@ -30,11 +30,7 @@ Line = Any  # a prompt, a pair of a prompt and another text, or a UserError
 
 
 def read_prompts(prompts: Sequence[str]) -> list[str]:
-    """Returns the prompts, checked; "-" is replaced by the whole standard input.
-
-    Raises:
-        UserError: a prompt is empty, or is not valid UTF-8.
-    """
+    """Checks the prompts, and replaces "-" by the whole standard input."""
     return [_read_prompt(prompt) for prompt in prompts]
 
 
@@ -46,12 +42,7 @@ def _read_prompt(prompt: str) -> str:
 
 
 def read_document(name: str, file_type: str = "") -> str:
-    """Returns a file's text, including byte order mark and line ends; "-" is standard input.
-
-    Raises:
-        UserError: the file cannot be read, is empty, is not UTF-8 or UTF-16, or is not in the
-            format of subtitles that `file_type` names.
-    """
+    """A file's text, including byte order mark and line ends; "-" is standard input."""
     where = "standard input" if name == "-" else name
     with _opened(name) as file:
         try:
@@ -71,10 +62,7 @@ class Lines:
     With `optional` an item is a pair of a prompt and a second text, which may be None.
 
     If a line cannot be used, its item is the `UserError` that says why. Lines end with LF, CRLF or
-    CR; blank lines at the end are ignored. A pipe is read ahead in a thread.
-
-    Attributes:
-        count: number of items; None for a pipe, whose end is not known.
+    CR; blank lines at the end are ignored. A pipe is read ahead in a thread, and `count` is None.
     """
 
     def __init__(self, name: str, targets: bool = False, optional: str = "") -> None:
@@ -88,8 +76,7 @@ class Lines:
             optional: the name of a second text that each object may have; "" for none.
 
         Raises:
-            UserError: the file cannot be read or is empty. If a pipe is empty, the first `next`
-                raises the error.
+            UserError: the file cannot be read or is empty; an empty pipe raises at `next`.
         """
         self._shown = "standard input" if name == "-" else name
         self._as_json, self._targets = targets or name.endswith(".jsonl"), targets
@@ -119,7 +106,7 @@ class Lines:
 
     @property
     def waited(self) -> float:
-        """The seconds for which a pipe or a terminal was waited for."""
+        """Seconds spent waiting for a pipe or a terminal."""
         return self._prompts.waited if isinstance(self._prompts, ReadAhead) else 0.0
 
     def _read(self) -> Iterator[Line]:
@@ -168,18 +155,9 @@ class Lines:
 
 
 class PairLines(Lines):
-    """Iterates over the pairs of a prompt and a completion in a file, as `Lines` does over prompts.
-
-    A line is an object with a "prompt" and a "completion". In a .tsv file, a line has these two
-    texts with a tab between them.
-    """
+    """Pairs of a prompt and a completion: JSON objects, or in a .tsv file two texts and a tab."""
 
     def __init__(self, name: str) -> None:
-        """Opens a .jsonl or .tsv file.
-
-        Raises:
-            UserError: the file has another suffix, or `Lines` refuses the file.
-        """
         if not name.endswith((".jsonl", ".tsv")):
             raise UserError(f"{name} is no .jsonl and no .tsv file; give one, or a folder of them")
         self._tabs = name.endswith(".tsv")
@@ -223,7 +201,7 @@ def _text(data: bytes, where: str, encoding: str = "utf-8-sig") -> str:
 
 
 def _record(line: str, where: str, fields: Sequence[str]) -> dict[str, str]:
-    """Returns a line's JSON object; checks that `fields` are texts. Errors begin with `where`."""
+    """A line's JSON object, whose `fields` must be texts. Errors begin with `where`."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -249,14 +227,7 @@ def _checked(text: str, where: str) -> str:
 
 
 class ReadAhead(Generic[Item]):
-    """An iterator that reads a bounded number of items ahead, in a thread.
-
-    If the source raises an exception, `next` raises that exception. The thread is a daemon, so a
-    source that never ends does not keep the process alive.
-
-    Attributes:
-        waited: the seconds for which `next` has waited for items.
-    """
+    """An iterator that reads a bounded number of items ahead, in a thread, and passes errors on."""
 
     def __init__(
         self,
@@ -264,9 +235,9 @@ class ReadAhead(Generic[Item]):
         ahead: int = 64,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Starts a thread that keeps at most `ahead` items in a queue."""
         self._drawn: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(ahead)
-        self.waited, self._clock = 0.0, clock
+        self.waited, self._clock = 0.0, clock  # seconds for which `next` has waited
+        # A daemon, so that a source that never ends does not keep the process alive.
         threading.Thread(target=self._draw, args=(items,), daemon=True).start()
 
     def _draw(self, items: Iterable[Item]) -> None:

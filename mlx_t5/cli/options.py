@@ -73,12 +73,6 @@ WITHOUT_DRAFT = ("--draft-model none", "--num-draft", "--delta")
 
 @dataclass(frozen=True, kw_only=True)
 class MainOptions:
-    """The command line of main.py.
-
-    Attributes:
-        settings: the decoding settings that the user gives, by name.
-    """
-
     model: str | None = MODEL.field()
     draft_model: str | None = DRAFT_MODEL.field()
     dtype: str | None = DTYPE.field()
@@ -121,6 +115,7 @@ class MainOptions:
         metavar="NAME",
         group="text",
     )
+    # Only the settings that the user gives.
     settings: Mapping[str, Any] = field(metadata={"options": SETTINGS_OPTIONS})
     num_samples: int = setting("num_samples").field()
     seed: int = setting("seed").field()
@@ -148,7 +143,6 @@ class MainOptions:
 
     @property
     def is_document(self) -> bool:
-        """Whether the whole input file is one document."""
         return self.split != "none" and not (self.input_file or ".jsonl").endswith(".jsonl")
 
     @property
@@ -158,7 +152,6 @@ class MainOptions:
 
 
 def build_parser() -> Parser:
-    """Returns the parser with all options."""
     parser = Parser(
         'main.py --prompt "translate English to French: I have two cats."',
         "main.py --model google/flan-t5-xl --input-file in.txt --output-file out.jsonl",
@@ -172,12 +165,9 @@ def build_parser() -> Parser:
 
 
 def read_options(argv: list[str] | None) -> MainOptions:
-    """Returns the parsed and checked command line, before anything is read or loaded.
+    """Parses and checks the command line, before anything is read or loaded.
 
     An output file named *.jsonl implies --json, and subtitles imply --split sentences.
-
-    Raises:
-        UserError: some options are incompatible; the message names them.
     """
     given = build_parser().given(argv)
     input_file, output_file = given.get("input_file"), given.get("output_file") or ""
@@ -208,13 +198,12 @@ def _suffix(name: str | None) -> str:
 
 
 def cutting_of(options: MainOptions, prefix: str) -> Cutting | None:
-    """Returns how to cut texts into pieces; None without --split.
+    """How to cut texts into pieces; None without --split.
 
     Args:
         options: the options of the command line.
-        prefix: the prefix for every piece: the value of --prefix or, without --prefix, the prefix
-            in the model's own files. If there is neither, each text is searched for a prefix at
-            its beginning; see `Cutting`.
+        prefix: the value of --prefix, or the prefix in the model's own files. If there is neither,
+            each text is searched for a prefix at its beginning; see `Cutting`.
     """
     from mlx_t5.text.documents import Cutting
 

@@ -30,14 +30,11 @@ File = TypeVar("File", bound=IO[Any])
 class Painter:
     """Colors tokens by their origin: green (draft model), cyan (copied), magenta (target).
 
-    Copied tokens are from the prompt, from earlier output or from the expected output that the user
-    gave. If `NO_COLOR` is set (https://no-color.org), brackets enclose the draft model's tokens,
-    and braces enclose copied tokens. If a token ends inside a character, a later token's text has
-    the character.
+    Copied tokens are from the prompt, from earlier output or from the user's prediction. With
+    `NO_COLOR` (https://no-color.org), brackets enclose the draft's tokens and braces copied ones.
     """
 
     def __init__(self, tokenizer: Any = None):
-        """Takes the tokenizer that `line` uses; the other methods need no tokenizer."""
         self._tokenizer = tokenizer
         colors = {"draft": 32, "copy": 36, "target": 35}
         self._forms = {writer: f"\033[{c}m{{}}\033[0m" for writer, c in colors.items()}
@@ -46,12 +43,11 @@ class Painter:
 
     @property
     def legend(self) -> str:
-        """One line that explains the colors."""
         names = {"draft": "by the draft", "copy": "copied", "target": "by the target"}
         return "tokens: " + " ".join(self._forms[w].format(name) for w, name in names.items())
 
     def paint(self, pieces: Iterable[str], writers: Iterable[str], rest: str = "") -> str:
-        """Returns a text whose tokens are colored one by one.
+        """Colors a text token by token.
 
         Args:
             pieces: for each token, the text that it completed; "" if it completed none.
@@ -62,7 +58,6 @@ class Painter:
         return "".join(self._forms[writer].format(text) for text, writer in authors if text)
 
     def line(self, result: Result) -> str:
-        """Returns the colored text of a whole result, on one line."""
         detokenizer = StreamingDetokenizer(self._tokenizer)
         pieces = [*map(detokenizer.add, result.tokens), detokenizer.finish()]
         room = len(result.text or "")  # the tokens of a stop string are not shown
@@ -73,7 +68,7 @@ class Painter:
 
 
 def text_lines(as_json: bool, aside: bool, painter: Painter | None = None) -> LineOf:
-    """Returns a function that makes the output line of a prompt and its result.
+    """A function that makes the output line of a prompt and its result.
 
     If the prompt has failed, the line is empty, or with `as_json` an object with the error.
 
@@ -96,12 +91,12 @@ def text_lines(as_json: bool, aside: bool, painter: Painter | None = None) -> Li
 
 
 def one_line(text: str) -> str:
-    r"""Returns a text on one line; line breaks become the two characters `\n`."""
+    r"""Line breaks become the two characters `\n`."""
     return text.replace("\r\n", "\n").replace("\r", "\n").replace("\n", r"\n")
 
 
 def text_object(prompt: Any, result: Result) -> str:
-    """Returns the line for a result with `--json`: a JSON object."""
+    """The line for a result with `--json`."""
     record: dict[str, Any] = {
         "prompt": _text(prompt),
         "text": result.text,
@@ -122,7 +117,6 @@ def text_object(prompt: Any, result: Result) -> str:
 
 
 def score_object(pair: Any, score: Score) -> str:
-    """Returns the line for a scored pair of a prompt and its target: a JSON object."""
     prompt, target = pair if isinstance(pair, tuple) else ("", "")
     record: dict[str, Any] = {"prompt": prompt, "target": target}
     record |= {"logprob": None, "token_logprobs": [], "tokens": []}
@@ -134,7 +128,6 @@ def score_object(pair: Any, score: Score) -> str:
 
 
 def embedding_object(prompt: Any, vector: np.ndarray | Exception) -> str:
-    """Returns the line for an embedded prompt: a JSON object."""
     record: dict[str, Any] = {"prompt": _text(prompt), "embedding": None}
     if isinstance(vector, Exception):
         record["error"] = str(vector)
@@ -144,7 +137,7 @@ def embedding_object(prompt: Any, vector: np.ndarray | Exception) -> str:
 
 
 def error_of(outcome: Any) -> str | None:
-    """Returns the error message of an outcome, or of a document's failed pieces; else None."""
+    """The error message of an outcome, or of a document's failed pieces; else None."""
     pieces = getattr(outcome, "pieces", [])
     if failed := [piece for piece in pieces if piece.error]:
         where = f"the first, at character {failed[0].start + 1}: {failed[0].error}"
@@ -153,7 +146,7 @@ def error_of(outcome: Any) -> str | None:
 
 
 def _text(prompt: Any) -> str:
-    """Returns an item's prompt: a text, or a pair's first text; "" for an unreadable line."""
+    """An item's prompt: a text, or a pair's first text; "" for an unreadable line."""
     prompt = prompt[0] if isinstance(prompt, tuple) else prompt
     return prompt if isinstance(prompt, str) else ""
 
@@ -162,12 +155,7 @@ def _text(prompt: Any) -> str:
 
 
 def check_output_file(output_file: str, input_file: str | None) -> None:
-    """Checks, before the work begins, that results can be written to this file.
-
-    Raises:
-        UserError: the path is that of a folder or of the input, the file cannot be written, or an
-            array would be written to a pipe or a device.
-    """
+    """Checks, before the work begins, that results can be written to this file."""
     path = Path(output_file)
     if path.is_dir():
         raise UserError(f"{output_file} is a folder; name a file for the results")
@@ -183,11 +171,11 @@ def check_output_file(output_file: str, input_file: str | None) -> None:
 
 
 def claimed(file: File, path: str, keep: int = 0) -> File:
-    """Locks an open file for this process, and truncates it to `keep` bytes; returns the file.
+    """Locks an open file for this process, and truncates it to `keep` bytes.
 
     Raises:
-        UserError: another process is writing the file, or the file has fewer than `keep` bytes. In
-            both cases the file is closed.
+        UserError: another process is writing the file, or it has fewer than `keep` bytes. In both
+            cases the file is closed.
     """
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         if not lock(file.fileno()):
@@ -201,18 +189,14 @@ def claimed(file: File, path: str, keep: int = 0) -> File:
 
 
 def require_there(file: IO[Any], path: str) -> None:
-    """Raises `UserError` if a file has been removed since it was opened."""
+    """Refuses a file that has been removed since it was opened."""
     if not os.fstat(file.fileno()).st_nlink:
         raise UserError(f"{path} was removed while it was written; start again")
 
 
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[None]:
-    """Turns an OSError in the block, except a closed pipe, into a `UserError` about `path`.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Turns an OSError in the block, except a closed pipe, into a `UserError` about `path`."""
     try:
         yield
     except BrokenPipeError:  # the reader has closed the pipe
@@ -225,13 +209,11 @@ def writing(path: str) -> Iterator[None]:
 class LineFile:
     """Writes lines of results, each without delay, so that an interruption loses none.
 
-    Use a `LineFile` in a `with` block, which closes the file.
-
     Args:
         path: the file to write; an existing file is not changed before the first result. None:
             standard output.
         keep: number of bytes at the beginning of an existing file to keep, with earlier results.
-        line_of: a function that makes a line from a prompt and its outcome.
+        line_of: makes a line from a prompt and its outcome.
         end: the end of each line; "" if lines contain their ends.
     """
 
@@ -255,15 +237,9 @@ class LineFile:
                 self._file.close()
 
     def write(self, item: Any, outcome: Any) -> None:
-        """Writes the line that `line_of` makes from a prompt and its outcome."""
         self.write_line(self._line_of(item, outcome))
 
     def write_line(self, line: str) -> None:
-        """Writes one line, given without its end.
-
-        Raises:
-            UserError: the file cannot be written, or has been removed.
-        """
         if not self._path:
             print(line, end=self._end, file=self._file, flush=True)
             return

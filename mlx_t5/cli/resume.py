@@ -26,21 +26,16 @@ class ResumePoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """The format of an output's lines.
+    """The format of an output's lines."""
 
-    Attributes:
-        texts: number of lines per prompt.
-        result: the field with the result in each line's JSON object; None if the lines are texts.
-    """
-
-    texts: int = 1
-    result: str | None = None
+    texts: int = 1  # lines per prompt
+    result: str | None = None  # the JSON field with the result; None if the lines are texts
 
 
 def find_resume_point(
     output_file: str, items: Iterator[Any], form: Form, count: int | None = None
 ) -> ResumePoint:
-    """Returns the finished part of an output; advances `items` past the finished prompts.
+    """The finished part of an output; advances `items` past the finished prompts.
 
     Args:
         output_file: the output of an earlier run; it may not exist.

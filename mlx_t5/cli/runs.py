@@ -25,23 +25,15 @@ Compute = Callable[[Iterator[Any], Iterator[int], Callable[[], bool]], Iterator[
 
 @dataclass(frozen=True)
 class MainJob:
-    """The options, settings and models that main.py uses for every prompt.
-
-    Attributes:
-        options: the command line.
-        spec: how the engine decodes a prompt; settings that the user omits come from the model.
-        prefix: the text put before every prompt.
-        models: the models to run.
-    """
+    """The options, settings and models that main.py uses for every prompt."""
 
     options: MainOptions
-    spec: Job
-    prefix: str
+    spec: Job  # settings that the user omits come from the model
+    prefix: str  # put before every prompt
     models: ModelPair
 
     @property
     def form(self) -> Form:
-        """The format of the output's lines."""
         options = self.options
         if not options.writes_text:
             return Form(1, "logprob" if options.score else "embedding")
@@ -63,7 +55,7 @@ class Run:
     """
 
     def __init__(self, prompts: Any, done: ResumePoint, job: MainJob) -> None:
-        """Makes a run of the remaining prompts; callers use `of`, which finds these prompts."""
+        """Callers use `of`, which finds the remaining prompts."""
         self.prompts, self.first, self.keep = prompts, done.prompts, done.size
         self.count = len(prompts) if isinstance(prompts, list) else getattr(prompts, "count", None)
         self.outcomes_a_prompt = job.form.texts
@@ -72,26 +64,17 @@ class Run:
 
     @staticmethod
     def of(prompts: Any, job: MainJob) -> Run:
-        """Returns the run for a job; with `--resume` it skips the finished prompts.
-
-        Args:
-            prompts: a list, or the `Lines` of an input file.
-            job: the job for every prompt.
-
-        Raises:
-            UserError: the output cannot be resumed.
-        """
+        """The run of a list or an input's `Lines`; `--resume` skips the finished prompts."""
         done, output_file = ResumePoint(), job.options.output_file
         if output_file and job.options.resume and isinstance(prompts, Lines):
             done = find_resume_point(output_file, prompts, job.form, prompts.count)
         return Run(prompts, done, job)
 
     def clock(self) -> float:
-        """Returns the seconds of a clock that stops while the next line of a pipe is missing."""
+        """Elapsed time, not counting waits for input."""
         return time.perf_counter() - getattr(self.prompts, "waited", 0.0)
 
     def log_resumed(self) -> None:
-        """Logs how many lines of the output are kept."""
         of_all = f" of {self.count}" if self.count else ""
         lines = self.first * self.outcomes_a_prompt
         log(f"resuming: {lines} lines are kept, {self.first}{of_all} prompts are done")
@@ -121,11 +104,7 @@ class Run:
 
 
 def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
-    """Yields each prompt with the prefix in front.
-
-    If an item is a pair, the prefix is put before its first text. If an item is an error instead of
-    a prompt, the error is yielded unchanged.
-    """
+    """Puts the prefix before each prompt, in a pair before its first text; passes errors on."""
     for prompt in prompts:
         if isinstance(prompt, tuple):
             yield prefix + prompt[0], prompt[1]
@@ -134,7 +113,7 @@ def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
 
 
 def lines_of(input_file: str, options: MainOptions) -> Lines:
-    """Returns the input's lines; with drafting, a line may contain a prediction of its output."""
+    """The input's lines; with drafting, a line may contain a prediction of its output."""
     if input_file == "-" and sys.stdin.isatty():
         log("type one line per prompt; Ctrl-D ends the input")
     proposing = options.writes_text and not options.regular_decode
@@ -142,6 +121,6 @@ def lines_of(input_file: str, options: MainOptions) -> Lines:
 
 
 def unpaired(items: Iterable[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
-    """Returns an iterator over prompts, and one over their predictions (None: no prediction)."""
+    """An iterator over prompts, and one over their predictions (None: no prediction)."""
     prompts, predictions = tee(i if isinstance(i, tuple) else (i, None) for i in items)
     return (prompt for prompt, _ in prompts), (prediction for _, prediction in predictions)

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 def write_text(
     decoder: SpeculativeDecoder, prompt: str, job: MainJob, painter: Painter | None
 ) -> int:
-    """Writes one text, or one document piece by piece, to the output file or standard output.
-
-    Returns:
-        The exit status.
-    """
+    """Writes one text, or one document piece by piece, and returns the exit status."""
     from mlx_t5.cli.totals import Totals
     from mlx_t5.engine.document_batch import spelled
 
@@ -71,7 +67,7 @@ def write_text(
 def _stream(
     decoder: SpeculativeDecoder, prompt: str, job: MainJob
 ) -> tuple[Generator[Chunk, None, None], int]:
-    """Returns the generated chunks, and how many document pieces to expect; 0 without --split."""
+    """The generated chunks, and how many document pieces to expect; 0 without --split."""
     from mlx_t5.engine.document_batch import chunks
     from mlx_t5.text.documents import Document
 
@@ -84,7 +80,6 @@ def _stream(
 
 
 def progress_bar(total: int | None, done: int, unit: str, options: MainOptions) -> tqdm:
-    """Returns a progress bar on standard error."""
     from tqdm import tqdm
 
     # In a terminal a bar would mix with the texts; without a terminal tqdm shows none.

@@ -11,18 +11,12 @@ from mlx_t5.errors import readable
 
 @dataclass
 class Totals:
-    """The sums of results' statistics; the memory used does not grow with the number of results.
-
-    Attributes:
-        results: number of results.
-        stats: the sums of the statistics; results without statistics (scores, vectors) add 0.
-    """
+    """The sums of results' statistics; the memory used does not grow with the number of results."""
 
     results: int = 0
-    stats: DocumentStats = field(default_factory=DocumentStats)
+    stats: DocumentStats = field(default_factory=DocumentStats)  # scores and vectors add 0
 
     def add(self, outcome: Any) -> None:
-        """Adds one result to the sums."""
         self.results += 1
         if stats := getattr(outcome, "stats", None):
             self.stats.add(stats)
@@ -30,7 +24,7 @@ class Totals:
     def summary(
         self, seconds: float, unit: str = "prompts", texts: bool = True, verbose: bool = False
     ) -> str:
-        """Returns the summary line.
+        """Summarizes the results in one line.
 
         Args:
             seconds: the time that all results took, without waiting for a pipe or a terminal.

@@ -40,9 +40,6 @@ def resumable(
         argv: the arguments; None stands for the process's own arguments.
         read: parses and checks the arguments, among them --output and --resume.
         prepare: returns an object whose `run` does the work and returns the exit status.
-
-    Returns:
-        The exit status.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
 
@@ -72,14 +69,7 @@ def say(line: str) -> None:
 def check_output(output: str, resume: bool, is_output: Callable[[str], bool]) -> None:
     """Refuses an output folder that cannot be made, or that is not the resumed run's own.
 
-    Args:
-        output: the path that the user gives.
-        resume: whether the user asks to resume an earlier run.
-        is_output: a function that takes a file's name and returns whether an earlier run may have
-            written the file.
-
-    Raises:
-        UserError: `output` is empty, exists or cannot be made.
+    `is_output` says whether an earlier run may have written a file of this name.
     """
     from mlx_t5.checkpoints.writing import check_output_folder
     from mlx_t5.disk import absolute
@@ -99,12 +89,10 @@ def check_output(output: str, resume: bool, is_output: Callable[[str], bool]) ->
 
 
 def compared_options(args: Any, examples: Iterable[Any]) -> dict[str, Any]:
-    """Returns the options that must not change when a run is resumed, by their names.
-
-    Models are compared by the names that the user gives, and data by the examples read from it.
-    """
+    """The options that must not change when a run is resumed, by their names."""
     from mlx_t5.training.examples import digest
 
+    # Models are compared by the names that the user gives, data by the examples read from it.
     options = {option_of(n): value for n, value in vars(args).items() if n not in MAY_CHANGE}
     options["--iters"] = args.iters > 0  # with 0 the output is another one: nothing is trained
     # Last: other options change the digest too, and an error names the first difference.
@@ -112,6 +100,6 @@ def compared_options(args: Any, examples: Iterable[Any]) -> dict[str, Any]:
 
 
 def work_folder(output: str) -> Path:
-    """Returns the path of the folder beside the output that holds the state for --resume."""
+    """The folder beside the output that holds the state for --resume."""
     path = Path(output).expanduser()
     return path.with_name(f"{path.name}-work")

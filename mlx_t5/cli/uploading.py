@@ -42,7 +42,7 @@ def check_repository(name: str | None) -> None:
 
 
 def model_files(folder: Path) -> list[str]:
-    """Returns the names of a folder's model files and of its card, except symbolic links."""
+    """A folder's model files and its card, except symbolic links."""
     from mlx_t5.checkpoints.hub import choose_files
     from mlx_t5.disk import SAFETENSORS
 
@@ -58,7 +58,7 @@ def upload(folder: Path, repository: str | None, card: Callable[[str], str]) -> 
         folder: the model folder, which stays on the disk even after an error.
         repository: a name that `check_repository` has accepted; the repository is created if it
             does not exist. None: nothing is sent.
-        card: a function that returns the text of the card, given the repository's name.
+        card: makes the text of the card from the repository's name.
 
     Returns:
         The exit status.
@@ -93,7 +93,6 @@ def upload(folder: Path, repository: str | None, card: Callable[[str], str]) -> 
 
 
 def conversion_card(name: str, folder: Path, source: str) -> str:
-    """Returns the model card of a folder that `convert.py` wrote from this source."""
     from mlx_t5.checkpoints.hub import source_of
     from mlx_t5.disk import absolute
     from mlx_t5.network.weights import read_config
@@ -110,7 +109,7 @@ def conversion_card(name: str, folder: Path, source: str) -> str:
 
 
 def draft_card(name: str, target: Path, source: Path, dtype: Any, verdict: str) -> str:
-    """Returns the model card of a draft that `distill.py` wrote.
+    """The model card of a draft that `distill.py` wrote.
 
     Args:
         name: name of the draft's repository.
@@ -136,13 +135,13 @@ def draft_card(name: str, target: Path, source: Path, dtype: Any, verdict: str) 
 
 
 def _card(folder: Path, local: Path, tags: list[str], **parts: str) -> str:
-    """Returns a model card.
+    """Fills card.md with `parts`.
 
     Args:
         folder: a folder whose config.json names the source model.
         local: a folder that may contain the source's card; otherwise the Hub is asked for it.
         tags: tags to add to the tags of the source's card.
-        parts: the texts to insert into card.md, keyed by the names of the placeholders.
+        parts: the texts to insert, keyed by the names of the placeholders.
     """
     from huggingface_hub import ModelCard, ModelCardData, hf_hub_download
 

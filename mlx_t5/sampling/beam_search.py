@@ -8,10 +8,9 @@ Texts and scores equal those of transformers 5 (generation/utils.py, `_beam_sear
              at least 1. A continuation that ends becomes a text if it is among the first K. The K
              best continuations that do not end become the next beams.
     text     score = s / n**length_penalty for n tokens, the end token included; the K best are kept
-    end      The search ends if no beam is left. It also ends if there are K texts, and either
-             early_stopping is True or the best beam cannot beat the worst text. The best beam is
-             scored like a text, with n = its present length, or with n = max_tokens if
-             early_stopping is "never" and length_penalty is above 0.
+    end      when no beam is left, or there are K texts and either early_stopping is True or the
+             best beam cannot beat the worst text. The best beam is scored like a text, with n = its
+             present length, or n = max_tokens if early_stopping is "never" and length_penalty > 0.
 
 If fewer than K continuations are allowed, transformers adds beams with scores of about -1e9. Here
 the added beams have the score -inf and are never continued. The device finds the best continuations
@@ -110,7 +109,6 @@ class BeamSearch:
         return Hypothesis([*beam.tokens, token], score, watch, reason, ended)
 
     def _by_length(self, score: np.float32, length: int) -> np.float32:
-        """Divides a score by the length penalty, length ** length_penalty."""
         # As in transformers, the penalty is 0 or infinity if float32 cannot hold it. Unlike there,
         # the score stays finite, because JSON has no infinity.
         with np.errstate(over="ignore", divide="ignore"):

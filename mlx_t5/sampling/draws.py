@@ -91,7 +91,6 @@ class Sampling:
 
 
 def row_key(seed: int, index: int) -> mx.array:
-    """The random key (2,) of stream `index` of a seed; see `random_keys`."""
     # Hashed before the index is mixed in, so that seeds and indexes close together differ.
     return fold(mx.random.key(seed), index % 2**32, (index >> 32) % 2**32)
 

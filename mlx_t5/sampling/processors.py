@@ -58,7 +58,6 @@ class History:
         return History(grown, [length + tokens.shape[1] for length in self.lengths])
 
     def seen(self, positions: int) -> mx.array:
-        """Whether a column is before a position (T, N): all are before the last one."""
         columns = self.tokens.shape[1]
         ends = mx.arange(columns - positions + 1, columns + 1)
         return mx.arange(columns) < ends[:, None]

@@ -28,8 +28,6 @@ TRUE, FALSE = "true", "false"
 
 @dataclass(frozen=True)
 class Pair:
-    """A prompt and a target to score, both as token ids."""
-
     source: tuple[int, ...]
     target: tuple[int, ...]
 
@@ -123,7 +121,6 @@ def relevance_pairs(
 def _relevance_prompt(
     query: str, document: str, read: Callable[[str], tuple[int, ...]], max_tokens: int
 ) -> tuple[int, ...]:
-    """The prompt's tokens for a query and a document, which is cut if necessary."""
     prompt = RERANK_PROMPT.format(query=query, document=document)
     ids = read(prompt + RERANK_CUE)
     if len(ids) <= max_tokens:

@@ -99,10 +99,7 @@ class Scoring:
         batch_size: int = DEFAULT_BATCH_SIZE,
         ready: Callable[[], bool] = lambda: True,
     ) -> Iterator[Score]:
-        """Yields the score of each pair of a prompt and a target, read lazily as `passes.in_order`.
-
-        An exception in place of a pair becomes the `error` of a score.
-        """
+        """Yields the score of each pair, lazily; an exception in place of a pair is its `error`."""
         if not is_listlike(pairs):
             raise refusal("pairs", pairs, f"a list, each {PAIR}")
         size = checked("batch_size", batch_size)

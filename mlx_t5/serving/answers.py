@@ -31,23 +31,10 @@ LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is ve
 
 
 class EventStream(Generic[J]):
-    """The events of one job. The thread that owns MLX sends them; the event loop receives them.
-
-    Attributes:
-        job: the job.
-    """
+    """The events of one job. The thread that owns MLX sends them; the event loop receives them."""
 
     def __init__(self, job: J, jobs: JobQueue, receive: Callable[[], Any]):
-        """Submits a job, and cancels the job if its client disconnects.
-
-        Args:
-            job: the job.
-            jobs: the queue to submit it to.
-            receive: the connection's ASGI `receive`.
-
-        Raises:
-            ApiError: the queue refuses the job.
-        """
+        """Submits the job, and cancels it when `receive` (ASGI) reports that the client left."""
         self.job: J = job
         self._jobs = jobs
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -66,16 +53,11 @@ class EventStream(Generic[J]):
         self._events.put_nowait(ApiError(499, "the client went away"))
 
     def close(self) -> None:
-        """Cancels the job unless it is done."""
         self._watching.cancel()
         self._jobs.cancel(self.job)
 
     async def next(self) -> Any:
-        """Waits for the next event of the job, and returns this event.
-
-        Raises:
-            ApiError: the job has failed, or its client has disconnected.
-        """
+        """Waits for the next event; raises `ApiError` if the job failed or the client left."""
         event = await self._events.get()
         if isinstance(event, ApiError):
             raise event
@@ -92,13 +74,9 @@ class EventStream(Generic[J]):
 
 @dataclass
 class DocumentChunk(Chunk):
-    """Answers to pieces of a document, as a chunk of the document's answer.
+    """Answers to pieces of a document, as a chunk of the document's answer."""
 
-    Attributes:
-        fields: values for `pieces` and `stats` of `CompletionChoice` or `ChatChoice` (schemas.py).
-    """
-
-    fields: Fields = field(default_factory=dict)
+    fields: Fields = field(default_factory=dict)  # `pieces` and `stats` of a choice
 
 
 async def joined(
@@ -138,29 +116,21 @@ class Spelling(NamedTuple):
     r"""How an answer spells a token whose log-probability it reports.
 
     Bytes that are no whole character are escaped in `text`, as in OpenAI's API (`\xe4`).
-
-    Attributes:
-        text: the text that the token adds to a text; the name of a special token; "" for an id
-            that has no token.
-        bytes: the UTF-8 bytes that the token adds to a text; None for a special token and for an
-            id that has no token.
     """
 
-    text: str
-    bytes: list[int] | None
+    text: str  # what the token adds, or a special token's name; "" for an id without a token
+    bytes: list[int] | None  # what the token adds, in UTF-8; None for a special token or no token
 
 
 class TokenSpelling:
     """A function that returns the `Spelling` of a token id."""
 
     def __init__(self, tokenizer: Any):
-        """Wraps a tokenizer of the transformers library."""
         self._tokenizer = tokenizer
         self._special = frozenset(tokenizer.all_special_ids)
         self._spell = byte_speller(tokenizer)
 
     def __call__(self, token: int) -> Spelling:
-        """Returns the spelling of a token id."""
         # A model has more ids than its tokenizer has tokens, and any id may be a likely one.
         name = self._tokenizer.convert_ids_to_tokens(token) or ""
         if token in self._special or not name:
@@ -176,7 +146,7 @@ class TokenSpelling:
 
 
 def usage(job: GenerationJob, results: Sequence[Stats]) -> Usage:
-    """Returns the token counts of a request, from its job and the statistics of its texts."""
+    """The token counts of a request, from its job and the statistics of its texts."""
     if job.document:
         prompt_tokens = sum(stats.prompt_tokens for stats in results)
     else:  # token ids; a prompt with several texts counts once
@@ -197,10 +167,10 @@ def usage(job: GenerationJob, results: Sequence[Stats]) -> Usage:
 
 
 def speculation(chunk: Chunk) -> Fields:
-    """Returns the field `speculation` of a chunk: its tokens with their origins, and statistics.
+    """The field `speculation` of a chunk: its tokens with their origins, and statistics.
 
     Text that was held back until the end, such as text that might have begun a stop string, is
-    an extra entry in the list of tokens. The entry's origin is "target".
+    an extra entry in the list of tokens, with the origin "target".
     """
     rest = chunk.text[sum(map(len, chunk.pieces)) :]
     # The last tokens of a stop string may have no piece of text.
@@ -212,22 +182,9 @@ def speculation(chunk: Chunk) -> Fields:
 
 
 class CompletionBuilder:
-    """Builds the answer to a request for completions, whole or in chunks (schemas.py).
-
-    Attributes:
-        stream: whether the answer is sent in chunks.
-        logprobs: whether to include log-probabilities.
-        detailed: whether to report the origin of each token (draft, copy or target).
-    """
+    """Builds the answer to a request for completions, whole or in chunks (schemas.py)."""
 
     def __init__(self, body: TextRequest, model: str, spell: Callable[[int], Spelling]):
-        """Starts the answer to a request.
-
-        Args:
-            body: the request.
-            model: the model's name.
-            spell: returns the spelling of a token id.
-        """
         self._model, self._spell = model, spell
         self.stream, self.detailed = bool(body.stream), bool(body.speculation)
         self.logprobs = body.alternatives is not None
@@ -235,12 +192,7 @@ class CompletionBuilder:
         self._lengths: dict[int, int] = {}  # characters of each choice so far
 
     def answer(self, choices: Sequence[Fields], counts: Usage | None) -> BaseModel:
-        """Returns the whole answer or one chunk.
-
-        Args:
-            choices: the entries of the answer's `choices`, made by the method `choice`.
-            counts: the token counts; None leaves them out.
-        """
+        """The whole answer or one chunk; `choices` are made by `choice`."""
         return schemas.Completion(object="text_completion", **self._fields("cmpl", choices, counts))
 
     def _fields(self, kind: str, choices: Sequence[Fields], counts: Usage | None) -> Fields:
@@ -248,13 +200,9 @@ class CompletionBuilder:
         return fields | {"choices": choices} | ({} if counts is None else {"usage": counts})
 
     def choice(self, chunk: Chunk) -> Fields:
-        """Returns a chunk as an entry of the answer's `choices`.
-
-        Args:
-            chunk: a chunk of a text. If the answer is not streamed, the text has only one chunk,
-                whose result has the whole text.
-        """
+        """A chunk as an entry of the answer's `choices`."""
         result = chunk.result
+        # If the answer is not streamed, its only chunk has the whole text in the result.
         text = chunk.text if self.stream or not result else result.text or ""
         choice = {
             "index": chunk.index,
@@ -286,20 +234,16 @@ class CompletionBuilder:
         }
 
     def _by_text(self, entry: TokenLogprob, text: str) -> dict[str, float]:
-        """Returns the log-probabilities of the likeliest tokens, by their texts.
+        """The log-probabilities of the likeliest tokens by their texts.
 
-        Other tokens that have the same text as the written token are left out. If several of the
-        remaining tokens have the same text, the dictionary has the likeliest of them.
-
-        Args:
-            entry: the written token, and the likeliest tokens at its position.
-            text: the text of the written token.
+        Other tokens that have the same text as the written token are left out.
         """
         named: dict[str, float] = {}
         for token, value in entry.top:
             if token == entry.token:
                 named[text] = json_number(value)
             elif (name := self._spell(token).text) != text:
+                # The likeliest comes first: of several tokens with one text it is kept.
                 named.setdefault(name, json_number(value))
         return named
 
@@ -308,7 +252,6 @@ class ChatBuilder(CompletionBuilder):
     """Builds the answer to a request for a chat completion, whole or in chunks."""
 
     def answer(self, choices: Sequence[Fields], counts: Usage | None) -> BaseModel:
-        """Returns the whole answer or one chunk, like `CompletionBuilder.answer`."""
         kind: Any = "chat.completion.chunk" if self.stream else "chat.completion"
         return schemas.ChatCompletion(object=kind, **self._fields("chatcmpl", choices, counts))
 
@@ -332,11 +275,11 @@ class ChatBuilder(CompletionBuilder):
 
 
 def completed(chunk: Chunk) -> list[str]:
-    """Returns, for each token with a log-probability, the text that the token completed.
+    """The text that each token with a log-probability completed; joined, the chunk's text.
 
-    These texts, joined, are the chunk's text. So the text of a token may differ from its spelling:
-    the last byte of a character completes the whole character, a special token completes no text,
-    and text that may begin a stop string is held back until later tokens show whether it does.
+    So the text of a token may differ from its spelling: the last byte of a character completes the
+    whole character, a special token completes no text, and text that may begin a stop string is
+    held back until later tokens show whether it does.
     """
     count = len(chunk.logprobs)
     texts = [*chunk.pieces, *[""] * count][:count]
@@ -346,8 +289,5 @@ def completed(chunk: Chunk) -> list[str]:
 
 
 def json_number(logprob: float) -> float:
-    """Returns a log-probability that JSON can express: at least -9999, as in OpenAI's API.
-
-    JSON has no -inf.
-    """
+    """A log-probability for JSON, which has no -inf: at least -9999, as in OpenAI's API."""
     return max(logprob, LEAST_LOGPROB) if math.isfinite(logprob) else LEAST_LOGPROB

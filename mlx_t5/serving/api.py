@@ -61,7 +61,7 @@ class Request(BaseModel):
 
 
 def _field(name: str, setting: Setting) -> Any:
-    """Returns the type (with bounds) and the default of the request field for a setting."""
+    """The type (with bounds) and the default of the request field for a setting."""
     allowed = setting.range
     bounds: dict[str, Any] = {}
     if allowed.kind is not bool:
@@ -109,7 +109,6 @@ class Content(Request):
 
     @property
     def text(self) -> str:
-        """The whole text, its parts joined."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content)
@@ -170,7 +169,6 @@ class PredictRequest(Decoding):
 
     @property
     def prompts(self) -> list[str]:
-        """The prompt, as a list with one entry."""
         return [self.prompt]
 
 
@@ -240,7 +238,6 @@ class CompletionRequest(OpenAIRequest):
 
     @property
     def prompts(self) -> Sequence[str] | Sequence[list[int]]:
-        """The prompts, as a list of texts or of token ids."""
         return listed_prompts(self.prompt)[0]
 
     @property
@@ -296,10 +293,7 @@ class ChatRequest(OpenAIRequest):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings in the request, by their names in `Settings`.
-
-        If the request has both `max_tokens` and `max_completion_tokens`, the smaller one counts.
-        """
+        """The settings in the request; of `max_tokens` and `max_completion_tokens` the smaller."""
         values = super().settings
         most = values.get("max_tokens"), self.max_completion_tokens
         limits = [n for n in most if n is not None]
@@ -307,7 +301,7 @@ class ChatRequest(OpenAIRequest):
 
     @property
     def prompts(self) -> list[str]:
-        """A list with one prompt: the texts of the messages, joined by a space."""
+        """One prompt: the texts of the messages, joined by a space."""
         return [" ".join(map(str.strip, self.parts)).strip()]
 
     @property

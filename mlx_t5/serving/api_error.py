@@ -69,12 +69,12 @@ class ApiError(Exception):
 
 
 def internal_error() -> ApiError:
-    """Returns the error for an unexpected failure; the details are only in the log."""
+    """The error for an unexpected failure; the details are only in the log."""
     return ApiError(500, "internal error; the server's log says where")
 
 
 def error_of_status(status: int, detail: str, headers: Mapping[str, str] | None = None) -> ApiError:
-    """Returns the error for an HTTP status that the framework raised, such as 404."""
+    """The error for an HTTP status that the framework raised, such as 404."""
     message = {
         404: "there is nothing at this address; see /docs",
         405: "this address does not take this method; see /docs",
@@ -83,7 +83,7 @@ def error_of_status(status: int, detail: str, headers: Mapping[str, str] | None 
 
 
 def error_of_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
-    """Returns the error for the first invalid field of a body, from pydantic's list of errors.
+    """The error for the first invalid field of a body, from pydantic's list of errors.
 
     If a field may have several types, pydantic lists an error for each type. The message joins all
     errors of the field.
@@ -98,7 +98,7 @@ def error_of_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
 
 
 def _field(error: dict[str, Any]) -> str | None:
-    """Returns the name of the invalid field; None if the whole body is invalid."""
+    """The name of the invalid field; None if the whole body is invalid."""
     return next((str(part) for part in error["loc"] if part != "body"), None)
 
 
@@ -108,7 +108,7 @@ def _complaint(error: dict[str, Any]) -> str:
 
 
 def raised_at(error: BaseException) -> str:
-    """Returns an exception's type and where it was raised, for the log.
+    """An exception's type and where it was raised, for the log.
 
     The exception's message and source lines are left out, because they may show a client's text.
     """
@@ -120,10 +120,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def failure_of(error: Exception) -> ApiError:
-    """Returns the error that the client gets for an exception.
-
-    If the exception is not an `ApiError`, the log says where it was raised.
-    """
+    """The error that the client gets for an exception; unless it is an `ApiError`, it is logged."""
     if isinstance(error, ApiError):
         return error
     log.error("a request failed: %s", raised_at(error))

@@ -1,8 +1,8 @@
 """Decodes generation jobs: makes rows, batches them, and reports their texts in chunks.
 
 A row is one text in a batch, or one beam search. Rows join and leave a running batch between two
-steps. Rows with the same number of beams share one batch. As in `generate`, the decoder's `Codec`
-makes the rows, chunks and results.
+steps; rows with the same number of beams share one batch. The decoder's `Codec` makes the rows,
+chunks and results, as for `generate`.
 
 A place that becomes free goes to the waiting job that has the fewest rows in the batches, and among
 equals to the oldest. So a small request waits neither for the other prompts of a large one nor for
@@ -47,7 +47,6 @@ class GenerationBatches:
     def __init__(
         self, decoder: SpeculativeDecoder, max_batch: int, jobs: JobQueue, metrics: Metrics
     ):
-        """Starts without rows; a batch has up to `max_batch` rows, all with equally many beams."""
         self._decoder, self._max_batch = decoder, max_batch
         self._jobs, self._metrics = jobs, metrics
         self._waiting: dict[GenerationJob, Iterator[Row]] = {}  # rows to come, the oldest job first
@@ -55,12 +54,10 @@ class GenerationBatches:
         self._new_batches([])
 
     def __bool__(self) -> bool:
-        """Whether there are rows, or jobs with rows to come."""
         return bool(self._job_of or self._waiting)
 
     @property
     def running(self) -> list[Row]:
-        """The rows that are being decoded, of all batches."""
         return [row for queue in list(self._queues.values()) for row in queue.engine.rows]
 
     def add(self, job: GenerationJob) -> None:
@@ -76,7 +73,6 @@ class GenerationBatches:
             yield row
 
     def remove(self, job: GenerationJob) -> None:
-        """Removes a job with its rows."""
         self._waiting.pop(job, None)
         gone = [row for row, owner in self._job_of.items() if owner is job]
         for row in gone:
@@ -146,7 +142,6 @@ class GenerationBatches:
         mx.clear_cache()
 
     def _new_batches(self, waiting: Iterable[Row]) -> None:
-        """Makes empty batches, and queues the waiting rows for them."""
         settings = replace(self._decoder.defaults, num_beams=1)
         engine = self._decoder.engine(settings, self._max_batch)
         assert not isinstance(engine, Beams), "one beam is no search"
@@ -216,18 +211,13 @@ class LogprobRecorder:
     """
 
     def __init__(self, alternatives: Callable[[Row], int | None]) -> None:
-        """Makes a recorder.
-
-        Args:
-            alternatives: returns how many of the likeliest tokens to record for each token of a
-                row; None if the row wants no log-probabilities.
-        """
+        """`alternatives`: how many likeliest tokens a row asks for; None: no log-probabilities."""
         self._alternatives = alternatives
         self._rows: list[tuple[Row, int, int]] = []  # row, alternatives, tokens decided before
         self._arrays: tuple[mx.array, ...] = ()
 
     def __call__(self, rows: Sequence[Row], logits: mx.array, tokens: mx.array) -> None:
-        """Records log-probabilities of tokens (B rows, T positions); logits: (B, T, vocabulary)."""
+        """Records the log-probabilities of tokens (B, T), from logits (B, T, V)."""
         asking = [
             (i, n) for i, row in enumerate(rows) if (n := self._alternatives(row)) is not None
         ]
@@ -238,7 +228,7 @@ class LogprobRecorder:
             mx.async_eval(*self._arrays)
 
     def collect(self) -> list[tuple[Row, list[TokenLogprob]]]:
-        """Returns each recorded row with the log-probabilities of its new tokens, EOS included."""
+        """Each recorded row with the log-probabilities of its new tokens, EOS included."""
         recorded = []
         arrays = zip(*(array.tolist() for array in self._arrays), strict=True)
         for (row, alternatives, before), of_row in zip(self._rows, arrays, strict=True):
@@ -255,17 +245,16 @@ class LogprobRecorder:
 def likeliest_logprobs(
     logits: mx.array, tokens: mx.array, count: int
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Returns the log-probabilities of given tokens, and of the likeliest tokens.
+    """The log-probabilities of given tokens, and of the likeliest tokens.
 
     Args:
-        logits: (R rows, T positions, V vocabulary) float32 logits.
+        logits: (R, T, V) float32.
         tokens: (R, T) int32 ids.
         count: K, the number of likeliest tokens to return; at most V.
 
     Returns:
-        Three arrays: the log-probabilities of the tokens, (R, T) float32; the log-probabilities of
-        the K likeliest tokens in descending order, (R, T, K) float32; and the ids of the likeliest
-        tokens, (R, T, K).
+        The tokens' log-probabilities (R, T), those of the K likeliest tokens in descending order
+        (R, T, K), both float32, and the ids of the likeliest tokens (R, T, K).
     """
     total = mx.logsumexp(logits, axis=-1, keepdims=True)
     values = mx.take_along_axis(logits, tokens[..., None], axis=-1) - total

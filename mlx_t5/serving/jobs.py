@@ -26,23 +26,16 @@ Event = Chunk | list[Any] | ApiError
 
 @dataclass(eq=False, kw_only=True)
 class QueuedJob:
-    """A job, its places in the queue, and its progress.
+    """A job, its places in the queue, and its progress."""
 
-    Attributes:
-        size: number of places that the job takes in the queue at most.
-        texts: number of texts; for other jobs than decoding, number of places.
-        put: sends an event to the client: a `Chunk` of a text, the list of all values (scores,
-            vectors), or the `ApiError` that ends the job. The thread that owns MLX calls it, so it
-            must not wait.
-        unfinished: number of texts that are not done.
-        submitted: time of submission, by the queue's clock.
-    """
-
-    size: int
-    texts: int
+    size: int  # places that the job takes in the queue at most
+    texts: int  # number of texts; for other jobs than decoding, of places
+    # Sends an event to the client: a `Chunk` of a text, the list of all values (scores or
+    # vectors), or the `ApiError` that ends the job. The thread that owns MLX calls it, so it must
+    # not wait.
     put: Callable[[Event], None] = lambda event: None
-    unfinished: int = 0
-    submitted: float = 0.0
+    unfinished: int = 0  # texts that are not done
+    submitted: float = 0.0  # by the queue's clock
 
     @property
     def places(self) -> int:
@@ -52,67 +45,42 @@ class QueuedJob:
 
 @dataclass(eq=False, kw_only=True)
 class GenerationJob(QueuedJob):
-    """A job that decodes prompts.
-
-    Attributes:
-        spec: how the prompts are decoded.
-        prompts: the prompts, as text or token ids.
-        document: the document whose pieces the prompts are. A piece that fails is reported as such,
-            whereas another prompt that fails ends the job.
-    """
+    """A job that decodes prompts."""
 
     spec: Job
     prompts: Sequence[str | list[int]]
+    # The prompts are its pieces; if one fails, the others go on, while a failed prompt ends a job.
     document: DocumentInFlight | None = None
 
 
 @dataclass(eq=False, kw_only=True)
 class ScoringJob(QueuedJob):
-    """A job that needs no decoding: it scores pairs of a prompt and a target, or embeds prompts.
-
-    Attributes:
-        kind: "score", "rerank" or "embed".
-        prompt_tokens: number of tokens of the job's prompts, for the metrics.
-        pairs: the pairs to score.
-        ids: token ids of each prompt to embed.
-        normalize: whether to scale vectors to length 1.
-    """
+    """A job that needs no decoding: it scores pairs of a prompt and a target, or embeds prompts."""
 
     size: int = 1
     texts: int = 1
-    kind: str
-    prompt_tokens: int
+    kind: str  # "score", "rerank" or "embed"
+    prompt_tokens: int  # for the metrics
     pairs: list[Pair] = field(default_factory=list)
-    ids: list[list[int]] = field(default_factory=list)
+    ids: list[list[int]] = field(default_factory=list)  # of each prompt to embed
     normalize: bool = False
 
     @property
     def count(self) -> int:
-        """The number of scores or vectors that the job returns."""
         return len(self.pairs) + len(self.ids)
 
 
 class JobQueue:
-    """The jobs that are not done.
+    """The jobs that are not done; new ones are accepted until `close`.
 
     Only the thread that owns MLX calls `next_round` and `progressed`; the other methods may be
     called in any thread.
-
-    Attributes:
-        clock: returns seconds.
-        row_seconds: moving average of the time to encode and decode a row.
     """
 
     def __init__(self, max_batch: int, max_queue: int, clock: Callable[[], float]):
-        """Makes an empty queue, which accepts jobs until `close`.
-
-        Args:
-            max_batch: maximum number of texts decoded at the same time.
-            max_queue: maximum number of waiting texts.
-            clock: returns seconds.
-        """
+        """Decodes at most `max_batch` texts at a time; at most `max_queue` texts wait."""
         self._max_batch, self._max_queue, self.clock = max_batch, max_queue, clock
-        self.row_seconds = 0.0
+        self.row_seconds = 0.0  # moving average of the time to encode and decode a row
         self._changed = threading.Condition()
         self._jobs: dict[QueuedJob, None] = {}  # an ordered set
         self._new: list[QueuedJob] = []
@@ -122,7 +90,6 @@ class JobQueue:
 
     @property
     def open(self) -> bool:
-        """Whether jobs are accepted."""
         return self._closed is None
 
     @property
@@ -133,19 +100,12 @@ class JobQueue:
 
     @property
     def waited(self) -> float:
-        """How many seconds the jobs have waited for the current round to end; 0 without jobs.
-
-        The wait begins when the last round ends, or when a job comes to an empty queue.
-        """
+        """Seconds since the last round ended, or a job came to an empty queue; 0 without jobs."""
         with self._changed:
             return self.clock() - self._progressed if self._jobs else 0.0
 
     def add(self, job: QueuedJob) -> None:
-        """Adds a job.
-
-        Raises:
-            ApiError: the queue has no room for the job, or is closed.
-        """
+        """Adds a job; raises `ApiError` if the queue has no room for it, or is closed."""
         with self._changed:
             if self._closed is not None:
                 raise ApiError(503, self._closed)
@@ -175,17 +135,15 @@ class JobQueue:
             self._changed.notify()
 
     def unfinished(self) -> list[QueuedJob]:
-        """Returns the jobs that are not done."""
         with self._changed:
             return list(self._jobs)
 
     def next_round(self, busy: bool) -> tuple[list[QueuedJob], list[QueuedJob]] | None:
         """Waits for new or cancelled jobs unless the thread is busy.
 
-        The wait ends after `REST_SECONDS` at the latest, so both lists may be empty.
-
         Returns:
-            The new and the cancelled jobs; None if the queue is closed and no job is left.
+            The new and the cancelled jobs; after `REST_SECONDS` both lists may be empty. None if
+            the queue is closed and no job is left.
         """
         with self._changed:
             ended = lambda: not (self.open or self._jobs)  # noqa: E731
@@ -196,7 +154,6 @@ class JobQueue:
             return None if ended() else (new, cancelled)
 
     def progressed(self) -> None:
-        """Notes that a round has ended."""
         self._progressed = self.clock()
 
     def put(self, job: QueuedJob, event: Event) -> None:

@@ -21,7 +21,6 @@ class Metrics:
     """The counters of one server. Methods may be called from any thread."""
 
     def __init__(self) -> None:
-        """Creates all counters at zero."""
         self.registry = CollectorRegistry()
         counter, seconds = self._counter, self._seconds
         self.requests = counter("t5_requests", "HTTP requests", "path", "status")
@@ -82,7 +81,6 @@ class Metrics:
         self._accepted.inc(accepted)
 
     def finished(self, stats: Stats, reason: str) -> None:
-        """Counts a finished row."""
         self._prompt_tokens.inc(stats.prompt_tokens)
         self._finished.labels(reason).inc()
 
@@ -92,12 +90,11 @@ class Metrics:
         self._scored.labels(kind).inc(items)
 
     def text(self) -> bytes:
-        """Returns all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 def row_counts(rows: Sequence[Row]) -> tuple[int, int, int, int]:
-    """Returns sums over rows: generated tokens, target calls, drafted tokens, accepted tokens.
+    """Sums over rows: generated tokens, target calls, drafted tokens, accepted tokens.
 
     A row with beams counts one token per target call, and not the best beam's tokens: a shorter
     beam may become the best, but a counter must not fall.

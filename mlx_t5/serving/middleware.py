@@ -31,18 +31,10 @@ class Middleware:
     def __init__(
         self, app: Callable, metrics: Metrics, origins: Sequence[str] = (), root_path: str = ""
     ):
-        """Wraps an application.
-
-        Args:
-            app: the application to wrap.
-            metrics: the counters of requests.
-            origins: origins of web pages that may use the server, beside its own; "*" for all.
-            root_path: the path under which a proxy shows the server, such as "/t5".
-        """
+        """See `create_app` for the arguments."""
         self._app, self._metrics, self._origins, self._root = app, metrics, origins, root_path
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
-        """Handles a request (ASGI)."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -108,7 +100,6 @@ class StrictRequest(fastapi.Request):
     """
 
     async def json(self) -> Any:
-        """Returns the value of the body; raises `JSONDecodeError` if the body is not valid."""
         body = (await self.body()).removeprefix(codecs.BOM_UTF8)
         # A body may have 300,000 lists. The garbage collector would scan them again and again, and
         # the event loop would wait ten times as long.
@@ -125,7 +116,6 @@ class StrictRoute(APIRoute):
     """A route whose handler gets a `StrictRequest`."""
 
     def get_route_handler(self) -> Callable:
-        """Returns a handler that calls FastAPI's handler with a `StrictRequest`."""
         handle = super().get_route_handler()
 
         async def handle_strictly(request: fastapi.Request) -> fastapi.Response:

@@ -22,10 +22,9 @@ Capability = Literal["completions", "score", "rerank", "embeddings"]
 class TokenDetails(BaseModel):
     """Counts of accepted and rejected tokens.
 
-    If the request has a `prediction`, its tokens are compared with the answer. A token counts as
-    accepted if it is in the answer, and as rejected if not; tokens of the prediction after the end
-    of the answer do not count. If the request has no `prediction`, the accepted and rejected
-    proposals are counted.
+    A token of the request's `prediction` counts as accepted if it is in the answer, and as rejected
+    if not; tokens after the end of the answer do not count. If the request has no `prediction`, the
+    accepted and rejected proposals are counted.
     """
 
     accepted_prediction_tokens: int

@@ -53,7 +53,6 @@ class EmbeddingRequest(Body):
 
     @property
     def inputs(self) -> list[Any]:
-        """The inputs as a list, even if there is only one input."""
         return listed_prompts(self.input)[0]
 
 

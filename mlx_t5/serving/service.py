@@ -1,7 +1,6 @@
 """Checks requests and submits them to the thread that decodes.
 
-Requests are checked in the event loop. Their texts are tokenized, and documents cut, in other
-threads.
+The event loop checks requests; other threads tokenize their texts and cut documents.
 """
 
 from __future__ import annotations
@@ -49,30 +48,19 @@ NAMES = {"input": "text", "targets": "target"}  # of fields, in messages
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """The limits of a request.
-
-    Attributes:
-        prompt_tokens: maximum number of tokens in a prompt.
-        max_tokens: maximum number of tokens in a generated text, or in a target to score.
-        rows: maximum number of texts that a request may ask for.
-    """
+    """The limits of a request."""
 
     prompt_tokens: int
-    max_tokens: int
-    rows: int
+    max_tokens: int  # in a generated text, or in a target to score
+    rows: int  # texts that a request may ask for
 
 
 @dataclass(frozen=True)
 class Presets:
-    """The defaults and the tasks that the model's own files define.
-
-    Attributes:
-        general: the default settings of every request.
-        tasks: by name, the prefix and the settings of each task that a request may choose.
-    """
+    """The defaults and the tasks that the model's own files define."""
 
     general: Preset = Preset(FILE)
-    tasks: Mapping[str, Preset] = field(default_factory=dict)
+    tasks: Mapping[str, Preset] = field(default_factory=dict)  # prefix and settings by name
 
     @property
     def notes(self) -> list[str]:
@@ -146,7 +134,6 @@ class Service:
         return ["completions", "score", *ranks, "embeddings"]
 
     def log_texts(self, results: Sequence[Result]) -> None:
-        """Logs the texts of these results, if the server logs prompts and texts."""
         if self.log_prompts:
             log.info("texts: %r", [result.text for result in results])
 
@@ -164,7 +151,7 @@ class Service:
         prefix: str = "",
         pooling: Pooling | None = None,
     ) -> list[list[int]]:
-        """Returns the tokens of each text; if a text is clearly too long, no text is tokenized.
+        """The tokens of each text; if a text is clearly too long, no text is tokenized.
 
         Args:
             texts: texts or lists of token ids. The ids are only checked.
@@ -214,7 +201,7 @@ class Service:
             raise ApiError(400, message, param, "context_length_exceeded")
 
     async def _cut(self, body: api.TextRequest) -> DocumentInFlight:
-        """Cuts a request's text; each prompt begins with the task's prefix and the system message.
+        """Cuts a request's text; every prompt begins with the task's prefix and the system message.
 
         Raises:
             ApiError: the prompt is not one text, cannot be cut or has too many pieces, or the
@@ -253,10 +240,6 @@ class Service:
     ) -> EventStream[GenerationJob]:
         """Checks a request, submits it to the worker, and returns the stream of its events.
 
-        Args:
-            body: the request.
-            receive: the connection's ASGI `receive`, to notice when the client disconnects.
-
         Raises:
             ApiError: the request is not valid, or the queue is full or closed.
         """
@@ -291,13 +274,7 @@ class Service:
         return EventStream(job, self.worker.jobs, receive)
 
     async def pairs_to_rank(self, query: str, documents: Sequence[str]) -> list[Pair]:
-        """Returns two pairs per document: its prompt with the target "true", then with "false".
-
-        The prompts of long documents are shortened.
-
-        Raises:
-            ApiError: a text is empty, the query is too long, or the model cannot rank.
-        """
+        """Two pairs per document, for "true" and for "false"; the prompts of long ones are cut."""
         self._require_short(query, "query")
         if not query.strip():
             raise ApiError(400, "the query is empty; write what is looked for", "query")
@@ -310,11 +287,7 @@ class Service:
         return await self._in_thread("documents", lambda: list(pairs))
 
     async def score_or_embed(self, job: ScoringJob, receive: Callable[[], Any]) -> list[Any]:
-        """Submits a job that scores or embeds, and returns its scores or vectors.
-
-        Args:
-            job: the job; this method sets its size.
-            receive: the connection's ASGI `receive`, to notice when the client disconnects.
+        """Submits a job that scores or embeds, and waits for its scores or vectors.
 
         Raises:
             ApiError: the model cannot score, the queue is full or closed, or the job fails.
@@ -328,7 +301,7 @@ class Service:
             return await stream.next()
 
     def require_model(self, name: str | None) -> None:
-        """Raises `ApiError` if a request names a model that is not the served one."""
+        """Refuses a request that names a model that is not the served one."""
         if name not in (None, self.model):
             message = f"there is no such model here; the one that is served is {self.model}"
             raise ApiError(404, message, "model", "model_not_found")
@@ -339,7 +312,7 @@ class Service:
             raise ApiError(400, message, "model")
 
     def task(self, name: str | None, prompts: Sequence[str | Sequence[int]]) -> Preset:
-        """Returns the preset (prefix and settings) of a task; an empty preset if `name` is None.
+        """The prefix and settings of a task, none if `name` is None.
 
         Raises:
             ApiError: the task does not exist, or has a prefix although a prompt is token ids.
@@ -372,12 +345,11 @@ class Service:
         return settings
 
     def _check(self, settings: Settings) -> None:
-        """Raises `UserError` if decoding is exact and does not support the settings."""
+        """Refuses settings that exact decoding does not support."""
         if self.exact:
             check_exact(settings, self.max_num_draft + 1)
 
     def describe(self) -> ServedModel:
-        """Returns a description of the model, with its limits and defaults."""
         tasks = self.presets.tasks.items()
         return ServedModel(
             id=self.model,
@@ -407,15 +379,10 @@ def several(
     stream: bool = False,
     logprobs: int | None = None,
 ) -> Settings:
-    """Returns the settings that produce `samples` texts per prompt, by beam search or sampling.
+    """The settings that produce `samples` texts per prompt, by beam search or sampling.
 
-    Args:
-        settings: the settings, combined from the request, its task and the server.
-        body: the request.
-        samples: number of texts per prompt.
-        stream: whether the answer is streamed.
-        logprobs: number of likeliest tokens to report with each token; None for no
-            log-probabilities.
+    `settings` combine the request, its task and the server; `logprobs` is the number of likeliest
+    tokens to report with each token, or None.
 
     Raises:
         ApiError: the settings do not allow several texts, streaming or log-probabilities.

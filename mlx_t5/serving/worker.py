@@ -46,12 +46,7 @@ INEXACT_KINDS = ({"delta": 0.5}, SAMPLED | {"delta": 0.5}, {"num_beams": MAX_BEA
 
 
 class Worker:
-    """The thread that owns MLX. Other threads may call the public methods.
-
-    Attributes:
-        max_batch: maximum number of rows decoded at the same time.
-        jobs: the queue of jobs for the thread.
-    """
+    """The thread that owns MLX. Other threads may call the public methods."""
 
     def __init__(
         self,
@@ -80,20 +75,13 @@ class Worker:
     # ---- from other threads ----------------------------------------------------------------------
 
     def start(self) -> Any:
-        """Starts the thread and waits until it has loaded the models.
-
-        Returns:
-            The decoder, for facts about the models; do not touch its arrays.
-
-        Raises:
-            UserError: the models cannot be loaded.
-        """
+        """Waits until the thread has loaded the models, and returns the decoder."""
         self._thread.start()
         try:
             # The waits are short, as a Ctrl-C just before a wait does not end it.
             while not self._loaded.done():
                 wait([self._loaded], timeout=0.5)
-            return self._loaded.result()
+            return self._loaded.result()  # its arrays belong to the thread
         except Exception:
             self._thread.join()
             raise
@@ -112,7 +100,7 @@ class Worker:
             self.jobs.put(job, ApiError(503, STOPPING_MESSAGE))
 
     def health(self) -> tuple[str, str | None]:
-        """Returns a status ("ok", "stopping", "failed", "stalled") and a reason (None for "ok")."""
+        """A status ("ok", "stopping", "failed", "stalled") and a reason (None for "ok")."""
         if self._broken:
             return "failed", BROKEN_MESSAGE
         if not (self._thread.is_alive() and self.jobs.open):
@@ -147,7 +135,6 @@ class Worker:
             mx.clear_streams()
 
     def _prepare(self) -> bool:
-        """Loads and warms up the models; returns whether that succeeded."""
         try:
             decoder = self._load()
             warm_up(decoder, self.max_batch)
@@ -164,7 +151,7 @@ class Worker:
         return True
 
     def _round(self) -> bool:
-        """Waits for work and does some of it; returns False if the queue is closed and empty."""
+        """Waits for work and does some of it; False if the queue is closed and empty."""
         busy = bool(self._generation or self._scoring)
         changes = self.jobs.next_round(busy)
         if changes is None:
@@ -201,22 +188,18 @@ class ScoringTurns:
     def __init__(
         self, decoder: SpeculativeDecoder, max_batch: int, jobs: JobQueue, metrics: Metrics
     ):
-        """Starts without jobs; a forward pass has at most `max_batch` pairs or prompts."""
         self._decoder, self._max_batch = decoder, max_batch
         self._jobs, self._metrics = jobs, metrics
         self._turns: deque[tuple[ScoringJob, Iterator[list[Any] | None]]] = deque()
         self._last_encoded = LastEncoded()  # shared by all jobs
 
     def __bool__(self) -> bool:
-        """Whether there are jobs."""
         return bool(self._turns)
 
     def add(self, job: ScoringJob) -> None:
-        """Queues a job for its turn."""
         self._turns.append((job, self._passes(job)))
 
     def remove(self, job: ScoringJob) -> None:
-        """Removes a job."""
         self._turns = deque(turn for turn in self._turns if turn[0] is not job)
 
     def advance(self) -> None:
@@ -238,7 +221,7 @@ class ScoringTurns:
             self._jobs.put(job, outcome)
 
     def _parts(self, job: ScoringJob) -> Iterator[Part]:
-        """Iterates over a job's scores or vectors in parts. Each part takes one forward pass."""
+        """A job's scores or vectors in parts, each of one forward pass."""
         size, most = self._max_batch, MAX_JOINING_TOKENS
         if job.kind == "embed":
             return self._decoder.embeddings.parts(job.ids, size, job.normalize, most)
@@ -263,18 +246,9 @@ class ScoringTurns:
 def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
     """Warms up the models, so that the first requests do not wait for weights or kernels.
 
-    If the model is only an encoder, embeds a dummy prompt. Otherwise, first decodes a dummy prompt.
-    A GPU compiles a kernel when it is first used. So on a GPU, each kind of request that needs
-    different kernels is then run too.
-
-    Last, the target makes a pass over 1 position. If there is a drafter, the target also makes
-    passes over 2, 3, … positions, up to the maximum number of proposals + 1. On a GPU, this maximum
-    is at least `MAX_NUM_DRAFT`. Exact decoding needs none of these passes, because all its passes
-    have the same number of positions.
-
-    Args:
-        decoder: the decoder.
-        batch_size: maximum number of rows decoded at the same time.
+    A model that is only an encoder embeds a dummy prompt; any other decodes one. A GPU compiles a
+    kernel when it is first used, so on a GPU each kind of request with kernels of its own follows.
+    Last, the target makes passes over 1, 2, 3, … positions, as many as verifying may need.
     """
     model, num_draft = decoder.model, decoder.defaults.num_draft
     prompt = [model.config.eos_token_id] * DUMMY_TOKENS
@@ -289,7 +263,7 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
     if not cpu_only():
         compile_kernels(decoder, [prompt, prompt[1:]], common)
         most = max(most, MAX_NUM_DRAFT)
-    if decoder.exact:
+    if decoder.exact:  # all its passes have the same number of positions
         return
     cache = encoded(model, [prompt])
     for width in range(1, most + 2 if decoder.drafter else 2):
@@ -299,13 +273,7 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
 def compile_kernels(
     decoder: SpeculativeDecoder, prompts: list[list[int]], common: dict[str, Any]
 ) -> None:
-    """Compiles kernels by decoding requests of every supported kind, by scoring and by embedding.
-
-    Args:
-        decoder: the decoder.
-        prompts: dummy prompts.
-        common: settings of all these requests.
-    """
+    """Compiles a GPU's kernels by requests of every supported kind, with settings `common`."""
     for settings in KINDS if decoder.exact else KINDS + INEXACT_KINDS:
         decoder.generate(prompts, **common, **settings)
     list(decoder.scoring.parts([Pair(tuple(prompts[0]), (0,))], common["batch_size"]))
