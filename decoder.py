@@ -176,7 +176,7 @@ class Engine(Batch):
             drafted, writer = proposal.lengths[i], proposal.writers[i]
             new, count = row.commit(tokens[: accepted + 1], drafted, writer, eos)
             row.stats.decode_seconds += seconds
-            if self.drafter:
+            if self.drafter and row.settings.num_draft == AUTO:
                 by_draft = drafted if writer == DRAFT.writer else 0
                 self.adaptive.note(row, self.offers[i], by_draft, new, count)
         if self.drafter:

@@ -109,7 +109,7 @@ def test_the_tested_batches_mix_writers_and_numbers():
         engine.insert(rows_of(sampling, "a CPU"))
         TARGET.calls.clear()
         finish(engine)
-        assert len({len(tokens[0]) for _, tokens in TARGET.calls}) > 2
+        assert len({len(tokens[0]) for _, tokens in TARGET.calls}) > 1
 
 
 class Waits:

@@ -34,7 +34,6 @@ import numpy as np
 
 from mlx_t5.drafting.costs import MOST, NUMBERS, StepCosts
 from mlx_t5.drafting.proposals import NOTHING, Choice, Kind, Offer
-from mlx_t5.settings import AUTO
 
 if TYPE_CHECKING:
     from mlx_t5.engine.rows import Row
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 Offers: TypeAlias = Sequence[Sequence[Offer]]  # of each row: at most one draft and one copy
 
 FADE = 1 - 1 / 80  # weight of an old proposal after each new one
-OTHERS = 14.0  # maximum weight of the prior and of other rows, in proposals
+OTHERS = 20.0  # maximum weight of the prior and of other rows, in proposals
 TRIAL, TRIAL_STEPS = 2, 24  # proposals of a trial; steps from one trial to the next
 
 
@@ -65,8 +64,10 @@ class Experience:
 
         `shared` counts the proposals of all rows that this row learns from.
         """
-        prior = shared.counts[kind] + (kind.accepted, kind.rejected)
-        a, b = self.counts[kind] + prior * min(1.0, OTHERS / prior.sum())
+        own, prior = self.counts[kind], np.array((kind.accepted, kind.rejected))
+        if own[1] or not own[0]:  # else all was right so far, whatever other rows have learned
+            prior = prior + np.maximum(shared.counts[kind] - own, 0)
+        a, b = own + prior * min(1.0, OTHERS / prior.sum())
         powers = np.cumprod(
             [(a + j) / (a + b + j) for j in range(MOST)]
         )  # E[alpha^i] for i = 1, 2, …
@@ -144,7 +145,7 @@ class Adaptive:
         drafts, n = divmod(int(speeds.argmax()), len(NUMBERS))
         new = [rows[i].experience.promising for k, i in enumerate(group) if wins[k, TRIAL]]
         could_pay = len(group) * np.max((NUMBERS + 1) / seconds[1]) > speeds.max()
-        if not drafts and could_pay and new and (shared.rest <= 1 or 2 * sum(new) >= len(new)):
+        if not drafts and could_pay and new and (shared.rest <= 1 or all(new)):
             drafts, n = 1, TRIAL
         shared.rest = TRIAL_STEPS if drafts else shared.rest - 1
         for k, i in enumerate(group):
@@ -154,7 +155,7 @@ class Adaptive:
     def note(
         self, row: Row, offers: Sequence[Offer], drafted: int, written: list[int], accepted: int
     ) -> None:
-        """Learns from the outcome of a row's offers.
+        """Learns from the outcome of a row's offers, if the row has no fixed number of proposals.
 
         An offer of copied tokens is compared with the text, even if the row did not choose it.
 
@@ -165,7 +166,6 @@ class Adaptive:
             written: tokens that the step wrote.
             accepted: number of written tokens that were proposals.
         """
-        learners = {row.experience, self._shared(row)} if row.settings.num_draft == AUTO else ()
         row.experience.promising &= accepted >= drafted
         text = written[: len(written) - row.ended]
         for kind, tokens, _ in offers:
@@ -173,5 +173,5 @@ class Adaptive:
             if tokens is not None:  # known without a draft, so judged even if not proposed
                 same = [a == b for a, b in zip(tokens, text, strict=False)]
                 right, wrong = int(np.cumprod(same).sum()), not all(same)
-            for seen in learners:
+            for seen in {row.experience, self._shared(row)}:
                 seen.counts[kind] = seen.counts[kind] * FADE ** (right + wrong) + (right, wrong)

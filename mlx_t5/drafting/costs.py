@@ -17,10 +17,9 @@ import numpy as np
 
 from mlx_t5.backend import REFERENCE_BLAS, blas_name, device_info, mx, on_cpu, on_cuda
 from mlx_t5.network.exact import WIDTHS
-from mlx_t5.network.interface import WeightsRead
 
 if TYPE_CHECKING:
-    from mlx_t5.network.interface import Target
+    from mlx_t5.network.interface import Target, WeightsRead
     from model import T5
 
 MOST = 15  # maximum number of proposals per row; more are hardly ever all accepted
@@ -113,8 +112,7 @@ class StepCosts:
 
     def __init__(self, target: Target, draft: T5 | None = None) -> None:
         """Starts with a target and a draft model; None without a draft."""
-        none = WeightsRead(0, 0, "")
-        self.target, self.draft = target.weights_read(), draft.weights_read() if draft else none
+        self.target, self.draft = target.weights_read(), draft and draft.weights_read()
         self.device, row = device_kind(self.target.kind)
         self.v = list(PASS_TIMES[row]), list(PASS_TIMES[row].values())
         self.softmax = self.device.softmax * target.config.vocab_size
@@ -133,7 +131,7 @@ class StepCosts:
             sampled: whether the rows are sampled, not greedy.
         """
         models = self._pass(self.target, rows * (self.width or positions))
-        models = models + passes * self._pass(self.draft, rows)
+        models = models + (passes * self._pass(self.draft, rows) if self.draft else 0)
         return models + sampled * self.softmax * rows * (positions + passes)
 
     def _pass(self, weights: WeightsRead, positions: Any) -> Any:
