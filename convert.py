@@ -35,7 +35,7 @@ try:
     from mlx_t5.checkpoints.adapter_config import adapter_folder
     from mlx_t5.checkpoints.adapters import open_adapter, read_tensors
     from mlx_t5.checkpoints.hub import origin, source_folder
-    from mlx_t5.checkpoints.pooling import copy_modules, read_pooling
+    from mlx_t5.checkpoints.pooling import read_pooling
     from mlx_t5.checkpoints.quantization import (
         LARGE_VOCABULARY,
         MODES,
@@ -46,6 +46,7 @@ try:
     from mlx_t5.checkpoints.reading import read_weights
     from mlx_t5.checkpoints.writing import (
         check_output_folder,
+        copy_modules,
         new_model_folder,
         save_weights,
         write_json,

@@ -10,13 +10,11 @@ Shapes: states (texts, tokens, d_model), mask (texts, tokens), vectors (texts, w
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.reading import as_array, read_weights
-from mlx_t5.checkpoints.writing import require_own
 from mlx_t5.disk import MODULE_FOLDER, MODULES, SENTENCE_SETTINGS, read_object
 from mlx_t5.errors import UserError, shown
 
@@ -67,18 +65,17 @@ def read_pooling(folder: Path, d_model: int) -> Pooling:
         return Pooling()
     try:
         listed = json.loads((folder / MODULES).read_bytes())
-        modules = [(entry["type"].rpartition(".")[2], entry["path"]) for entry in listed]
+        kinds = [entry["type"].rpartition(".")[2] for entry in listed]
+        paths = [entry["path"] for entry in listed]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(f"{folder / MODULES} is damaged ({error!r}): fetch it again") from None
-    kinds = [kind for kind, _ in modules]
-    own = all(MODULE_FOLDER.fullmatch(str(path)) for _, path in modules[1:])
+    own = all(MODULE_FOLDER.fullmatch(str(path)) for path in paths[1:])
     optional = [kind for kind in ("Dense", "Normalize") if kind in kinds]
-    if kinds != ["Transformer", "Pooling", *optional] or modules[0][1] != "" or not own:
+    if kinds != ["Transformer", "Pooling", *optional] or paths[0] != "" or not own:
         raise _refused(folder / MODULES, "modules", " ".join(map(str, kinds)))
-    names = f"{modules[1][1]}/config.json", *SENTENCE_SETTINGS, "tokenizer_config.json"
-    files = [folder / name for name in names]
     pooling, reading, general, tokenizer = (
-        read_object(file, "fetch it again") if file.is_file() else {} for file in files
+        read_object(folder / name, "fetch it again") if (folder / name).is_file() else {}
+        for name in (f"{paths[1]}/config.json", *SENTENCE_SETTINGS, "tokenizer_config.json")
     )
     # Before version 6 there is a flag for each mode instead of `pooling_mode`.
     flags = [name for name in pooling if name.startswith("pooling_mode_") and pooling[name] is True]
@@ -96,17 +93,8 @@ def read_pooling(folder: Path, d_model: int) -> Pooling:
     prompt = "" if default is None else (general.get("prompts") or {}).get(default)
     if not isinstance(prompt, str):
         raise _refused(folder, "default_prompt_name", default)
-    dense = _dense(folder / modules[2][1], d_model) if "Dense" in kinds else Pooling()
-    is_unit = "Normalize" in kinds
-    return replace(dense, normalize=is_unit, max_tokens=max_tokens, prompt=prompt)
-
-
-def copy_modules(source: Path, target: Path) -> None:
-    for file in source.glob("*_*/*"):
-        if MODULE_FOLDER.fullmatch(file.parent.name) and file.is_file():
-            require_own(file, source)
-            (target / file.parent.name).mkdir(exist_ok=True)
-            shutil.copyfile(file, target / file.parent.name / file.name)
+    dense = _dense(folder / paths[2], d_model) if "Dense" in kinds else Pooling()
+    return replace(dense, normalize="Normalize" in kinds, max_tokens=max_tokens, prompt=prompt)
 
 
 def _dense(module: Path, d_model: int) -> Pooling:

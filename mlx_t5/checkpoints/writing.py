@@ -114,6 +114,15 @@ def new_model_folder(path: Path, overwrite: bool, source: Path) -> Iterator[Path
         yield partial
 
 
+def copy_modules(source: Path, target: Path) -> None:
+    """Copies the folders of sentence-transformers' modules."""
+    for file in source.glob("*_*/*"):
+        if MODULE_FOLDER.fullmatch(file.parent.name) and file.is_file():
+            require_own(file, source)
+            (target / file.parent.name).mkdir(exist_ok=True)
+            shutil.copyfile(file, target / file.parent.name / file.name)
+
+
 def require_own(file: Path, folder: Path) -> None:
     """Refuses a link out of a model's folder: the copy of a private file might be uploaded."""
     folder = folder.resolve()
