@@ -132,7 +132,7 @@ def test_a_whole_model_is_trained_and_tested_with_a_test_file(data, run, tmp_pat
         ("--data {folder}/notes.md", "notes.md is no .jsonl and no .tsv file"),
         ("--data {folder}", "has no train.jsonl and no train.tsv"),
         ("--max-seq-length 1", "0 pairs to train on, 0 to evaluate by; 10 and 1 are the least"),
-        ("--output {trial}", "exists; choose another --output\n"),
+        ("--output {trial}", "exists; extend its run with --resume and more --iters, or"),
         ("--output {begun} --resume --r 2", "was made with another --r (see"),
         ("--output {begun} --resume --data {folder}/ten.jsonl", "was made with another --data"),
     ],
