@@ -5,12 +5,12 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from mlx_t5.serving.middleware import Middleware
 from starlette.testclient import TestClient
 
 from mlx_t5.disk import BUNDLED
 from mlx_t5.serving.app import create_app
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.middleware import Middleware
 from mlx_t5.serving.service import RequestLimits, Service
 from mlx_t5.settings import Settings
 from mlx_t5.text.tokenizer import load_tokenizer

@@ -6,12 +6,12 @@ import gc
 import json
 
 import pytest
+from mlx_t5.serving.middleware import StrictRequest
 from pydantic import ValidationError
 
 from mlx_t5.serving import middleware
 from mlx_t5.serving.api import ChatRequest, CompletionRequest, PredictRequest
 from mlx_t5.serving.api_error import error_of_validation
-from mlx_t5.serving.middleware import StrictRequest
 from mlx_t5.serving.service import several
 from mlx_t5.settings import SETTINGS, Settings
 

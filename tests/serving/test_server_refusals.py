@@ -6,10 +6,10 @@ import socket
 
 import openai
 import pytest
+from mlx_t5.serving.middleware import MAX_BODY
 from openai import OpenAI
 
 from fake_serving import kill, raw_request
-from mlx_t5.serving.middleware import MAX_BODY
 from serving_process import Server
 
 KEY = "a secret key"
