@@ -228,7 +228,7 @@ def _check_access(options: ServerOptions) -> None:
         raise UserError(f"--root-path: use a path such as /t5, not {options.root_path!r}")
     if options.api_key is not None and not re.fullmatch(r"[!-~]([ -~]*[!-~])?", options.api_key):
         raise UserError(
-            "--api-key: use ASCII characters, without a space at its ends, or leave it out"
+            "--api-key is empty or invalid: use ASCII characters with no space at its ends"
         )
 
 
