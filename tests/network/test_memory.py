@@ -73,8 +73,8 @@ def test_the_formula_counts_plain_and_quantized_weights(tmp_path):
 
 
 def test_a_pass_reads_all_weights_of_the_decoder_once():
-    one = model(num_decoder_layers=3)
-    attention = 4 * 64 * 3 * 16
+    one = model(num_decoder_layers=3, num_heads=4)
+    attention = 4 * 64 * 64
     # Self-attention, q and o of cross-attention, the feed-forward, and three norms.
     layer = attention + attention // 2 + 2 * 64 * 96 + 3 * 64
     # A pass reads a separate head, but only looks up a few rows of the embedding.
