@@ -179,7 +179,7 @@ class Distillation:
         say(f"trained for {best.seconds:.0f} s; the best draft is that of step {best.best_step}")
 
     def _evaluate(self) -> Evaluation:
-        from mlx_t5.engine.tally import Tally
+        from mlx_t5.engine.rows import Tally
         from mlx_t5.training.trainer import Evaluation
         from mlx_t5.training.verdict import typical
 

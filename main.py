@@ -127,7 +127,7 @@ def _job(options: MainOptions, models: ModelPair, presets: list[Preset]) -> Main
     prefix = options.prefix
     if prefix is None:
         prefix = "".join(preset.prefix for preset in presets)
-    from mlx_t5.engine.job import Job
+    from mlx_t5.engine.codec import Job
 
     how = options.seed, options.num_samples, cutting_of(options, prefix)
     spec = Job(settings, *how, stream=_is_streamed(options, settings))

@@ -19,7 +19,7 @@ from mlx_t5.cli.input import Lines
 from mlx_t5.cli.options import read_options
 from mlx_t5.cli.resume import ResumePoint
 from mlx_t5.cli.runs import MainJob, Run, lines_of
-from mlx_t5.engine.job import Job
+from mlx_t5.engine.codec import Job
 from mlx_t5.engine.rows import Result, Stats
 from mlx_t5.errors import UserError
 from mlx_t5.loading import ModelPair

@@ -16,7 +16,7 @@ from mlx_t5.cli.resume import Form, ResumePoint, find_resume_point
 
 if TYPE_CHECKING:
     from mlx_t5.cli.options import MainOptions
-    from mlx_t5.engine.job import Job
+    from mlx_t5.engine.codec import Job
     from mlx_t5.loading import ModelPair
 
 # Computes outcomes from prompts, their indexes, and a test of whether the next prompt is ready.

@@ -2,7 +2,8 @@
 
 import pytest
 
-from mlx_t5.checkpoints.default_drafts import DRAFTS, default_draft
+from mlx_t5.loading import DEFAULT_DRAFTS as DRAFTS
+from mlx_t5.loading import default_draft
 
 
 def test_a_draft_is_the_small_model_of_its_targets_family():

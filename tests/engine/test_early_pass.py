@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+import decoder
 from decoder import Engine, SpeculativeDecoder
 from fake_model import EOS, FakeModel, drafter, random_table, without
 from mlx_t5.disk import BUNDLED
-from mlx_t5.engine import early_pass
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
@@ -20,7 +20,7 @@ SOURCES = [[5], [2, 3, 4, 5, 6, 2], [3, 3], [6, 5, 4, 3]]
 @pytest.fixture
 def early(monkeypatch):
     """Makes the code behave as on a GPU."""
-    monkeypatch.setattr(early_pass, "cpu_only", lambda: False)
+    monkeypatch.setattr(decoder, "cpu_only", lambda: False)
 
 
 def positions(model):
@@ -70,7 +70,7 @@ def test_early_passes_change_nothing_when_rows_join_and_leave(early, monkeypatch
         return [row.committed for row in every]
 
     early_texts = run()
-    monkeypatch.setattr(early_pass, "cpu_only", lambda: True)
+    monkeypatch.setattr(decoder, "cpu_only", lambda: True)
     assert early_texts == run()
 
 
@@ -86,5 +86,5 @@ def test_early_passes_do_not_change_the_bundled_targets_text(early, monkeypatch)
         ]
 
     early_texts = run()
-    monkeypatch.setattr(early_pass, "cpu_only", lambda: True)
+    monkeypatch.setattr(decoder, "cpu_only", lambda: True)
     assert early_texts == run()

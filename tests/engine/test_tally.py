@@ -2,8 +2,7 @@
 
 import pytest
 
-from mlx_t5.engine.rows import Result, Speculation, Stats
-from mlx_t5.engine.tally import Tally, acceptance_probability
+from mlx_t5.engine.rows import Result, Speculation, Stats, Tally, acceptance_probability
 
 
 def result(drafted, accepted, calls, decided):

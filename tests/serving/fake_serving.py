@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 
 from fake_model import FakeModel, random_table, without
-from mlx_t5.engine.job import Job
+from mlx_t5.engine.codec import Job
 from mlx_t5.engine.rows import Chunk
 from mlx_t5.serving.jobs import GenerationJob
 

@@ -2,7 +2,7 @@
 
 import time
 
-from mlx_t5.engine.job import Job
+from mlx_t5.engine.codec import Job
 from mlx_t5.scoring.pairs import Pair
 from mlx_t5.serving.jobs import GenerationJob, JobQueue, ScoringJob
 from mlx_t5.settings import Settings
