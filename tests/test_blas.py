@@ -57,22 +57,19 @@ def load(loader, mkl, wish="", flags=AVX512):
     return backend.load_blas("linux", loader, loader.environment, mkl, lambda: flags)
 
 
-def test_mkl_comes_first_with_threads_that_sleep(mkl):
-    loader = Loader(*MKL, OPENBLAS)
-    assert load(loader, mkl) == "MKL 2026.2, AVX-512 kernels"
+@pytest.mark.parametrize(
+    ("environment", "processor", "kernels", "threads"),
+    [
+        ({}, INTEL, "AVX-512", backend.TBB_THREADS),  # threads that sleep
+        ({"MKL_THREADING_LAYER": "INTEL"}, INTEL, "AVX-512", None),  # the user's choice
+        ({}, b"Intel(R) Architecture processors", "general", backend.TBB_THREADS),
+    ],
+)
+def test_mkl_comes_first(mkl, environment, processor, kernels, threads):
+    loader = Loader(*MKL, OPENBLAS, environment=environment, processor=processor)
+    assert load(loader, mkl) == f"MKL 2026.2, {kernels} kernels"
     assert loader.requests == [("libtbb.so.12", False), ("libmkl_rt.so.3", True)]
-    assert loader.threads == backend.TBB_THREADS
-
-
-def test_the_users_threads_are_left_alone(mkl):
-    loader = Loader(*MKL, environment={"MKL_THREADING_LAYER": "INTEL"})
-    load(loader, mkl)
-    assert loader.threads is None
-
-
-def test_general_kernels_of_mkl_are_named(mkl):
-    loader = Loader(*MKL, OPENBLAS, processor=b"Intel(R) Architecture processors")
-    assert load(loader, mkl) == "MKL 2026.2, general kernels"
+    assert loader.threads == threads
 
 
 @pytest.mark.parametrize("missing", ["libmkl_tbb_thread.so.3", "libtbb.so.12"])
@@ -82,6 +79,7 @@ def test_openblas_takes_over_where_a_part_of_mkl_is_missing(mkl, missing):
     loader = Loader(*MKL, OPENBLAS)
     assert load(loader, mkl) == "OpenBLAS 0.3.21, SkylakeX kernels"
     assert ("libmkl_rt.so.3", True) not in loader.requests
+    assert load(Loader(), mkl) is None, "where neither is installed"
 
 
 def test_openblas_is_loaded_if_mkl_is_missing(monkeypatch):
@@ -92,10 +90,6 @@ def test_openblas_is_loaded_if_mkl_is_missing(monkeypatch):
     loader = Loader("libopenblas.so")
     assert load(loader, None) == "OpenBLAS 0.3.21, SkylakeX kernels"
     assert loader.requests == [(OPENBLAS, True), ("libopenblas.so", True)]
-
-
-def test_no_blas_is_loaded_if_none_is_installed(mkl):
-    assert load(Loader(), mkl) is None
 
 
 def test_mkl_is_found_where_pip_put_it(monkeypatch, tmp_path):
@@ -119,17 +113,8 @@ def test_the_user_chooses_the_blas(mkl, wish, loaded):
     assert load(Loader(*MKL, OPENBLAS), mkl, wish) == loaded
     with pytest.raises(ValueError, match=f"T5_BLAS is {wish}, which is not installed"):
         load(Loader(), mkl, wish)
-
-
-def test_the_user_may_choose_no_blas(mkl):
-    loader = Loader(*MKL, OPENBLAS)
-    assert load(loader, mkl, "none") is None
-    assert loader.requests == []
-
-
-def test_an_unknown_blas_is_refused(mkl):
-    with pytest.raises(ValueError, match="T5_BLAS must be mkl, openblas or none, not blis"):
-        load(Loader(*MKL), mkl, "blis")
+    assert load(refused := Loader(*MKL, OPENBLAS), mkl, "none") is None
+    assert not refused.requests
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import sys
 
 import pytest
 
-from mlx_t5.disk import flush, is_macos_file, sync
+from mlx_t5.disk import is_macos_file, sync
 
 
 def refusing(number: int):
@@ -32,23 +31,6 @@ def test_a_disk_may_refuse_to_flush_folders(tmp_path, monkeypatch, number):
     monkeypatch.setattr(os, "fsync", refusing(errno.EIO))
     with pytest.raises(OSError):
         sync(tmp_path)
-
-
-def test_macos_flushes_the_disks_own_cache_where_it_can(tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
-    monkeypatch.setattr(fcntl, "fcntl", lambda _, command: calls.append(command))
-    monkeypatch.setattr(os, "fsync", lambda _: calls.append("fsync"))
-    flush(0)
-    assert calls == [51]
-
-    def refuse(*_):
-        raise OSError(errno.ENOTSUP, "")
-
-    monkeypatch.setattr(fcntl, "fcntl", refuse)
-    flush(0)
-    assert calls == [51, "fsync"]
 
 
 def test_files_of_macos_are_recognized():

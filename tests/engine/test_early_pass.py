@@ -6,11 +6,9 @@ import pytest
 import decoder
 from decoder import Engine, SpeculativeDecoder
 from fake_model import EOS, FakeModel, drafter, random_table, without
-from mlx_t5.disk import BUNDLED
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
-from model import load
 
 V = 7
 TABLE = random_table(V, eos_bias=0.3)
@@ -68,22 +66,6 @@ def test_early_passes_change_nothing_when_rows_join_and_leave(early, monkeypatch
                     engine.step()
         assert not engine.rows
         return [row.committed for row in every]
-
-    early_texts = run()
-    monkeypatch.setattr(decoder, "cpu_only", lambda: True)
-    assert early_texts == run()
-
-
-def test_early_passes_do_not_change_the_bundled_targets_text(early, monkeypatch):
-    model, tokenizer = load(BUNDLED / "target")
-
-    def run():
-        alone = SpeculativeDecoder(model, None, tokenizer)
-        prompts = ["translate English to German: The old house is near the river."] * 2
-        settings = {"temp": 0.8, "repetition_penalty": 1.2, "max_tokens": 20, "batch_size": 1}
-        return [
-            r.tokens for r in (alone.generate(prompts[0]), *alone.generate(prompts, **settings))
-        ]
 
     early_texts = run()
     monkeypatch.setattr(decoder, "cpu_only", lambda: True)
