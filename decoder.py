@@ -388,7 +388,6 @@ class SpeculativeDecoder:
         require_decoder(self.model)
         job = job or self.job()
         job = job if prediction is None else replace(job, predictions=prediction)
-        self.codec.check(job)
         if job.cutting:
             return document_batch.results(self, prompts, job, batch_size, ready, indexes)
         batch_size, samples = checked("batch_size", batch_size), job.num_samples
@@ -425,7 +424,6 @@ class SpeculativeDecoder:
     ) -> Generator[Chunk, None, None]:
         """Does what `stream` does, with the settings of `job`, which must have stream=True."""
         require_decoder(self.model)
-        self.codec.check(job)
         if job.cutting:
             return document_batch.stream(self, prompt, job, batch_size)
         if job.settings.num_beams > 1:

@@ -31,7 +31,7 @@ from mlx_t5.network.config import T5Config
 from mlx_t5.network.draft_vocabulary import settle
 from mlx_t5.network.interface import require_decoder
 from mlx_t5.network.layers import checkpointed, encoder_layer, heads, layer_for
-from mlx_t5.network.linear import Matrix, matrices
+from mlx_t5.network.linear import Matrix
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, room_for_weights, weights_bytes
 from mlx_t5.network.modules import Stack, Stacks
 from mlx_t5.network.sharing import ENTRY, OF_DRAFT, share, target_of
@@ -114,7 +114,11 @@ class T5(Stacks):
 
         Returns:
             float32 logits (B, T, V) over V tokens for the token after each target position.
+
+        Raises:
+            UserError: the model has no decoder.
         """
+        require_decoder(self)
         batch, length = decoder_ids.shape
         cache = self.cache(self.encode(ids, mask), mask, capacity=length)
         return self.decode(decoder_ids, cache, [0] * batch)
@@ -139,14 +143,9 @@ class T5(Stacks):
             encoded: (B, S, d_model) output of `encode` for B rows of S source positions.
             mask: (B, S), as given to `encode`.
             capacity: target positions to allocate; `decode` adds more when it needs them.
-
-        Raises:
-            UserError: the model has no decoder.
         """
-        require_decoder(self)
         x, cross = encoded.flatten(0, 1), []
-        for layer in self.decoder.layers:
-            inputs = matrices(layer.cross_attention.k, layer.cross_attention.v)
+        for inputs in self.decoder.cross_inputs:
             k, v = heads(self.config, [matrix.times(x) for matrix in inputs], len(encoded), 2)
             cross.append((mx.contiguous(k), mx.contiguous(v)))
         return Cache(cross, mask, capacity)

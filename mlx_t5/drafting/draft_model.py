@@ -106,10 +106,9 @@ class DraftModel:
             return None
         self.note(committed)  # proposals that were not verified are forgotten
         try:
-            self._read()
+            logits = self._catch_up(committed)
         except (RuntimeError, MemoryError):
             return None  # no memory: the target decodes without proposals
-        logits = self._catch_up(committed)
         process, vocabulary = sampling.processing, self.vocabulary
         history = History.align(committed) if process else None
         xs: list[mx.array] = []
@@ -164,33 +163,27 @@ class DraftModel:
         else:
             self.cache = None
 
-    def _read(self) -> None:
-        """Computes the cross-attention keys and values of sources not read so far.
-
-        A draft that shares its target's encoder uses the target's encoder states; any other draft
-        encodes the sources first.
-        """
-        if not self.waiting:
-            return
-        sources = self.sources[-len(self.waiting) :]
-        states = self.waiting
-        if states[0] is None:
-            states = encoder_states(self.model, sources)
-        cache = prepared(self.model, sources, states)
-        mx.async_eval(cache.state)
-        if self.cache is None:
-            self.cache = cache
-        else:
-            self.cache.append(cache)
-        self.waiting = []
-
     def _catch_up(self, committed: Rows) -> mx.array:
-        """Feeds the tokens that the cache lacks; returns logits (B, 1, N) after each row's last.
+        """Reads the sources and feeds the tokens that the cache lacks.
 
         Usually the cache lacks one token of a row: the target's own. If all proposals of a row were
         accepted, the cache also lacks the last proposal. Rows that lack fewer tokens than others
         are padded. Later tokens overwrite the padding's slots before any query can see them.
+
+        Returns:
+            Logits (B, 1, N) after each row's last token.
         """
+        if self.waiting:
+            sources, states = self.sources[-len(self.waiting) :], self.waiting
+            if states[0] is None:  # else they are the target's
+                states = encoder_states(self.model, sources)
+            cache = prepared(self.model, sources, states)
+            mx.async_eval(cache.state)
+            if self.cache is None:
+                self.cache = cache
+            else:
+                self.cache.append(cache)
+            self.waiting = []
         pending = [list(row[fed:]) for fed, row in zip(self.fed, committed, strict=True)]
         width = max(map(len, pending))
         tokens = mx.array([row + [0] * (width - len(row)) for row in pending], mx.int32)

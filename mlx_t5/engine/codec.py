@@ -77,10 +77,6 @@ class Codec:
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
 
-    def check(self, job: Job) -> None:
-        if job.settings.stop and self.tokenizer is None:
-            raise UserError("stop strings need a tokenizer; this model folder has none")
-
     def rows(
         self,
         prompts: Iterable[str | Sequence[int] | Exception],
@@ -91,6 +87,8 @@ class Codec:
 
         The rows of an unusable prompt are finished with "error" already.
         """
+        if job.settings.stop and self.tokenizer is None:
+            raise UserError("stop strings need a tokenizer; this model folder has none")
         prompts, seed = checked_prompts(prompts, job.seed)
         predictions = chain(job.predictions, repeat(None))
         keys_of_prompts = random_keys(seed, job.num_samples, indexes)

@@ -308,19 +308,11 @@ class Tally:
     @property
     def alpha(self) -> float:
         """Estimated probability that a proposal is accepted; 0 if none was verified."""
-        positions = self.drafted_by_position, self.accepted_by_position
-        return acceptance_probability(*positions) or 0.0
-
-
-def acceptance_probability(drafted: Sequence[int], accepted: Sequence[int]) -> float | None:
-    """The share of verified proposals that were accepted; None if nothing was verified.
-
-    Position i was verified in the steps that accepted position i - 1 and had a proposal at i. The
-    counts do not say how many steps did both, so the smaller count is taken.
-    """
-    before = [*drafted[:1], *accepted]
-    verified = sum(map(min, before, drafted))
-    return sum(accepted) / verified if verified else None
+        drafted, accepted = self.drafted_by_position, self.accepted_by_position
+        # Position i was verified in the steps that accepted position i - 1 and had a proposal at i.
+        # The counts do not say how many steps did both, so the smaller count is taken.
+        verified = sum(map(min, [*drafted[:1], *accepted], drafted))
+        return sum(accepted) / max(verified, 1)
 
 
 def added(counts: Sequence[Sequence[int]]) -> list[int]:
