@@ -47,7 +47,7 @@ from mlx_t5.errors import UserError, log
 from mlx_t5.loading import choose_pair, load_pair
 from mlx_t5.network.draft_vocabulary import require_all_tokens
 from mlx_t5.network.exact import exact_targets
-from mlx_t5.network.interface import Target, require_decoder
+from mlx_t5.network.interface import Target
 from mlx_t5.sampling.acceptance import UNDECIDED, accept
 from mlx_t5.sampling.draws import Sampling
 from mlx_t5.sampling.processors import History, Processing
@@ -385,7 +385,7 @@ class SpeculativeDecoder:
             indexes: the prompts' indexes in a larger call, which select their random streams.
             prediction: replaces the job's predictions. A prompt is read first, then its prediction.
         """
-        require_decoder(self.model)
+        self.model.require_decoder()
         job = job or self.job()
         job = job if prediction is None else replace(job, predictions=prediction)
         if job.cutting:
@@ -423,7 +423,7 @@ class SpeculativeDecoder:
         self, prompt: str | Sequence[int], job: Job, batch_size: int = DEFAULT_BATCH_SIZE
     ) -> Generator[Chunk, None, None]:
         """Does what `stream` does, with the settings of `job`, which must have stream=True."""
-        require_decoder(self.model)
+        self.model.require_decoder()
         if job.cutting:
             return document_batch.stream(self, prompt, job, batch_size)
         if job.settings.num_beams > 1:

@@ -137,12 +137,11 @@ def _job(options: MainOptions, models: ModelPair, presets: list[Preset]) -> Main
 def _load(job: MainJob) -> SpeculativeDecoder:
     from decoder import SpeculativeDecoder
     from mlx_t5 import loading
-    from mlx_t5.network.interface import require_decoder
 
     options = job.options
     target, drafter, tokenizer, other = loading.load_pair(job.models, options.dtype)
     if options.writes_text:
-        require_decoder(target)
+        target.require_decoder()
     num_draft = job.spec.settings.num_draft if options.exact else None  # sets the passes' width
     return SpeculativeDecoder(
         target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=options.exact

@@ -25,11 +25,11 @@ from mlx_t5.checkpoints.adapters import open_adapter, read_tensors
 from mlx_t5.checkpoints.hub import locate
 from mlx_t5.checkpoints.pooling import Pooling, read_pooling
 from mlx_t5.checkpoints.reading import Weights, read_weights, require_float
+from mlx_t5.errors import UserError
 from mlx_t5.network.attention import source_biases
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.draft_vocabulary import settle
-from mlx_t5.network.interface import require_decoder
 from mlx_t5.network.layers import checkpointed, encoder_layer, heads, layer_for
 from mlx_t5.network.linear import Matrix
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, room_for_weights, weights_bytes
@@ -102,6 +102,14 @@ class T5(Stacks):
         """Whether the model has a decoder."""
         return "decoder" in self
 
+    def require_decoder(self, name: str = "this model") -> None:
+        """Raises `UserError` if the model is an encoder alone."""
+        if not self.can_decode:
+            raise UserError(
+                f"{name} is an encoder alone: it makes embeddings and writes no text; "
+                "ask for those (--embed, embed, /v1/embeddings), or take a whole model"
+            )
+
     def __call__(
         self, ids: mx.array, decoder_ids: mx.array, mask: mx.array | None = None
     ) -> mx.array:
@@ -118,7 +126,7 @@ class T5(Stacks):
         Raises:
             UserError: the model has no decoder.
         """
-        require_decoder(self)
+        self.require_decoder()
         batch, length = decoder_ids.shape
         cache = self.cache(self.encode(ids, mask), mask, capacity=length)
         return self.decode(decoder_ids, cache, [0] * batch)

@@ -14,7 +14,6 @@ from mlx_t5.drafting.proposals import Choice, Kind, Offer, Proposal, Rows
 from mlx_t5.errors import UserError
 from mlx_t5.network.draft_vocabulary import DraftVocabulary
 from mlx_t5.network.encoding import encoder_states, prepared
-from mlx_t5.network.interface import require_decoder
 from mlx_t5.sampling.acceptance import accepted_length
 from mlx_t5.sampling.draws import OWN, Sampling, fold, is_finite, likeliest, probabilities, sample
 from mlx_t5.sampling.processors import History
@@ -49,7 +48,7 @@ class DraftModel:
             UserError: the draft has no decoder, the special tokens differ, or the draft uses the
                 encoder of a different target.
         """
-        require_decoder(model, "the draft")
+        model.require_decoder("the draft")
         partner = getattr(model, "shares_with", None)
         self.shares_encoder = partner is not None
         if partner is not None and partner.encoder is not getattr(target, "encoder", None):
