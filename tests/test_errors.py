@@ -18,6 +18,7 @@ LONG = "x" * 300  # a name that no file system accepts
         (OSError(errno.ENOSPC, "No space left on device", "a/b"), "No space left on device: a/b"),
         (OSError(errno.EIO, "Input/output error"), "Input/output error"),
         (OSError("not whole"), "not whole"),
+        (RuntimeError("[write] Unable to write to file."), "Unable to write to file."),
         (RuntimeError("[metal::load] no\nmore"), "no"),
         (ValueError("[1] of 2"), "of 2"),
         (MemoryError(), "MemoryError"),
