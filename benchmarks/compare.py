@@ -145,7 +145,7 @@ def predicted(
         return {}
     prompts = [prompt for turn in turns for prompt in turn]
     decoder = subject.decoder(DRAFT)
-    results = decoder.results(prompts, decoder.job(max_tokens=max_tokens))
+    results = decoder.results(prompts, decoder.job(max_tokens=max_tokens, reuse=False))
     texts = [str(result.text) for result in results]
     size = len(turns[0])
     return {n: workload.cut(workload.changed(texts, n), size) for n in percentages}
