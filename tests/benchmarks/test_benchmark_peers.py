@@ -3,6 +3,9 @@
 import json
 import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +15,8 @@ from benchmarks import peer_programs, peers
 from benchmarks.peer_process import Process
 from fake_program import Fake
 from mlx_t5.errors import UserError
+from snippets import ROOT
+from standard_error import without_metal
 
 FAKE = "fake_program:Fake"
 OPTIONS = "--count 3 --repeats 1 --max-tokens 6 --num-draft 2 --batch-size 1 3"
@@ -43,6 +48,20 @@ def test_a_method_runs_in_a_process_with_its_own_environment(capfd):
         about = process.call("describe")
         assert about["pid"] != os.getpid() and about["threads"] == 7
     assert capfd.readouterr() == ("", "libraries talk\n")  # not part of an answer
+
+
+def test_an_idle_process_ends_by_itself_and_leaks_nothing():
+    """tqdm has a semaphore of multiprocessing, and a killed process would leave it behind."""
+    code = "from benchmarks.peer_process import Process\n"
+    code += f"with Process('{FAKE}', {{}}) as process: process.call('describe')"
+    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, without_metal(done.stderr)) == ("", "libraries talk\n")
 
 
 @pytest.mark.parametrize(
