@@ -39,11 +39,7 @@ class PairCosts:
 
 
 def pair_costs(
-    subject: Subject,
-    prompts: Sequence[str],
-    points: Sequence[int],
-    seconds: float,
-    needed: int,
+    subject: Subject, prompts: Sequence[str], points: Sequence[int], seconds: float, needed: int
 ) -> PairCosts:
     """Measures the costs of passes over a row whose source is a median prompt; see `ladder`."""
     source = source_length(subject, prompts)

@@ -237,20 +237,20 @@ def compare(
 
     for name in variants:  # a first try shows which variants fail
         attempt(turns[0][: batch_size if args.document else 2], name)
+
+    def of_turn(name: str) -> Callable[[int], Answer | None]:
+        return lambda turn: attempt(turns[turn], name)
+
     timed = interleave(
-        {
-            name: lambda turn, name=name: attempt(turns[turn], name)
-            for name in variants
-            if name not in left_out
-        },
+        {name: of_turn(name) for name in variants if name not in left_out},
         len(turns),
         args.repeats,
         lambda answer: answer.decided if answer else 0,
         warm_up=not args.document,  # the first try was one batch; one by one would take minutes
     )
     rows = summarize({name: times for name, times in timed.items() if name not in left_out})
-    settings = {"batch_size": batch_size, "document": args.document, "count": len(ids)}
-    return {**settings, "rows": rows, "left_out": left_out}
+    how = {"batch_size": batch_size, "document": args.document, "count": len(ids)}
+    return how | {"rows": rows, "left_out": left_out}
 
 
 def by_its_clock(timed: Timed, figures: Callable[[Answer], tuple[float, int]]) -> Timed:

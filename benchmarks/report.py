@@ -139,11 +139,10 @@ def run(args: argparse.Namespace, command: str) -> int:
         **measured(subject, prompts, num_draft, args.seconds),
     }
     record["exact"] = exactness(subject, num_draft, prompts, EXACT_SHARE * args.seconds)
-    source = source_length(subject, prompts)
     log("other types of weights")  # last, because they change the target
-    for name in ("float16", "fp_mode"):
-        measure = getattr(weight_types, name)
-        record[name] = measure(subject.target, source, TYPES_SHARE * args.seconds)
+    how = subject.target, source_length(subject, prompts), TYPES_SHARE * args.seconds
+    record["float16"] = weight_types.float16(*how)
+    record["fp_mode"] = weight_types.fp_mode(*how)
     print(f"{printing.header(record['environment'], command)}\n")
     print(printing.markdown(COLUMNS, [record]))
     printing.write_record(args.json, record)
@@ -184,10 +183,7 @@ def shape(model: T5, name: str) -> dict[str, Any]:
 
 
 def measured(
-    subject: Subject,
-    prompts: Sequence[str],
-    num_draft: int,
-    seconds: float,
+    subject: Subject, prompts: Sequence[str], num_draft: int, seconds: float
 ) -> dict[str, Any]:
     log("timing passes over 1 to 64 positions")
     steps = range(1, num_draft + 2)  # positions of the steps that are timed below
@@ -248,10 +244,7 @@ def in_turns(regular: Decode, speculative: Decode, turns: Iterable[int]) -> dict
 
 
 def exactness(
-    subject: Subject,
-    num_draft: int,
-    prompts: Sequence[str],
-    seconds: float,
+    subject: Subject, num_draft: int, prompts: Sequence[str], seconds: float
 ) -> dict[str, Any]:
     """Checks that `exact=True` gives equal tokens without a draft, with a draft and in batches."""
     log("exact decoding")

@@ -163,7 +163,7 @@ def test_limits_of_a_container_and_its_parents_count(tmp_path, monkeypatch, grou
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{content}\n")
     assert memory.cgroup_limits(tmp_path / "cgroup", tmp_path) == limits
-    monkeypatch.setattr(mx, "device_info", dict)
+    monkeypatch.setattr(memory, "device_info", dict)
     monkeypatch.setattr(memory, "cgroup_limits", lambda: (3000, 2000))
     assert memory.limit() == 1800, "nine tenths, as of a machine's memory"
 
@@ -173,7 +173,7 @@ def test_max_tokens_is_lowered_to_what_memory_allows(monkeypatch, capsys):
     one = model()
     lowered, asked = [], [row(10, max_tokens) for max_tokens in (10**8, 10**8, 20)]
     for done in decode_rows(Engine(one, None), asked, 2):
-        assert done.error is None and done.stats.target_calls > 1
+        assert done.error is None and done.decided > 0
         lowered.append(done.settings.max_tokens)
     assert lowered == [95, 95, 20]  # two caches of 96 slots fit into half of the memory
     (note,) = capsys.readouterr().err.splitlines()
