@@ -9,8 +9,7 @@ from typing import Any
 
 from benchmarks.passes import drafting, ladder, timer
 from benchmarks.subject import Subject
-from mlx_t5.engine.rows import Result
-from mlx_t5.engine.tally import Tally, added
+from mlx_t5.engine.rows import Result, Tally, added
 from mlx_t5.timing import Timed, Tokens, differing, speed_up
 
 DRAFT_ROUNDS = 9
