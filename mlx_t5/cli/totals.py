@@ -48,7 +48,7 @@ class Totals:
         stats = self.stats
         parts = [f"{self.results} {unit}"] if self.results > 1 else []
         if stats.pieces:
-            counts = (("cut", stats.cut), ("failed", stats.failed))
+            counts = (("cut", stats.cut), ("failed", stats.failed), ("kept", stats.kept))
             named = ", ".join(f"{count} {name}" for name, count in counts if count)
             pieces = f"{stats.pieces} piece{'s' * (stats.pieces != 1)}"
             parts.append(pieces + (f" ({named})" if named else ""))

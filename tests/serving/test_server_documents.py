@@ -114,6 +114,14 @@ def test_subtitles_keep_their_times_and_other_files_are_refused(server, decoder)
         assert error["param"] == "file_type" and "'.txt', '.srt' or '.vtt'" in error["message"]
 
 
+@pytest.mark.parametrize("text", [" \n", "42: …\n\n***"])
+def test_a_document_without_a_word_is_returned_as_it_is(server, text):
+    (choice,) = complete(server, prompt=text)["choices"]
+    assert (choice["text"], choice["pieces"], choice["finish_reason"]) == (text, [], "stop")
+    (event,) = streamed(server, prompt=text)
+    assert event["choices"][0]["text"] == text
+
+
 def test_only_completions_and_chats_are_split(server):
     for path, split in (("v1/completions", "words"), ("predict", "lines")):
         answer = server.http.post(f"/{path}", json={"prompt": TEXT, "split": split})
