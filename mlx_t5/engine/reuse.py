@@ -79,13 +79,12 @@ class AnswerStore:
 
     def drop(self, rows: Iterable[Row]) -> list[Row]:
         """Forgets rows that left early; returns the rows that must be decoded in their place."""
-        again = list[Row]()
-        for row in rows:
-            if row.shareable and self.decoding.get(key := key_of(row)) is row:
-                again += self._next(key)
-            elif row.shareable and row in self.waiting.get(key, ()):
-                self.waiting[key].remove(row)
-        return [row for row in again if row not in set(rows)]
+        gone, again = set(rows), list[Row]()
+        for waiting in self.waiting.values():
+            waiting[:] = [row for row in waiting if row not in gone]
+        for key in [key for key, row in self.decoding.items() if row in gone]:
+            again += self._next(key)
+        return again
 
     def _next(self, key: Key) -> list[Row]:
         """The first row that waits takes the place of the one that was to be decoded."""
