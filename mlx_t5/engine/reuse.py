@@ -16,6 +16,7 @@ from mlx_t5.engine.rows import Row
 from mlx_t5.settings import Settings
 
 Key: TypeAlias = tuple[bytes, Settings]
+Answer: TypeAlias = tuple[list[int], list[str], Settings]  # tokens and their writers
 
 MAX_ANSWERS, MAX_BYTES = 1000, 16_000_000
 
@@ -32,7 +33,7 @@ class AnswerStore:
     ) -> None:
         """Starts empty; `eos` are the target's end tokens."""
         self.eos, self.most, self.most_bytes = eos, most, most_bytes
-        self.answers = OrderedDict[Key, tuple[list[int], list[str]]]()
+        self.answers = OrderedDict[Key, Answer]()
         self.bytes = 0
         self.decoding: dict[Key, Row] = {}
         self.waiting = defaultdict[Key, list[Row]](list)
@@ -70,7 +71,7 @@ class AnswerStore:
                 again += self._next(key)
                 continue
             del self.decoding[key]
-            answer = row.committed, row.writers
+            answer = row.committed, row.writers, row.settings
             for equal in self.waiting.pop(key, []):
                 equal.reuse(*answer, self.eos)
                 finished.append(equal)
@@ -94,7 +95,7 @@ class AnswerStore:
         self.decoding[key], self.waiting[key] = waiting[0], waiting[1:]
         return waiting[:1]
 
-    def _store(self, key: Key, answer: tuple[list[int], list[str]]) -> None:
+    def _store(self, key: Key, answer: Answer) -> None:
         self.answers[key] = answer
         self.bytes += size_of(key, answer)
         while len(self.answers) > self.most or self.bytes > self.most_bytes:
@@ -105,6 +106,6 @@ def key_of(row: Row) -> Key:
     return array("i", row.ids).tobytes(), row.settings
 
 
-def size_of(key: Key, answer: tuple[list[int], list[str]]) -> int:
+def size_of(key: Key, answer: Answer) -> int:
     """The bytes of an answer, about: a number in a list takes 36, a pointer to a word 8."""
     return len(key[0]) + 44 * len(answer[0]) + 500

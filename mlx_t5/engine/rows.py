@@ -189,9 +189,12 @@ class Row:
             self.fail_without_choice(self.decided)
         return tokens, accepted
 
-    def reuse(self, committed: list[int], writers: list[str], eos: Sequence[int]) -> None:
+    def reuse(
+        self, committed: list[int], writers: list[str], settings: Settings, eos: Sequence[int]
+    ) -> None:
         """Takes the whole text of an equal row, which has finished."""
         self.committed = committed[:1]
+        self.settings = settings  # max_tokens may have been lowered to what memory allows
         self.commit(committed[1:], len(committed) - 2, "target", eos)
         self.writers = list(writers)
         self.stats = Stats(len(self.ids), reused=1, reused_tokens=self.decided - self.ended)

@@ -131,7 +131,7 @@ def test_a_row_that_leaves_early_gives_no_answer():
 
 def test_the_store_is_bounded_by_number_and_by_bytes_and_drops_what_was_used_least_recently():
     a, b, c = (row(n) for n in (2, 3, 4))
-    size = size_of(key_of(a), ([0, 5, 1], []))
+    size = size_of(key_of(a), ([0, 5, 1], [], a.settings))
     for store in (AnswerStore([1], 2), AnswerStore([1], 99, 2 * size)):
         for one in (a, b):
             assert store.claim(one)
