@@ -50,7 +50,8 @@ class T5Config:
     more_eos_token_ids: tuple[int, ...] = ()  # the rest of that list; a text ends at any of them
     n_positions: int | None = None  # source tokens in training; relative positions have no limit
     draft_vocab_size: int | None = None  # see draft_vocabulary.py
-    task_prefixes: tuple[str, ...] = ()  # in task_specific_params; a document may begin with one
+    tasks: tuple[tuple[str, str], ...] = ()  # names and prefixes, from task_specific_params
+    translation_prefix: str = ""  # a template, see text/languages.py
 
     def __post_init__(self):
         projection = self.feed_forward_proj
@@ -91,7 +92,7 @@ class T5Config:
                 values[field.name] = value
             elif field.default is MISSING:
                 raise UserError(f"config.json has no {field.name}; is this a T5 model?")
-        config = cls(**values, task_prefixes=_task_prefixes(raw.get("task_specific_params")))
+        config = cls(**values, tasks=_tasks(raw.get("task_specific_params")))
         config._check_together()
         return config
 
@@ -123,6 +124,11 @@ class T5Config:
         return (self.eos_token_id, *self.more_eos_token_ids)
 
     @property
+    def task_prefixes(self) -> list[str]:
+        """The prefixes of the model's tasks; a document may begin with one."""
+        return [prefix for _, prefix in self.tasks]
+
+    @property
     def bias_per_layer(self) -> bool:
         """Whether every layer has its own relative bias; otherwise all layers share one."""
         return self.model_type == "umt5"
@@ -137,10 +143,10 @@ class T5Config:
         return self.tie_word_embeddings
 
 
-def _task_prefixes(tasks: Any) -> tuple[str, ...]:
-    tasks = tasks.values() if isinstance(tasks, dict) else ()
-    prefixes = (task.get("prefix") for task in tasks if isinstance(task, dict))
-    return tuple(prefix for prefix in prefixes if isinstance(prefix, str) and prefix.strip())
+def _tasks(tasks: Any) -> tuple[tuple[str, str], ...]:
+    tasks = tasks.items() if isinstance(tasks, dict) else ()
+    prefixes = ((name, task.get("prefix")) for name, task in tasks if isinstance(task, dict))
+    return tuple(pair for pair in prefixes if isinstance(pair[1], str) and pair[1].strip())
 
 
 def _end_tokens(ends: list) -> list[int]:

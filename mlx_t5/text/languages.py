@@ -1,42 +1,146 @@
-"""Knows the codes of languages, and the English names that the prefixes of tasks have."""
+"""Languages by their codes (BCP 47), and the prefix with which a model translates to a language.
+
+Names and former codes are those of Unicode's CLDR, by Babel (https://babel.pocoo.org), which is
+imported when a language is first named.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cache
+from string import Formatter
 
+from mlx_t5.errors import UserError
 from mlx_t5.settings import refusal
 
+EXPECTED = "a language's code, such as de or pt-BR"
+FIELDS = ("source", "target", "source_code", "target_code")  # of a template
+
 _SOURCE = re.compile(r"translate (?:from )?(\w+) (?:in)?to ", re.IGNORECASE)
-_NAMES = (
-    "arabic=ar bengali=bn bulgarian=bg chinese=zh czech=cs danish=da dutch=nl english=en "
-    "finnish=fi french=fr german=de greek=el hebrew=he hindi=hi hungarian=hu italian=it "
-    "japanese=ja korean=ko norwegian=no persian=fa polish=pl portuguese=pt romanian=ro "
-    "russian=ru spanish=es swedish=sv thai=th turkish=tr ukrainian=uk vietnamese=vi"
-)
-_LANGUAGES = dict(name.split("=") for name in _NAMES.split())
-# ISO 639-1 with its former codes, and the codes of three letters that translation models have.
-_CODES = frozenset(
-    "aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy "
-    "da de dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu "
-    "hy hz ia id ie ig ii ik in io is it iu iw ja ji jv jw ka kg ki kj kk kl km kn ko kr ks ku kv "
-    "kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mo mr ms mt my na nb nd ne ng nl nn no nr "
-    "nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq "
-    "sr ss st su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi "
-    "yo za zh zu "
-    "ast bho ceb ckb doi fil fur gsw haw hmn ilo kok kri lus mai mni nds nso sah scn tet war "
-    "yue".split()
-)
+_TASK = re.compile(r"translation_([a-z]{2,3})_to_([a-z]{2,3})")
+_TAG = re.compile(r"<2([A-Za-z]{2,3}(?:[-_]\w+)*)>")  # MADLAD-400
 
 
 def checked_code(value: str, name: str = "source_language") -> str:
     """The language of a code such as "de" or "pt-BR", without its region."""
-    code = value.replace("_", "-").split("-")[0].lower() if isinstance(value, str) else ""
-    if code not in _CODES:
-        raise refusal(name, value, "a language's code, such as de or pt-BR")
-    return code
+    return checked_codes(value, name)[-1]
+
+
+def checked_codes(value: str, name: str) -> list[str]:
+    """A code in today's form, then the same without region and script: pt-BR, pt."""
+    codes = canonical(value) if isinstance(value, str) else []
+    if not codes or codes[-1] not in _names():
+        raise refusal(name, value, EXPECTED)
+    return codes
+
+
+def canonical(code: str) -> list[str]:
+    from babel.core import get_global
+
+    language, *rest = re.split("[-_]", code)
+    language = get_global("language_aliases").get(language.lower(), language.lower())
+    parts = [language.split("_")[0], *rest]
+    return ["-".join(parts[:end]).lower() for end in range(len(parts), 0, -1)]
+
+
+def english(code: str) -> str:
+    return _names()[canonical(code)[-1]]
 
 
 def source_of(prefix: str) -> str:
     """The code of the language that "translate English to German: " names; English otherwise."""
     named = _SOURCE.search(prefix)
-    return _LANGUAGES.get(named[1].lower(), "en") if named else "en"
+    codes = {name.lower(): code for code, name in _names().items()} if named else {}
+    return codes.get(named[1].lower(), "en") if named else "en"
+
+
+@cache
+def _names() -> dict[str, str]:
+    from babel import Locale
+
+    return {code: name for code, name in Locale("en").languages.items() if "_" not in code}
+
+
+def checked_template(template: str) -> str:
+    """A template such as "translate {source} to {target}: "; refused if it cannot be filled in."""
+    try:
+        parts = [part[1:] for part in Formatter().parse(template) if part[1] is not None]
+    except (ValueError, TypeError):  # unpaired braces, or no text
+        parts = []
+    # A field has neither a width nor a conversion: a width of 10**9 would fill the memory.
+    if not {("target", "", None), ("target_code", "", None)} & set(parts) or any(
+        name not in FIELDS or spec or conversion for name, spec, conversion in parts
+    ):
+        expected = ", ".join(f"{{{name}}}" for name in FIELDS)
+        raise refusal("translation_prefix", template, f"a text with {{target}}, of {expected}")
+    return template
+
+
+@dataclass(frozen=True)
+class Translations:
+    """The pairs of languages that a model translates, with the prefix of each.
+
+    Attributes:
+        tags: the prefix by target, of models that translate from any language (MADLAD-400).
+        tasks: the prefix by source and target, of the model's tasks `translation_xx_to_yy`.
+        template: the prefix of other pairs, with the fields `FIELDS`; "" if there is none.
+    """
+
+    tags: dict[str, str]
+    tasks: dict[tuple[str, str], str]
+    template: str = ""
+
+    @classmethod
+    def of(
+        cls, tasks: Iterable[tuple[str, str]], vocabulary: Collection[str], template: str = ""
+    ) -> Translations:
+        """Reads them from the tasks' names and prefixes, and from the tokens of a vocabulary."""
+        named = [(_TASK.fullmatch(name), prefix) for name, prefix in tasks]
+        tagged = filter(None, map(_TAG.fullmatch, vocabulary)) if "<2de>" in vocabulary else ()
+        return cls(
+            {canonical(tag[1])[0]: tag[0] + " " for tag in tagged},
+            {(canonical(n[1])[-1], canonical(n[2])[-1]): prefix for n, prefix in named if n},
+            checked_template(template) if template else "",
+        )
+
+    def prefix(self, target: str, source: str = "") -> tuple[str, str]:
+        """The prefix of every text, and the code of the source language; "" if it is unknown.
+
+        Raises:
+            UserError: a code is unknown, or the model does not translate this pair.
+        """
+        targets = checked_codes(target, "target_language")
+        sources = checked_codes(source, "source_language") if source else []
+        code = sources[-1] if sources else ""
+        if tag := next((self.tags[one] for one in targets if one in self.tags), None):
+            return tag, code
+        fits = {
+            pair: prefix
+            for pair, prefix in self.tasks.items()
+            if pair[1] in targets and (not sources or pair[0] in sources)
+        }
+        if len(fits) == 1:
+            ((pair, prefix),) = fits.items()
+            return prefix, pair[0]
+        needs_source = any(field in self.template for field in ("{source}", "{source_code}"))
+        if self.template and (sources or not needs_source):
+            names = english(source) if sources else "", english(target), code, targets[0]
+            return self.template.format(**dict(zip(FIELDS, names, strict=True))), code
+        raise UserError(self._reason(target, source, bool(fits)))
+
+    def _reason(self, target: str, source: str, several: bool) -> str:
+        if not source and (several or self.template):
+            return f"target_language {target} requires source_language: the model knows {self}"
+        pair = f"from {source} to {target}" if source else f"to {target}"
+        return f"this model does not translate {pair}; it knows {self}"
+
+    def __str__(self) -> str:
+        """The pairs in one line, as an error lists them."""
+        pairs = [f"{source} to {target}" for source, target in self.tasks]
+        if self.template:
+            pairs.append(f'any pair by "{self.template}"')
+        if self.tags:
+            pairs.append("any language to " + " ".join(sorted(self.tags)))
+        return ", ".join(pairs) or "no languages; give a template, --translation-prefix"
