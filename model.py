@@ -69,6 +69,7 @@ class T5(Stacks):
         passes: number of decoder passes so far; after `layers.PASSES_BEFORE_COMPILING` passes, a
             GPU compiles the layers.
         grad_checkpoint: whether training recomputes activations within layers to save memory.
+        on_layer: a callback that gets the output of each layer of the encoder, lazily.
     """
 
     width = 0  # passes are not padded (interface.Target)
@@ -84,6 +85,7 @@ class T5(Stacks):
         self.config, self.pooling = config, Pooling()
         self.shares_with: T5 | None = None
         self.folder, self.passes, self.grad_checkpoint = Path(), 0, False
+        self.on_layer: Callable[[mx.array], None] | None = None
         if shares_with is not None:
             share(self, shares_with)
         else:
@@ -130,6 +132,8 @@ class T5(Stacks):
         layer = checkpointed(layer) if self.grad_checkpoint else layer
         for blocks, bias in zip(self.encoder.blocks, cycle(tables), strict=False):
             x = layer(blocks, x, bias, batch)
+            if self.on_layer:
+                self.on_layer(x)
         return self.encoder.last_norm(x).reshape(batch, length, -1)
 
     def cache(self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1) -> Cache:

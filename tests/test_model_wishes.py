@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def wishing(tmp_path):
         folder = tmp_path / "target"
         shutil.copytree(TARGET, folder)
         for name, entries in (
-            ("config.json", {"task_specific_params": TASKS}),
+            ("config.json", {"task_specific_params": TASKS, "n_positions": 512}),
             ("generation_config.json", generation),
         ):
             raw = json.loads((TARGET / name).read_text())
@@ -94,6 +95,16 @@ def test_generation_config_gives_defaults(run, wishing):
     samples, _ = generated(run, *model, *prompt, "--num-samples", "2")  # the file's default
     assert len(samples) == 2
     assert run(*model, *prompt, "--num-samples", "2", "--temp", "0")[0] == 2
+
+
+def test_a_prompt_longer_than_n_positions_gets_one_note(run, wishing, monkeypatch):
+    argv = [*wishing()[:-1], "-m", "1", "--prompt", "two cats " * 300]
+    status, _, err = run(*argv, *argv[-2:])
+    assert status == 0 and err.count("tokens, more than the model's n_positions (512)") == 1
+    assert "encoding: " not in err
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda stream: True)
+    assert "encoding: " in run(*argv)[2]
+    assert "n_positions" not in run(*argv[:-1], "two cats " * 90)[2]
 
 
 def test_an_adapter_merged_at_load_or_conversion_writes_the_same_text(

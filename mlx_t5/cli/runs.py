@@ -9,15 +9,19 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count, tee
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, log
+from mlx_t5.text.tokenizer import encode
 
 if TYPE_CHECKING:
+    from decoder import SpeculativeDecoder
+    from mlx_t5.backend import mx
     from mlx_t5.cli.options import MainOptions
     from mlx_t5.engine.job import Job
 
@@ -95,6 +99,44 @@ def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
             yield prefix + prompt[0], prompt[1]
         else:
             yield prefix + prompt if isinstance(prompt, str) else prompt
+
+
+def watched(prompts: Iterable[Any], job: Job, decoder: SpeculativeDecoder) -> Iterator[Any]:
+    """Passes prompts on; the first one longer than the model's n_positions gets a note.
+
+    From then on, a terminal shows how far encoding is. Documents are cut into pieces that fit.
+    """
+    limit = None if job.cutting or not decoder.tokenizer else decoder.model.config.n_positions
+    for prompt in prompts:
+        text = prompt[0] if isinstance(prompt, tuple) else prompt
+        # A text of fewer bytes has fewer tokens, so it need not be tokenized here.
+        if limit and isinstance(text, str) and len(text.encode()) >= limit:
+            count = len(encode(decoder.tokenizer, text))
+            if count > limit:
+                long = f"a prompt has {count:,} tokens, more than the model's n_positions ({limit})"
+                log(f"{long}: encoding it takes long, and its text may be poor; --split cuts texts")
+                limit = None
+                if sys.stderr.isatty():
+                    decoder.model.on_layer = layer_bar(len(decoder.model.encoder.blocks))
+        yield prompt
+
+
+def layer_bar(layers: int) -> Callable[[mx.array], None]:
+    """A function that waits for the output of the encoder's next layer and advances a bar."""
+    from tqdm import tqdm
+
+    from mlx_t5.backend import mx
+
+    bars: list[tqdm] = []
+
+    def advance(x: mx.array) -> None:
+        bars.append(bars.pop() if bars else tqdm(desc="encoding", total=layers, leave=False))
+        mx.eval(x)
+        bars[-1].update()
+        if bars[-1].n == layers:
+            bars.pop().close()
+
+    return advance
 
 
 def unpaired(items: Iterable[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
