@@ -32,7 +32,7 @@ from mlx_t5.settings import NONE, Settings
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
-    from mlx_t5.engine.job import Job
+    from mlx_t5.engine.codec import Job
     from mlx_t5.loading import ModelPair
 
 
@@ -99,7 +99,7 @@ def _prompts(options: MainOptions) -> list[str] | Lines:
 
 def _job(options: MainOptions, presets: list[Preset]) -> tuple[Job, str]:
     """How to decode, and the prefix of every prompt; what the user omits is from the presets."""
-    from mlx_t5.engine.job import Job
+    from mlx_t5.engine.codec import Job
     from mlx_t5.text.documents import Cutting
 
     settings = Settings(**combined(*(preset.settings for preset in presets), options.settings))
@@ -127,11 +127,10 @@ def _load(
     from decoder import SpeculativeDecoder
     from mlx_t5 import loading
     from mlx_t5.backend import device_name
-    from mlx_t5.network.interface import require_decoder
 
     target, drafter, tokenizer, other = loading.load_pair(models, options.dtype)
     if options.writes_text:
-        require_decoder(target)
+        target.require_decoder()
     num_draft = job.settings.num_draft if options.exact else None  # sets the passes' width
     decoder = SpeculativeDecoder(
         target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=options.exact

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from mlx_t5.backend import mx
     from mlx_t5.cli.options import MainOptions
-    from mlx_t5.engine.job import Job
+    from mlx_t5.engine.codec import Job
 
 # Computes outcomes from prompts, their indexes, and a test of whether the next prompt is ready.
 Compute = Callable[[Iterator[Any], Iterator[int], Callable[[], bool]], Iterator[Any]]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.options import MainOptions
-    from mlx_t5.engine.job import Job
+    from mlx_t5.engine.codec import Job
 
 
 def write_text(
