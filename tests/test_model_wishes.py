@@ -129,14 +129,14 @@ def test_an_adapter_merged_at_load_or_conversion_writes_the_same_text(
     assert record == {"folder": "target", "adapter": "lora"}
 
 
-def test_the_server_reads_tasks_and_defaults(wishing):
-    argv = wishing(max_new_tokens=2)[:-1]
+@pytest.mark.parametrize("ignored", [False, True])
+def test_the_server_reads_tasks_and_defaults(wishing, ignored):
+    argv = [*wishing(max_new_tokens=2)[:-1], *["--ignore-generation-config"] * ignored]
     args = server._options(argv)
-    chosen = choose_pair(args.model, "none")
-    presets = server._presets(args, chosen)
-    assert presets.general.settings == {"max_tokens": 2}
-    assert list(presets.tasks) == ["fixing", "french"]
-    assert presets.notes[0] == "tasks: left out, as not supported: num_beam_groups"
-    assert presets.notes[1].startswith("the model's files ask for 4 beams")
-    args = server._options([*argv, "--ignore-generation-config"])
-    assert server._presets(args, chosen).general.settings == {}
+    service = server._application(args, choose_pair(args.model, "none")).state.service
+    service.worker.stop()
+    assert service.presets.general.settings == ({} if ignored else {"max_tokens": 2})
+    assert list(service.presets.tasks) == ["fixing", "french"]
+    left_out, beams = service.presets.notes
+    assert left_out == "tasks: left out, as not supported: num_beam_groups"
+    assert beams.startswith("the model's files ask for 4 beams")
