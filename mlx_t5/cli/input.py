@@ -35,18 +35,11 @@ class Prompt(str):
 
     fields: Mapping[str, Any]
 
-    def __new__(cls, text: str, fields: Mapping[str, Any]) -> Prompt:
-        prompt = super().__new__(cls, text)
-        prompt.fields = fields
-        return prompt
-
 
 class LineError(UserError):
-    """Why a JSON object cannot be used, with its further fields."""
+    """Why a line cannot be used, with the further fields of its JSON object."""
 
-    def __init__(self, message: str, fields: Mapping[str, Any]) -> None:
-        super().__init__(message)
-        self.fields = fields
+    fields: Mapping[str, Any]
 
 
 def read_prompts(prompts: Sequence[str], whole: bool = False) -> list[str]:
@@ -135,13 +128,15 @@ class Lines:
     def _read(self) -> Iterator[Line]:
         with self._file:
             for n, line in self._numbered():
-                where = f"{self._shown} line {n}"
+                where, self._fields = f"{self._shown} line {n}", dict[str, Any]()
                 try:
                     if len(line) > LONGEST_LINE:
                         raise UserError(f"{where} {TOO_LONG}")
                     yield self._of(line, where)
                 except UserError as error:
-                    yield error
+                    bad = LineError(str(error))
+                    bad.fields = self._fields
+                    yield bad
 
     def _of(self, line: bytes, where: str) -> str | tuple[str, str | None]:
         if not line:
@@ -152,20 +147,17 @@ class Lines:
             return (prompt, None) if self._optional else prompt
         record = _record(text, where)
         read = ("prompt", "target") if self._targets else ("prompt", self._optional)
-        fields = {name: value for name, value in record.items() if name not in read}
-        try:
-            _require_texts(record, where, read if self._targets else read[:1])
-            prompt = Prompt(_checked(record["prompt"], where), fields)
-            if self._targets:
-                return prompt, _checked(record["target"], where)
+        self._fields = {name: value for name, value in record.items() if name not in read}
+        _require_texts(record, where, read if self._targets else read[:1])
+        prompt = Prompt(_checked(record["prompt"], where))
+        prompt.fields = self._fields
+        if self._optional:
             second = record.get(self._optional)
             if second is not None and not (isinstance(second, str) and second.strip()):
                 kind = "empty" if isinstance(second, str) else "no text"
                 raise UserError(f"{where} has a {self._optional} that is {kind}; leave it out")
-            second = None if second is None else _checked(second, where)
-        except UserError as error:
-            raise LineError(str(error), fields) from None
-        return (prompt, second) if self._optional else prompt
+            return prompt, None if second is None else _checked(second, where)
+        return (prompt, _checked(record["target"], where)) if self._targets else prompt
 
     def _lines(self) -> Iterator[str]:
         """Yields lines with their ends; of a line that is too long, only its beginning."""

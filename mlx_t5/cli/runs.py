@@ -13,6 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import count, tee
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +22,6 @@ from mlx_t5.text.tokenizer import encode
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
-    from mlx_t5.backend import mx
     from mlx_t5.cli.options import MainOptions
     from mlx_t5.engine.codec import Job
 
@@ -106,6 +106,8 @@ def watched(prompts: Iterable[Any], job: Job, decoder: SpeculativeDecoder) -> It
 
     From then on, a terminal shows how far encoding is. Documents are cut into pieces that fit.
     """
+    from tqdm import tqdm
+
     limit = None if job.cutting or not decoder.tokenizer else decoder.model.config.n_positions
     for prompt in prompts:
         text = prompt[0] if isinstance(prompt, tuple) else prompt
@@ -113,30 +115,13 @@ def watched(prompts: Iterable[Any], job: Job, decoder: SpeculativeDecoder) -> It
         if limit and isinstance(text, str) and len(text.encode()) >= limit:
             count = len(encode(decoder.tokenizer, text))
             if count > limit:
-                long = f"a prompt has {count:,} tokens, more than the model's n_positions ({limit})"
-                log(f"{long}: encoding it takes long, and its text may be poor; --split cuts texts")
+                long = f"{count:,} tokens, more than the model's n_positions ({limit})"
+                log(f"note: a prompt has {long}; encoding takes long, and the text may be poor")
                 limit = None
                 if sys.stderr.isatty():
-                    decoder.model.on_layer = layer_bar(len(decoder.model.encoder.blocks))
+                    bar = partial(tqdm, desc="encoding", unit=" layers", leave=False)
+                    decoder.model.progress = bar
         yield prompt
-
-
-def layer_bar(layers: int) -> Callable[[mx.array], None]:
-    """A function that waits for the output of the encoder's next layer and advances a bar."""
-    from tqdm import tqdm
-
-    from mlx_t5.backend import mx
-
-    bars: list[tqdm] = []
-
-    def advance(x: mx.array) -> None:
-        bars.append(bars.pop() if bars else tqdm(desc="encoding", total=layers, leave=False))
-        mx.eval(x)
-        bars[-1].update()
-        if bars[-1].n == layers:
-            bars.pop().close()
-
-    return advance
 
 
 def unpaired(items: Iterable[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
