@@ -75,8 +75,7 @@ def test_the_draft_changes_how_the_text_is_made_and_not_the_text(run, draft):
     argv = ["--model", str(BUNDLED / "target"), "--prompt", prompt, "--json", "--dtype", "float32"]
     draft = [word.replace("BOTH", f"{BUNDLED / 'draft'}+lookup") for word in draft]
     draft += ["--num-draft", "5"] if "--draft-model" in draft else []
-    _, out, err = run(*argv, *draft, "-v")
-    fast = json.loads(out)
+    fast = json.loads(run(*argv, *draft)[1])
     _, out, slow_err = run(*argv, "--regular-decode")
     slow = json.loads(out)
     assert fast["tokens"] == slow["tokens"] and "no draft" in slow_err
@@ -84,7 +83,7 @@ def test_the_draft_changes_how_the_text_is_made_and_not_the_text(run, draft):
         assert 2 * fast["stats"]["target_calls"] < slow["stats"]["target_calls"]
     assert (slow["stats"]["drafted"], slow["stats"]["tokens_per_call"]) == (0, 1)
     copied = fast["stats"]["speculation"]["copied_accepted"]
-    assert (copied > 5 and "\033[36m" in err) if "lookup" in str(draft) else copied == 0
+    assert copied > 5 if "lookup" in str(draft) else copied == 0
 
 
 @pytest.mark.parametrize(
