@@ -25,7 +25,7 @@ from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log, run
 from mlx_t5.cli.input import Lines, read_document, read_prompts
 from mlx_t5.cli.options import DEFAULT_PROMPT, MainOptions, read_options
 from mlx_t5.cli.output import Painter, check_output_file, error_of, open_output, summary
-from mlx_t5.cli.runs import Compute, Run, prefixed, unpaired, watched
+from mlx_t5.cli.runs import Compute, Run, note_long, prefixed, unpaired
 from mlx_t5.cli.streaming import progress_bar, write_text
 from mlx_t5.errors import UserError
 from mlx_t5.settings import NONE, Settings
@@ -81,7 +81,7 @@ def _run(options: MainOptions) -> int:
         painter = Painter(decoder.tokenizer)
         log(painter.legend)
     if job.stream and isinstance(prompts, list):
-        (prompt,) = watched(prefixed(prompts, prefix), job, decoder)
+        (prompt,) = note_long(prefixed(prompts, prefix), job, decoder)
         return write_text(decoder, prompt, job, options, painter)
     return _write_all(remaining, _computation(decoder, job, prefix, options), painter, options)
 
@@ -155,7 +155,7 @@ def _computation(
     batch_size = options.batch_size
 
     def compute(prompts: Iterator[Any], indexes: Iterator[int], ready: Any) -> Iterator[Any]:
-        prompts = watched(prefixed(prompts, prefix), job, decoder)
+        prompts = note_long(prefixed(prompts, prefix), job, decoder)
         if options.score:
             return decoder.scoring.scores(prompts, batch_size, ready)
         if options.embed:

@@ -101,14 +101,15 @@ def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
             yield prefix + prompt if isinstance(prompt, str) else prompt
 
 
-def watched(prompts: Iterable[Any], job: Job, decoder: SpeculativeDecoder) -> Iterator[Any]:
+def note_long(prompts: Iterable[Any], job: Job, decoder: SpeculativeDecoder) -> Iterator[Any]:
     """Passes prompts on; the first one longer than the model's n_positions gets a note.
 
     From then on, a terminal shows how far encoding is. Documents are cut into pieces that fit.
     """
     from tqdm import tqdm
 
-    limit = None if job.cutting or not decoder.tokenizer else decoder.model.config.n_positions
+    cuts = job.cutting or decoder.model.pooling.max_tokens  # texts, or what is embedded
+    limit = decoder.model.config.n_positions if decoder.tokenizer and not cuts else None
     for prompt in prompts:
         text = prompt[0] if isinstance(prompt, tuple) else prompt
         # A text of fewer bytes has fewer tokens, so it need not be tokenized here.
