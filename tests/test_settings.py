@@ -131,8 +131,3 @@ def test_a_tiny_mass_leaves_the_likeliest_token(temp, top_p):
     row = Row([5], Settings(temp=temp, top_p=top_p), sampling.row_key(0, 0))
     p, _ = sampling.probabilities(logits, sampling.Sampling.of([row.settings]))
     assert p.tolist() == [[[1.0, 0.0, 0.0]]]
-
-
-def test_a_text_too_long_for_memory_is_an_error(decoder):
-    with pytest.raises(UserError, match="no memory for a prompt of .*; shorten it or lower max_t"):
-        decoder.generate("I eat.", max_tokens=10**20)
