@@ -170,8 +170,10 @@ def summary(
             counts = {name: getattr(stats, name) for name in ("cut", "failed", "kept")}
             named = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
             parts.append(f"{pieces} piece{'s' * (pieces != 1)}" + (f" ({named})" if named else ""))
-        parts.append(f"{stats.generated_tokens} tokens in {seconds:.2f} s")
-        parts.append(f"{stats.generated_tokens / seconds:.1f} tokens/s")
+        decoded = stats.generated_tokens - stats.reused_tokens
+        parts.append(f"{decoded} tokens in {seconds:.2f} s")
+        parts.append(f"{decoded / seconds:.1f} tokens/s")
+        parts += [f"{stats.reused} reused"] if stats.reused else []
     if stats.drafted:
         accepted = f"{stats.accepted} of {stats.drafted} drafted"
         parts.append(f"acceptance {stats.acceptance_rate:.0%} ({accepted})")

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mlx_t5.engine.reuse import AnswerStore
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError, log
 from mlx_t5.grouping import PASS_POSITIONS, in_halves
@@ -120,6 +121,7 @@ def decode_rows(
     While rows decode, the next one is read only if ready(number of rows read) returns True.
     """
     rows, total = iter(rows), 0
+    answers = AnswerStore(engine.target.config.eos_token_ids)
     in_hand: deque[Row] = deque()
     queue = Queue(engine, batch_size, bulk=True)
     while True:
@@ -130,13 +132,14 @@ def decode_rows(
                 break
             total += 1
             in_hand.append(row)
-            if row.finish_reason is None:  # its prompt is usable
+            if row.finish_reason is None and answers.claim(row):  # its prompt is usable and new
                 queue.waiting.append(row)
         if not in_hand:
             return
         queue.admit()
         if engine.rows:
             engine.step()
+        queue.waiting[:0] = answers.settle()[1]
         while in_hand and in_hand[0].finish_reason is not None:
             yield in_hand.popleft()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count, islice, repeat, zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +152,7 @@ def chunks(
             if complete:
                 in_hand.popleft()
 
-    of_pieces = Job(job.settings, job.seed)  # pieces are prompts that are not cut again
+    of_pieces = replace(job, cutting=None, predictions=(), stream=False)  # pieces are not cut again
     ready_or_pending = lambda: bool(pending) or ready()  # noqa: E731
     of_streams = iter(streams.popleft, None)
     for answer in decoder.results(drawn(), of_pieces, batch_size, ready_or_pending, of_streams):
