@@ -26,6 +26,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ from mlx_t5.scoring.pairs import Ranked, Score
 from mlx_t5.scoring.scores import Scoring
 from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, FLAG, NONE, Settings, checked
 from mlx_t5.text.detokenizer import same_vocabulary
+from mlx_t5.text.languages import Translations
 from mlx_t5.text.prompts import as_list, checked_predictions
 from model import T5
 
@@ -338,6 +340,8 @@ class SpeculativeDecoder:
             reuse: whether greedy prompts with equal tokens are decoded once.
             **settings: other fields of `settings.Settings`, such as repetition_penalty, and fields
                 of `Cutting` (text/documents.py): split="sentences" makes each prompt a document.
+                target_language="de" translates texts, sentence by sentence, with the model's own
+                prefix; source_language="en" is needed where the model translates from several.
 
         Returns:
             One result, or a list in the order of the prompts. If prompts have several results
@@ -396,6 +400,7 @@ class SpeculativeDecoder:
         self.model.require_decoder()
         job = job or self.job()
         job = job if prediction is None else replace(job, predictions=prediction)
+        job = job.translating(self.translations) if job.target_language else job
         if job.cutting:
             return document_batch.results(self, prompts, job, batch_size, ready, indexes)
         batch_size, samples = checked("batch_size", batch_size), job.num_samples
@@ -432,6 +437,7 @@ class SpeculativeDecoder:
     ) -> Generator[Chunk, None, None]:
         """Does what `stream` does, with the settings of `job`, which must have stream=True."""
         self.model.require_decoder()
+        job = job.translating(self.translations) if job.target_language else job
         if job.cutting:
             return document_batch.stream(self, prompt, job, batch_size)
         if job.settings.num_beams > 1:
@@ -460,6 +466,13 @@ class SpeculativeDecoder:
     ) -> np.ndarray:
         """Returns one vector per prompt, float32 (prompts, size); see `Embeddings.embed`."""
         return self.embeddings.embed(prompts, normalize, batch_size)
+
+    @cached_property
+    def translations(self) -> Translations:
+        """The pairs of languages that the model translates, and the prefix of each."""
+        vocabulary = self.tokenizer.get_vocab() if self.tokenizer else {}
+        config = self.model.config
+        return Translations.of(config.tasks, vocabulary, config.translation_prefix)
 
     def engine(self, settings: Settings, batch_size: int = DEFAULT_BATCH_SIZE) -> Engine | Beams:
         """Returns an empty batch and restarts the measurement of peak memory.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.checkpoints.generation_config import (
@@ -29,6 +30,7 @@ from mlx_t5.cli.runs import Compute, Run, note_long, prefixed, unpaired
 from mlx_t5.cli.streaming import progress_bar, write_text
 from mlx_t5.errors import UserError
 from mlx_t5.settings import NONE, Settings
+from mlx_t5.text.languages import checked_template
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
@@ -66,7 +68,7 @@ def _run(options: MainOptions) -> int:
         presets.append(read_generation_config(models.target))
     if options.task is not None:
         presets.append(find_task(read_tasks(models.target), options.task))
-    job, prefix = _job(options, presets)
+    job = _job(options, presets)
     remaining = Run(prompts, options, job)
     if options.resume:
         of_all = f" of {remaining.count}" if remaining.count else ""
@@ -75,20 +77,22 @@ def _run(options: MainOptions) -> int:
         if remaining.count == remaining.first > 0:
             return 0
     decoder = _load(models, presets, job, options)
+    if job.target_language:
+        job = job.translating(decoder.translations)
     painter = None
     where = sys.stderr if options.json or options.output_file else sys.stdout
     if options.verbose and options.writes_text and Painter.suits(where):
         painter = Painter(decoder.tokenizer)
         log(painter.legend)
     if job.stream and isinstance(prompts, list):
-        (prompt,) = note_long(prefixed(prompts, prefix), job, decoder)
+        (prompt,) = note_long(prompts, job, decoder)
         return write_text(decoder, prompt, job, options, painter)
-    return _write_all(remaining, _computation(decoder, job, prefix, options), painter, options)
+    return _write_all(remaining, _computation(decoder, job, options), painter, options)
 
 
 def _prompts(options: MainOptions) -> list[str] | Lines:
     if not options.input_file:
-        return read_prompts(options.prompt or [DEFAULT_PROMPT], options.split == "none")
+        return read_prompts(options.prompt or [DEFAULT_PROMPT], options.unit == "none")
     if options.is_document:
         return [read_document(options.input_file, options.file_type)]
     if options.input_file == "-" and sys.stdin.isatty():
@@ -97,8 +101,8 @@ def _prompts(options: MainOptions) -> list[str] | Lines:
     return Lines(options.input_file, options.score, "prediction" if proposing else "")
 
 
-def _job(options: MainOptions, presets: list[Preset]) -> tuple[Job, str]:
-    """How to decode, and the prefix of every prompt; what the user omits is from the presets."""
+def _job(options: MainOptions, presets: list[Preset]) -> Job:
+    """How to decode; what the user omits is from the presets."""
     from mlx_t5.engine.codec import Job
     from mlx_t5.text.documents import Cutting
 
@@ -108,16 +112,19 @@ def _job(options: MainOptions, presets: list[Preset]) -> tuple[Job, str]:
     prefix, cutting = options.prefix, None
     if prefix is None:
         prefix = "".join(preset.prefix for preset in presets)
-    if options.split != "none":
+    target, source = options.target_language, options.source_language
+    if options.unit != "none":
         # Without any prefix, each text is searched for a prefix at its beginning.
         fixed = prefix if prefix or options.prefix is not None else None
-        limit, language = options.max_source_tokens, options.source_language
-        cutting, prefix = Cutting(options.split, fixed, language, limit, options.file_type), ""
+        limit = options.max_source_tokens
+        cutting, prefix = Cutting(options.unit, fixed, source, limit, options.file_type), ""
     # A text is streamed if it is the only one, or a document.
     one = len(options.prompt or [""]) == 1 and (not options.input_file or options.is_document)
     whole = options.num_samples == settings.num_beams == 1 and not options.output_file
     streamed = one and not options.json and options.writes_text and (whole or cutting is not None)
-    return Job(settings, options.seed, options.num_samples, cutting, stream=streamed), prefix
+    languages = {"target_language": target, "source_language": source}
+    how = {"cutting": cutting, "stream": streamed, "prefix": prefix, **languages}
+    return Job(settings, options.seed, options.num_samples, **how)
 
 
 def _load(
@@ -135,6 +142,9 @@ def _load(
     decoder = SpeculativeDecoder(
         target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=options.exact
     )
+    if options.translation_prefix:
+        template = checked_template(options.translation_prefix)
+        decoder.translations = replace(decoder.translations, template=template)
     if options.exact:
         decoder.engine(job.settings, options.batch_size)  # refuses settings that do not fit
     notes = [models.note, f"on {device_name()}" if options.verbose else ""]
@@ -148,17 +158,16 @@ def _load(
     return decoder
 
 
-def _computation(
-    decoder: SpeculativeDecoder, job: Job, prefix: str, options: MainOptions
-) -> Compute:
+def _computation(decoder: SpeculativeDecoder, job: Job, options: MainOptions) -> Compute:
     """Returns the function that computes texts, scores or vectors from prompts."""
     batch_size = options.batch_size
 
     def compute(prompts: Iterator[Any], indexes: Iterator[int], ready: Any) -> Iterator[Any]:
-        prompts = note_long(prefixed(prompts, prefix), job, decoder)
+        prompts = note_long(prompts, job, decoder)
         if options.score:
-            return decoder.scoring.scores(prompts, batch_size, ready)
+            return decoder.scoring.scores(prefixed(prompts, job.prefix), batch_size, ready)
         if options.embed:
+            prompts = prefixed(prompts, job.prefix)
             return decoder.embeddings.vectors(prompts, options.normalize, batch_size, ready)
         prompts, predictions = unpaired(prompts)
         return decoder.results(prompts, job, batch_size, ready, indexes, predictions)

@@ -50,8 +50,10 @@ REQUIRES = (
     ("--score", "--input-file"),
     ("--normalize", "--embed"),
     (ARRAY, "--embed"),
-    ("--source-language", "--split"),
-    ("--max-source-tokens", "--split"),
+    ("--source-language", "--split", "--target-language"),
+    ("--max-source-tokens", "--split", "--target-language"),
+    ("--target-language", "--prompt", "--input-file"),
+    ("--translation-prefix", "--target-language"),
     ("--resume", "--input-file"),
     ("--resume", "--output-file"),
 )
@@ -63,6 +65,7 @@ CONFLICTS = (
     ("--num-beams", "--num-draft", "--delta", "--temp"),
     ("--regular-decode", "--draft-model", "--num-draft", "--delta"),
     ("--split", "--num-samples", "--num-return-sequences"),
+    ("--target-language", "--prefix", "--task", "--score", "--embed", "--exact"),
     ("--resume", ARRAY),
 )
 WITHOUT_DRAFT = ("--draft-model none", "--num-draft", "--delta")
@@ -86,20 +89,31 @@ class MainOptions:
         "input line by line",
         metavar="FILE",
     )
-    split: str = option(
+    target_language: str = option(
+        "translate into this language, sentence by sentence, with the model's own prefix for it",
+        "",
+        metavar="CODE",
+        group="documents",
+    )
+    source_language: str = option(
+        "language of the text (default: the prefix's, or en)", "", metavar="CODE"
+    )
+    translation_prefix: str = option(
+        "prefix for languages that the model's files do not name, such as "
+        '"translate {source} to {target}: " (default: the one in its config.json)',
+        "",
+        metavar="TEXT",
+    )
+    split: str | None = option(
         "sentences or lines: decode texts in such pieces and join the answers; a file is one "
         "document, unless it is .jsonl (default: none; sentences for .srt, .vtt)",
         kind=SPLITS,
         metavar="HOW",
-        group="documents",
     )
     prefix: str | None = option(
         "put this before every prompt or piece (default: the task's, or the one at the beginning "
         "of a document)",
         metavar="TEXT",
-    )
-    source_language: str = option(
-        "language of the text (default: the prefix's, or en)", "", metavar="CODE"
     )
     max_source_tokens: int | None = option(
         "cut longer sentences at a comma or between words (default: n_positions of the model's "
@@ -139,8 +153,21 @@ class MainOptions:
         return not (self.score or self.embed)
 
     @property
+    def unit(self) -> str:
+        """What becomes a piece, one of `SPLITS`; subtitles and translations are sentences."""
+        several = self.num_samples > 1 or "num_return_sequences" in self.settings
+        cut = self.file_type or (self.target_language and not several)
+        return self.split or ("sentences" if cut else "none")
+
+    @property
     def is_document(self) -> bool:
-        return self.split != "none" and not (self.input_file or ".jsonl").endswith(".jsonl")
+        """Whether the whole input file is one text."""
+        cut = self.split or self.file_type
+        return (
+            bool(cut)
+            and self.split != "none"
+            and not (self.input_file or ".jsonl").endswith(".jsonl")
+        )
 
     @property
     def file_type(self) -> str:
@@ -164,12 +191,11 @@ def build_parser() -> Parser:
 def read_options(argv: list[str] | None) -> MainOptions:
     """Parses and checks the command line, before anything is read or loaded.
 
-    An output file named *.jsonl implies --json, and subtitles imply --split sentences.
+    An output file named *.jsonl implies --json.
     """
     given = build_parser().given(argv)
     input_file, output_file = given.get("input_file"), given.get("output_file") or ""
     suffix = Path(input_file or "").suffix.lower()
-    given.setdefault("split", "sentences" if suffix in SUBTITLES else "none")
     array = {"output_file": "FILE.npy"} if output_file.endswith(".npy") else {}
     predictions = given.get("input_file", "").endswith(".jsonl")  # which need no draft
     conflicts = CONFLICTS if predictions else (*CONFLICTS, WITHOUT_DRAFT)
@@ -180,7 +206,7 @@ def read_options(argv: list[str] | None) -> MainOptions:
     options = MainOptions(settings=settings, **given)
     if sys.__stdout__ is None and not output_file:
         raise UserError("standard output is closed; name an --output-file")
-    if options.split != "none" and suffix in UNREADABLE:
+    if options.split not in (None, "none") and suffix in UNREADABLE:
         raise UserError(f"--split cannot read {suffix} files; convert the file to {READABLE}")
     if options.resume and options.is_document:
         raise UserError("--resume cannot be combined with a document; give it as JSON lines")

@@ -16,6 +16,7 @@ from mlx_t5.sampling.draws import random_keys
 from mlx_t5.settings import Settings
 from mlx_t5.text.detokenizer import decode
 from mlx_t5.text.documents import Cutting
+from mlx_t5.text.languages import Translations
 from mlx_t5.text.prompts import checked_prompts, checked_samples, token_ids
 from mlx_t5.text.stop_strings import TextWatch
 
@@ -37,6 +38,10 @@ class Job:
         by_token: whether `Chunk.pieces` has the text of each token, even without a stream.
         logprobs: how many likeliest tokens are reported with each token; None reports nothing.
         reuse: whether prompts with equal tokens are decoded once, if they are greedy.
+        prefix: text put before every prompt that is not cut.
+        target_language: code of the language into which texts are translated; the model's prefix
+            for it replaces `prefix`, or that of `cutting`.
+        source_language: code of the texts' language, if the model must know it.
     """
 
     settings: Settings
@@ -48,6 +53,9 @@ class Job:
     by_token: bool = False
     logprobs: int | None = None
     reuse: bool = True
+    prefix: str = ""
+    target_language: str = ""
+    source_language: str = ""
 
     @property
     def watched(self) -> bool:
@@ -65,8 +73,21 @@ class Job:
     def of(
         cls, defaults: Settings, values: dict[str, Any], num_samples: int = 1, **attributes: Any
     ) -> Job:
-        """The job of a call; `values` are fields of `Settings` and `Cutting` by name."""
+        """The job of a call; `values` are fields of `Settings` and `Cutting` by name.
+
+        With `target_language`, each text is cut into sentences, unless several texts per prompt or
+        a prediction need it whole.
+        """
         names = {field.name for field in fields(Cutting)}
+        values = dict(values)
+        if target := values.pop("target_language", ""):
+            source = values.pop("source_language", "")
+            attributes |= {"target_language": target, "source_language": source}
+            if "prefix" in values:
+                raise UserError("prefix cannot be combined with target_language")
+            predicted = any(one is not None for one in attributes.get("predictions", ()))
+            several = num_samples > 1 or values.get("num_return_sequences", 1) != 1
+            values.setdefault("split", "none" if predicted or several else "sentences")
         cuts = {name: value for name, value in values.items() if name in names}
         cutting = Cutting(**cuts)
         if cutting.split == "none" and cutting != Cutting():
@@ -81,6 +102,13 @@ class Job:
         samples = checked_samples(num_samples, settings.temp)
         whole = cutting.split == "none"
         return cls(settings, num_samples=samples, cutting=None if whole else cutting, **attributes)
+
+    def translating(self, translations: Translations) -> Job:
+        """This job with the prefix for its languages."""
+        prefix, source = translations.prefix(self.target_language, self.source_language)
+        if self.cutting is None:
+            return replace(self, prefix=prefix)
+        return replace(self, cutting=replace(self.cutting, prefix=prefix, source_language=source))
 
 
 class Codec:
@@ -122,6 +150,10 @@ class Codec:
             bad = prompt
         else:
             try:
+                if job.prefix:
+                    if not isinstance(prompt, str):
+                        raise UserError("a prefix needs a text, not token ids")
+                    prompt = job.prefix + prompt if prompt.strip() else prompt
                 ids = token_ids(prompt, self.tokenizer, self.vocab_size)
                 predicted = [] if prediction is None else self._predicted(prediction, settings)
             except UserError as error:

@@ -23,6 +23,7 @@ from mlx_t5.text.tokenizer import encode
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
 
+END = object()  # ends no iterator
 DOUBTFUL = 'note: "{}" is decoded as text; if it is a prefix, give it by --prefix (Python: prefix=)'
 
 
@@ -126,7 +127,8 @@ def chunks(
     """
     _check(decoder, job)
     in_hand, doubtful = deque[DocumentInFlight](), ""
-    pending, streams = deque[str](), deque[int]()  # pieces not drawn yet, and their indexes
+    # Pieces not drawn yet, their indexes and their predictions.
+    pending, streams, expected = deque[str](), deque[int](), deque[Any]()
 
     def drawn() -> Iterator[str]:
         nonlocal doubtful
@@ -139,6 +141,7 @@ def chunks(
             in_hand.append(DocumentInFlight(document))
             pending.extend(in_hand[-1].prompts)
             streams.extend(index + (i << 32) for i in range(len(pending)))
+            expected.extend([predicted] if len(pending) == 1 else [None] * len(pending))
             while pending:
                 yield pending.popleft()
 
@@ -152,10 +155,12 @@ def chunks(
             if complete:
                 in_hand.popleft()
 
-    of_pieces = replace(job, cutting=None, predictions=(), stream=False)  # pieces are not cut again
+    of_pieces = replace(
+        job, cutting=None, target_language="", predictions=(), stream=False
+    )  # pieces are not cut again
     ready_or_pending = lambda: bool(pending) or ready()  # noqa: E731
-    of_streams = iter(streams.popleft, None)
-    for answer in decoder.results(drawn(), of_pieces, batch_size, ready_or_pending, of_streams):
+    more = iter(streams.popleft, None), iter(expected.popleft, END)
+    for answer in decoder.results(drawn(), of_pieces, batch_size, ready_or_pending, *more):
         yield from finished()
         yield from finished(in_hand[0].add(answer), answer)
     yield from finished()
@@ -191,10 +196,12 @@ def _document(
     """Returns a document whose pieces fit the model, or an error if the text is unusable."""
     if isinstance(prompt, Exception):
         return prompt
-    if prediction is not None:
+    config, cutting = decoder.model.config, job.cutting or Cutting()
+    if prediction is not None and not job.target_language:
         return UserError("prediction cannot be combined with split")
     try:
-        config, cutting = decoder.model.config, job.cutting or Cutting()
+        if prediction is not None:  # of the whole text, so that is not cut
+            cutting = replace(cutting, split="none")
         return fitted_document(
             prompt, cutting, decoder.tokenizer, config.n_positions, config.task_prefixes
         )
