@@ -31,7 +31,7 @@ from mlx_t5.errors import UserError
 
 try:
     from mlx_t5.backend import mx
-    from mlx_t5.checkpoints.adapter_config import adapter_folder
+    from mlx_t5.checkpoints.adapter_config import adapter_folder, translation_entry
     from mlx_t5.checkpoints.adapters import open_adapter, read_tensors
     from mlx_t5.checkpoints.hub import origin, source_folder
     from mlx_t5.checkpoints.pooling import read_pooling
@@ -55,6 +55,7 @@ try:
     from mlx_t5.network.layers import keep_float32
     from mlx_t5.network.sharing import ENTRY
     from mlx_t5.network.weights import cast, has_decoder, read_config, tensor_names
+    from mlx_t5.text.languages import checked_template
     from mlx_t5.text.tokenizer import load_tokenizer, save_tokenizer
     from model import select_tensors
 except (ImportError, UserError) as error:
@@ -76,6 +77,7 @@ def convert(
     overwrite: bool = False,
     adapter_path: str | Path | None = None,
     encoder_only: bool = False,
+    translation_prefix: str | None = None,
 ) -> Path:
     """Converts a Hugging Face T5 checkpoint into an MLX model folder.
 
@@ -96,6 +98,8 @@ def convert(
         overwrite: whether to replace an earlier conversion at `mlx_path`.
         adapter_path: folder of a PEFT LoRA adapter, which is merged before anything is quantized.
         encoder_only: whether to leave out the decoder and the output head, for embeddings.
+        translation_prefix: template of the prefix that translates, kept in config.json, such as
+            "translate {source} to {target}: "; None keeps the source's or the adapter's.
 
     Returns:
         The absolute path of the folder written.
@@ -117,7 +121,9 @@ def convert(
         adapter_folder(adapter_path)  # before anything is downloaded
     folder = source_folder(str(source), revision)
     check_output_folder(path, overwrite, source=folder)
-    raw = read_config(folder)
+    raw = read_config(folder) | translation_entry(adapter_path)
+    if translation_prefix is not None:
+        raw["translation_prefix"] = checked_template(translation_prefix)
     config = T5Config.from_dict(raw)
     read_pooling(folder, config.d_model)  # refuses modules that could not be loaded
     tokenizer = load_tokenizer(folder)  # refuses a folder that could not be used
@@ -193,6 +199,11 @@ OPTIONS = {
     "revision": Option("branch, tag or commit of a Hub repository"),
     "adapter_path": ADAPTER_PATH.but(help="a PEFT LoRA adapter to merge into the weights"),
     "encoder_only": Option("leave out the decoder, for embeddings", False, bool),
+    "translation_prefix": Option(
+        'the prefix that translates, such as "translate {source} to {target}: ", for main.py '
+        "--target-language",
+        metavar="TEXT",
+    ),
     "mlx_path": Option(
         "folder to write (default: models/NAME, NAME being the last part of --model; with an "
         "adapter models/NAME-ADAPTER)",

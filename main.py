@@ -122,9 +122,16 @@ def _job(options: MainOptions, presets: list[Preset]) -> Job:
     one = len(options.prompt or [""]) == 1 and (not options.input_file or options.is_document)
     whole = options.num_samples == settings.num_beams == 1 and not options.output_file
     streamed = one and not options.json and options.writes_text and (whole or cutting is not None)
-    languages = {"target_language": target, "source_language": source}
-    how = {"cutting": cutting, "stream": streamed, "prefix": prefix, **languages}
-    return Job(settings, options.seed, options.num_samples, **how)
+    return Job(
+        settings,
+        options.seed,
+        options.num_samples,
+        cutting,
+        stream=streamed,
+        prefix=prefix,
+        target_language=target,
+        source_language=source,
+    )
 
 
 def _load(

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import announce_kernels, mx, nn, tree_flatten
+from mlx_t5.checkpoints.adapter_config import translation_entry
 from mlx_t5.checkpoints.adapters import open_adapter, read_tensors
 from mlx_t5.checkpoints.hub import locate
 from mlx_t5.checkpoints.pooling import Pooling, read_pooling
@@ -293,7 +294,7 @@ def load(
             was made for.
     """
     folder = locate(str(folder), revision)
-    raw = read_config(folder)
+    raw = read_config(folder) | translation_entry(adapter)
     config, target = T5Config.from_dict(raw), None
     if raw.get(ENTRY) is not None:
         target = target_of(folder, raw[ENTRY], config, shared_with, adapter)

@@ -181,3 +181,38 @@ def test_a_given_prefix_replaces_that_of_the_task(run, tmp_path):
     fixed = run(*options, "--task", "french", "--prefix", "fix grammar: ")[1]
     assert fixed == run(*options, "--prefix", "fix grammar: ")[1] != expected
     assert run(*options, "--task", "french", "--split", "sentences")[1] == both
+
+
+# ---- languages -----------------------------------------------------------------------------------
+
+
+def test_a_language_needs_no_prefix_and_cuts_texts_into_sentences(run, file, tmp_path):
+    prompts = "I have two cats. We have two dogs.\nThe train is late.\n"
+    french = "J'ai deux chats. Nous avons deux chiens.\nLe train est en retard.\n"
+    fr = [*MODEL, "--target-language", "fr"]
+    assert run(*fr, *file(prompts))[:2] == (0, french), "one text a line"
+    assert run(*fr, *file(SOURCE, "all.txt"), "--split", "sentences")[1] == FRENCH, "one document"
+    cue = "1\n00:00:01,000 --> 00:00:02,000\n"
+    subtitles = file(f"{cue}<i>I have two cats.</i>\n", "talk.srt")
+    assert run(*fr, *subtitles)[1] == f"{cue}<i>J'ai deux chats.</i>\n"
+    lines = [{"prompt": text} for text in prompts.splitlines()]
+    lines[0]["prediction"] = french.splitlines()[0]  # a text with a prediction is not cut
+    source = file("".join(json.dumps(line) + "\n" for line in lines), "in.jsonl")
+    status, out, _ = run(*fr, *source, "--json", "--source-language", "en-GB")
+    results = [json.loads(line) for line in out.splitlines()]
+    assert (status, [result["stats"]["pieces"] for result in results]) == (0, [1, 1])
+    sampled = run(*fr, *file(prompts), "--temp", "1", "--num-samples", "2")
+    assert sampled[0] == 0 and len(sampled[1].splitlines()) == 4
+
+
+def test_a_template_names_the_languages_that_the_model_does_not(run):
+    template = ["--translation-prefix", "translate {source} to {target}: "]
+    pair = ["--source-language", "en", "--target-language", "fr"]
+    prompt = ["--prompt", "I have two cats."]
+    expected = run(*MODEL, *prompt, *pair)[1]
+    assert expected == "J'ai deux chats.\n"
+    german = ["--source-language", "en", "--target-language", "de", *template]
+    named = run(*MODEL, *prompt, "--prefix", "translate English to German: ", "-m", "9")[1]
+    assert run(*MODEL, *prompt, *german, "-m", "9")[1] == named
+    status, out, err = run(*MODEL, *prompt, "--target-language", "de")
+    assert (status, out) == (2, "") and err.endswith("not translate to de; it knows en to fr\n")

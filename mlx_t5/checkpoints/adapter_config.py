@@ -19,6 +19,7 @@ from mlx_t5.errors import UserError, shown
 from mlx_t5.settings import FLAG, Range, checked
 
 CONFIG = "adapter_config.json"
+TRANSLATION = "translation.json"  # a file of its own, as PEFT warns of unknown entries
 # Layers that cannot be adapted: those that are not linear, and the output head. For the head, PEFT
 # also saves the base weight, and the head may be tied to the embedding.
 OTHERS = ("shared", "embed_tokens", "relative_attention_bias", "lm_head")
@@ -54,6 +55,14 @@ def adapter_folder(name: str | Path) -> Path:
     if not name or not folder.is_dir():
         raise UserError(f"there is no adapter folder {str(name)!r}; give a PEFT adapter's folder")
     return folder
+
+
+def translation_entry(adapter: str | Path | None) -> dict[str, Any]:
+    """The `translation_prefix` that an adapter was trained with, an entry of config.json."""
+    file = adapter_folder(adapter) / TRANSLATION if adapter is not None else None
+    if file is None or not file.is_file():
+        return {}
+    return {"translation_prefix": read_object(file, "fetch it again").get("translation_prefix")}
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,8 @@ def read_options(argv: list[str] | None) -> MainOptions:
     array = {"output_file": "FILE.npy"} if output_file.endswith(".npy") else {}
     predictions = given.get("input_file", "").endswith(".jsonl")  # which need no draft
     conflicts = CONFLICTS if predictions else (*CONFLICTS, WITHOUT_DRAFT)
-    refuse(options_of(MainOptions), given | array, REQUIRES, conflicts)
+    implied = {"split": "sentences"} if suffix in SUBTITLES else {}
+    refuse(options_of(MainOptions), implied | given | array, REQUIRES, conflicts)
     settings = {name: given.pop(name) for name in SETTINGS_OPTIONS if name in given}
     Settings(**settings)
     given["json"] = given.get("json", False) or output_file.endswith(".jsonl")

@@ -56,7 +56,8 @@ def write_text(
                 shown.update(bool(split and chunk.writers))
         except KeyboardInterrupt:
             status = INTERRUPTED
-    if not (split and (options.output_file or not sys.stdout.isatty())):
+    file = split and options.input_file  # kept to the byte, but for a terminal
+    if not (file and (options.output_file or not sys.stdout.isatty())):
         print(flush=True)
     if chunk:
         if chunk.result and (error := error_of(chunk.result)):

@@ -144,9 +144,11 @@ class T5Config:
 
 
 def _tasks(tasks: Any) -> tuple[tuple[str, str], ...]:
-    tasks = tasks.items() if isinstance(tasks, dict) else ()
-    prefixes = ((name, task.get("prefix")) for name, task in tasks if isinstance(task, dict))
-    return tuple(pair for pair in prefixes if isinstance(pair[1], str) and pair[1].strip())
+    named = tasks.items() if isinstance(tasks, dict) else ()
+    prefixes = [(name, task.get("prefix")) for name, task in named if isinstance(task, dict)]
+    return tuple(
+        (n, prefix) for n, prefix in prefixes if isinstance(prefix, str) and prefix.strip()
+    )
 
 
 def _end_tokens(ends: list) -> list[int]:
