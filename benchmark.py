@@ -1,5 +1,6 @@
 """Command line: measures speculative decoding, with the bundled pair of models or another.
 
+    python benchmark.py            # the draft beside regular decoding, in a minute
     python benchmark.py compare    # every proposer relative to regular decoding
     python benchmark.py sweep      # --delta and --num-draft: speed and quality, with a picture
     python benchmark.py peers      # transformers and CTranslate2 on the same weights
@@ -23,26 +24,32 @@ from types import MappingProxyType
 from benchmarks import REQUIREMENTS
 from mlx_t5.cli.arguments import Parser, add_options, run
 
+# A summary and the options of an example, by name.
 SUBCOMMANDS = MappingProxyType(
     {
-        "compare": "every proposer relative to regular decoding, and the cost of passes",
-        "sweep": "tune --num-draft and --delta: speed and quality over a grid, with a picture",
-        "peers": "transformers and CTranslate2 on the same weights and prompts",
-        "report": "one row about this machine, to paste, in under five minutes",
-        "server": "the server under load: a running batch compared with one request at a time",
+        "compare": (
+            "every proposer relative to regular decoding, and the cost of passes",
+            "--num-draft 4 --batch-size 1 8",
+        ),
+        "sweep": (
+            "tune --num-draft and --delta: speed and quality over a grid, with a picture",
+            "--delta 0.5 0.9 --output my-sweep",
+        ),
+        "peers": (
+            "transformers and CTranslate2 on the same weights and prompts",
+            "--batch-size 1 8 --json peers.json",
+        ),
+        "report": (
+            "one row about this machine, to paste, in under five minutes",
+            "--model my-t5 --draft-model my-draft",
+        ),
+        "server": (
+            "the server under load: a running batch compared with one request at a time",
+            "--clients 1 8 --max-batch 8",
+        ),
     }
 )
-
-
-EXAMPLES = MappingProxyType(
-    {
-        "compare": ("compare --task mixed --count 24", "compare --num-draft 4 --batch-size 1 8"),
-        "sweep": ("sweep", "sweep --delta 0.5 0.9 --output my-sweep"),
-        "peers": ("peers --num-draft 5", "peers --batch-size 1 8 --json peers.json"),
-        "report": ("report", "report --model my-t5 --draft-model my-draft"),
-        "server": ("server", "server --clients 1 8 --max-batch 8"),
-    }
-)
+DEFAULT = ("compare", "--ways", "draft", "--num-draft", "5", "auto")  # without a subcommand
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         after Ctrl-C.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
+    if not argv or (argv[0].startswith("--") and argv[0] != "--help"):
+        argv = [*DEFAULT, *argv]
     return run(lambda: _main(argv), REQUIREMENTS, interrupted="")
 
 
@@ -64,11 +73,13 @@ def _main(argv: Sequence[str]) -> int:
 def _parser(argv: Sequence[str]) -> Parser:
     """Returns the parser; of the subcommands, only the one named in `argv` gets its options."""
     result = Parser(
+        "benchmark.py",
         "benchmark.py report",
         "benchmark.py compare --task mixed --count 24",
-        needs="SUBCOMMAND",
+        needs="[SUBCOMMAND]",
         prog="benchmark.py",
-        description="Measure speculative decoding. SUBCOMMAND --help lists the options of one.",
+        description="Measure speculative decoding. SUBCOMMAND --help lists the options of one. "
+        f"Without a subcommand: {' '.join(DEFAULT)}.",
     )
     commands = result.add_subparsers(
         title="subcommands",
@@ -77,11 +88,9 @@ def _parser(argv: Sequence[str]) -> Parser:
         required=True,
         metavar="SUBCOMMAND",
     )
-    for name, summary in SUBCOMMANDS.items():
-        examples = [f"benchmark.py {line}" for line in EXAMPLES[name]]
-        command = commands.add_parser(
-            name, help=summary, epilog="\n  ".join(["examples:", *examples])
-        )
+    for name, (summary, options) in SUBCOMMANDS.items():
+        example = f"examples:\n  benchmark.py {name} {options}"
+        command = commands.add_parser(name, help=summary, epilog=example)
         if name in argv:
             module = importlib.import_module(f"benchmarks.{name}")
             command.description = (module.__doc__ or "").partition("\n\n")[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -39,18 +38,13 @@ class PairCosts:
 
 
 def pair_costs(
-    subject: Subject,
-    prompts: Sequence[str],
-    points: Sequence[int],
-    seconds: float,
-    needed: int,
-    clock: Callable[[], float] = time.perf_counter,
+    subject: Subject, prompts: Sequence[str], points: Sequence[int], seconds: float, needed: int
 ) -> PairCosts:
     """Measures the costs of passes over a row whose source is a median prompt; see `ladder`."""
     source = source_length(subject, prompts)
-    target = timer(subject.target, clock, source=source, slots=max(points))
-    passes, draft = ladder(target, points, seconds, needed), drafting(subject.draft, clock, source)
-    of_draft = statistics.median([draft(1) for _ in range(1 + DRAFT_ROUNDS)][1:])
+    target = timer(subject.target, source, max(points))
+    passes, draft = ladder(target, points, seconds, needed), drafting(subject.draft, source)
+    of_draft = statistics.median([draft() for _ in range(1 + DRAFT_ROUNDS)][1:])
     v = {m: s / passes[1] for m, s in passes.items()}
     return PairCosts(passes, v, of_draft / passes[1])
 
