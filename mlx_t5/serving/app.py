@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -124,7 +125,7 @@ async def _give_up_late(app: FastAPI) -> None:
 def _is_key(request: Request, given: Given) -> bool:
     expected = request.app.state.api_key
     return expected is None or bool(
-        given and hmac.compare_digest(given.credentials.encode(), expected.encode())
+        given and hmac.compare_digest(given.credentials.strip().encode(), expected.encode())
     )
 
 
@@ -141,7 +142,7 @@ async def _answer_error(request: Request, error: Any) -> Response:
     elif isinstance(error, RequestValidationError):
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind == "application/json" or kind.endswith("+json"):
-            error = error_of_validation(error.errors())
+            error = error_of_validation(error.errors(), error.body)
         else:
             error = ApiError(415, "send JSON, with Content-Type: application/json")
     return error.response
@@ -161,6 +162,8 @@ class Middleware:
             await self._app(scope, receive, send)
             return
         path, root = scope["path"], self._root
+        if not path.startswith("/"):  # an absolute request target, as for a proxy
+            path = urlsplit(path).path or "/"
         if path != root and not path.startswith(f"{root}/"):
             path = root + path  # the proxy has stripped it
         # The HTTP server sends the answer to HEAD without its body.
@@ -200,7 +203,9 @@ class Middleware:
             self._metrics.request_seconds.labels(label).observe(time.monotonic() - began)
 
     def _refusal(self, headers: Headers) -> ApiError | None:
-        """Refuses web pages of other origins; programs other than browsers send no Origin."""
+        """Refuses compressed bodies, and web pages of other origins; other programs send none."""
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            return ApiError(415, "the body is compressed; send it without Content-Encoding")
         origin = headers.get("origin")
         own = (origin or "").partition("://")[2].lower() == headers.get("host", "").lower()
         if origin is None or own or origin in self._origins or "*" in self._origins:
@@ -224,6 +229,11 @@ async def health(request: Request) -> Response:
         running, waiting = service.worker.rows
         body |= {"model": service.model, "running": running, "waiting": waiting}
     return JSONResponse(body, 503 if reason else 200)
+
+
+@public.get("/favicon.ico", include_in_schema=False)
+async def icon() -> Response:
+    return FileResponse(PAGE / "icon.svg")
 
 
 @public.get("/", include_in_schema=False)

@@ -275,16 +275,20 @@ class RankedDocument(BaseModel):
 
 
 class RankEntry(BaseModel):
-    """A ranked document; `relevance_score` is the probability that it is relevant."""
+    """A ranked document; `relevance_score` is the probability that it is relevant.
+
+    Cohere's and Jina's clients expect the document as an object, Infinity's as a text.
+    """
 
     index: int
     relevance_score: float
-    document: RankedDocument | None = None
+    document: RankedDocument | str | None = None
 
 
 class RankList(BaseModel):
-    """The answer of /v1/rerank, the most relevant document first."""
+    """The answer of /v1/rerank, /v2/rerank and /rerank, the most relevant document first."""
 
+    id: str
     results: list[RankEntry]
     model: str
     usage: ScoringUsage

@@ -35,6 +35,8 @@ def test_the_fields_of_a_request_become_settings():
         "temp": 0, "stop": "a", "num_draft": "auto",
     }  # fmt: skip
     assert settings(draft=False, num_draft=3) == {"num_draft": 0}
+    rules = {"top_k": 3, "min_tokens": 2, "repetition_penalty": 1.5, "no_repeat_ngram_size": 2}
+    assert settings(**rules) == settings(PredictRequest, **rules) == rules
     beams = {"num_beams": 2, "early_stopping": "never", "length_penalty": 2}
     assert settings(PredictRequest, **beams) == settings(**beams) == beams
     assert settings(ChatRequest, max_tokens=5, max_completion_tokens=3) == {"max_tokens": 3}
@@ -59,7 +61,8 @@ def test_a_body_that_is_wrong_everywhere_gives_few_errors(kind, body):
     with pytest.raises(ValidationError) as wrong:
         kind.model_validate(body)
     assert wrong.value.error_count() <= 2 * 64 + 2
-    error = error_of_validation(wrong.value.errors())
+    errors = [{**error, "loc": ("body", *error["loc"])} for error in wrong.value.errors()]
+    error = error_of_validation(errors, body)
     assert error.status == 400 and len(error.body.error.message) < 500
 
 

@@ -119,6 +119,11 @@ def test_ranks_are_those_of_the_decoder(ranker, decoder):
     for entry, rank in zip(results, expected, strict=False):
         assert entry["relevance_score"] == pytest.approx(np.exp(rank.score), abs=1e-4)
         assert entry["document"] == {"text": TEXTS[rank.index]}
+    body["documents"] = [{"text": text} for text in TEXTS]
+    best = TEXTS[expected[0].index]
+    for path, document in (("/v2/rerank", {"text": best}), ("/rerank", best)):
+        answer = ranker.http.post(path, json=body).json()
+        assert answer["results"][0] == results[0] | {"document": document} and answer["id"]
     bare = ranker.http.post("/v1/rerank", json={"query": "cat", "documents": TEXTS[:1]}).json()
     assert set(bare["results"][0]) == {"index", "relevance_score"}
 
@@ -131,6 +136,9 @@ def test_documents_are_cut_to_the_longest_prompt_that_the_server_takes(ranker, d
     scores = {entry["index"]: entry["relevance_score"] for entry in answer["results"]}
     assert scores == pytest.approx({e.index: np.exp(e.score) for e in expected}, abs=1e-4)
     assert scores[2] == pytest.approx(scores[3], abs=1e-6), "what differs is cut off"
+    body = {"query": "cat", "documents": ["two dogs", "two dogs sat"], "max_tokens_per_doc": 2}
+    first, second = ranker.http.post("/v1/rerank", json=body).json()["results"]
+    assert first["relevance_score"] == pytest.approx(second["relevance_score"], abs=1e-6)
     short = len(decoder.tokenizer("Query: cat Document: two dogs Relevant:").input_ids)
     assert answer["usage"]["prompt_tokens"] == 3 * 60 + short
 
@@ -149,11 +157,11 @@ def test_a_queue_in_which_nothing_waits_has_room_for_the_largest_request(ranker)
         ("embeddings", {}, "input", "needed"),
         ("embeddings", {"input": ""}, "input", "at least 1"),
         ("embeddings", {"input": " "}, "input", "a text is empty"),
-        ("embeddings", {"input": ["a", 5]}, "input", "string"),
+        ("embeddings", {"input": ["a", 5]}, "input[1]", "string"),
         ("embeddings", {"input": [99]}, "input", "outside the model's vocabulary"),
         ("embeddings", {"input": "a " * 100}, "input", "tokens; at most 60"),
         ("embeddings", {"input": ["a"] * 2049}, "input", "at most 2048"),
-        ("embeddings", {"input": [" "] + ["a " * 200]}, "input", "has more tokens; at most 60"),
+        ("embeddings", {"input": [" "] + ["a " * 200]}, "input[1]", "has more tokens; at most 60"),
         ("embeddings", {"input": "a", "dimensions": 5}, "dimensions", "not supported"),
         ("score", {"prompt": "a", "targets": []}, "targets", "at least 1"),
         ("score", {"prompt": "a", "targets": [" "]}, "targets", "a target is empty"),
