@@ -19,6 +19,7 @@ const EXAMPLES = {
 };
 
 let tasks = {}; // of the model, by name
+let known = []; // prefixes that are offered
 
 /** Offers what suits the model that is served; `chosen` is told the settings of a task. */
 export function offer(name, served = {}, chosen = () => {}) {
@@ -39,7 +40,14 @@ export function offer(name, served = {}, chosen = () => {}) {
 export function prefixes({ id, tasks = {} }) {
   const own = Object.values(tasks).map((each) => each.prefix?.trim()).filter(Boolean);
   const shown = (EXAMPLES[id] ?? EXAMPLES.other).map(([, prompt]) => prompt.slice(0, prompt.indexOf(": ") + 1));
-  return [...new Set(own.length ? own : shown)];
+  known = [...new Set(own.length ? own : shown)];
+  return known;
+}
+
+/** The prefix of the task in the view "Write": the chosen one, or the prompt's own. */
+export function prefix() {
+  const prompt = $("prompt").value;
+  return tasks[$("task").value]?.prefix?.trim() || known.find((each) => prompt.startsWith(each));
 }
 
 /** The task that a request names. */
