@@ -122,6 +122,7 @@ def test_runs_that_are_short_are_timed_several_times_and_compared_exactly(visit,
     page.route("**/v1/completions", answer)
     assert "3.0× the speed (medians of 5 runs)" in run(page)
     assert page.inner_text("#seconds-r") == "0.012 s regular"
+    assert figure(page, "speculative", "seconds") == 0.004
 
 
 def test_a_request_that_waits_says_so(visit, server):

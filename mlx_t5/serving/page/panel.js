@@ -39,6 +39,10 @@ export class Panel {
     });
   }
 
+  figure(name) {
+    return this.root.querySelector(`[data-figure=${name}]`);
+  }
+
   show(figures) {
     for (const cell of this.root.querySelectorAll("[data-figure]")) {
       cell.textContent = figures[cell.dataset.figure];

@@ -66,6 +66,7 @@ async function measure(requests, { signal }) {
   }
   const median = (all) => all.sort((a, b) => a - b)[(RUNS - 1) / 2];
   medians = Object.fromEntries(names.map((name) => [name, median(times[name])]));
+  for (const name of names) panels[name].figure("seconds").textContent = seconds(medians[name]);
   bars();
 }
 
