@@ -29,9 +29,9 @@ from mlx_t5.settings import AUTO
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from mlx_t5.drafting.proposals import Drafter
+    from mlx_t5.training.evaluation import Acceptance
     from mlx_t5.training.examples import Example
     from mlx_t5.training.teacher_answers import LabeledExample, Tokens
-    from mlx_t5.training.trainer import Evaluation
     from model import T5
 
 ANSWERS_AT_ONCE = 32  # batch size while the target answers
@@ -68,7 +68,7 @@ class Distillation:
         self.draft, self.evaluated = self._first_draft(), False
 
     def run(self) -> int:
-        from mlx_t5.training.training_memory import estimate, memory_notes
+        from mlx_t5.training.training_memory import estimate, report_memory
 
         options = compared_options(self.args, [*self.train, *self.held_out])
         with self.folder.opened(options, self.args.resume):
@@ -76,8 +76,8 @@ class Distillation:
                 longest = max(len(example.source) for example in self.train)
                 rows = min(self.args.batch_size, len(self.train))
                 size = estimate(self.draft, longest, self.args.max_tokens, rows)
-                for line in memory_notes(self.target, size):
-                    say(line)
+                cure = "a lower --max-tokens, shorter prompts or fewer --decoder-layers"
+                report_memory(self.target, size, cure, say)
             labeled = self._answered()
             self._choose_vocabulary(labeled)
             if self.args.iters:
@@ -98,14 +98,13 @@ class Distillation:
             draft = shared_draft(self.target, self.args.decoder_layers or 1, mx.float32)
             return draft if self.args.share_encoder is not False else whole(draft)
         trained = self.args.iters > 0
-        dtype = "float32" if trained else None
-        draft, tokenizer = load(self.start, dtype, shared_with=self.target)
+        draft, tokenizer = load(self.start, "float32" if trained else None, None, self.target)
         if tokenizer is not None:
             same_vocabulary(self.tokenizer, tokenizer)
         return start_from(draft, self.target, self.args.draft_model, trained)
 
     def _answered(self) -> list[LabeledExample]:
-        from mlx_t5.training.teacher_answers import Answers, answer_notes
+        from mlx_t5.training.teacher_answers import Answers
         from mlx_t5.training.trainer import bar
 
         answers = Answers(self.folder.answers, self.train)
@@ -124,8 +123,7 @@ class Distillation:
         if not labeled:
             raise UserError("the target answered none of the prompts; try one with main.py")
         end = self.target.config.eos_token_id
-        for line in answer_notes(labeled, len(self.train), end, self.args.max_tokens):
-            say(line)
+        answers.report(labeled, end, self.args.max_tokens, say)
         return labeled
 
     def _written(
@@ -138,22 +136,21 @@ class Distillation:
 
     def _choose_vocabulary(self, labeled: Sequence[LabeledExample]) -> None:
         from mlx_t5.network.draft_vocabulary import narrow
-        from mlx_t5.training.vocabulary import by_frequency, chosen
+        from mlx_t5.training.start import frequent_tokens
 
-        size, most = self.args.draft_vocab_size, self.draft.config.vocab_size
+        size, vocab_size = self.args.draft_vocab_size, self.draft.config.vocab_size
         if isinstance(size, str) or (size is None and self.args.share_encoder is False):
             return  # a draft with all tokens: other programs can use it too
-        ends, answers = self.target.config.eos_token_ids, [e.answer for e in labeled]
-        known = [e.answer for e in self.held_out if e.answer]
-        unknown = [e for e in self.held_out if not e.answer]
 
         def counted() -> Any:
+            unknown = [e for e in self.held_out if not e.answer]
             written = filter(None, self._written(unknown, range(len(unknown))))
-            order = by_frequency(answers, ends, most)
-            return chosen(order, [*known, *written], size, say)
+            held_out = [*(e.answer for e in self.held_out if e.answer), *written]
+            answers, ends = [e.answer for e in labeled], self.target.config.eos_token_ids
+            return frequent_tokens(answers, held_out, ends, vocab_size, size, say)
 
         ids = self.folder.vocabulary(counted)
-        if len(ids) < most:
+        if len(ids) < vocab_size:
             narrow(self.draft, ids)
 
     def _train(self, labeled: list[LabeledExample]) -> None:
@@ -161,7 +158,7 @@ class Distillation:
         from mlx_t5.training.examples import longest
         from mlx_t5.training.learner import Learner
         from mlx_t5.training.loss import token_loss
-        from mlx_t5.training.trainer import Schedule, Trainer, bar
+        from mlx_t5.training.trainer import Schedule, Trainer
         from mlx_t5.training.training_memory import estimate
 
         args, draft = self.args, self.draft
@@ -174,14 +171,10 @@ class Distillation:
             self._evaluate,
             say,
         )
-        trainer.run(lambda steps, done: bar("training", "steps", args.iters, done, steps))
-        best = trainer.progress
-        say(f"trained for {best.seconds:.0f} s; the best draft is that of step {best.best_step}")
+        trainer.run()
 
-    def _evaluate(self) -> Evaluation:
-        from mlx_t5.engine.tally import Tally
-        from mlx_t5.training.trainer import Evaluation
-        from mlx_t5.training.verdict import typical
+    def _evaluate(self) -> Acceptance:
+        from mlx_t5.training.evaluation import Acceptance
 
         decoder = self._decoder(self.draft, NUM_DRAFT)
         results = list(self._decoded(decoder, self.held_out, EVALUATED_AT_ONCE))
@@ -192,8 +185,7 @@ class Distillation:
             say(f"{decoded.count(False)} held-out prompts could not be decoded and are left out")
             self.held_out = list(compress(self.held_out, decoded))
         self.evaluated = True
-        tally = Tally.of(typical(list(compress(results, decoded))))
-        return Evaluation(tally.acceptance or 0.0, tally.tokens_per_call)
+        return Acceptance.of(list(compress(results, decoded)))
 
     def _save(self) -> Path:
         from mlx_t5.training.draft_folder import save_draft
@@ -208,7 +200,7 @@ class Distillation:
     def _verdict(self, path: Path) -> str:
         from mlx_t5.drafting.draft_model import DraftModel
         from mlx_t5.drafting.source_copy import SourceCopy
-        from mlx_t5.training.verdict import LOOKUP, measure_proposers, report
+        from mlx_t5.training.evaluation import LOOKUP, measure_proposers, report
         from model import load
 
         self.draft = load(path, shared_with=self.target)[0]

@@ -36,8 +36,8 @@ from mlx_t5.cli.training import compared_options, resumable, say, work_folder
 from mlx_t5.errors import UserError
 
 if TYPE_CHECKING:
+    from mlx_t5.training.evaluation import Texts
     from mlx_t5.training.examples import TrainingPair
-    from mlx_t5.training.texts import Texts
 
 LEAST = 10  # minimum number of pairs to train on
 EVALUATED_AT_ONCE = 16  # batch size of evaluations
@@ -54,19 +54,26 @@ class FineTuning:
     def __init__(self, args: FinetuneOptions) -> None:
         from mlx_t5.drafting.draft_model import DraftModel
         from mlx_t5.loading import choose_pair
+        from mlx_t5.training.fine_tuning import adapt, unfreeze_last
         from mlx_t5.training.run_folder import RunFolder
-        from mlx_t5.training.start import require_texts
+        from mlx_t5.training.start import require_plain, require_texts
         from model import load
 
         self.args, self.full = args, args.fine_tune_type == FULL
         files = pair_files(args.data, args.valid)
         lines = {part: PairLines(file) for part, file in files.items()}
         self.folder = RunFolder(work_folder(args.output))
+        self.prompts = self.folder.path / PROMPTS
         chosen = choose_pair(args.model, None)
         self.base = chosen.target
         self.model, self.tokenizer = load(self.base, "float32" if self.full else None)
         require_texts(self.model, self.tokenizer, args.model)
-        self.adapters = self._prepared()
+        if self.full:
+            require_plain(self.model, args.model)
+            unfreeze_last(self.model, args.num_layers)
+        else:
+            adapter = lora_config(args), args.num_layers, args.lora_dropout, args.seed
+            self.adapters = adapt(self.model, *adapter)
         self._read(lines)
         self.draft = None  # the model's default draft, for faster evaluations
         with contextlib.suppress(UserError):  # it does not fit this model
@@ -84,25 +91,12 @@ class FineTuning:
         }
         if "valid" not in pairs:
             pairs["train"], pairs["valid"] = hold_out(pairs["train"], self.args.seed)
-        for part, least in (("train", LEAST), ("valid", 1)):
-            if len(pairs[part]) < least:
-                cure = f"{least} are the least to {'train on' if least > 1 else 'evaluate by'}"
-                raise UserError(f"the data has {len(pairs[part])} pairs that can be used; {cure}")
         self.train, self.valid = pairs["train"], pairs["valid"][:MOST_HELD_OUT]
         self.test: list[TrainingPair] = pairs.get("test", [])
         counts = f"{len(self.train):,} pairs to train on, {len(self.valid)} to evaluate by"
+        if len(self.train) < LEAST or not self.valid:
+            raise UserError(f"{counts}; {LEAST} and 1 are the least that can be used")
         say(counts + (f", {len(self.test):,} to test with" if self.test else ""))
-
-    def _prepared(self) -> Any:
-        from mlx_t5.training.fine_tuning import adapt, unfreeze_last
-        from mlx_t5.training.start import require_plain
-
-        args = self.args
-        if self.full:
-            require_plain(self.model, args.model)
-            unfreeze_last(self.model, args.num_layers)
-            return None
-        return adapt(self.model, lora_config(args), args.num_layers, args.lora_dropout, args.seed)
 
     def run(self) -> int:
         options = compared_options(self.args, [*self.train, *self.valid])
@@ -111,64 +105,49 @@ class FineTuning:
             if self.test:
                 say(f"test: {self._evaluated(self.test)}")
             self._save()
-        what = "model" if self.full else "adapter"
-        say(f"the {what} is in {self.args.output}; {self.folder.kept()}")
+        say(f"the result is in {self.args.output}; {self.folder.kept()}")
         say("commands to run next:")
-        prompts = self.folder.path / PROMPTS
-        prompt = self.valid[0].prompt
-        for command in next_commands(self.args.model, self.args.output, self.full, prompts, prompt):
+        names, prompt = (self.args.model, self.args.output), self.valid[0].prompt
+        for command in next_commands(*names, self.full, self.prompts, prompt):
             print(shlex.join(command))
         return 0
 
     def _train(self) -> None:
         from mlx_t5.backend import mx
         from mlx_t5.errors import readable
-        from mlx_t5.training.batches import batch_at, micro_batches
-        from mlx_t5.training.teacher_answers import given
-        from mlx_t5.training.trainer import Schedule, Trainer, reported
-
-        args, lengths = self.args, [len(pair.source) + len(pair.answer) for pair in self.train]
-        labeled = [given(pair.source, pair.answer) for pair in self.train]
-        rows = self._rows()
-        mx.reset_peak_memory()
-        trainer = Trainer(
-            self._learner(),
-            partial(micro_batches, labeled, self.model, args.batch_size, rows, args.seed),
-            Schedule(args.iters, args.steps_per_eval, args.save_every),
-            self.folder,
-            lambda: self._evaluated(self.valid),
-            say,
-        )
-
-        def tokens(step: int) -> int:
-            return sum(lengths[i] for i in batch_at(self.train, args.batch_size, args.seed, step))
-
-        trainer.run(partial(reported, trainer, tokens, args.steps_per_report, say))
-        best, peak = trainer.progress, readable(mx.get_peak_memory())
-        say(
-            f"trained for {best.seconds:.0f} s, {peak} of memory at most; the best weights are "
-            f"those of step {best.best_step}"
-        )
-
-    def _learner(self) -> Any:
         from mlx_t5.training import learner
+        from mlx_t5.training.batches import micro_batches
         from mlx_t5.training.loss import token_loss
+        from mlx_t5.training.teacher_answers import given
+        from mlx_t5.training.trainer import Schedule, Trainer
 
         args, warm_up = self.args, self.args.warmup_steps
         if warm_up is None:
             warm_up = math.ceil(learner.WARM_UP_SHARE * args.iters)
-        relative = args.lr_scheduler_type == RELATIVE
-        decays = args.lr_scheduler_type == "linear"
-        return learner.Learner(
-            self.model,
-            token_loss(self.model, 0.0),
-            args.iters,
-            args.learning_rate,
-            schedule=learner.linear(args.iters, warm_up) if decays else learner.constant(warm_up),
-            optimizer=learner.adamw() if args.optimizer == ADAMW else learner.adafactor(relative),
-            drop=self.adapters.drop if args.lora_dropout and self.adapters else None,
-            seed=args.seed,
+        decays, relative = (args.lr_scheduler_type == kind for kind in ("linear", RELATIVE))
+        labeled = [given(pair.source, pair.answer) for pair in self.train]
+        rows = self._rows()
+        mx.reset_peak_memory()
+        trainer = Trainer(
+            learner.Learner(
+                self.model,
+                token_loss(self.model, 0.0),
+                args.iters,
+                args.learning_rate,
+                None,
+                learner.linear(args.iters, warm_up) if decays else learner.constant(warm_up),
+                learner.adamw() if args.optimizer == ADAMW else learner.adafactor(relative),
+                self.adapters.drop if args.lora_dropout else None,
+                args.seed,
+            ),
+            partial(micro_batches, labeled, self.model, args.batch_size, rows, args.seed),
+            Schedule(args.iters, args.steps_per_eval, args.save_every, args.steps_per_report),
+            self.folder,
+            lambda: self._evaluated(self.valid),
+            say,
         )
+        trainer.run()
+        say(f"peak memory: {readable(mx.get_peak_memory())}")
 
     def _rows(self) -> int:
         from mlx_t5.training import training_memory
@@ -189,13 +168,12 @@ class FineTuning:
         if size.rows < rows:
             say(f"the {rows} pairs of a step are worked on {size.rows} at a time")
         cure = "a lower --max-seq-length, --fine-tune-type lora or a quantized model"
-        for line in training_memory.memory_notes(model, size, ("model", "what is trained"), cure):
-            say(line)
+        training_memory.report_memory(model, size, cure, say)
         return size.rows
 
     def _evaluated(self, pairs: Sequence[TrainingPair]) -> Texts:
         from decoder import SpeculativeDecoder
-        from mlx_t5.training.texts import Texts
+        from mlx_t5.training.evaluation import Texts
 
         decoder = SpeculativeDecoder(self.model, self.draft, self.tokenizer)
         sources, longest = [pair.source for pair in pairs], self.args.max_seq_length[1]
@@ -214,8 +192,7 @@ class FineTuning:
 
         args, path = self.args, absolute(self.args.output)
         prompts = "".join(json.dumps({"prompt": pair.prompt}) + "\n" for pair in self.train)
-        file = self.folder.path / PROMPTS
-        replace_file(file, lambda partial: partial.write_text(prompts, encoding="utf-8"))
+        replace_file(self.prompts, lambda partial: partial.write_text(prompts, encoding="utf-8"))
         overwrite = self.folder.written.exists()
         if self.full:
             write_model(path, self.model, self.base, overwrite)

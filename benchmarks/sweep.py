@@ -22,7 +22,7 @@ from benchmarks.subject import Subject, begin, decided, decoding
 from benchmarks.workload import DRAFT, LOOKUP, REGULAR, Workload
 from mlx_t5.cli.arguments import Option, at_least, between, setting
 from mlx_t5.timing import interleave
-from mlx_t5.training.texts import chrf
+from mlx_t5.training.evaluation import chrf
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder

@@ -12,12 +12,9 @@ import pytest
 
 import distill
 import finetune
-from convert import convert
-from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, tree_flatten
-from mlx_t5.training import examples, fine_tuning, learner
+from mlx_t5.training import examples, fine_tuning
 from mlx_t5.training.learner import Learner
-from mlx_t5.training.teacher_answers import Answers
 from mlx_t5.training.trainer import Trainer
 from model import load
 from trainings import TARGET, check_refused, heard, same, shortest_prompts, stopped_at_each, weights
@@ -78,11 +75,6 @@ def test_the_adapter_has_its_configuration_and_weights(trial):
     assert config["base_model_name_or_path"] == TARGET
     assert len(weights(output, ADAPTER)) == 2 * (3 * 3 + 3 * 5)
     assert len(list(output.iterdir())) == 2
-    merged, _ = load(TARGET, "float32", adapter=output)
-    plain, _ = load(TARGET, "float32")
-    layers = [model.decoder.layers[2].cross_attention for model in (plain, merged)]
-    assert not mx.array_equal(*(layer.q.weight for layer in layers))
-    assert mx.array_equal(*(layer.o.weight for layer in layers))
 
 
 @pytest.mark.slow
@@ -99,28 +91,14 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_adapter(trial, run, tmp_path
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_extended_and_its_output_replaced_when_it_is_complete(
-    run, tmp_path, monkeypatch
-):
+def test_a_finished_run_is_extended(run, tmp_path):
     options = [*LORA, "--lr-scheduler-type", "constant", "--learning-rate", "0.003"]
     assert run(tmp_path / "whole", *options) == 0
     output = tmp_path / "adapter"
     assert run(output, *options, "--iters", "3") == 0
-    before = (output / ADAPTER).read_bytes()
-    with monkeypatch.context() as patch:
-        patch.setattr(fine_tuning, "write_adapter", interrupted)
-        assert run(output, *options, "--resume") == 130
-    assert (output / ADAPTER).read_bytes() == before
     assert run(output, *options, "--resume") == 0
     assert same(weights(tmp_path / "whole", ADAPTER), weights(output, ADAPTER))
-    assert (output / ADAPTER).read_bytes() != before
     assert len(list(tmp_path.iterdir())) == 4
-    (output / "mine").touch()
-    assert run(output, *options, "--resume") == 2 and (output / "mine").exists()
-
-
-def interrupted(*_, **__):
-    raise KeyboardInterrupt
 
 
 @pytest.mark.slow
@@ -148,74 +126,39 @@ def test_a_whole_model_is_trained_and_tested_with_a_test_file(data, run, tmp_pat
     assert changed and all(".layers.2." in name for name in changed)
 
 
-@pytest.mark.slow
-def test_a_quantized_model_gets_dora(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(learner, "cpu_only", lambda: True)  # a rehearsal would compile a minute
-    folder = convert(TARGET, tmp_path / "q4", quantize=True)
-    options = "--fine-tune-type dora --grad-checkpoint --iters 1 --num-layers 1".split()
-    assert run(tmp_path / "dora", "--model", str(folder), *options) == 0
-    assert "lora_magnitude_vector" in " ".join(weights(tmp_path / "dora", ADAPTER))
-    model, tokenizer = load(folder, adapter=tmp_path / "dora")
-    result = SpeculativeDecoder(model, None, tokenizer).generate("fix grammar: I is.", max_tokens=5)
-    assert result.tokens
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
-        ("--data nowhere.jsonl", "there is no file nowhere.jsonl"),
         ("--data {folder}/notes.md", "notes.md is no .jsonl and no .tsv file"),
-        ("--data {folder}/empty.jsonl", "empty.jsonl is empty"),
         ("--data {folder}", "has no train.jsonl and no train.tsv"),
-        ("--max-seq-length 1", "the data has 0 pairs that can be used"),
-        ("--target-modules q lm_head", "--target-modules lm_head: this model has no such"),
-        ("--r 2147483648", "encoder.block.0.layer.0.SelfAttention.q allows at most 256"),
-        ("--output {trial}", "exists; choose another --output\n"),
-        ("--output {begun}", "has an earlier run; resume it with --resume"),
+        ("--max-seq-length 1", "0 pairs to train on, 0 to evaluate by; 10 and 1 are the least"),
+        ("--output {trial}", "exists; extend its run with --resume and more --iters, or"),
         ("--output {begun} --resume --r 2", "was made with another --r (see"),
         ("--output {begun} --resume --data {folder}/ten.jsonl", "was made with another --data"),
-        ("--model {quantized} --fine-tune-type full", "is quantized, and such weights"),
     ],
 )
 def test_bad_options_are_refused(trial, data, run, tmp_path, capsys, options, message):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / "empty.jsonl").touch()
-    (folder / "notes.md").touch()
-    (folder / "ten.jsonl").write_text("".join(data.read_text().splitlines(keepends=True)[:20]))
-    if "{quantized}" in options:
-        convert(TARGET, tmp_path / "quantized", quantize=True)
-    shutil.copytree(trial[0], tmp_path / "trial")
+    (tmp_path / "notes.md").touch()
+    (tmp_path / "ten.jsonl").write_text("".join(data.read_text().splitlines(keepends=True)[:20]))
     shutil.copytree(trial[0].with_name("adapter-work"), tmp_path / "begun-work")
-    places = {n: str(tmp_path / n) for n in ("folder", "trial", "begun", "quantized")}
-    words = [word.format(**places) for word in options.split()]
-    arguments = [*LORA * ("{begun}" in options), *words]
-    check_refused(run, tmp_path / "new", arguments, message, capsys)
+    words = options.format(folder=tmp_path, trial=trial[0], begun=tmp_path / "begun").split(" ")
+    check_refused(run, tmp_path / "new", [*LORA * ("{begun}" in options), *words], message, capsys)
 
 
 @pytest.mark.slow
-def test_an_adapted_model_gets_a_draft_without_a_merged_copy(trial, tmp_path, monkeypatch, capsys):
-    """distill.py uses the adapter, and its draft names the base model."""
-    answered = []
-    complete = Answers.complete
-    monkeypatch.setattr(
-        Answers, "complete", lambda a, t, *more: (answered.append(t), complete(a, t, *more))
-    )
-    monkeypatch.setattr(distill.Distillation, "_verdict", lambda self, path: "no verdict")
+def test_an_adapted_model_gets_a_draft_without_a_merged_copy(trial, tmp_path, monkeypatch):
+    """distill.py answers by the adapted model, and its draft names the base model."""
+    targets = []
+    monkeypatch.setattr(distill.Distillation, "_verdict", lambda run, _: targets.append(run.target))
     monkeypatch.setattr(examples, "LEAST", 20)
     prompts, draft = trial[0].with_name("adapter-work") / "prompts.jsonl", tmp_path / "draft"
-    options = ["--model", TARGET, "--data", str(prompts), "--output", str(draft)]
-    options += ["--iters", "1", "--max-tokens", "3"]
-    assert distill.main([*options, "--adapter-path", str(trial[0])]) == 0
+    options = ["--model", TARGET, "--adapter-path", str(trial[0]), "--data", str(prompts)]
+    options += ["--output", str(draft), "--iters", "1", "--max-tokens", "3"]
+    assert distill.main(options) == 0
     merged, _ = load(TARGET, adapter=trial[0])
     plain, _ = load(TARGET)
     weight, right, wrong = (
-        m.decoder.layers[0].cross_attention.q.weight for m in (answered[0], merged, plain)
+        m.decoder.layers[0].cross_attention.q.weight for m in (*targets, merged, plain)
     )
     assert mx.array_equal(weight, right) and not mx.array_equal(weight, wrong)
     assert load(draft, shared_with=merged)[0].shares_with is merged
-    shutil.rmtree(draft)
-    assert distill.main([*options, "--resume"]) == 2
-    assert "was made with another --adapter-path" in capsys.readouterr().err
-    assert distill.main([*options, "--adapter-path", str(trial[0]), "--upload-repo", "a/b"]) == 2
-    assert "--upload-repo cannot be combined" in capsys.readouterr().err

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
 from mlx_t5.checkpoints.pooling import Pooling
-from mlx_t5.engine.codec import CHARACTERS
+from mlx_t5.engine.codec import CHARACTERS, Job
 from mlx_t5.engine.document_batch import DocumentInFlight, fitted_document
-from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
 from mlx_t5.scoring.pairs import RERANK_TOKENS, Pair, ranks_by, relevance_pairs

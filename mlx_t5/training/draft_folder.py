@@ -8,7 +8,6 @@ of its tokens. Its config.json names the target (network/sharing.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,7 +63,10 @@ def save_draft(
             (partial / name).unlink(missing_ok=True)
         names = ("decoder", *(SHARED if whole else ()))
         parts = {n: getattr(draft, n) for n in names if getattr(draft, n, None) is not None}
-        save_weights(partial, _parameters(draft, parts, getattr(mx, stored)), "mlx")
+        of_parts = tree_flatten({name: module.parameters() for name, module in parts.items()})
+        table = [(TABLE, draft.d2t)] if TABLE in draft else []
+        tensors = ((n, _cast(n, array, getattr(mx, stored))) for n, array in table + of_parts)
+        save_weights(partial, tensors, "mlx")
         config = _config(raw, draft, parts, stored)
         if not whole:
             config[ENTRY] = {"model": target_name(source)}
@@ -72,15 +74,10 @@ def save_draft(
     return path
 
 
-def _parameters(
-    draft: T5, parts: dict[str, nn.Module], dtype: mx.Dtype
-) -> Iterator[tuple[str, mx.array]]:
-    if TABLE in draft:
-        yield TABLE, draft.d2t
-    for name, array in tree_flatten({part: module.parameters() for part, module in parts.items()}):
-        if mx.issubdtype(array.dtype, mx.floating):
-            array = cast(name, array, mx.float32 if keep_float32(name, dtype) else dtype)
-        yield name, array
+def _cast(name: str, array: mx.array, dtype: mx.Dtype) -> mx.array:
+    if not mx.issubdtype(array.dtype, mx.floating):
+        return array
+    return cast(name, array, mx.float32 if keep_float32(name, dtype) else dtype)
 
 
 def _config(raw: dict, draft: T5, parts: dict[str, nn.Module], dtype: str) -> dict:

@@ -8,7 +8,6 @@ parts have no prompt in common.
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -105,14 +104,6 @@ def _usable(
         log(f"left out: {reason}")
     if len(reasons) > LINES_NAMED:
         log(f"left out: {len(reasons) - LINES_NAMED} more lines")
-
-
-def digest(examples: Iterable[Example | TrainingPair]) -> str:
-    """By which a resumed run recognizes its data."""
-    tokens = hashlib.sha256()
-    for example in examples:
-        tokens.update(repr((example.source, example.answer)).encode())
-    return tokens.hexdigest()
 
 
 def longest(examples: Sequence[Any]) -> tuple[int, int]:

@@ -37,11 +37,14 @@ def paths(config: Any) -> dict[str, str]:
     return {hub_name: path for hub_name, path in layers.items() if quantize_predicate(path)}
 
 
-def targets(config: Any, lora: LoraConfig, num_layers: int) -> list[str]:
-    """The Hugging Face names of the layers that get an adapter, in the last `num_layers` or all."""
+def adapt(
+    model: T5, lora: LoraConfig, num_layers: int = -1, dropout: float = 0.0, seed: int = 0
+) -> Adapters:
+    """Adds an adapter to the layers that `lora` names, of the last `num_layers` or of all."""
+    config, path_of = model.config, paths(model.config)
     first = _first_layers(config, num_layers)
     # "encoder.block.7.layer.0.SelfAttention.q"
-    parts = {name: name.split(".") for name in lora.targets(paths(config))}
+    parts = {name: name.split(".") for name in lora.targets(path_of)}
     layers = [name for name, part in parts.items() if int(part[2]) >= first[part[0]]]
     names = () if isinstance(lora.target_modules, str) else lora.target_modules
     unused = [name for name in names if not any(f".{n}".endswith(f".{name}") for n in layers)]
@@ -52,14 +55,7 @@ def targets(config: Any, lora: LoraConfig, num_layers: int) -> list[str]:
         inner = config.d_ff if "DenseReluDense" in name else config.num_heads * config.d_kv
         if lora.r > (side := min(inner, config.d_model)):
             raise UserError(f"--r {lora.r} is too large; {name} allows at most {side}")
-    return layers
-
-
-def adapt(
-    model: T5, lora: LoraConfig, num_layers: int = -1, dropout: float = 0.0, seed: int = 0
-) -> Adapters:
-    path_of = paths(model.config)
-    adapted = [path_of[name] for name in targets(model.config, lora, num_layers)]
+    adapted = [path_of[name] for name in layers]
     return Adapters(model, adapted, lora.r, lora.scale, lora.use_dora, dropout, seed)
 
 
@@ -90,8 +86,7 @@ def write_adapter(
     # With `num_layers`, every layer is listed: PEFT cannot limit the two stacks by one number.
     named = lora.target_modules if num_layers < 0 else sorted(tensors)
     of_lora = {name: getattr(lora, name) for name in ("r", "lora_alpha", "use_rslora", "use_dora")}
-    modules = named if isinstance(named, str) else list(named)
-    return save_adapter(path, of_lora | {"target_modules": modules} | entries, tensors, overwrite)
+    return save_adapter(path, of_lora | {"target_modules": named} | entries, tensors, overwrite)
 
 
 def write_model(path: Path, model: T5, source: Path, overwrite: bool = False) -> Path:

@@ -110,6 +110,18 @@ class Answers:
                 raise UserError(f"{cause}; remove it, and its prompts are answered again") from None
         return labeled
 
+    def report(
+        self, labeled: Sequence[LabeledExample], end: int, most: int, log: Callable[[str], object]
+    ) -> None:
+        """Logs how many prompts have no answer, and how many answers no `end` within `most`."""
+        if failed := len(self.examples) - len(labeled):
+            log(f"{failed} prompts had no answer and are left out; try some with main.py")
+        if endless := [example.answer for example in labeled if example.answer[-1] != end]:
+            share = sum(map(len, endless)) / sum(len(example.answer) for example in labeled)
+            what = f"{len(endless)} of {len(labeled)} answers had no end within --max-tokens"
+            cure = "if that is much, check that the prompts have their task prefix"
+            log(f"{what} {most} ({share:.0%} of all tokens); {cure}")
+
     def _read(self, shard: int) -> list[LabeledExample]:
         with np.load(self._file(shard)) as arrays:
             keep_states, lengths = arrays["states"], arrays["lengths"]
@@ -147,19 +159,6 @@ class Answers:
             "states": np.array(keep_states),
         }
         replace_file(self._file(shard), lambda file: np.savez(file, **arrays))
-
-
-def answer_notes(
-    labeled: Sequence[LabeledExample], count: int, end: int, max_tokens: int
-) -> Iterator[str]:
-    if failed := count - len(labeled):
-        yield f"{failed} prompts had no answer and are left out; try some with main.py"
-    endless = [example.answer for example in labeled if example.answer[-1] != end]
-    if endless:
-        share = sum(map(len, endless)) / sum(len(example.answer) for example in labeled)
-        what = f"{len(endless)} of {len(labeled)} answers had no end within --max-tokens"
-        cure = "if that is much, check that the prompts have their task prefix"
-        yield f"{what} {max_tokens} ({share:.0%} of all tokens); {cure}"
 
 
 def label(

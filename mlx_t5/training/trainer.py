@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx_t5.training.batches import TrainingBatch
+from mlx_t5.training.evaluation import Acceptance, Texts
 from mlx_t5.training.learner import Learner
 from mlx_t5.training.run_folder import RunFolder, TrainingProgress
-from mlx_t5.training.texts import Texts
 
 PATIENCE = 5  # the training ends after this number of evaluations without improvement
 
@@ -21,19 +21,7 @@ class Schedule:
     iters: int
     steps_per_eval: int
     save_every: int
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    acceptance: float
-    tokens_per_call: float
-
-    @property
-    def value(self) -> float:
-        return self.tokens_per_call
-
-    def __str__(self) -> str:
-        return f"acceptance {self.acceptance:.1%}, {self.tokens_per_call:.2f} tokens a call"
+    steps_per_report: int = 0  # 0: no reports
 
 
 @dataclass
@@ -44,7 +32,7 @@ class Trainer:
     batch: Callable[[int], list[TrainingBatch]]
     schedule: Schedule
     folder: RunFolder
-    evaluate: Callable[[], Evaluation | Texts]
+    evaluate: Callable[[], Acceptance | Texts]
     log: Callable[[str], object]
     loss: float = math.nan  # the mean per token in the last step
 
@@ -56,12 +44,12 @@ class Trainer:
     def over(self) -> bool:
         return self.state.step >= self.schedule.iters or self.progress.behind >= PATIENCE
 
-    def run(self, steps: Callable[[Iterable[int], int], Iterable[int]]) -> None:
+    def run(self) -> None:
         """Trains to the end, and gives the model the best weights; Ctrl-C first saves the state."""
         try:
             self._evaluate_if_due()
             if not self.over:
-                self._train(steps(range(self.state.step, self.schedule.iters), self.state.step))
+                self._train()
             if self.over and self.state.step < self.schedule.iters:
                 since = f"no improvement in the last {PATIENCE} evaluations"
                 self.log(f"stopped early at step {self.state.step}: {since}")
@@ -70,24 +58,37 @@ class Trainer:
                 self.folder.save(self.state, self.progress)
             raise
         self.learner.put(self.folder.best(self.state.weights))
+        best = self.progress
+        self.log(f"trained for {best.seconds:.0f} s; the best weights are of step {best.best_step}")
 
-    def _train(self, steps: Iterable[int]) -> None:
+    def _train(self) -> None:
+        schedule, first, tokens = self.schedule, self.state.step, 0
         began = time.perf_counter()
-        for _ in steps:
-            state, loss = self.learner.step(self.state, self.batch(self.state.step))
+        for step in bar("training", "steps", schedule.iters, first, range(first, schedule.iters)):
+            started, batch = time.perf_counter(), self.batch(step)
+            state, loss = self.learner.step(self.state, batch)
             if state is None:
                 cure = "the best weights so far are kept; try a lower --learning-rate"
-                self.log(f"step {self.state.step + 1}: loss or gradient is NaN; {cure}")
+                self.log(f"step {step + 1}: loss or gradient is NaN; {cure}")
                 return
             now = time.perf_counter()
-            seconds, began = self.progress.seconds + now - began, now
+            seconds = self.progress.seconds + now - started
             self.progress = replace(self.progress, seconds=seconds)
             self.state, self.loss = state, loss
-            if not self._evaluate_if_due() and state.step % self.schedule.save_every == 0:
+            if not self._evaluate_if_due() and state.step % schedule.save_every == 0:
                 self.folder.save(self.state, self.progress)
             if self.over:
                 return
-            began += time.perf_counter() - now
+            if schedule.steps_per_report:
+                tokens += sum(int((b.mask.sum() + b.counted.sum()).item()) for b in batch)
+                if state.step % schedule.steps_per_report == 0:
+                    self._report(state.step - first, tokens, time.perf_counter() - began)
+
+    def _report(self, steps: int, tokens: int, seconds: float) -> None:
+        step, iters = self.state.step, self.schedule.iters
+        left = seconds / steps * (iters - step) / 60
+        rate = f"{tokens / seconds:,.0f} tokens/s, {left:.1f} min left"
+        self.log(f"step {step} of {iters}: loss {self.loss:.4f}, {rate}")
 
     def _evaluate_if_due(self) -> bool:
         step, schedule = self.state.step, self.schedule
@@ -114,24 +115,3 @@ def bar(what: str, unit: str, total: int, done: int, items: Iterable[int] | None
     from tqdm import tqdm
 
     return tqdm(items, what, total, initial=done, unit=f" {unit}", disable=None)
-
-
-def reported(
-    trainer: Trainer,
-    tokens: Callable[[int], int],
-    every: int,
-    log: Callable[[str], object],
-    steps: Iterable[int],
-    done: int,
-) -> Iterator[int]:
-    """Yields `steps` under a progress bar, and logs a line every so many steps."""
-    began, total, iters = time.perf_counter(), 0, trainer.schedule.iters
-    for step in bar("training", "steps", iters, done, steps):
-        yield step
-        total, seconds = total + tokens(step), time.perf_counter() - began
-        if (step + 1) % every == 0:
-            remaining = seconds / (step + 1 - done) * (iters - step - 1)
-            log(
-                f"step {step + 1} of {iters}: loss {trainer.loss:.4f}, "
-                f"{total / seconds:,.0f} tokens/s, {remaining / 60:.1f} min left"
-            )

@@ -5,14 +5,13 @@ Symbols: B rows, S source positions, T answer positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlx_t5.backend import tree_flatten
 from mlx_t5.errors import readable
 from mlx_t5.network.cache import round_up, source_width
-from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import limit
 from mlx_t5.training.batches import ANSWER_STEP
 from mlx_t5.training.loss import LOGITS_AT_ONCE
@@ -53,56 +52,40 @@ def estimate(
         adapted: how many more arrays an adapted layer keeps, each as large as the layer's input.
     """
     trained = sum(array.size for _, array in tree_flatten(draft.trainable_parameters()))
-    config, with_encoder = draft.config, draft.shares_with is None
-    source, target = source_width(source), -(-target // ANSWER_STEP) * ANSWER_STEP
-    of_row = row_bytes(config, source, target, with_encoder, draft.grad_checkpoint, adapted)
-    rows = max(1, min(batch_size, int(STEP_SHARE * limit()) // of_row))
-    tokens = config.draft_vocab_size or config.vocab_size
-    logits = LOGIT_COPIES * FLOAT * min(max(LOGITS_AT_ONCE, tokens), rows * target * tokens)
-    return TrainingMemory(copies * FLOAT * trained, rows * of_row + logits, rows)
-
-
-def memory_notes(
-    target: T5,
-    size: TrainingMemory,
-    names: tuple[str, str] = ("target", "draft"),
-    cure: str = "a lower --max-tokens, shorter prompts or fewer --decoder-layers",
-) -> Iterator[str]:
-    weights = sum(array.nbytes for _, array in tree_flatten(target.parameters()))
-    parts = f"{names[0]} {readable(weights)}, {names[1]} and optimizer {readable(size.draft)}"
-    total = weights + size.draft + size.step
-    parts += f", a step {readable(size.step)}"
-    yield f"memory: at most {readable(total)} of {readable(limit())} ({parts})"
-    if total > limit():
-        yield f"warning: that is more than there is; use {cure}"
-
-
-def row_bytes(
-    config: T5Config,
-    source: int,
-    target: int,
-    with_encoder: bool,
-    grad_checkpoint: bool = False,
-    adapted: int = 0,
-) -> int:
-    """Bytes of one row's activations in both passes; the factors were measured on a CPU."""
+    config, source = draft.config, source_width(source)
+    target = -(-target // ANSWER_STEP) * ANSWER_STEP
     inner, heads = config.num_heads * config.d_kv, config.num_heads
     hidden = config.d_ff * (5 if config.is_gated_act else 3)
     inputs = adapted * (5 * config.d_model + inner + config.d_ff)
     # Numbers per layer and position: residuals and norms, then attention, then the feed-forward.
+    # The factors were measured on a CPU.
     decoding = 10 * config.d_model + 14 * inner + hidden + 2 * inputs
     encoding = 6 * config.d_model + 8 * inner + hidden + inputs
     scores = 4 * heads * target * (round_up(target) + source)
     per_source = 6 * source * (inner + adapted * config.d_model)  # keys and values of the source
 
     def stack(depth: int, length: int, width: int, scores: int) -> int:
-        if grad_checkpoint:  # layers keep only their inputs, and one is computed again at a time
+        if draft.grad_checkpoint:  # layers keep only their inputs; one is computed again at a time
             return length * width + scores + depth * length * 3 * config.d_model
         return depth * (length * width + scores)
 
-    total = stack(config.num_decoder_layers, target, decoding, scores)
-    total += config.num_decoder_layers * per_source
-    total += 3 * source * config.d_model + target * 3 * TOP_K
-    if with_encoder:
-        total += stack(config.num_layers, source, encoding, 4 * heads * source * source)
-    return FLOAT * total
+    row = stack(config.num_decoder_layers, target, decoding, scores)
+    row += config.num_decoder_layers * per_source
+    row += 3 * source * config.d_model + target * 3 * TOP_K
+    if draft.shares_with is None:
+        row += stack(config.num_layers, source, encoding, 4 * heads * source * source)
+    rows = max(1, min(batch_size, int(STEP_SHARE * limit()) // (FLOAT * row)))
+    tokens = config.draft_vocab_size or config.vocab_size
+    logits = LOGIT_COPIES * min(max(LOGITS_AT_ONCE, tokens), rows * target * tokens)
+    return TrainingMemory(copies * FLOAT * trained, FLOAT * (rows * row + logits), rows)
+
+
+def report_memory(model: T5, size: TrainingMemory, cure: str, log: Callable[[str], object]) -> None:
+    """Logs the memory of training; `model` is the fine-tuned one, or the draft's target."""
+    weights = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    parts = f"model {readable(weights)}, training {readable(size.draft)}"
+    total = weights + size.draft + size.step
+    parts += f", a step {readable(size.step)}"
+    log(f"memory: at most {readable(total)} of {readable(limit())} ({parts})")
+    if total > limit():
+        log(f"warning: that is more than there is; use {cure}")

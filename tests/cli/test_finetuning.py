@@ -64,10 +64,8 @@ def test_the_optimizer_sets_the_default_learning_rate(tmp_path, options, optimiz
 
 
 def test_lora_options_become_a_lora_config(tmp_path):
-    options = ["--model", "m", "--data", "d", "--output", str(tmp_path / "o")]
-    options += ["--fine-tune-type", "dora", "--r", "3"]
+    options = ["--model", "m", "--data", "d", "--output", str(tmp_path / "o"), "--r", "3"]
+    options += ["--fine-tune-type", "dora", "--target-modules", "q", "wo", "--use-rslora"]
     config = finetuning.lora_config(read_finetune_options(options))
-    assert config.target_modules == "all-linear" and config.use_dora and config.r == 3
-    args = read_finetune_options([*options, "--target-modules", "q", "wo", "--use-rslora"])
-    config = finetuning.lora_config(args)
-    assert config.target_modules == ("q", "wo") and config.use_rslora
+    assert config.use_dora and config.use_rslora and config.r == 3
+    assert config.target_modules == ("q", "wo")

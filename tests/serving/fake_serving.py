@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from fake_model import FakeModel, random_table, without
 from mlx_t5.disk import BUNDLED
-from mlx_t5.engine.job import Job
+from mlx_t5.engine.codec import Job
 from mlx_t5.engine.rows import Chunk
 from mlx_t5.serving.app import create_app
 from mlx_t5.serving.jobs import GenerationJob, JobQueue

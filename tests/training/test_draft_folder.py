@@ -1,14 +1,19 @@
-"""Tests draft_folder.py: the folders of drafts, and refused paths."""
+"""Tests the folders of drafts, and their use in main.py and by other programs."""
 
 import json
 
+import numpy as np
 import pytest
 
 import checkpoints
+from benchmarks.peer_programs import MlxT5
 from convert import convert
+from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.reading import read_weights, type_name
+from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError
+from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.sharing import ENTRY, shared_draft
 from mlx_t5.training.draft_folder import save_draft
 from model import load
@@ -62,24 +67,23 @@ def test_a_draft_with_an_encoder_of_its_own_is_written_whole(target, tmp_path):
     assert all(mx.array_equal(weights[name], expected[name]) for name in weights)
 
 
-def test_an_existing_folder_is_not_overwritten(target, tmp_path):
-    draft = shared_draft(load(target)[0], 1)
-    path = save_draft(draft, target, tmp_path / "draft")
-    before = {file.name: file.read_bytes() for file in path.iterdir()}
-    refused = {path: "exists; replace it", target: "is the source", "~no/x": "nowhere"}
-    for place, match in refused.items():
-        with pytest.raises(UserError, match=match):
-            save_draft(draft, target, place)
-    with pytest.raises(UserError, match="cannot read .*config.json"):
-        save_draft(draft, tmp_path, tmp_path / "other")
-    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["draft", "target"]
-    assert save_draft(draft, target, path, standalone=True, overwrite=True) == path
-    assert load(path)[0].config.num_decoder_layers == 1
-
-
-def test_converting_a_draft_is_refused(target, tmp_path):
-    path = save_draft(shared_draft(load(target)[0], 1), target, tmp_path / "draft")
-    with pytest.raises(UserError, match="a draft, ready to use: give its folder as --draft-model"):
-        convert(path, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+def test_main_writes_what_the_target_writes_alone_and_others_get_a_whole_draft(run, tmp_path):
+    """The draft's own vocabulary lacks a token of the text."""
+    model, prompt = str(BUNDLED / "target"), "translate English to French: I have two cats."
+    target, tokenizer = load(model, "float32")
+    regular = SpeculativeDecoder(target, None, tokenizer).generate(prompt, max_tokens=25)
+    draft = shared_draft(target, 2)
+    whole = save_draft(draft, BUNDLED / "target", tmp_path / "draft")
+    narrow(draft, np.array(sorted({1, *regular.tokens} - {regular.tokens[2]})))
+    own = str(save_draft(draft, BUNDLED / "target", tmp_path / "own"))
+    options = ["--model", model, "--dtype", "float32", "--max-tokens", "25", "--num-draft", "5"]
+    status, out, err = run(*options, "--draft-model", own, "--prompt", prompt, "--json")
+    record = json.loads(out)
+    assert status == 0 and f"draft {own}" in err.splitlines()[0]
+    assert record["text"] == regular.text and record["stats"]["accepted"] > 3
+    with pytest.raises(UserError, match="own has a vocabulary of its own, which other prog"):
+        MlxT5(model, own, "float32").folders("unused")
+    _, alone = MlxT5(model, str(whole), "float32").folders(str(tmp_path / "scratch"))
+    ids, written = mx.array([[5, 9, 3, 1]]), mx.array([[0, 7, 8]])
+    shared, _ = load(whole, shared_with=target)
+    assert mx.array_equal(load(alone, "float32")[0](ids, written), shared(ids, written))

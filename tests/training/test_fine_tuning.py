@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 import warnings
 from dataclasses import replace
 
@@ -281,26 +280,18 @@ def test_dropout_applies_to_the_adapters_input_alone(reference_of):
     assert mx.array_equal(Matrix.of(layer).times(x), whole)
 
 
-def test_a_row_of_zeros_has_no_direction_and_stays(reference_of, tmp_path):
-    from safetensors.numpy import load_file, save_file
-
-    lora, zeros = replace(LORA, use_dora=True), "encoder.block.0.layer.0.SelfAttention.v.weight"
-    base = tmp_path / "base"
-    shutil.copytree(reference_of("flan").folder, base)
-    tensors = load_file(base / "model.safetensors")
-    tensors[zeros][3] = 0
-    save_file(tensors, base / "model.safetensors", {"format": "pt"})
-    model, _ = load(base, "float32")
-    adapt(model, lora)
+def test_a_row_of_zeros_has_no_direction_and_stays(reference_of):
+    model, _ = load(reference_of("flan").folder, "float32")
+    layer = model.encoder.layers[0].self_attention.v
+    layer.weight = mx.where(mx.arange(len(layer.weight))[:, None] == 3, 0, layer.weight)
+    adapt(model, KINDS["dora"])
     learner = Learner(model, token_loss(model, 0.0), 10, 0.01, compiled=False)
-    state, _ = learner.step(learner.begin(), [our_batch(model)])
-    state, loss = learner.step(state, [our_batch(model)])
-    assert np.isfinite(loss)
+    state = learner.begin()
+    for _ in range(2):
+        state, loss = learner.step(state, [our_batch(model)])
+        assert np.isfinite(loss)
     learner.put(state.weights)
-    path = write_adapter(tmp_path / "dora", model, state.weights, lora, -1)
-    merged, _ = load(base, "float32", adapter=path)
-    np.testing.assert_allclose(logits(merged), logits(model), rtol=2e-4, atol=2e-4)
-    changed = merged.encoder.layers[0].self_attention.v.weight
+    changed = Matrix.of(layer).times(mx.eye(layer.weight.shape[1])).T
     assert not mx.any(changed[3]).item() and mx.all(mx.any(changed[4:], axis=1)).item()
 
 
@@ -323,17 +314,3 @@ def test_a_quantized_model_is_adapted_as_its_dequantized_weights(reference_of, t
     )
     assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
     check_gradients(slopes, right, 2e-3)
-
-
-@pytest.mark.parametrize("mode", ["affine", "mxfp4", "mxfp8"])
-def test_a_quantized_model_writes_with_the_adapter_merged_as_it_was_trained(
-    reference_of, tmp_path, mode
-):
-    """Rounding to the folder's own bits would lose much of the training."""
-    options = {"quantize": True, "q_mode": mode, "q_group_size": 32 if mode == "affine" else None}
-    folder = convert(reference_of("flan").folder, tmp_path / "small", "float32", **options)
-    model, _, weights = adapted(reference_of, "flan", LORA, folder=folder)
-    path = write_adapter(tmp_path / "lora", model, weights, LORA, -1)
-    plain, merged = (load(folder, "float32", adapter=a)[0] for a in (None, path))
-    differences = [np.abs(logits(m) - logits(model)).mean() for m in (merged, plain)]
-    assert differences[0] < 0.03 * differences[1]

@@ -43,17 +43,6 @@ def test_a_saved_state_is_read_back_exactly(folder):
     assert all(mx.array_equal(state.weights[n], a) for n, a in arrays.items())
 
 
-def test_a_run_is_resumed_only_when_asked_for_and_with_its_own_options(folder):
-    folder.save(State({}, {}, 1), TrainingProgress())
-    before = {file: file.read_bytes() for file in folder.path.iterdir()}
-    with pytest.raises(UserError, match="earlier run; resume it with --resume, remove it, or"):
-        opened(folder, resume=False)
-    with pytest.raises(UserError, match="made with another --temp .see run.json there.; give that"):
-        opened(folder, GIVEN | {"--temp": 1.0})
-    opened(folder)
-    assert {file: file.read_bytes() for file in folder.path.iterdir()} == before
-
-
 def test_a_run_begins_in_an_empty_folder_or_with_answers(tmp_path):
     folder = RunFolder(tmp_path)
     folder.answers.mkdir()
@@ -64,20 +53,21 @@ def test_a_run_begins_in_an_empty_folder_or_with_answers(tmp_path):
         opened(folder)
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "7", "[" * 100_000, '{"answers": {}, "training": {}}'])
+@pytest.mark.parametrize("text", ["", "[" * 100_000, '{"answers": {}}'])
 def test_damaged_or_older_options_are_refused(folder, text):
     (folder.path / OPTIONS).write_text(text)
     with pytest.raises(UserError, match="run.json is damaged or from an older version"):
         opened(folder)
 
 
-@pytest.mark.parametrize("name", (STATE, BEST))
-@pytest.mark.parametrize("content", (b"", b"{}", b"\x08\0\0\0\0\0\0\0{}      "))
+@pytest.mark.parametrize("name", (STATE, BEST, VOCABULARY))
+@pytest.mark.parametrize("content", (b"", b"\x08\0\0\0\0\0\0\0{}      "))
 def test_damaged_files_are_named(folder, name, content):
     folder.save(State({}, {}, 1), TrainingProgress())
     (folder.path / name).write_bytes(content)
     like = {"a": mx.ones(1)}
     readers = {STATE: lambda: folder.state(State(like, {})), BEST: lambda: folder.best(like)}
+    readers[VOCABULARY] = lambda: folder.vocabulary(None)
     with pytest.raises(UserError, match=f"{name} is damaged"):
         readers[name]()
 
@@ -86,9 +76,6 @@ def test_the_vocabulary_is_counted_once(folder):
     first, second = np.array([1, 5]), np.array([1, 9])
     for count in (first, second):
         assert folder.vocabulary(lambda count=count: count).tolist() == [1, 5]
-    (folder.path / VOCABULARY).write_text("no array")
-    with pytest.raises(UserError, match=f"{VOCABULARY} is damaged .*, remove {VOCABULARY}"):
-        folder.vocabulary(lambda: second)
 
 
 def test_a_state_of_another_draft_or_without_the_best_one_is_refused_at_once(folder):
@@ -107,18 +94,3 @@ def test_two_runs_never_share_a_folder(folder):
     with folder.opened(GIVEN, True), pytest.raises(UserError, match="another run is at work in"):
         opened(RunFolder(folder.path))
     opened(RunFolder(folder.path))
-
-
-def test_a_full_disk_leaves_the_old_file(folder, monkeypatch):
-    folder.save_best({"a": mx.ones(1)})
-
-    def full(path, arrays, facts=None):
-        open(path, "wb").write(b"half")
-        raise RuntimeError("[save_safetensors] Failed to write")
-
-    monkeypatch.setattr(mx, "save_safetensors", full)
-    with pytest.raises(UserError, match="cannot write .*best.safetensors .*go on with --resume"):
-        folder.save_best({"a": mx.zeros(1)})
-    assert folder.best({"a": mx.ones(1)})["a"].tolist() == [1] and not list(
-        folder.path.glob(".partial*")
-    )

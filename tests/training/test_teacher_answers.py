@@ -79,17 +79,12 @@ def test_a_stopped_run_is_resumed_after_its_last_file(target, tmp_path, monkeypa
 def test_damaged_answers_are_named(target, tmp_path):
     answers = Answers(tmp_path, [Example((5, 1)), Example((6, 7, 1))])
     answers.complete(target, Teacher(), 0.0, True, lambda: None)
-    answered, states = (tmp_path / f"{n}" for n in ("answers-00000.npz", "states-00000.npy"))
-    whole = {file: file.read_bytes() for file in (answered, states)}
-    for file, content in whole.items():
-        for damaged in (b"", content[: len(content) // 2], bytes(len(content))):
-            file.write_bytes(damaged)
-            with pytest.raises(UserError, match="answers-00000.npz is damaged .*; remove it, and"):
-                answers.labeled()
-        file.write_bytes(content)
-    assert len(answers.labeled()) == 2
     with pytest.raises(UserError, match="belongs to other prompts"):
         Answers(tmp_path, [Example((5, 1)), Example((6, 8, 1))]).labeled()
-    states.unlink()
-    with pytest.raises(UserError, match="is damaged .*No such file"):
-        answers.labeled()
+    assert len(answers.labeled()) == 2
+    for name in ("states-00000.npy", "answers-00000.npz"):
+        content = (tmp_path / name).read_bytes()
+        for damaged in (content[: len(content) // 2], bytes(len(content))):
+            (tmp_path / name).write_bytes(damaged)
+            with pytest.raises(UserError, match="answers-00000.npz is damaged .*; remove it, and"):
+                answers.labeled()

@@ -12,9 +12,10 @@ from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.network.sharing import shared_draft
 from mlx_t5.training import run_folder, trainer
 from mlx_t5.training.batches import micro_batches
+from mlx_t5.training.evaluation import Acceptance
 from mlx_t5.training.run_folder import RunFolder, TrainingProgress
 from mlx_t5.training.teacher_answers import label
-from mlx_t5.training.trainer import Evaluation, Schedule, Trainer
+from mlx_t5.training.trainer import Schedule, Trainer
 from random_models import random_t5
 from test_learner import PAIRS, learner_of
 
@@ -36,7 +37,7 @@ def a_run(inputs, path, scores=None, log=lambda line: None, schedule=SCHEDULE):
 
     def evaluate():
         score = next(upcoming) if scores else float(mx.abs(draft.decoder.norm.weight[0]).item())
-        return Evaluation(0.5, score)
+        return Acceptance(0.5, score)
 
     folder = RunFolder(path)
     folder.path.mkdir(exist_ok=True)
@@ -52,15 +53,11 @@ def outcome(run):
     return replace(run.progress, seconds=0.0), run.state.step, content
 
 
-def plain(steps, done):
-    return steps
-
-
 @pytest.fixture(scope="module")
 def undisturbed(inputs, tmp_path_factory):
     """Returns the outcome of a run without interruption."""
     run = a_run(inputs, tmp_path_factory.mktemp("undisturbed"))
-    run.run(plain)
+    run.run()
     return outcome(run)
 
 
@@ -89,12 +86,12 @@ def test_a_run_killed_at_any_file_comes_to_the_same_end(
         with monkeypatch.context() as patch:
             patch.setattr(run_folder.os, "replace", dying)
             try:
-                a_run(inputs, path).run(plain)
+                a_run(inputs, path).run()
                 break
             except Killed:
                 pass
         again = a_run(inputs, path)
-        again.run(plain)
+        again.run()
         assert outcome(again) == undisturbed
     assert kills > 4
 
@@ -104,7 +101,7 @@ def test_the_best_draft_is_kept_and_too_many_worse_ones_end_the_run(inputs, tmp_
     log = []
     run = a_run(inputs, tmp_path, [1.0, 3.0, 2.0, 3.0, 9.0], log.append)
     first = run.learner.begin().weights
-    run.run(plain)
+    run.run()
     assert run.state.step == 6 and run.over
     progress = run.progress
     assert (progress.best, progress.best_step, progress.behind) == (3.0, 2, 2)
@@ -124,8 +121,8 @@ def test_a_loss_that_is_no_number_ends_the_run_with_the_best_draft(inputs, tmp_p
     monkeypatch.setattr(
         run.learner, "step", lambda s, b: (None, float("nan")) if s.step == 3 else step(s, b)
     )
-    run.run(plain)
-    assert "step 4: loss or gradient is NaN" in log[-1]
+    run.run()
+    assert "step 4: loss or gradient is NaN" in log[-2]
     best = run.folder.best(run.state.weights)["decoder.norm.weight"]
     assert run.progress == TrainingProgress(2.0, 2, 2, 0, run.progress.seconds)
     assert mx.array_equal(run.learner.model.decoder.norm.weight, best)

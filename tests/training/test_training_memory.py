@@ -50,7 +50,7 @@ def test_a_step_takes_no_more_memory_than_estimated(shares):
 
 def test_little_memory_means_small_micro_batches(monkeypatch):
     draft = shared_draft(T5(T5Config.from_dict(CONFIG)), 1)
-    need = training_memory.row_bytes(draft.config, SOURCE, ANSWER, with_encoder=False)
-    for limit, rows in ((3.5 * need / training_memory.STEP_SHARE, 3), (1, 1)):
+    step = training_memory.estimate(draft, SOURCE, ANSWER, 16).step
+    for limit, rows in ((step / 4 / training_memory.STEP_SHARE, (4, 5)), (1, (1,))):
         monkeypatch.setattr(training_memory, "limit", lambda limit=limit: limit)
-        assert training_memory.estimate(draft, SOURCE, ANSWER, 16).rows == rows
+        assert training_memory.estimate(draft, SOURCE, ANSWER, 16).rows in rows
