@@ -135,7 +135,10 @@ def _load(
     if options.exact:
         decoder.engine(job.settings, options.batch_size)  # refuses settings that do not fit
     notes = [models.note, f"on {device_name()}" if options.verbose else ""]
-    notes += [preset.note for preset in presets if options.writes_text]
+    if options.writes_text:
+        notes += [preset.note for preset in presets]
+        beams = [preset.beams_note for preset in presets if preset.beams_note]
+        notes += beams[-1:] if "num_beams" not in options.settings else []
     notes += [] if options.prompt or options.input_file else [f"prompt: {DEFAULT_PROMPT}"]
     for note in filter(None, notes):
         log(note)

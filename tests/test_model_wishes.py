@@ -15,7 +15,7 @@ from mlx_t5.loading import choose_pair
 TARGET = ROOT / "demo" / "target"
 SENTENCE = "She have two cat."
 TASKS = {
-    "fixing": {"prefix": "fix grammar: ", "max_length": 4, "num_beam_groups": 3},
+    "fixing": {"prefix": "fix grammar: ", "max_length": 4, "num_beams": 4, "num_beam_groups": 3},
     "french": {"prefix": "translate English to French: ", "do_sample": False},
 }
 
@@ -58,6 +58,16 @@ def test_a_task_gives_prefix_and_settings_and_options_override_them(run, wishing
     (record,), err = generated(run, *model, "--task", "french", *lines)
     assert record["text"] == "J'ai deux chats."
     assert "left out" not in err
+
+
+def test_beams_in_the_models_files_do_not_switch_the_draft_off(run, wishing):
+    draft = ["--draft-model", str(TARGET.parent / "draft"), "--num-draft", "5"]
+    model = [*wishing(num_beams=2, length_penalty=2.0)[:-3], *draft, "--json", "--prompt", SENTENCE]
+    (record,), err = generated(run, *model, "--task", "fixing")
+    assert record["stats"]["drafted"] > 0
+    assert err.count("ask for") == 1 and "ask for 4 beams; --num-beams 4 searches, without" in err
+    (record,), err = generated(run, *model[:4], "--json", *model[-2:], "--num-beams", "2")
+    assert record["score"] < 0 and "ask for" not in err
 
 
 def test_a_task_gives_its_prefix_to_what_is_scored_or_embedded(run, wishing, tmp_path):
@@ -115,6 +125,7 @@ def test_the_server_reads_tasks_and_defaults(wishing):
     presets = server._presets(args, chosen)
     assert presets.general.settings == {"max_tokens": 2}
     assert list(presets.tasks) == ["fixing", "french"]
-    assert presets.notes == ["tasks: left out, as not supported: num_beam_groups"]
+    assert presets.notes[0] == "tasks: left out, as not supported: num_beam_groups"
+    assert presets.notes[1].startswith("the model's files ask for 4 beams")
     args = server._options([*argv, "--ignore-generation-config"])
     assert server._presets(args, chosen).general.settings == {}

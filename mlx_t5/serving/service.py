@@ -67,7 +67,10 @@ class Presets:
         """Lines to print about entries of the model's files that are not supported."""
         names = dict.fromkeys(name for task in self.tasks.values() for name in task.left_out)
         tasks = Preset("tasks", left_out=tuple(names))
-        return [preset.note for preset in (self.general, tasks) if preset.left_out]
+        count = max(preset.num_beams for preset in (self.general, *self.tasks.values()))
+        beams = Preset("beams", num_beams=count).beams_note
+        notes = [preset.note for preset in (self.general, tasks) if preset.left_out]
+        return [*notes, beams] if beams else notes
 
 
 class Service:
