@@ -120,12 +120,16 @@ def test_an_adapter_merged_at_load_or_conversion_writes_the_same_text(
 
 def test_the_server_reads_tasks_and_defaults(wishing):
     argv = wishing(max_new_tokens=2)[:-1]
-    args = server._options(argv)
-    chosen = choose_pair(args.model, "none")
-    presets = server._presets(args, chosen)
+
+    def served(*argv):
+        options = server._options(argv)
+        service = server._application(options, choose_pair(options.model, "none")).state.service
+        assert service.worker.stop()
+        return service.presets
+
+    presets = served(*argv)
     assert presets.general.settings == {"max_tokens": 2}
     assert list(presets.tasks) == ["fixing", "french"]
     assert presets.notes[0] == "tasks: left out, as not supported: num_beam_groups"
     assert presets.notes[1].startswith("the model's files ask for 4 beams")
-    args = server._options([*argv, "--ignore-generation-config"])
-    assert server._presets(args, chosen).general.settings == {}
+    assert served(*argv, "--ignore-generation-config").general.settings == {}

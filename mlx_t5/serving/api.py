@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
@@ -68,6 +68,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # in O
 ONE_TURN = (["user"], ["system", "user"], ["developer", "user"])
 
 
+OF_BEAMS = [name for name, s in SETTINGS.items() if s.only_with == "beams" and s.request]
+
+
 class Request(BaseModel):
     """The base of all requests: types are strict, and unknown fields are errors."""
 
@@ -105,6 +108,11 @@ def _field(name: str, setting: Setting) -> Any:
     return kind | None, Field(None, description=setting.help)
 
 
+def _one_of(values: Sequence[str], description: str) -> Any:
+    """The type and the default of a field with one of these values."""
+    return Literal[tuple(values)] | None, Field(None, description=description)
+
+
 def _only(*values: Any) -> Any:
     """The type and the default of a field that may only be null or one of these values."""
 
@@ -118,23 +126,24 @@ def _only(*values: Any) -> Any:
     return Annotated[Any, AfterValidator(check), shown], None
 
 
-if TYPE_CHECKING:  # the fields are used only by name
-    _WithSettings = Request
-    _Neutral = Request
-    Split = str
-    FileType = str
-else:
-    Split, FileType = Literal[SPLITS], Literal[FILE_TYPES]
-    _Neutral = create_model(
-        "_Neutral",
-        __base__=Request,
-        **{name: _only(*values) for name, values in NEUTRAL.items()},
-    )
-    _WithSettings = create_model(
-        "_WithSettings",
-        __base__=Request,
-        **{s.request: _field(name, s) for name, s in SETTINGS.items() if s.request},
-    )
+_WithSettings: Any = create_model(
+    "_WithSettings",
+    __base__=Request,
+    **{s.request: _field(name, s) for name, s in SETTINGS.items() if s.request},
+)
+_WithChoices: Any = create_model(
+    "_WithChoices",
+    __base__=Request,
+    split=_one_of(
+        SPLITS,
+        "decode the text piece by piece, each after the task's prefix, and join the answers with "
+        "the text between the pieces; the answer also lists the pieces",
+    ),
+    file_type=_one_of(
+        FILE_TYPES, "if the text is split: its file's type; subtitles keep their times"
+    ),
+    **{name: _only(*values) for name, values in NEUTRAL.items()},
+)
 
 
 class TextPart(Request):
@@ -190,11 +199,19 @@ class Decoding(_WithSettings):
             values["num_draft"] = 0
         return {name: value for name, value in values.items() if value is not None}
 
+    @property
+    def unsearchable(self) -> list[str]:
+        """The fields of the request that a beam search does not support."""
+        return [name for name in ("temperature", "delta", "prediction") if getattr(self, name)]
+
     @model_validator(mode="after")
-    def _beams_alone(self) -> Decoding:
-        for name in ("temperature", "delta"):
-            if self.settings.get("num_beams", 1) > 1 and getattr(self, name):
-                raise ValueError(f"num_beams cannot be combined with {name}")
+    def _search(self) -> Decoding:
+        search = self.settings.get("num_beams", 1) > 1
+        for name in OF_BEAMS:
+            if name in self.settings and not search:
+                raise ValueError(f"{name} requires num_beams above 1")
+        if search and self.unsearchable:
+            raise ValueError(f"num_beams cannot be combined with {self.unsearchable[0]}")
         return self
 
 
@@ -215,7 +232,7 @@ class StreamOptions(Request):
     include_obfuscation: bool | None = Field(None, description="accepted; nothing is added")
 
 
-class OpenAIRequest(Decoding, _Neutral):
+class OpenAIRequest(Decoding, _WithChoices):
     """The fields that completions and chat completions have in common."""
 
     model: Model = None
@@ -224,14 +241,6 @@ class OpenAIRequest(Decoding, _Neutral):
     stream_options: StreamOptions | None = None
     speculation: bool | None = Field(
         None, description="also report each token's origin (draft, copy or target), and counts"
-    )
-    split: Split | None = Field(
-        None,
-        description="decode the text piece by piece, each after the task's prefix, and join the "
-        "answers with the text between the pieces; the answer also lists the pieces",
-    )
-    file_type: FileType | None = Field(
-        None, description="if the text is split: its file's type; subtitles keep their times"
     )
     source_language: Annotated[str, Field(min_length=1, max_length=MAX_LANGUAGE)] | None = Field(
         None,
@@ -244,8 +253,16 @@ class OpenAIRequest(Decoding, _Neutral):
     metadata: dict[str, Any] | None = Field(None, description="accepted and not used")
     parallel_tool_calls: bool | None = Field(None, description="accepted and not used")
 
+    @property
+    def unsearchable(self) -> list[str]:
+        fields = {"stream": self.stream and self.split in (None, "none")}
+        fields |= {"logprobs": self.alternatives is not None}
+        return super().unsearchable + [name for name, used in fields.items() if used]
+
     @model_validator(mode="after")
     def _consistent(self) -> OpenAIRequest:
+        if 1 < self.settings.get("num_beams", 1) < (self.n or 1):
+            raise ValueError("n is above num_beams")
         if self.stream_options and not self.stream:
             raise ValueError("stream_options needs stream to be true")
         for name in ("file_type", "source_language"):

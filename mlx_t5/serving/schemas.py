@@ -202,7 +202,8 @@ class ServedModel(BaseModel):
     """The model that is served, with its limits and the defaults of requests.
 
     `capabilities` names the endpoints that the model serves, by the last part of their address.
-    `tasks` has the prefix and the settings of each task.
+    `tasks` has the prefix and the settings of each task. `notes` says what the model's files ask
+    for in vain, such as beams, which come only from a request.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -224,6 +225,7 @@ class ServedModel(BaseModel):
     tasks: dict[str, dict[str, Any]]
     dtype: str
     exact: bool
+    notes: list[str]
 
 
 class ModelList(BaseModel):

@@ -28,7 +28,7 @@ from mlx_t5.serving.answers import EventStream, TokenSpelling
 from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.jobs import GenerationJob, ScoringJob
 from mlx_t5.serving.schemas import Capability, ServedModel
-from mlx_t5.settings import AUTO, SETTINGS, Settings, check_exact
+from mlx_t5.settings import AUTO, Settings, check_exact
 from mlx_t5.text.detokenizer import decode
 from mlx_t5.text.documents import Cutting
 from mlx_t5.text.prompts import token_ids
@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 
 MAX_PIECES = 5_000  # of a document
 PASSES_A_TEXT = 16  # this many full batches to score or embed count as one text in the queue
-OF_BEAMS = [name for name, s in SETTINGS.items() if s.only_with == "beams" and s.request]
 NO_TASK = Preset("no task")
 NAMES = {"input": "text", "targets": "target", "messages": "prompt"}  # of fields, in messages
 
@@ -64,7 +63,7 @@ class Presets:
 
     @property
     def notes(self) -> list[str]:
-        """Lines to print about entries of the model's files that are not supported."""
+        """What the model's files ask for in vain: unsupported entries, and beams."""
         names = dict.fromkeys(name for task in self.tasks.values() for name in task.left_out)
         tasks = Preset("tasks", left_out=tuple(names))
         count = max(preset.num_beams for preset in (self.general, *self.tasks.values()))
@@ -255,7 +254,12 @@ class Service:
             else:
                 document = await self._cut(body)
         task = self.task(body.task, body.prompts)
-        settings = several(self._settings(body, task), body, samples, **reported)
+        settings = self._settings(body, task)
+        if settings.num_beams > 1:
+            settings = replace(settings, num_return_sequences=samples)
+        elif samples > 1 and settings.temp == 0:
+            message = f"n is {samples}, but greedy texts would be equal; set temperature above 0"
+            raise ApiError(400, message, "n")
         prompts: Sequence[Any]
         if document:
             prompts = document.prompts
@@ -387,36 +391,5 @@ class Service:
             tasks={name: {"prefix": task.prefix, **task.settings} for name, task in tasks},
             dtype=self._dtype,
             exact=self.exact,
+            notes=self.presets.notes,
         )
-
-
-def several(
-    settings: Settings,
-    body: api.Decoding,
-    samples: int,
-    stream: bool = False,
-    logprobs: int | None = None,
-) -> Settings:
-    """The settings that produce `samples` texts per prompt, by beam search or sampling.
-
-    `settings` combine the request, its task and the server; `logprobs` is the number of likeliest
-    tokens to report with each token, or None.
-
-    Raises:
-        ApiError: the settings do not allow several texts, streaming or log-probabilities.
-    """
-    beams, search = f"num_beams is {settings.num_beams}", settings.num_beams > 1
-    unused = not search and not body.settings.keys().isdisjoint(OF_BEAMS)
-    greedy = not search and samples > 1 and settings.temp == 0
-    equal = f"n is {samples}, but greedy texts would be equal; set temperature above 0"
-    too_many = f"n is {samples} and {beams}; n is too many"
-    for param, refused, message in (
-        ("stream", search and stream, f"{beams}: a text is known at its end; leave stream out"),
-        ("logprobs", search and logprobs is not None, f"{beams}: beams have none; leave them out"),
-        ("n", search and samples > settings.num_beams, too_many),
-        ("n", greedy, equal),
-        ("num_beams", unused, f"{' and '.join(OF_BEAMS)} need num_beams above 1"),
-    ):
-        if refused:
-            raise ApiError(400, message, param)
-    return replace(settings, num_return_sequences=samples) if search else settings

@@ -21,7 +21,7 @@ TEXTS = ["a cat", "two dogs", "the long tale of a mouse", "a"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Returns the folder of a random T5 whose tokenizer has the words of monoT5."""
-    tasks = {"telling": {"prefix": "the tale: "}}
+    tasks = {"telling": {"prefix": "the tale: ", "num_beams": 4, "length_penalty": 2.0}}
     return ranking_models.save(
         tmp_path_factory.mktemp("ranking") / "ranker", task_specific_params=tasks
     )
@@ -106,7 +106,11 @@ def test_the_prefix_of_a_task_is_put_before_what_is_scored_or_embedded(ranker, d
 def test_clients_are_told_what_the_model_can_do(ranker):
     (ranks,) = ranker.http.get("/v1/models").json()["data"]
     assert ranks["capabilities"] == ["completions", "score", "rerank", "embeddings"]
-    assert ranks["tasks"] == {"telling": {"prefix": "the tale: "}}
+    assert ranks["tasks"] == {"telling": {"prefix": "the tale: "}} and ranks["num_beams"] == 1
+    note = "the model's files ask for 4 beams; --num-beams 4 searches, without a draft"
+    assert ranks["notes"] == [note]
+    body = {"prompt": "a", "task": "telling", "stream": True, "logprobs": 1}
+    assert ranker.http.post("/v1/completions", json=body).status_code == 200, "no beams"
     described = ranker.http.get("/openapi.json").json()["components"]["schemas"]
     assert set(ranks) == set(described["ServedModel"]["properties"])
 

@@ -16,13 +16,6 @@ export const wishes = () => ({
   n: value("texts"),
 });
 
-/** Shows the settings of the server or a task. */
-export function propose({ num_beams, length_penalty }) {
-  $("num-beams").value = num_beams;
-  $("length-penalty").value = length_penalty;
-  settle();
-}
-
 /** Updates the texts that describe the settings, after a change. */
 export function settle() {
   const beams = value("num-beams");

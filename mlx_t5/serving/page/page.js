@@ -43,6 +43,7 @@ async function start() {
   try {
     const served = await model();
     $("model").textContent = served.id;
+    $("notes").textContent = served.notes.map((note) => `· ${note}`).join(" ");
     $("metrics").hidden = hasKey(); // a link sends no key
     allow(served.capabilities);
     startWriting(served);

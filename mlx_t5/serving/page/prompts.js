@@ -21,17 +21,14 @@ const EXAMPLES = {
 let tasks = {}; // of the model, by name
 let known = []; // prefixes that are offered
 
-/** Offers what suits the model that is served; `chosen` is told the settings of a task. */
-export function offer(name, served = {}, chosen = () => {}) {
+/** Offers what suits the model that is served. */
+export function offer(name, served = {}) {
   $("presets").replaceChildren(...(EXAMPLES[name] ?? EXAMPLES.other).map(chip));
   tasks = served.tasks ?? {};
   const names = Object.keys(tasks);
   $("task").replaceChildren(new Option("as the prompt says", ""), ...names.map((each) => new Option(each, each)));
   $("task-field").hidden = !names.length;
-  $("task").onchange = () => {
-    explain();
-    chosen({ ...served, ...tasks[$("task").value] });
-  };
+  $("task").onchange = explain;
   explain();
   if (!$("prompt").value) $("presets").firstChild.click();
 }
@@ -73,7 +70,7 @@ function chip([label, prompt]) {
     $("prompt").value = prompt;
     if ($("task").value) {
       $("task").value = "";
-      $("task").onchange();
+      explain();
     }
     press(button);
   });

@@ -205,11 +205,8 @@ export function start(served) {
   else $("num-draft").value = served.num_draft;
   $("delta").value = served.delta;
   $("num-beams").max = served.max_num_beams;
-  beams.propose(served);
-  offer(served.id, served, (wanted) => {
-    beams.propose(wanted);
-    settle();
-  });
+  offer(served.id, served);
+  beams.settle();
   settle();
 }
 
