@@ -88,6 +88,7 @@ def test_the_page_shows_each_tokens_origin_beside_regular_decoding(visit, server
 def test_the_sliders_reach_the_decoder(visit, server):
     page = visit(server)
     page.fill("#prompt", FIX)
+    page.uncheck("#compare")
     page.locator("#num-draft").fill("3")
     page.locator("#delta").fill("0.25")
     for auto, expected in ((False, 3), (True, "auto")):
