@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def wishing(tmp_path):
         folder = tmp_path / "target"
         shutil.copytree(TARGET, folder)
         for name, entries in (
-            ("config.json", {"task_specific_params": TASKS}),
+            ("config.json", {"task_specific_params": TASKS, "n_positions": 512}),
             ("generation_config.json", generation),
         ):
             raw = json.loads((TARGET / name).read_text())
@@ -96,6 +97,16 @@ def test_generation_config_gives_defaults(run, wishing):
     assert run(*model, *prompt, "--num-samples", "2", "--temp", "0")[0] == 2
 
 
+def test_a_prompt_longer_than_n_positions_gets_one_note(run, wishing, monkeypatch):
+    argv = [*wishing()[:-1], "-m", "1", "--prompt", "two cats " * 300]
+    status, _, err = run(*argv, *argv[-2:])
+    assert status == 0 and err.count("tokens, more than the model's n_positions (512)") == 1
+    assert "encoding: " not in err
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda stream: True)
+    assert "encoding: " in run(*argv)[2]
+    assert "n_positions" not in run(*argv[:-1], "two cats " * 90)[2]
+
+
 def test_an_adapter_merged_at_load_or_conversion_writes_the_same_text(
     run, wishing, tmp_path, monkeypatch, capsys
 ):
@@ -118,18 +129,14 @@ def test_an_adapter_merged_at_load_or_conversion_writes_the_same_text(
     assert record == {"folder": "target", "adapter": "lora"}
 
 
-def test_the_server_reads_tasks_and_defaults(wishing):
-    argv = wishing(max_new_tokens=2)[:-1]
-
-    def served(*argv):
-        options = server._options(argv)
-        service = server._application(options, choose_pair(options.model, "none")).state.service
-        assert service.worker.stop()
-        return service.presets
-
-    presets = served(*argv)
-    assert presets.general.settings == {"max_tokens": 2}
-    assert list(presets.tasks) == ["fixing", "french"]
-    assert presets.notes[0] == "tasks: left out, as not supported: num_beam_groups"
-    assert presets.notes[1].startswith("the model's files ask for 4 beams")
-    assert served(*argv, "--ignore-generation-config").general.settings == {}
+@pytest.mark.parametrize("ignored", [False, True])
+def test_the_server_reads_tasks_and_defaults(wishing, ignored):
+    argv = [*wishing(max_new_tokens=2)[:-1], *["--ignore-generation-config"] * ignored]
+    args = server._options(argv)
+    service = server._application(args, choose_pair(args.model, "none")).state.service
+    service.worker.stop()
+    assert service.presets.general.settings == ({} if ignored else {"max_tokens": 2})
+    assert list(service.presets.tasks) == ["fixing", "french"]
+    left_out, beams = service.presets.notes
+    assert left_out == "tasks: left out, as not supported: num_beam_groups"
+    assert beams.startswith("the model's files ask for 4 beams")

@@ -115,6 +115,12 @@ def test_stop_strings_and_processors_may_be_any_iterable():
     assert Settings(logits_processors=iter([min, max])).logits_processors == (min, max)
 
 
+@pytest.mark.parametrize("call", ["generate", "stream"])
+def test_an_unknown_argument_is_refused_by_the_call(call):
+    with pytest.raises(TypeError, match=rf"^{call}\(\) got an unexpected keyword argument 'foo'"):
+        getattr(SpeculativeDecoder(FakeModel(TABLE, V)), call)(SOURCE, foo=1)
+
+
 # ---- effects -------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from mlx_t5.disk import read_object
 from mlx_t5.errors import UserError, shown
-from mlx_t5.settings import SETTINGS, SMALLEST, Setting, Settings, refusal
+from mlx_t5.settings import SETTINGS, SMALLEST, Settings, refusal
 
 FILE, CONFIG = "generation_config.json", "config.json"
 IGNORE = "--ignore-generation-config"
@@ -66,7 +66,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_beam_groups", "num_return_sequences"), (1,)),
     **dict.fromkeys(("constraints", "force_words_ids", "sequence_bias"), _NOTHING),
     **dict.fromkeys(("exponential_decay_length_penalty", "stop_strings"), _NOTHING),
-    "begin_suppress_tokens": _NOTHING,
+    **dict.fromkeys(("begin_suppress_tokens", *TOKEN_RULES), _NOTHING),
     **dict.fromkeys(("assistant_ensemble_weight", "dola_layers", "max_time", "top_h"), ()),
     "watermarking_config": (),  # even an empty object adds a watermark
 }
@@ -106,7 +106,7 @@ def read_generation_config(folder: Path) -> Preset:
     name = FILE if (folder / FILE).exists() else CONFIG
     raw = read_object(folder / name, _DAMAGED)
     if name == CONFIG:
-        known = {*_ENTRIES, *_OFF, *_SAMPLING, *TOKEN_RULES, *BEAMS}
+        known = {*_ENTRIES, *_OFF, *_SAMPLING, *BEAMS}
         raw = {entry: value for entry, value in raw.items() if entry in known}
     try:
         return _preset(name, raw)
@@ -143,27 +143,46 @@ def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
 
 def _preset(source: str, raw: Mapping[str, Any]) -> Preset:
     raw = {name: value for name, value in raw.items() if value is not None}
-    prefix = raw.get("prefix", "")
-    if not isinstance(prefix, str):
-        raise UserError(f"{source}: its prefix is no text")
-    sample = raw.get("do_sample")
+    prefix, beams = raw.get("prefix", ""), raw.get("num_beams")
+    try:
+        if not isinstance(prefix, str):
+            raise UserError("its prefix is no text")
+        settings, left_out = _settings(raw)
+        Settings(**settings)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
+    return Preset(source, prefix, settings, tuple(left_out), beams if type(beams) is int else 1)
+
+
+def _settings(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Values for `Settings`, and the names of entries that are left out; errors name the entry."""
+    sample, entries, settings, left_out = raw.get("do_sample"), dict(_ENTRIES), dict[str, Any](), []
     if not isinstance(sample, bool | None):
-        raise UserError(f"{source}: do_sample must be true or false")
-    settings: dict[str, Any] = {}
-    left_out = []
+        raise UserError("do_sample must be true or false")
     if sample is not None:
         settings["temp"] = 1.0 if sample else 0.0
     if sample:
         settings["top_k"] = 50  # transformers' default for sampling
-    entries = {**_ENTRIES, "temperature": "temp"} if sample else _ENTRIES
+        entries["temperature"] = "temp"
     for entry, name in entries.items():
-        if entry in raw:
-            try:
-                settings[name] = _value(entry, raw[entry], SETTINGS[name])
-            except UserError as error:
-                if sample or SETTINGS[name].only_with != "sampling":
-                    raise UserError(f"{source}: {error}") from None
-                left_out.append(entry)  # without sampling, transformers does not read it either
+        if entry not in raw:
+            continue
+        value, setting = raw[entry], SETTINGS[name]
+        if entry == "top_p" and value == 0:  # keeps the likeliest token, as the smallest number
+            value = SMALLEST
+        elif type(value) is int:
+            value -= entry in ("max_length", "min_length")  # which count the start token
+            if not setting.range.least and not setting.only_with:  # below 0 is off, too
+                value = max(value, 0)
+        settings[name] = setting.range.fit(value)
+        if settings[name] is None:
+            expected = (
+                "a whole number, at least 2" if entry == "max_length" else setting.range.expected
+            )
+            if sample or setting.only_with != "sampling":
+                raise refusal(entry, raw[entry], expected)
+            del settings[name]  # transformers does not read it either
+            left_out.append(entry)
     silent = {*_ENTRIES, *_WITHOUT_EFFECT, *_SAMPLING, *TOKEN_IDS, *BEAMS}
     for entry, value in raw.items():
         flag = isinstance(value, bool)  # False would equal 0, and True 1
@@ -174,25 +193,4 @@ def _preset(source: str, raw: Mapping[str, Any]) -> Preset:
             settings[entry] = value
         else:
             left_out.append(shown(entry))
-    try:
-        Settings(**settings)
-    except UserError as error:
-        raise UserError(f"{source}: {error}") from None
-    beams = raw.get("num_beams")
-    return Preset(source, prefix, settings, tuple(left_out), beams if type(beams) is int else 1)
-
-
-def _value(entry: str, value: Any, setting: Setting) -> Any:
-    """The value of a setting for an entry; an error names the entry."""
-    given, expected = value, setting.range.expected
-    if entry == "top_p" and value == 0:  # it keeps the likeliest token, as the smallest number does
-        given = SMALLEST
-    elif type(value) is int:
-        given -= entry in ("max_length", "min_length")  # which count the start token
-        if not setting.range.least and not setting.only_with:  # below 0 is off, too
-            given = max(given, 0)
-    fitting = setting.range.fit(given)
-    if fitting is None:
-        expected = "a whole number, at least 2" if entry == "max_length" else expected
-        raise refusal(entry, value, expected)
-    return fitting
+    return settings, left_out

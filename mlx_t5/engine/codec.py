@@ -63,6 +63,9 @@ class Job:
         if cutting.split == "none" and cutting != Cutting():
             raise UserError(f"{[*cuts][-1]} requires split")
         values = {name: value for name, value in values.items() if name not in names}
+        if unknown := [*values.keys() - {field.name for field in fields(Settings)}]:
+            call = "stream" if attributes.get("stream") else "generate"
+            raise TypeError(f"{call}() got an unexpected keyword argument {unknown[0]!r}")
         if values.get("num_draft") is None:
             values["num_draft"] = defaults.num_draft
         settings = replace(defaults, **values)

@@ -6,7 +6,6 @@ first piece is needed. The engine does not know about documents.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.engine.codec import Job
 from mlx_t5.engine.rows import Chunk, PieceResult, Result, Speculation, Stats
-from mlx_t5.errors import UserError, shown
+from mlx_t5.errors import UserError, log, shown
 from mlx_t5.settings import DEFAULT_BATCH_SIZE, is_listlike
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 from mlx_t5.text.documents import Cutting, Document
@@ -134,7 +133,7 @@ def chunks(
         for prompt, index, predicted in numbered:
             document = _document(prompt, predicted, job, decoder)
             if not doubtful and (doubtful := getattr(document, "doubtful", "")):
-                print(DOUBTFUL.format(shown(doubtful)), file=sys.stderr, flush=True)
+                log(DOUBTFUL.format(shown(doubtful)))
             in_hand.append(DocumentInFlight(document))
             pending.extend(in_hand[-1].prompts)
             streams.extend(index + (i << 32) for i in range(len(pending)))

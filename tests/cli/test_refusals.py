@@ -68,9 +68,9 @@ MAIN = {
 SERVER = {
     "--host 0.0.0.0": "set --api-key, or say --no-auth",
     "--host example.org": "set --api-key, or say --no-auth",
-    "--api-key é": "--api-key: use ASCII",
-    "--api-key 'a key\n'": "--api-key: use ASCII",
-    "--api-key ''": "--api-key is empty",
+    "--api-key é": "--api-key is empty or invalid",
+    "--api-key 'a key\n'": "--api-key is empty or invalid",
+    "--api-key ''": "--api-key is empty or invalid",
     "--allow-origin https://app.example.org/page": "--allow-origin",
     "--root-path t5": "--root-path: use a path such as /t5",
     "--port 65536": "--port",
