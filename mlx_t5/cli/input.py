@@ -65,7 +65,7 @@ def read_document(name: str, file_type: str = "") -> str:
             data = file.read()
         except OSError as error:
             raise UserError(f"cannot read {where}: {error.strerror}") from None
-    text = _checked(_text(data, where, UTF_16.get(data[:2], "utf-8")), where)
+    text = _text(data, where, UTF_16.get(data[:2], "utf-8"))
     if file_type:
         find_words(text, file_type)
     return text

@@ -167,7 +167,7 @@ def summary(
     else:
         parts += [f"{results} {unit}"] if results > 1 else []
         if pieces := getattr(stats, "pieces", 0):  # of documents
-            counts = {name: getattr(stats, name) for name in ("cut", "failed")}
+            counts = {name: getattr(stats, name) for name in ("cut", "failed", "kept")}
             named = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
             parts.append(f"{pieces} piece{'s' * (pieces != 1)}" + (f" ({named})" if named else ""))
         parts.append(f"{stats.generated_tokens} tokens in {seconds:.2f} s")

@@ -33,6 +33,7 @@ class DocumentStats(Stats):
     pieces: int = 0
     cut: int = 0  # parts of sentences that were too long
     failed: int = 0  # the result has their source text
+    kept: int = 0  # likewise, because the answers lacked a URL or an e-mail address of the source
 
     def add(self, stats: Stats) -> None:
         decided = sum(one.tokens_per_call * one.target_calls for one in (self, stats))
@@ -81,14 +82,15 @@ class DocumentInFlight:
         assert isinstance(self.document, Document), "there is no piece of an error"
         i, result, stats = len(self.result.pieces), self.result, self.stats
         piece, reason = self.document.pieces[i], answer.finish_reason
-        text = self.document.answered(piece, None if answer.error else answer.text)
+        kept = not answer.error and self.document.loses_address(piece, answer.text or "")
+        text = self.document.answered(piece, None if answer.error or kept else answer.text)
         result.pieces.append(PieceResult(piece.start, piece.end, text, reason, answer.error))
         result.tokens += answer.tokens
         result.writers += answer.writers
         result.finish_reason = "length" if reason == "length" else result.finish_reason
         stats.add(answer.stats)
         stats.pieces, stats.cut = stats.pieces + 1, stats.cut + piece.cut
-        stats.failed += answer.error is not None
+        stats.failed, stats.kept = stats.failed + (answer.error is not None), stats.kept + kept
         self._pieces.append(text)
         self._texts.append(self.document.part(i, self._pieces))
         return self._texts[-1]

@@ -96,12 +96,13 @@ class PieceCounts(BaseModel):
 
     `pieces` is the expected number of all pieces; it grows if sentences are too long. Of the pieces
     answered so far, `cut` counts those that are parts of such sentences, and `failed` counts those
-    that failed.
+    that failed. `kept` counts those whose answer lacked a URL or an e-mail address of the source.
     """
 
     pieces: int
     cut: int
     failed: int
+    kept: int
 
 
 class Logprobs(BaseModel):

@@ -218,7 +218,10 @@ class Service:
         prefix = self.task(body.task, []).prefix
         prefix += "".join(part.strip() + " " for part in system).lstrip()
         language, file_type = body.source_language or "", body.file_type or ""
-        cutting = Cutting(body.split or "none", prefix or None, language, file_type=file_type)
+        try:
+            cutting = Cutting(body.split or "none", prefix or None, language, file_type=file_type)
+        except UserError as error:
+            raise ApiError(400, str(error), "source_language") from None
 
         def cut() -> DocumentInFlight:
             limits = self.max_source_tokens, self.prefixes
@@ -229,9 +232,6 @@ class Service:
 
         async with self._cutting:
             document = await self._in_thread(body.text_field, cut)
-        if not document.prompts:
-            message = "there is no word in the text; write what to work on"
-            raise ApiError(400, message, body.text_field)
         if len(document.prompts) > MAX_PIECES:
             message = f"the text has more than {MAX_PIECES} pieces; send it in parts"
             raise ApiError(400, message, body.text_field, "context_length_exceeded")

@@ -90,6 +90,7 @@ function flush() {
 
 function finish() {
   flush();
+  if (!$("pieces").childElementCount) throw new ApiError(400, "There is no word in the text, so it stays as it is.");
   answer.complete = true;
   tell(`Done: ${$("document-count").textContent}.`);
 }
