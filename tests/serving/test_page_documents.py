@@ -159,7 +159,7 @@ def events(count, failed=()):
             piece |= {"finish_reason": "error", "error": bold, "text": "a b"}
         else:
             piece["speculation"] = {"tokens": tokens, "stats": stats}
-        totals = {"pieces": count, "cut": 0, "failed": sum(n <= i for n in failed)}
+        totals = {"pieces": count, "cut": 0, "failed": sum(n <= i for n in failed), "kept": 0}
         choice = {"delta": {"content": piece["text"] + "\n"}, "pieces": [piece], "stats": totals}
         yield f"data: {json.dumps({'choices': [choice]})}\n\n"
 

@@ -81,10 +81,10 @@ function flush() {
   answer.shown = answer.texts.length;
   const done = $("pieces").childElementCount;
   if (!done) return;
-  const { pieces, failed } = answer.stats;
+  const { pieces, failed, kept } = answer.stats; // kept: an answer lacked a URL of its source
   $("document-progress").max = pieces;
   $("document-progress").value = done;
-  $("document-count").textContent = `${done} of ${pieces} ${units}${failed ? `, ${failed} left as they were` : ""}`;
+  $("document-count").textContent = `${done} of ${pieces} ${units}${failed + kept ? `, ${failed + kept} left as they were` : ""}`;
   for (const cell of document.querySelectorAll("[data-writer]")) cell.textContent = written[cell.dataset.writer] ?? "";
 }
 
