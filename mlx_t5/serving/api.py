@@ -66,8 +66,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # in OpenAI's chats
 ONE_TURN = (["user"], ["system", "user"], ["developer", "user"])
-
-
 OF_BEAMS = [name for name, s in SETTINGS.items() if s.only_with == "beams" and s.request]
 
 
