@@ -201,7 +201,7 @@ def _server(options: ServerOptions, application: FastAPI) -> uvicorn.Server:
         http="h11",
         ws="none",
         log_config=None,
-        log_level="error",  # any request can cause warnings
+        log_level="critical",  # any client can cause the rest; the application logs its errors
         access_log=False,  # it would show query strings
         server_header=False,
         headers=HEADERS,

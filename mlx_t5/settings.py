@@ -180,6 +180,7 @@ class Settings:
         "sample from the k likeliest tokens; 0: all",
         only_with="sampling",
         config=("top_k",),
+        request="top_k",
     )
     top_p: float = declared(
         1.0,
@@ -218,18 +219,21 @@ class Settings:
         Range(float, 1 / LARGEST_FACTOR, LARGEST_FACTOR, "a number from 1e-30 to 1e30 (1 is off)"),
         "above 1 makes repeated tokens less likely; 1: off",
         config=("repetition_penalty",),
+        request="repetition_penalty",
     )
     no_repeat_ngram_size: int = declared(
         0,
         OFF_OR_MORE,
         "write no run of this many tokens twice; 0: off",
         config=("no_repeat_ngram_size",),
+        request="no_repeat_ngram_size",
     )
     min_tokens: int = declared(
         0,
         OFF_OR_MORE,
         "do not end a text before this many tokens; 0: off",
         config=("min_length", "min_new_tokens"),
+        request="min_tokens",
     )
     logits_processors: Iterable[LogitsProcessor] = ()
     bad_words_ids: Iterable[Iterable[int]] | None = None

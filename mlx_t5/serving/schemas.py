@@ -203,7 +203,8 @@ class ServedModel(BaseModel):
     """The model that is served, with its limits and the defaults of requests.
 
     `capabilities` names the endpoints that the model serves, by the last part of their address.
-    `tasks` has the prefix and the settings of each task.
+    `tasks` has the prefix and the settings of each task. `notes` says what the model's files ask
+    for in vain, such as beams, which come only from a request.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -225,6 +226,7 @@ class ServedModel(BaseModel):
     tasks: dict[str, dict[str, Any]]
     dtype: str
     exact: bool
+    notes: list[str]
 
 
 class ModelList(BaseModel):
@@ -276,16 +278,20 @@ class RankedDocument(BaseModel):
 
 
 class RankEntry(BaseModel):
-    """A ranked document; `relevance_score` is the probability that it is relevant."""
+    """A ranked document; `relevance_score` is the probability that it is relevant.
+
+    Cohere's and Jina's clients expect the document as an object, Infinity's as a text.
+    """
 
     index: int
     relevance_score: float
-    document: RankedDocument | None = None
+    document: RankedDocument | str | None = None
 
 
 class RankList(BaseModel):
-    """The answer of /v1/rerank, the most relevant document first."""
+    """The answer of /v1/rerank, /v2/rerank and /rerank, the most relevant document first."""
 
+    id: str
     results: list[RankEntry]
     model: str
     usage: ScoringUsage
