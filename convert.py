@@ -18,6 +18,7 @@ from mlx_t5.cli.arguments import (
     ADAPTER_PATH,
     DTYPES,
     REQUIRED,
+    TRANSLATION_PREFIX,
     UPLOAD_REPO,
     Option,
     Parser,
@@ -77,7 +78,7 @@ def convert(
     overwrite: bool = False,
     adapter_path: str | Path | None = None,
     encoder_only: bool = False,
-    translation_prefix: str | None = None,
+    translation_prefix: str = "",
 ) -> Path:
     """Converts a Hugging Face T5 checkpoint into an MLX model folder.
 
@@ -99,7 +100,7 @@ def convert(
         adapter_path: folder of a PEFT LoRA adapter, which is merged before anything is quantized.
         encoder_only: whether to leave out the decoder and the output head, for embeddings.
         translation_prefix: template of the prefix that translates, kept in config.json, such as
-            "translate {source} to {target}: "; None keeps the source's or the adapter's.
+            "translate {source} to {target}: "; "" keeps the source's or the adapter's.
 
     Returns:
         The absolute path of the folder written.
@@ -122,7 +123,7 @@ def convert(
     folder = source_folder(str(source), revision)
     check_output_folder(path, overwrite, source=folder)
     raw = read_config(folder) | translation_entry(adapter_path)
-    if translation_prefix is not None:
+    if translation_prefix:
         raw["translation_prefix"] = checked_template(translation_prefix)
     config = T5Config.from_dict(raw)
     read_pooling(folder, config.d_model)  # refuses modules that could not be loaded
@@ -199,11 +200,7 @@ OPTIONS = {
     "revision": Option("branch, tag or commit of a Hub repository"),
     "adapter_path": ADAPTER_PATH.but(help="a PEFT LoRA adapter to merge into the weights"),
     "encoder_only": Option("leave out the decoder, for embeddings", False, bool),
-    "translation_prefix": Option(
-        'the prefix that translates, such as "translate {source} to {target}: ", for main.py '
-        "--target-language",
-        metavar="TEXT",
-    ),
+    "translation_prefix": TRANSLATION_PREFIX,
     "mlx_path": Option(
         "folder to write (default: models/NAME, NAME being the last part of --model; with an "
         "adapter models/NAME-ADAPTER)",

@@ -30,6 +30,7 @@ from mlx_t5.cli.arguments import (
     EXACT,
     IGNORE_GENERATION_CONFIG,
     MODEL,
+    TRANSLATION_PREFIX,
     Parser,
     add_options,
     at_least,
@@ -68,6 +69,7 @@ class ServerOptions:
     dtype: str | None = DTYPE.field()
     adapter_path: str | None = ADAPTER_PATH.field()
     ignore_generation_config: bool = IGNORE_GENERATION_CONFIG.field()
+    translation_prefix: str = TRANSLATION_PREFIX.field()
     num_draft: int | str = num_draft("--draft-model none", group="speed").field()
     delta: float = setting("delta").field()
     exact: bool = EXACT.field()
@@ -101,6 +103,12 @@ class ServerOptions:
         metavar="PATH",
     )
     log_prompts: bool = switch("log prompts and texts; otherwise never")
+    save_prompts: str | None = option(
+        "append prompts that were decoded to this file, one JSON object a line, for distill.py "
+        "--data",
+        metavar="FILE",
+    )
+    save_prompts_limit: int = option("maximum number of lines in that file", 100_000, at_least(1))
     max_batch: int = option("texts decoded at the same time", 8, at_least(1), group="limits")
     max_queue: int = option(
         "maximum of waiting texts; further requests are refused", 128, at_least(0)
@@ -249,10 +257,16 @@ def _application(options: ServerOptions, chosen: ModelPair) -> FastAPI:
     from mlx_t5.serving import api
     from mlx_t5.serving.app import create_app
     from mlx_t5.serving.metrics import Metrics
+    from mlx_t5.serving.saved_prompts import SavedPrompts
     from mlx_t5.serving.service import Presets, RequestLimits, Service
     from mlx_t5.serving.worker import Worker
 
-    presets = Presets(tasks=read_tasks(chosen.target))
+    presets = Presets(
+        tasks=read_tasks(chosen.target), translation_prefix=options.translation_prefix
+    )
+    saved = None
+    if options.save_prompts:
+        saved = SavedPrompts(options.save_prompts, options.save_prompts_limit)
     if not options.ignore_generation_config:
         presets = replace(presets, general=read_generation_config(chosen.target))
     metrics = Metrics()
@@ -263,7 +277,7 @@ def _application(options: ServerOptions, chosen: ModelPair) -> FastAPI:
         load, options.max_batch, options.max_queue, metrics, answers=options.answer_cache
     )
     name = model_name(chosen)
-    service = Service(worker, limits, name, options.delta, options.log_prompts, presets)
+    service = Service(worker, limits, name, options.delta, options.log_prompts, presets, saved)
     # Without a key, a web page must not reach this server under a host name of its own.
     hosts = ("*",) if options.api_key or options.no_auth else (options.host, *LOOPBACK_HOSTS)
     origins = [origin.rstrip("/").lower() for origin in options.allow_origin]

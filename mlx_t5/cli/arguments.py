@@ -232,6 +232,12 @@ DTYPE = Option(
 )
 ADAPTER_PATH = Option("a PEFT LoRA adapter to merge into the target", metavar="FOLDER")
 IGNORE_GENERATION_CONFIG = Option("ignore the defaults in the target's own files", False, bool)
+TRANSLATION_PREFIX = Option(
+    'template of the prefix that translates, such as "translate {source} to {target}: ", for pairs '
+    "of languages that the model's tasks do not name",
+    "",
+    metavar="TEXT",
+)
 EXACT = Option("same bits with any draft and any batch; slower", False, bool)
 UPLOAD_REPO = Option(
     "send the folder, with a model card, to this repository on the Hugging Face Hub",

@@ -16,6 +16,7 @@ from mlx_t5.cli.arguments import (
     EXACT,
     IGNORE_GENERATION_CONFIG,
     MODEL,
+    TRANSLATION_PREFIX,
     Option,
     Parser,
     add_options,
@@ -98,12 +99,7 @@ class MainOptions:
     source_language: str = option(
         "language of the text (default: the prefix's, or en)", "", metavar="CODE"
     )
-    translation_prefix: str = option(
-        "prefix for languages that the model's files do not name, such as "
-        '"translate {source} to {target}: " (default: the one in its config.json)',
-        "",
-        metavar="TEXT",
-    )
+    translation_prefix: str = TRANSLATION_PREFIX.field()
     split: str | None = option(
         "sentences or lines: decode texts in such pieces and join the answers; a file is one "
         "document, unless it is .jsonl (default: none; sentences for .srt, .vtt)",

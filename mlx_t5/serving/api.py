@@ -64,6 +64,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "best_of": (1,),
 }
+Language = Annotated[str, Field(min_length=1, max_length=MAX_LANGUAGE)] | None
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # in OpenAI's chats
 ONE_TURN = (["user"], ["system", "user"], ["developer", "user"])
 OF_BEAMS = [name for name, s in SETTINGS.items() if s.only_with == "beams" and s.request]
@@ -240,10 +241,15 @@ class OpenAIRequest(Decoding, _WithChoices):
     speculation: bool | None = Field(
         None, description="also report each token's origin (draft, copy or target), and counts"
     )
-    source_language: Annotated[str, Field(min_length=1, max_length=MAX_LANGUAGE)] | None = Field(
+    target_language: Language = Field(
         None,
-        description="if the text is split: the language whose rules say where a sentence ends, "
-        "such as de; absent: the language that the prefix names, or English",
+        description="translate into this language, such as de, with the model's own prefix for it; "
+        "the text is split into sentences, unless n, logprobs or prediction need it whole",
+    )
+    source_language: Language = Field(
+        None,
+        description="if the text is split or translated: its language, such as de, whose rules say "
+        "where a sentence ends; absent: the language that the prefix names, or English",
     )
     user: User = None
     safety_identifier: User = None
@@ -252,8 +258,14 @@ class OpenAIRequest(Decoding, _WithChoices):
     parallel_tool_calls: bool | None = Field(None, description="accepted and not used")
 
     @property
+    def unit(self) -> str:
+        """What becomes a piece of the text, one of `SPLITS`."""
+        whole = (self.n or 1) > 1 or self.alternatives is not None or self.prediction
+        return self.split or ("sentences" if self.target_language and not whole else "none")
+
+    @property
     def unsearchable(self) -> list[str]:
-        fields = {"stream": self.stream and self.split in (None, "none")}
+        fields = {"stream": self.stream and self.unit == "none"}
         fields |= {"logprobs": self.alternatives is not None}
         return super().unsearchable + [name for name, used in fields.items() if used]
 
@@ -263,9 +275,12 @@ class OpenAIRequest(Decoding, _WithChoices):
             raise ValueError("n is above num_beams")
         if self.stream_options and not self.stream:
             raise ValueError("stream_options needs stream to be true")
-        for name in ("file_type", "source_language"):
-            if getattr(self, name) and self.split in (None, "none"):
-                raise ValueError(f"{name} requires split")
+        if self.file_type and self.unit == "none":
+            raise ValueError("file_type requires split")
+        if self.source_language and self.unit == "none" and not self.target_language:
+            raise ValueError("source_language requires split or target_language")
+        if self.target_language and self.task:
+            raise ValueError("target_language cannot be combined with task")
         return self
 
 

@@ -19,6 +19,7 @@ from mlx_t5.errors import is_out_of_memory, shown
 
 log = logging.getLogger(__name__)
 
+SIMPLE_PATHS = ("/translate", "/languages")  # LibreTranslate's, whose errors are a sentence
 MAX_NAME = 64  # characters shown of a field's name
 RETRY_SECONDS = 5  # default of Retry-After
 STOPPING_MESSAGE = "the server is shutting down"
@@ -64,10 +65,12 @@ class ApiError(Exception):
         kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
         self.body = ErrorBody(error=ErrorDetail(message=message, type=kind, param=param, code=code))
 
-    @property
-    def response(self) -> JSONResponse:
+    def response_for(self, scope: Mapping[str, Any]) -> JSONResponse:
         """The error as an HTTP response; within a stream, an event with `body` is sent instead."""
-        return JSONResponse(self.body.model_dump(), self.status, self.headers)
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        simple = {"error": self.body.error.message}
+        body = simple if path in SIMPLE_PATHS else self.body.model_dump()
+        return JSONResponse(body, self.status, self.headers)
 
 
 def internal_error() -> ApiError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
@@ -23,7 +22,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.staticfiles import StaticFiles
 
-from mlx_t5.serving import routes
+from mlx_t5.serving import routes, translation
 from mlx_t5.serving.api_error import (
     STOPPING_MESSAGE,
     ApiError,
@@ -89,6 +88,7 @@ def create_app(
     app.state.api_key = api_key
     needs_key = [Depends(_require_key)] if api_key else []
     app.include_router(routes.router, responses=ERRORS, dependencies=needs_key)
+    app.include_router(translation.router)
     app.include_router(public)
     app.mount("/page", StaticFiles(directory=PAGE))
     for kind in (ApiError, RequestValidationError, HTTPException):
@@ -121,15 +121,8 @@ async def _give_up_late(app: FastAPI) -> None:
     app.state.service.worker.give_up()
 
 
-def _is_key(request: Request, given: Given) -> bool:
-    expected = request.app.state.api_key
-    return expected is None or bool(
-        given and hmac.compare_digest(given.credentials.strip().encode(), expected.encode())
-    )
-
-
 async def _require_key(request: Request, given: Given) -> None:
-    if not _is_key(request, given):
+    if not routes.is_key(request, given and given.credentials):
         message = "wrong or missing API key; send it as Authorization: Bearer KEY"
         challenge = {"WWW-Authenticate": "Bearer"}
         raise ApiError(401, message, code="invalid_api_key", headers=challenge)
@@ -144,7 +137,7 @@ async def _answer_error(request: Request, error: Any) -> Response:
             error = error_of_validation(error.errors(), error.body)
         else:
             error = ApiError(415, "send JSON, with Content-Type: application/json")
-    return error.response
+    return error.response_for(request.scope)
 
 
 class Middleware:
@@ -195,7 +188,7 @@ class Middleware:
             refusal = internal_error()
         try:
             if refusal and not status:  # with a status, a response has begun
-                await refusal.response(scope, receive, respond)
+                await refusal.response_for(scope)(scope, receive, respond)
         finally:
             label = _label(scope)
             self._metrics.requests.labels(label, str(status)).inc()
@@ -224,7 +217,8 @@ async def health(request: Request) -> Response:
     service: Service = request.app.state.service
     status, reason = service.worker.health()
     body: dict[str, Any] = {"status": status} | ({"reason": reason} if reason else {})
-    if _is_key(request, await bearer(request)):
+    given = await bearer(request)
+    if routes.is_key(request, given and given.credentials):
         running, waiting = service.worker.rows
         body |= {"model": service.model, "running": running, "waiting": waiting}
     return JSONResponse(body, 503 if reason else 200)

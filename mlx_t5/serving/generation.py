@@ -72,7 +72,7 @@ class GenerationBatches:
 
     def _rows(self, job: GenerationJob) -> Iterator[Row]:
         # Piece i of a document draws from the stream that engine/document_batch.py gives it.
-        indexes = (i << 32 for i in count()) if job.document else None
+        indexes = (i << 32 for i in count()) if job.pieces else None
         texts = 0
         for row in self._decoder.codec.rows(job.prompts, job.spec, indexes):
             row.index, texts = texts, texts + row.settings.num_return_sequences
@@ -210,7 +210,7 @@ class GenerationBatches:
         job = self._job_of[row]
         self._end(row)
         self._decode_first(self._answers.drop([row]))
-        if job.document:
+        if job.pieces:
             row.fail(str(failure))
             row.reported = row.decided  # none of its text is reported
             self._jobs.put(job, self._decoder.codec.chunk(row))

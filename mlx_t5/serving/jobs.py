@@ -49,8 +49,10 @@ class GenerationJob(QueuedJob):
 
     spec: Job
     prompts: Sequence[str | list[int]]
-    # The prompts are its pieces; if one fails, the others go on, while a failed prompt ends a job.
-    document: DocumentInFlight | None = None
+    # Whether prompts are pieces of texts. If one fails, the others go on; else it ends the job.
+    pieces: bool = False
+    document: DocumentInFlight | None = None  # if all pieces belong to one text
+    sources: Sequence[str] = ()  # the prompts as texts; none for those that are token ids
 
 
 @dataclass(eq=False, kw_only=True)

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import codecs
 import gc
+import hmac
 import json
 import math
 import uuid
@@ -74,6 +75,13 @@ class StrictRoute(APIRoute):
 router = APIRouter(route_class=StrictRoute)
 
 
+def is_key(request: Request, key: Any) -> bool:
+    """Whether the server needs no key, or this is its key."""
+    expected = request.app.state.api_key
+    given = key.strip().encode() if isinstance(key, str) else b""
+    return expected is None or hmac.compare_digest(given, expected.encode())
+
+
 def _service(request: Request, model: str | None = None) -> Service:
     """The service, which must serve the model if a request names one."""
     service: Service = request.app.state.service
@@ -110,7 +118,7 @@ async def predict(body: api.PredictRequest, request: Request) -> schemas.Predict
     stream = await service.submit(body, request.receive)
     with closing(stream):
         result = (await stream.next()).result
-    service.log_texts([result])
+    service.decoded(stream.job, [result])
     return schemas.Prediction(**vars(result))
 
 
@@ -125,7 +133,7 @@ async def _openai(
         async with aclosing(chunks):
             last = sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)
         results: list[Any] = [chunk.result for chunk in last]
-        service.log_texts(results)
+        service.decoded(stream.job, results)
         counts = answers.usage(stream.job, [result.stats for result in results])
 
         def render() -> str:
@@ -177,7 +185,7 @@ async def _events(
         if usage:
             counts = answers.usage(job, [result.stats for result in last])
             yield _event(builder.answer([], counts))
-        service.log_texts(last)
+        service.decoded(job, last)
         yield "data: [DONE]\n\n"
     except Exception as error:
         yield _event(failure_of(error).body)

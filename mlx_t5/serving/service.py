@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
@@ -27,10 +28,12 @@ from mlx_t5.serving import api
 from mlx_t5.serving.answers import EventStream, TokenSpelling
 from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.jobs import GenerationJob, ScoringJob
+from mlx_t5.serving.saved_prompts import SavedPrompts
 from mlx_t5.serving.schemas import Capability, ServedModel
 from mlx_t5.settings import AUTO, Settings, check_exact
 from mlx_t5.text.detokenizer import decode
 from mlx_t5.text.documents import Cutting
+from mlx_t5.text.languages import Translations
 from mlx_t5.text.prompts import token_ids
 from mlx_t5.text.tokenizer import encode
 
@@ -60,6 +63,7 @@ class Presets:
 
     general: Preset = Preset(FILE)
     tasks: Mapping[str, Preset] = field(default_factory=dict)  # prefix and settings by name
+    translation_prefix: str = ""  # a template that replaces the one in config.json
 
     @property
     def notes(self) -> list[str]:
@@ -83,6 +87,7 @@ class Service:
         delta: float,
         log_prompts: bool = False,
         presets: Presets | None = None,
+        saved: SavedPrompts | None = None,
     ):
         """Starts the worker, which loads the models.
 
@@ -93,6 +98,7 @@ class Service:
             delta: the default `delta` (leniency) of requests.
             log_prompts: whether to log prompts and texts.
             presets: defaults and tasks from the model's own files.
+            saved: where to save the prompts that are decoded.
 
         Raises:
             UserError: the models cannot be loaded, there is no tokenizer, or exact decoding does
@@ -114,7 +120,7 @@ class Service:
         except UserError:
             worker.stop()
             raise
-        self.log_prompts, self.created = log_prompts, int(time.time())
+        self._logs_prompts, self.saved, self.created = log_prompts, saved, int(time.time())
         self._dtype = str(decoder.model.dtype).removeprefix("mlx.core.")
         config, most = decoder.model.config, limits.prompt_tokens
         self.tokenizer = copy.deepcopy(decoder.tokenizer)  # the worker's thread uses the original
@@ -122,10 +128,15 @@ class Service:
         self._longest = max(map(len, self.tokenizer.get_vocab()))  # characters of a token
         self._cutting = asyncio.Lock()  # one document at a time, so that short texts find a thread
         self.max_source_tokens = min(config.n_positions or most, most)
-        self.prefixes = config.task_prefixes
+        self.prefixes, self._tasks = config.task_prefixes, config.tasks
+        self._template = self.presets.translation_prefix or config.translation_prefix
         self.pooling: Pooling = decoder.model.pooling
         self._can_decode = decoder.model.can_decode
         self.spell = TokenSpelling(self.tokenizer)
+
+    @cached_property
+    def translations(self) -> Translations:
+        return Translations.of(self._tasks, self.tokenizer.get_vocab(), self._template)
 
     @property
     def capabilities(self) -> list[Capability]:
@@ -135,9 +146,16 @@ class Service:
         ranks: list[Capability] = ["rerank"] if ranks_by(self.tokenizer) else []
         return ["completions", "score", *ranks, "embeddings"]
 
-    def log_texts(self, results: Sequence[Result]) -> None:
-        if self.log_prompts:
+    def log_prompts(self, prompts: Sequence[Any]) -> None:
+        if self._logs_prompts:
+            log.info("prompts: %r", list(prompts))
+
+    def decoded(self, job: GenerationJob, results: Sequence[Result]) -> None:
+        """Logs the texts of a job, and saves its prompts, if the server's options say so."""
+        if self._logs_prompts:
             log.info("texts: %r", [result.text for result in results])
+        if self.saved:
+            self.saved.add(job.sources)
 
     async def _in_thread(self, param: str, work: Callable[[], Any]) -> Any:
         """Calls `work` in another thread; a `UserError` becomes an error of a request's field."""
@@ -215,27 +233,55 @@ class Service:
             if refused:
                 message = f"{name}: a text that is split is one prompt, as text, and has one answer"
                 raise ApiError(400, f"{message} without logprobs or prediction", name)
-        prefix = self.task(body.task, []).prefix
+        prefix, source = self._prefix(body)
         prefix += "".join(part.strip() + " " for part in system).lstrip()
-        language, file_type = body.source_language or "", body.file_type or ""
+        language, file_type = source or body.source_language or "", body.file_type or ""
         try:
-            cutting = Cutting(body.split or "none", prefix or None, language, file_type=file_type)
+            cutting = Cutting(body.unit, prefix or None, language, file_type=file_type)
         except UserError as error:
             raise ApiError(400, str(error), "source_language") from None
 
-        def cut() -> DocumentInFlight:
+        (document,) = await self.documents([text], cutting, body.text_field)
+        return document
+
+    async def documents(
+        self, texts: Sequence[str], cutting: Cutting, param: str
+    ) -> list[DocumentInFlight]:
+        """Cuts texts; refuses more than `MAX_PIECES` together, and a text that cannot be cut."""
+
+        def cut() -> list[DocumentInFlight]:
+            documents, room = list[DocumentInFlight](), MAX_PIECES + 1
             limits = self.max_source_tokens, self.prefixes
-            document = fitted_document(text, cutting, self.tokenizer, *limits)
-            if document.doubtful:
-                log.info("a text may begin with a prefix; to use one, send task or system message")
-            return DocumentInFlight(document, MAX_PIECES + 1)
+            for text in texts:
+                document = fitted_document(text, cutting, self.tokenizer, *limits)
+                if document.doubtful:
+                    note = "a text may begin with a prefix; to use one, send task or system message"
+                    log.info(note)
+                documents.append(DocumentInFlight(document, room))
+                room -= len(documents[-1].prompts)
+                if room <= 0:
+                    break
+            return documents
 
         async with self._cutting:
-            document = await self._in_thread(body.text_field, cut)
-        if len(document.prompts) > MAX_PIECES:
-            message = f"the text has more than {MAX_PIECES} pieces; send it in parts"
-            raise ApiError(400, message, body.text_field, "context_length_exceeded")
-        return document
+            documents = await self._in_thread(param, cut)
+        if sum(len(document.prompts) for document in documents) > MAX_PIECES:
+            message = f"there are more than {MAX_PIECES} pieces to decode; send them in parts"
+            raise ApiError(400, message, param, "context_length_exceeded")
+        return documents
+
+    def _prefix(self, body: api.Decoding) -> tuple[str, str]:
+        """The prefix of a request's task or languages, and the code of the source language."""
+        target = getattr(body, "target_language", None)
+        if target is None:
+            return self.task(body.task, []).prefix, ""
+        if not all(isinstance(prompt, str) for prompt in body.prompts):
+            message = "target_language puts a text before the prompt; send that as text"
+            raise ApiError(400, message, "target_language")
+        try:
+            return self.translations.prefix(target, getattr(body, "source_language", None) or "")
+        except UserError as error:
+            raise ApiError(400, str(error), "target_language") from None
 
     async def submit(
         self, body: api.PredictRequest | api.TextRequest, receive: Callable[[], Any]
@@ -249,7 +295,7 @@ class Service:
         samples, reported, by_token, document = 1, dict[str, Any](), False, None
         if not isinstance(body, api.PredictRequest):
             samples, by_token = body.n or 1, bool(body.speculation)
-            if body.split in (None, "none"):
+            if body.unit == "none":
                 reported = {"stream": bool(body.stream), "logprobs": body.alternatives}
             else:
                 document = await self._cut(body)
@@ -262,22 +308,23 @@ class Service:
             raise ApiError(400, message, "n")
         prompts: Sequence[Any]
         if document:
-            prompts = document.prompts
+            prompts = sources = document.prompts
             size = min(len(prompts), self.worker.max_batch, self.limits.rows)
-        elif (size := len(body.prompts) * samples) > self.limits.rows:
-            most = f"more than one request may ask for here ({self.limits.rows})"
-            raise ApiError(400, f"{size} texts are {most}; send several", "n")
         else:
-            prompts = await self.token_ids(body.prompts, body.text_field, task.prefix)
+            size = len(body.prompts) * samples
+            self.require_rows(size, "n")
+            prefix, _ = self._prefix(body)
+            prompts = await self.token_ids(body.prompts, body.text_field, prefix)
+            sources = [prefix + text for text in body.prompts if isinstance(text, str)]
         longest = settings.max_tokens * CHARACTERS
         predictions = [body.prediction.text[:longest]] if body.prediction else []
         reported["predictions"] = await self.token_ids(predictions, "prediction")
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
-        if self.log_prompts:
-            log.info("prompts: %r", list(body.prompts))
+        self.log_prompts(body.prompts)
         num_samples, texts = samples // settings.num_return_sequences, len(prompts) * samples
         spec = Job(settings, seed, num_samples, by_token=by_token, **reported)
         job = GenerationJob(size=size, texts=texts, spec=spec, prompts=prompts, document=document)
+        job.pieces, job.sources = document is not None, sources
         return EventStream(job, self.worker.jobs, receive)
 
     async def pairs_to_rank(
@@ -327,6 +374,11 @@ class Service:
             message = f"there is no such model here; the one that is served is {self.model}"
             raise ApiError(404, message, "model", "model_not_found")
 
+    def require_rows(self, texts: int, param: str) -> None:
+        if texts > self.limits.rows:
+            most = f"more than one request may ask for here ({self.limits.rows})"
+            raise ApiError(400, f"{texts} texts are {most}; send several", param)
+
     def _require_decoder(self) -> None:
         if not self._can_decode:
             message = f"{self.model} is an encoder alone and writes no text; ask for embeddings"
@@ -356,7 +408,11 @@ class Service:
         wants_draft = body.draft or requested.get("num_draft") not in (None, 0, AUTO)
         if wants_draft and not (self.drafts or body.prediction):
             raise ApiError(400, "this server has no draft; leave draft and num_draft out", "draft")
-        values = combined(self._default_settings, task.settings, requested)
+        return self.settings(task.settings, requested)
+
+    def settings(self, *sources: Mapping[str, Any]) -> Settings:
+        """The server's default settings with those of the sources; later ones win."""
+        values = combined(self._default_settings, *sources)
         max_tokens = values.get("max_tokens", self._base_settings.max_tokens)
         values["max_tokens"] = min(max_tokens, self.limits.max_tokens)
         settings = replace(self._base_settings, **values)

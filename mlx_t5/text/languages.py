@@ -130,6 +130,16 @@ class Translations:
             return self.template.format(**dict(zip(FIELDS, names, strict=True))), code
         raise UserError(self._reason(target, source, bool(fits)))
 
+    def pairs(self) -> list[tuple[str, str, list[str]]]:
+        """The code and the name of each source, and the codes of its targets."""
+        anything = [code for code in _names() if len(code) == 2] if self.template else []
+        sources = {*anything, *self.tags, *(source for source, _ in self.tasks)}
+        rows = []
+        for source in sorted(sources):
+            own = (target for start, target in self.tasks if start == source)
+            rows.append((source, english(source), sorted({*own, *self.tags, *anything})))
+        return rows
+
     def _reason(self, target: str, source: str, several: bool) -> str:
         if not source and (several or self.template):
             return f"target_language {target} requires source_language: the model knows {self}"

@@ -62,6 +62,7 @@ class Client:
             spec=Job(settings, seed, samples // settings.num_return_sequences, **kind),
             prompts=prompts,
             document=document,
+            pieces=document is not None,
         )
         self.worker.jobs.add(self.job)
         return self
@@ -100,7 +101,9 @@ class LocalServer(Asked):
 def idle_service(presets=None, exact=False, delta=0.0):
     """Returns a service with the bundled tokenizer, but without a thread that decodes."""
     model = SimpleNamespace(
-        config=SimpleNamespace(vocab_size=3072, n_positions=None, task_prefixes=()),
+        config=SimpleNamespace(
+            vocab_size=3072, n_positions=None, task_prefixes=(), tasks=(), translation_prefix=""
+        ),
         dtype="mlx.core.float32",
         pooling=None,
         can_decode=True,

@@ -1,0 +1,182 @@
+"""LibreTranslate's API (https://docs.libretranslate.com): POST /translate and GET /languages.
+
+Programs for subtitles, books and browsers speak it. Their requests come as JSON, as a form or as
+query parameters, and a key may be in the body. Each text is decoded sentence by sentence. Errors
+are {"error": "…"}, see `ApiError.response_for`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel, Field, ValidationError
+
+from mlx_t5.engine.codec import Job
+from mlx_t5.engine.rows import Result
+from mlx_t5.errors import UserError
+from mlx_t5.serving.answers import EventStream
+from mlx_t5.serving.api import MAX_BEAMS
+from mlx_t5.serving.api_error import ApiError, error_of_validation
+from mlx_t5.serving.jobs import GenerationJob
+from mlx_t5.serving.routes import StrictRoute, is_key
+from mlx_t5.text.documents import Cutting
+
+if TYPE_CHECKING:
+    from mlx_t5.serving.service import Service
+
+AUTO = "auto"
+UNDETERMINED = "und"  # BCP 47
+FORM = "application/x-www-form-urlencoded"
+
+bearer = HTTPBearer(auto_error=False)
+router = APIRouter(route_class=StrictRoute, tags=["LibreTranslate"])
+
+
+class TranslateRequest(BaseModel):
+    """The body of POST /translate; fields that LibreTranslate does not have are ignored."""
+
+    q: str | list[str] = Field(description="one text or several")
+    source: str = Field(AUTO, description="a language's code; auto: the model's only source")
+    target: str
+    format: Literal["text"] = "text"
+    alternatives: int = Field(0, ge=0, lt=MAX_BEAMS, description="further translations, by beams")
+    api_key: str | None = None
+
+
+class Translation(BaseModel):
+    """The answer to POST /translate; lists if `q` is a list."""
+
+    translatedText: str | list[str]
+    alternatives: list[Any] = []
+    detectedLanguage: Any = None
+
+
+class Language(BaseModel):
+    """A language that can be the source, and its targets."""
+
+    code: str
+    name: str
+    targets: list[str]
+
+
+async def _values(request: Request) -> dict[str, Any]:
+    """The fields of a request, from its query parameters and its body."""
+    query, raw = request.url.query, await request.body()
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    try:
+        form = raw.decode() if kind == FORM else ""
+        fields = {**parse_qs(query, True), **parse_qs(form, True, errors="strict")}
+        values = {name: all_[0] if len(all_) == 1 else all_ for name, all_ in fields.items()}
+        body = await request.json() if raw and kind != FORM else {}
+    except json.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not JSON: {error.msg}") from None
+    except ValueError:
+        raise ApiError(400, "the form is not valid UTF-8") from None
+    if not isinstance(body, dict):
+        raise ApiError(400, "the body must be an object")
+    return values | body
+
+
+@router.post("/translate", response_model=Translation, response_model_exclude_unset=True)
+async def translate(request: Request) -> Response:
+    """Translates one text or several."""
+    values = await _values(request)
+    given = await bearer(request)
+    if not any(
+        is_key(request, key) for key in (values.get("api_key"), given and given.credentials)
+    ):
+        raise ApiError(403, "wrong or missing API key; send it as api_key")
+    try:
+        body = TranslateRequest.model_validate(values)
+    except ValidationError as error:
+        errors: Any = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        raise error_of_validation(errors, values) from None
+    texts = [body.q] if isinstance(body.q, str) else body.q
+    if not any(text.strip() for text in texts):
+        raise ApiError(400, "q is empty; give a text to translate", "q")
+    source = "" if body.source == AUTO else body.source
+    service: Service = request.app.state.service
+    try:
+        prefix, code = service.translations.prefix(body.target, source)
+    except UserError as error:
+        raise ApiError(400, str(error).replace("_language", "")) from None
+    service.log_prompts(texts)
+    if body.alternatives:
+        answers = await _whole(service, texts, prefix, body.alternatives + 1, request.receive)
+    else:
+        answers = await _by_sentence(service, texts, prefix, code, request.receive)
+    result: dict[str, Any] = {"translatedText": [first for first, *_ in answers]}
+    if body.alternatives:
+        result["alternatives"] = [others for _, *others in answers]
+    if body.source == AUTO:
+        detected = {"confidence": 0, "language": code or UNDETERMINED}
+        result["detectedLanguage"] = [detected] * len(texts)
+    if isinstance(body.q, str):
+        result = {name: value[0] for name, value in result.items()}
+    return JSONResponse(result)
+
+
+async def _by_sentence(
+    service: Service, texts: Sequence[str], prefix: str, source: str, receive: Any
+) -> list[list[str]]:
+    cutting = Cutting("sentences", prefix, source)
+    documents = await service.documents(texts, cutting, "q")
+    prompts = [prompt for document in documents for prompt in document.prompts]
+    size = min(len(prompts), service.worker.max_batch, service.limits.rows)
+    spec = Job(service.settings())
+    job = GenerationJob(size=size, texts=len(prompts), spec=spec, prompts=prompts, pieces=True)
+    job.sources = prompts
+    results = await _results(service, job, receive)
+
+    def joined() -> list[list[str]]:
+        answers = iter(results)
+        for document in documents:
+            for _ in document.prompts:
+                document.add(next(answers))
+            document.finish()
+        return [[document.result.text or ""] for document in documents]
+
+    answers = await asyncio.to_thread(joined)
+    if error := next((d.result.error for d in documents if d.result.error), None):
+        raise ApiError(500, error)
+    return answers
+
+
+async def _whole(
+    service: Service, texts: Sequence[str], prefix: str, count: int, receive: Any
+) -> list[list[str]]:
+    """Searches `count` translations of each text, which is not cut."""
+    beams = {"num_beams": count, "num_return_sequences": count}
+    settings = service.settings(beams)
+    prompts = await service.token_ids(texts, "q", prefix)
+    number = len(prompts) * count
+    service.require_rows(number, "q")
+    sources = [prefix + text for text in texts]
+    spec = Job(settings)
+    job = GenerationJob(size=number, texts=number, spec=spec, prompts=prompts, sources=sources)
+    results = [result.text or "" for result in await _results(service, job, receive)]
+    return [results[i : i + count] for i in range(0, number, count)]
+
+
+async def _results(service: Service, job: GenerationJob, receive: Any) -> list[Result]:
+    """The results of a job, in the order of its texts."""
+    with closing(EventStream(job, service.worker.jobs, receive)) as stream:
+        chunks = [chunk async for chunk in stream.chunks()]
+    results: list[Any] = [c.result for c in sorted(chunks, key=lambda chunk: chunk.index)]
+    service.decoded(job, results)
+    return results
+
+
+@router.get("/languages")
+async def languages(request: Request) -> list[Language]:
+    """Returns the languages that the model translates, with the targets of each."""
+    pairs = request.app.state.service.translations.pairs()
+    return [Language(code=code, name=name, targets=targets) for code, name, targets in pairs]
