@@ -118,7 +118,7 @@ class Trainer:
         step, schedule = self.state.step, self.schedule
         loss, rate = self._loss(schedule.steps_per_report), self.learner.rate(step - 1)
         every, iters = schedule.steps_per_eval, schedule.iters
-        evaluations = -(-iters // every) - step // every
+        evaluations = -(-iters // every) - (step - 1) // every  # the one after this step, too
         left = (iters - step) * seconds / len(self.losses)
         left += evaluations * sum(self.evaluations) / max(1, len(self.evaluations))
         speed = f"{tokens / seconds:,.0f} tokens/s, {left / 60:.1f} min left"
