@@ -43,7 +43,7 @@ def read_lines(
         if languages and isinstance(record.get("translation"), dict):
             record = record["translation"]
         names = names or _names(record, where, languages, prompts_only)
-        texts = [record.get(name) for name in names]
+        texts = [record.get(field) for field in names]
         if prompts_only and not (as_json and names[1] == "completion" and texts[1] is not None):
             texts[1:] = []
         good = [isinstance(text, str) and bool(text.strip()) for text in texts]
@@ -60,9 +60,11 @@ def _names(
     for names in allowed:
         if record.keys() >= set(names[:1] if prompts_only else names):
             return names
-    known = ", ".join(" and ".join(names) for names in allowed)
-    cure = f"name the two texts {'' if languages else 'by one of: '}{known}"
-    if isinstance(inner := record.get("translation"), dict) and not languages:
+    known = ", ".join(names[0] if prompts_only else " and ".join(names) for names in allowed)
+    what = "the prompt" if prompts_only else "the two texts"
+    cure = f"{what} must be named {known.replace(', ', ', or ')}"
+    inner = record.get("translation")
+    if isinstance(inner, dict) and not (languages or prompts_only):
         cure = f"give --source-language and --target-language, two of {', '.join(inner)}"
     raise UserError(f"{where} has the fields {shown(', '.join(map(str, record)), 300)}; {cure}")
 
