@@ -243,6 +243,8 @@ def test_dropout_is_that_of_transformers_with_the_same_masks(reference_of, monke
     assert loss.item() != pytest.approx(learner._gradient(weights, batch.arrays)[0].item())
     model.grad_checkpoint = True
     assert learner._gradient(weights, batch.arrays, key)[0].item() == pytest.approx(loss.item())
+    compiled = Learner(model, token_loss(model, 0.0), 10, 0.01, True, drop=model.drop)
+    assert compiled._slopes(weights, batch.arrays, key)[1].keys() == weights.keys()  # traced only
     model.drop(key)
     places = []  # in the order in which torch drops
     for stack in model.stacks:
