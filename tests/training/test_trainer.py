@@ -151,23 +151,14 @@ def test_patience_ends_a_run_only_if_it_is_asked_for(inputs, tmp_path):
     assert again.run() and again.state.step == 8 and again.progress.best_step == 8
 
 
-def test_lines_have_the_mean_loss_since_the_last_one_and_the_rate(inputs, tmp_path, monkeypatch):
-    lines, losses = [], []
-    run = a_run(inputs, tmp_path, log=lambda text, **numbers: lines.append((text, numbers)))
-    step = run.learner.step
-
-    def stepped(state, batch):
-        state, loss = step(state, batch)
-        losses.append(loss)
-        return state, loss
-
-    monkeypatch.setattr(run.learner, "step", stepped)
+def test_lines_have_the_mean_loss_since_the_last_one_and_the_rate(inputs, tmp_path):
+    lines = []
+    run = a_run(inputs, tmp_path, log=lambda text, **numbers: lines.append(numbers))
     run.run()
-    reports = [numbers for _, numbers in lines if "learning_rate" in numbers]
+    reports = [numbers for numbers in lines if "learning_rate" in numbers]
     assert [numbers["step"] for numbers in reports] == [3, 6]
     for first, numbers in zip((0, 3), reports, strict=True):
-        assert numbers["loss"] == pytest.approx(np.mean(losses[first : first + 3]))
+        assert numbers["loss"] == pytest.approx(np.mean(run.losses[first : first + 3]))
         assert numbers["learning_rate"] == pytest.approx(0.05 * (8 - first - 2) / 7.6)
         assert numbers["tokens_per_second"] > 0 and numbers["seconds_left"] > 0
-    evaluations = [numbers for _, numbers in lines if "eval_acceptance" in numbers]
-    assert [numbers["step"] for numbers in evaluations] == [0, 2, 4, 6, 8]
+    assert [n["step"] for n in lines if "eval_acceptance" in n] == [0, 2, 4, 6, 8]
