@@ -23,24 +23,29 @@ from types import MappingProxyType
 from benchmarks import REQUIREMENTS
 from mlx_t5.cli.arguments import Parser, add_options, run
 
+# A summary and the options of an example, by name.
 SUBCOMMANDS = MappingProxyType(
     {
-        "compare": "every proposer relative to regular decoding, and the cost of passes",
-        "sweep": "tune --num-draft and --delta: speed and quality over a grid, with a picture",
-        "peers": "transformers and CTranslate2 on the same weights and prompts",
-        "report": "one row about this machine, to paste, in under five minutes",
-        "server": "the server under load: a running batch compared with one request at a time",
-    }
-)
-
-
-EXAMPLES = MappingProxyType(
-    {
-        "compare": ("compare --task mixed --count 24", "compare --num-draft 4 --batch-size 1 8"),
-        "sweep": ("sweep", "sweep --delta 0.5 0.9 --output my-sweep"),
-        "peers": ("peers --num-draft 5", "peers --batch-size 1 8 --json peers.json"),
-        "report": ("report", "report --model my-t5 --draft-model my-draft"),
-        "server": ("server", "server --clients 1 8 --max-batch 8"),
+        "compare": (
+            "every proposer relative to regular decoding, and the cost of passes",
+            "--num-draft 4 --batch-size 1 8",
+        ),
+        "sweep": (
+            "tune --num-draft and --delta: speed and quality over a grid, with a picture",
+            "--delta 0.5 0.9 --output my-sweep",
+        ),
+        "peers": (
+            "transformers and CTranslate2 on the same weights and prompts",
+            "--batch-size 1 8 --json peers.json",
+        ),
+        "report": (
+            "one row about this machine, to paste, in under five minutes",
+            "--model my-t5 --draft-model my-draft",
+        ),
+        "server": (
+            "the server under load: a running batch compared with one request at a time",
+            "--clients 1 8 --max-batch 8",
+        ),
     }
 )
 
@@ -77,11 +82,9 @@ def _parser(argv: Sequence[str]) -> Parser:
         required=True,
         metavar="SUBCOMMAND",
     )
-    for name, summary in SUBCOMMANDS.items():
-        examples = [f"benchmark.py {line}" for line in EXAMPLES[name]]
-        command = commands.add_parser(
-            name, help=summary, epilog="\n  ".join(["examples:", *examples])
-        )
+    for name, (summary, options) in SUBCOMMANDS.items():
+        example = f"examples:\n  benchmark.py {name} {options}"
+        command = commands.add_parser(name, help=summary, epilog=example)
         if name in argv:
             module = importlib.import_module(f"benchmarks.{name}")
             command.description = (module.__doc__ or "").partition("\n\n")[0]

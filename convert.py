@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -141,7 +140,16 @@ def convert(
         copy_modules(folder, partial)
         save_tokenizer(tokenizer, folder, partial)
         raw["converted_from"] = origin(str(source), revision, folder, adapter_path)
-        write_config(partial, raw, dtype, recipe, layers, has_decoder(shapes))
+        raw["torch_dtype"] = dtype
+        if "dtype" in raw:  # the name in transformers 5
+            raw["dtype"] = dtype
+        if not has_decoder(shapes):
+            raw["architectures"] = [f"{raw['model_type'].upper()}EncoderModel"]
+        if recipe:
+            entry = recipe.entry({n.removesuffix(".weight"): how for n, how in layers.items()})
+            # Two entries, as in mlx-lm: MLX reads the first, the Hugging Face Hub shows the second.
+            raw["quantization"] = raw["quantization_config"] = entry
+        write_json(partial / "config.json", raw)
     return path
 
 
@@ -176,26 +184,6 @@ def _quantized_layers(
     if odd := len(requested) - len(layers):
         print(f"{odd} layers do not divide into groups and stay {dtype}", file=sys.stderr)
     return layers
-
-
-def write_config(
-    folder: Path,
-    raw: dict[str, Any],
-    dtype: str,
-    recipe: Recipe | None,
-    layers: Mapping[str, Quantization],
-    can_decode: bool,
-) -> None:
-    config = raw | {"torch_dtype": dtype}
-    if "dtype" in raw:  # the name in transformers 5
-        config["dtype"] = dtype
-    if not can_decode:
-        config["architectures"] = [f"{raw['model_type'].upper()}EncoderModel"]
-    if recipe:
-        entry = recipe.entry({name.removesuffix(".weight"): how for name, how in layers.items()})
-        # Two entries, as in mlx-lm: MLX reads the first, the Hugging Face Hub shows the second.
-        config["quantization"] = config["quantization_config"] = entry
-    write_json(folder / "config.json", config)
 
 
 OPTIONS = {

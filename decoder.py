@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from mlx_t5.backend import mx
+from mlx_t5.backend import cpu_only, mx
 from mlx_t5.drafting.adaptive import Adaptive
 from mlx_t5.drafting.costs import StepCosts
 from mlx_t5.drafting.draft_model import DRAFT, DraftModel
@@ -41,15 +41,13 @@ from mlx_t5.drafting.source_copy import predicting
 from mlx_t5.engine import batching, document_batch
 from mlx_t5.engine.batch import Batch
 from mlx_t5.engine.beams import Beams
-from mlx_t5.engine.codec import Codec
-from mlx_t5.engine.early_pass import EarlyPass
-from mlx_t5.engine.job import Job
+from mlx_t5.engine.codec import Codec, Job
 from mlx_t5.engine.rows import Chunk, Result, Row
 from mlx_t5.errors import UserError, log
 from mlx_t5.loading import choose_pair, load_pair
 from mlx_t5.network.draft_vocabulary import require_all_tokens
 from mlx_t5.network.exact import exact_targets
-from mlx_t5.network.interface import Target, require_decoder
+from mlx_t5.network.interface import Target
 from mlx_t5.sampling.acceptance import UNDECIDED, accept
 from mlx_t5.sampling.draws import Sampling
 from mlx_t5.sampling.processors import History, Processing
@@ -60,6 +58,8 @@ from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, FLAG, NONE, Settings, chec
 from mlx_t5.text.detokenizer import same_vocabulary
 from mlx_t5.text.prompts import as_list, checked_predictions
 from model import T5
+
+MOST_COPIED = 64 << 20  # bytes of a cache; see `Engine._begin_next`
 
 
 class Engine(Batch):
@@ -92,7 +92,8 @@ class Engine(Batch):
         super().__init__(target, drafter, clock)
         self.offers: Sequence[Sequence[Offer]] = ()
         self.adaptive = adaptive or Adaptive(StepCosts(target, drafter.model if drafter else None))
-        self.early = EarlyPass.of(target)
+        self.begins_early = not cpu_only()  # a pass may start before its token has been read
+        self.begun: tuple[Row, int, mx.array] | None = None  # such a pass: row, position, logits
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
     def forget(self) -> None:
@@ -137,9 +138,11 @@ class Engine(Batch):
 
         Their shape is (rows, gamma + 1, vocabulary) for gamma proposals per row.
         """
-        early = self.early.take(self.rows) if self.early else None
-        if early is not None and proposal.tokens is None:
-            return early
+        begun, self.begun = self.begun, None
+        if begun and proposal.tokens is None and self.rows == [begun[0]]:
+            row, position, logits = begun
+            if position == row.decided:
+                return logits
         tokens = mx.array([row[-1:] for row in self.committed], mx.int32)
         if proposal.tokens is not None:
             tokens = mx.concatenate([tokens, proposal.tokens], axis=1)
@@ -165,9 +168,23 @@ class Engine(Batch):
         outcome = mx.concatenate([accepted[:, None], tokens], axis=1)
         if self.on_verified:
             self.on_verified(self.rows, logits, tokens)
-        if self.early and x is None and (not self.drafter or self.adaptive.idle):
-            self.early.begin(self.rows, tokens, self.cache, outcome)
+        idle = x is None and (not self.drafter or self.adaptive.idle)
+        # Not for several rows, which often join or leave: then the pass is wasted.
+        if self.begins_early and idle and len(self.rows) == 1:
+            self._begin_next(tokens, outcome)
         return outcome
+
+    def _begin_next(self, tokens: mx.array, outcome: mx.array) -> None:
+        """Starts the next pass of regular decoding before Python has read `outcome`."""
+        (row,) = self.rows
+        position = len(row.committed)
+        # As the pass before still reads the cache, MLX copies it before a new token is written to
+        # it; for a large cache that takes longer than the early start saves.
+        size = self.target.cache_memory(1, 0, position + 1)
+        if position < row.settings.max_tokens and size <= MOST_COPIED:
+            mx.async_eval(outcome)
+            self.begun = row, position, self.target.decode(tokens, self.cache, [position])
+            mx.async_eval(self.begun[-1])
 
     def _commit(self, proposal: Proposal, outcome: list[list[int]], seconds: float) -> None:
         """Adds the accepted tokens to the rows; `adaptive` and the drafter learn the outcome."""
@@ -368,10 +385,9 @@ class SpeculativeDecoder:
             indexes: the prompts' indexes in a larger call, which select their random streams.
             prediction: replaces the job's predictions. A prompt is read first, then its prediction.
         """
-        require_decoder(self.model)
+        self.model.require_decoder()
         job = job or self.job()
         job = job if prediction is None else replace(job, predictions=prediction)
-        self.codec.check(job)
         if job.cutting:
             return document_batch.results(self, prompts, job, batch_size, ready, indexes)
         batch_size, samples = checked("batch_size", batch_size), job.num_samples
@@ -407,8 +423,7 @@ class SpeculativeDecoder:
         self, prompt: str | Sequence[int], job: Job, batch_size: int = DEFAULT_BATCH_SIZE
     ) -> Generator[Chunk, None, None]:
         """Does what `stream` does, with the settings of `job`, which must have stream=True."""
-        require_decoder(self.model)
-        self.codec.check(job)
+        self.model.require_decoder()
         if job.cutting:
             return document_batch.stream(self, prompt, job, batch_size)
         if job.settings.num_beams > 1:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.checkpoints.generation_config import (
@@ -24,26 +23,16 @@ from mlx_t5.checkpoints.generation_config import (
 )
 from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log, run
 from mlx_t5.cli.input import Lines, read_document, read_prompts
-from mlx_t5.cli.options import DEFAULT_PROMPT, MainOptions, cutting_of, read_options
-from mlx_t5.cli.output import (
-    ARRAY,
-    LineFile,
-    LineOf,
-    Painter,
-    check_output_file,
-    embedding_object,
-    error_of,
-    score_object,
-    text_lines,
-)
-from mlx_t5.cli.runs import Compute, MainJob, Run, lines_of, prefixed, unpaired
+from mlx_t5.cli.options import DEFAULT_PROMPT, MainOptions, read_options
+from mlx_t5.cli.output import Painter, check_output_file, error_of, open_output, summary
+from mlx_t5.cli.runs import Compute, Run, prefixed, unpaired
 from mlx_t5.cli.streaming import progress_bar, write_text
 from mlx_t5.errors import UserError
 from mlx_t5.settings import NONE, Settings
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
-    from mlx_t5.cli.array_file import ArrayFile
+    from mlx_t5.engine.codec import Job
     from mlx_t5.loading import ModelPair
 
 
@@ -63,41 +52,6 @@ def _run(options: MainOptions) -> int:
     prompts = _prompts(options)
     if options.output_file:
         check_output_file(options.output_file, options.input_file)
-    models = _choose(options)
-    presets = _presets(options, models.target)
-    job = _job(options, models, presets)
-    if job.spec.stream and isinstance(prompts, list):
-        decoder = _load(job)
-        painter = _begin(decoder, job, presets)
-        return write_text(decoder, prompts[0], job, painter)
-    run = Run.of(prompts, job)
-    if options.resume:
-        run.log_resumed()
-        if run.count == run.first > 0:
-            return 0
-    decoder = _load(job)
-    painter = _begin(decoder, job, presets)
-    return _write_all(run, _computation(decoder, job), _output(run, painter, options), options)
-
-
-def _is_streamed(options: MainOptions, settings: Settings) -> bool:
-    """Returns whether to stream the text, which needs a single prompt or a single document."""
-    several = len(options.prompt or []) > 1 or (options.input_file and not options.is_document)
-    if several or options.json or not options.writes_text:
-        return False
-    one = options.num_samples == settings.num_beams == 1
-    return (one and not options.output_file) or options.split != "none"
-
-
-def _prompts(options: MainOptions) -> list[str] | Lines:
-    if options.input_file:
-        if options.is_document:
-            return [read_document(options.input_file, options.file_type)]
-        return lines_of(options.input_file, options)
-    return read_prompts(options.prompt or [DEFAULT_PROMPT])
-
-
-def _choose(options: MainOptions) -> ModelPair:
     # Imported late, so that `--help` and errors about options do not wait for MLX.
     from mlx_t5 import loading
 
@@ -105,116 +59,120 @@ def _choose(options: MainOptions) -> ModelPair:
     beams = options.settings.get("num_beams", 1) > 1 and draft is None  # which use no draft
     if options.regular_decode or beams or not options.writes_text:
         draft = NONE
-    return loading.choose_pair(options.model, draft, options.adapter_path)
+    models = loading.choose_pair(options.model, draft, options.adapter_path)
+    # The settings in the model's own files; later ones override earlier ones.
+    presets = []
+    if not options.ignore_generation_config:
+        presets.append(read_generation_config(models.target))
+    if options.task is not None:
+        presets.append(find_task(read_tasks(models.target), options.task))
+    job, prefix = _job(options, presets)
+    remaining = Run(prompts, options, job)
+    if options.resume:
+        of_all = f" of {remaining.count}" if remaining.count else ""
+        lines = remaining.first * remaining.texts
+        log(f"resuming: {lines} lines are kept, {remaining.first}{of_all} prompts are done")
+        if remaining.count == remaining.first > 0:
+            return 0
+    decoder = _load(models, presets, job, options)
+    painter = Painter(decoder.tokenizer) if options.verbose and options.writes_text else None
+    if painter:
+        log(painter.legend)
+    if job.stream and isinstance(prompts, list):
+        return write_text(decoder, prefix + prompts[0], job, options, painter)
+    return _write_all(remaining, _computation(decoder, job, prefix, options), painter, options)
 
 
-def _presets(options: MainOptions, folder: Path) -> list[Preset]:
-    """Returns the settings in the model's own files: general ones, then those of the task.
+def _prompts(options: MainOptions) -> list[str] | Lines:
+    if not options.input_file:
+        return read_prompts(options.prompt or [DEFAULT_PROMPT])
+    if options.is_document:
+        return [read_document(options.input_file, options.file_type)]
+    if options.input_file == "-" and sys.stdin.isatty():
+        log("type one line per prompt; Ctrl-D ends the input")
+    proposing = options.writes_text and not options.regular_decode
+    return Lines(options.input_file, options.score, "prediction" if proposing else "")
 
-    Later settings override earlier ones.
-    """
-    presets = [] if options.ignore_generation_config else [read_generation_config(folder)]
-    task = options.task
-    return presets if task is None else [*presets, find_task(read_tasks(folder), task)]
 
+def _job(options: MainOptions, presets: list[Preset]) -> tuple[Job, str]:
+    """How to decode, and the prefix of every prompt; what the user omits is from the presets."""
+    from mlx_t5.engine.codec import Job
+    from mlx_t5.text.documents import Cutting
 
-def _job(options: MainOptions, models: ModelPair, presets: list[Preset]) -> MainJob:
-    """Returns what to run and how; settings that the user omits come from the presets."""
-    sources = [preset.settings for preset in presets]
-    settings = Settings(**combined(*sources, options.settings))
+    settings = Settings(**combined(*(preset.settings for preset in presets), options.settings))
     if options.num_samples > 1 and settings.temp == 0:
         raise UserError("--num-samples requires --temp above 0")
-    prefix = options.prefix
+    prefix, cutting = options.prefix, None
     if prefix is None:
         prefix = "".join(preset.prefix for preset in presets)
-    from mlx_t5.engine.job import Job
+    if options.split != "none":
+        # Without any prefix, each text is searched for a prefix at its beginning.
+        fixed = prefix if prefix or options.prefix is not None else None
+        limit, language = options.max_source_tokens, options.source_language
+        cutting, prefix = Cutting(options.split, fixed, language, limit, options.file_type), ""
+    # A text is streamed if it is the only one, or a document.
+    one = len(options.prompt or [""]) == 1 and (not options.input_file or options.is_document)
+    whole = options.num_samples == settings.num_beams == 1 and not options.output_file
+    streamed = one and not options.json and options.writes_text and (whole or cutting is not None)
+    return Job(settings, options.seed, options.num_samples, cutting, stream=streamed), prefix
 
-    how = options.seed, options.num_samples, cutting_of(options, prefix)
-    spec = Job(settings, *how, stream=_is_streamed(options, settings))
-    return MainJob(options, spec, prefix, models)
 
-
-def _load(job: MainJob) -> SpeculativeDecoder:
+def _load(
+    models: ModelPair, presets: list[Preset], job: Job, options: MainOptions
+) -> SpeculativeDecoder:
+    """Loads the models, and logs notes about them and their settings."""
     from decoder import SpeculativeDecoder
     from mlx_t5 import loading
-    from mlx_t5.network.interface import require_decoder
-
-    options = job.options
-    target, drafter, tokenizer, other = loading.load_pair(job.models, options.dtype)
-    if options.writes_text:
-        require_decoder(target)
-    num_draft = job.spec.settings.num_draft if options.exact else None  # sets the passes' width
-    return SpeculativeDecoder(
-        target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=options.exact
-    )
-
-
-def _begin(decoder: SpeculativeDecoder, job: MainJob, presets: list[Preset]) -> Painter | None:
-    """Checks the settings if --exact is given; then logs notes about the models and settings.
-
-    Returns:
-        The painter that colors texts for --verbose; None if nothing is colored.
-    """
     from mlx_t5.backend import device_name
 
-    options = job.options
+    target, drafter, tokenizer, other = loading.load_pair(models, options.dtype)
+    if options.writes_text:
+        target.require_decoder()
+    num_draft = job.settings.num_draft if options.exact else None  # sets the passes' width
+    decoder = SpeculativeDecoder(
+        target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=options.exact
+    )
     if options.exact:
-        decoder.engine(job.spec.settings, options.batch_size)  # may raise UserError
-    texts, verbose = options.writes_text, options.verbose
-    painter = Painter(decoder.tokenizer) if verbose and texts else None
-    notes = [job.models.note, f"on {device_name()}" if verbose else ""]
-    notes += [preset.note for preset in presets if texts]
+        decoder.engine(job.settings, options.batch_size)  # refuses settings that do not fit
+    notes = [models.note, f"on {device_name()}" if options.verbose else ""]
+    notes += [preset.note for preset in presets if options.writes_text]
     notes += [] if options.prompt or options.input_file else [f"prompt: {DEFAULT_PROMPT}"]
-    notes += [painter.legend] if painter else []
     for note in filter(None, notes):
         log(note)
-    return painter
+    return decoder
 
 
-def _computation(decoder: SpeculativeDecoder, job: MainJob) -> Compute:
+def _computation(
+    decoder: SpeculativeDecoder, job: Job, prefix: str, options: MainOptions
+) -> Compute:
     """Returns the function that computes texts, scores or vectors from prompts."""
-    options, batch_size = job.options, job.options.batch_size
+    batch_size = options.batch_size
 
     def compute(prompts: Iterator[Any], indexes: Iterator[int], ready: Any) -> Iterator[Any]:
-        prompts = prompts if job.spec.cutting else prefixed(prompts, job.prefix)
+        prompts = prefixed(prompts, prefix)
         if options.score:
             return decoder.scoring.scores(prompts, batch_size, ready)
         if options.embed:
             return decoder.embeddings.vectors(prompts, options.normalize, batch_size, ready)
         prompts, predictions = unpaired(prompts)
-        return decoder.results(prompts, job.spec, batch_size, ready, indexes, predictions)
+        return decoder.results(prompts, job, batch_size, ready, indexes, predictions)
 
     return compute
 
 
-def _output(run: Run, painter: Painter | None, options: MainOptions) -> LineFile | ArrayFile:
-    """Returns the object that formats the results and writes them."""
-    if options.embed and (run.output_file or "").endswith(ARRAY):
-        from mlx_t5.cli.array_file import ArrayFile
-
-        return ArrayFile(str(run.output_file))
-    if options.score:
-        line_of: LineOf = score_object
-    elif options.embed:
-        line_of = embedding_object
-    else:
-        line_of = text_lines(options.json, bool(run.output_file) or options.json, painter)
-    return LineFile(run.output_file, run.keep, line_of)
-
-
-def _write_all(
-    run: Run, compute: Compute, output: LineFile | ArrayFile, options: MainOptions
-) -> int:
+def _write_all(run: Run, compute: Compute, painter: Painter | None, options: MainOptions) -> int:
     """Writes results and errors in prompt order, and logs a summary; returns the exit status."""
     from mlx_t5.backend import mx
-    from mlx_t5.cli.totals import Totals
+    from mlx_t5.engine.document_batch import DocumentStats
 
-    began, totals, status = run.clock(), Totals(), 0
-    per_prompt = run.outcomes_a_prompt
-    unit = "prompts" if per_prompt == 1 else "texts"
+    began, stats, results, status = run.clock(), DocumentStats(), 0, 0
+    unit = "prompts" if run.texts == 1 else "texts"
     mx.reset_peak_memory()
-    total, done = run.count and run.count * per_prompt, run.first * per_prompt
-    with output, progress_bar(total, done, unit, options) as shown:
+    total, done = run.count and run.count * run.texts, run.first * run.texts
+    with (
+        open_output(options, run.keep, painter) as output,
+        progress_bar(total, done, unit, options) as shown,
+    ):
         try:
             for n, prompt, outcome in run.outcomes(compute):
                 output.write(prompt, outcome)
@@ -222,17 +180,19 @@ def _write_all(
                     status = BAD_INPUT
                     where = "" if isinstance(prompt, UserError) else f"prompt {n}: "
                     log(f"error: {where}{error}")
-                totals.add(outcome)
+                results += 1
+                if of_outcome := getattr(outcome, "stats", None):  # scores and vectors have none
+                    stats.add(of_outcome)
                 shown.update()
         except KeyboardInterrupt:
             status = INTERRUPTED
-    totals.stats.peak_memory_bytes = mx.get_peak_memory()
+    stats.peak_memory_bytes = mx.get_peak_memory()
     interrupted = ""
     if status == INTERRUPTED:
         of_all = f" of {total}" if total else ""
-        interrupted = f"interrupted: {totals.results}{of_all} {unit} done · "
+        interrupted = f"interrupted: {results}{of_all} {unit} done · "
     seconds = run.clock() - began
-    log(interrupted + totals.summary(seconds, unit, options.writes_text, options.verbose))
+    log(interrupted + summary(stats, results, seconds, unit, options.writes_text))
     return status
 
 

@@ -25,13 +25,13 @@ from mlx_t5.checkpoints.adapters import open_adapter, read_tensors
 from mlx_t5.checkpoints.hub import locate
 from mlx_t5.checkpoints.pooling import Pooling, read_pooling
 from mlx_t5.checkpoints.reading import Weights, read_weights, require_float
+from mlx_t5.errors import UserError
 from mlx_t5.network.attention import source_biases
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.draft_vocabulary import settle
-from mlx_t5.network.interface import require_decoder
 from mlx_t5.network.layers import checkpointed, encoder_layer, heads, layer_for
-from mlx_t5.network.linear import Matrix, matrices
+from mlx_t5.network.linear import Matrix
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, room_for_weights, weights_bytes
 from mlx_t5.network.modules import Stack, Stacks
 from mlx_t5.network.sharing import ENTRY, OF_DRAFT, share, target_of
@@ -102,6 +102,14 @@ class T5(Stacks):
         """Whether the model has a decoder."""
         return "decoder" in self
 
+    def require_decoder(self, name: str = "this model") -> None:
+        """Raises `UserError` if the model is an encoder alone."""
+        if not self.can_decode:
+            raise UserError(
+                f"{name} is an encoder alone: it makes embeddings and writes no text; "
+                "ask for those (--embed, embed, /v1/embeddings), or take a whole model"
+            )
+
     def __call__(
         self, ids: mx.array, decoder_ids: mx.array, mask: mx.array | None = None
     ) -> mx.array:
@@ -114,7 +122,11 @@ class T5(Stacks):
 
         Returns:
             float32 logits (B, T, V) over V tokens for the token after each target position.
+
+        Raises:
+            UserError: the model has no decoder.
         """
+        self.require_decoder()
         batch, length = decoder_ids.shape
         cache = self.cache(self.encode(ids, mask), mask, capacity=length)
         return self.decode(decoder_ids, cache, [0] * batch)
@@ -141,14 +153,9 @@ class T5(Stacks):
             encoded: (B, S, d_model) output of `encode` for B rows of S source positions.
             mask: (B, S), as given to `encode`.
             capacity: target positions to allocate; `decode` adds more when it needs them.
-
-        Raises:
-            UserError: the model has no decoder.
         """
-        require_decoder(self)
         x, cross = encoded.flatten(0, 1), []
-        for layer in self.decoder.layers:
-            inputs = matrices(layer.cross_attention.k, layer.cross_attention.v)
+        for inputs in self.decoder.cross_inputs:
             k, v = heads(self.config, [matrix.times(x) for matrix in inputs], len(encoded), 2)
             cross.append((mx.contiguous(k), mx.contiguous(v)))
         return Cache(cross, mask, capacity)

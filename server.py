@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,11 +50,8 @@ if TYPE_CHECKING:
 
     from decoder import SpeculativeDecoder
     from mlx_t5.loading import ModelPair
-    from mlx_t5.serving.service import Presets
 
 KEY_VARIABLE = "T5_API_KEY"
-REQUIREMENTS = "requirements/server.txt"
-CONFLICTS = (("--exact", "--delta"),)
 HEADERS = [("cache-control", "no-cache")]  # of the page, and for proxies of streams
 HEADERS += [("x-content-type-options", "nosniff"), ("referrer-policy", "no-referrer")]
 # The last is what Starlette before 1.8 (Python 3.10) takes for the name in "[::1]:8080".
@@ -136,32 +133,27 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    return run(lambda: _serve(_options(argv)), REQUIREMENTS, interrupted="")
+    return run(lambda: _serve(_options(argv)), "requirements/server.txt", interrupted="")
 
 
 def _options(argv: list[str] | None) -> ServerOptions:
     given = build_parser().given(argv)
-    refuse(options_of(ServerOptions), given, (), CONFLICTS)
+    refuse(options_of(ServerOptions), given, (), (("--exact", "--delta"),))
     options = ServerOptions(**{"api_key": os.environ.get(KEY_VARIABLE) or None} | given)
     _check_access(options)
     return options
 
 
-def _choose(options: ServerOptions) -> ModelPair:
-    from mlx_t5 import loading
-
-    return loading.choose_pair(options.model, options.draft_model, options.adapter_path)
-
-
 def _serve(options: ServerOptions) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     import mlx_t5.serving.app  # noqa: F401  (a missing package shows before models are loaded)
+    from mlx_t5 import loading
 
     with listener(options.host, options.port) as bound:
-        chosen = _choose(options)
-        presets = _presets(options, chosen)
-        application = _application(options, chosen, presets)
-        print(chosen.note, *presets.notes, sep="\n", file=sys.stderr)
+        chosen = loading.choose_pair(options.model, options.draft_model, options.adapter_path)
+        application = _application(options, chosen)
+        notes = chosen.note, *application.state.service.presets.notes
+        print(*notes, sep="\n", file=sys.stderr)
         bound.listen()
         host, port, *_ = bound.getsockname()  # the bound address; a host name may have several
         where = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -227,8 +219,6 @@ def _check_access(options: ServerOptions) -> None:
         raise UserError(
             f"others can reach {options.host}: set --api-key, or say --no-auth if all may use it"
         )
-    if options.api_key == "":
-        raise UserError("--api-key is empty; give a key, or leave it out if none is needed")
     for origin in options.allow_origin:
         if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+/?", origin, re.IGNORECASE):
             raise UserError(
@@ -236,9 +226,9 @@ def _check_access(options: ServerOptions) -> None:
             )
     if options.root_path and not re.fullmatch(r"(/[\w.~-]+)+/?", options.root_path):
         raise UserError(f"--root-path: use a path such as /t5, not {options.root_path!r}")
-    if options.api_key and not re.fullmatch(r"[!-~]([ -~]*[!-~])?", options.api_key):
+    if options.api_key is not None and not re.fullmatch(r"[!-~]([ -~]*[!-~])?", options.api_key):
         raise UserError(
-            "--api-key: use ASCII characters, no space at its ends, as it is sent in a header"
+            "--api-key is empty or invalid: use ASCII characters with no space at its ends"
         )
 
 
@@ -250,23 +240,17 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _presets(options: ServerOptions, chosen: ModelPair) -> Presets:
+def _application(options: ServerOptions, chosen: ModelPair) -> FastAPI:
     from mlx_t5.checkpoints.generation_config import read_generation_config, read_tasks
-    from mlx_t5.serving.service import Presets
-
-    tasks = read_tasks(chosen.target)
-    if options.ignore_generation_config:
-        return Presets(tasks=tasks)
-    return Presets(read_generation_config(chosen.target), tasks)
-
-
-def _application(options: ServerOptions, chosen: ModelPair, presets: Presets) -> FastAPI:
     from mlx_t5.serving import api
     from mlx_t5.serving.app import create_app
     from mlx_t5.serving.metrics import Metrics
-    from mlx_t5.serving.service import RequestLimits, Service
+    from mlx_t5.serving.service import Presets, RequestLimits, Service
     from mlx_t5.serving.worker import Worker
 
+    presets = Presets(tasks=read_tasks(chosen.target))
+    if not options.ignore_generation_config:
+        presets = replace(presets, general=read_generation_config(chosen.target))
     metrics = Metrics()
     rows = min(api.MAX_SAMPLES * api.MAX_PROMPTS, options.max_batch + options.max_queue)
     limits = RequestLimits(options.max_prompt_tokens, options.max_tokens, rows)

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from benchmarks import pictures, printing, workload
 from benchmarks.figures import MEASURED_POSITIONS, figures, pair_costs
@@ -102,24 +103,17 @@ def compare(
     single = batch_size == 1 and temp == 0
     turns = workload.cut(prompts.prompts, 1 if single else len(prompts.prompts))
     common = {"max_tokens": args.max_tokens, "temp": temp}
+    ways: list[tuple[str, str, int, Any]] = [(way, way, 0, None) for way in args.ways]
+    ways += [(f"{DRAFT}, {percent} % wrong,", DRAFT, percent, None) for percent in args.wrong]
+    for percent, texts in predicted(subject, turns, args.predictions, args.max_tokens).items():
+        label = f"prediction {percent} % changed,"
+        ways += [(f"{way}, {label}", way, 0, texts) for way in (REGULAR, *args.ways)]
     names: dict[tuple[str, int | str], str] = {(REGULAR, 0): REGULAR}
-    names |= {(proposer, n): f"{proposer} {n}" for proposer in args.ways for n in args.num_draft}
-    variants = {
-        name: decoding(subject.decoder(proposer, n), turns, batch_size, **common)
-        for (proposer, n), name in names.items()
-    }
-    for percent, n in itertools.product(args.wrong, args.num_draft):
-        way = f"{DRAFT}, {percent} % wrong"
-        names[way, n] = name = f"{way}, {n}"
-        decoder = subject.decoder(DRAFT, n, wrong=percent)
-        variants[name] = decoding(decoder, turns, batch_size, **common)
-    texts = predicted(subject, turns, args.predictions, args.max_tokens)
-    for percent, predictions in texts.items():
-        for proposer, n in itertools.product((REGULAR, *args.ways), args.num_draft):
-            way = f"{proposer}, prediction {percent} % changed"
-            names[way, n] = name = f"{way}, {n}"
-            decoder = subject.decoder(proposer, n)
-            variants[name] = decoding(decoder, turns, batch_size, predictions, **common)
+    variants = {REGULAR: decoding(subject.decoder(REGULAR), turns, batch_size, **common)}
+    for (way, proposer, wrong, texts), n in itertools.product(ways, args.num_draft):
+        names[way.removesuffix(","), n] = name = f"{way} {n}"
+        decoder = subject.decoder(proposer, n, wrong=wrong)
+        variants[name] = decoding(decoder, turns, batch_size, texts, **common)
     timed = interleave(variants, len(turns), args.repeats, decided)
     longest = max([MEASURED_POSITIONS, *(n + 1 for n in args.num_draft if isinstance(n, int))])
     points, costs = range(1, longest + 1), None

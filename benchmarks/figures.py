@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.passes import drafting, ladder, timer
 from benchmarks.subject import Subject
-from mlx_t5.engine.rows import Result
-from mlx_t5.engine.tally import Tally, added
+from mlx_t5.engine.rows import Result, Tally, added
 from mlx_t5.timing import Timed, Tokens, differing, speed_up
 
 DRAFT_ROUNDS = 9
@@ -45,12 +43,11 @@ def pair_costs(
     points: Sequence[int],
     seconds: float,
     needed: int,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> PairCosts:
     """Measures the costs of passes over a row whose source is a median prompt; see `ladder`."""
     source = source_length(subject, prompts)
-    target = timer(subject.target, clock, source=source, slots=max(points))
-    passes, draft = ladder(target, points, seconds, needed), drafting(subject.draft, clock, source)
+    target = timer(subject.target, source, max(points))
+    passes, draft = ladder(target, points, seconds, needed), drafting(subject.draft, source)
     of_draft = statistics.median([draft(1) for _ in range(1 + DRAFT_ROUNDS)][1:])
     v = {m: s / passes[1] for m, s in passes.items()}
     return PairCosts(passes, v, of_draft / passes[1])

@@ -8,7 +8,6 @@ a 4-bit target if the target is in an fp mode.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from benchmarks.passes import ladder, timer
@@ -33,11 +32,11 @@ def measured(target: T5, source: int, seconds: float) -> dict[str, Any] | None:
     quantized = any("scales" in layer for _, layer in target.named_modules())
     if cpu_only() or ON_CUDA or quantized:
         return None
-    before = ladder(timer(target, time.perf_counter, source=source), POINTS[:1], seconds / 4)
+    before = ladder(timer(target, source), POINTS[:1], seconds / 4)
     nn.quantize(target, way.group_size, way.bits, mode=way.mode, class_predicate=fits)
     target.join()
     mx.eval(target.parameters())
-    after = ladder(timer(target, time.perf_counter, source=source), POINTS, seconds)
+    after = ladder(timer(target, source), POINTS, seconds)
     v = {m: seconds / after[1] for m, seconds in after.items()}
     return {"mode": MODE, "speed_up": before[1] / after[1], "v": v}
 

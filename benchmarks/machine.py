@@ -6,12 +6,13 @@ processes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,47 +53,34 @@ def dtype_of(model: T5) -> str:
     return str(model.dtype).removeprefix("mlx.core.")
 
 
-def hardware(ask: Callable[..., str] | None = None, system: str = sys.platform) -> dict[str, Any]:
+def hardware() -> dict[str, Any]:
     from mlx_t5.backend import mx
 
-    ask = ask or printed_by
     on_cpu = mx.default_device().type == mx.cpu
     device = dict(mx.device_info())
-    chip = mx.device_info(mx.cpu).get("device_name")
-    facts: dict[str, Any] = {"chip": chip, "system": _linux(), "gpu_cores": None}
-    if system == "darwin":
-        profile = ask("system_profiler", "SPDisplaysDataType")
+    chip, cores, system = mx.device_info(mx.cpu).get("device_name"), None, platform.platform()
+    if sys.platform == "darwin":
+        profile = _printed_by("system_profiler", "SPDisplaysDataType")
         cores = re.search(r"Total Number of Cores: (\d+)", profile)
-        facts = {
-            "chip": ask("sysctl", "-n", "machdep.cpu.brand_string").strip() or chip,
-            "system": f"macOS {platform.mac_ver()[0]}",
-            "gpu_cores": int(cores[1]) if cores else None,
-        }
-    return facts | {
+        chip = _printed_by("sysctl", "-n", "machdep.cpu.brand_string").strip() or chip
+        system = f"macOS {platform.mac_ver()[0]}"
+    else:
+        with contextlib.suppress(OSError, KeyError):
+            name = platform.freedesktop_os_release()["PRETTY_NAME"]
+            system = f"{name}, {platform.machine()}"
+    return {
+        "chip": chip,
+        "system": system,
+        "gpu_cores": int(cores[1]) if cores else None,
         "gpu": None if on_cpu else device.get("device_name"),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "device": device,
     }
 
 
-def printed_by(*command: str) -> str:
+def _printed_by(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_TO_ANSWER)
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout
-
-
-def _linux() -> str:
-    try:
-        name = platform.freedesktop_os_release()["PRETTY_NAME"]
-    except (OSError, KeyError):
-        name = platform.system()
-    return f"{name}, {platform.machine()}"
-
-
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (OSError, ValueError):
-        return None

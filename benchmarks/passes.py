@@ -62,16 +62,13 @@ def ladder(
 
 
 def timer(
-    model: T5,
-    clock: Callable[[], float] = time.perf_counter,
-    source: int = SOURCE_TOKENS,
-    slots: int = max(TARGET_POINTS),
+    model: T5, source: int = SOURCE_TOKENS, slots: int = max(TARGET_POINTS)
 ) -> Callable[[int], float]:
     """Times a step of the target, with joining the proposals, accepting and waiting."""
     prepared, greedy = _prepared(model, 1, source, slots), Sampling.of([Settings()])
 
     def seconds(positions: int) -> float:
-        began = clock()
+        began = time.perf_counter()
         tokens, x, lengths = _filler(model, 1, 1), None, mx.array([positions - 1], mx.int32)
         if positions > 1:
             x = _filler(model, 1, positions - 1)
@@ -79,27 +76,23 @@ def timer(
         logits = model.decode(tokens, prepared, [0])
         accepted, tokens = accept(logits, x, None, lengths, greedy, None)
         mx.concatenate([accepted[:, None], tokens], axis=1).tolist()
-        return clock() - began
+        return time.perf_counter() - began
 
     return seconds
 
 
-def drafting(
-    model: T5,
-    clock: Callable[[], float] = time.perf_counter,
-    source: int = SOURCE_TOKENS,
-) -> Callable[[int], float]:
+def drafting(model: T5, source: int = SOURCE_TOKENS) -> Callable[[int], float]:
     """Times a draft pass over one position: the mean of `CHAIN` passes, without waiting between."""
     prepared = cache(lambda rows: _prepared(model, rows, source))
 
     def seconds(rows: int) -> float:
         slots, tokens = prepared(rows), _filler(model, rows, 1)
-        began = clock()
+        began = time.perf_counter()
         for i in range(CHAIN):
             tokens = likeliest(model.decode(tokens, slots, [i] * rows))
             mx.async_eval(tokens)
         tokens.tolist()
-        return (clock() - began) / CHAIN
+        return (time.perf_counter() - began) / CHAIN
 
     return seconds
 

@@ -46,16 +46,13 @@ class Process:
                 self._pipe.send((method, keywords))
             error, value = self._pipe.recv()
         except (EOFError, ConnectionError):
-            raise UserError(self._how_it_died()) from None
+            self._process.join()
+            status = self._process.exitcode or 0
+            kind = f"signal {-status}" if status < 0 else f"status {status}"
+            raise UserError(f"its process ended with {kind}") from None
         if error:
             raise UserError(error)
         return value
-
-    def _how_it_died(self) -> str:
-        self._process.join()
-        status = self._process.exitcode or 0
-        kind = f"signal {-status}" if status < 0 else f"status {status}"
-        return f"its process ended with {kind}"
 
 
 def serve(pipe: Connection, environment: dict[str, str], what: str, keywords: dict) -> None:

@@ -14,7 +14,7 @@ import argparse
 import datetime
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ COLUMNS: printing.Columns = {
     "date": lambda record: record["date"],
     "chip": chip,
     "computes on": computes_on,
-    "memory": lambda record: readable(record["hardware"]["memory_bytes"] or 0),
+    "memory": lambda record: readable(record["hardware"]["memory_bytes"]),
     "system": lambda record: record["hardware"]["system"],
     "mlx": lambda record: record["environment"]["mlx"],
     "target, draft": lambda record: f"{record['target']['name']}, {record['draft']['name']}",
@@ -144,14 +144,11 @@ def run(args: argparse.Namespace, command: str) -> int:
     print(f"{printing.header(record['environment'], command)}\n")
     print(printing.markdown(COLUMNS, [record]))
     printing.write_record(args.json, record)
-    print(f"\n{fits(record['peak_memory_bytes'], limit())}")
+    peak, there = record["peak_memory_bytes"], limit()
+    ending = "it fits" if peak <= there else "it does not fit, and is slow"
+    print(f"\nThe pair took {readable(peak)} at most, of {readable(there)}: {ending}.")
     print(f"The line above is for docs/performance.md; {args.json} has all figures.")
     return int(bool(record["different"]) and record["environment"]["dtype"] == "float32")
-
-
-def fits(peak: int, there: int) -> str:
-    ending = "it fits" if peak <= there else "it does not fit, and is slow"
-    return f"The pair took {readable(peak)} at most, of {readable(there)}: {ending}."
 
 
 def log(line: str) -> None:
@@ -186,13 +183,12 @@ def measured(
     prompts: Sequence[str],
     num_draft: int,
     seconds: float,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
     log("timing passes over 1 to 64 positions")
     steps = range(1, num_draft + 2)  # positions of the steps that are timed below
     points = list(dict.fromkeys([*steps, *TARGET_POINTS]))
     needed = max(NEEDED, len(steps))
-    costs = pair_costs(subject, prompts, points, LADDER_SHARE * seconds, needed, clock)
+    costs = pair_costs(subject, prompts, points, LADDER_SHARE * seconds, needed)
     passes = costs.seconds
     share = OPENING_SHARE * seconds
     longest = min(max(int(share / passes[1]), LEAST_TOKENS), MOST_TOKENS)
@@ -200,8 +196,7 @@ def measured(
     timed = in_turns(
         decoding(subject.decoder(REGULAR), turns, 1, max_tokens=longest),
         decoding(subject.decoder(DRAFT, num_draft), turns, 1, max_tokens=longest),
-        affordable(share, len(turns), clock),
-        clock,
+        affordable(share, len(turns)),
     )
     facts = {"passes": passes, "c": costs.c, "v": costs.v, "max_tokens": longest}
     return facts | gains(timed[REGULAR], timed[DRAFT], costs)
@@ -223,17 +218,15 @@ def gains(regular: Timed, speculative: Timed, costs: PairCosts) -> dict[str, Any
     }
 
 
-def affordable(seconds: float, most: int, clock: Callable[[], float]) -> Iterator[int]:
-    began = clock()
+def affordable(seconds: float, most: int) -> Iterator[int]:
+    began = time.perf_counter()
     for turn in range(most):
-        if turn and clock() - began > seconds:
+        if turn and time.perf_counter() - began > seconds:
             return
         yield turn
 
 
-def in_turns(
-    regular: Decode, speculative: Decode, turns: Iterable[int], clock: Callable[[], float]
-) -> dict[str, Timed]:
+def in_turns(regular: Decode, speculative: Decode, turns: Iterable[int]) -> dict[str, Timed]:
     """Times regular, speculative, speculative and regular decoding of the same turns."""
     timed = {REGULAR: Timed(), DRAFT: Timed()}
     for decode in (regular, speculative):
@@ -245,7 +238,7 @@ def in_turns(
         (REGULAR, regular, "regular decoding, closing baseline"),
     ):
         log(what)
-        repeat = [timed_turn(decode, turn, decided, clock) for turn in turns]
+        repeat = [timed_turn(decode, turn, decided, time.perf_counter) for turn in turns]
         turns = range(len(repeat))
         timed[name].add(repeat)
     return timed
@@ -256,7 +249,6 @@ def exactness(
     num_draft: int,
     prompts: Sequence[str],
     seconds: float,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
     """Checks that `exact=True` gives equal tokens without a draft, with a draft and in batches."""
     log("exact decoding")
@@ -273,7 +265,7 @@ def exactness(
             for drafter in (None, subject.drafter(DRAFT))
         )
         speculative = []
-        for turn in affordable(seconds, len(prompts), clock):
+        for turn in affordable(seconds, len(prompts)):
             regular += tokens(target_only, [prompts[turn]])
             speculative += tokens(drafted, [prompts[turn]])
         together = tokens(drafted, prompts[: len(regular)])

@@ -16,8 +16,7 @@ from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.proposals import Drafter, Proposal
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
-from mlx_t5.engine.rows import Result
-from mlx_t5.engine.tally import Tally
+from mlx_t5.engine.rows import Result, Tally
 from mlx_t5.errors import UserError
 from mlx_t5.network.modules import compile_at_once
 from mlx_t5.sampling.draws import one_hot

@@ -232,7 +232,7 @@ def cpu_only() -> bool:
     """Whether to use the CPU's code paths: `on_cpu()`, unless `T5_REHEARSE` is set.
 
     `T5_REHEARSE` makes a CPU use a GPU's code paths: compiled layers, padded sources, memory
-    checks, and passes that start before Python has read the previous pass's token (early_pass.py).
+    checks, and passes that start before Python has read the previous pass's token.
     The default type stays float32, because CPUs are slow with other types.
     """
     return on_cpu() and not os.environ.get(REHEARSE)

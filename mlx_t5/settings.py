@@ -275,9 +275,6 @@ class Settings:
         )
         for name, value in fitting.items():
             object.__setattr__(self, name, value)
-        self._check_beams()
-
-    def _check_beams(self) -> None:
         if self.num_return_sequences > self.num_beams:
             count = f"num_return_sequences is {self.num_return_sequences}"
             raise UserError(f"{count}; it must be num_beams ({self.num_beams}) at most")

@@ -17,7 +17,7 @@ import checkpoints
 import families
 from checkpoints import TINY, arrays, siblings
 from command_line import ROOT
-from convert import convert
+from convert import convert, main
 from devices import cpu_allocation
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints import writing
@@ -127,14 +127,6 @@ def test_other_tokenizers_are_saved_as_tokenizer_json(tiny, tmp_path):
     assert tokenizer(TEXTS).input_ids == AutoTokenizer.from_pretrained(tiny)(TEXTS).input_ids
 
 
-def test_an_unusable_tokenizer_is_refused_before_the_weights_are_read(tiny, tmp_path):
-    (tiny / "vocab.txt").write_text("the")  # without the name of its class
-    (tiny / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(UserError, match="cannot load the tokenizer"):
-        convert(tiny, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_number_too_large_for_float16_is_refused(tiny, tmp_path):
     state = checkpoints.random_state(TINY)
     state["encoder.block.0.layer.1.DenseReluDense.wo.weight"][0, 0] = 1e5  # wo stays float32
@@ -147,6 +139,41 @@ def test_a_number_too_large_for_float16_is_refused(tiny, tmp_path):
     ):
         convert(tiny, tmp_path / "out2", dtype="float16")
     assert siblings(tmp_path / "out2") == {"source", "out"}
+
+
+def test_an_unreadable_tensor_and_an_mlx_folder_are_refused(tiny, tmp_path):
+    out = convert(tiny, tmp_path / "out")
+    with pytest.raises(UserError, match="MLX folder already"):
+        convert(out, tmp_path / "again")
+    state = checkpoints.random_state(TINY) | {"shared.weight": torch.ones(40, 64).to(torch.int8)}
+    checkpoints.save(state, tiny, config=TINY)
+    with pytest.raises(UserError, match="shared.weight is int8; weights must be float32"):
+        convert(tiny, tmp_path / "deep" / "out")
+    assert siblings(out) == {"source", "out"}
+
+
+def test_files_that_macos_leaves_in_folders_are_ignored(tiny, tmp_path):
+    before = {file.name for file in convert(tiny, tmp_path / "out").iterdir()}
+    for folder in (tiny, tmp_path / "out"):
+        for name in (".DS_Store", "._config.json", "._model.safetensors"):
+            (folder / name).write_bytes(b"\0\5\x16\7")
+    out = convert(tiny, tmp_path / "out", overwrite=True)
+    assert {file.name for file in out.iterdir()} == before
+
+
+def test_the_command_line_converts_into_the_default_folder(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["--model", "source", "-q", "--q-bits", "8"]) == 0
+    out = tmp_path / "models" / "source"
+    assert capsys.readouterr().out == f"{out}\n"
+    assert json.loads((out / "config.json").read_text())["quantization"]["bits"] == 8
+    before = (out / "model.safetensors").read_bytes()
+    assert main(["--model", "source/"]) == 2
+    assert (out / "model.safetensors").read_bytes() == before
+    assert capsys.readouterr().err.startswith(f"error: {out} exists; replace it with --overwrite")
+    assert main(["--model", "source", "--overwrite", "--dtype", "float32"]) == 0
+    assert arrays(out)["shared.weight"].dtype == mx.float32
+    assert siblings(out) == {"source"}
 
 
 PEAK = """

@@ -21,17 +21,11 @@ def test_kernels_are_kept_by_version_and_gpu_in_the_users_cache(tmp_path):
         assert Path(environment[KERNEL_FOLDER]).is_dir()
 
 
-def test_a_cache_that_cannot_be_written_is_left_alone(tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_left_alone(tmp_path):
     (tmp_path / "file").touch()
     environment = {"XDG_CACHE_HOME": str(tmp_path / "file")}
     keep_kernels(environment, "1", FACTS)
     assert KERNEL_FOLDER not in environment
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    keep_kernels(other := {"XDG_CACHE_HOME": str(tmp_path)}, "1", FACTS)
-    assert KERNEL_FOLDER not in other
-    monkeypatch.setenv("HOME", str(tmp_path / "file"))
-    keep_kernels(other := {"XDG_CACHE_HOME": "not/absolute"}, "1", FACTS)
-    assert KERNEL_FOLDER not in other
 
 
 def test_kernels_cut_short_are_removed(tmp_path):
@@ -55,17 +49,14 @@ def test_compiling_is_announced_once_and_only_the_first_time(tmp_path, monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv(KERNEL_FOLDER, "")
     backend.prepare_cuda(os.environ)
-    messages = []
-    for _ in ("one process", "another"):
+    for process in range(2):
         backend.announce_kernels.cache_clear()
         for _ in ("target", "draft"):
             backend.announce_kernels()
-        messages.append(capsys.readouterr().err)
-        nested = Path(os.environ[KERNEL_FOLDER]) / "a long name is a folder"
-        nested.mkdir(exist_ok=True)
-        (nested / "kernel.ptx").touch()
+        announced = capsys.readouterr().err
+        assert announced == ("" if process else f"{backend.COMPILING}\n")
+        (Path(os.environ[KERNEL_FOLDER]) / "kernel.ptx").touch()
     backend.announce_kernels.cache_clear()
-    assert messages == ["compiling kernels for this GPU, once: up to a minute\n", ""]
     monkeypatch.setattr(mx, "device_info", dict)
     with pytest.raises(UserError, match="MLX finds no NVIDIA GPU.*T5_DEVICE=cpu computes without"):
         backend.prepare_cuda(os.environ)

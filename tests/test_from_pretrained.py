@@ -26,7 +26,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def repositories(tmp_path_factory):
-    """Returns a target, its default draft, an old revision, an MLX folder and a gated model."""
+    """Returns a target, its default draft, an old revision and an MLX folder."""
     root = tmp_path_factory.mktemp("hub")
     target, draft = byte_model(root / "target"), byte_model(root / "draft", noise=0.1)
     converted = convert(target, root / "mlx", dtype="float32")
@@ -36,7 +36,6 @@ def repositories(tmp_path_factory):
         f"{TARGET}@old": files(draft),
         DRAFT: files(draft),
         "me/byt5-mlx": files(converted),
-        "a/gated": files(draft),
         "me/draft": files(
             save_draft(shared_draft(bundled, 1), BUNDLED / "target", root / "shared")
         ),
@@ -50,11 +49,7 @@ def python(tmp_path):
     def run(hub: FakeHub, *lines: str, **environment: str) -> tuple[list, str]:
         code = (
             "import json, sys; from decoder import SpeculativeDecoder; from model import load\n"
-            "from mlx_t5.errors import UserError\n"
             "tell = lambda value: print(json.dumps(value))\n"
-            "def refused(name, **options):\n"
-            "    try: load(name, **options)\n"
-            "    except UserError as error: tell(str(error))\n"
             "def decoded(*names, **options):\n"
             "    decoder = SpeculativeDecoder.from_pretrained(*names, **options)\n"
             "    result = decoder.generate('a', max_tokens=12)\n"
@@ -103,24 +98,6 @@ def test_a_pair_is_loaded_by_its_hub_id_without_conversion(repositories, python,
 
 
 @pytest.mark.slow
-def test_an_unavailable_draft_is_skipped_and_a_target_is_an_error(repositories, python):
-    few = {name: repositories[name] for name in (TARGET, "a/gated")}
-    with serve(FakeHub(few, gated={"a/gated"})) as hub:
-        lines = [f'decoded("{TARGET}")', 'refused("no/where")', 'refused("a/gated")']
-        lines += [f'refused("{TARGET}", revision="v9")', 'refused("models/none")']
-        results, err = python(hub, *lines)
-    assert f"target {TARGET} (regular decoding: no default draft, as {DRAFT}: no such" in err
-    starts = (
-        "no/where: no such folder, and no such model on the Hub",
-        "a/gated: access is restricted",
-        f"{TARGET} at revision v9: there is no such revision",
-        "there is no model folder models/none",
-    )
-    for message, start in zip(results[1:], starts, strict=True):
-        assert message.startswith(start)
-
-
-@pytest.mark.slow
 def test_the_command_line_reads_both_models_from_the_cache(repositories, tmp_path):
     """Only convert.py writes into models/."""
 
@@ -159,10 +136,3 @@ def test_folders_are_loaded_by_path_and_by_name(tmp_path, monkeypatch, capsys):
     assert SpeculativeDecoder.from_pretrained("mine", None).drafter is None
     with pytest.raises(UserError, match="mine is a folder, and a revision is of a Hub id"):
         load("models/mine", revision="main")
-    # Models in models/ have an unknown revision.
-    calls = []
-    monkeypatch.setattr(
-        "mlx_t5.checkpoints.hub.download", lambda *a: calls.append(a) or BUNDLED / "draft"
-    )
-    assert load("mine", revision="v1")[0].config == draft
-    assert calls == [("mine", "v1")]

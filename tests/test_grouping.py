@@ -24,14 +24,3 @@ def test_work_that_does_not_fit_is_halved(error):
     assert not tried
     assert list(values) == [2, 4, (9, "too much"), 6]
     assert tried == [[1, 2, 9, 3], [1, 2], [9, 3], [9], [3]]
-
-
-def test_halves_are_computed_only_when_requested():
-    tried = []
-
-    def work(items):
-        tried.append(list(items))
-        raise MemoryError
-
-    assert not all(in_halves(work, [1, 2, 3], lambda item, _: False))
-    assert tried == [[1, 2, 3], [1, 2], [1]]

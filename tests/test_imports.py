@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from serving_process import ROOT, Server
+from serving_process import ROOT
 
 LIBRARY = "mlx_t5"
 # Imports go down only: a room may import itself and the rooms before it. Types of later rooms are
@@ -75,12 +75,6 @@ def test_imports_go_down_only():
     assert not up
 
 
-def test_the_page_about_the_code_has_these_floors():
-    page = (ROOT / "docs" / "how-it-is-built.md").read_text("utf-8")
-    places = [page.find(f"  {floor}\n") for floor in FLOORS.strip().splitlines()]
-    assert -1 not in places and places == sorted(places, reverse=True)
-
-
 def test_no_two_modules_import_each_other():
     @cache
     def depth(module: str) -> int:
@@ -125,29 +119,6 @@ def test_help_of_convert_and_subcommands_does_not_import_transformers(tmp_path):
     for argv in (["convert.py", "--help"], ["benchmark.py", "peers", "--help"]):
         modules = imported(tmp_path, *argv)
         assert "argparse" in modules and not modules & {"transformers", "torch", "huggingface_hub"}
-
-
-@pytest.mark.slow
-def test_a_subcommand_does_not_import_another():
-    code = (
-        "import sys, benchmark; status = benchmark.main(['peers', '--prompts', 'none'])\n"
-        "print('\\n', *sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    modules = done.stdout.rpartition("\n ")[2].split()
-    assert "benchmarks.peers" in modules and "benchmarks.compare" not in modules
-
-
-@pytest.mark.slow
-def test_the_server_serves_without_torch():
-    running = Server(PYTHONPROFILEIMPORTTIME="1")
-    try:
-        ids = running.http.post("/v1/completions", json={"model": "demo", "prompt": "I eat."})
-        assert ids.status_code == 200
-        modules = names(running.log)
-    finally:
-        running.close()
-    assert {"mlx", "transformers", "fastapi"} <= modules and "torch" not in modules
 
 
 @pytest.mark.slow

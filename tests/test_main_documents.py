@@ -12,16 +12,8 @@ from mlx_t5.errors import UserError
 from mlx_t5.text.prompts import token_ids
 
 TARGET = ROOT / "demo" / "target"
-MODEL = [
-    "--model",
-    str(TARGET),
-    "--draft-model",
-    str(ROOT / "demo" / "draft"),
-    "--dtype",
-    "float32",
-    "--num-draft",
-    "5",
-]
+MODEL = ["--model", str(TARGET), "--draft-model", str(ROOT / "demo" / "draft")]
+MODEL += ["--dtype", "float32", "--num-draft", "5"]
 TASK = "translate English to French: "
 SOURCE = (
     "I have two cats. We have two dogs.\r\n\r\n***\r\n\t- It is going to rain next Thursday. \r\n\n"
@@ -57,18 +49,14 @@ def file(tmp_path):
 # ---- a file --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "mark, encoding",
-    [("", "utf-8"), ("\ufeff", "utf-8"), ("\ufeff", "utf-16-le"), ("\ufeff", "utf-16-be")],
-)
+@pytest.mark.parametrize("mark, encoding", [("", "utf-8"), ("\ufeff", "utf-16-be")])
 def test_a_file_is_one_document_and_kept_to_the_byte(run, file, tmp_path, mark, encoding):
     out = tmp_path / "out.txt"
     source = [*SPLIT, *file(mark + SOURCE, encoding=encoding), "--prefix", TASK]
     status, shown, err = run(*source, "--output-file", str(out))
     assert (status, shown, out.read_bytes().decode()) == (0, "", mark + FRENCH)
     assert "\n3 pieces · " in err and os.listdir(tmp_path) == ["in.txt", "out.txt"]
-    status, shown, _ = run(*source)
-    assert (status, shown) == (0, mark + FRENCH), "no line break is added where no terminal is"
+    assert run(*source)[1] == mark + FRENCH, "no line break is added where no terminal is"
 
 
 @pytest.mark.parametrize("by", ["--input-file", "--prompt"])
@@ -87,58 +75,31 @@ def test_an_interrupted_document_keeps_its_finished_pieces(run, file, tmp_path, 
     assert out.read_bytes().decode() == FRENCH
 
 
-def test_a_possible_prefix_is_decoded_and_noted_once(run, file):
-    note = 'note: "title:" is decoded as text'
-    source = file('{"prompt": "title: My page."}\n{"prompt": "fix: this"}\n', "in.jsonl")
-    status, out, err = run(*SPLIT, *source, "--json")
-    assert status == 0 and err.count("note: ") == 1 and note in err
-    assert json.loads(out.splitlines()[0])["pieces"][0]["start"] == 0
-    for prefix in ["--prefix", ""], ["--task", "grammar"]:
-        assert "note: " not in run(*SPLIT, *source, *prefix)[2]
-
-
-def test_json_has_the_pieces(run, file):
-    status, shown, _ = run(*SPLIT, *file(TASK + SOURCE), "--json")
-    record = json.loads(shown)
-    assert list(record) == ["prompt", "text", "tokens", "finish_reason", "stats", "pieces"]
-    assert record["prompt"] == TASK + SOURCE and record["text"] == FRENCH
-    counts = [record["stats"][name] for name in ("pieces", "cut", "failed")]
-    assert (status, counts, record["finish_reason"]) == (0, [3, 0, 0], "stop")
-    first, second, third = record["pieces"]
-    assert list(first) == ["start", "end", "text", "finish_reason"]
-    assert record["prompt"][third["start"] : third["end"]].startswith("It is going")
-    assert (second["text"], second["finish_reason"]) == ("Nous avons deux chiens.", "stop")
-
-
 def test_a_failed_piece_keeps_its_source(run, file, tmp_path, failing):
     out = tmp_path / "out.txt"
     source = [*SPLIT, *file(SOURCE), "--prefix", TASK]
     status, _, err = run(*source, "--output-file", str(out))
     expected = FRENCH.replace("Nous avons deux chiens.", "We have two dogs.")
     assert (status, out.read_bytes().decode()) == (2, expected)
-    assert "error: 1 of 3 pieces stand as they were; the first, at character 18: no dogs\n" in err
-    assert sorted(os.listdir(tmp_path)) == ["in.txt", "out.txt"], "it is complete"
-    assert "3 pieces (1 failed) · " in err
+    assert "the first, at character 18: no dogs\n" in err and "3 pieces (1 failed) · " in err
     status, shown, err = run(*source, "--json")
     record = json.loads(shown)
     assert (status, record["text"], record["stats"]["failed"]) == (2, expected, 1)
     assert [piece.get("error") for piece in record["pieces"]] == [None, "no dogs", None]
-    assert "error" not in record and "error: prompt 1: 1 of 3 pieces" in err
+    first, last = record["pieces"][0], record["pieces"][2]
+    assert list(first) == ["start", "end", "text", "finish_reason"]
+    assert record["prompt"][last["start"] : last["end"]].startswith("It is going")
+    assert "error" not in record and record["finish_reason"] == "stop"
     status, shown, err = run(*SPLIT, *file("A dog. Two dogs.\n"))
     assert (status, shown) == (2, "A dog. Two dogs.\n") and "error: 2 of 2 pieces" in err
 
 
 def test_subtitles_are_documents_by_their_name(run, file, tmp_path):
-    cue = "{}\r\n00:00:0{},000 --> 00:00:0{},500\r\n{}\r\n\r\n"
-    text = cue.format(1, 1, 1, "<i>{}</i>") + cue.format(2, 2, 2, "- {}\r\n- {}")
-    english = "I have two cats. We have\r\ntwo dogs.", "I have two cats.", "We have two dogs."
-    french = "J'ai deux chats. Nous\r\navons deux chiens.", "J'ai deux chats."
-    source = file("\ufeff" + text.format(*english), "talk.SRT")
-    out = tmp_path / "out.srt"
-    status, _, err = run(*MODEL, *source, "--prefix", TASK, "--output-file", str(out))
-    answers = [*french, "Nous avons deux chiens."]
-    assert (status, out.read_bytes().decode()) == (0, "\ufeff" + text.format(*answers))
-    assert "4 pieces" in err
+    text, out = "\ufeff1\r\n00:00:01,000 --> 00:00:02,500\r\n<i>{}</i>\r\n", tmp_path / "out.srt"
+    source = file(text.format("I have two cats. We have\r\ntwo dogs."), "talk.SRT")
+    status = run(*MODEL, *source, "--prefix", TASK, "--output-file", str(out))[0]
+    french = text.format("J'ai deux chats. Nous\r\navons deux chiens.")
+    assert (status, out.read_bytes().decode()) == (0, french)
 
 
 def test_subtitles_are_lines_if_asked_for_and_lines_may_be_utf_16(run, file, tmp_path):
@@ -154,7 +115,6 @@ def test_subtitles_are_lines_if_asked_for_and_lines_may_be_utf_16(run, file, tmp
     "name, data, message",
     [
         ("in.txt", b"a\xff", "in.txt is not UTF-8"),
-        ("in.txt", b"\xff\xfea", "in.txt is not UTF-8"),
         ("in.txt", b"a\0", "in.txt is not UTF-8"),
         ("in.txt", b"\n \n", "in.txt is empty"),
         ("in.vtt", b"no subtitles", "a .vtt file begins with"),
@@ -167,20 +127,7 @@ def test_unusable_files_are_refused_in_one_line(run, tmp_path, name, data, messa
     assert (status, out, err.count("\n")) == (2, "", 1) and message in err
 
 
-def test_a_prefix_without_room_for_text_is_refused(run):
-    for options in [], ["--json"]:
-        source = [*SPLIT, "--prompt", f"{TASK}I have", "--max-source-tokens", "3", *options]
-        status, _, err = run(*source)
-        assert status == 2 and "max_source_tokens is 3, but the prefix and one letter" in err
-
-
 # ---- prompts and lines ---------------------------------------------------------------------------
-
-
-def test_one_prompt_is_written_piece_by_piece(run):
-    status, shown, err = run(*SPLIT, "--prompt", TASK + SOURCE, "-v")
-    plain = "".join(part.partition("m")[2] for part in ("\033[m" + shown).split("\033[")[1:])
-    assert (status, plain) == (0, FRENCH) and "\033[32m" in shown and "by the draft" in err
 
 
 def test_several_prompts_are_a_line_each(run, tmp_path):
@@ -190,22 +137,16 @@ def test_several_prompts_are_a_line_each(run, tmp_path):
     assert (status, out.read_text()) == (0, "J'ai deux chats.\\nNous avons deux chiens.\n...\n")
 
 
-def lines_file(file) -> list[str]:
-    records = [{"prompt": TASK + SOURCE}, {"prompt": 5}, {"prompt": TASK + "I have two cats."}]
-    records.append({"prompt": TASK + "I have two cats.", "prediction": "x"})
-    return file("".join(json.dumps(record) + "\n" for record in records), "in.jsonl")
-
-
 def test_each_line_of_json_is_a_document_and_resumed_as_one(run, file, tmp_path):
+    cats = {"prompt": TASK + "I have two cats."}
+    lines = [{"prompt": TASK + SOURCE}, {"prompt": 5}, cats, {**cats, "prediction": "x"}]
+    source = file("".join(json.dumps(line) + "\n" for line in lines), "in.jsonl")
     out = tmp_path / "out.jsonl"
-    options = [*SPLIT, *lines_file(file), "--output-file", str(out)]
+    options = [*SPLIT, *source, "--output-file", str(out)]
     status, _, err = run(*options)
     records = [json.loads(line) for line in out.read_text().splitlines()]
-    assert status == 2 and [record["text"] for record in records[:3]] == [
-        FRENCH,
-        None,
-        "J'ai deux chats.",
-    ]
+    texts = [record["text"] for record in records[:3]]
+    assert (status, texts) == (2, [FRENCH, None, "J'ai deux chats."])
     assert [len(record["pieces"]) for record in records] == [3, 0, 1, 0]
     assert "prompt 4: prediction cannot be combined with split" in err and "4 pieces" in err
     whole = out.read_bytes().splitlines(keepends=True)
@@ -230,4 +171,3 @@ def test_a_given_prefix_replaces_that_of_the_task(run, tmp_path):
     fixed = run(*options, "--task", "french", "--prefix", "fix grammar: ")[1]
     assert fixed == run(*options, "--prefix", "fix grammar: ")[1] != expected
     assert run(*options, "--task", "french", "--split", "sentences")[1] == both
-    assert run(*options, "--prefix", TASK, "--split", "sentences")[1] == both

@@ -10,7 +10,7 @@ from mlx_t5.disk import BUNDLED
 from mlx_t5.drafting.costs import MOST
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
-from mlx_t5.engine.job import Job
+from mlx_t5.engine.codec import Job
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
 from mlx_t5.sampling.draws import row_key

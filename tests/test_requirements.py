@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from packaging.requirements import Requirement
 
-import main
+from snippets import ROOT
 
-ROOT = Path(main.__file__).resolve().parent
 PYTHON = {"python_version": "3.12", "python_full_version": "3.12.0"}
 LINUX = {"sys_platform": "linux", "platform_machine": "x86_64", **PYTHON}
 MAC = {"sys_platform": "darwin", "platform_machine": "arm64", **PYTHON}
@@ -31,18 +28,12 @@ def required(name: str, machine: dict[str, str]) -> dict[str, Requirement]:
     return requirements
 
 
-def test_one_library_of_mlx_for_each_machine():
+def test_each_machine_gets_one_library_of_mlx_and_otherwise_the_same_packages():
     """mlx[cpu] and mlx[cuda13] have a file of the same name; on a Mac mlx has its own."""
-    assert required("requirements.txt", LINUX)["mlx"].extras == {"cpu"}
-    assert required("requirements.txt", MAC)["mlx"].extras == set()
-    assert required("requirements/cuda.txt", LINUX)["mlx"].extras == {"cuda13"}
+    cpu, mac = (required("requirements.txt", machine) for machine in (LINUX, MAC))
+    cuda = required("requirements/cuda.txt", LINUX)
+    assert [set(r["mlx"].extras) for r in (cpu, mac, cuda)] == [{"cpu"}, set(), {"cuda13"}]
+    assert set(cpu) - set(cuda) == {"mkl"} and set(cuda) - set(mac) == {"nvidia-cuda-crt"}
+    assert all(cuda[name] == mac[name] == cpu[name] for name in set(mac) - {"mlx"})
     for name in ("server", "benchmark"):  # installed with either file
         assert "mlx" not in required(f"requirements/{name}.txt", LINUX)
-
-
-def test_a_gpu_needs_all_but_mkl():
-    cpu, cuda = (required(name, LINUX) for name in ("requirements.txt", "requirements/cuda.txt"))
-    mac = required("requirements.txt", MAC)
-    assert set(cpu) - set(cuda) == {"mkl"} and set(cuda) - set(mac) == {"nvidia-cuda-crt"}
-    for name in set(mac) - {"mlx"}:
-        assert cuda[name] == mac[name] == cpu[name]

@@ -12,8 +12,10 @@ import math
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -33,32 +35,18 @@ DTYPES = ("bfloat16", "float16", "float32")
 REQUIRED = object()  # the default of an option that the user must give
 
 
-class HelpFormatter(argparse.HelpFormatter):
-    """Formats help: names a value once (`-n, --num N`), and keeps the line breaks of examples."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=28, width=79)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if not action.option_strings or action.nargs == 0:
-            return super()._format_action_invocation(action)
-        value = self._format_args(action, self._get_default_metavar_for_optional(action))
-        return f"{', '.join(action.option_strings)} {value}"
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
-
-
 class Parser(argparse.ArgumentParser):
     """A parser that reports every mistake as one line that starts with `error:`."""
 
     def __init__(self, *examples: str, needs: str = "", **options: Any) -> None:
         """Its help has the required options (`needs`) first and `examples` last."""
-        text = "\n  ".join(["examples:", *examples]) if examples else None
-        usage = f"%(prog)s {needs} [options]".replace("  ", " ")
-        options = {"usage": usage, "epilog": text, **options}
+        options["epilog"] = "\n  ".join(["examples:", *examples]) if examples else None
+        options["description"] = textwrap.fill(options.get("description", ""), 79)
+        options.setdefault("usage", f"%(prog)s {needs} [options]".replace("  ", " "))
+        raw = argparse.RawDescriptionHelpFormatter  # keeps the examples' line breaks
+        layout = partial(raw, max_help_position=28, width=79)
         # No abbreviations, so that new options never change the meaning of a script.
-        super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **options)
+        super().__init__(allow_abbrev=False, formatter_class=layout, **options)
 
     def given(self, argv: Sequence[str] | None) -> dict[str, Any]:
         return vars(self.parse_args(argv))
@@ -200,18 +188,12 @@ class Option:
             options["nargs"] = "+"
         if self.repeated:
             options["action"] = "append"
-        required = self.default is REQUIRED
-        action = group.add_argument(
-            *names, dest=name, required=required, help=self._help(), **options
-        )
+        required, default, help = self.default is REQUIRED, self.default, self.help
+        if not (required or default in (None, "", ()) or self.kind is bool):
+            shown = self.shown or (" ".join(map(str, default)) if self.several else str(default))
+            help += f" (default: {shown.lower() if isinstance(default, bool) else shown})"
+        action = group.add_argument(*names, dest=name, required=required, help=help, **options)
         action.default = argparse.SUPPRESS  # the parser returns only what the user gives
-
-    def _help(self) -> str:
-        default = self.default
-        if default in (None, "", ()) or default is REQUIRED or self.kind is bool:
-            return self.help
-        shown = self.shown or (" ".join(map(str, default)) if self.several else str(default))
-        return f"{self.help} (default: {shown.lower() if isinstance(default, bool) else shown})"
 
 
 def setting(name: str, **changes: Any) -> Option:

@@ -17,28 +17,27 @@ import string
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from mlx_t5.errors import UserError
 from mlx_t5.text.subtitles import find_words
 
 BYTES = "latin-1"  # the encoding in which every byte is one character
 UTF_16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-Item = TypeVar("Item")
 Line = Any  # a prompt, a pair of a prompt and another text, or a UserError
 
 
 def read_prompts(prompts: Sequence[str]) -> list[str]:
     """Checks the prompts, and replaces "-" by the whole standard input."""
-    return [_read_prompt(prompt) for prompt in prompts]
-
-
-def _read_prompt(prompt: str) -> str:
-    if prompt != "-":
-        return _checked(prompt, "the prompt")
-    where = "standard input"
-    return _checked(_text(sys.stdin.buffer.read().rstrip(b"\r\n"), where), where)
+    texts = []
+    for prompt in prompts:
+        where = "the prompt"
+        if prompt == "-":
+            where = "standard input"
+            prompt = _text(sys.stdin.buffer.read().rstrip(b"\r\n"), where)
+        texts.append(_checked(prompt, where))
+    return texts
 
 
 def read_document(name: str, file_type: str = "") -> str:
@@ -202,21 +201,16 @@ def _checked(text: str, where: str) -> str:
     return text
 
 
-class ReadAhead(Generic[Item]):
+class ReadAhead:
     """An iterator that reads a bounded number of items ahead, in a thread, and passes errors on."""
 
-    def __init__(
-        self,
-        items: Iterable[Item],
-        ahead: int = 64,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._drawn: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(ahead)
-        self.waited, self._clock = 0.0, clock  # seconds for which `next` has waited
+    def __init__(self, items: Iterable[Any], ahead: int = 64) -> None:
+        self._drawn: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(ahead)
+        self.waited = 0.0  # seconds for which `next` has waited
         # A daemon, so that a source that never ends does not keep the process alive.
         threading.Thread(target=self._draw, args=(items,), daemon=True).start()
 
-    def _draw(self, items: Iterable[Item]) -> None:
+    def _draw(self, items: Iterable[Any]) -> None:
         end: BaseException = StopIteration()
         try:
             for item in items:
@@ -229,21 +223,19 @@ class ReadAhead(Generic[Item]):
         """Whether the next item, or the end, can be returned without waiting."""
         return not self._drawn.empty()
 
-    def __iter__(self) -> Iterator[Item]:
+    def __iter__(self) -> Iterator[Any]:
         return self
 
-    def __next__(self) -> Item:
-        started = self._clock()
+    def __next__(self) -> Any:
+        started, drawn = time.perf_counter(), None
         try:
-            item, end = self._next()
+            while drawn is None:  # a Ctrl-C just before a wait does not end the wait
+                with contextlib.suppress(queue.Empty):
+                    drawn = self._drawn.get(timeout=0.5)
         finally:  # also after Ctrl-C
-            self.waited += self._clock() - started
+            self.waited += time.perf_counter() - started
+        item, end = drawn
         if end is not None:
             self._drawn.put((None, end))  # for further calls
             raise end
-        return cast(Item, item)
-
-    def _next(self) -> tuple[Item | None, BaseException | None]:
-        while True:  # waits are short, as a Ctrl-C just before a wait does not end the wait
-            with contextlib.suppress(queue.Empty):
-                return self._drawn.get(timeout=0.5)
+        return item

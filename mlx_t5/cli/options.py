@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlx_t5 import __version__
 from mlx_t5.cli.arguments import (
@@ -29,9 +29,6 @@ from mlx_t5.cli.arguments import (
 )
 from mlx_t5.errors import UserError
 from mlx_t5.settings import OF_A_PROMPT, READABLE, SPLITS, SUBTITLES, UNREADABLE, Settings
-
-if TYPE_CHECKING:
-    from mlx_t5.text.documents import Cutting
 
 DEFAULT_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
@@ -148,7 +145,7 @@ class MainOptions:
     @property
     def file_type(self) -> str:
         """The suffix of subtitles; "" for a plain text, which may begin with a prefix."""
-        return suffix if (suffix := _suffix(self.input_file)) in SUBTITLES else ""
+        return suffix if (suffix := Path(self.input_file or "").suffix.lower()) in SUBTITLES else ""
 
 
 def build_parser() -> Parser:
@@ -171,7 +168,7 @@ def read_options(argv: list[str] | None) -> MainOptions:
     """
     given = build_parser().given(argv)
     input_file, output_file = given.get("input_file"), given.get("output_file") or ""
-    suffix = _suffix(input_file)
+    suffix = Path(input_file or "").suffix.lower()
     given.setdefault("split", "sentences" if suffix in SUBTITLES else "none")
     array = {"output_file": "FILE.npy"} if output_file.endswith(".npy") else {}
     predictions = given.get("input_file", "").endswith(".jsonl")  # which need no draft
@@ -191,24 +188,3 @@ def read_options(argv: list[str] | None) -> MainOptions:
     if options.resume and pipe and not options.json:  # a pipe's prompts may have changed
         raise UserError("--resume of a pipe requires an --output-file that ends in .jsonl")
     return options
-
-
-def _suffix(name: str | None) -> str:
-    return Path(name or "").suffix.lower()
-
-
-def cutting_of(options: MainOptions, prefix: str) -> Cutting | None:
-    """How to cut texts into pieces; None without --split.
-
-    Args:
-        options: the options of the command line.
-        prefix: the value of --prefix, or the prefix in the model's own files. If there is neither,
-            each text is searched for a prefix at its beginning; see `Cutting`.
-    """
-    from mlx_t5.text.documents import Cutting
-
-    if options.split == "none":
-        return None
-    fixed_prefix = prefix if prefix or options.prefix is not None else None
-    limit, language = options.max_source_tokens, options.source_language
-    return Cutting(options.split, fixed_prefix, language, limit, options.file_type)

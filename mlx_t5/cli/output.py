@@ -1,30 +1,29 @@
-"""Formats results as lines of text or JSON, and writes them to files safely."""
+"""Formats results as lines of text or JSON, and writes them, or vectors, to files safely."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO
 
-from mlx_t5.disk import lock
-from mlx_t5.errors import UserError
+from mlx_t5.disk import lock, replace_file
+from mlx_t5.errors import UserError, readable
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from mlx_t5.engine.rows import Result
+    from mlx_t5.cli.options import MainOptions
+    from mlx_t5.engine.rows import Result, Stats
     from mlx_t5.scoring.pairs import Score
 
 ARRAY = ".npy"  # suffix of a NumPy array's file
 LineOf = Callable[[Any, Any], str]  # makes a line from a prompt and its outcome
-File = TypeVar("File", bound=IO[Any])
 
 
 class Painter:
@@ -145,6 +144,42 @@ def error_of(outcome: Any) -> str | None:
     return str(outcome) if isinstance(outcome, Exception) else getattr(outcome, "error", None)
 
 
+def summary(
+    stats: Stats, results: int, seconds: float, unit: str = "prompts", texts: bool = True
+) -> str:
+    """Summarizes results in one line.
+
+    Args:
+        stats: the sums of the results' statistics.
+        results: number of results.
+        seconds: the time that all results took, without waiting for a pipe or a terminal.
+        unit: plural name of the results.
+        texts: whether the results are texts, not scores or vectors.
+    """
+    parts, seconds = [], max(seconds, 1e-9)
+    if not texts:
+        parts.append(f"{results} prompt{'s' * (results != 1)} in {seconds:.2f} s")
+        parts.append(f"{results / seconds:.1f} prompts/s")
+    else:
+        parts += [f"{results} {unit}"] if results > 1 else []
+        if pieces := getattr(stats, "pieces", 0):  # of documents
+            counts = {name: getattr(stats, name) for name in ("cut", "failed")}
+            named = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+            parts.append(f"{pieces} piece{'s' * (pieces != 1)}" + (f" ({named})" if named else ""))
+        parts.append(f"{stats.generated_tokens} tokens in {seconds:.2f} s")
+        parts.append(f"{stats.generated_tokens / seconds:.1f} tokens/s")
+    if stats.drafted:
+        accepted = f"{stats.accepted} of {stats.drafted} drafted"
+        parts.append(f"acceptance {stats.acceptance_rate:.0%} ({accepted})")
+    if copied := stats.speculation.copied_accepted:
+        parts.append(f"accepted copies: {copied}")
+    if stats.target_calls:
+        parts.append(f"{stats.tokens_per_call:.2f} tokens per target call")
+    if stats.peak_memory_bytes:
+        parts.append(f"peak memory {readable(stats.peak_memory_bytes)}")
+    return " · ".join(parts)
+
+
 def _text(prompt: Any) -> str:
     """An item's prompt: a text, or a pair's first text; "" for an unreadable line."""
     prompt = prompt[0] if isinstance(prompt, tuple) else prompt
@@ -170,40 +205,15 @@ def check_output_file(output_file: str, input_file: str | None) -> None:
         raise UserError(f"{output_file} is a pipe or a device, which no array fits into; {cure}")
 
 
-def claimed(file: File, path: str, keep: int = 0) -> File:
-    """Locks an open file for this process, and truncates it to `keep` bytes.
-
-    Raises:
-        UserError: another process is writing the file, or it has fewer than `keep` bytes. In both
-            cases the file is closed.
-    """
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        if not lock(file.fileno()):
-            file.close()
-            raise UserError(f"{path} is being written by another process; wait for it")
-        if os.fstat(file.fileno()).st_size < keep:
-            file.close()
-            raise UserError(f"{path} has become shorter since it was read; start again")
-        file.truncate(keep)
-    return file
-
-
-def require_there(file: IO[Any], path: str) -> None:
-    """Refuses a file that has been removed since it was opened."""
-    if not os.fstat(file.fileno()).st_nlink:
-        raise UserError(f"{path} was removed while it was written; start again")
-
-
-@contextlib.contextmanager
-def writing(path: str) -> Iterator[None]:
-    """Turns an OSError in the block, except a closed pipe, into a `UserError` about `path`."""
-    try:
-        yield
-    except BrokenPipeError:  # the reader has closed the pipe
-        raise
-    except OSError as error:
-        cure = "make room, or name another --output-file"
-        raise UserError(f"cannot write {path}: {error.strerror or error}; {cure}") from None
+def open_output(options: MainOptions, keep: int, painter: Painter | None) -> LineFile | ArrayFile:
+    """The output of several results; `keep` is as in `LineFile`, `painter` as in `text_lines`."""
+    path = options.output_file
+    if options.embed and path and path.endswith(ARRAY):
+        return ArrayFile(path)
+    line_of = text_lines(options.json, bool(path) or options.json, painter)
+    if not options.writes_text:
+        line_of = score_object if options.score else embedding_object
+    return LineFile(path, keep, line_of)
 
 
 class LineFile:
@@ -233,19 +243,71 @@ class LineFile:
 
     def __exit__(self, *_) -> None:
         if self._path and self._file:
-            with writing(self._path):
+            try:
                 self._file.close()
+            except OSError as error:
+                raise self._cannot_write(error) from None
 
     def write(self, item: Any, outcome: Any) -> None:
         self.write_line(self._line_of(item, outcome))
 
     def write_line(self, line: str) -> None:
-        if not self._path:
+        try:
+            if self._path and not self._file:
+                self._file = self._opened(self._path)
             print(line, end=self._end, file=self._file, flush=True)
+            removed = self._path and self._file and not os.fstat(self._file.fileno()).st_nlink
+        except BrokenPipeError:  # the reader of our output has stopped
+            raise
+        except OSError as error:
+            raise self._cannot_write(error) from None
+        if removed:
+            raise UserError(f"{self._path} was removed while it was written; start again")
+
+    def _opened(self, path: str) -> TextIO:
+        """Opens and locks the file, and drops what follows the results to keep."""
+        file = open(path, "a", encoding="utf-8", errors="backslashreplace")
+        status, cause = os.fstat(file.fileno()), ""
+        if not stat.S_ISREG(status.st_mode):  # a pipe or a device
+            return file
+        if not lock(file.fileno()):
+            cause = "is being written by another process; wait for it"
+        elif os.fstat(file.fileno()).st_size < self._keep:
+            cause = "has become shorter since it was read; start again"
+        if cause:
+            file.close()
+            raise UserError(f"{path} {cause}")
+        file.truncate(self._keep)
+        return file
+
+    def _cannot_write(self, error: OSError) -> UserError:
+        cause = f"cannot write {self._path or 'standard output'}: {error.strerror or error}"
+        return UserError(f"{cause}; make room, or name another --output-file")
+
+
+class ArrayFile:
+    """Collects vectors, and writes them as a float32 array for numpy.load when its block ends.
+
+    Without any vector, no file is written. A prompt that cannot be embedded gets a row of NaN, so
+    that row i belongs to line i of the input.
+    """
+
+    def __init__(self, path: str):
+        self._path = path
+        self._rows: list[np.ndarray | None] = []
+
+    def __enter__(self) -> ArrayFile:
+        return self
+
+    def __exit__(self, *_) -> None:
+        import numpy as np  # late, as `--help` does not need it
+
+        vectors = [row for row in self._rows if row is not None]
+        if not vectors:
             return
-        with writing(self._path):
-            if not self._file:
-                file = open(self._path, "a", encoding="utf-8", errors="backslashreplace")
-                self._file = claimed(file, self._path, self._keep)
-            print(line, end=self._end, file=self._file, flush=True)
-            require_there(self._file, self._path)
+        missing = np.full_like(vectors[0], np.nan)
+        array = np.stack([missing if row is None else row for row in self._rows])
+        replace_file(Path(self._path), lambda path: np.save(path, array), "start again")
+
+    def write(self, item: Any, outcome: np.ndarray | Exception) -> None:
+        self._rows.append(None if isinstance(outcome, Exception) else outcome)

@@ -1,45 +1,37 @@
-"""Describes a run of main.py: its settings, its prompts, and the part that is already done."""
+"""A run of main.py over several prompts: which of them remain, and what an earlier run has written.
+
+`--resume` keeps the complete lines of an interrupted output. Lines of text are kept whatever wrote
+them; JSON lines must have the prompts of the input.
+"""
 
 from __future__ import annotations
 
-import sys
+import json
+import os
+import stat
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import count, tee
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mlx_t5.cli.arguments import log
-from mlx_t5.cli.input import Lines
-from mlx_t5.cli.resume import Form, ResumePoint, find_resume_point
+from mlx_t5.errors import UserError
 
 if TYPE_CHECKING:
     from mlx_t5.cli.options import MainOptions
-    from mlx_t5.engine.job import Job
-    from mlx_t5.loading import ModelPair
+    from mlx_t5.engine.codec import Job
 
 # Computes outcomes from prompts, their indexes, and a test of whether the next prompt is ready.
 Compute = Callable[[Iterator[Any], Iterator[int], Callable[[], bool]], Iterator[Any]]
 
+OTHERWISE = "name another --output-file, or leave --resume out to start again"
 
-@dataclass(frozen=True)
-class MainJob:
-    """The options, settings and models that main.py uses for every prompt."""
 
-    options: MainOptions
-    spec: Job  # settings that the user omits come from the model
-    prefix: str  # put before every prompt
-    models: ModelPair
+class ResumePoint(NamedTuple):
+    """The part of an output that is kept: its number of prompts, and its size in bytes."""
 
-    @property
-    def form(self) -> Form:
-        options = self.options
-        if not options.writes_text:
-            return Form(1, "logprob" if options.score else "embedding")
-        spec = self.spec
-        texts = spec.num_samples * spec.settings.num_return_sequences  # one of the factors is 1
-        return Form(texts, "text" if options.json else None)
+    prompts: int = 0
+    size: int = 0
 
 
 class Run:
@@ -49,35 +41,28 @@ class Run:
         prompts: the remaining prompts: a list, or an iterator over the lines of an input file.
         count: number of all prompts, including those done; None if the number is not known.
         first: number of prompts already done.
-        outcomes_a_prompt: number of outcomes per prompt; each outcome is one line.
-        output_file: the file for results; None: standard output.
-        keep: number of bytes of earlier results in that file.
+        texts: number of outcomes per prompt; each outcome is one line.
+        keep: number of bytes of earlier results in the output file.
     """
 
-    def __init__(self, prompts: Any, done: ResumePoint, job: MainJob) -> None:
-        """Callers use `of`, which finds the remaining prompts."""
-        self.prompts, self.first, self.keep = prompts, done.prompts, done.size
-        self.count = len(prompts) if isinstance(prompts, list) else getattr(prompts, "count", None)
-        self.outcomes_a_prompt = job.form.texts
-        self.output_file: str | None = job.options.output_file
+    def __init__(self, prompts: Any, options: MainOptions, job: Job) -> None:
+        """With --resume, skips the finished prompts of an input's `Lines`."""
+        self.prompts, self.texts = prompts, 1
+        if options.writes_text:
+            self.texts = job.num_samples * job.settings.num_return_sequences  # one of them is 1
+        self.count = len(prompts) if isinstance(prompts, list) else prompts.count
+        done = ResumePoint()
+        if options.resume and options.output_file:
+            text = "text" if options.json else None
+            result = "logprob" if options.score else "embedding" if options.embed else text
+            output = options.output_file
+            done = find_resume_point(output, prompts, self.texts, result, self.count)
+        self.first, self.keep = done
         self._ready = getattr(prompts, "ready", lambda: True)
-
-    @staticmethod
-    def of(prompts: Any, job: MainJob) -> Run:
-        """The run of a list or an input's `Lines`; `--resume` skips the finished prompts."""
-        done, output_file = ResumePoint(), job.options.output_file
-        if output_file and job.options.resume and isinstance(prompts, Lines):
-            done = find_resume_point(output_file, prompts, job.form, prompts.count)
-        return Run(prompts, done, job)
 
     def clock(self) -> float:
         """Elapsed time, not counting waits for input."""
         return time.perf_counter() - getattr(self.prompts, "waited", 0.0)
-
-    def log_resumed(self) -> None:
-        of_all = f" of {self.count}" if self.count else ""
-        lines = self.first * self.outcomes_a_prompt
-        log(f"resuming: {lines} lines are kept, {self.first}{of_all} prompts are done")
 
     def outcomes(self, compute: Compute) -> Iterator[tuple[int, Any, Any]]:
         """Yields, for each outcome in order, the prompt's number (from 1), the prompt, the outcome.
@@ -99,7 +84,7 @@ class Run:
 
         for done, outcome in enumerate(compute(drawn(), indexes(), self._ready), 1):
             yield *in_hand[0], outcome
-            if done % self.outcomes_a_prompt == 0:
+            if done % self.texts == 0:
                 in_hand.popleft()
 
 
@@ -112,15 +97,63 @@ def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
             yield prefix + prompt if isinstance(prompt, str) else prompt
 
 
-def lines_of(input_file: str, options: MainOptions) -> Lines:
-    """The input's lines; with drafting, a line may contain a prediction of its output."""
-    if input_file == "-" and sys.stdin.isatty():
-        log("type one line per prompt; Ctrl-D ends the input")
-    proposing = options.writes_text and not options.regular_decode
-    return Lines(input_file, options.score, "prediction" if proposing else "")
-
-
 def unpaired(items: Iterable[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
     """An iterator over prompts, and one over their predictions (None: no prediction)."""
     prompts, predictions = tee(i if isinstance(i, tuple) else (i, None) for i in items)
     return (prompt for prompt, _ in prompts), (prediction for _, prediction in predictions)
+
+
+def find_resume_point(
+    output_file: str,
+    items: Iterator[Any],
+    texts: int = 1,
+    result: str | None = None,
+    count: int | None = None,
+) -> ResumePoint:
+    """The finished part of an output; advances `items` past the finished prompts.
+
+    Args:
+        output_file: the output of an earlier run; it may not exist.
+        items: the input's items; each is a text, a pair, or the `UserError` of an unusable line.
+        texts: lines per prompt.
+        result: the JSON field with the result; None if the lines are texts.
+        count: number of items, if it is known.
+
+    Raises:
+        UserError: the output has results of other prompts, or of more prompts than the input.
+    """
+    prompts = size = 0
+    try:
+        if not stat.S_ISREG(os.stat(output_file).st_mode):  # a pipe or /dev/full never ends
+            raise UserError(f"--resume needs a regular file, which {output_file} is not")
+        with open(output_file, "rb") as file:
+            while True:
+                lines = [file.readline() for _ in range(texts)]
+                complete = lines[-1].endswith(b"\n")
+                item = next(items, None) if complete else None
+                if item is None and (complete or (prompts == count and file.tell() > size)):
+                    more = f"{output_file} has results of more prompts than the input"
+                    raise UserError(f"{more}, which has {prompts}; {OTHERWISE}")
+                if not complete:
+                    return ResumePoint(prompts, size)
+                for i, line in enumerate(lines if result else (), 1):
+                    _check(line, item, str(result), f"{output_file} line {prompts * texts + i}")
+                prompts, size = prompts + 1, file.tell()
+    except FileNotFoundError:
+        return ResumePoint()
+    except OSError as error:
+        raise UserError(f"cannot read {output_file}: {error.strerror}") from None
+
+
+def _check(line: bytes, item: Any, result: str, where: str) -> None:
+    """Refuses a JSON line without a result, or of another prompt."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict) or result not in record:
+        raise UserError(f"{where} is not an object with {result!r}; {OTHERWISE}")
+    names = ("prompt", "target") if result == "logprob" else ("prompt",)
+    for name, text in zip(names, item if isinstance(item, tuple) else (item,), strict=False):
+        if record.get(name) != ("" if isinstance(text, UserError) else text):
+            raise UserError(f"{where} has another {name} than the input; {OTHERWISE}")

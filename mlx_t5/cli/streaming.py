@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log
-from mlx_t5.cli.output import LineFile, Painter, error_of
+from mlx_t5.cli.output import LineFile, Painter, error_of, summary
 from mlx_t5.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,28 +16,37 @@ if TYPE_CHECKING:
 
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.options import MainOptions
-    from mlx_t5.cli.runs import MainJob
-    from mlx_t5.engine.rows import Chunk
+    from mlx_t5.engine.codec import Job
 
 
 def write_text(
-    decoder: SpeculativeDecoder, prompt: str, job: MainJob, painter: Painter | None
+    decoder: SpeculativeDecoder,
+    prompt: str,
+    job: Job,
+    options: MainOptions,
+    painter: Painter | None,
 ) -> int:
     """Writes one text, or one document piece by piece, and returns the exit status."""
-    from mlx_t5.cli.totals import Totals
-    from mlx_t5.engine.document_batch import spelled
+    from mlx_t5.engine.document_batch import chunks, spelled
+    from mlx_t5.text.documents import Document
 
-    options, split = job.options, job.options.split != "none"
-    status, chunk, text, began = 0, None, "", time.perf_counter()
-    stream, count = _stream(decoder, prompt, job)
+    status, chunk, text, began, count = 0, None, "", time.perf_counter(), 0
+    if split := job.cutting is not None:
+        prefixes = decoder.model.config.task_prefixes
+        count = sum(
+            1 for _ in Document(prompt, job.cutting, lambda text: 0, prefixes=prefixes).cut()
+        )
+        stream = chunks(decoder, [prompt], job, options.batch_size)
+    else:
+        stream = decoder.chunks(prompt, job, options.batch_size)
     output = LineFile(options.output_file, end="")
     with (
-        contextlib.closing(stream) as chunks,
+        contextlib.closing(stream) as parts,
         output,
         progress_bar(count, 0, "pieces", options) as shown,
     ):
         try:
-            for chunk in chunks:
+            for chunk in parts:
                 text = chunk.text
                 if painter and not options.output_file:
                     chunk = spelled(chunk, decoder.tokenizer) if split else chunk
@@ -56,27 +64,10 @@ def write_text(
                 raise UserError(error)  # the document could not be cut
             status = status or BAD_INPUT
             log(f"error: {error}")
-        totals = Totals()
-        totals.add(chunk)
         seconds = time.perf_counter() - began if split else chunk.stats.decode_seconds
-        line = totals.summary(seconds, verbose=options.verbose)
-        log(("interrupted: " if status == INTERRUPTED else "") + line)
+        interrupted = "interrupted: " if status == INTERRUPTED else ""
+        log(interrupted + summary(chunk.stats, 1, seconds))
     return status
-
-
-def _stream(
-    decoder: SpeculativeDecoder, prompt: str, job: MainJob
-) -> tuple[Generator[Chunk, None, None], int]:
-    """The generated chunks, and how many document pieces to expect; 0 without --split."""
-    from mlx_t5.engine.document_batch import chunks
-    from mlx_t5.text.documents import Document
-
-    spec, batch_size = job.spec, job.options.batch_size
-    if spec.cutting:
-        prefixes = decoder.model.config.task_prefixes
-        pieces = Document(prompt, spec.cutting, lambda text: 0, prefixes=prefixes).cut()
-        return chunks(decoder, [prompt], spec, batch_size), sum(1 for _ in pieces)
-    return decoder.chunks(job.prefix + prompt, spec, batch_size), 0
 
 
 def progress_bar(total: int | None, done: int, unit: str, options: MainOptions) -> tqdm:

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 Offers: TypeAlias = Sequence[Sequence[Offer]]  # of each row: at most one draft and one copy
 
-FADE = 1 - 1 / 80  # weight of an old proposal after each new one
+# The weight of an old proposal after each new one. What rows share fades more slowly, or the last
+# rows of a batch, often the hardest ones, would decide how the next batch begins.
+FADE, SHARED_FADE = 1 - 1 / 80, 1 - 1 / 400
 OTHERS = 20.0  # maximum weight of the prior and of other rows, in proposals
 TRIAL, TRIAL_STEPS = 2, 24  # proposals of a trial; steps from one trial to the next
 
@@ -68,9 +70,8 @@ class Experience:
         if own[1] or not own[0]:  # else all was right so far, whatever other rows have learned
             prior = prior + np.maximum(shared.counts[kind] - own, 0)
         a, b = own + prior * min(1.0, OTHERS / prior.sum())
-        powers = np.cumprod(
-            [(a + j) / (a + b + j) for j in range(MOST)]
-        )  # E[alpha^i] for i = 1, 2, …
+        # E[alpha^i] for i = 1, 2, …
+        powers = np.cumprod([(a + j) / (a + b + j) for j in range(MOST)])
         return np.append(1.0, 1.0 + np.cumsum(powers))[np.minimum(NUMBERS, most)]
 
 
@@ -84,14 +85,14 @@ class Adaptive:
         of_call: the experience of the sampled rows of a call.
         shape: the numbers of rows, proposals and draft passes of the step chosen last, so that
             `costs` can learn its seconds; None if `costs` must not learn from that step.
-        idle: whether the next step will propose nothing if the rows stay the same.
+        idle: the rows of the last step, if nothing will be proposed to the same rows in the next.
     """
 
     costs: StepCosts
     greedy: Experience = field(default_factory=Experience)
     of_call: Experience = field(default_factory=Experience)
     shape: tuple[int, int, int] | None = None
-    idle: bool = False
+    idle: list[Row] = field(default_factory=list)
 
     def fresh(self) -> Adaptive:
         """Returns an `Adaptive` for a new call; both share what they learn from greedy rows."""
@@ -109,14 +110,17 @@ class Adaptive:
             elif offers[i]:
                 best = max(offers[i], key=lambda o: (o.kind.alpha, not o.kind.drafted))
                 choices[i] = best.choice(min(number, row.room))
-        for group in groups.values():
-            self._choose(group, rows, offers, choices)
+        for shared, group in groups.items():
+            if rows != self.idle:  # else nothing was learned about the draft in the last step
+                self._choose(group, rows, offers, choices)
+            shared.rest -= 1
         gamma, passes = max(c.length for c in choices), max(c.passes for c in choices)
         late = any(c.passes and o[-1].unread > 1 for c, o in zip(choices, offers, strict=True))
         usual = all(row.adapts for row in rows) and passes in (0, gamma) and not late
         self.shape = (len(rows), gamma, passes) if usual else None
         only_drafts = all(len(o) == 1 and o[0].kind.drafted for o in offers)
-        self.idle = gamma == 0 and only_drafts and all(shared.rest > 1 for shared in groups)
+        idle = gamma == 0 and only_drafts and all(shared.rest > 1 for shared in groups)
+        self.idle = list(rows) if idle else []
         return choices
 
     def _choose(
@@ -147,7 +151,7 @@ class Adaptive:
         could_pay = len(group) * np.max((NUMBERS + 1) / seconds[1]) > speeds.max()
         if not drafts and could_pay and new and (shared.rest <= 1 or all(new)):
             drafts, n = 1, TRIAL
-        shared.rest = TRIAL_STEPS if drafts else shared.rest - 1
+        shared.rest = TRIAL_STEPS + 1 if drafts else shared.rest
         for k, i in enumerate(group):
             if chosen := best.get((k, bool(drafts and wins[k, n]))):
                 choices[i] = chosen.choice(min(int(NUMBERS[n]), rows[i].room))
@@ -174,4 +178,5 @@ class Adaptive:
                 same = [a == b for a, b in zip(tokens, text, strict=False)]
                 right, wrong = int(np.cumprod(same).sum()), not all(same)
             for seen in {row.experience, self._shared(row)}:
-                seen.counts[kind] = seen.counts[kind] * FADE ** (right + wrong) + (right, wrong)
+                fade = FADE if seen is row.experience else SHARED_FADE
+                seen.counts[kind] = seen.counts[kind] * fade ** (right + wrong) + (right, wrong)

@@ -114,7 +114,7 @@ class StepCosts:
         """Starts with a target and a draft model; None without a draft."""
         self.target, self.draft = target.weights_read(), draft and draft.weights_read()
         self.device, row = device_kind(self.target.kind)
-        self.v = list(PASS_TIMES[row]), list(PASS_TIMES[row].values())
+        self.v = np.array(list(PASS_TIMES[row].items())).T
         self.softmax = self.device.softmax * target.config.vocab_size
         self.width = target.width
         # Exact decoding pads passes to the least of its widths first, whatever its target then has.
@@ -122,7 +122,7 @@ class StepCosts:
         self.errors, self.seen = dict[int, np.ndarray](), set[tuple[int, int, int]]()
 
     def expected(self, rows: int, positions: Any, passes: Any, sampled: bool = False) -> Any:
-        """Returns the seconds of steps by the table alone, so that all runs on a machine agree.
+        """Returns the seconds of steps by `PASS_TIMES` alone, so that all runs on a machine agree.
 
         Args:
             rows: number of rows.
@@ -159,7 +159,7 @@ class StepCosts:
         if gamma in NUMBERS and seconds > 0 and (rows, gamma, passes) in self.seen:
             error = math.log(seconds / self.expected(rows, gamma + 1, passes))
             errors = self.errors.setdefault(rows.bit_length(), np.full((2, len(NUMBERS)), error))
-            own, n = errors[int(passes > 0)], gamma == NUMBERS
-            own += RATE * np.clip(error - own[n], -CLAMP, CLAMP) * NEAR ** abs(NUMBERS - gamma)
+            own, n = errors[int(passes > 0)], int(NUMBERS.searchsorted(gamma))
+            own += RATE * min(max(error - own[n], -CLAMP), CLAMP) * NEAR ** abs(NUMBERS - gamma)
             errors += FORGET * (own[n] - errors)
         self.seen.add((rows, gamma, passes))

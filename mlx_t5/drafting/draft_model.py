@@ -14,7 +14,6 @@ from mlx_t5.drafting.proposals import Choice, Kind, Offer, Proposal, Rows
 from mlx_t5.errors import UserError
 from mlx_t5.network.draft_vocabulary import DraftVocabulary
 from mlx_t5.network.encoding import encoder_states, prepared
-from mlx_t5.network.interface import require_decoder
 from mlx_t5.sampling.acceptance import accepted_length
 from mlx_t5.sampling.draws import OWN, Sampling, fold, is_finite, likeliest, probabilities, sample
 from mlx_t5.sampling.processors import History
@@ -49,7 +48,7 @@ class DraftModel:
             UserError: the draft has no decoder, the special tokens differ, or the draft uses the
                 encoder of a different target.
         """
-        require_decoder(model, "the draft")
+        model.require_decoder("the draft")
         partner = getattr(model, "shares_with", None)
         self.shares_encoder = partner is not None
         if partner is not None and partner.encoder is not getattr(target, "encoder", None):
@@ -106,10 +105,9 @@ class DraftModel:
             return None
         self.note(committed)  # proposals that were not verified are forgotten
         try:
-            self._read()
+            logits = self._catch_up(committed)
         except (RuntimeError, MemoryError):
             return None  # no memory: the target decodes without proposals
-        logits = self._catch_up(committed)
         process, vocabulary = sampling.processing, self.vocabulary
         history = History.align(committed) if process else None
         xs: list[mx.array] = []
@@ -164,33 +162,27 @@ class DraftModel:
         else:
             self.cache = None
 
-    def _read(self) -> None:
-        """Computes the cross-attention keys and values of sources not read so far.
-
-        A draft that shares its target's encoder uses the target's encoder states; any other draft
-        encodes the sources first.
-        """
-        if not self.waiting:
-            return
-        sources = self.sources[-len(self.waiting) :]
-        states = self.waiting
-        if states[0] is None:
-            states = encoder_states(self.model, sources)
-        cache = prepared(self.model, sources, states)
-        mx.async_eval(cache.state)
-        if self.cache is None:
-            self.cache = cache
-        else:
-            self.cache.append(cache)
-        self.waiting = []
-
     def _catch_up(self, committed: Rows) -> mx.array:
-        """Feeds the tokens that the cache lacks; returns logits (B, 1, N) after each row's last.
+        """Reads the sources and feeds the tokens that the cache lacks.
 
         Usually the cache lacks one token of a row: the target's own. If all proposals of a row were
         accepted, the cache also lacks the last proposal. Rows that lack fewer tokens than others
         are padded. Later tokens overwrite the padding's slots before any query can see them.
+
+        Returns:
+            Logits (B, 1, N) after each row's last token.
         """
+        if self.waiting:
+            sources, states = self.sources[-len(self.waiting) :], self.waiting
+            if states[0] is None:  # else they are the target's
+                states = encoder_states(self.model, sources)
+            cache = prepared(self.model, sources, states)
+            mx.async_eval(cache.state)
+            if self.cache is None:
+                self.cache = cache
+            else:
+                self.cache.append(cache)
+            self.waiting = []
         pending = [list(row[fed:]) for fed, row in zip(self.fed, committed, strict=True)]
         width = max(map(len, pending))
         tokens = mx.array([row + [0] * (width - len(row)) for row in pending], mx.int32)

@@ -127,10 +127,13 @@ class Alignment:
         Without a match, moves on by one.
         """
         if not self.places:
-            self._index_source()
+            for length in range(1, SHORTEST_REPEAT + 1):
+                runs = zip(*(self.source[i:] for i in range(length)), strict=False)
+                for end, run in enumerate(runs, length):
+                    self.places[run].append(end)
         last = self.output[-SHORTEST_REPEAT:]
-        runs = (tuple(last[i:]) for i in range(len(last)))
-        ends = next((self.places[run] for run in runs if run in self.places), None)
+        ends_of_output = (tuple(last[i:]) for i in range(len(last)))
+        ends = next((self.places[run] for run in ends_of_output if run in self.places), None)
         if ends is None:
             self.place, self.match = self.place + 1, 0
             return
@@ -139,12 +142,6 @@ class Alignment:
         matches = {end: self._agreement(self.source, end) for end in near}
         next_place = max(near, key=lambda end: (matches[end], -abs(end - 1 - self.place), end))
         self.place, self.match = next_place, matches[next_place]
-
-    def _index_source(self) -> None:
-        for length in range(1, SHORTEST_REPEAT + 1):
-            runs = zip(*(self.source[i:] for i in range(length)), strict=False)
-            for end, run in enumerate(runs, length):
-                self.places[run].append(end)
 
     def _agreement(self, tokens: Sequence[int], end: int) -> int:
         """Returns how many tokens before index `end` equal the last output tokens, at most 8."""

@@ -49,7 +49,11 @@ class Queue:
             return []
         everyone, (joining, ahead) = self.waiting, self._next(self.size - running)
         self.remove(joining)  # before inserting: a row that breaks the engine is not tried again
-        all_fit = self._insert(joining, ahead)
+        if ahead:
+            with suppress(RuntimeError, MemoryError):  # MLX raises these when it cannot allocate
+                self.engine.insert(joining, ahead)
+                return []
+        all_fit = all(in_halves(self._insert, joining, self._refuse))
         failed = [row for row in joining if row.error]
         if not all_fit:
             done = {*self.engine.rows[running:], *failed}
@@ -77,18 +81,9 @@ class Queue:
         new, later = ([row for row in some if row.states is None] for some in (joining, later))
         return joining, fitting(new, later, PASS_POSITIONS) if new else []
 
-    def _insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> bool:
-        """Inserts rows, in halves if memory is short; returns False if a row has to wait."""
-        if ahead:
-            with suppress(RuntimeError, MemoryError):  # MLX raises these when it cannot allocate
-                self.engine.insert(rows, ahead)
-                return True
-
-        def insert(rows: Sequence[Row]) -> list[bool]:
-            self.engine.insert(rows)
-            return [True] * len(rows)
-
-        return all(in_halves(insert, rows, self._refuse))
+    def _insert(self, rows: Sequence[Row]) -> list[bool]:
+        self.engine.insert(rows)
+        return [True] * len(rows)
 
     def _refuse(self, row: Row, reason: str) -> bool:
         if self.engine.rows:

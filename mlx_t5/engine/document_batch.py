@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain, count, islice, repeat, zip_longest
 from typing import TYPE_CHECKING, Any
 
-from mlx_t5.engine.job import Job
+from mlx_t5.engine.codec import Job
 from mlx_t5.engine.rows import Chunk, PieceResult, Result, Speculation, Stats
 from mlx_t5.errors import UserError, shown
 from mlx_t5.settings import DEFAULT_BATCH_SIZE, is_listlike

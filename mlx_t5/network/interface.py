@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from mlx_t5.errors import UserError
-
 if TYPE_CHECKING:
     from mlx_t5.backend import mx
     from mlx_t5.network.config import T5Config
-    from model import T5
 
 
 class WeightsRead(NamedTuple):
@@ -35,11 +32,3 @@ class Target(Protocol):
     def weights_read(self) -> WeightsRead: ...
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int: ...
     def encoder_memory(self, rows: int, source: int) -> int: ...
-
-
-def require_decoder(model: T5, name: str = "this model") -> None:
-    if not model.can_decode:
-        raise UserError(
-            f"{name} is an encoder alone: it makes embeddings and writes no text; "
-            "ask for those (--embed, embed, /v1/embeddings), or take a whole model"
-        )

@@ -94,6 +94,11 @@ class Stack(nn.Module):
         return [layer.blocks() for layer in self.layers]
 
     @cached_property
+    def cross_inputs(self) -> list[tuple[Matrix, ...]]:
+        """Each layer's projections of the source to keys and values."""
+        return [matrices(layer.cross_attention.k, layer.cross_attention.v) for layer in self.layers]
+
+    @cached_property
     def last_norm(self) -> Norm:
         return Norm.of(self.norm)
 
@@ -157,8 +162,8 @@ class Stacks(nn.Module):
     def _forget_arrays(self) -> None:
         self.__dict__.pop("head", None)
         for stack in self.stacks:
-            stack.__dict__.pop("blocks", None)
-            stack.__dict__.pop("last_norm", None)
+            for name in ("blocks", "cross_inputs", "last_norm"):
+                stack.__dict__.pop(name, None)
 
 
 def compile_at_once(*models: Any) -> None:

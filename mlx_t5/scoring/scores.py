@@ -20,7 +20,6 @@ from mlx_t5.grouping import in_halves
 from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.encoding import padded
-from mlx_t5.network.interface import require_decoder
 from mlx_t5.scoring.pairs import (
     FALSE,
     RERANK_TOKENS,
@@ -156,7 +155,7 @@ class Scoring:
 
         A prompt whose targets need several passes is encoded once; several calls may share `last`.
         """
-        require_decoder(self.model)
+        self.model.require_decoder()
         last = last or LastEncoded()
 
         def refuse(pair: Pair, reason: str) -> UserError:

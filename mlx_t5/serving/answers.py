@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pydantic import BaseModel
 
@@ -22,7 +22,6 @@ from mlx_t5.serving.schemas import AnsweredPiece, Usage
 from mlx_t5.text.detokenizer import BYTE, byte_speller, decode
 
 Fields = dict[str, Any]
-J = TypeVar("J", bound=QueuedJob)
 
 if TYPE_CHECKING:
     from mlx_t5.serving.api import TextRequest
@@ -30,12 +29,12 @@ if TYPE_CHECKING:
 LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is very unlikely"
 
 
-class EventStream(Generic[J]):
+class EventStream:
     """The events of one job. The thread that owns MLX sends them; the event loop receives them."""
 
-    def __init__(self, job: J, jobs: JobQueue, receive: Callable[[], Any]):
+    def __init__(self, job: QueuedJob, jobs: JobQueue, receive: Callable[[], Any]):
         """Submits the job, and cancels it when `receive` (ASGI) reports that the client left."""
-        self.job: J = job
+        self.job: Any = job
         self._jobs = jobs
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()

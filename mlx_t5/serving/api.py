@@ -1,4 +1,4 @@
-"""Defines which requests are valid, for `/predict` and for the OpenAI endpoints that T5 can serve.
+"""Defines which requests are valid.
 
 Unsupported input is refused, never ignored: an unknown field is an error, and fields that clients
 often send (`presence_penalty`, `logit_bias`, …) may only have their neutral value. Types are
@@ -22,17 +22,14 @@ MAX_SAMPLES = 16  # texts per prompt
 MAX_PROMPTS = 64  # prompts per request
 MAX_BEAMS = 16  # hypotheses per prompt; each costs as much as a text
 MAX_NUM_DRAFT = 16  # rows are verified together, so the proposals of one row slow all rows
-MAX_TEMPERATURE = 2  # as in OpenAI's API
 MAX_SEED = 2**53 - 1  # the largest integer that every JSON library reads exactly
-MOST = {
-    "max_tokens": LARGEST_COUNT,
-    "temp": MAX_TEMPERATURE,
-    "num_draft": MAX_NUM_DRAFT,
-    "num_beams": MAX_BEAMS,
-}
+# OpenAI's API has the same limit of the temperature.
+MOST = {"max_tokens": LARGEST_COUNT, "temp": 2, "num_draft": MAX_NUM_DRAFT, "num_beams": MAX_BEAMS}
 MAX_ALTERNATIVES = 20  # log-probabilities per token
 MAX_PARTS = 64  # parts of a chat message
 MAX_LANGUAGE = 16  # characters of a language's code
+MAX_INPUTS = 2048  # per request, as in OpenAI's API
+MAX_TARGETS = MAX_DOCUMENTS = 1024
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -41,8 +38,18 @@ TokenIds = Annotated[
     list[Annotated[int, Field(ge=0, lt=2**31)]],
     Field(min_length=1, max_length=100_000, fail_fast=True),
 ]
+Many = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
 Several = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
 Zero = Annotated[Number, Field(ge=0, le=0, description="not supported: 0 or absent")]
+Model = Annotated[str | None, Field(description="absent: the model that is served")]
+Task = Annotated[
+    Text | None,
+    Field(
+        description="a task of the model: its prefix is put before the prompt, and its settings "
+        "replace the server's defaults"
+    ),
+]
+User = Annotated[str | None, Field(description="accepted and not used")]
 
 
 class Request(BaseModel):
@@ -136,11 +143,7 @@ class Decoding(_WithSettings):
         description="the expected text: proposals are copied from it, which makes decoding faster "
         "where it is right; with delta 0 the answer does not change",
     )
-    task: Text | None = Field(
-        None,
-        description="a task of the model: its prefix is put before the prompt, and its settings "
-        "replace the server's defaults",
-    )
+    task: Task = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -153,12 +156,9 @@ class Decoding(_WithSettings):
 
     @model_validator(mode="after")
     def _beams_alone(self) -> Decoding:
-        values = self.settings
-        if values.get("num_beams", 1) > 1 and (values.get("temp") or values.get("delta")):
-            raise ValueError(
-                f"num_beams is {values['num_beams']}: beams do not sample, and draft nothing; "
-                "leave temperature and delta out"
-            )
+        for name in ("temperature", "delta"):
+            if self.settings.get("num_beams", 1) > 1 and getattr(self, name):
+                raise ValueError(f"num_beams cannot be combined with {name}")
         return self
 
 
@@ -182,7 +182,7 @@ class StreamOptions(Request):
 class OpenAIRequest(Decoding):
     """The fields that completions and chat completions have in common."""
 
-    model: str | None = Field(None, description="absent: the model that is served")
+    model: Model = None
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -205,7 +205,7 @@ class OpenAIRequest(Decoding):
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
-    user: str | None = Field(None, description="accepted and not used")
+    user: User = None
 
     @model_validator(mode="after")
     def _consistent(self) -> OpenAIRequest:
@@ -213,7 +213,7 @@ class OpenAIRequest(Decoding):
             raise ValueError("stream_options needs stream to be true")
         for name in ("file_type", "source_language"):
             if getattr(self, name) and self.split in (None, "none"):
-                raise ValueError(f"{name} is of a text to split; give split as well")
+                raise ValueError(f"{name} requires split")
         return self
 
 
@@ -316,3 +316,44 @@ class ChatRequest(OpenAIRequest):
 
 
 TextRequest = CompletionRequest | ChatRequest
+
+
+class EmbeddingRequest(Request):
+    """The body of POST /v1/embeddings."""
+
+    input: Text | Annotated[list[Text], Many] | TokenIds | Annotated[list[TokenIds], Many] = Field(
+        description="one text or several, or the same as token ids"
+    )
+    model: Model = None
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="base64: the bytes of float32 numbers, little-endian"
+    )
+    normalize: bool | None = Field(None, description="true: scale vectors to length 1")
+    task: Task = None
+    dimensions: None = Field(None, description="not supported: absent")
+    user: User = None
+
+    @property
+    def inputs(self) -> list[Any]:
+        return listed_prompts(self.input)[0]
+
+
+class ScoreRequest(Request):
+    """The body of POST /v1/score."""
+
+    prompt: Text | TokenIds
+    targets: Annotated[
+        list[Text | TokenIds], Field(min_length=1, max_length=MAX_TARGETS, fail_fast=True)
+    ] = Field(description="the end token is added to a text; token ids are scored as they are")
+    task: Task = None
+    model: Model = None
+
+
+class RerankRequest(Request):
+    """The body of POST /v1/rerank."""
+
+    query: Text
+    documents: Annotated[list[Text], Field(min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True)]
+    top_n: Annotated[int, Field(ge=1, le=MAX_DOCUMENTS)] | None = None
+    return_documents: bool | None = None
+    model: Model = None

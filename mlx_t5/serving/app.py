@@ -1,40 +1,43 @@
-"""Builds the web application: OpenAI's endpoints, the web page, /health, /metrics, /docs."""
+"""Builds the web application: who may use it, its endpoints, the web page, /health and /docs."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager, closing
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi_offline import FastAPIOffline
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
-from pydantic import BaseModel
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.staticfiles import StaticFiles
 
-from mlx_t5.engine.rows import Chunk
-from mlx_t5.serving import answers, api, schemas, scoring_routes
+from mlx_t5.serving import routes
 from mlx_t5.serving.api_error import (
+    STOPPING_MESSAGE,
     ApiError,
     ErrorBody,
     error_of_status,
     error_of_validation,
-    failure_of,
+    internal_error,
+    raised_at,
 )
-from mlx_t5.serving.jobs import GenerationJob
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.middleware import Middleware, StrictRoute
 from mlx_t5.serving.service import Service
 
+log = logging.getLogger(__name__)
+
+MAX_BODY = 1 << 20  # bytes; while a body is parsed, no other client is served
 PAGE = Path(__file__).parent / "page"
 LAST_SECONDS = 5  # for clients to read that their requests were given up
 # The page loads nothing from elsewhere and runs only its own script.
@@ -45,12 +48,10 @@ POLICY = (
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 403, 404, 413, 415, 429, 500, 503)
 }
-EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
-EVENTS = {"text/event-stream": {"schema": {**EVENT, "description": "a chunk as JSON, or [DONE]"}}}
 
 bearer = HTTPBearer(auto_error=False, scheme_name="key")
 Given = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
-guarded, public = APIRouter(route_class=StrictRoute), APIRouter()
+public = APIRouter()
 
 
 def create_app(
@@ -86,20 +87,14 @@ def create_app(
     app.state.service, app.state.metrics, app.state.server = service, metrics, None
     app.state.api_key = api_key
     needs_key = [Depends(_require_key)] if api_key else []
-    for router in (guarded, scoring_routes.router):
-        app.include_router(router, responses=ERRORS, dependencies=needs_key)
+    app.include_router(routes.router, responses=ERRORS, dependencies=needs_key)
     app.include_router(public)
     app.mount("/page", StaticFiles(directory=PAGE))
-    app.add_exception_handler(ApiError, _refused)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _of_framework)
+    for kind in (ApiError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _answer_error)
     if origins:
-        allowed = {
-            "allow_methods": ["*"],
-            "allow_headers": ["*"],
-            "expose_headers": ["Retry-After"],
-        }
-        app.add_middleware(CORSMiddleware, allow_origins=origins, **allowed)
+        allowed = {"allow_origins": origins, "allow_methods": ["*"], "allow_headers": ["*"]}
+        app.add_middleware(CORSMiddleware, expose_headers=["Retry-After"], **allowed)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     app.add_middleware(Middleware, metrics=metrics, origins=origins, root_path=root_path)
     _remove_validation_errors(app)
@@ -140,150 +135,83 @@ async def _require_key(request: Request, given: Given) -> None:
         raise ApiError(401, message, code="invalid_api_key", headers=challenge)
 
 
-async def _refused(request: Request, error: Any) -> Response:
+async def _answer_error(request: Request, error: Any) -> Response:
+    if isinstance(error, HTTPException):
+        error = error_of_status(error.status_code, error.detail, error.headers)
+    elif isinstance(error, RequestValidationError):
+        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind == "application/json" or kind.endswith("+json"):
+            error = error_of_validation(error.errors())
+        else:
+            error = ApiError(415, "send JSON, with Content-Type: application/json")
     return error.response
 
 
-async def _invalid(request: Request, error: Any) -> Response:
-    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
-        return ApiError(415, "send JSON, with Content-Type: application/json").response
-    return error_of_validation(error.errors()).response
+class Middleware:
+    """ASGI middleware: the Origin, the size of the body, the proxy's path, metrics, and HEAD."""
+
+    def __init__(
+        self, app: Callable, metrics: Metrics, origins: Sequence[str] = (), root_path: str = ""
+    ):
+        """See `create_app` for the arguments."""
+        self._app, self._metrics, self._origins, self._root = app, metrics, origins, root_path
+
+    async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path, root = scope["path"], self._root
+        if path != root and not path.startswith(f"{root}/"):
+            path = root + path  # the proxy has stripped it
+        # The HTTP server sends the answer to HEAD without its body.
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        scope = {**scope, "path": path, "root_path": root, "method": method}
+        status, size, began = 0, 0, time.monotonic()
+
+        async def limited() -> MutableMapping[str, Any]:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > MAX_BODY:
+                reason = f"the body is larger than {MAX_BODY} bytes; send less at a time"
+                raise HTTPException(413, reason, {"Connection": "close"})
+            return message
+
+        async def respond(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        refusal = self._refusal(Headers(scope=scope))
+        try:
+            if not refusal:
+                await self._app(scope, limited, respond)
+        except asyncio.CancelledError:  # the server is shutting down and stops waiting
+            refusal = ApiError(503, STOPPING_MESSAGE)
+        except Exception as error:  # no traceback: it may show what a client sent
+            log.error("%s %s failed: %s", method, _label(scope), raised_at(error))
+            refusal = internal_error()
+        try:
+            if refusal and not status:  # with a status, a response has begun
+                await refusal.response(scope, receive, respond)
+        finally:
+            label = _label(scope)
+            self._metrics.requests.labels(label, str(status)).inc()
+            self._metrics.request_seconds.labels(label).observe(time.monotonic() - began)
+
+    def _refusal(self, headers: Headers) -> ApiError | None:
+        """Refuses web pages of other origins; programs other than browsers send no Origin."""
+        origin = headers.get("origin")
+        own = (origin or "").partition("://")[2].lower() == headers.get("host", "").lower()
+        if origin is None or own or origin in self._origins or "*" in self._origins:
+            return None
+        message = "web pages of this origin may not use the server; see its option --allow-origin"
+        return ApiError(403, message, code="unknown_origin")
 
 
-async def _of_framework(request: Request, error: Any) -> Response:
-    return error_of_status(error.status_code, error.detail, error.headers).response
-
-
-@guarded.post(
-    "/v1/completions",
-    response_model=None,
-    responses={200: {"model": schemas.Completion, "content": EVENTS}},
-    tags=["OpenAI"],
-)
-async def completions(body: api.CompletionRequest, request: Request) -> Response:
-    """Returns the text that T5 generates for each prompt, whole or as a stream of events."""
-    return await _openai(body, request, answers.CompletionBuilder)
-
-
-@guarded.post(
-    "/v1/chat/completions",
-    response_model=None,
-    responses={200: {"model": schemas.ChatCompletion, "content": EVENTS}},
-    tags=["OpenAI"],
-)
-async def chat(body: api.ChatRequest, request: Request) -> Response:
-    """Returns the answer to one user message; a system message is put before that message."""
-    return await _openai(body, request, answers.ChatBuilder)
-
-
-@guarded.post("/predict", tags=["simple"])
-async def predict(body: api.PredictRequest, request: Request) -> schemas.Prediction:
-    """Returns the text that T5 generates for a prompt."""
-    service: Service = request.app.state.service
-    stream = await service.submit(body, request.receive)
-    with closing(stream):
-        chunk = await stream.next()
-    service.log_texts([chunk.result])
-    text, reason, stats = chunk.result.text, chunk.result.finish_reason, chunk.result.stats
-    return schemas.Prediction(text=text, finish_reason=reason, stats=stats)
-
-
-async def _openai(
-    body: api.TextRequest, request: Request, builder_type: type[answers.CompletionBuilder]
-) -> Response:
-    service: Service = request.app.state.service
-    service.require_model(body.model)
-    builder = builder_type(body, service.model, service.spell)
-    stream = await service.submit(body, request.receive)
-    chunks = _chunks(stream, builder)
-    if not builder.stream:
-        async with aclosing(chunks):
-            last = sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)
-        results: list[Any] = [chunk.result for chunk in last]
-        service.log_texts(results)
-        counts = answers.usage(stream.job, [result.stats for result in results])
-
-        def render() -> str:
-            return _json(builder.answer([*map(builder.choice, last)], counts))
-
-        # In a thread, since a document has thousands of pieces, and a text thousands of tokens.
-        return Response(await asyncio.to_thread(render), media_type="application/json")
-    first = await anext(chunks)  # before the status is sent, as it may be an error
-    usage = bool(body.stream_options and body.stream_options.include_usage)
-    return StreamingResponse(
-        _events(service, stream.job, builder, first, chunks, usage),
-        media_type="text/event-stream",
-        headers={"X-Accel-Buffering": "no"},
-    )
-
-
-async def _chunks(
-    stream: answers.EventStream[GenerationJob], builder: answers.CompletionBuilder
-) -> AsyncGenerator[Chunk, None]:
-    """Yields the chunks of an answer; cancels the job when it is not read to its end."""
-    with closing(stream):
-        chunks: AsyncIterator[Chunk] = stream.chunks()
-        if document := stream.job.document:
-            chunks = answers.joined(chunks, document, builder.stream, builder.detailed)
-        async for chunk in chunks:
-            yield chunk
-
-
-async def _events(
-    service: Service,
-    job: GenerationJob,
-    builder: answers.CompletionBuilder,
-    first: Chunk,
-    chunks: AsyncGenerator[Chunk, None],
-    usage: bool,
-) -> AsyncIterator[str]:
-    """Yields an answer's server-sent events; with `usage`, token counts precede "[DONE]"."""
-    last: list[Any] = []
-    chunk: Chunk | None = first
-    try:
-        async with aclosing(chunks):
-            while chunk:
-                if chunk.result:
-                    last.append(chunk.result)
-                shown = chunk.text or chunk.result or isinstance(chunk, answers.DocumentChunk)
-                if shown or builder.logprobs or builder.detailed:
-                    yield _event(builder.answer([builder.choice(chunk)], None))
-                chunk = await anext(chunks, None)
-        if usage:
-            counts = answers.usage(job, [result.stats for result in last])
-            yield _event(builder.answer([], counts))
-        service.log_texts(last)
-        yield "data: [DONE]\n\n"
-    except Exception as error:
-        yield _event(failure_of(error).body)
-
-
-def _json(body: BaseModel) -> str:
-    return body.model_dump_json(exclude_unset=True)
-
-
-def _event(body: BaseModel) -> str:
-    return f"data: {_json(body)}\n\n"
-
-
-@guarded.get("/v1/models", tags=["OpenAI"])
-async def models(request: Request) -> schemas.ModelList:
-    """Returns a list with the one model that is served, its limits and its defaults."""
-    return schemas.ModelList(object="list", data=[request.app.state.service.describe()])
-
-
-@guarded.get("/v1/models/{model}", tags=["OpenAI"])
-async def model(model: str, request: Request) -> schemas.ServedModel:
-    """Returns the model of this name, with its limits and defaults."""
-    request.app.state.service.require_model(model)
-    return request.app.state.service.describe()
-
-
-@guarded.get("/metrics", response_class=Response, tags=["operation"])
-async def prometheus(request: Request) -> Response:
-    """Returns the counters in Prometheus' text format."""
-    return Response(request.app.state.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+def _label(scope: dict) -> str:
+    """The path of the route that handled a request; "other" if there is none."""
+    return getattr(scope.get("route"), "path", "other")
 
 
 @public.get("/health", responses={503: {"description": "takes no requests"}}, tags=["operation"])

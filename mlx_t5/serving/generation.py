@@ -145,7 +145,8 @@ class GenerationBatches:
         settings = replace(self._decoder.defaults, num_beams=1)
         engine = self._decoder.engine(settings, self._max_batch)
         assert not isinstance(engine, Beams), "one beam is no search"
-        engine.on_verified = self._recorder = LogprobRecorder(self._alternatives)
+        recorder = LogprobRecorder(lambda row: self._job_of[row].spec.logprobs)
+        engine.on_verified = self._recorder = recorder
         self._queues = {1: batching.Queue(engine, self._max_batch)}  # by number of beams
         for row in waiting:
             self._queue_of(row).waiting.append(row)
@@ -156,9 +157,6 @@ class GenerationBatches:
             batch = self._decoder.engine(row.settings, self._max_batch)
             self._queues[beams] = batching.Queue(batch, self._max_batch)
         return self._queues[beams]
-
-    def _alternatives(self, row: Row) -> int | None:
-        return self._job_of[row].spec.logprobs
 
     def _step(self, batch: Batch) -> None:
         began, rows = self._jobs.clock(), len(batch.rows)

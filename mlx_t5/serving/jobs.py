@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlx_t5.engine.codec import Job
 from mlx_t5.engine.document_batch import DocumentInFlight
-from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Chunk
 from mlx_t5.scoring.pairs import Pair
 from mlx_t5.serving.api_error import ApiError

@@ -8,8 +8,9 @@ and accepted tokens divided by drafted tokens is the acceptance rate.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from mlx_t5.drafting.costs import MOST
 from mlx_t5.engine.rows import Row, Stats
@@ -22,21 +23,23 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        counter, seconds = self._counter, self._seconds
-        self.requests = counter("t5_requests", "HTTP requests", "path", "status")
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        seconds = partial(histogram, buckets=BUCKET_SECONDS)
+        self.requests = counter("t5_requests", "HTTP requests", ("path", "status"))
         self.request_seconds = seconds(
             "t5_request_seconds",
             "From the first byte of a request to the last of its response",
-            "path",
+            ("path",),
         )
         self.queue_seconds = seconds("t5_queue_seconds", "A row's wait for a place")
         self.first_token_seconds = seconds("t5_first_token_seconds", "From request to first token")
         self.cancelled_rows = counter("t5_cancelled_rows", "Rows whose client went away")
-        self._finished = counter("t5_finished_rows", "Rows decoded", "reason")
+        self._finished = counter("t5_finished_rows", "Rows decoded", ("reason",))
         self._scored = counter(
             "t5_one_pass_items",
             "Prompts embedded, targets scored, answers scored to rank documents",
-            "kind",
+            ("kind",),
         )
         self._prompt_tokens = counter("t5_prompt_tokens", "Source tokens read")
         self._tokens = counter("t5_generated_tokens", "Tokens decided, end tokens included")
@@ -44,24 +47,14 @@ class Metrics:
         self._drafted = counter("t5_drafted_tokens", "Proposals verified")
         self._accepted = counter("t5_accepted_tokens", "Proposals kept")
         self._step_seconds = seconds("t5_step_seconds", "A step of the whole batch")
-        self._proposals = Histogram(
+        self._proposals = histogram(
             "t5_step_proposals",
             "Proposals of the row that has most in a step; 0: nothing was proposed",
             buckets=range(MOST + 1),
-            registry=self.registry,
         )
-        self._occupancy = Histogram(
-            "t5_batch_occupancy",
-            "Rows in a step",
-            buckets=[2**i for i in range(9)],
-            registry=self.registry,
+        self._occupancy = histogram(
+            "t5_batch_occupancy", "Rows in a step", buckets=[2**i for i in range(9)]
         )
-
-    def _counter(self, name: str, help: str, *labels: str) -> Counter:
-        return Counter(name, help, labels, registry=self.registry)
-
-    def _seconds(self, name: str, help: str, *labels: str) -> Histogram:
-        return Histogram(name, help, labels, buckets=BUCKET_SECONDS, registry=self.registry)
 
     def observe(self, name: str, help: str, read: Callable[[], float]) -> None:
         """Adds a gauge; `read` is called for its value whenever the metrics are requested."""
@@ -88,9 +81,6 @@ class Metrics:
         """Counts a finished job of `items` scores or vectors; kind: "embed", "score", "rerank"."""
         self._prompt_tokens.inc(prompt_tokens)
         self._scored.labels(kind).inc(items)
-
-    def text(self) -> bytes:
-        return generate_latest(self.registry)
 
 
 def row_counts(rows: Sequence[Row]) -> tuple[int, int, int, int]:

@@ -1,4 +1,4 @@
-"""Schemas of answers; FastAPI generates the description of the API (/docs) from them.
+"""Defines the schemas of answers; FastAPI generates the description of the API (/docs) from them.
 
 OpenAI's fields have the form that the official client expects. `TokenDetails` explains the counts
 of prediction tokens in `usage`.
@@ -31,12 +31,17 @@ class TokenDetails(BaseModel):
     rejected_prediction_tokens: int
 
 
-class Usage(BaseModel):
-    """Token counts of a request. Each prompt counts once; end tokens of answers do not count."""
+class ScoringUsage(BaseModel):
+    """Token counts of a request that decodes nothing, end tokens included."""
 
     prompt_tokens: int
-    completion_tokens: int
     total_tokens: int
+
+
+class Usage(ScoringUsage):
+    """Token counts of a request. Each prompt counts once; end tokens of answers do not count."""
+
+    completion_tokens: int
     completion_tokens_details: TokenDetails
 
 
@@ -108,17 +113,22 @@ class Logprobs(BaseModel):
     text_offset: list[int]
 
 
-class CompletionChoice(BaseModel):
-    """One text of a completion, or a chunk of it."""
+class Choice(BaseModel):
+    """What the choices of completions and of chats have in common."""
 
     index: int
-    text: str
-    logprobs: Logprobs | None
     finish_reason: Reason | None
     speculation: SpeculationDetails | None = None
     score: float | None = None
     pieces: list[AnsweredPiece] | None = None
     stats: PieceCounts | None = None
+
+
+class CompletionChoice(Choice):
+    """One text of a completion, or a chunk of it."""
+
+    text: str
+    logprobs: Logprobs | None
 
 
 class Completion(BaseModel):
@@ -161,18 +171,12 @@ class ChatMessage(BaseModel):
     refusal: None = None
 
 
-class ChatChoice(BaseModel):
+class ChatChoice(Choice):
     """One answer of a chat, or a chunk of it; a chunk has `delta` in place of `message`."""
 
-    index: int
     message: ChatMessage | None = None
     delta: ChatMessage | None = None
     logprobs: ChatLogprobs | None
-    finish_reason: Reason | None
-    speculation: SpeculationDetails | None = None
-    score: float | None = None
-    pieces: list[AnsweredPiece] | None = None
-    stats: PieceCounts | None = None
 
 
 class ChatCompletion(BaseModel):
@@ -227,3 +231,60 @@ class ModelList(BaseModel):
 
     object: Literal["list"]
     data: list[ServedModel]
+
+
+class EmbeddingEntry(BaseModel):
+    """The vector of one input."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(BaseModel):
+    """The answer of /v1/embeddings."""
+
+    object: Literal["list"]
+    data: list[EmbeddingEntry]
+    model: str
+    usage: ScoringUsage
+
+
+class ScoreEntry(BaseModel):
+    """The log-probabilities of one target of the request; `tokens` has the texts of its tokens."""
+
+    index: int
+    logprob: float
+    tokens: list[str]
+    token_logprobs: list[float]
+
+
+class ScoreList(BaseModel):
+    """The answer of /v1/score."""
+
+    object: Literal["list"]
+    data: list[ScoreEntry]
+    model: str
+    usage: ScoringUsage
+
+
+class RankedDocument(BaseModel):
+    """The text of a ranked document."""
+
+    text: str
+
+
+class RankEntry(BaseModel):
+    """A ranked document; `relevance_score` is the probability that it is relevant."""
+
+    index: int
+    relevance_score: float
+    document: RankedDocument | None = None
+
+
+class RankList(BaseModel):
+    """The answer of /v1/rerank, the most relevant document first."""
+
+    results: list[RankEntry]
+    model: str
+    usage: ScoringUsage

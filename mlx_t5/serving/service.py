@@ -14,13 +14,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
 from mlx_t5.checkpoints.pooling import Pooling
-from mlx_t5.engine.codec import CHARACTERS
+from mlx_t5.engine.codec import CHARACTERS, Job
 from mlx_t5.engine.document_batch import DocumentInFlight, fitted_document
-from mlx_t5.engine.job import Job
 from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
 from mlx_t5.scoring.pairs import RERANK_TOKENS, Pair, ranks_by, relevance_pairs
@@ -36,7 +35,6 @@ from mlx_t5.text.prompts import token_ids
 if TYPE_CHECKING:
     from mlx_t5.serving.worker import Worker
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MAX_PIECES = 5_000  # of a document
@@ -137,7 +135,7 @@ class Service:
         if self.log_prompts:
             log.info("texts: %r", [result.text for result in results])
 
-    async def _in_thread(self, param: str, work: Callable[[], T]) -> T:
+    async def _in_thread(self, param: str, work: Callable[[], Any]) -> Any:
         """Calls `work` in another thread; a `UserError` becomes an error of a request's field."""
         try:
             return await asyncio.to_thread(work)
@@ -176,27 +174,22 @@ class Service:
                 given = pooled.prompt + text if pooled else text
                 ids = token_ids(given, self.tokenizer, self._vocab_size, what)
                 all_ids.append(pooled.cut(ids) if pooled else ids)
-                self._require_few(len(all_ids[-1]), param)
+                self._require_short(all_ids[-1], param)
             return all_ids
 
         return await self._in_thread(param, tokenize)
 
     def _require_short(self, text: str | Sequence[int], param: str) -> None:
-        """Refuses a text whose length alone shows that it has too many tokens."""
-        if not isinstance(text, str):
-            self._require_few(len(text), param)  # checked before the ids
-        elif len(text) > self._most(param) * self._longest:
-            self._require_few(math.inf, param)
-
-    def _most(self, param: str) -> int:
-        return self.limits.max_tokens if param == "targets" else self.limits.prompt_tokens
-
-    def _require_few(self, count: float, param: str) -> None:
-        if count > (most := self._most(param)):
-            option = "--max-tokens" if param == "targets" else "--max-prompt-tokens"
+        """Refuses too many token ids, and a text that is too long for the tokens allowed."""
+        most, option = self.limits.prompt_tokens, "--max-prompt-tokens"
+        if param == "targets":
+            most, option = self.limits.max_tokens, "--max-tokens"
+        is_text = isinstance(text, str)
+        if len(text) > most * (self._longest if is_text else 1):
+            count = "more" if is_text else len(text)
             message = (
-                f"the {NAMES.get(param, param)} has {'more' if count == math.inf else count} "
-                f"tokens; at most {most} are taken here (the server's {option}); shorten it"
+                f"the {NAMES.get(param, param)} has {count} tokens; at most {most} are taken here "
+                f"(the server's {option}); shorten it"
             )
             raise ApiError(400, message, param, "context_length_exceeded")
 
@@ -237,7 +230,7 @@ class Service:
 
     async def submit(
         self, body: api.PredictRequest | api.TextRequest, receive: Callable[[], Any]
-    ) -> EventStream[GenerationJob]:
+    ) -> EventStream:
         """Checks a request, submits it to the worker, and returns the stream of its events.
 
         Raises:
@@ -280,10 +273,8 @@ class Service:
             raise ApiError(400, "the query is empty; write what is looked for", "query")
         most = self.limits.prompt_tokens
         beginnings = [document[: most * self._longest] for document in documents]
-        facts = self.tokenizer, self._vocab_size
-        pairs = relevance_pairs(
-            query, beginnings, *facts, max_prompt_tokens=min(most, RERANK_TOKENS)
-        )
+        facts, limit = (self.tokenizer, self._vocab_size), min(most, RERANK_TOKENS)
+        pairs = relevance_pairs(query, beginnings, *facts, max_prompt_tokens=limit)
         return await self._in_thread("documents", lambda: list(pairs))
 
     async def score_or_embed(self, job: ScoringJob, receive: Callable[[], Any]) -> list[Any]:

@@ -261,20 +261,13 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
     common = {"max_tokens": DUMMY_TOKENS, "batch_size": batch_size, "num_draft": fixed}
     decoder.generate([prompt], **common)
     if not cpu_only():
-        compile_kernels(decoder, [prompt, prompt[1:]], common)
-        most = max(most, MAX_NUM_DRAFT)
+        prompts, most = [prompt, prompt[1:]], max(most, MAX_NUM_DRAFT)
+        for settings in KINDS if decoder.exact else KINDS + INEXACT_KINDS:
+            decoder.generate(prompts, **common, **settings)
+        list(decoder.scoring.parts([Pair(tuple(prompt), (0,))], batch_size))
+        list(decoder.embeddings.parts(prompts, batch_size, True))
     if decoder.exact:  # all its passes have the same number of positions
         return
     cache = encoded(model, [prompt])
     for width in range(1, most + 2 if decoder.drafter else 2):
         mx.eval(model.decode(mx.array([prompt[:1] * width], mx.int32), cache, [0]))
-
-
-def compile_kernels(
-    decoder: SpeculativeDecoder, prompts: list[list[int]], common: dict[str, Any]
-) -> None:
-    """Compiles a GPU's kernels by requests of every supported kind, with settings `common`."""
-    for settings in KINDS if decoder.exact else KINDS + INEXACT_KINDS:
-        decoder.generate(prompts, **common, **settings)
-    list(decoder.scoring.parts([Pair(tuple(prompts[0]), (0,))], common["batch_size"]))
-    list(decoder.embeddings.parts(prompts, common["batch_size"], True))

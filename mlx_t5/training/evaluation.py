@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mlx_t5.engine.rows import Result
-from mlx_t5.engine.tally import Tally
+from mlx_t5.engine.rows import Result, Tally
 from mlx_t5.errors import shown
 from mlx_t5.timing import Columns, Ratio, interleave, markdown, percent, speed_up
 

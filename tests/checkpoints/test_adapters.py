@@ -167,52 +167,17 @@ def test_a_damaged_or_mismatched_adapter_is_refused(tiny, adapter, tmp_path, nam
     save_file(
         tensors | ({f"base_model.model.{name}": np.ones(shape, np.int32)} if shape else {}), file
     )
-    refuse_both(tiny, folder, tmp_path, message)
-
-
-def test_an_adapter_without_weights_is_refused(tiny, adapter, tmp_path):
-    folder, _ = adapter
-    (folder / "adapter_model.safetensors").unlink()
-    refuse_both(tiny, folder, tmp_path, "no adapter_model.safetensors or adapter_model.bin")
-
-
-def refuse_both(tiny, folder, tmp_path, message):
     for attempt in (
         lambda: load(tiny, adapter=folder),
         lambda: convert(tiny, tmp_path / "out", adapter_path=folder),
     ):
-        with pytest.raises(UserError, match=message) as refused:
+        with pytest.raises(UserError, match=message):
             attempt()
-        assert "\n" not in str(refused.value)
     assert checkpoints.siblings(tmp_path / "out") == {"source", "adapter"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "entries",
-    [
-        {"use_qalora": True},
-        {"modules_to_save": ["lm_head"]},
-        {"trainable_token_indices": [3, 4]},
-        {"target_parameters": [f"{Q}.weight"], "target_modules": []},
-        {"use_bdlora": {"target_modules_bd_a": ["q"], "nblocks": 2, "match_strict": False}},
-        {"target_modules": ["shared"]},
-        {"bias": "all"},
-    ],
-)
-def test_adapters_that_only_peft_can_merge_are_refused(reference_of, tmp_path, entries):
-    reference = reference_of("t5")
-    adapters.by_peft(reference.model, tmp_path / "lora", **{"target_modules": ["q"], **entries})
-    with pytest.raises(UserError, match="cannot be merged here; merge it with PEFT"):
-        load(reference.folder, adapter=tmp_path / "lora")
 
 
 @pytest.mark.parametrize("name", ["", "nowhere", "source/config.json"])
 def test_a_missing_adapter_folder_is_refused(tiny, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    for attempt in (
-        lambda: load(tiny, adapter=name),
-        lambda: convert("a/hub-id", tmp_path / "out", adapter_path=name),  # nothing is downloaded
-    ):
-        with pytest.raises(UserError, match=f"there is no adapter folder '{name}'"):
-            attempt()
+    with pytest.raises(UserError, match=f"there is no adapter folder '{name}'"):
+        load(tiny, adapter=name)

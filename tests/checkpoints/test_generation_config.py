@@ -47,14 +47,12 @@ def folder(tmp_path):
         ({"max_length": 20}, {"max_tokens": 19}),  # max_length includes the start token
         ({"max_length": 20, "max_new_tokens": 7}, {"max_tokens": 7}),
         ({"min_length": 5}, {"min_tokens": 4}),
-        ({"min_length": 0}, {"min_tokens": 0}),
         ({"min_length": 5, "min_new_tokens": 2}, {"min_tokens": 2}),
         ({"do_sample": False, "temperature": 0.7}, {"temp": 0.0}),
         ({"temperature": 0.7}, {}),  # without do_sample, transformers does not sample either
         ({"do_sample": True}, {"temp": 1.0, "top_k": 50}),
         ({"do_sample": True, "temperature": 0.7, "top_k": 0}, {"temp": 0.7, "top_k": 0}),
-        ({"top_k": 20, "top_p": 0.9}, {"top_k": 20, "top_p": 0.9}),
-        ({"repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
+        ({"top_k": 20, "repetition_penalty": 1.2}, {"top_k": 20, "repetition_penalty": 1.2}),
         ({"max_length": None, "do_sample": None}, {}),
         # Published files, and no file.
         ({"_from_model_config": True, "transformers_version": "4.27", **IDS}, {}),
@@ -105,14 +103,10 @@ def test_unsupported_numbers_are_named_only_where_transformers_uses_them(
 @pytest.mark.parametrize(
     ("entries", "named"),
     [
-        ({"diversity_penalty": 1}, True),
+        ({"diversity_penalty": 1, "bad_words_ids": [[5]], "an_entry_of_tomorrow": 1}, True),
         ({"diversity_penalty": 0.0, "num_beam_groups": 1, "num_return_sequences": 1}, False),
-        ({"bad_words_ids": [[5]]}, True),
-        ({"eos_token_id": [1, 5]}, False),
         ({"use_cache": False, "suppress_tokens": [], "epsilon_cutoff": 0.0}, False),
-        ({"an_entry_of_tomorrow": 1}, True),
-        ({"a_flag_of_tomorrow": False, "a_list_of_tomorrow": []}, False),
-        ({"prompt_lookup_num_tokens": 3, "use_mtp": True, "max_cache_len": 9}, False),
+        ({"a_flag_of_tomorrow": False, "a_list_of_tomorrow": [], "use_mtp": True}, False),
     ],
 )
 def test_unsupported_entries_are_named_unless_neutral(folder, entries, named):
@@ -222,10 +216,8 @@ def test_a_damaged_file_is_refused_in_one_line(folder, raw, message):
 @pytest.mark.parametrize(
     ("raw", "tasks", "message"),
     [
-        ({"max_length": "long"}, None, "generation_config.json: max_tokens is 'long'.*ignores the"),
         ({"top_p": 2}, None, "generation_config.json: top_p is 2.*; --ignore-generation-config"),
         ({"do_sample": "yes"}, None, "do_sample must be true or false"),
-        (None, [1], "must be an object of objects"),
         (None, {"a": "b"}, "must be an object of objects"),
         (None, {"a": {"prefix": 5}}, "task a: its prefix is no text"),
         (None, {"a": {"min_length": -7.5}}, "task a: min_tokens is -7.5"),

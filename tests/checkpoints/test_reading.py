@@ -111,7 +111,7 @@ def test_the_index_decides_between_tensors_of_one_name(tmp_path):
     assert numbers(read_all(tmp_path)["a"]).tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("file", ("../a.bin", "/etc/passwd", "x/y.bin", "..", "", "a\\b", 3, "a\0"))
+@pytest.mark.parametrize("file", ("../a.bin", "/etc/passwd", "..", "", 3))
 def test_an_index_may_not_leave_its_folder(tmp_path, file):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": file}}))
@@ -187,15 +187,11 @@ def entry(shape, start, end, dtype="F32"):
     "header",
     (
         {"a": entry([2], 0, 12)},
-        {"a": entry([4], 0, 16)},
-        {"a": entry([-2], 8, 0)},
         {"a": entry([2**31, 2**31], 0, 8)},
         {"a": entry([2], 0, 8, "F99")},
-        {"a": entry([2], 2**63, 2**63 + 8)},
         {"a": entry([], 0, 0, "\x1b" * 9000)},
         {"a": 3},
         [],
-        {"__metadata__": 3},
     ),
 )
 def test_headers_that_lie_are_refused(tmp_path, header):
@@ -225,9 +221,7 @@ class Calls:
     (
         (os.system, "posix.system|nt.system"),
         (eval, "builtins.eval|__builtin__.eval"),
-        (getattr, "builtins.getattr|__builtin__.getattr"),
         (torch.storage._load_from_bytes, "torch.storage._load_from_bytes"),
-        (pickle.loads, "_?pickle.loads"),
     ),
 )
 def test_a_malicious_pickle_is_refused_by_name(tmp_path, format, protocol, function, name):
@@ -253,11 +247,9 @@ def legacy(pickled: bytes, path: Path) -> Path:
     (
         (b"cos\nsystem\n(S'true'\ntR.", "asks for os.system"),
         (b"(S'true'\nios\nsystem\n.", "asks for os.system"),
-        (b"\x80\x02(cos\nsystem\nX\x04\0\0\0trueo.", "asks for os.system"),
         (b"\x80\x04\x8c\x02os\x8c\x07\x1b[2Jsys\x93.", r"asks for os\.\\x1b\[2Jsys"),
         (b"\x80\x04\x8c\x0ctorch._utils\x8c\x14_rebuild_tensor_v2.x\x93.", "asks for torch._utils"),
         (b"\x80\x02\x82\x01.", "cannot be read"),
-        (b"\x80\x02}X\x01\0\0\0a)R.", "cannot be read"),
         (b"\x80\x02ctorch\nFloatStorage\n)R.", "cannot be read"),
         # Attributes of what may be called stay as they are.
         (b"\x80\x02ctorch._utils\n_rebuild_parameter\nN}X\1\0\0\0aK\1s\x86b.", "cannot be read"),
@@ -273,8 +265,6 @@ def test_hostile_opcodes_are_refused(tmp_path, pickled, cause):
     (
         ([torch.ones(1)], "not a state dict but a list"),
         ({"a": 1}, "'a' is a int, not a tensor"),
-        ({1: torch.ones(1)}, "not a state dict"),
-        (torch.ones(1), "not a state dict but a TorchTensor"),
         ({"state_dict": {"a": torch.ones(1)}, "step": 3}, "under 'state_dict'; save that dict"),
     ),
 )
@@ -330,19 +320,20 @@ def test_archives_that_torch_never_writes_are_refused(tmp_path, change, cause):
     refused(tmp_path, cause)
 
 
-@pytest.mark.parametrize("count", (5, 7, 2**62))
-def test_a_legacy_storage_of_another_size_is_refused(tmp_path, count):
-    path = checkpoints.save({"a": torch.ones(6)}, tmp_path, "legacy") / "pytorch_model.bin"
-    values = struct.pack("<6f", *[1.0] * 6)
-    data = path.read_bytes()
-    path.write_bytes(data.replace(struct.pack("<q", 6) + values, struct.pack("<q", count) + values))
-    refused(tmp_path, "storage .* has another size")
+VALUES = struct.pack("<6f", *[1.0] * 6)
 
 
-def test_a_big_endian_legacy_file_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("old", "new", "cause"),
+    (
+        *((struct.pack("<q", 6) + VALUES, struct.pack("<q", n) + VALUES, "has another size")
+          for n in (5, 2**62)),
+        (b"little_endianq\x02\x88", b"little_endianq\x02\x89", "is big-endian"),
+    ),
+)  # fmt: skip
+def test_a_legacy_file_that_torch_never_writes_is_refused(tmp_path, old, new, cause):
     path = checkpoints.save({"a": torch.ones(6)}, tmp_path, "legacy") / "pytorch_model.bin"
-    old, new = b"little_endianq\x02\x88", b"little_endianq\x02\x89"
     data = path.read_bytes()
     assert data.count(old) == 1
     path.write_bytes(data.replace(old, new))
-    refused(tmp_path, "is big-endian")
+    refused(tmp_path, cause)

@@ -3,27 +3,23 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import transformers
 
-from mlx_t5.cli import output
-from mlx_t5.cli.output import LineFile, Painter, text_lines
-from mlx_t5.cli.totals import Totals
+from mlx_t5.cli.output import ArrayFile, LineFile, Painter, summary, text_lines
+from mlx_t5.engine.document_batch import DocumentStats
 from mlx_t5.engine.rows import Result, Stats
 from mlx_t5.errors import UserError
 
-COUNTS = {
-    "generated_tokens": 10,
-    "target_calls": 4,
-    "drafted": 12,
-    "accepted": 6,
-    "tokens_per_call": 2.5,
-    "peak_memory_bytes": 2_500_000_000,
-}
+STATS = Stats(
+    generated_tokens=10, target_calls=4, drafted=12, accepted=6, tokens_per_call=2.5,
+    peak_memory_bytes=2_500_000_000,
+)  # fmt: skip
 
 
 def result(text: str | None, **more) -> Result:
-    return Result(text, [5, 6], ["draft", "target"], "stop", Stats(**COUNTS), **more)
+    return Result(text, [5, 6], ["draft", "target"], "stop", STATS, **more)
 
 
 class Colored:
@@ -38,19 +34,6 @@ def results(path, as_json=False, painter=None, keep=0) -> LineFile:
 
 
 # ---- where results go ----------------------------------------------------------------------------
-
-
-def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path):
-    (tmp_path / "p.txt").write_text("one\n")
-    name = str(tmp_path / "p.txt")
-    with pytest.raises(UserError, match="is a folder"):
-        output.check_output_file(str(tmp_path), None)
-    with pytest.raises(UserError, match="there is no folder"):
-        output.check_output_file(str(tmp_path / "none" / "out.txt"), None)
-    with pytest.raises(UserError, match="is the input file too"):
-        output.check_output_file(str(tmp_path / "." / "p.txt"), name)
-    output.check_output_file(str(tmp_path / "out.txt"), name)
-    assert not (tmp_path / "out.txt").exists()
 
 
 def test_a_finished_result_is_written_at_once_on_one_line(tmp_path):
@@ -80,21 +63,12 @@ def test_a_file_that_can_no_longer_be_written_is_named(tmp_path):
             results(str(path)).write("p", result("one"))
 
 
-def test_two_writers_cannot_share_a_file(tmp_path):
+def test_a_file_is_not_shared_or_continued_where_it_has_become_shorter(tmp_path):
     path = tmp_path / "out.txt"
     with results(str(path)) as file:
         file.write("p", result("one"))
-        before = path.read_bytes()
         with pytest.raises(UserError, match="is being written by another process"):
             results(str(path)).write("q", result("two"))
-        assert path.read_bytes() == before
-        file.write("q", result("two"))
-        assert len(path.read_bytes()) > len(before)
-
-
-def test_a_file_that_has_become_shorter_is_not_continued(tmp_path):
-    path = tmp_path / "out.txt"
-    path.write_text("one\n")
     with pytest.raises(UserError, match="has become shorter"):
         results(str(path), keep=99).write("p", result("two"))
     assert path.read_text() == "one\n"
@@ -107,9 +81,7 @@ def test_a_json_result_is_exact_even_if_colored(capsys):
     line, end = out.split("\n")
     record = json.loads(line)
     assert (end, err) == ("", "colored\n")
-    assert list(record) == ["prompt", "text", "tokens", "finish_reason", "stats"]
     assert (record["prompt"], record["text"]) == ("p\u2028é", "one\ntwo")
-    assert record["stats"]["drafted"] == 12
 
 
 def test_colored_text_is_printed_but_not_written_to_files(capsys, tmp_path):
@@ -121,18 +93,36 @@ def test_colored_text_is_printed_but_not_written_to_files(capsys, tmp_path):
 
 
 def test_a_prompt_without_a_result_keeps_its_place(tmp_path):
-    failed = result(None, error="no memory")
+    outcomes = result("one"), result(None, error="no memory"), result("three")
     for name, as_json in (("out.txt", False), ("out.jsonl", True)):
-        path = tmp_path / name
-        with results(str(path), as_json, painter=Colored()) as file:
-            for outcome in (result("one"), failed, result("three")):
+        with results(str(tmp_path / name), as_json, painter=Colored()) as file:
+            for outcome in outcomes:
                 file.write("prompt", outcome)
-        lines = path.read_text().split("\n")[:-1]
-        if as_json:
-            records = [json.loads(line) for line in lines]
-            assert [record.get("error") for record in records] == [None, "no memory", None]
-            lines = [record["text"] or "" for record in records]
-        assert lines == ["one", "", "three"]
+    assert (tmp_path / "out.txt").read_text() == "one\n\nthree\n"
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [record["text"] for record in records] == ["one", None, "three"]
+    assert [record.get("error") for record in records] == [None, "no memory", None]
+
+
+@pytest.mark.parametrize("end", [None, KeyboardInterrupt])
+def test_each_row_of_an_array_belongs_to_its_prompt(tmp_path, end):
+    """The file is replaced at the end, also after Ctrl-C, but only if there is a vector."""
+    path, rows = tmp_path / "vectors.npy", np.arange(6, dtype=np.float32).reshape(2, 3) / 7
+    path.write_text("from earlier")
+    with ArrayFile(str(path)) as output:
+        output.write("a prompt", UserError("empty"))
+    assert path.read_text() == "from earlier"
+    try:
+        with ArrayFile(str(path)) as output:
+            for outcome in (UserError("empty"), rows[0], UserError("too long"), rows[1]):
+                output.write("a prompt", outcome)
+            if end:
+                raise end
+    except KeyboardInterrupt:
+        pass
+    array = np.load(path)
+    assert (array.shape, array.dtype) == ((4, 3), np.float32) and np.isnan(array[[0, 2]]).all()
+    assert np.array_equal(array[[1, 3]], rows)
 
 
 # ---- origins of tokens ---------------------------------------------------------------------------
@@ -157,15 +147,11 @@ def test_a_colored_line_does_not_split_a_character(monkeypatch):
     assert Painter(tokenizer).line(result) == "[a][é]\\n"
 
 
-# ---- totals --------------------------------------------------------------------------------------
-
-
 def test_the_summary_adds_up():
-    totals = Totals()
-    totals.add(result("text"))
-    regular = Stats(generated_tokens=10, target_calls=10, tokens_per_call=1.0)
-    totals.add(Result("text", [], [], "stop", regular))
-    assert totals.summary(4.0) == (
+    sums = DocumentStats()
+    sums.add(STATS)
+    sums.add(Stats(generated_tokens=10, target_calls=10, tokens_per_call=1.0))
+    assert summary(sums, 2, 4.0) == (
         "2 prompts · 20 tokens in 4.00 s · 5.0 tokens/s · acceptance 50% (6 of 12 drafted) · "
         "1.43 tokens per target call · peak memory 2.50 GB"
     )

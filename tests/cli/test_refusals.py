@@ -14,38 +14,27 @@ import server
 from command_line import ROOT
 from mlx_t5.settings import UNREADABLE
 
+SMALL = f"--model {ROOT}/demo/target --dtype float32"
 LINES = "--input-file in.txt"
 SPLIT = f"{LINES} --split sentences"
-NO_FILE = "there is no file none.txt"
-COUNT = "a whole number, at least 1"
-NO_LOSS = "--delta: a number from 0 (lossless) to 1, not "
-ONE_DRAFT = f"--num-draft: {COUNT}, or auto (or "
 MAIN = {
-    # values
-    "--num-draft 0": f"{ONE_DRAFT}--regular-decode for no draft), not '0'",
-    "--delta 1.5": f"{NO_LOSS}'1.5'",
-    "--temp 1e-40": "--temp: 0 (greedy), or a number from 1.2e-38 to 3.4e38, not",
-    "-m 0": f"-m/--max-tokens: {COUNT}, not '0'",
-    f"-m {'9' * 5000}": f"{COUNT}, not '{'9' * 58}…",
-    "--top-p 2": "--top-p: a number above 0 and at most 1 (off), not '2'",
-    "--early-stopping 1": "--early-stopping: true or false or never, not '1'",
-    "--dtype int4": "--dtype: invalid choice: 'int4'",
-    "--split words": "--split: invalid choice",
-    f"{SPLIT} --max-source-tokens 0": f"--max-source-tokens: {COUNT}, not '0'",
-    "--stop ''": "stop is ['']; it must be a string or several",
-    "--no-such-option": "unrecognized arguments: --no-such-option; see --help",
-    # files and models
-    "--prompt ''": "the prompt is empty",
+    "--num-draft 0": "--num-draft: a whole number, at least 1, or auto (or --regular-decode",
+    f"-m {'9' * 5000}": f"--max-tokens: a whole number, at least 1, not '{'9' * 58}…",
+    "--stop ''": "stop is ['']",
+    "--dtype int4": "--dtype",
+    "--no-such-option": "--no-such-option; see --help",
     "--prompt a --prompt ' \n'": "the prompt is empty",
-    "--input-file none.txt": NO_FILE,
+    "--input-file none.txt": "none.txt",
     "--output-file none/out.txt": "there is no folder none",
     f"{LINES} --output-file in.txt": "is the input file too",
+    f"{LINES} --output-file empty": "is a folder",
     "--model models/none": "there is no model folder models/none",
     "--model empty": "config.json",
     "--model hollow": "hollow",
-    f"--model {ROOT}/demo/target --draft-model {{target}} --dtype float32": "vocabularies differ",
-    # requires
-    "--num-samples 2": "--num-samples requires --temp above 0",
+    f"{SMALL} --draft-model {{target}}": "vocabularies differ",
+    "--adapter-path none": "there is no adapter folder 'none'",
+    "--task x --prompt a": "no task 'x'; it has grammar, translation_en_to_fr",
+    "--num-samples 2": "--num-samples requires --temp",
     "--task x": "--task requires --prompt or --input-file",
     "--score": "--score requires --input-file",
     "--normalize": "--normalize requires --embed",
@@ -54,10 +43,9 @@ MAIN = {
     "--max-source-tokens 9": "--max-source-tokens requires --split",
     "--resume --output-file x": "--resume requires --input-file",
     f"--resume {LINES}": "--resume requires --output-file",
-    "--resume --input-file - --output-file x": "--resume of a pipe requires an --output-file that",
+    "--resume --input-file - --output-file x": "--resume of a pipe requires",
     "--num-return-sequences 2": "num_return_sequences is 2; it must be num_beams (1) at most",
     "--exact --num-draft 32": "num_draft is 32; it must be 31 at most in exact decoding",
-    # conflicts
     "--prompt a --input-file b": "--prompt cannot be combined with --input-file",
     f"{LINES} --score --embed": "--score cannot be combined with --embed",
     "--exact --delta 0.5": "--exact cannot be combined with --delta",
@@ -65,7 +53,6 @@ MAIN = {
     "--exact --embed": "--embed cannot be combined with --exact",
     "--regular-decode --draft-model x": "--regular-decode cannot be combined with --draft-model",
     "--regular-decode --num-draft 5": "--regular-decode cannot be combined with --num-draft",
-    "--regular-decode --delta 0.5": "--regular-decode cannot be combined with --delta",
     "--draft-model none --num-draft 5": "--draft-model none cannot be combined with --num-draft",
     "--draft-model none --delta 0.5": "--draft-model none cannot be combined with --delta",
     "--num-beams 4 --num-draft 5": "--num-beams cannot be combined with --num-draft",
@@ -74,30 +61,21 @@ MAIN = {
     f"{SPLIT} --score": "--score cannot be combined with --split",
     "--embed --input-file talk.srt": "--embed cannot be combined with --split",
     f"{SPLIT} --num-samples 2 --temp 1": "--split cannot be combined with --num-samples",
-    f"{SPLIT} --num-beams 2 --num-return-sequences 2": "with --num-return-sequences",
     f"{SPLIT} --resume --output-file x": "--resume cannot be combined with a document",
     f"{LINES} --embed --resume --output-file x.npy": "--resume cannot be combined with --output-fi",
-} | {
-    f"--split lines --input-file a{suffix}": f"--split cannot read {suffix} files"
-    for suffix in UNREADABLE
+    **{f"--split lines --input-file a{end}": f"--split cannot read {end}" for end in UNREADABLE},
 }
 SERVER = {
     "--host 0.0.0.0": "set --api-key, or say --no-auth",
-    "--host ::": "set --api-key, or say --no-auth",
-    "--host 192.0.2.1": "set --api-key, or say --no-auth",
     "--host example.org": "set --api-key, or say --no-auth",
-    "--api-key é": "ASCII",
-    "--api-key 'a key\n'": "ASCII",
-    "--api-key ' '": "no space",
+    "--api-key é": "--api-key: use ASCII",
+    "--api-key 'a key\n'": "--api-key: use ASCII",
     "--api-key ''": "--api-key is empty",
-    "--allow-origin app.example.org": "use an origin such as https://app.example.org",
-    "--allow-origin https://app.example.org/page": "use an origin such as",
-    "--root-path t5": "use a path such as /t5",
-    "--port 65536": "--port: a port from 0 to 65535, not '65536'",
-    "--max-batch 0": f"--max-batch: {COUNT}, not '0'",
-    "--max-queue -1": "--max-queue: a whole number, at least 0, not '-1'",
-    "--num-draft 0": f"{ONE_DRAFT}--draft-model none for no draft), not '0'",
-    "--delta 2": f"{NO_LOSS}'2'",
+    "--allow-origin https://app.example.org/page": "--allow-origin",
+    "--root-path t5": "--root-path: use a path such as /t5",
+    "--port 65536": "--port",
+    "--max-batch 0": "--max-batch",
+    "--num-draft 0": "--num-draft: a whole number, at least 1, or auto (or --draft-model none",
     "--exact --delta 0.5": "--exact cannot be combined with --delta",
     "--prompt x": "unrecognized arguments: --prompt x; see --help",
     "--port 0 --model no/such/folder": "there is no model folder",
@@ -107,12 +85,11 @@ CONVERT = {
     "": "the following arguments are required: --model",
     "--model ./nowhere": "neither a folder nor a Hub id",
     "--model {target} -q --q-bits 7": "--q-bits 7 does not exist",
-    "--model {target} -q --q-bits x": f"--q-bits: {COUNT}, not 'x'",
     "--model {target} --q-bits 4": "--q-mode and --quant-predicate require -q",
     "--model {target} --mlx-path ''": "exists",
     "--model empty": "cannot read empty/config.json",
     "--model {target} --mlx-path in.txt/out": "cannot write",
-    "--model {target} --dtype int8": "--dtype: invalid choice: 'int8'",
+    "--model {target} --dtype int8": "--dtype",
 }
 NEEDED = "--model m --data d --output o"
 DISTILL = {
@@ -122,23 +99,20 @@ DISTILL = {
     f"{NEEDED} --adapter-path x --upload-repo a/b": "--upload-repo cannot be combined with --adapt",
     f"{NEEDED} --iters 0": "--iters 0 requires --draft-model",
     f"{NEEDED} --iters 0 --draft-vocab-size all": "--iters 0 cannot be combined with --draft-vocab",
-    f"{NEEDED} --draft-vocab-size 0": f"--draft-vocab-size: {COUNT}, or all, not '0'",
-    f"{NEEDED} --draft-vocab-size many": f"--draft-vocab-size: {COUNT}, or all, not 'many'",
-    f"{NEEDED} --learning-rate 0": "--learning-rate: a number from 1e-6 to 1, not '0'",
-    f"{NEEDED} --seed {2**64 - 1}": "--seed: a whole number from 0 to 9007199254740991, not",
+    f"{NEEDED} --draft-vocab-size many": "--draft-vocab-size",
+    f"{NEEDED} --learning-rate 0": "--learning-rate",
     f"{NEEDED} --draft-model x+lookup": "x+lookup is not a folder for --draft-model",
     "--model m --data d --output lookup": "lookup is not a folder for --draft-model",
     "--model m --data d --output=": "--output: the name of a folder, not ''",
 }
 FINETUNE = {
     "": "the following arguments are required: --model, --data, --output",
-    f"{NEEDED} --max-seq-length 1 2 3": "--max-seq-length: one or two whole numbers",
-    f"{NEEDED} --num-layers 0": f"--num-layers: {COUNT}, or -1, not '0'",
+    f"{NEEDED} --max-seq-length 1 2 3": "--max-seq-length",
+    f"{NEEDED} --num-layers 0": "--num-layers",
     f"{NEEDED} --lr-scheduler-type relative --learning-rate 1": "combined with --learning-rate",
     f"{NEEDED} --lr-scheduler-type relative --optimizer adamw": "combined with --optimizer adamw",
     f"{NEEDED} --fine-tune-type full --r 8": "--fine-tune-type full cannot be combined with --r",
-    f"{NEEDED} --learning-rate 0": "--learning-rate: a number from 1e-8 to 1, not '0'",
-    f"{NEEDED} --lora-dropout 1": "--lora-dropout: a number from 0 to 0.9, not '1'",
+    f"{NEEDED} --lora-dropout 1": "--lora-dropout",
 }
 TABLES = {main: MAIN, server: SERVER, convert: CONVERT, distill: DISTILL, finetune: FINETUNE}
 

@@ -6,59 +6,60 @@ from pathlib import Path
 
 import pytest
 
-from mlx_t5.cli.resume import Form, ResumePoint, find_resume_point
+from mlx_t5.cli.runs import ResumePoint, find_resume_point
 from mlx_t5.errors import UserError
 
 # ---- what is kept --------------------------------------------------------------------------------
 
 
-def found(tmp_path, data: str, items: list, **form) -> ResumePoint:
+def kept(tmp_path, data: str, items: list, texts=1, result=None) -> ResumePoint:
     path = tmp_path / "out"
     path.write_bytes(data.encode())
-    return find_resume_point(str(path), iter(items), Form(**form), len(items))
+    return find_resume_point(str(path), iter(items), texts, result, len(items))
 
 
 def test_complete_lines_are_kept_and_a_half_one_is_dropped(tmp_path):
-    assert find_resume_point(str(tmp_path / "none"), iter("ab"), Form()) == ResumePoint()
-    assert found(tmp_path, "", ["a", "b"]) == ResumePoint()
-    assert found(tmp_path, "é\u2028x\n\nhal", ["a", "b", "c"]) == ResumePoint(2, 8)
-    assert found(tmp_path, "1\n2\n3\n4", ["a", "b"], texts=2) == ResumePoint(1, 4)
+    assert find_resume_point(str(tmp_path / "none"), iter("ab")) == ResumePoint()
+    assert kept(tmp_path, "", ["a", "b"]) == ResumePoint()
+    assert kept(tmp_path, "é\u2028x\n\nhal", ["a", "b", "c"]) == ResumePoint(2, 8)
+    assert kept(tmp_path, "1\n2\n3\n4", ["a", "b"], texts=2) == ResumePoint(1, 4)
 
 
-@pytest.mark.parametrize("data", ["1\n2\n3\n", "1\n2\n3"])
-def test_results_of_more_prompts_than_the_input_has_are_refused(tmp_path, data):
-    with pytest.raises(UserError, match="more prompts than the input, which has 2"):
-        found(tmp_path, data, ["a", "b"])
-
-
-def test_pipes_and_devices_cannot_be_resumed(tmp_path):
+def test_pipes_and_results_of_more_prompts_are_refused(tmp_path):
+    for data in ("1\n2\n3\n", "1\n2\n3"):
+        with pytest.raises(UserError, match="more prompts than the input, which has 2"):
+            kept(tmp_path, data, ["a", "b"])
     os.mkfifo(tmp_path / "pipe")
     for name in (str(tmp_path / "pipe"), "/dev/zero"):
         with pytest.raises(UserError, match="needs a regular file, which .* is not"):
-            find_resume_point(name, iter("ab"), Form())
+            find_resume_point(name, iter("ab"))
 
 
-def test_resumed_objects_must_belong_to_their_prompts(tmp_path):
-    def lines(*records: dict) -> str:
-        return "".join(json.dumps(record) + "\n" for record in records)
+BAD = UserError("line 2 is not UTF-8")
+TEXTS = [{"prompt": "a", "text": "A"}, {"prompt": "", "text": None, "error": "…"}]
+SCORED = [{"prompt": "a", "target": "b", "logprob": -1.0}]
 
-    bad = UserError("line 2 is not UTF-8")
-    data = lines({"prompt": "a", "text": "A"}, {"prompt": "", "text": None, "error": "…"})
-    assert found(tmp_path, data, ["a", bad, "c"], result="text").prompts == 2
-    with pytest.raises(UserError, match="out line 2 has another prompt"):
-        found(tmp_path, data, ["a", "b", "c"], result="text")
-    with pytest.raises(UserError, match="line 1 is not an object with 'logprob'"):
-        found(tmp_path, data, ["a", bad], result="logprob")
-    with pytest.raises(UserError, match="line 1 is not an object with 'text'"):
-        found(tmp_path, "[1]\n", ["a"], result="text")
-    scored = lines({"prompt": "a", "target": "b", "logprob": -1.0})
-    assert found(tmp_path, scored, [("a", "b")], result="logprob").prompts == 1
-    with pytest.raises(UserError, match="another target"):
-        found(tmp_path, scored, [("a", "c")], result="logprob")
-    texts = [("a", "prediction"), bad, ("c", None)]
-    assert found(tmp_path, data, texts, result="text").prompts == 2
-    with pytest.raises(UserError, match="line 1 has another prompt"):
-        found(tmp_path, data, [("b", "prediction"), bad], result="text")
+
+@pytest.mark.parametrize(
+    ("records", "items", "result", "message"),
+    [
+        (TEXTS, ["a", BAD, "c"], "text", None),
+        (TEXTS, [("a", "prediction"), BAD, ("c", None)], "text", None),
+        (SCORED, [("a", "b")], "logprob", None),
+        (TEXTS, ["a", "b", "c"], "text", "out line 2 has another prompt"),
+        (TEXTS, [("b", "prediction"), BAD], "text", "line 1 has another prompt"),
+        (SCORED, [("a", "c")], "logprob", "another target"),
+        (TEXTS, ["a", BAD], "logprob", "line 1 is not an object with 'logprob'"),
+        ([[1]], ["a"], "text", "line 1 is not an object with 'text'"),
+    ],
+)
+def test_resumed_objects_must_belong_to_their_prompts(tmp_path, records, items, result, message):
+    data = "".join(json.dumps(record) + "\n" for record in records)
+    if message is None:
+        assert kept(tmp_path, data, items, result=result).prompts == len(records)
+    else:
+        with pytest.raises(UserError, match=message):
+            kept(tmp_path, data, items, result=result)
 
 
 # ---- from end to end -----------------------------------------------------------------------------

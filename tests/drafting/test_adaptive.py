@@ -269,19 +269,3 @@ def test_a_given_number_is_proposed_up_to_the_end_of_text_or_copy():
     assert choice(row(3), weak, draft) == Choice(3, 3)
     assert choice(row(3), weak) == Choice(2, 0, [3, 4])
     assert choice(row(1, temp=1.0), draft) == Choice(1, 1)
-
-
-def test_steps_with_catching_up_or_sampling_teach_no_cost():
-    adaptive = Adaptive(COSTS["a CPU"].fresh())
-    greedy, draft = row("auto", max_tokens=200), [[Offer(DRAFT, None, 5)]]
-    lengths = set()
-    for _ in range(100):
-        (choice,) = adaptive.choose([greedy], draft)
-        assert (adaptive.shape is None) == bool(choice.length)
-        adaptive.note(greedy, draft[0], choice.passes, [7], 0)
-        lengths.add(choice.length)
-    assert lengths > {0}
-    adaptive.choose([greedy, row("auto", temp=1.0)], [[], []])
-    assert adaptive.shape is None
-    adaptive.choose([greedy, greedy], [[], []])
-    assert adaptive.shape == (2, 0, 0)

@@ -81,32 +81,6 @@ def test_copying_resumes_at_the_best_match_of_the_whole_source():
                 assert alignment.place == (nearest if matches[nearest] else place + 1)
 
 
-class Watched(list):
-    """A list that counts the items that are read."""
-
-    count = 0
-
-    def __iter__(self):
-        self.count += len(self)
-        return super().__iter__()
-
-    def __getitem__(self, index):
-        self.count += len(range(*index.indices(len(self)))) if isinstance(index, slice) else 1
-        return super().__getitem__(index)
-
-
-@pytest.mark.parametrize("words", [[A], [A, B, C], list(range(50))])
-def test_a_long_prediction_is_read_a_few_times_and_not_once_a_token(words):
-    rng = np.random.default_rng(0)
-    alignment = Alignment(SENTENCE, 0)
-    alignment.predict(rng.choice(words, 20_000).tolist())
-    alignment.source = source = Watched(alignment.source)
-    for token in rng.choice([*words, X], 500).tolist():
-        alignment.follow([token])
-        alignment.find(3)
-    assert source.count < 10 * len(source)
-
-
 def test_phrases_of_the_output_are_copied_when_they_recur():
     output = [20, 21, 22, 23, 24, 25, 20, 21, 22]
     assert ahead(SENTENCE, output) == [23, 24, 25]

@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 
+import decoder
 from decoder import Engine, SpeculativeDecoder
 from fake_model import EOS, FakeModel, drafter, random_table, without
-from mlx_t5.disk import BUNDLED
-from mlx_t5.engine import early_pass
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
-from model import load
 
 V = 7
 TABLE = random_table(V, eos_bias=0.3)
@@ -20,7 +18,7 @@ SOURCES = [[5], [2, 3, 4, 5, 6, 2], [3, 3], [6, 5, 4, 3]]
 @pytest.fixture
 def early(monkeypatch):
     """Makes the code behave as on a GPU."""
-    monkeypatch.setattr(early_pass, "cpu_only", lambda: False)
+    monkeypatch.setattr(decoder, "cpu_only", lambda: False)
 
 
 def positions(model):
@@ -70,21 +68,5 @@ def test_early_passes_change_nothing_when_rows_join_and_leave(early, monkeypatch
         return [row.committed for row in every]
 
     early_texts = run()
-    monkeypatch.setattr(early_pass, "cpu_only", lambda: True)
-    assert early_texts == run()
-
-
-def test_early_passes_do_not_change_the_bundled_targets_text(early, monkeypatch):
-    model, tokenizer = load(BUNDLED / "target")
-
-    def run():
-        alone = SpeculativeDecoder(model, None, tokenizer)
-        prompts = ["translate English to German: The old house is near the river."] * 2
-        settings = {"temp": 0.8, "repetition_penalty": 1.2, "max_tokens": 20, "batch_size": 1}
-        return [
-            r.tokens for r in (alone.generate(prompts[0]), *alone.generate(prompts, **settings))
-        ]
-
-    early_texts = run()
-    monkeypatch.setattr(early_pass, "cpu_only", lambda: True)
+    monkeypatch.setattr(decoder, "cpu_only", lambda: True)
     assert early_texts == run()

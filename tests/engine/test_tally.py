@@ -2,8 +2,7 @@
 
 import pytest
 
-from mlx_t5.engine.rows import Result, Speculation, Stats
-from mlx_t5.engine.tally import Tally, acceptance_probability
+from mlx_t5.engine.rows import Result, Speculation, Stats, Tally
 
 
 def result(drafted, accepted, calls, decided):
@@ -27,7 +26,6 @@ def test_counts_add_up():
 
 def test_alpha_counts_each_proposal_up_to_the_first_that_is_refused():
     # Steps of 3 proposals that kept 3, 1 and 0 judged 3, 2 and 1 proposals.
-    assert acceptance_probability([3, 3, 3], [2, 1, 1]) == 4 / 6
+    assert Tally(3, 7, 9, 4, [3, 3, 3], [2, 1, 1]).alpha == 4 / 6
     # One step keeps its only proposal, and another keeps one of two.
-    assert acceptance_probability([2, 1], [2, 0]) == 2 / 3
-    assert acceptance_probability([], []) is None
+    assert Tally(2, 4, 3, 2, [2, 1], [2, 0]).alpha == 2 / 3

@@ -15,14 +15,12 @@ class FakeMetal:
         cached: the bytes of freed buffers.
         limits: the limits that were set, in order.
         cache_limits: the limits of freed buffers in bytes that were set, in order.
-        cleared: the number of times that freed buffers were released.
     """
 
     def __init__(self, monkeypatch, recommended: int, memory: int = 0) -> None:
         self.recommended, self.active, self.cached = recommended, 0, 0
         self.limits: list[int] = []
         self.cache_limits: list[int] = []
-        self.cleared = 0
         facts = {"device_name": "Apple M9", WORKING_SET: recommended, "memory_size": memory}
         monkeypatch.setattr(mx, "device_info", lambda: facts)
         monkeypatch.setattr(mx, "get_active_memory", lambda: self.active)
@@ -38,5 +36,4 @@ class FakeMetal:
         return self.limits[-2] if len(self.limits) > 1 else 0
 
     def _clear_cache(self) -> None:
-        self.cleared += 1
         self.cached = 0

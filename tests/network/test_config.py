@@ -10,14 +10,6 @@ from mlx_t5.network.config import T5Config
 RAW = {"model_type": "t5", **SHAPE}
 
 
-def nested(depth: int) -> list:
-    """Returns a list nested so deeply that its `repr` raises a RecursionError."""
-    result = []
-    for _ in range(depth):
-        result = [result]
-    return result
-
-
 def test_absent_entries_have_their_defaults():
     config = T5Config.from_dict({k: v for k, v in RAW.items() if not k.startswith(("rel", "eos"))})
     assert config.relative_attention_num_buckets == 32
@@ -77,26 +69,19 @@ def test_special_tokens_are_read_in_every_form():
     ("entries", "named"),
     [
         ({"model_type": "bert"}, "'bert'"),
-        ({"model_type": None}, "model_type"),
         ({"d_model": None}, "no d_model"),
         ({"d_model": 512.0}, "d_model"),
         ({"d_kv": True}, "d_kv"),
-        ({"d_ff": -1}, "d_ff"),
         ({"vocab_size": 10**12}, "vocab_size"),
         ({"num_layers": 257}, "layers"),
         ({"num_heads": 2**13, "d_kv": 2**12}, "num_heads times d_kv"),
-        ({"model_type": nested(5000)}, "model_type"),
         ({"relative_attention_num_buckets": 2}, "relative_attention_num_buckets"),
         ({"relative_attention_max_distance": 16}, "relative_attention_max_distance"),
-        ({"relative_attention_max_distance": 2**21}, "relative_attention_max_distance"),
         ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon"),
         ({"feed_forward_proj": "gated-mish"}, "'mish'"),
-        ({"is_gated_act": "yes"}, "is_gated_act"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings"),
         ({"eos_token_id": [1, 96]}, "eos_token_id"),
-        ({"eos_token_id": [1, [2]]}, "eos_token_id"),
         ({"eos_token_id": []}, "eos_token_id"),
-        ({"eos_token_id": [1] * 1000}, "eos_token_id"),
         ({"pad_token_id": -1}, "pad_token_id"),
         ({"decoder_start_token_id": 1.5}, "decoder_start_token_id"),
     ],

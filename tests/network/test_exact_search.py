@@ -63,25 +63,6 @@ def test_a_sum_that_depends_on_the_place_is_found_with_any_weights(device):
         assert exact.exact_row_counts(random_t5(mode), 1, 8) == []
 
 
-@pytest.mark.parametrize("mode", ["float32", "float16", "bfloat16"])
-def test_a_residual_is_added_by_the_same_operation_as_in_the_model(mode, monkeypatch):
-    added, addmm, model = [], mx.addmm, random_t5(mode)
-
-    def recording(residual, x, weight):
-        added.append((residual.dtype, weight.dtype, weight.shape))
-        return addmm(residual, x, weight)
-
-    monkeypatch.setattr(linear, "faster_forms", lambda *_: ())
-    monkeypatch.setattr(mx, "addmm", recording)
-    for product, inputs in exact.products(model):
-        product(inputs(8)[0])
-    of_check = {*added}
-    added.clear()
-    states = model.encode(mx.array([[3, 5]]))
-    model.decode(mx.array([[0]]), model.cache(states), [0])
-    assert {*added} == of_check
-
-
 def test_the_check_covers_attention(model, monkeypatch):
     attention = exact.attention
 

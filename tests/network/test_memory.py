@@ -6,7 +6,7 @@ from convert import convert
 from decoder import Engine
 from devices import cpu_allocation
 from fake_metal import FakeMetal
-from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.disk import BUNDLED
 from mlx_t5.engine.rows import Row
 from mlx_t5.network import memory
@@ -51,8 +51,7 @@ def test_an_encoder_takes_about_the_estimated_memory(feed_forward):
         mx.reset_peak_memory()
         mx.eval(one.encode(ids))
         peak = mx.get_peak_memory() - before
-        said = encoder_bytes(one.config, 4, rows, source)
-        assert 0.8 * peak <= said <= 2 * peak
+        assert 0.8 * peak <= encoder_bytes(one.config, 4, rows, source) <= 2 * peak
 
 
 @pytest.mark.slow
@@ -61,23 +60,32 @@ def test_the_formula_counts_plain_and_quantized_weights(tmp_path):
     loaded, _ = load(source, "float32")
     weights = held(a for _, a in tree_flatten(loaded.parameters()))
     assert folder_bytes(source, "float32") == 2 * folder_bytes(source, "bfloat16") == weights
-    for name, values in {
-        "4": (4, 32, "affine"),
-        "nvfp4": (None, None, "nvfp4"),
-        "mixed": (None, 64, "affine", "vo_4_5"),
-        "embedding": (8, None, "affine", "embed_8"),
+    for name, options in {
+        "4": {"q_bits": 4, "q_group_size": 32},
+        "nvfp4": {"q_mode": "nvfp4"},
+        "mixed": {"quant_predicate": "vo_4_5"},
+        "embedding": {"q_bits": 8, "quant_predicate": "embed_8"},
     }.items():
-        path = tmp_path / name
-        options = ("q_bits", "q_group_size", "q_mode", "quant_predicate")
-        convert(source, path, quantize=True, **dict(zip(options, values, strict=False)))
-        quantized, _ = load(path, "bfloat16")
+        convert(source, tmp_path / name, quantize=True, **options)
+        quantized, _ = load(tmp_path / name, "bfloat16")
         weights = held(a for _, a in tree_flatten(quantized.parameters()))
-        assert folder_bytes(path, "bfloat16") == weights
+        assert folder_bytes(tmp_path / name, "bfloat16") == weights
+
+
+def test_a_pass_reads_all_weights_of_the_decoder_once():
+    one = model(num_decoder_layers=3, num_heads=4)
+    attention = 4 * 64 * 64
+    # Self-attention, q and o of cross-attention, the feed-forward, and three norms.
+    layer = attention + attention // 2 + 2 * 64 * 96 + 3 * 64
+    # A pass reads a separate head, but only looks up a few rows of the embedding.
+    for t5 in (one, T5(one.config, separate_head=True)):
+        assert t5.weights_read().bytes == 4 * (3 * layer + 32 * 64)
+    nn.quantize(one, 32, class_predicate=lambda _, module: isinstance(module, nn.Linear))
+    assert one.weights_read().bytes < 4 * 3 * layer / 4
 
 
 def test_models_that_do_not_fit_give_a_warning(monkeypatch):
     folders = [BUNDLED / "target", BUNDLED / "draft"]
-    assert warning(folders, "float32") is None
     monkeypatch.setattr(memory, "limit", lambda: 20_000_000)
     monkeypatch.setattr(memory, "device_info", lambda: {"device_name": "a CPU"})
     assert warning(folders[1:], "float32") is None
@@ -96,44 +104,38 @@ def test_a_mac_is_warned_near_what_macos_recommends(monkeypatch, memory, curable
     assert ("sudo sysctl iogpu.wired_limit_mb=30" in message) == curable
 
 
+def row(length, max_tokens=20):
+    return Row([3] * length, Settings(max_tokens), mx.zeros(2))
+
+
 def test_caches_are_wired_and_buffers_kept_as_far_as_memory_allows(monkeypatch):
     monkeypatch.setattr(memory, "cpu_only", lambda: False)
     metal = FakeMetal(monkeypatch, recommended=48 << 30)
     one = model()
-    engine = Engine(one, None)
     metal.active, metal.cached = 22 << 30, 300_000
-    engine.insert([row(10)])
+    Engine(one, None).insert([row(10)])
     needed = one.cache_memory(1, source_width(10), 20) + one.encoder_memory(1, source_width(10))
     assert metal.limits == [metal.active + metal.cached + needed + memory.SLACK]
     assert metal.cache_limits == [((26 << 30) - needed) // 4]
-    for metal.active in ((48 << 30) - 2 * needed, 48 << 30):  # with little or no free memory
-        memory.wire(needed)
-        memory.keep_buffers(needed)
-    assert metal.limits[1:] == [48 << 30] * 2, "nothing beyond what macOS recommends"
-    assert metal.cache_limits[1:] == [memory.KEPT] * 2 and metal.cleared == 0
-
-
-def row(length, max_tokens=20, token=3):
-    return Row([token] * length, Settings(max_tokens), mx.zeros(2))
+    metal.active = 48 << 30  # no free memory
+    memory.wire(needed)
+    memory.keep_buffers(needed)
+    assert metal.limits[1:] == [48 << 30], "nothing beyond what macOS recommends"
+    assert metal.cache_limits[1:] == [memory.KEPT]
 
 
 def test_rows_are_refused_before_they_fill_the_machine(monkeypatch):
     one = model()
     engine = Engine(one, None)
-    fits = row(10)
-    engine.insert([fits])
+    engine.insert([row(10)])
     needed = one.cache_memory(2, source_width(10), 20) + one.encoder_memory(1, source_width(10))
-    free_memory = needed
     monkeypatch.setattr(mx, "get_active_memory", lambda: 0)
-    monkeypatch.setattr(memory, "limit", lambda: free_memory)
-    for large in (row(100), row(10, max_tokens=2000)):
+    for free, rejected in ((needed, row(100)), (needed, row(10, 2000)), (needed - 1, row(10))):
+        monkeypatch.setattr(memory, "limit", lambda free=free: free)
         with pytest.raises(RuntimeError, match="needs .* MB, and .* MB are left"):
-            engine.insert([large])
-    free_memory = needed - 1
-    with pytest.raises(RuntimeError, match="are left"):
-        engine.insert([row(10)])
-    assert engine.rows == [fits]
-    free_memory = needed
+            engine.insert([rejected])
+    assert len(engine.rows) == 1
+    monkeypatch.setattr(memory, "limit", lambda: needed)
     engine.insert([row(10)])
     assert len(engine.rows) == 2
 

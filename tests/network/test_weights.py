@@ -166,15 +166,12 @@ def test_a_prefix_of_all_names_is_named(reference_of, tmp_path, prefix):
         load(folder)
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", "gptq"])
-def test_weights_that_another_tool_quantized_are_refused_by_its_name(
-    reference_of, tmp_path, method
-):
+def test_weights_that_another_tool_quantized_are_refused_by_its_name(reference_of, tmp_path):
     folder = shutil.copytree(reference_of("t5").folder, tmp_path / "m")
     raw = json.loads((folder / "config.json").read_text())
-    raw["quantization_config"] = {"quant_method": method, "bits": 8}
+    raw["quantization_config"] = {"quant_method": "gptq", "bits": 8}
     (folder / "config.json").write_text(json.dumps(raw))
-    with pytest.raises(UserError, match=f"is quantized by {method}, which cannot be read here"):
+    with pytest.raises(UserError, match="is quantized by gptq, which cannot be read here"):
         load(folder)
 
 
@@ -272,38 +269,3 @@ def test_the_default_dtype_depends_on_the_device(tmp_path, monkeypatch, plain, s
     assert keep_float32("encoder.layers.0.feed_forward.wo.weight", mx.float16)
     assert not keep_float32("encoder.layers.0.feed_forward.wo.weight", mx.bfloat16)
     assert not keep_float32("encoder.layers.0.self_attention.o.weight", mx.float16)
-
-
-def truncate(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1000])
-
-
-BROKEN = {
-    "no config": lambda folder: (folder / "config.json").unlink(),
-    "bad JSON": lambda folder: (folder / "config.json").write_text('{"d_model": '),
-    "not an object": lambda folder: (folder / "config.json").write_text("[]"),
-    "not text": lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe\x00"),
-    "deep": lambda folder: (folder / "config.json").write_text("[" * 100_000),
-    "no T5": lambda folder: (folder / "config.json").write_text('{"model_type": "gpt2"}'),
-    "no weights": lambda folder: (folder / "model.safetensors").unlink(),
-    "truncated": truncate,
-    "not safetensors": lambda folder: (folder / "model.safetensors").write_text("hello" * 99),
-    "folder in place of a file": lambda folder: (
-        (folder / "config.json").unlink(), (folder / "config.json").mkdir()
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["mlx", "hf"])
-@pytest.mark.parametrize("name", BROKEN)
-def test_broken_folders_are_refused(reference_of, tmp_path, plain, name, kind):
-    folder = tmp_path / "m"
-    if kind == "mlx":
-        mlx_folder(folder, plain, RAW)
-    else:
-        shutil.copytree(reference_of("t5").folder, folder)
-    BROKEN[name](folder)
-    with pytest.raises(UserError) as error:
-        load(folder)
-    assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""A model that waits, a client of the thread that owns MLX, and plain sockets to a server."""
+"""A model that waits, clients and servers without a network, and plain sockets to a server."""
 
 import json
 import queue
@@ -7,15 +7,27 @@ import struct
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
+
+from starlette.testclient import TestClient
 
 from fake_model import FakeModel, random_table, without
-from mlx_t5.engine.job import Job
+from mlx_t5.disk import BUNDLED
+from mlx_t5.engine.codec import Job
 from mlx_t5.engine.rows import Chunk
-from mlx_t5.serving.jobs import GenerationJob
+from mlx_t5.serving.app import create_app
+from mlx_t5.serving.jobs import GenerationJob, JobQueue
+from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.service import RequestLimits, Service
+from mlx_t5.serving.worker import Worker
+from mlx_t5.settings import Settings
+from mlx_t5.text.tokenizer import load_tokenizer
+from serving_process import Asked
 
 V = 7
 ENDLESS = without(random_table(V), 1)
 PATIENCE = 30  # seconds; no test waits so long unless it fails
+PHONE = {"viewport": {"width": 375, "height": 700}, "has_touch": True, "is_mobile": True}
 
 
 class Gated(FakeModel):
@@ -66,6 +78,45 @@ class Client:
             if event.result:
                 results[event.index] = event.result
         return [results[i] for i in sorted(results)]
+
+
+class LocalServer(Asked):
+    """A server in this process without a network; a stream is returned when complete."""
+
+    def __init__(self, decoder, name, presets=None):
+        metrics = Metrics()
+        worker = Worker(lambda: decoder, max_batch=2, max_queue=4, metrics=metrics)
+        service = Service(worker, RequestLimits(60, 20, 6), name, 0.0, presets=presets)
+        self.http = TestClient(create_app(service, metrics), base_url="http://localhost")
+
+    def __enter__(self):
+        self.http.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self.http.__exit__(*error)  # stops the thread
+
+
+def idle_service(presets=None, exact=False, delta=0.0):
+    """Returns a service with the bundled tokenizer, but without a thread that decodes."""
+    model = SimpleNamespace(
+        config=SimpleNamespace(vocab_size=3072, n_positions=None, task_prefixes=()),
+        dtype="mlx.core.float32",
+        pooling=None,
+        can_decode=True,
+    )
+    decoder = SimpleNamespace(
+        model=model,
+        tokenizer=load_tokenizer(BUNDLED / "target"),
+        drafter=None,
+        defaults=Settings(num_draft=5),
+        exact=exact,
+        target=lambda batch_size: SimpleNamespace(width=8),
+    )
+    worker = SimpleNamespace(start=lambda: decoder, stop=lambda: None, max_batch=4)
+    worker.jobs, worker.rows = JobQueue(4, 8, lambda: 0.0), (0, 0)
+    worker.health = lambda: ("ok", None)
+    return Service(worker, RequestLimits(10, 10, 10), "a model", delta, presets=presets)
 
 
 def until(condition):

@@ -1,17 +1,13 @@
 """Tests how bodies of requests are read, their limits, and the errors for wrong bodies."""
 
 import asyncio
-import contextlib
-import gc
-import json
 
 import pytest
 from pydantic import ValidationError
 
-from mlx_t5.serving import middleware
 from mlx_t5.serving.api import ChatRequest, CompletionRequest, PredictRequest
 from mlx_t5.serving.api_error import error_of_validation
-from mlx_t5.serving.middleware import StrictRequest
+from mlx_t5.serving.routes import StrictRequest
 from mlx_t5.serving.service import several
 from mlx_t5.settings import SETTINGS, Settings
 
@@ -19,24 +15,11 @@ MANY = 90_000
 TURN = {"role": "user", "content": "x"}
 
 
-def test_the_description_shows_the_bounds_of_settings():
-    shown = PredictRequest.model_json_schema()["properties"]
-    bounds = {
-        "max_tokens": {"minimum": 1, "maximum": 2**31 - 1},
-        "temperature": {"minimum": 0, "maximum": 2},
-        "top_p": {"exclusiveMinimum": 0, "maximum": 1},
-        "seed": {"minimum": 0, "maximum": 2**53 - 1},
-        "num_draft": {"minimum": 0, "maximum": 16},
-        "delta": {"minimum": 0, "maximum": 1},
-    }
-    for name, expected in bounds.items():
-        first = shown[name]["anyOf"][0]
-        assert {word: n for word, n in first.items() if "imum" in word.lower()} == expected, name
-
-
 def test_a_field_follows_the_range_of_its_setting():
     checked = [s for s in SETTINGS.values() if s.request and s.range.kind is not bool]
     for setting in checked:
+        body = PredictRequest.model_validate({"prompt": "x", setting.request: setting.range.least})
+        assert Settings(**body.settings), "it can be decoded with"
         for value in (setting.range.least - 1, setting.range.most * 2, "x", True):
             with pytest.raises(ValidationError):
                 PredictRequest.model_validate({"prompt": "x", setting.request: value})
@@ -61,18 +44,14 @@ def test_the_fields_of_a_request_become_settings():
 @pytest.mark.parametrize(
     "kind, body",
     [
-        (CompletionRequest, {"prompt": [-1] * MANY}),
         (CompletionRequest, {"prompt": [[-1] * MANY] * 3}),
         (CompletionRequest, {"prompt": [["x"] * MANY] * 3}),
-        (CompletionRequest, {"prompt": [[[]] * MANY] * 3}),
-        (CompletionRequest, {"prompt": [5] + [""] * MANY}),
         (CompletionRequest, {"prompt": [""] * 64}),
         (CompletionRequest, {"prompt": "x", "stop": [1] * MANY}),
         (CompletionRequest, {"prompt": "x", "logit_bias": dict.fromkeys(map(str, range(MANY)))}),
         (PredictRequest, {"prompt": "x", **dict.fromkeys(map(str, range(MANY)))}),
         (ChatRequest, {"messages": [TURN], "stream_options": {str(i): i for i in range(MANY)}}),
         (ChatRequest, {"messages": [1] * MANY}),
-        (ChatRequest, {"messages": [{**TURN, "content": [{}] * MANY}]}),
         (ChatRequest, {"messages": [{**TURN, **dict.fromkeys(map(str, range(MANY)))}]}),
     ],
 )
@@ -112,18 +91,3 @@ def test_json_bodies_are_read_with_every_literal():
         "a": [1, 1.5, True, None, "é😀"]
     }
     assert read(b"\xef\xbb\xbf{}") == {}, "some programs put a mark before UTF-8"
-
-
-@pytest.mark.parametrize("error", [None, ValueError("not JSON")])
-def test_no_garbage_is_collected_while_a_body_is_read(monkeypatch, error):
-    enabled = []
-
-    def look(*_, **__):
-        enabled.append(gc.isenabled())
-        if error:
-            raise error
-
-    monkeypatch.setattr(middleware, "from_json", look)
-    with pytest.raises(json.JSONDecodeError) if error else contextlib.nullcontext():
-        read(b"{}")
-    assert (enabled, gc.isenabled()) == ([False], True)

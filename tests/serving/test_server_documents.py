@@ -4,9 +4,11 @@ import json
 
 import pytest
 
+import ranking_models
 from benchmarks import workload
-from fake_serving import ENDLESS, Gated, V, until
-from mlx_t5.settings import UNREADABLE
+from decoder import SpeculativeDecoder
+from fake_serving import ENDLESS, Gated, LocalServer, V, until
+from model import load
 
 TEXT = """translate English to French: I open a lot of white suitcases at noon.  It is going to
 rain next Thursday.
@@ -83,9 +85,8 @@ def test_a_stream_has_the_pieces_in_order(server, decoder):
         assert "".join(token["text"] for token in tokens) == piece["text"] == result.text
     writers = [token["writer"] for piece in pieces for token in piece["speculation"]["tokens"]]
     assert writers == expected.writers
-    whole = server.http.post("/v1/chat/completions", json={**fields, "split": "sentences"}).json()
-    assert whole["choices"][0]["message"]["content"] == expected.text
-    assert (last["choices"], last["usage"]) == ([], whole["usage"])
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == expected.stats.generated_tokens
 
 
 def test_others_are_answered_while_a_long_document_runs(server):
@@ -102,16 +103,67 @@ def test_others_are_answered_while_a_long_document_runs(server):
     server.until(lambda: server.metric(CANCELLED) > cancelled)  # as its client leaves
 
 
-def test_subtitles_keep_their_times_and_other_files_are_refused(server, decoder):
+def test_subtitles_keep_their_times(server, decoder):
     cue = "\ufeff1\r\n00:00:01,000 --> 00:00:02,000\r\n<i>{}\r\n{}</i>\r\n"
     text, how = cue.format("She have", "two cat."), {"task": "grammar"}
     answer = complete(server, prompt=text, file_type=".srt", **how)["choices"][0]
     expected = decoder.generate(text, split="sentences", prefix=FIX[:13], file_type=".srt")
     assert answer["text"] == expected.text == cue.format("She has", "two cats.")
-    for wrong in (*UNREADABLE, "srt"):
-        body = {"prompt": text, "split": "lines", "file_type": wrong}
-        error = server.http.post("/v1/completions", json=body).json()["error"]
-        assert error["param"] == "file_type" and "'.txt', '.srt' or '.vtt'" in error["message"]
+
+
+def test_the_language_decides_where_a_sentence_ends(server):
+    fields = {"prompt": "fix grammar: Er kommt am 3. Oktober. Es regnet.", "max_tokens": 3}
+    counts = [
+        len(complete(server, **fields, **more)["choices"][0]["pieces"])
+        for more in ({"source_language": "de"}, {})
+    ]
+    assert counts == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "fields, param",
+    [
+        ({"n": 2, "temperature": 1.0}, "n"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [5]}, "prompt"),
+        ({"prompt": " \n"}, "prompt"),
+        ({"file_type": ".md"}, "file_type"),
+        ({"prompt": "a\n" * 5001, "split": "lines"}, "prompt"),
+    ],
+)
+def test_a_text_that_cannot_be_split_is_refused(server, fields, param):
+    body = {"prompt": TEXT, "split": "sentences", **fields}
+    answer = server.http.post("/v1/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_a_long_sentence_is_cut_and_a_failed_piece_keeps_its_source(tmp_path, unpadded):
+    model, tokenizer = load(ranking_models.save(tmp_path / "small"), "float32")
+    encode = model.encode
+
+    def without_memory(ids, mask=None):
+        if ids.shape[1] > 24:
+            raise RuntimeError("[malloc] Unable to allocate 1 bytes.")
+        return encode(ids, mask)
+
+    model.encode = without_memory
+    long = "the long tale of a cat, " * 2 + "a tale."
+    with LocalServer(SpeculativeDecoder(model, None, tokenizer), "small") as small:
+        (choice,) = complete(small, prompt=f" a cat.\n\n- {long}  a dog. \n")["choices"]
+        first, failed, last = choice["pieces"]
+        assert choice["text"] == f" {first['text']}\n\n- {long}  {last['text']} \n"
+        assert (failed["text"], failed["finish_reason"]) == (long, "error")
+        assert "no memory" in failed["error"] and "error" not in first | last
+        assert choice["stats"] == {"pieces": 3, "cut": 0, "failed": 1}
+        for stream in (False, True):
+            body = {"prompt": long, "split": "sentences", "stream": stream}
+            answer = small.http.post("/v1/completions", json=body)
+            assert answer.status_code == 500 and "no memory" in answer.json()["error"]["message"]
+        del model.encode
+        (choice,) = complete(small, prompt=long * 4)["choices"]
+        assert choice["stats"]["cut"] == choice["stats"]["pieces"] > 1, "60 tokens are taken"
 
 
 def test_only_completions_and_chats_are_split(server):
@@ -144,14 +196,9 @@ def test_a_small_request_gets_the_next_free_row(serve, document):
     assert sorted(order[12:16]) == ["large", "large", "other", "other"]
 
 
-@pytest.mark.parametrize("stage", ["step", "insert", "logits"])
-def test_a_piece_that_fails_is_marked_and_the_others_go_on(serve, unpadded, stage):
+@pytest.mark.parametrize("stage, message", [("step", "internal error"), ("logits", "NaN")])
+def test_a_piece_that_fails_is_marked_and_the_others_go_on(serve, stage, message):
     class Breaking(Gated):
-        def encode(self, ids, mask=None):
-            if ids.shape[1] > 9 and stage == "insert":
-                raise RuntimeError("[malloc] Unable to allocate 1 bytes.")
-            return super().encode(ids, mask)
-
         def decode(self, tokens, cache, offsets):
             if stage == "step" and max(map(len, cache.sources)) > 9:
                 raise TypeError("of a secret text")
@@ -164,8 +211,7 @@ def test_a_piece_that_fails_is_marked_and_the_others_go_on(serve, unpadded, stag
     served = serve(Breaking(table, V), max_batch=1, max_queue=0)
     job = served.submit([[2], [3] * 10, [4], [5]], size=1, max_tokens=6, document=True)
     results = job.results()
-    messages = {"step": "internal error", "insert": "no memory", "logits": "NaN"}
     assert [r.finish_reason for r in results] == ["length", "error", "length", "length"]
-    assert messages[stage] in results[1].error and "secret" not in results[1].error
+    assert message in results[1].error and "secret" not in results[1].error
     assert [len(r.tokens) for r in results] == [6, 0, 6, 6]
     until(lambda: served.worker.rows == (0, 0))

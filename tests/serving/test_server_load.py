@@ -1,33 +1,19 @@
 """Tests many clients at once, clients that leave, and many requests, on loopback only."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
-from pathlib import Path
 
 import pytest
 
 from benchmarks import workload
-from devices import cpu_allocation
 from fake_serving import kill, raw_request
-from serving_process import LOOKUP_TOO, Server
+from serving_process import Server
 
 pytestmark = pytest.mark.slow
 KEY = "key"
 LONG = {"prompt": "x", "max_tokens": 1000, "temperature": 0.7, "seed": 1}
-
-
-def resident(pid):
-    """Returns the resident memory of a process in bytes."""
-    with suppress(FileNotFoundError):
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    return 1024 * int(subprocess.check_output(["ps", "-o", "rss=", "-p", str(pid)]))
 
 
 @pytest.fixture(scope="module")
@@ -178,52 +164,3 @@ def test_a_second_ctrl_c_does_not_wait(models):
     assert "Traceback" not in server.log
     kill(stream)
     server.close()
-
-
-# ---- a long day ----------------------------------------------------------------------------------
-
-
-def one_of_many(server, i):
-    """Sends a short request of kind i % 8; returns 200 if its status is as expected."""
-    body = {"prompt": f"fix grammar: {i}", "max_tokens": 3}
-    kind = i % 8
-    if kind < 3:
-        status = server.http.post("/predict", json=body).status_code
-    elif kind == 3:
-        status = server.http.post("/predict", json={**body, "delta": 2}).status_code - 200
-    elif kind == 4:
-        kill(raw_request(server.url, "/v1/completions", {**body, "max_tokens": 200}))
-        status = 200
-    elif kind == 5:
-        messages = [{"role": "user", "content": body.pop("prompt")}]
-        body |= {"messages": messages, "stream": True, "logprobs": True, "top_logprobs": 2}
-        status = server.http.post("/v1/chat/completions", json=body).status_code
-    else:
-        body |= {"temperature": 1.0, "n": 2, "speculation": True, "stop": "e"}
-        status = server.http.post("/v1/completions", json=body).status_code
-    return status
-
-
-def most_resident(server, numbers):
-    """Returns the most resident bytes of an idle server, measured after every 200 requests."""
-    levels = []
-    for first in numbers[::200]:
-        with ThreadPoolExecutor(8) as clients:
-            answers = clients.map(lambda i: one_of_many(server, i), range(first, first + 200))
-            assert set(answers) == {200}
-        server.until(server.idle)
-        levels.append(resident(server.pid))
-    return max(levels)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="what is resident is no measure elsewhere")
-@cpu_allocation
-def test_memory_is_flat_after_400_requests():
-    """A leak would show: 25 kB per request are 10 MB."""
-    # One heap for all threads: several heaps keep between 0 and 15 MB for reuse, depending on
-    # which threads handle the requests.
-    with closing(Server(*LOOKUP_TOO, MALLOC_ARENA_MAX="1")) as server:
-        early = most_resident(server, range(400))
-        late = most_resident(server, range(400, 800))
-    print(f"{early / 1e6:.1f} MB after 400 requests, {late / 1e6:.1f} MB after 800")
-    assert late - early < 10e6, f"{early} bytes after 400 requests, {late} after 800"

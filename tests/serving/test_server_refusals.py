@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 
 from fake_serving import kill, raw_request
-from mlx_t5.serving.middleware import MAX_BODY
+from mlx_t5.serving.app import MAX_BODY
 from serving_process import Server
 
 KEY = "a secret key"
@@ -39,19 +39,10 @@ def refused(answer, status, param=None):
 
 PROMPT, CONTENT = {"prompt": SECRET}, {"type": "content"}
 BAD_PREDICTIONS = [
-    (SECRET, ("prediction", "dictionary")),
-    (CONTENT, ("prediction", "needed")),
-    ({"content": "x"}, ("prediction", "needed")),
-    ({"type": "text", "content": "x"}, ("prediction", "content")),
-    ({**CONTENT, "content": 5}, ("prediction", "string")),
-    ({**CONTENT, "content": []}, ("prediction", "at least 1")),
-    ({**CONTENT, "content": [{"type": "image_url"}]}, ("prediction", "text")),
-    ({**CONTENT, "content": " "}, ("prediction", "empty")),
-    (
-        {**CONTENT, "content": SECRET * 5},
-        ("prediction", r"the prediction has 11\d tokens; at most"),
-    ),
-    ({**CONTENT, "content": "x " * 5000}, ("prediction", "has more tokens; at most 60")),
+    (CONTENT, "needed"),
+    ({**CONTENT, "content": [{"type": "image_url"}]}, "text"),
+    ({**CONTENT, "content": " "}, "empty"),
+    ({**CONTENT, "content": SECRET * 5}, r"the prediction has 11\d tokens; at most"),
 ]
 
 
@@ -59,11 +50,8 @@ BAD_PREDICTIONS = [
     "body, param, message",
     [
         ({}, "prompt", "needed"),
-        ({"prompt": 5}, "prompt", "string"),
-        ({"prompt": ""}, "prompt", "at least 1"),
         ({"prompt": "  "}, "prompt", "empty"),
         ({"prompt": []}, "prompt", "at least 1"),
-        ({"prompt": ["a", 5]}, "prompt", "string"),
         ({"prompt": [999_999]}, "prompt", "outside the model's vocabulary"),
         ({"prompt": SECRET * 5}, "prompt", r"has 11\d tokens; at most 60"),
         ({"prompt": "x " * 5000}, "prompt", "has more tokens; at most 60"),
@@ -73,36 +61,27 @@ BAD_PREDICTIONS = [
         ({**PROMPT, "temperature": 2.1}, "temperature", "less than or equal to 2"),
         ({**PROMPT, "n": 17}, "n", "less than or equal to 16"),
         ({**PROMPT, "n": 2}, "n", "set temperature above 0"),
-        ({**PROMPT, "stop": ""}, "stop", "at least 1"),
         ({**PROMPT, "stop": ["x"] * 9}, "stop", "at most 8"),
-        ({**PROMPT, "stop": "x" * 201}, "stop", "at most 200"),
-        ({**PROMPT, "logprobs": 21}, "logprobs", "less than or equal to 20"),
         ({**PROMPT, "num_draft": "many"}, "num_draft", "auto"),
         ({**PROMPT, "draft": 1}, "draft", "boolean"),
-        ({**PROMPT, "stream": "yes"}, "stream", "boolean"),
         ({**PROMPT, "stream_options": {}}, None, "stream"),
         ({**PROMPT, "temperature": 1e-45}, "temperature", r"it must be 0 \(greedy\), or a number"),
-        ({**PROMPT, "num_beams": 4, "temperature": 0.7}, None, "beams do not sample"),
-        ({**PROMPT, "num_beams": 4, "delta": 0.5}, None, "draft nothing"),
+        ({**PROMPT, "num_beams": 4, "temperature": 0.7}, None, "combined with temperature"),
+        ({**PROMPT, "num_beams": 4, "delta": 0.5}, None, "combined with delta"),
         ({**PROMPT, "num_beams": 17}, "num_beams", "less than or equal to 16"),
-        ({**PROMPT, "num_beams": 4, "early_stopping": "x"}, "early_stopping", "never"),
         ({**PROMPT, "num_beams": 4, "stream": True}, "stream", "num_beams is 4: .* leave stream"),
         ({**PROMPT, "num_beams": 4, "logprobs": 0}, "logprobs", "num_beams is 4: beams have none"),
         ({**PROMPT, "num_beams": 4, "n": 5}, "n", "n is 5 and num_beams is 4"),
         ({**PROMPT, "length_penalty": 2}, "num_beams", "need num_beams above 1"),
-        ({**PROMPT, "num_beams": 1, "early_stopping": "never"}, "num_beams", "above 1"),
-        ({**PROMPT, "file_type": ".srt"}, None, "file_type is of a text to split"),
-        ({**PROMPT, "source_language": "de"}, None, "source_language is of a text to split"),
-        ({**PROMPT, "source_language": "x" * 17}, "source_language", "at most 16"),
+        ({**PROMPT, "file_type": ".srt"}, None, "file_type requires split"),
+        ({**PROMPT, "source_language": "de"}, None, "source_language requires split"),
         ({**PROMPT, "echo": True}, None, "echo"),
-        ({**PROMPT, "best_of": 2}, "best_of", "less than or equal to 1"),
         ({**PROMPT, "suffix": "x"}, "suffix", "not supported"),
         ({**PROMPT, "presence_penalty": 0.5}, "presence_penalty", "less than or equal to 0"),
         ({**PROMPT, "logit_bias": {"5": 1}}, "logit_bias", "at most 0"),
         ({**PROMPT, "temperature": 10**400}, "temperature", "number"),
-        ({"prompt": [10**30]}, "prompt", "less than"),
         ({**PROMPT, SECRET[:3]: 1}, SECRET[:3], "no such field"),
-        *(({**PROMPT, "prediction": p}, *expected) for p, expected in BAD_PREDICTIONS),
+        *(({**PROMPT, "prediction": p}, "prediction", why) for p, why in BAD_PREDICTIONS),
         ({"prompt": ["a", "b"], "prediction": {**CONTENT, "content": "x"}}, None, "one prompt"),
         (
             {**PROMPT, "num_beams": 2, "prediction": {**CONTENT, "content": "x"}},
@@ -125,7 +104,6 @@ def test_bad_completions_are_refused(guarded, body, param, message):
         ([{"role": "system", "content": "x"}], "single turns"),
         ([{"role": "user", "content": " "}], "empty"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "text"),
-        ([{"role": "user", "content": [{"type": "text", "text": "x"}] * 65}], "at most 64"),
     ],
 )
 def test_bad_chats_are_refused(guarded, messages, message):
@@ -160,11 +138,7 @@ def test_a_number_that_no_float_holds_is_refused(guarded):
 
 
 def test_names_of_fields_are_shown_as_far_as_they_can_be_read(guarded):
-    for name, shown in [
-        ("x" * 15_000, "x" * 63 + "…"),
-        ("\x1b[2Jforged\n", r"\x1b[2Jforged\n"),
-        ("größe", "größe"),
-    ]:
+    for name, shown in [("x" * 15_000, "x" * 63 + "…"), ("\x1b[2Jö\n", r"\x1b[2Jö\n")]:
         answer = guarded.http.post("/v1/completions", json={**PROMPT, name: 1})
         assert refused(answer, 400, shown).startswith(shown + ": there is no such field")
 
@@ -182,7 +156,6 @@ def test_a_body_has_to_be_json_and_small(guarded):
 
 def test_unknown_addresses_methods_and_models_are_refused(guarded):
     refused(guarded.http.get("/v1/nothing"), 404)
-    refused(guarded.http.get("/page/../server.py"), 404)
     refused(guarded.http.get("/page/..%2fserver.py"), 404)
     answer = guarded.http.put("/predict", json=PROMPT)
     refused(answer, 405)

@@ -27,7 +27,6 @@ class FakeHub:
             repositories named `id@revision`.
         renamed: old id → id, answered with a redirect as for `t5-small`.
         gated: ids that need a token with access.
-        sizes: file name → a false number of bytes that the Hub reports.
         requests: every (method, path) so far.
         tokens: every Authorization header so far.
         endpoint: address to give as HF_ENDPOINT.
@@ -36,7 +35,6 @@ class FakeHub:
     repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
-    sizes: dict[str, int] = field(default_factory=dict)
     requests: list[tuple[str, str]] = field(default_factory=list)
     tokens: set[str] = field(default_factory=set)
     endpoint: str = ""
@@ -88,8 +86,7 @@ class FakeHub:
         if rest[:1] == ["tree"]:
             file = lambda name, data: {"path": name, "size": len(data), "oid": _sha(data)}  # noqa: E731
             return as_json([{"type": "file"} | file(*entry) for entry in files.items()])
-        sizes = {name: self.sizes.get(name, len(data)) for name, data in files.items()}
-        siblings = [{"rfilename": name, "size": size} for name, size in sizes.items()]
+        siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
         info = {"id": repo, "modelId": repo, "sha": sha, "siblings": siblings, "private": False}
         return as_json(info)
 

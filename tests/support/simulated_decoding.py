@@ -61,7 +61,7 @@ def patterns(tokens, seed=0):
     }
 
 
-@dataclass
+@dataclass(eq=False)
 class Line:
     """A row of a simulation.
 

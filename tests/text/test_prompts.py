@@ -1,6 +1,6 @@
 """Tests good and bad prompts and settings from callers."""
 
-import re
+from itertools import repeat
 
 import numpy as np
 import pytest
@@ -11,7 +11,6 @@ from fake_model import FakeModel, greedy, random_table
 from mlx_t5 import loading as pair
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
-from mlx_t5.sampling import draws
 from mlx_t5.text.prompts import task_prefix
 from mlx_t5.text.tokenizer import load_tokenizer
 from tokenizer_folders import byte_level
@@ -46,11 +45,6 @@ def test_bad_arguments_are_refused(arguments, complaint):
         SpeculativeDecoder(target()).generate(**arguments)
 
 
-def test_exact_is_true_or_false():
-    with pytest.raises(UserError, match="exact is 'no'; it must be True or False"):
-        SpeculativeDecoder(target(), exact="no")
-
-
 def test_no_prompts_give_no_results():
     assert SpeculativeDecoder(target()).generate([]) == []
 
@@ -83,22 +77,11 @@ def test_a_bad_prompt_fails_alone():
         assert (fine.tokens, fine.finish_reason) == greedy(model, SOURCE, 5)
 
 
-@pytest.mark.parametrize("alone", ["\ud800", None])
-def test_streaming_a_bad_prompt_is_an_error(alone):
-    with pytest.raises(UserError, match="a prompt is"):
-        SpeculativeDecoder(target()).stream(alone)
-
-
-@pytest.mark.parametrize("seed", [None, 1.5, "1", -1, [1]])
-def test_a_stream_has_one_seed(seed):
-    with pytest.raises(UserError, match="^seed is .*; it must be a whole number"):
-        SpeculativeDecoder(target()).stream(SOURCE, seed=seed)
-
-
-@pytest.mark.parametrize("several", ["text", None, 5, {"prompt": "text"}])
-def test_results_takes_several_prompts(several):
-    with pytest.raises(UserError, match="^prompts is .*; it must be a list"):
-        SpeculativeDecoder(target()).results(several)
+@pytest.mark.parametrize("arguments", [("\ud800",), (None,), (SOURCE, [1]), (SOURCE, -1)])
+def test_a_stream_has_one_prompt_and_one_seed(arguments):
+    prompt, *seed = arguments
+    with pytest.raises(UserError, match="^(a prompt|seed) is "):
+        SpeculativeDecoder(target()).stream(prompt, **({"seed": seed[0]} if seed else {}))
 
 
 @pytest.mark.parametrize(
@@ -124,68 +107,25 @@ def test_a_seed_may_be_given_for_each_prompt_in_any_form():
         assert [r.tokens for r in results] == expected
 
 
-def test_any_number_of_samples_begins_at_once(monkeypatch):
-    calls, row_key = [], draws.row_key
-    monkeypatch.setattr(draws, "row_key", lambda *words: calls.append(words) or row_key(*words))
-    decoder, options = SpeculativeDecoder(target()), {"max_tokens": 4, "temp": 1.0}
-    for samples in (5_000, 10**9, 10**30):
-        calls.clear()
-        job = decoder.job(num_samples=samples, **options)
-        results = decoder.results([SOURCE, SOURCE], job, 2)
-        assert next(results).finish_reason and next(results).finish_reason
-        assert len(calls) < 40
-
-
-def test_prompts_are_drawn_as_they_are_needed():
-    drawn = []
-
-    def endless():
-        while True:
-            drawn.append(len(drawn))
-            yield SOURCE
-
+def test_prompts_and_samples_without_an_end_begin_at_once():
     decoder = SpeculativeDecoder(target())
-    results = decoder.results(endless(), decoder.job(max_tokens=2), 2)
-    for _ in range(50):
-        next(results)
-    assert 50 <= len(drawn) < 80
-
-
-class Pieces:
-    """A tokenizer that, like sentencepiece, splits into words with the space before them."""
-
-    def __init__(self):
-        self.pieces = ["</s>"]
-
-    def encode(self, text):
-        split = re.findall(r"▁?[^▁:]+|▁?:|▁", "▁" + text.replace(" ", "▁"))
-        self.pieces += [piece for piece in split if piece not in self.pieces]
-        return [self.pieces.index(piece) for piece in split] + [0]
-
-    def convert_ids_to_tokens(self, token):
-        return self.pieces[token]
-
-    def decode(self, tokens, **_):
-        return "".join(self.pieces[token] for token in tokens if token).replace("▁", " ")
+    job = decoder.job(max_tokens=4, temp=1.0, num_samples=10**30)
+    assert next(decoder.results([SOURCE, SOURCE], job, 2)).finish_reason
+    results = decoder.results(repeat(SOURCE), decoder.job(max_tokens=2), 2)
+    assert [next(results).finish_reason for _ in range(50)] == ["length"] * 50
 
 
 BYTE_LEVEL = PreTrainedTokenizerFast(tokenizer_object=byte_level([]))
-TOKENIZERS = [Pieces(), ByT5Tokenizer()]
+TOKENIZERS = [load_tokenizer(pair.BUNDLED / "target"), ByT5Tokenizer()]
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["pieces", "bytes"])
 @pytest.mark.parametrize(
     "prefix",
     [
-        "translate English to German:",
         "translate English to Simplified Chinese:",
         "summarize:",
-        "cola sentence:",
         "stsb sentence1:",
-        "mnli hypothesis:",
-        "question:",
-        "grammar:",
-        "Fix grammatical errors in this sentence:",
         "Remove all grammatical errors from this text:",
         "Paraphrase this:",
     ],
@@ -203,15 +143,11 @@ def test_the_prefix_of_a_task_is_found(prefix, tokenizer):
 @pytest.mark.parametrize(
     "text",
     [
-        "She said: the house is small.",
-        "Call me at 10: I am at home.",
+        "Call me: I am at home.",
         "call me at 10: i am at home.",
-        "come at 10:30 to the station.",
         "see https://example.org for it.",
         "it rained. we went: all of us.",
-        "Dear Sir: thank you for the letter.",
         "the house that stands at the end of the long street is old and empty: nobody lives.",
-        "no colon at all",
         "summarize:",
         ": she",
         "",
@@ -221,10 +157,6 @@ def test_text_without_a_task_has_no_prefix(text, tokenizer):
     assert task_prefix(tokenizer.encode(text), tokenizer) == ()
 
 
-def test_the_bundled_models_prefixes_are_found():
-    """An id that the tokenizer does not have is ignored."""
-    tokenizer = load_tokenizer(pair.BUNDLED / "target")
-    ids = tokenizer.encode("fix grammar: He go.")
-    prefix = tuple(tokenizer.encode("fix grammar:")[:-1])
-    assert task_prefix(ids, tokenizer) == prefix
-    assert task_prefix([10**6, *ids], tokenizer) == (10**6, *prefix)
+def test_an_id_without_a_token_may_stand_in_a_prefix():
+    ids = TOKENIZERS[0].encode("fix grammar:")[:-1]
+    assert task_prefix([10**6, *ids, *ids], TOKENIZERS[0]) == (10**6, *ids)

@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-import transformers
 
 from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, drafter
 from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
 from mlx_t5.text.stop_strings import TextWatch
-from tokenizer_folders import byte_level
+from mlx_t5.text.tokenizer import load_tokenizer
 from words import Words
 
 WORDS = ["", "", "a", "b", "ab", "bc", "c", "abc", " ", "d."]
@@ -66,44 +65,16 @@ def test_only_a_possible_beginning_is_held_back():
     assert watch.rest == "a"
 
 
-def test_nothing_is_held_back_without_stop_strings():
-    watch = TextWatch(TOKENIZER)
-    assert watch.take([2, 4, 9]) == 3
-    assert watch.pieces == ["a", "ab", "d."]
-    assert not watch.stopped
-
-
-def test_a_byte_token_may_complete_a_stop_string():
-    """A character spelled in bytes is certain only with the next token, but stops in time."""
-
-    class Bytes(Words):
-        def convert_ids_to_tokens(self, token):
-            return "<0x0A>" if token == 8 else WORDS[token]
-
-        def decode(self, tokens, **_):
-            return super().decode(tokens).replace(" ", "\n")
-
-    watch = TextWatch(Bytes(WORDS), ["\n\n"])
-    assert watch.take([2, 8, 3, 8, 8, 8, 2]) == 5
-    assert (watch.text, watch.stopped) == ("a\nb", True)
-
-
-def test_a_stop_string_may_be_a_character_of_several_tokens():
-    tokenizer = transformers.ByT5Tokenizer()
-    watch = TextWatch(tokenizer, ["é"])
-    tokens = tokenizer.encode("aâbéc")[:-1]
-    assert watch.take(tokens) == len(tokens) - 1
-    assert watch.text == "aâb"
-
-
 @pytest.mark.parametrize("stop", ["🙂", "а", " ", "Да 🙂 Да", "zz"])
-def test_byte_level_text_ends_before_a_stop_string(stop):
-    """The tokenizer splits the letters of "Да 🙂" into bytes."""
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level([]))
-    watch, text = TextWatch(tokenizer, [stop]), "eggs: Да 🙂 Да 🙂 你"
-    watch.take(tokenizer.encode(text))
+@pytest.mark.parametrize("kind", ["gpt2", "byt5", "mt5"])
+def test_text_in_byte_tokens_ends_before_a_stop_string(folders, kind, stop):
+    """Each tokenizer spells "Да 🙂" in bytes, and the last byte is enough to stop."""
+    tokenizer, text = load_tokenizer(folders / kind), "eggs: Да 🙂 Да 🙂 你"
+    watch, tokens = TextWatch(tokenizer, [stop]), tokenizer.encode(text)
+    before = tokens[: watch.take(tokens) - 1]
     watch.finish()
     assert (watch.text, watch.stopped) == (text.partition(stop)[0], stop in text)
+    assert stop not in tokenizer.decode(before)
     assert "".join(watch.pieces) + watch.rest == watch.text and "\ufffd" not in watch.text
 
 

@@ -2,22 +2,16 @@
 
 import base64
 import json
-import logging
 import shutil
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from mlx_t5 import backend
 from mlx_t5.errors import UserError
 from mlx_t5.text.prompts import token_ids
 from mlx_t5.text.tokenizer import load_tokenizer
 from tokenizer_folders import CLASSES, old_json, settings, write
 
-ROOT = Path(backend.__file__).resolve().parents[1]
 KINDS = ["mt5", "mt5-json", "byt5", *CLASSES]
 
 
@@ -35,21 +29,6 @@ def test_a_damaged_character_map_is_reported(folders, tmp_path):
         state["normalizer"]["precompiled_charsmap"] = base64.b64encode(damaged).decode()
         with pytest.raises(UserError, match=r"^[^\n]+$"):
             token_ids(text, load_tokenizer(write(tmp_path / "m", state, settings("t5"))), 1000)
-
-
-def test_a_panic_of_the_tokenizer_makes_a_bad_prompt(folders):
-    class Panicking:
-        def encode(self, text):
-            raise type("PanicException", (BaseException,), {})("index out of range\nmore")
-
-    class Interrupted:
-        def encode(self, text):
-            raise KeyboardInterrupt
-
-    with pytest.raises(UserError, match=r"cannot read this prompt \(index out of range\)$"):
-        token_ids("the store", Panicking(), 100)
-    with pytest.raises(KeyboardInterrupt):
-        token_ids("the store", Interrupted(), 100)
 
 
 @pytest.mark.parametrize(
@@ -90,34 +69,10 @@ def test_damaged_files_are_refused_in_one_line(folders, tmp_path, kind):
         load_tokenizer(folder)
 
 
-@pytest.mark.slow
-def test_torch_is_left_out(folders):
-    """Importing torch would take longer than loading a small model and decoding a token."""
-    code = (
-        "import sys; from mlx_t5.text import tokenizer\n"
-        "tokenizer.load_tokenizer(sys.argv[1]).encode('a'); print(*sys.modules)"
-    )
-    command = [sys.executable, "-c", code, str(folders / "t5-json")]
-    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "transformers" in shown.split() and "torch" not in shown.split()
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_loading_uses_no_network(folders, monkeypatch, kind):
-    calls = []
-
-    def refuse(*arguments):
-        calls.append(arguments)
-        raise OSError("no network")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    assert load_tokenizer(folders / kind).encode("the store")
-    assert calls == []
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_code_in_the_folder_never_runs(folders, tmp_path, kind):
+def test_code_in_the_folder_never_runs_and_nothing_is_fetched(folders, tmp_path, monkeypatch, kind):
+    fetched = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *address, **how: fetched.append(address))
     folder = shutil.copytree(folders / kind, tmp_path / "m")
     for name in ("tokenizer_config.json", "config.json"):
         settings = json.loads((folder / name).read_text())
@@ -128,7 +83,7 @@ def test_code_in_the_folder_never_runs(folders, tmp_path, kind):
         load_tokenizer(folder)
     except UserError as error:
         assert "\n" not in str(error)
-    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "ran").exists() and not fetched
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,16 +101,3 @@ def test_settings_cannot_name_other_files(folders, tmp_path, kind, name):
     else:
         text = "the garçon 你好"
         assert load_tokenizer(folder).encode(text) == load_tokenizer(folders / kind).encode(text)
-
-
-def test_long_prompts_raise_no_warning(folders, tmp_path, caplog):
-    folder = shutil.copytree(folders / "t5", tmp_path / "m")
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": 9}))
-    logger = logging.getLogger("transformers")  # does not propagate to the root
-    logger.addHandler(caplog.handler)
-    try:
-        assert len(load_tokenizer(folder).encode("the store " * 50)) > 100
-    finally:
-        logger.removeHandler(caplog.handler)
-    assert caplog.messages == []

@@ -1,0 +1,287 @@
+"""The endpoints that need the key, each from its request to its answer.
+
+Completions, chats and embeddings have the format of OpenAI's API, ranks that of Cohere's and
+Jina's APIs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import codecs
+import gc
+import json
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, closing
+from typing import TYPE_CHECKING, Any
+
+import fastapi
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.routing import APIRoute
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from pydantic import BaseModel
+from pydantic_core import from_json
+
+from mlx_t5.engine.rows import Chunk
+from mlx_t5.scoring.pairs import Pair, ranking
+from mlx_t5.serving import answers, api, schemas
+from mlx_t5.serving.api_error import failure_of
+from mlx_t5.serving.jobs import GenerationJob, ScoringJob
+
+if TYPE_CHECKING:
+    from mlx_t5.serving.service import Service
+
+EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+EVENTS = {"text/event-stream": {"schema": {**EVENT, "description": "a chunk as JSON, or [DONE]"}}}
+
+
+class StrictRequest(fastapi.Request):
+    """A request that reads its JSON strictly.
+
+    Python's own parser also accepts NaN, encodings other than UTF-8, and unpaired surrogates. A
+    surrogate is not a character, and code that handles a text with surrogates would fail.
+    """
+
+    async def json(self) -> Any:
+        body = (await self.body()).removeprefix(codecs.BOM_UTF8)
+        # A body may have 300,000 lists. The garbage collector would scan them again and again, and
+        # the event loop would wait ten times as long.
+        gc.disable()
+        try:
+            return from_json(body, allow_inf_nan=False)
+        except ValueError as error:
+            raise json.JSONDecodeError(str(error), "", 0) from None
+        finally:
+            gc.enable()
+
+
+class StrictRoute(APIRoute):
+    """A route whose handler gets a `StrictRequest`."""
+
+    def get_route_handler(self) -> Callable:
+        handle = super().get_route_handler()
+
+        async def handle_strictly(request: fastapi.Request) -> fastapi.Response:
+            return await handle(StrictRequest(request.scope, request.receive))
+
+        return handle_strictly
+
+
+router = APIRouter(route_class=StrictRoute)
+
+
+def _service(request: Request, model: str | None = None) -> Service:
+    """The service, which must serve the model if a request names one."""
+    service: Service = request.app.state.service
+    service.require_model(model)
+    return service
+
+
+@router.post(
+    "/v1/completions",
+    response_model=None,
+    responses={200: {"model": schemas.Completion, "content": EVENTS}},
+    tags=["OpenAI"],
+)
+async def completions(body: api.CompletionRequest, request: Request) -> Response:
+    """Returns the text that T5 generates for each prompt, whole or as a stream of events."""
+    return await _openai(body, request, answers.CompletionBuilder)
+
+
+@router.post(
+    "/v1/chat/completions",
+    response_model=None,
+    responses={200: {"model": schemas.ChatCompletion, "content": EVENTS}},
+    tags=["OpenAI"],
+)
+async def chat(body: api.ChatRequest, request: Request) -> Response:
+    """Returns the answer to one user message; a system message is put before that message."""
+    return await _openai(body, request, answers.ChatBuilder)
+
+
+@router.post("/predict", tags=["simple"])
+async def predict(body: api.PredictRequest, request: Request) -> schemas.Prediction:
+    """Returns the text that T5 generates for a prompt."""
+    service = _service(request)
+    stream = await service.submit(body, request.receive)
+    with closing(stream):
+        result = (await stream.next()).result
+    service.log_texts([result])
+    return schemas.Prediction(**vars(result))
+
+
+async def _openai(
+    body: api.TextRequest, request: Request, builder_type: type[answers.CompletionBuilder]
+) -> Response:
+    service = _service(request, body.model)
+    builder = builder_type(body, service.model, service.spell)
+    stream = await service.submit(body, request.receive)
+    chunks = _chunks(stream, builder)
+    if not builder.stream:
+        async with aclosing(chunks):
+            last = sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)
+        results: list[Any] = [chunk.result for chunk in last]
+        service.log_texts(results)
+        counts = answers.usage(stream.job, [result.stats for result in results])
+
+        def render() -> str:
+            return _json(builder.answer([*map(builder.choice, last)], counts))
+
+        # In a thread, since a document has thousands of pieces, and a text thousands of tokens.
+        return Response(await asyncio.to_thread(render), media_type="application/json")
+    first = await anext(chunks)  # before the status is sent, as it may be an error
+    usage = bool(body.stream_options and body.stream_options.include_usage)
+    return StreamingResponse(
+        _events(service, stream.job, builder, first, chunks, usage),
+        media_type="text/event-stream",
+        headers={"X-Accel-Buffering": "no"},
+    )
+
+
+async def _chunks(
+    stream: answers.EventStream, builder: answers.CompletionBuilder
+) -> AsyncGenerator[Chunk, None]:
+    """Yields the chunks of an answer; cancels the job when it is not read to its end."""
+    with closing(stream):
+        chunks: AsyncIterator[Chunk] = stream.chunks()
+        if document := stream.job.document:
+            chunks = answers.joined(chunks, document, builder.stream, builder.detailed)
+        async for chunk in chunks:
+            yield chunk
+
+
+async def _events(
+    service: Service,
+    job: GenerationJob,
+    builder: answers.CompletionBuilder,
+    first: Chunk,
+    chunks: AsyncGenerator[Chunk, None],
+    usage: bool,
+) -> AsyncIterator[str]:
+    """Yields an answer's server-sent events; with `usage`, token counts precede "[DONE]"."""
+    last: list[Any] = []
+    chunk: Chunk | None = first
+    try:
+        async with aclosing(chunks):
+            while chunk:
+                if chunk.result:
+                    last.append(chunk.result)
+                shown = chunk.text or chunk.result or isinstance(chunk, answers.DocumentChunk)
+                if shown or builder.logprobs or builder.detailed:
+                    yield _event(builder.answer([builder.choice(chunk)], None))
+                chunk = await anext(chunks, None)
+        if usage:
+            counts = answers.usage(job, [result.stats for result in last])
+            yield _event(builder.answer([], counts))
+        service.log_texts(last)
+        yield "data: [DONE]\n\n"
+    except Exception as error:
+        yield _event(failure_of(error).body)
+
+
+def _json(body: BaseModel) -> str:
+    return body.model_dump_json(exclude_unset=True)
+
+
+def _event(body: BaseModel) -> str:
+    return f"data: {_json(body)}\n\n"
+
+
+@router.get("/v1/models", tags=["OpenAI"])
+async def models(request: Request) -> schemas.ModelList:
+    """Returns a list with the one model that is served, its limits and its defaults."""
+    return schemas.ModelList(object="list", data=[_service(request).describe()])
+
+
+@router.get("/v1/models/{model}", tags=["OpenAI"])
+async def model(model: str, request: Request) -> schemas.ServedModel:
+    """Returns the model of this name, with its limits and defaults."""
+    return _service(request, model).describe()
+
+
+@router.get("/metrics", response_class=Response, tags=["operation"])
+async def prometheus(request: Request) -> Response:
+    """Returns the counters in Prometheus' text format."""
+    counters = generate_latest(request.app.state.metrics.registry)
+    return Response(counters, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+@router.post(
+    "/v1/embeddings",
+    response_model=None,
+    responses={200: {"model": schemas.EmbeddingList}},
+    tags=["OpenAI"],
+)
+async def embeddings(body: api.EmbeddingRequest, request: Request) -> Response:
+    """Returns a vector for each input: usually the mean of the encoder's outputs for the tokens."""
+    service = _service(request, body.model)
+    prefix = service.task(body.task, body.inputs).prefix
+    ids = await service.token_ids(body.inputs, "input", prefix, service.pooling)
+    usage = _usage(ids)
+    normalize = bool(body.normalize)
+    job = ScoringJob(kind="embed", prompt_tokens=usage.prompt_tokens, ids=ids, normalize=normalize)
+    vectors = await service.score_or_embed(job, request.receive)
+
+    def answer() -> Response:
+        entries = []
+        for i, vector in enumerate(vectors):
+            numbers = np.asarray(vector, "<f4")
+            coded = base64.b64encode(numbers.tobytes()).decode()
+            embedding = coded if body.encoding_format == "base64" else numbers.tolist()
+            entries.append({"object": "embedding", "index": i, "embedding": embedding})
+        fields = {"object": "list", "data": entries, "model": service.model}
+        return JSONResponse({**fields, "usage": usage.model_dump()})
+
+    return await asyncio.to_thread(answer)  # writing millions of numbers takes a while
+
+
+@router.post(
+    "/v1/score", response_model=None, responses={200: {"model": schemas.ScoreList}}, tags=["scores"]
+)
+async def score(body: api.ScoreRequest, request: Request) -> Response:
+    """Returns how likely the model is to answer a prompt with each target, token by token."""
+    service = _service(request, body.model)
+    prefix = service.task(body.task, [body.prompt]).prefix
+    (source,) = await service.token_ids([body.prompt], prefix=prefix)
+    targets = await service.token_ids(body.targets, "targets")
+    pairs = [Pair(tuple(source), tuple(target)) for target in targets]
+    usage = _usage([source], targets)
+    job = ScoringJob(kind="score", prompt_tokens=usage.prompt_tokens, pairs=pairs)
+    scores = await service.score_or_embed(job, request.receive)
+
+    def answer() -> Response:
+        data = []
+        for i, score in enumerate(scores):
+            tokens = [service.spell(token).text for token in score.tokens]
+            fields = {"logprob": score.logprob, "token_logprobs": score.token_logprobs}
+            data.append(schemas.ScoreEntry(index=i, tokens=tokens, **fields))
+        body = schemas.ScoreList(object="list", data=data, model=service.model, usage=usage)
+        return Response(body.model_dump_json(), media_type="application/json")
+
+    return await asyncio.to_thread(answer)  # a request may have 300,000 tokens
+
+
+@router.post("/v1/rerank", response_model_exclude_none=True, tags=["scores"])
+async def rerank(body: api.RerankRequest, request: Request) -> schemas.RankList:
+    """Ranks documents by their relevance to a query; needs a model trained like monoT5."""
+    service = _service(request, body.model)
+    pairs = await service.pairs_to_rank(body.query, body.documents)
+    usage = _usage([pair.source for pair in pairs[::2]])
+    job = ScoringJob(kind="rerank", prompt_tokens=usage.prompt_tokens, pairs=pairs)
+    scores = await service.score_or_embed(job, request.receive)
+    entries = []
+    for ranked in ranking(scores, body.top_n):
+        entry = schemas.RankEntry(index=ranked.index, relevance_score=math.exp(ranked.score))
+        if body.return_documents:
+            entry.document = schemas.RankedDocument(text=body.documents[ranked.index])
+        entries.append(entry)
+    return schemas.RankList(results=entries, model=service.model, usage=usage)
+
+
+def _usage(prompts: Sequence[Any], targets: Sequence[Any] = ()) -> schemas.ScoringUsage:
+    count = sum(map(len, prompts))
+    total = count + sum(map(len, targets))
+    return schemas.ScoringUsage(prompt_tokens=count, total_tokens=total)

@@ -1,0 +1,97 @@
+"""Smoke tests of `compare`, `sweep`, `report` and `server`. No time is judged."""
+
+import json
+
+import pytest
+
+import benchmark
+from benchmarks import figures, report, server, workload
+from benchmarks.passes import ladder
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def measure(tmp_path, monkeypatch, capsys):
+    """Returns a function that runs a subcommand in float32: (standard output, record)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(line):
+        argv = [*line.split(), "--dtype", "float32", "--json", "figures.json"]
+        assert benchmark.main(argv) == 0
+        return capsys.readouterr().out, json.loads((tmp_path / "figures.json").read_text())
+
+    return run
+
+
+def test_every_proposer_writes_the_same_texts(measure):
+    options = "--num-draft 2 auto --ways draft --task mixed --temp 0 0.7 --batch-size 1 2"
+    out, record = measure(f"compare --count 3 --repeats 1 {options}")
+    assert "dtype float32" in out and "prompts 3 of mixed" in out
+    assert len(record["tables"]) == (2 + 1) + (1 + 1)  # one a task for greedy texts in batches of 1
+    for table in record["tables"]:
+        assert [row["way"] for row in table["rows"]] == ["regular", "draft 2", "draft auto"]
+        assert {row["different"] for row in table["rows"]} == {0}
+        if table["temp"] == 0 and table["batch_size"] == 1:
+            regular, fixed, _ = table["rows"]
+            assert regular["target_calls"] == regular["decided"] == regular["steps_by_accepted"][0]
+            assert fixed["target_calls"] == sum(fixed["steps_by_accepted"])
+            assert fixed["target_calls"] < regular["target_calls"]
+
+
+def test_different_texts_set_the_exit_status(monkeypatch, capsys):
+    monkeypatch.setattr(figures, "differing", lambda *args: 1)
+    argv = "compare --count 2 --num-draft 2 --task fix --ways lookup --dtype float32 --repeats 1"
+    assert benchmark.main(argv.split()) == 1
+    assert "| 1 DIFFER |" in capsys.readouterr().out
+
+
+def test_a_sweep_is_drawn_and_saved(measure, tmp_path):
+    grid = "--num-draft 2 3 --delta 1 --repeats 1 --output grid"
+    out, record = measure(f"sweep --count 2 --quality-count 4 {grid}")
+    assert "recommended: --" in out
+    settings = [(row["delta"], row["num_draft"]) for row in record["rows"]]
+    assert settings == [(0.0, 2), (0.0, 3), (1.0, 2), (1.0, 3)]  # delta 0 is always measured
+    for row in record["rows"]:
+        if row["delta"] == 0:
+            assert row["different"] == 0 and row["exact_match_lossless"] == 100.0
+        else:
+            assert row["acceptance_rate"] == 1.0 and row["exact_match"] < 100.0
+    assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_report_has_a_row_to_paste(measure, monkeypatch):
+    monkeypatch.setattr(report, "MOST_PROMPTS", 2)
+    pair = f"--model {workload.MODEL.default} --draft-model {workload.DRAFT_MODEL.default}"
+    out, record = measure(f"report {pair} --num-draft 3 --seconds 1")
+    (line,) = [line for line in out.splitlines() if line.startswith(f"| {record['date']} ")]
+    cells = dict(zip(report.COLUMNS, line.strip("| ").split(" | "), strict=True))
+    assert cells["texts"] == "equal" and cells["weights"] == "float32"
+    assert record["v"]["1"] == 1.0 and record["c"] > 0 and 0 < record["alpha"] <= 1
+    assert record["tokens_per_call"] > 2 and record["target"]["d_model"] == 256
+
+
+def test_both_servers_send_every_client_the_same_text(measure, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    _, record = measure("server --clients 1 3 --count 5 --repeats 1 --num-draft 5")
+    keys = [(n, name) for n in (1, 3) for name in server.SERVERS]
+    assert [(row["clients"], row["way"]) for row in record["rows"]] == keys
+    for row in record["rows"]:
+        assert row["different"] == 0 and len(row["latencies"]) == 5 and row["tokens"][0] > 20
+
+
+def test_a_round_on_a_slower_machine_counts_like_the_others():
+    """A program that runs for a while slows all passes alike, so ratios do not change."""
+    rounds = iter([1.0] * 8 + [5.0] * 4 + [1.0] * 100)
+    measured = ladder(lambda n: n * next(rounds), (1, 2, 3, 4), 10_000.0)
+    assert measured == pytest.approx({1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0})
+
+
+def test_held_out_prompts_and_files_have_references(tmp_path):
+    fix, mixed = workload.held_out("fix", 4), workload.held_out("mixed", 9)
+    assert [mixed.references[i] for i in mixed.positions("fix")] == fix.references
+    assert all(prompt.startswith("fix grammar: ") for prompt in fix.prompts)
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"prompt": "one", "target": "un"}\n{"prompt": "two"}\n')
+    assert workload.from_file(str(file), 1).references == ["un"]
+    assert workload.from_file(str(file), 2).references is None, "the second prompt has none"
