@@ -20,7 +20,7 @@ Decode = Callable[[int], list[Result]]
 ORDERS, BETA = 6, 2  # chrF2: n-grams of up to six characters; recall counts twice
 SAMPLES, SAMPLE_CHARACTERS = 3, 100
 NUM_DRAFT = 5  # proposals a step where acceptance is measured, so that evaluations compare
-STILL = 0.005  # acceptance that rises by less stands still
+STILL = 0.9  # what falls to no less than this share of what it was stands still
 BUDGET_SECONDS = 60.0  # approximate time for measuring
 LEAST_TURNS, REPEATS = 4, 3  # a turn decodes one prompt
 REGULAR, LOOKUP = "", "lookup"  # the names of regular decoding and of copying
@@ -122,14 +122,14 @@ class Acceptance:
 
 
 def needs_prompts(history: Sequence[tuple[float, float]]) -> bool:
-    """Whether, since half of the evaluations, the training loss fell but acceptance did not rise.
+    """Whether, since half of the evaluations, the training loss fell but the rejections did not.
 
     The first evaluation, before the training, has no loss.
     """
     if len(history) < 4:
         return False
     (loss, acceptance), (last_loss, last) = history[len(history) // 2], history[-1]
-    return last_loss < 0.9 * loss and last < acceptance + STILL
+    return last_loss < STILL * loss and 1 - last > STILL * (1 - acceptance)
 
 
 @dataclass(frozen=True)
