@@ -32,7 +32,7 @@ from mlx_t5.cli.finetuning import (
     pair_files,
     read_finetune_options,
 )
-from mlx_t5.cli.pairs import read_lines
+from mlx_t5.cli.pairs import NAMES, read_lines
 from mlx_t5.cli.training import compared_options, reporter, resumable, say, work_folder
 from mlx_t5.cli.uploading import fine_tuned_card, upload
 from mlx_t5.errors import UserError, readable
@@ -66,7 +66,9 @@ class FineTuning:
         self.args, self.full = args, args.fine_tune_type == FULL
         self.log = reporter(args.metrics_file)
         files = pair_files(args.data, args.valid)
-        lines = {part: list(read_lines(file, args.languages)) for part, file in files.items()}
+        languages = args.source_language, args.target_language
+        names: Any = [languages] if args.source_language else NAMES
+        lines = {part: list(read_lines(file, names)) for part, file in files.items()}
         self.folder = RunFolder(work_folder(args.output))
         self.prompts = self.folder.path / PROMPTS
         chosen = choose_pair(args.model, None)

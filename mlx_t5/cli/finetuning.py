@@ -134,11 +134,6 @@ class FinetuneOptions:
     resume: bool = training.RESUME.field()
     upload_repo: str | None = UPLOAD_REPO.field()
 
-    @property
-    def languages(self) -> tuple[str, str] | None:
-        source, target = self.source_language, self.target_language
-        return None if source is None or target is None else (source, target)
-
 
 def finetune_parser() -> Parser:
     parser = Parser(

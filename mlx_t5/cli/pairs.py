@@ -1,6 +1,6 @@
 """Reads what finetune.py and distill.py train on: pairs of a prompt and a completion, or prompts.
 
-The names of a pair's two texts are those of the first record: see `NAMES`, or two languages.
+The first record decides by which names the texts of a pair are read.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from mlx_t5.errors import UserError, reason, shown
 
 NAMES = (("prompt", "completion"), ("input", "output"), ("source", "target"))
 SUFFIXES = (".tsv", ".csv", ".jsonl")  # of several files of one name, the last is read
+Names = Sequence[tuple[str, str]]
 Record = tuple[str, Any]  # where it stands, and an object, or the UserError that says why not
-Languages = tuple[str, str] | None
 
 
 def read_lines(
-    name: str, languages: Languages = None, prompts_only: bool = False
+    name: str, allowed: Names = NAMES, prompts_only: bool = False
 ) -> Iterator[tuple[str, str | None] | UserError]:
     """Yields pairs, or for a line that cannot be used the error that says why.
 
     Args:
         name: a .jsonl file, or a .csv or .tsv file with a header; in a .tsv file without one, each
             line has a prompt and a completion.
-        languages: the names of two texts, which may be in an object "translation".
+        allowed: possible names of the two texts, which may be in an object "translation".
         prompts_only: whether a record needs only the first text. The second is then None, except a
             "completion" in a .jsonl file.
 
@@ -36,13 +36,11 @@ def read_lines(
     if not name.endswith(SUFFIXES):
         raise UserError(f"{name} is no .jsonl, .csv or .tsv file; give one, or a folder of them")
     as_json, names = name.endswith(".jsonl"), None
-    for where, record in _objects(name) if as_json else _rows(name, languages):
+    for where, record in _objects(name) if as_json else _rows(name, allowed):
         if isinstance(record, UserError):
             yield record
             continue
-        if languages and isinstance(record.get("translation"), dict):
-            record = record["translation"]
-        names = names or _names(record, where, languages, prompts_only)
+        names = names or _names(record, where, allowed, prompts_only)
         texts = [record.get(field) for field in names]
         if prompts_only and not (as_json and names[1] == "completion" and texts[1] is not None):
             texts[1:] = []
@@ -54,18 +52,15 @@ def read_lines(
 
 
 def _names(
-    record: Mapping[str, Any], where: str, languages: Languages, prompts_only: bool
-) -> Sequence[str]:
-    allowed = (languages,) if languages else NAMES
+    record: Mapping[str, Any], where: str, allowed: Names, prompts_only: bool
+) -> tuple[str, str]:
     for names in allowed:
         if record.keys() >= set(names[:1] if prompts_only else names):
             return names
-    known = ", ".join(names[0] if prompts_only else " and ".join(names) for names in allowed)
-    what = "the prompt" if prompts_only else "the two texts"
-    cure = f"{what} must be named {known.replace(', ', ', or ')}"
-    inner = record.get("translation")
-    if isinstance(inner, dict) and not (languages or prompts_only):
-        cure = f"give --source-language and --target-language, two of {', '.join(inner)}"
+    known = ", or ".join(names[0] if prompts_only else " and ".join(names) for names in allowed)
+    cure = f"the prompt must be named {known}"
+    if not prompts_only:
+        cure = f"name the texts {known}, or give --source-language and --target-language"
     raise UserError(f"{where} has the fields {shown(', '.join(map(str, record)), 300)}; {cure}")
 
 
@@ -79,12 +74,14 @@ def _objects(name: str) -> Iterator[Record]:
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:
                 record = UserError(f"{where} is not JSON in UTF-8 ({reason(error)})")
+            if isinstance(record, dict) and isinstance(record.get("translation"), dict):
+                record = record["translation"]
             if not isinstance(record, (dict, UserError)):
                 record = UserError(f"{where} is no object")
             yield where, record
 
 
-def _rows(name: str, languages: Languages) -> Iterator[Record]:
+def _rows(name: str, allowed: Names) -> Iterator[Record]:
     how: dict[str, Any] = {}
     if name.endswith(".tsv"):  # whose texts may have quotes, but no tabs and no line breaks
         how = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
@@ -94,7 +91,7 @@ def _rows(name: str, languages: Languages) -> Iterator[Record]:
             for row in (rows := csv.reader(file, **how)):
                 where = f"{name} line {rows.line_num}"
                 if not header:
-                    known = any(set(names) <= set(row) for names in (*NAMES, languages or NAMES[0]))
+                    known = any(set(names) <= set(row) for names in allowed)
                     header = row if known or not how or len(row) != 2 else list(NAMES[0])
                     if header is row:
                         continue

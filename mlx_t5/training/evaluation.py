@@ -149,11 +149,8 @@ class Proposer:
     @property
     def is_faster(self) -> bool:
         """Whether the measured speed-up is plausible, and more than chance."""
-        return (
-            bool(self.acceptance)
-            and round(self.measured.low, 2) > 1
-            and (1 + NEAR < self.measured.value <= self.most)
-        )
+        low, speed_up = round(self.measured.low, 2), self.measured.value
+        return bool(self.acceptance) and low > 1 and 1 + NEAR < speed_up <= self.most
 
 
 def measure_proposers(

@@ -6,7 +6,7 @@ import pytest
 
 from mlx_t5.cli import finetuning
 from mlx_t5.cli.finetuning import pair_files, read_finetune_options
-from mlx_t5.cli.pairs import read_lines
+from mlx_t5.cli.pairs import NAMES, read_lines
 from mlx_t5.errors import UserError
 
 PAIR = ("a\tb", 'say "c"')
@@ -26,9 +26,10 @@ OBJECT = json.dumps({"en": PAIR[0], "fr": PAIR[1]})
     ],
 )
 def test_pairs_are_read_from_files_of_many_kinds(tmp_path, name, content, languages, expected):
+    names = [languages] if languages else NAMES
     (tmp_path / name).write_bytes(content.encode())
-    assert list(read_lines(str(tmp_path / name), languages)) == [expected]
-    ((prompt, completion),) = read_lines(str(tmp_path / name), languages, prompts_only=True)
+    assert list(read_lines(str(tmp_path / name), names)) == [expected]
+    ((prompt, completion),) = read_lines(str(tmp_path / name), names, prompts_only=True)
     assert prompt == expected[0]
     assert completion == (expected[1] if "completion" in content else None)
 
@@ -40,21 +41,21 @@ def test_pairs_are_read_from_files_of_many_kinds(tmp_path, name, content, langua
             "a.jsonl",
             '{"question": "a", "answer": "b"}',
             None,
-            "the fields question, answer; the two",
+            "the fields question, answer; name the",
         ),
-        ("a.csv", "question,answer\na,b\n", None, "the fields question, answer; the two"),
-        ("a.tsv", "question\tid\tanswer\na\t1\tb\n", None, "the fields question, id, answer; "),
+        ("a.csv", "question,answer\na,b\n", None, "the fields question, answer; name the"),
+        ("a.tsv", "question\tid\tanswer\na\t1\tb\n", None, "the fields question, id, answer; n"),
         (
             "a.jsonl",
             '{"translation": {"en": "a", "fr": "b"}}',
             None,
-            "--target-language, two of en, f",
+            "the fields en, fr; .*--source-lang",
         ),
         (
             "a.jsonl",
             '{"translation": {"en": "a"}}',
             ("en", "fr"),
-            "the fields en; .* named en and fr$",
+            "the fields en; name the texts en and fr",
         ),
         ("a.csv", "\xff", None, "a.csv cannot be read .*; save it as UTF-8"),
         ("a.md", "", None, "a.md is no .jsonl, .csv or .tsv file"),
@@ -63,7 +64,7 @@ def test_pairs_are_read_from_files_of_many_kinds(tmp_path, name, content, langua
 def test_a_file_with_other_fields_is_refused_at_once(tmp_path, name, content, languages, message):
     (tmp_path / name).write_bytes(content.encode("latin-1"))
     with pytest.raises(UserError, match=message):
-        list(read_lines(str(tmp_path / name), languages))
+        list(read_lines(str(tmp_path / name), [languages] if languages else NAMES))
 
 
 def test_single_lines_that_are_no_pairs_are_named(tmp_path):
