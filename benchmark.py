@@ -1,5 +1,6 @@
 """Command line: measures speculative decoding, with the bundled pair of models or another.
 
+    python benchmark.py            # the draft beside regular decoding, in a minute
     python benchmark.py compare    # every proposer relative to regular decoding
     python benchmark.py sweep      # --delta and --num-draft: speed and quality, with a picture
     python benchmark.py peers      # transformers and CTranslate2 on the same weights
@@ -48,6 +49,7 @@ SUBCOMMANDS = MappingProxyType(
         ),
     }
 )
+DEFAULT = ("compare", "--ways", "draft", "--num-draft", "5", "auto")  # without a subcommand
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         after Ctrl-C.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
+    if not argv or (argv[0].startswith("--") and argv[0] != "--help"):
+        argv = [*DEFAULT, *argv]
     return run(lambda: _main(argv), REQUIREMENTS, interrupted="")
 
 
@@ -69,11 +73,13 @@ def _main(argv: Sequence[str]) -> int:
 def _parser(argv: Sequence[str]) -> Parser:
     """Returns the parser; of the subcommands, only the one named in `argv` gets its options."""
     result = Parser(
+        "benchmark.py",
         "benchmark.py report",
         "benchmark.py compare --task mixed --count 24",
-        needs="SUBCOMMAND",
+        needs="[SUBCOMMAND]",
         prog="benchmark.py",
-        description="Measure speculative decoding. SUBCOMMAND --help lists the options of one.",
+        description="Measure speculative decoding. SUBCOMMAND --help lists the options of one. "
+        f"Without a subcommand: {' '.join(DEFAULT)}.",
     )
     commands = result.add_subparsers(
         title="subcommands",

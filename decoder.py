@@ -315,6 +315,7 @@ class SpeculativeDecoder:
         batch_size: int = DEFAULT_BATCH_SIZE,
         num_samples: int = 1,
         prediction: Any = None,
+        reuse: bool = True,
         **settings: Any,
     ) -> Result | list[Result]:
         """Decodes one prompt or several.
@@ -334,6 +335,7 @@ class SpeculativeDecoder:
             num_samples: results per prompt, each from its own random stream; several need temp > 0.
             prediction: the expected output, as text or token ids, to copy proposals from; for a
                 list of prompts, a list with a prediction or None for each prompt.
+            reuse: whether greedy prompts with equal tokens are decoded once.
             **settings: other fields of `settings.Settings`, such as repetition_penalty, and fields
                 of `Cutting` (text/documents.py): split="sentences" makes each prompt a document.
 
@@ -351,16 +353,22 @@ class SpeculativeDecoder:
         """
         prompts, single = as_list(prompts)
         settings |= {"max_tokens": max_tokens, "temp": temp, "top_k": top_k, "top_p": top_p}
-        predictions = checked_predictions(prediction, prompts, single)
-        job = Job.of(self.defaults, settings, num_samples, seed=seed, predictions=predictions)
+        how = {"seed": seed, "predictions": checked_predictions(prediction, prompts, single)}
+        job = Job.of(self.defaults, settings, num_samples, reuse=reuse, **how)
         results = list(self.results(prompts, job, batch_size))
         if single and results[0].error:
             raise UserError(results[0].error)
         return results[0] if single and len(results) == 1 else results
 
-    def job(self, seed: int | Sequence[int] = 0, num_samples: int = 1, **settings: Any) -> Job:
+    def job(
+        self,
+        seed: int | Sequence[int] = 0,
+        num_samples: int = 1,
+        reuse: bool = True,
+        **settings: Any,
+    ) -> Job:
         """Returns a `Job`: how to decode prompts; arguments and errors as in `generate`."""
-        return Job.of(self.defaults, settings, num_samples, seed=seed)
+        return Job.of(self.defaults, settings, num_samples, seed=seed, reuse=reuse)
 
     def results(
         self,

@@ -272,7 +272,7 @@ class Distillation:
     ) -> Iterator[Any]:
         args = self.args
         seeds = [args.seed + i for i in indices or [0] * len(examples)]
-        job = decoder.job(seeds, temp=args.temp, max_tokens=args.max_tokens)
+        job = decoder.job(seeds, reuse=False, temp=args.temp, max_tokens=args.max_tokens)
         yield from decoder.results([e.source for e in examples], job, batch_size)
 
 

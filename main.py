@@ -25,7 +25,7 @@ from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log, run
 from mlx_t5.cli.input import Lines, read_document, read_prompts
 from mlx_t5.cli.options import DEFAULT_PROMPT, MainOptions, read_options
 from mlx_t5.cli.output import Painter, check_output_file, error_of, open_output, summary
-from mlx_t5.cli.runs import Compute, Run, prefixed, unpaired
+from mlx_t5.cli.runs import Compute, Run, note_long, prefixed, unpaired
 from mlx_t5.cli.streaming import progress_bar, write_text
 from mlx_t5.errors import UserError
 from mlx_t5.settings import NONE, Settings
@@ -75,17 +75,20 @@ def _run(options: MainOptions) -> int:
         if remaining.count == remaining.first > 0:
             return 0
     decoder = _load(models, presets, job, options)
-    painter = Painter(decoder.tokenizer) if options.verbose and options.writes_text else None
-    if painter:
+    painter = None
+    where = sys.stderr if options.json or options.output_file else sys.stdout
+    if options.verbose and options.writes_text and Painter.suits(where):
+        painter = Painter(decoder.tokenizer)
         log(painter.legend)
     if job.stream and isinstance(prompts, list):
-        return write_text(decoder, prefix + prompts[0], job, options, painter)
+        (prompt,) = note_long(prefixed(prompts, prefix), job, decoder)
+        return write_text(decoder, prompt, job, options, painter)
     return _write_all(remaining, _computation(decoder, job, prefix, options), painter, options)
 
 
 def _prompts(options: MainOptions) -> list[str] | Lines:
     if not options.input_file:
-        return read_prompts(options.prompt or [DEFAULT_PROMPT])
+        return read_prompts(options.prompt or [DEFAULT_PROMPT], options.split == "none")
     if options.is_document:
         return [read_document(options.input_file, options.file_type)]
     if options.input_file == "-" and sys.stdin.isatty():
@@ -135,7 +138,10 @@ def _load(
     if options.exact:
         decoder.engine(job.settings, options.batch_size)  # refuses settings that do not fit
     notes = [models.note, f"on {device_name()}" if options.verbose else ""]
-    notes += [preset.note for preset in presets if options.writes_text]
+    if options.writes_text:
+        notes += [preset.note for preset in presets if preset.left_out]
+        beams = [preset.beams_note for preset in presets if preset.num_beams > 1]
+        notes += beams[-1:] if "num_beams" not in options.settings else []
     notes += [] if options.prompt or options.input_file else [f"prompt: {DEFAULT_PROMPT}"]
     for note in filter(None, notes):
         log(note)
@@ -149,7 +155,7 @@ def _computation(
     batch_size = options.batch_size
 
     def compute(prompts: Iterator[Any], indexes: Iterator[int], ready: Any) -> Iterator[Any]:
-        prompts = prefixed(prompts, prefix)
+        prompts = note_long(prefixed(prompts, prefix), job, decoder)
         if options.score:
             return decoder.scoring.scores(prompts, batch_size, ready)
         if options.embed:

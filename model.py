@@ -13,7 +13,7 @@ in the encoder and (B·T, d_model) in the decoder.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import cycle
@@ -69,6 +69,8 @@ class T5(Stacks):
         passes: number of decoder passes so far; after `layers.PASSES_BEFORE_COMPILING` passes, a
             GPU compiles the layers.
         grad_checkpoint: whether training recomputes activations within layers to save memory.
+        progress: wraps the encoder's layers, as tqdm does, to show how far encoding is; None shows
+            nothing, and does not wait for each layer.
     """
 
     width = 0  # passes are not padded (interface.Target)
@@ -84,6 +86,7 @@ class T5(Stacks):
         self.config, self.pooling = config, Pooling()
         self.shares_with: T5 | None = None
         self.folder, self.passes, self.grad_checkpoint = Path(), 0, False
+        self.progress: Callable[[Sequence], Iterable] | None = None
         if shares_with is not None:
             share(self, shares_with)
         else:
@@ -141,8 +144,11 @@ class T5(Stacks):
         tables = source_biases(self.encoder.relative_attention_bias, batch, length, mask)
         layer: Callable[..., mx.array] = partial(encoder_layer, self.config)
         layer = checkpointed(layer) if self.grad_checkpoint else layer
-        for blocks, bias in zip(self.encoder.blocks, cycle(tables), strict=False):
+        layers = self.progress(self.encoder.blocks) if self.progress else self.encoder.blocks
+        for blocks, bias in zip(layers, cycle(tables), strict=False):
             x = layer(blocks, x, bias, batch)
+            if self.progress:
+                mx.eval(x)
         x = self.encoder.dropped(self.encoder.last_norm(x), 1)
         return x.reshape(batch, length, -1)
 

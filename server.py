@@ -41,6 +41,7 @@ from mlx_t5.cli.arguments import (
     setting,
     switch,
 )
+from mlx_t5.engine.reuse import MAX_ANSWERS
 from mlx_t5.errors import UserError
 from mlx_t5.settings import Range
 
@@ -103,6 +104,9 @@ class ServerOptions:
     max_batch: int = option("texts decoded at the same time", 8, at_least(1), group="limits")
     max_queue: int = option(
         "maximum of waiting texts; further requests are refused", 128, at_least(0)
+    )
+    answer_cache: int = option(
+        "finished texts to keep for equal greedy requests; 0 keeps none", MAX_ANSWERS, at_least(0)
     )
     max_prompt_tokens: int = option("maximum number of tokens in a prompt", 1024, at_least(1))
     max_tokens: int = option("maximum number of tokens in a text", 1024, at_least(1))
@@ -197,7 +201,7 @@ def _server(options: ServerOptions, application: FastAPI) -> uvicorn.Server:
         http="h11",
         ws="none",
         log_config=None,
-        log_level="error",  # any request can cause warnings
+        log_level="critical",  # any client can cause the rest; the application logs its errors
         access_log=False,  # it would show query strings
         server_header=False,
         headers=HEADERS,
@@ -255,7 +259,9 @@ def _application(options: ServerOptions, chosen: ModelPair) -> FastAPI:
     rows = min(api.MAX_SAMPLES * api.MAX_PROMPTS, options.max_batch + options.max_queue)
     limits = RequestLimits(options.max_prompt_tokens, options.max_tokens, rows)
     load = partial(_load, options, chosen)
-    worker = Worker(load, options.max_batch, options.max_queue, metrics)
+    worker = Worker(
+        load, options.max_batch, options.max_queue, metrics, answers=options.answer_cache
+    )
     name = model_name(chosen)
     service = Service(worker, limits, name, options.delta, options.log_prompts, presets)
     # Without a key, a web page must not reach this server under a host name of its own.

@@ -105,8 +105,13 @@ def compare(
     common = {"max_tokens": args.max_tokens, "temp": temp}
     ways: list[tuple[str, str, int, Any]] = [(way, way, 0, None) for way in args.ways]
     ways += [(f"{DRAFT}, {percent} % wrong,", DRAFT, percent, None) for percent in args.wrong]
-    for percent, texts in predicted(subject, turns, args.predictions, args.max_tokens).items():
+    if args.predictions:
+        decoder = subject.decoder(DRAFT)
+        results = decoder.results(prompts.prompts, decoder.job(max_tokens=args.max_tokens))
+        own = [str(result.text) for result in results]
+    for percent in args.predictions:
         label = f"prediction {percent} % changed,"
+        texts = workload.cut(workload.changed(own, percent), len(turns[0]))
         ways += [(f"{way}, {label}", way, 0, texts) for way in (REGULAR, *args.ways)]
     names: dict[tuple[str, int | str], str] = {(REGULAR, 0): REGULAR}
     variants = {REGULAR: decoding(subject.decoder(REGULAR), turns, batch_size, **common)}
@@ -135,20 +140,6 @@ def compare(
             ],
             "costs": costs,
         }
-
-
-def predicted(
-    subject: Subject, turns: list[list[str]], percentages: Sequence[int], max_tokens: int
-) -> dict[int, list[list[str]]]:
-    """Predictions by percentage: the target's greedy text with so many of its words changed."""
-    if not percentages:
-        return {}
-    prompts = [prompt for turn in turns for prompt in turn]
-    decoder = subject.decoder(DRAFT)
-    results = decoder.results(prompts, decoder.job(max_tokens=max_tokens))
-    texts = [str(result.text) for result in results]
-    size = len(turns[0])
-    return {n: workload.cut(workload.changed(texts, n), size) for n in percentages}
 
 
 def table_text(table: dict, weights: int) -> str:

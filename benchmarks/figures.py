@@ -38,17 +38,13 @@ class PairCosts:
 
 
 def pair_costs(
-    subject: Subject,
-    prompts: Sequence[str],
-    points: Sequence[int],
-    seconds: float,
-    needed: int,
+    subject: Subject, prompts: Sequence[str], points: Sequence[int], seconds: float, needed: int
 ) -> PairCosts:
     """Measures the costs of passes over a row whose source is a median prompt; see `ladder`."""
     source = source_length(subject, prompts)
     target = timer(subject.target, source, max(points))
     passes, draft = ladder(target, points, seconds, needed), drafting(subject.draft, source)
-    of_draft = statistics.median([draft(1) for _ in range(1 + DRAFT_ROUNDS)][1:])
+    of_draft = statistics.median([draft() for _ in range(1 + DRAFT_ROUNDS)][1:])
     v = {m: s / passes[1] for m, s in passes.items()}
     return PairCosts(passes, v, of_draft / passes[1])
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 TARGET_POINTS = (1, 2, 5, 6, 16, 10, 11, 12, 13, 15, 8, 4, 32, 64)  # positions
 NEEDED = 5  # minimum number of points at which v(M) is informative
 ROUNDS = 9  # maximum number of rounds
-SOURCE_TOKENS = 16  # tokens of the prompt to which the passes attend
 CHAIN = 4  # draft passes in a row without waiting for the device, as in drafting
 
 
@@ -61,17 +59,15 @@ def ladder(
     return {n: regular * float(np.median([took[n] / took[1] for took in rounds])) for n in order}
 
 
-def timer(
-    model: T5, source: int = SOURCE_TOKENS, slots: int = max(TARGET_POINTS)
-) -> Callable[[int], float]:
+def timer(model: T5, source: int, slots: int = max(TARGET_POINTS)) -> Callable[[int], float]:
     """Times a step of the target, with joining the proposals, accepting and waiting."""
-    prepared, greedy = _prepared(model, 1, source, slots), Sampling.of([Settings()])
+    prepared, greedy = _prepared(model, source, slots), Sampling.of([Settings()])
 
     def seconds(positions: int) -> float:
         began = time.perf_counter()
-        tokens, x, lengths = _filler(model, 1, 1), None, mx.array([positions - 1], mx.int32)
+        tokens, x, lengths = _filler(model, 1), None, mx.array([positions - 1], mx.int32)
         if positions > 1:
-            x = _filler(model, 1, positions - 1)
+            x = _filler(model, positions - 1)
             tokens = mx.concatenate([tokens, x], axis=1)
         logits = model.decode(tokens, prepared, [0])
         accepted, tokens = accept(logits, x, None, lengths, greedy, None)
@@ -81,15 +77,14 @@ def timer(
     return seconds
 
 
-def drafting(model: T5, source: int = SOURCE_TOKENS) -> Callable[[int], float]:
+def drafting(model: T5, source: int) -> Callable[[], float]:
     """Times a draft pass over one position: the mean of `CHAIN` passes, without waiting between."""
-    prepared = cache(lambda rows: _prepared(model, rows, source))
+    prepared = _prepared(model, source, CHAIN)
 
-    def seconds(rows: int) -> float:
-        slots, tokens = prepared(rows), _filler(model, rows, 1)
-        began = time.perf_counter()
+    def seconds() -> float:
+        tokens, began = _filler(model, 1), time.perf_counter()
         for i in range(CHAIN):
-            tokens = likeliest(model.decode(tokens, slots, [i] * rows))
+            tokens = likeliest(model.decode(tokens, prepared, [i]))
             mx.async_eval(tokens)
         tokens.tolist()
         return (time.perf_counter() - began) / CHAIN
@@ -97,12 +92,12 @@ def drafting(model: T5, source: int = SOURCE_TOKENS) -> Callable[[int], float]:
     return seconds
 
 
-def _prepared(model: T5, rows: int, source: int, slots: int = max(TARGET_POINTS)) -> Any:
-    cache = encoded(model, [[model.config.pad_token_id] * source] * rows)
+def _prepared(model: T5, source: int, slots: int) -> Any:
+    cache = encoded(model, [[model.config.pad_token_id] * source])
     cache.reserve(slots)
     mx.eval(cache.state)
     return cache
 
 
-def _filler(model: T5, rows: int, length: int) -> mx.array:
-    return mx.array([[model.config.pad_token_id] * length] * rows, mx.int32)
+def _filler(model: T5, length: int) -> mx.array:
+    return mx.array([[model.config.pad_token_id] * length], mx.int32)

@@ -20,9 +20,11 @@ from benchmarks import REQUIREMENTS
 from mlx_t5.cli.arguments import not_installed
 from mlx_t5.errors import UserError
 
+SECONDS_TO_END = 10
+
 
 class Process:
-    """A child process that makes one object and runs its methods; it is killed after the block."""
+    """A child process that makes one object and runs its methods; it ends after the block."""
 
     def __init__(self, what: str, environment: Mapping[str, str], **keywords: Any):
         spawn = multiprocessing.get_context("spawn")
@@ -36,9 +38,10 @@ class Process:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._pipe.close()  # so an idle process ends by itself, and frees its semaphores
+        self._process.join(0 if exception[0] else SECONDS_TO_END)
         self._process.kill()
         self._process.join()
-        self._pipe.close()
 
     def call(self, method: str, **keywords: Any) -> Any:
         try:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Ids = Sequence[Sequence[int]]  # source tokens of each prompt
+# How a program warms up before each timed turn: for longer than the other programs' threads spin.
+WARM_UP_SECONDS, WARM_UP_TOKENS = 0.1, 8
 
 
 @dataclass
@@ -72,6 +74,10 @@ class Program(ABC):
             tokens = self.decode(max_tokens=max_tokens, **keywords)
             return tokens, time.perf_counter() - began
 
+        batch = keywords["prompts"][: keywords["batch_size"]]
+        until = time.perf_counter() + WARM_UP_SECONDS
+        while time.perf_counter() < until:  # at rest, its threads sleep and its caches are cold
+            self.decode(max_tokens=WARM_UP_TOKENS, **keywords | {"prompts": batch})
         tokens, seconds = clocked(max_tokens)
         decided = sum(min(len(text) + 1, max_tokens) for text in tokens)
         return Answer(tokens, decided, seconds, clocked(1)[1] if first else None)
@@ -151,7 +157,8 @@ class Transformers(Program):
         logging.disable_progress_bar()
         self.torch = torch
         torch.set_num_threads(threads)
-        self.device = "cpu" if device == "cpu" else self._gpu()
+        gpus = {"cuda": torch.cuda, "mps": torch.backends.mps} if device != "cpu" else {}
+        self.device = next((name for name, gpu in gpus.items() if gpu.is_available()), "cpu")
         self.target, self.draft = (self._load(folder, dtype) for folder in (target, draft))
         self.widen(self.draft, self.target.config.vocab_size)
         self.default_config = self.draft.generation_config
@@ -234,11 +241,6 @@ class Transformers(Program):
             folder, dtype=getattr(self.torch, dtype), local_files_only=True
         )
         return model.to(self.device).eval()
-
-    def _gpu(self) -> str:
-        if self.torch.cuda.is_available():
-            return "cuda"
-        return "mps" if self.torch.backends.mps.is_available() else "cpu"
 
 
 class CTranslate2(Program):

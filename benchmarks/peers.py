@@ -6,7 +6,9 @@ only one program computes at a time.
 
 Waiting threads that spin take cores from other programs. Waiting threads that sleep have to be
 woken hundreds of times per token. So waiting threads of OpenMP spin for 0.1 ms and then sleep
-(`WAITING`). Those of OpenBLAS spin for 0.03 s, so a longer pause precedes each turn.
+(`WAITING`). Those of OpenBLAS spin for 0.03 s. So before each timed turn the program decodes a few
+tokens for a longer time (`peer_programs.WARM_UP_SECONDS`): then the other programs' threads are at
+rest, and its own threads, caches and cores are as fast as in the middle of a long text.
 
 With --batch-size above 1, a turn decodes all prompts in batches, which measures the throughput.
 With --document the prompts are the sentences of one text. This project decodes the text as a
@@ -20,7 +22,6 @@ import argparse
 import contextlib
 import os
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from benchmarks import printing, workload
 from benchmarks.peer_process import Process
 from benchmarks.peer_programs import Answer, Ids
 from benchmarks.workload import DRAFT, REGULAR, SAMPLING
-from mlx_t5.cli.arguments import Option, at_least, between, num_draft
+from mlx_t5.cli.arguments import Option, at_least, num_draft
 from mlx_t5.errors import UserError
 from mlx_t5.settings import AUTO
 from mlx_t5.timing import Timed, differing, interleave, median_total, speed_up
@@ -101,9 +102,6 @@ OPTIONS = {
     ),
     "batch_size": Option(
         "prompts decoded together, one table each", (1,), at_least(1), several=True
-    ),
-    "pause": Option(
-        "seconds before each turn, until the other programs' threads rest", 0.15, between(0, 60)
     ),
     **workload.measuring(3),
 }
@@ -225,46 +223,34 @@ def compare(
     first = single or args.sampling
     keywords = {"max_tokens": args.max_tokens, "batch_size": batch_size, "first": first}
     left_out: dict[str, str] = {}
-    attempts = {
-        name: or_left_out(name, partial(decode, **keywords), left_out)
-        for name, decode in variants.items()
-    }
-    for attempt in attempts.values():  # a first try shows which variants fail
-        attempt(turns[0][: batch_size if args.document else 2])
+
+    def attempt(prompts: Ids, name: str) -> Answer | None:
+        if name in left_out:
+            return None
+        try:
+            return variants[name](prompts=prompts, **keywords)
+        except UserError as error:
+            if is_project(name):
+                raise
+            left_out[name] = str(error)  # some releases of transformers fail for certain models
+            return None
+
+    for name in variants:  # a first try shows which variants fail
+        attempt(turns[0][: batch_size if args.document else 2], name)
 
     def of_turn(name: str) -> Callable[[int], Answer | None]:
-        return lambda turn: attempts[name](turns[turn])
+        return lambda turn: attempt(turns[turn], name)
 
     timed = interleave(
         {name: of_turn(name) for name in variants if name not in left_out},
         len(turns),
         args.repeats,
         lambda answer: answer.decided if answer else 0,
-        before=lambda: time.sleep(args.pause),
         warm_up=not args.document,  # the first try was one batch; one by one would take minutes
     )
     rows = summarize({name: times for name, times in timed.items() if name not in left_out})
-    settings = {"batch_size": batch_size, "document": args.document, "count": len(ids)}
-    return {**settings, "rows": rows, "left_out": left_out}
-
-
-def or_left_out(
-    name: str, decode: Decode, left_out: dict[str, str]
-) -> Callable[[Ids], Answer | None]:
-    """Some releases of transformers fail for certain models: notes why, and decodes no more."""
-
-    def attempt(prompts: Ids) -> Answer | None:
-        if name in left_out:
-            return None
-        try:
-            return decode(prompts=prompts)
-        except UserError as error:
-            if is_project(name):
-                raise
-            left_out[name] = str(error)
-            return None
-
-    return attempt
+    how = {"batch_size": batch_size, "document": args.document, "count": len(ids)}
+    return how | {"rows": rows, "left_out": left_out}
 
 
 def by_its_clock(timed: Timed, figures: Callable[[Answer], tuple[float, int]]) -> Timed:

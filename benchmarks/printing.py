@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,5 @@ def check_writable(*files: Path | None) -> None:
 
 def write_record(file: Path | None, record: dict) -> None:
     if file is not None:
-        text = json.dumps(record, indent=1, default=_plain, ensure_ascii=False)
+        text = json.dumps(record, indent=1, default=asdict, ensure_ascii=False)
         file.write_text(text + "\n", encoding="utf-8")
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    raise TypeError(f"{type(value).__name__} is no JSON")

@@ -4,8 +4,8 @@ The target's passes are timed over different numbers of positions M. Then held-o
 decoded regularly, speculatively twice, and regularly again. If the machine slows down steadily,
 this affects both kinds of decoding alike. The report's drift compares the last regular decoding
 with the first. With slow models, fewer prompts are decoded, so that the report takes about the same
-time. At the end, on a Mac's GPU, an unquantized target is quantized in a floating-point (fp) mode,
-and its passes are timed again (fp_mode.py).
+time. At the end, on a GPU, the target's passes are timed in bfloat16 and float16, and on a Mac with
+its weights in a floating-point (fp) mode, too (weight_types.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import fp_mode, machine, printing, workload
+from benchmarks import machine, printing, weight_types, workload
 from benchmarks.figures import (
     MEASURED_POSITIONS,
     Decode,
@@ -46,7 +46,7 @@ from model import T5
 # Shares of the time for measuring. After the opening baseline the prompts are decoded three more
 # times, which takes about the same share each.
 LADDER_SHARE, OPENING_SHARE, EXACT_SHARE = 0.15, 0.2, 0.05
-FP_MODE_SHARE = 0.05  # on Apple's GPUs only
+TYPES_SHARE = 0.05  # for each measurement of other types, on a GPU
 MOST_PROMPTS = 32
 LEAST_TOKENS, MOST_TOKENS = 4, 64  # limits on the length of a text
 EXACT_TOKENS, EXACT_ROWS = 16, 2  # in exact decoding: length of a text, and texts at a time
@@ -97,7 +97,8 @@ COLUMNS: printing.Columns = {
     "texts": lambda record: printing.texts(record["different"]),
     "peak memory": lambda record: readable(record["peak_memory_bytes"]),
     "exact decoding": lambda record: "holds" if record["exact"]["holds"] else "no",
-    "fp mode": lambda record: fp_mode.table_text(record["fp_mode"]),
+    "float16": lambda record: weight_types.float16_text(record["float16"]),
+    "fp mode": lambda record: weight_types.fp_mode_text(record["fp_mode"]),
 }
 
 
@@ -138,15 +139,18 @@ def run(args: argparse.Namespace, command: str) -> int:
         **measured(subject, prompts, num_draft, args.seconds),
     }
     record["exact"] = exactness(subject, num_draft, prompts, EXACT_SHARE * args.seconds)
-    source = source_length(subject, prompts)
-    log("fp mode")  # last, because it changes the target
-    record["fp_mode"] = fp_mode.measured(subject.target, source, FP_MODE_SHARE * args.seconds)
+    log("other types of weights")  # last, because they change the target
+    how = subject.target, source_length(subject, prompts), TYPES_SHARE * args.seconds
+    record["float16"] = weight_types.float16(*how)
+    record["fp_mode"] = weight_types.fp_mode(*how)
     print(f"{printing.header(record['environment'], command)}\n")
     print(printing.markdown(COLUMNS, [record]))
     printing.write_record(args.json, record)
     peak, there = record["peak_memory_bytes"], limit()
     ending = "it fits" if peak <= there else "it does not fit, and is slow"
     print(f"\nThe pair took {readable(peak)} at most, of {readable(there)}: {ending}.")
+    if record["float16"]:
+        print(weight_types.advice(record["float16"]))
     print(f"The line above is for docs/performance.md; {args.json} has all figures.")
     return int(bool(record["different"]) and record["environment"]["dtype"] == "float32")
 
@@ -179,10 +183,7 @@ def shape(model: T5, name: str) -> dict[str, Any]:
 
 
 def measured(
-    subject: Subject,
-    prompts: Sequence[str],
-    num_draft: int,
-    seconds: float,
+    subject: Subject, prompts: Sequence[str], num_draft: int, seconds: float
 ) -> dict[str, Any]:
     log("timing passes over 1 to 64 positions")
     steps = range(1, num_draft + 2)  # positions of the steps that are timed below
@@ -211,8 +212,6 @@ def gains(regular: Timed, speculative: Timed, costs: PairCosts) -> dict[str, Any
         "best_num_draft": max(gain, key=gain.__getitem__),
         "prompts": len(speculative.seconds[0]),
         "regular_tokens_per_second": 1 / regular.seconds_a_token(),
-        "opening_seconds_a_token": opening,
-        "closing_seconds_a_token": closing,
         "drift": closing / opening - 1,
         "peak_memory_bytes": max(r.stats.peak_memory_bytes for r in results_of(speculative)),
     }
@@ -245,16 +244,14 @@ def in_turns(regular: Decode, speculative: Decode, turns: Iterable[int]) -> dict
 
 
 def exactness(
-    subject: Subject,
-    num_draft: int,
-    prompts: Sequence[str],
-    seconds: float,
+    subject: Subject, num_draft: int, prompts: Sequence[str], seconds: float
 ) -> dict[str, Any]:
     """Checks that `exact=True` gives equal tokens without a draft, with a draft and in batches."""
     log("exact decoding")
 
     def tokens(decoder: SpeculativeDecoder, texts: Sequence[str]) -> list[list[int]]:
-        results = decoder.results(texts, decoder.job(max_tokens=EXACT_TOKENS), EXACT_ROWS)
+        job = decoder.job(max_tokens=EXACT_TOKENS, reuse=False)
+        results = decoder.results(texts, job, EXACT_ROWS)
         return [result.tokens for result in results]
 
     regular: list[list[int]] = []

@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks import machine, printing, workload
 from mlx_t5.cli.arguments import Option, at_least, num_draft, setting
 from mlx_t5.errors import UserError
@@ -50,10 +52,6 @@ COLUMNS: printing.Columns = {
 class Measurement:
     timed: Timed = field(default_factory=Timed)
     latencies: list[float] = field(default_factory=list)
-
-    def percentile(self, share: float) -> float:
-        ordered = sorted(self.latencies)
-        return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
 @contextlib.contextmanager
@@ -128,7 +126,7 @@ def table_rows(measured: dict[tuple[int, str], Measurement]) -> list[dict]:
     rows: list[dict[str, Any]] = []
     for (clients, server), one in measured.items():
         seconds = [repeat for (repeat,) in one.timed.seconds]
-        requests = len(first[0])
+        requests, (p50, p95) = len(first[0]), np.percentile(one.latencies, [50, 95]).tolist()
         of_requests, of_single = (
             Timed(m.timed.seconds, [[requests]] * len(m.timed.seconds))
             for m in (one, measured[clients, SINGLE])
@@ -140,8 +138,8 @@ def table_rows(measured: dict[tuple[int, str], Measurement]) -> list[dict]:
             "requests_per_second": requests / statistics.median(seconds),
             "tokens_per_second": 1 / one.timed.seconds_a_token(),
             "speed_up": speed_up(of_single, of_requests),
-            "p50": one.percentile(0.5),
-            "p95": one.percentile(0.95),
+            "p50": p50,
+            "p95": p95,
             "different": differing(one.timed.outcomes, [first] * len(seconds)),
             "tokens": [tokens for (tokens,) in one.timed.tokens],
             "seconds": seconds,

@@ -102,7 +102,7 @@ def decoding(
         # Every prompt has its own seed, which is the same in every repeat.
         seeds = [turn * len(turns[0]) + i for i in range(len(prompts))]
         expected = predictions[turn] if predictions else None
-        job = decoder.job(seeds, **options)
+        job = decoder.job(seeds, reuse=False, **options)
         results = list(decoder.results(prompts, job, batch_size, prediction=expected))
         failed = next((result.error for result in results if result.error), None)
         if failed:

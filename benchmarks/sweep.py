@@ -138,24 +138,21 @@ def quality_of(
         turn = decoding(decoder, [prompts.prompts], batch_size, max_tokens=max_tokens)
         return [result.text or "" for result in turn(0)]
 
-    lossless = texts(subject.decoder(REGULAR))
+    right = {"": prompts.references, "_lossless": texts(subject.decoder(REGULAR))}
+    scores = {"exact_match": exact_match, "chrf": chrf}
     written = (texts(subject.decoder(way, n, delta)) for delta, n in settings)
-    return [quality(lenient, prompts.references, lossless) for lenient in written]
+    return [
+        {
+            f"{name}{against}": None if answers is None else score(answer, answers)
+            for against, answers in right.items()
+            for name, score in scores.items()
+        }
+        for answer in written
+    ]
 
 
 def exact_match(texts: Sequence[str], right: Sequence[str]) -> float:
-    return 100 * sum(a == b for a, b in zip(texts, right, strict=True)) / len(texts)
-
-
-def quality(
-    texts: Sequence[str], references: Sequence[str] | None, lossless: Sequence[str]
-) -> dict[str, float | None]:
-    return {
-        "exact_match": None if references is None else exact_match(texts, references),
-        "chrf": None if references is None else chrf(texts, references),
-        "exact_match_lossless": exact_match(texts, lossless),
-        "chrf_lossless": chrf(texts, lossless),
-    }
+    return 100 * sum(map(str.__eq__, texts, right)) / len(texts)
 
 
 def recommend(rows: Sequence[dict], tolerance: float) -> dict | None:

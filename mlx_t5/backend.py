@@ -35,7 +35,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, log
 
 DEVICE = "T5_DEVICE"  # set by the user: cpu or gpu
 REHEARSE = "T5_REHEARSE"  # if set, a CPU uses the code paths of GPUs; see `cpu_only`
@@ -266,7 +266,7 @@ def hint(blas_in_use: str, wish: str, cpu: bool) -> str:
         return ""
     return (
         "hint: there is no fast BLAS, so MLX computes on one core and about 20 times slower; on "
-        "x86-64: pip install -r requirements.txt, elsewhere the system's OpenBLAS is used\n"
+        "x86-64: pip install -r requirements.txt, elsewhere the system's OpenBLAS is used"
     )
 
 
@@ -328,8 +328,8 @@ def announce_kernels() -> None:
     default = Path(tempfile.gettempdir()) / "mlx" / mx.__version__ / "ptx"
     folder = Path(os.environ.get(KERNEL_FOLDER) or default)
     if on_cuda() and next(folder.rglob("*.ptx"), None) is None:
-        print(COMPILING, file=sys.stderr, flush=True)
+        log(COMPILING)
 
 
-if sys.stderr:  # None if standard error is closed
-    sys.stderr.write(hint(blas_name(), os.environ.get(BLAS, ""), on_cpu()))
+if advice := hint(blas_name(), os.environ.get(BLAS, ""), on_cpu()):
+    log(advice)

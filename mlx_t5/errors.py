@@ -5,6 +5,7 @@ Nothing here imports MLX, so that a command line can refuse its options before M
 
 from __future__ import annotations
 
+import os
 import re
 import reprlib
 import sys
@@ -30,7 +31,12 @@ class UserError(ValueError):
 
 
 def log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    """Prints a line on standard error, if that can be written."""
+    try:
+        if sys.stderr:  # None if it is closed
+            print(line, file=sys.stderr, flush=True)
+    except OSError:  # a full disk must not cost the results
+        sys.stderr = open(os.devnull, "w")
 
 
 def shown(value: object, longest: int = 100) -> str:

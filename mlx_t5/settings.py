@@ -148,6 +148,9 @@ class Settings:
     Attributes:
         logits_processors: callables that change the target's logits, in order, after the penalties
             and `min_tokens` and before the temperature; see `processors.LogitsProcessor`.
+        bad_words_ids, suppress_tokens: sequences of tokens and tokens that are never written.
+        forced_bos_token_id, forced_eos_token_id: the first token, and the token that `max_tokens`
+            allows last; an id or several to choose from. These four work as in transformers.
         stop: one or more strings; the text ends before the first occurrence of any of them.
 
     The other attributes are described by the help in their declarations.
@@ -177,6 +180,7 @@ class Settings:
         "sample from the k likeliest tokens; 0: all",
         only_with="sampling",
         config=("top_k",),
+        request="top_k",
     )
     top_p: float = declared(
         1.0,
@@ -215,26 +219,32 @@ class Settings:
         Range(float, 1 / LARGEST_FACTOR, LARGEST_FACTOR, "a number from 1e-30 to 1e30 (1 is off)"),
         "above 1 makes repeated tokens less likely; 1: off",
         config=("repetition_penalty",),
+        request="repetition_penalty",
     )
     no_repeat_ngram_size: int = declared(
         0,
         OFF_OR_MORE,
         "write no run of this many tokens twice; 0: off",
         config=("no_repeat_ngram_size",),
+        request="no_repeat_ngram_size",
     )
     min_tokens: int = declared(
         0,
         OFF_OR_MORE,
         "do not end a text before this many tokens; 0: off",
         config=("min_length", "min_new_tokens"),
+        request="min_tokens",
     )
     logits_processors: Iterable[LogitsProcessor] = ()
+    bad_words_ids: Iterable[Iterable[int]] | None = None
+    suppress_tokens: int | Iterable[int] | None = None
+    forced_bos_token_id: int | Iterable[int] | None = None
+    forced_eos_token_id: int | Iterable[int] | None = None
     stop: str | Iterable[str] = ()
     num_beams: int = declared(
         1,
         Range(int, 1, MAX_ROWS, f"a whole number from 1 (no search) to {MAX_ROWS}"),
         "number of beams, searched without a draft; 1: no search",
-        config=("num_beams",),
         request="num_beams",
     )
     length_penalty: float = declared(
@@ -242,7 +252,6 @@ class Settings:
         Range(float, -10, 10, "a number from -10 to 10"),
         "with beams: above 0 favors long texts, below 0 short ones",
         only_with="beams",
-        config=("length_penalty",),
         request="length_penalty",
     )
     early_stopping: bool | str = declared(
@@ -251,7 +260,6 @@ class Settings:
         "with beams: end when num_beams texts are complete (true), when a better one is unlikely "
         "(false), or when it is impossible (never)",
         only_with="beams",
-        config=("early_stopping",),
         request="early_stopping",
     )
     num_return_sequences: int = declared(
@@ -273,6 +281,12 @@ class Settings:
         fitting["logits_processors"] = _several(
             "logits_processors", self.logits_processors, callable, "a list of callables"
         )
+        words: Any = () if self.bad_words_ids is None else self.bad_words_ids
+        words = _several("bad_words_ids", words, is_listlike, "a list of lists of token ids")
+        words = (_ids("bad_words_ids", word) for word in words)
+        fitting["bad_words_ids"] = tuple(filter(None, words))
+        for name in ("suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"):
+            fitting[name] = _ids(name, getattr(self, name))
         for name, value in fitting.items():
             object.__setattr__(self, name, value)
         if self.num_return_sequences > self.num_beams:
@@ -319,6 +333,12 @@ def check_exact(settings: Settings, width: int) -> None:
     for name, used in (("num_beams", settings.num_beams > 1), ("delta", settings.delta > 0)):
         if used:
             raise UserError(f"{name} cannot be combined with exact decoding")
+
+
+def _ids(name: str, value: Any) -> tuple[int, ...]:
+    """One token id or several as a tuple; None becomes ()."""
+    ids = () if value is None else value if is_listlike(value) else [value]
+    return _several(name, ids, OFF_OR_MORE.holds, "a token id or a list of those")
 
 
 def _several(name: str, values: Any, fits: Callable[[Any], bool], expected: str) -> tuple:

@@ -102,7 +102,6 @@ def interleave(
     repeats: int,
     tokens: Callable[[Any], int],
     clock: Callable[[], float] = time.perf_counter,
-    before: Callable[[], None] = lambda: None,
     warm_up: bool = True,
 ) -> dict[Any, Timed]:
     """Runs every variant on every turn, `repeats` times, after a warm-up that is not counted.
@@ -114,7 +113,6 @@ def interleave(
         repeats: number of repeats, at least 1.
         tokens: counts the tokens of an outcome.
         clock: returns seconds.
-        before: called before every turn of every variant, and not timed.
         warm_up: False if all variants have run before.
     """
     timed = {name: Timed() for name in variants}
@@ -122,7 +120,6 @@ def interleave(
         turn_times: dict[Any, list] = {name: [] for name in variants}
         for turn in range(turns):
             for name in order(variants, repeat, turn):
-                before()
                 turn_times[name].append(timed_turn(variants[name], turn, tokens, clock))
         if repeat != WARM_UP:
             for name, rows in turn_times.items():

@@ -3,6 +3,8 @@
 import pytest
 
 import benchmark
+from benchmarks import compare
+from mlx_t5.disk import BUNDLED
 
 
 def test_the_program_has_all_subcommands(capsys):
@@ -11,6 +13,16 @@ def test_the_program_has_all_subcommands(capsys):
     shown = capsys.readouterr().out
     for name in ("compare", "sweep", "peers", "server", "report"):
         assert f"\n    {name} " in shown
+
+
+def test_without_a_subcommand_the_draft_is_compared(monkeypatch):
+    ran = []
+    monkeypatch.setattr(compare, "run", lambda args, command: ran.append((args, command)) or 0)
+    assert benchmark.main([]) == benchmark.main(["--count", "2"]) == 0
+    (args, command), (other, _) = ran
+    assert (args.ways, args.num_draft, args.count) == (["draft"], [5, "auto"], 8)
+    assert command == "python benchmark.py compare --ways draft --num-draft 5 auto"
+    assert other.count == 2 and other.model == args.model == str(BUNDLED / "target")
 
 
 @pytest.mark.parametrize(
@@ -27,6 +39,8 @@ def test_the_program_has_all_subcommands(capsys):
         ("server --model no/such/folder", "no/such/folder"),
         ("report --draft-model lookup", "--draft-model"),
         ("peers --count 1", "--count"),
+        ("--count x", "--count"),
+        ("comparison", "SUBCOMMAND"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(argv, named, capsys, tmp_path, monkeypatch):

@@ -96,10 +96,11 @@ def test_a_failed_piece_keeps_its_source(run, file, tmp_path, failing):
 
 def test_subtitles_are_documents_by_their_name(run, file, tmp_path):
     text, out = "\ufeff1\r\n00:00:01,000 --> 00:00:02,500\r\n<i>{}</i>\r\n", tmp_path / "out.srt"
+    text += "\r\n2\r\n00:00:03,000 --> 00:00:04,500\r\nANNA: See www.example.org/a_b.\r\n"
     source = file(text.format("I have two cats. We have\r\ntwo dogs."), "talk.SRT")
-    status = run(*MODEL, *source, "--prefix", TASK, "--output-file", str(out))[0]
+    status, _, err = run(*MODEL, *source, "--prefix", TASK, "--output-file", str(out))
     french = text.format("J'ai deux chats. Nous\r\navons deux chiens.")
-    assert (status, out.read_bytes().decode()) == (0, french)
+    assert (status, out.read_bytes().decode()) == (0, french) and "3 pieces (1 kept) · " in err
 
 
 def test_subtitles_are_lines_if_asked_for_and_lines_may_be_utf_16(run, file, tmp_path):
@@ -116,7 +117,6 @@ def test_subtitles_are_lines_if_asked_for_and_lines_may_be_utf_16(run, file, tmp
     [
         ("in.txt", b"a\xff", "in.txt is not UTF-8"),
         ("in.txt", b"a\0", "in.txt is not UTF-8"),
-        ("in.txt", b"\n \n", "in.txt is empty"),
         ("in.vtt", b"no subtitles", "a .vtt file begins with"),
     ],
 )
@@ -125,6 +125,16 @@ def test_unusable_files_are_refused_in_one_line(run, tmp_path, name, data, messa
     path.write_bytes(data)
     status, out, err = run(*SPLIT, "--input-file", str(path))
     assert (status, out, err.count("\n")) == (2, "", 1) and message in err
+
+
+@pytest.mark.parametrize("text", ["\n \r\n", "42: … 7,5\n***\n"])
+def test_a_document_without_a_word_is_written_as_it_is(run, file, text):
+    assert run(*SPLIT, *file(text))[:2] == (0, text)
+
+
+def test_an_unknown_language_is_refused(run):
+    status, _, err = run(*SPLIT, "--prompt", "One.", "--source-language", "german")
+    assert (status, err.count("\n")) == (2, 1) and "source_language is 'german'" in err
 
 
 # ---- prompts and lines ---------------------------------------------------------------------------

@@ -93,7 +93,8 @@ def test_neither_prompts_nor_results_are_kept(run, models, tmp_path, monkeypatch
 
 def test_a_bad_line_is_reported_and_other_lines_are_decoded(run, models, tmp_path):
     source, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text('{"prompt": "good"}\n\n{"prompt": "too"}\n{"text": 1}\n')
+    lines = '{"prompt": "good", "id": 7}\n\n{"id": {}, "prompt": "too"}\n{"text": 1, "id": [8]}\n'
+    source.write_text(lines)
     files = ["--input-file", str(source), "--output-file", str(results)]
     status, _, err = run(*models, "-m", "5", "--num-samples", "2", "--temp", "1", *files)
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
@@ -103,6 +104,8 @@ def test_a_bad_line_is_reported_and_other_lines_are_decoded(run, models, tmp_pat
     records = [json.loads(line) for line in results.read_text().splitlines()]
     assert [r["prompt"] for r in records] == ["good", "good", "", "", "too", "too", "", ""]
     assert [r["finish_reason"] == "error" for r in records] == [not r["prompt"] for r in records]
+    assert [r.get("id") for r in records[::2]] == [7, None, {}, [8]], "fields that are not read"
+    assert records[-1]["text"] is None, "a field of the output replaces one of the input"
 
 
 # ---- interruption --------------------------------------------------------------------------------
@@ -156,6 +159,7 @@ def closed(redirections: str, *argv: str) -> subprocess.CompletedProcess:
         (">&-", "main.py --prompt x", 2, 0, "standard output is closed; name an --output-file"),
         ("<&- >&- 2>&-", "main.py MODELS -m 5 --prompt x --output-file OUT", 0, 0, ""),
         ("2>&-", "main.py MODELS -m 5 --prompt x", 0, 1, ""),
+        ("2>/dev/full", "main.py MODELS -m 5 --prompt x --prompt y -v", 0, 2, ""),
         ("2>&-", "convert.py --model none", 2, 0, ""),
         ("<&-", "main.py --prompt -", 2, 0, "standard input is empty; write what the model is to "),
     ],

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from mlx_t5.loading import choose_pair
 TARGET = ROOT / "demo" / "target"
 SENTENCE = "She have two cat."
 TASKS = {
-    "fixing": {"prefix": "fix grammar: ", "max_length": 4, "num_beam_groups": 3},
+    "fixing": {"prefix": "fix grammar: ", "max_length": 4, "num_beams": 4, "num_beam_groups": 3},
     "french": {"prefix": "translate English to French: ", "do_sample": False},
 }
 
@@ -28,7 +29,7 @@ def wishing(tmp_path):
         folder = tmp_path / "target"
         shutil.copytree(TARGET, folder)
         for name, entries in (
-            ("config.json", {"task_specific_params": TASKS}),
+            ("config.json", {"task_specific_params": TASKS, "n_positions": 512}),
             ("generation_config.json", generation),
         ):
             raw = json.loads((TARGET / name).read_text())
@@ -60,6 +61,16 @@ def test_a_task_gives_prefix_and_settings_and_options_override_them(run, wishing
     assert "left out" not in err
 
 
+def test_beams_in_the_models_files_do_not_switch_the_draft_off(run, wishing):
+    draft = ["--draft-model", str(TARGET.parent / "draft"), "--num-draft", "5"]
+    model = [*wishing(num_beams=2, length_penalty=2.0)[:-3], *draft, "--json", "--prompt", SENTENCE]
+    (record,), err = generated(run, *model, "--task", "fixing")
+    assert record["stats"]["drafted"] > 0
+    assert err.count("ask for") == 1 and "ask for 4 beams; --num-beams 4 searches, without" in err
+    (record,), err = generated(run, *model[:4], "--json", *model[-2:], "--num-beams", "2")
+    assert record["score"] < 0 and "ask for" not in err
+
+
 def test_a_task_gives_its_prefix_to_what_is_scored_or_embedded(run, wishing, tmp_path):
     """Targets get no prefix; the results show the prompts without it."""
     model, pairs = wishing()[:-1], tmp_path / "pairs.jsonl"
@@ -86,6 +97,16 @@ def test_generation_config_gives_defaults(run, wishing):
     assert run(*model, *prompt, "--num-samples", "2", "--temp", "0")[0] == 2
 
 
+def test_a_prompt_longer_than_n_positions_gets_one_note(run, wishing, monkeypatch):
+    argv = [*wishing()[:-1], "-m", "1", "--prompt", "two cats " * 300]
+    status, _, err = run(*argv, *argv[-2:])
+    assert status == 0 and err.count("tokens, more than the model's n_positions (512)") == 1
+    assert "encoding: " not in err
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda stream: True)
+    assert "encoding: " in run(*argv)[2]
+    assert "n_positions" not in run(*argv[:-1], "two cats " * 90)[2]
+
+
 def test_an_adapter_merged_at_load_or_conversion_writes_the_same_text(
     run, wishing, tmp_path, monkeypatch, capsys
 ):
@@ -108,13 +129,14 @@ def test_an_adapter_merged_at_load_or_conversion_writes_the_same_text(
     assert record == {"folder": str(tmp_path / "target"), "adapter": "lora"}
 
 
-def test_the_server_reads_tasks_and_defaults(wishing):
-    argv = wishing(max_new_tokens=2)[:-1]
+@pytest.mark.parametrize("ignored", [False, True])
+def test_the_server_reads_tasks_and_defaults(wishing, ignored):
+    argv = [*wishing(max_new_tokens=2)[:-1], *["--ignore-generation-config"] * ignored]
     args = server._options(argv)
-    chosen = choose_pair(args.model, "none")
-    presets = server._presets(args, chosen)
-    assert presets.general.settings == {"max_tokens": 2}
-    assert list(presets.tasks) == ["fixing", "french"]
-    assert presets.notes == ["tasks: left out, as not supported: num_beam_groups"]
-    args = server._options([*argv, "--ignore-generation-config"])
-    assert server._presets(args, chosen).general.settings == {}
+    service = server._application(args, choose_pair(args.model, "none")).state.service
+    service.worker.stop()
+    assert service.presets.general.settings == ({} if ignored else {"max_tokens": 2})
+    assert list(service.presets.tasks) == ["fixing", "french"]
+    left_out, beams = service.presets.notes
+    assert left_out == "tasks: left out, as not supported: num_beam_groups"
+    assert beams.startswith("the model's files ask for 4 beams")

@@ -115,6 +115,12 @@ def test_stop_strings_and_processors_may_be_any_iterable():
     assert Settings(logits_processors=iter([min, max])).logits_processors == (min, max)
 
 
+@pytest.mark.parametrize("call", ["generate", "stream"])
+def test_an_unknown_argument_is_refused_by_the_call(call):
+    with pytest.raises(TypeError, match=rf"^{call}\(\) got an unexpected keyword argument 'foo'"):
+        getattr(SpeculativeDecoder(FakeModel(TABLE, V)), call)(SOURCE, foo=1)
+
+
 # ---- effects -------------------------------------------------------------------------------------
 
 
@@ -125,8 +131,3 @@ def test_a_tiny_mass_leaves_the_likeliest_token(temp, top_p):
     row = Row([5], Settings(temp=temp, top_p=top_p), sampling.row_key(0, 0))
     p, _ = sampling.probabilities(logits, sampling.Sampling.of([row.settings]))
     assert p.tolist() == [[[1.0, 0.0, 0.0]]]
-
-
-def test_a_text_too_long_for_memory_is_an_error(decoder):
-    with pytest.raises(UserError, match="no memory for a prompt of .*; shorten it or lower max_t"):
-        decoder.generate("I eat.", max_tokens=10**20)

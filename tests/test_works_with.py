@@ -88,6 +88,8 @@ def test_ranks_are_those_that_rerankers_computes_with_torch(run, downloads):
     query, documents = names["query"], names["documents"]
     served, expected = (r.rank(query, documents).results for r in (names["ranker"], ranker))
     assert [result.doc_id for result in served] == [result.doc_id for result in expected]
+    by_litellm = [result["document"]["text"] for result in names["ranks"].results]
+    assert by_litellm == [documents[result.doc_id] for result in expected]
     scores = [result.score for result in expected]
     assert [result.score for result in served] == pytest.approx(scores, abs=1e-5)
     assert all(a - b > 1e-3 for a, b in itertools.pairwise(scores))

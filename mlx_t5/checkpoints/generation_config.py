@@ -10,10 +10,10 @@ entries become `settings.Settings` with the same meaning as in transformers:
 | `max_length`, `min_length` | `max_tokens`, `min_tokens`, less 1 for the start token |
 | `do_sample: true` | `temp` is `temperature`, or 1 without it; `top_k` is 50 unless given |
 | `do_sample: false` | `temp` is 0, whatever `temperature` is |
-| `top_k`, `num_beams`, … (all are listed in settings.py) | the setting of the same name |
+| `top_k`, `bad_words_ids`, … (see settings.py and `TOKEN_RULES`) | the setting of the same name |
 
 Unsupported entries that would change the text are reported, because without them the text differs
-from the text of transformers.
+from the text of transformers. So is `num_beams`, because only the user starts a beam search.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 from mlx_t5.disk import read_object
 from mlx_t5.errors import UserError, shown
-from mlx_t5.settings import SETTINGS, Settings
+from mlx_t5.settings import SETTINGS, SMALLEST, Settings, refusal
 
 FILE, CONFIG = "generation_config.json", "config.json"
 IGNORE = "--ignore-generation-config"
@@ -37,6 +37,9 @@ _DAMAGED = "give a model folder, MLX or Hugging Face"
 # counts, as in transformers.
 _ENTRIES = {entry: name for name, setting in SETTINGS.items() for entry in setting.config}
 
+# These settings are not options of the command line; their entries have the same names.
+TOKEN_RULES = ("bad_words_ids", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens")
+BEAMS = ("num_beams", "length_penalty", "early_stopping")
 # Ids are no settings: `network.weights.read_config` reads them.
 TOKEN_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
 # Entries that do not affect the text: caches, output formats, and entries about drafting and
@@ -61,35 +64,49 @@ _OFF: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("diversity_penalty", "encoder_no_repeat_ngram_size", "penalty_alpha"), (0,)),
     **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "typical_p"), (1,)),
     **dict.fromkeys(("num_beam_groups", "num_return_sequences"), (1,)),
-    **dict.fromkeys(("bad_words_ids", "begin_suppress_tokens", "suppress_tokens"), _NOTHING),
     **dict.fromkeys(("constraints", "force_words_ids", "sequence_bias"), _NOTHING),
     **dict.fromkeys(("exponential_decay_length_penalty", "stop_strings"), _NOTHING),
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "dola_layers"), ()),
-    **dict.fromkeys(("assistant_ensemble_weight", "max_time", "top_h"), ()),
+    **dict.fromkeys(("begin_suppress_tokens", *TOKEN_RULES), _NOTHING),
+    **dict.fromkeys(("assistant_ensemble_weight", "dola_layers", "max_time", "top_h"), ()),
     "watermarking_config": (),  # even an empty object adds a watermark
 }
 
 
 @dataclass(frozen=True)
 class Preset:
-    """The generation settings of a file or a task; `left_out` names unsupported entries."""
+    """The generation settings of a file or a task.
+
+    Attributes:
+        source: the name of the file or task, for messages.
+        prefix: text to put before every prompt.
+        settings: values for `Settings` by name.
+        left_out: the entries that are not supported, or have a value that is not.
+        num_beams: the number of beams that the file asks for; nothing is searched because of it.
+    """
 
     source: str
     prefix: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    num_beams: int = 1
 
     @property
     def note(self) -> str:
         names = ", ".join(self.left_out)
         return f"{self.source}: left out, as not supported: {names}" if names else ""
 
+    @property
+    def beams_note(self) -> str:
+        count = self.num_beams
+        cure = f"--num-beams {count} searches, without a draft"
+        return f"the model's files ask for {count} beams; {cure}" if count > 1 else ""
+
 
 def read_generation_config(folder: Path) -> Preset:
     name = FILE if (folder / FILE).exists() else CONFIG
     raw = read_object(folder / name, _DAMAGED)
     if name == CONFIG:
-        known = {*_ENTRIES, *_OFF, *_SAMPLING}
+        known = {*_ENTRIES, *_OFF, *_SAMPLING, *BEAMS}
         raw = {entry: value for entry, value in raw.items() if entry in known}
     try:
         return _preset(name, raw)
@@ -114,11 +131,9 @@ def find_task(tasks: Mapping[str, Preset], name: str) -> Preset:
 
 
 def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges settings; later sources win, and beams exclude `temp` and `delta` above 0."""
+    """Merges settings; later sources win, and their beams exclude earlier `temp` and `delta`."""
     result: dict[str, Any] = {}
     for source in sources:
-        if source.get("temp") or source.get("delta"):
-            result.pop("num_beams", None)
         if (source.get("num_beams") or 1) > 1:
             result.pop("temp", None)
             result.pop("delta", None)
@@ -128,33 +143,54 @@ def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
 
 def _preset(source: str, raw: Mapping[str, Any]) -> Preset:
     raw = {name: value for name, value in raw.items() if value is not None}
-    prefix = raw.get("prefix", "")
-    if not isinstance(prefix, str):
-        raise UserError(f"{source}: its prefix is no text")
-    sample = raw.get("do_sample")
-    if not isinstance(sample, bool | None):
-        raise UserError(f"{source}: do_sample must be true or false")
-    settings: dict[str, Any] = {}
-    if sample is not None:
-        settings["temp"] = raw.get("temperature", 1.0) if sample else 0.0
-    if sample:
-        settings["top_k"] = 50  # transformers' default for sampling
-    for entry, name in _ENTRIES.items():
-        if entry in raw:
-            counts_start = entry in ("max_length", "min_length") and type(raw[entry]) is int
-            settings[name] = max(raw[entry] - 1, 0) if counts_start else raw[entry]
-    silent = {*_ENTRIES, *_WITHOUT_EFFECT, *_SAMPLING, *TOKEN_IDS}
-    left_out = []
-    for entry, value in raw.items():
-        flag = isinstance(value, bool)  # False would equal 0, and True 1
-        off = [v for v in _OFF.get(entry, _NOTHING) if isinstance(v, bool) == flag]
-        if entry not in silent and not entry.startswith("_") and value not in off:
-            left_out.append(shown(entry))
-    if settings.get("temp") and settings.get("num_beams", 1) != 1:  # beams with sampling
-        del settings["num_beams"]
-        left_out.append("num_beams")
+    prefix, beams = raw.get("prefix", ""), raw.get("num_beams")
     try:
+        if not isinstance(prefix, str):
+            raise UserError("its prefix is no text")
+        settings, left_out = _settings(raw)
         Settings(**settings)
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
-    return Preset(source, prefix, settings, tuple(left_out))
+    return Preset(source, prefix, settings, tuple(left_out), beams if type(beams) is int else 1)
+
+
+def _settings(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Values for `Settings`, and the names of entries that are left out; errors name the entry."""
+    sample, entries, settings, left_out = raw.get("do_sample"), dict(_ENTRIES), dict[str, Any](), []
+    if not isinstance(sample, bool | None):
+        raise UserError("do_sample must be true or false")
+    if sample is not None:
+        settings["temp"] = 1.0 if sample else 0.0
+    if sample:
+        settings["top_k"] = 50  # transformers' default for sampling
+        entries["temperature"] = "temp"
+    for entry, name in entries.items():
+        if entry not in raw:
+            continue
+        value, setting = raw[entry], SETTINGS[name]
+        if entry == "top_p" and value == 0:  # keeps the likeliest token, as the smallest number
+            value = SMALLEST
+        elif type(value) is int:
+            value -= entry in ("max_length", "min_length")  # which count the start token
+            if not setting.range.least and not setting.only_with:  # below 0 is off, too
+                value = max(value, 0)
+        settings[name] = setting.range.fit(value)
+        if settings[name] is None:
+            expected = (
+                "a whole number, at least 2" if entry == "max_length" else setting.range.expected
+            )
+            if sample or setting.only_with != "sampling":
+                raise refusal(entry, raw[entry], expected)
+            del settings[name]  # transformers does not read it either
+            left_out.append(entry)
+    silent = {*_ENTRIES, *_WITHOUT_EFFECT, *_SAMPLING, *TOKEN_IDS, *BEAMS}
+    for entry, value in raw.items():
+        flag = isinstance(value, bool)  # False would equal 0, and True 1
+        off = [v for v in _OFF.get(entry, _NOTHING) if isinstance(v, bool) == flag]
+        if entry in silent or entry.startswith("_") or value in off:
+            continue
+        if entry in TOKEN_RULES:
+            settings[entry] = value
+        else:
+            left_out.append(shown(entry))
+    return settings, left_out

@@ -17,25 +17,42 @@ import string
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mlx_t5.errors import UserError
 from mlx_t5.text.subtitles import find_words
 
+TOO_LONG = "is longer than 1 MiB; cut it into shorter texts"
 BYTES = "latin-1"  # the encoding in which every byte is one character
+LONGEST_LINE = 1 << 20  # characters; of a longer one, tokens and encoding would exceed the memory
 UTF_16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 Line = Any  # a prompt, a pair of a prompt and another text, or a UserError
 
 
-def read_prompts(prompts: Sequence[str]) -> list[str]:
-    """Checks the prompts, and replaces "-" by the whole standard input."""
+class Prompt(str):
+    """A prompt with the further fields of its JSON object, which come back with its result."""
+
+    fields: Mapping[str, Any]
+
+
+class LineError(UserError):
+    """Why a line cannot be used, with the further fields of its JSON object."""
+
+    fields: Mapping[str, Any]
+
+
+def read_prompts(prompts: Sequence[str], whole: bool = False) -> list[str]:
+    """Checks the prompts, and replaces "-" by standard input, of any length unless `whole`."""
     texts = []
     for prompt in prompts:
         where = "the prompt"
         if prompt == "-":
             where = "standard input"
-            prompt = _text(sys.stdin.buffer.read().rstrip(b"\r\n"), where)
+            data = sys.stdin.buffer.read(LONGEST_LINE + 2 if whole else -1).rstrip(b"\r\n")
+            if whole and len(data) > LONGEST_LINE:
+                raise UserError(f"{where} {TOO_LONG}")
+            prompt = _text(data, where)
         texts.append(_checked(prompt, where))
     return texts
 
@@ -48,7 +65,7 @@ def read_document(name: str, file_type: str = "") -> str:
             data = file.read()
         except OSError as error:
             raise UserError(f"cannot read {where}: {error.strerror}") from None
-    text = _checked(_text(data, where, UTF_16.get(data[:2], "utf-8")), where)
+    text = _text(data, where, UTF_16.get(data[:2], "utf-8"))
     if file_type:
         find_words(text, file_type)
     return text
@@ -111,11 +128,15 @@ class Lines:
     def _read(self) -> Iterator[Line]:
         with self._file:
             for n, line in self._numbered():
-                where = f"{self._shown} line {n}"
+                where, self._fields = f"{self._shown} line {n}", dict[str, Any]()
                 try:
+                    if len(line) > LONGEST_LINE:
+                        raise UserError(f"{where} {TOO_LONG}")
                     yield self._of(line, where)
                 except UserError as error:
-                    yield error
+                    bad = LineError(str(error))
+                    bad.fields = self._fields
+                    yield bad
 
     def _of(self, line: bytes, where: str) -> str | tuple[str, str | None]:
         if not line:
@@ -124,8 +145,12 @@ class Lines:
         if not self._as_json:
             prompt = _checked(text, where)
             return (prompt, None) if self._optional else prompt
-        record = _record(text, where, ("prompt", "target") if self._targets else ("prompt",))
-        prompt = _checked(record["prompt"], where)
+        record = _record(text, where)
+        read = ("prompt", "target") if self._targets else ("prompt", self._optional)
+        self._fields = {name: value for name, value in record.items() if name not in read}
+        _require_texts(record, where, read if self._targets else read[:1])
+        prompt = Prompt(_checked(record["prompt"], where))
+        prompt.fields = self._fields
         if self._optional:
             second = record.get(self._optional)
             if second is not None and not (isinstance(second, str) and second.strip()):
@@ -134,11 +159,18 @@ class Lines:
             return prompt, None if second is None else _checked(second, where)
         return (prompt, _checked(record["target"], where)) if self._targets else prompt
 
+    def _lines(self) -> Iterator[str]:
+        """Yields lines with their ends; of a line that is too long, only its beginning."""
+        while line := self._file.readline(LONGEST_LINE + 1):
+            yield line
+            while len(line) > LONGEST_LINE and not line.endswith("\n"):
+                line = self._file.readline(LONGEST_LINE + 1)
+
     def _numbered(self) -> Iterator[tuple[int, bytes]]:
         """Yields lines with numbers; blank lines are b"", but those at the end are left out."""
         blank = n = 0
         try:
-            for n, line in enumerate(self._file, 1):
+            for n, line in enumerate(self._lines(), 1):
                 if not line.strip(string.whitespace):
                     blank += 1
                     continue
@@ -175,8 +207,8 @@ def _text(data: bytes, where: str, encoding: str = "utf-8-sig") -> str:
         raise UserError(f"{where} is not UTF-8; save the text as UTF-8") from None
 
 
-def _record(line: str, where: str, fields: Sequence[str]) -> dict[str, str]:
-    """A line's JSON object, whose `fields` must be texts. Errors begin with `where`."""
+def _record(line: str, where: str) -> dict[str, Any]:
+    """A line's JSON object, or {} if it is something else. Errors begin with `where`."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -184,11 +216,14 @@ def _record(line: str, where: str, fields: Sequence[str]) -> dict[str, str]:
     except (ValueError, RecursionError):  # JSON beyond Python's limits
         limits = "a number is too long or the nesting too deep"
         raise UserError(f"{where} is JSON that cannot be read ({limits})") from None
-    for name in fields:
-        if not isinstance(record, dict) or not isinstance(record.get(name), str):
-            example = ", ".join(f'"{field}": "…"' for field in fields)
+    return record if isinstance(record, dict) else {}
+
+
+def _require_texts(record: Mapping[str, Any], where: str, names: Sequence[str]) -> None:
+    for name in names:
+        if not isinstance(record.get(name), str):
+            example = ", ".join(f'"{name}": "…"' for name in names)
             raise UserError(f"{where} has no {name}; write {{{example}}}")
-    return record
 
 
 def _checked(text: str, where: str) -> str:

@@ -126,7 +126,7 @@ class MainOptions:
     )
     resume: bool = switch("continue an incomplete output file")
     json: bool = switch("print JSON objects with tokens and statistics")
-    verbose: bool = switch("color each token by its origin", names="-v")
+    verbose: bool = switch("name the device; on a terminal, color tokens by origin", names="-v")
     score: bool = switch(
         'write log-probabilities for objects {"prompt": …, "target": …}', group="without generating"
     )

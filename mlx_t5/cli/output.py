@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mlx_t5.disk import lock, replace_file
-from mlx_t5.errors import UserError, readable
+from mlx_t5.errors import UserError, log, readable
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mlx_t5.engine.rows import Result, Stats
     from mlx_t5.scoring.pairs import Score
 
+OF_RESULTS = ("score", "error", "pieces")  # fields of some results
 ARRAY = ".npy"  # suffix of a NumPy array's file
 LineOf = Callable[[Any, Any], str]  # makes a line from a prompt and its outcome
 
@@ -29,16 +30,19 @@ LineOf = Callable[[Any, Any], str]  # makes a line from a prompt and its outcome
 class Painter:
     """Colors tokens by their origin: green (draft model), cyan (copied), magenta (target).
 
-    Copied tokens are from the prompt, from earlier output or from the user's prediction. With
-    `NO_COLOR` (https://no-color.org), brackets enclose the draft's tokens and braces copied ones.
+    Copied tokens are from the prompt, from earlier output or from the user's prediction.
     """
 
     def __init__(self, tokenizer: Any = None):
         self._tokenizer = tokenizer
         colors = {"draft": 32, "copy": 36, "target": 35}
         self._forms = {writer: f"\033[{c}m{{}}\033[0m" for writer, c in colors.items()}
-        if os.environ.get("NO_COLOR"):
-            self._forms = {"draft": "[{}]", "copy": "{{{}}}", "target": "{}"}
+
+    @staticmethod
+    def suits(stream: TextIO) -> bool:
+        """Whether a stream is a terminal that shows colors (https://no-color.org)."""
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
+        return not plain and stream.isatty()
 
     @property
     def legend(self) -> str:
@@ -81,7 +85,7 @@ def text_lines(as_json: bool, aside: bool, painter: Painter | None = None) -> Li
     def line(prompt: Any, result: Result) -> str:
         painted = painter.line(result) if painter and not result.error else None
         if painted is not None and aside:
-            print(painted, file=sys.stderr)
+            log(painted)
         if as_json:
             return text_object(prompt, result)
         return one_line(result.text or "") if aside or painted is None else painted
@@ -112,7 +116,7 @@ def text_object(prompt: Any, result: Result) -> str:
             {name: value for name, value in vars(piece).items() if value is not None}
             for piece in result.pieces
         ]
-    return json.dumps(record, ensure_ascii=False)
+    return json.dumps(_fields(prompt) | record, ensure_ascii=False)
 
 
 def score_object(pair: Any, score: Score) -> str:
@@ -123,7 +127,7 @@ def score_object(pair: Any, score: Score) -> str:
         record["error"] = score.error
     else:
         record |= {name: getattr(score, name) for name in ("logprob", "token_logprobs", "tokens")}
-    return json.dumps(record, ensure_ascii=False, allow_nan=False)
+    return json.dumps(_fields(pair) | record, ensure_ascii=False, allow_nan=False)
 
 
 def embedding_object(prompt: Any, vector: np.ndarray | Exception) -> str:
@@ -132,7 +136,7 @@ def embedding_object(prompt: Any, vector: np.ndarray | Exception) -> str:
         record["error"] = str(vector)
     else:
         record["embedding"] = [float(str(number)) for number in vector]
-    return json.dumps(record, ensure_ascii=False, allow_nan=False)
+    return json.dumps(_fields(prompt) | record, ensure_ascii=False, allow_nan=False)
 
 
 def error_of(outcome: Any) -> str | None:
@@ -163,11 +167,13 @@ def summary(
     else:
         parts += [f"{results} {unit}"] if results > 1 else []
         if pieces := getattr(stats, "pieces", 0):  # of documents
-            counts = {name: getattr(stats, name) for name in ("cut", "failed")}
+            counts = {name: getattr(stats, name) for name in ("cut", "failed", "kept")}
             named = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
             parts.append(f"{pieces} piece{'s' * (pieces != 1)}" + (f" ({named})" if named else ""))
-        parts.append(f"{stats.generated_tokens} tokens in {seconds:.2f} s")
-        parts.append(f"{stats.generated_tokens / seconds:.1f} tokens/s")
+        decoded = stats.generated_tokens - stats.reused_tokens
+        parts.append(f"{decoded} tokens in {seconds:.2f} s")
+        parts.append(f"{decoded / seconds:.1f} tokens/s")
+        parts += [f"{stats.reused} reused"] if stats.reused else []
     if stats.drafted:
         accepted = f"{stats.accepted} of {stats.drafted} drafted"
         parts.append(f"acceptance {stats.acceptance_rate:.0%} ({accepted})")
@@ -184,6 +190,13 @@ def _text(prompt: Any) -> str:
     """An item's prompt: a text, or a pair's first text; "" for an unreadable line."""
     prompt = prompt[0] if isinstance(prompt, tuple) else prompt
     return prompt if isinstance(prompt, str) else ""
+
+
+def _fields(prompt: Any) -> dict[str, Any]:
+    """The further fields of an input's JSON object, without those that a result may have."""
+    prompt = prompt[0] if isinstance(prompt, tuple) else prompt
+    fields = {"prompt": ""} | dict(getattr(prompt, "fields", {}))
+    return {name: value for name, value in fields.items() if name not in OF_RESULTS}
 
 
 # ---- files ---------------------------------------------------------------------------------------

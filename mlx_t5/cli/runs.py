@@ -9,15 +9,19 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import count, tee
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, log
+from mlx_t5.text.tokenizer import encode
 
 if TYPE_CHECKING:
+    from decoder import SpeculativeDecoder
     from mlx_t5.cli.options import MainOptions
     from mlx_t5.engine.codec import Job
 
@@ -95,6 +99,30 @@ def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
             yield prefix + prompt[0], prompt[1]
         else:
             yield prefix + prompt if isinstance(prompt, str) else prompt
+
+
+def note_long(prompts: Iterable[Any], job: Job, decoder: SpeculativeDecoder) -> Iterator[Any]:
+    """Passes prompts on; the first one longer than the model's n_positions gets a note.
+
+    From then on, a terminal shows how far encoding is. Documents are cut into pieces that fit.
+    """
+    from tqdm import tqdm
+
+    cuts = job.cutting or decoder.model.pooling.max_tokens  # texts, or what is embedded
+    limit = decoder.model.config.n_positions if decoder.tokenizer and not cuts else None
+    for prompt in prompts:
+        text = prompt[0] if isinstance(prompt, tuple) else prompt
+        # A text of fewer bytes has fewer tokens, so it need not be tokenized here.
+        if limit and isinstance(text, str) and len(text.encode()) >= limit:
+            count = len(encode(decoder.tokenizer, text))
+            if count > limit:
+                long = f"{count:,} tokens, more than the model's n_positions ({limit})"
+                log(f"note: a prompt has {long}; encoding takes long, and the text may be poor")
+                limit = None
+                if sys.stderr.isatty():
+                    bar = partial(tqdm, desc="encoding", unit=" layers", leave=False)
+                    decoder.model.progress = bar
+        yield prompt
 
 
 def unpaired(items: Iterable[Any]) -> tuple[Iterator[Any], Iterator[Any]]:

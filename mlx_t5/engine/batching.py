@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mlx_t5.engine.reuse import AnswerStore
 from mlx_t5.engine.rows import Row
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, log
 from mlx_t5.grouping import PASS_POSITIONS, in_halves
+from mlx_t5.network import memory
 
 if TYPE_CHECKING:
     from mlx_t5.engine.batch import Batch
@@ -40,6 +43,7 @@ class Queue:
         # In bulk only the total time matters: rows take all free places at once, and later rows may
         # be encoded ahead. Otherwise `MAX_JOINING_TOKENS` limits the rows that join.
         self.waiting, self.last = list(waiting), False  # the oldest first; no more will come
+        self._space, self._lowered = memory.free(), False
         self._room = size  # rows in flight when memory last ran out; with fewer, try again
 
     def admit(self) -> list[Row]:
@@ -48,6 +52,8 @@ class Queue:
         if not self.waiting or running >= min(self.size, self._room):
             return []
         everyone, (joining, ahead) = self.waiting, self._next(self.size - running)
+        for row in joining:
+            self._lower_max_tokens(row)
         self.remove(joining)  # before inserting: a row that breaks the engine is not tried again
         if ahead:
             with suppress(RuntimeError, MemoryError):  # MLX raises these when it cannot allocate
@@ -60,6 +66,17 @@ class Queue:
             self.waiting = [row for row in everyone if row not in done]
             self._room = len(self.engine.rows)
         return failed
+
+    def _lower_max_tokens(self, row: Row) -> None:
+        """Lowers max_tokens to what memory allows; the first time, a note says so."""
+        drafter, wanted = self.engine.drafter, row.settings.max_tokens
+        models = [self.engine.target, drafter.model if drafter else None]
+        most = memory.longest_text(models, wanted, self.size, self.engine.beams, self._space)
+        if most < wanted:
+            row.settings = replace(row.settings, max_tokens=most)
+            if not self._lowered:
+                log(f"max_tokens is lowered from {wanted} to {most}, for which there is memory")
+            self._lowered = True
 
     def remove(self, rows: Iterable[Row]) -> None:
         """Removes rows from the queue, so that no later row waits for them."""
@@ -104,6 +121,7 @@ def decode_rows(
     While rows decode, the next one is read only if ready(number of rows read) returns True.
     """
     rows, total = iter(rows), 0
+    answers = AnswerStore(engine.target.config.eos_token_ids)
     in_hand: deque[Row] = deque()
     queue = Queue(engine, batch_size, bulk=True)
     while True:
@@ -114,13 +132,14 @@ def decode_rows(
                 break
             total += 1
             in_hand.append(row)
-            if row.finish_reason is None:  # its prompt is usable
+            if row.finish_reason is None and answers.claim(row):  # its prompt is usable and new
                 queue.waiting.append(row)
         if not in_hand:
             return
         queue.admit()
         if engine.rows:
             engine.step()
+        queue.waiting[:0] = answers.settle()[1]
         while in_hand and in_hand[0].finish_reason is not None:
             yield in_hand.popleft()
 

@@ -36,6 +36,7 @@ class Job:
         stream: whether a text is answered in chunks while it grows.
         by_token: whether `Chunk.pieces` has the text of each token, even without a stream.
         logprobs: how many likeliest tokens are reported with each token; None reports nothing.
+        reuse: whether prompts with equal tokens are decoded once, if they are greedy.
     """
 
     settings: Settings
@@ -46,11 +47,19 @@ class Job:
     stream: bool = False
     by_token: bool = False
     logprobs: int | None = None
+    reuse: bool = True
 
     @property
     def watched(self) -> bool:
         """Whether tokens have to be converted to text while the text grows."""
         return self.stream or self.by_token or self.logprobs is not None
+
+    @property
+    def shareable(self) -> bool:
+        """Whether equal prompts have the same answer, so that it can be reused."""
+        greedy = self.settings.temp == 0 and self.settings.num_beams == 1
+        plain = self.logprobs is None and not self.settings.logits_processors
+        return self.reuse and greedy and plain
 
     @classmethod
     def of(
@@ -63,6 +72,9 @@ class Job:
         if cutting.split == "none" and cutting != Cutting():
             raise UserError(f"{[*cuts][-1]} requires split")
         values = {name: value for name, value in values.items() if name not in names}
+        if unknown := [*values.keys() - {field.name for field in fields(Settings)}]:
+            call = "stream" if attributes.get("stream") else "generate"
+            raise TypeError(f"{call}() got an unexpected keyword argument {unknown[0]!r}")
         if values.get("num_draft") is None:
             values["num_draft"] = defaults.num_draft
         settings = replace(defaults, **values)
@@ -118,7 +130,7 @@ class Codec:
             if bad:
                 row.fail(str(bad))
             else:
-                row.prediction = predicted
+                row.prediction, row.shareable = predicted, job.shareable
                 if settings.stop or (job.watched and self.tokenizer):
                     row.watch = TextWatch(self.tokenizer, tuple(settings.stop))
             yield row

@@ -6,16 +6,15 @@ first piece is needed. The engine does not know about documents.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count, islice, repeat, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.engine.codec import Job
 from mlx_t5.engine.rows import Chunk, PieceResult, Result, Speculation, Stats
-from mlx_t5.errors import UserError, shown
+from mlx_t5.errors import UserError, log, shown
 from mlx_t5.settings import DEFAULT_BATCH_SIZE, is_listlike
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 from mlx_t5.text.documents import Cutting, Document
@@ -34,6 +33,7 @@ class DocumentStats(Stats):
     pieces: int = 0
     cut: int = 0  # parts of sentences that were too long
     failed: int = 0  # the result has their source text
+    kept: int = 0  # likewise, because the answers lacked a URL or an e-mail address of the source
 
     def add(self, stats: Stats) -> None:
         decided = sum(one.tokens_per_call * one.target_calls for one in (self, stats))
@@ -82,14 +82,15 @@ class DocumentInFlight:
         assert isinstance(self.document, Document), "there is no piece of an error"
         i, result, stats = len(self.result.pieces), self.result, self.stats
         piece, reason = self.document.pieces[i], answer.finish_reason
-        text = self.document.answered(piece, None if answer.error else answer.text)
+        kept = not answer.error and self.document.loses_address(piece, answer.text or "")
+        text = self.document.answered(piece, None if answer.error or kept else answer.text)
         result.pieces.append(PieceResult(piece.start, piece.end, text, reason, answer.error))
         result.tokens += answer.tokens
         result.writers += answer.writers
         result.finish_reason = "length" if reason == "length" else result.finish_reason
         stats.add(answer.stats)
         stats.pieces, stats.cut = stats.pieces + 1, stats.cut + piece.cut
-        stats.failed += answer.error is not None
+        stats.failed, stats.kept = stats.failed + (answer.error is not None), stats.kept + kept
         self._pieces.append(text)
         self._texts.append(self.document.part(i, self._pieces))
         return self._texts[-1]
@@ -134,7 +135,7 @@ def chunks(
         for prompt, index, predicted in numbered:
             document = _document(prompt, predicted, job, decoder)
             if not doubtful and (doubtful := getattr(document, "doubtful", "")):
-                print(DOUBTFUL.format(shown(doubtful)), file=sys.stderr, flush=True)
+                log(DOUBTFUL.format(shown(doubtful)))
             in_hand.append(DocumentInFlight(document))
             pending.extend(in_hand[-1].prompts)
             streams.extend(index + (i << 32) for i in range(len(pending)))
@@ -151,7 +152,7 @@ def chunks(
             if complete:
                 in_hand.popleft()
 
-    of_pieces = Job(job.settings, job.seed)  # pieces are prompts that are not cut again
+    of_pieces = replace(job, cutting=None, predictions=(), stream=False)  # pieces are not cut again
     ready_or_pending = lambda: bool(pending) or ready()  # noqa: E731
     of_streams = iter(streams.popleft, None)
     for answer in decoder.results(drawn(), of_pieces, batch_size, ready_or_pending, of_streams):

@@ -62,6 +62,9 @@ class Stats:
             Rows decoded together share their steps.
         tokens_per_second: generated_tokens / decode_seconds.
         peak_memory_bytes: peak of MLX's memory during the call.
+        reused: texts that were taken from an equal prompt instead of decoded; their counts are 0
+            but for the tokens of prompt and result.
+        reused_tokens: tokens of these texts.
         speculation: further statistics of the proposals.
     """
 
@@ -76,6 +79,8 @@ class Stats:
     decode_seconds: float = 0.0
     tokens_per_second: float = 0.0
     peak_memory_bytes: int = 0
+    reused: int = 0
+    reused_tokens: int = 0
     speculation: Speculation = field(default_factory=Speculation)
 
     def count(self, drafted: int, accepted: int, writer: str) -> None:
@@ -100,9 +105,9 @@ class Stats:
     def update_rates(self, generated: int, decided: float) -> None:
         self.generated_tokens = generated
         self.acceptance_rate = self.accepted / max(self.drafted, 1)
-        self.tokens_per_call = decided / max(self.target_calls, 1)
+        self.tokens_per_call = decided / self.target_calls if self.target_calls else 0.0
         if self.decode_seconds > 0:
-            self.tokens_per_second = generated / self.decode_seconds
+            self.tokens_per_second = (generated - self.reused_tokens) / self.decode_seconds
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,7 @@ class Row:
     watch: TextWatch | None = None  # None if nobody needs the text before the end
     ended: bool = False  # whether the last token is an end token
     prediction: Sequence[int] = ()  # the text that the caller expects, to copy proposals from
+    shareable: bool = False  # whether an equal row may have the same answer, see engine/reuse.py
     experience: Experience = field(default_factory=Experience)
     search: BeamSearch | None = None  # its best beam is `committed`; None without beams
     score: float | None = None
@@ -182,6 +188,16 @@ class Row:
         if not finite and self.finish_reason is None:
             self.fail_without_choice(self.decided)
         return tokens, accepted
+
+    def reuse(
+        self, committed: list[int], writers: list[str], settings: Settings, eos: Sequence[int]
+    ) -> None:
+        """Takes the whole text of an equal row, which has finished."""
+        self.committed = committed[:1]
+        self.settings = settings  # max_tokens may have been lowered to what memory allows
+        self.commit(committed[1:], len(committed) - 2, "target", eos)
+        self.writers = list(writers)
+        self.stats = Stats(len(self.ids), reused=1, reused_tokens=self.decided - self.ended)
 
     def fail(self, error: str) -> None:
         self.finish_reason, self.error = "error", error

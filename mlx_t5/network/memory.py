@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -36,14 +37,40 @@ def limit() -> int:
     for name in (WORKING_SET, "total_memory", "memory_size"):
         if facts.get(name):
             return int(facts[name])
-    return int(SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(SHARE * min([machine, *cgroup_limits()]))
+
+
+@cache
+def cgroup_limits(
+    groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> tuple[int, ...]:
+    """The limits, in bytes, of a container or a batch job: of its control group and all parents."""
+    limits: list[int] = []
+    with suppress(OSError):  # not Linux
+        for line in groups.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue  # another hierarchy of version 1
+            name = "memory.limit_in_bytes" if controllers else "memory.max"
+            top = root / "memory" if controllers else root
+            # In a container, the path may be the host's; then only the top has the file.
+            group = top / path.lstrip("/")
+            for folder in (group, *group.parents):
+                if folder.is_relative_to(top):
+                    with suppress(OSError, ValueError):  # "max": no limit
+                        limits.append(int((folder / name).read_text()))
+    return tuple(limits)
+
+
+def free() -> int:
+    return limit() - mx.get_active_memory()
 
 
 def require(needed: int) -> None:
     """Raises RuntimeError, as MLX does when it cannot allocate, unless `needed` bytes are free."""
-    free = limit() - mx.get_active_memory()
-    if needed > free:
-        raise RuntimeError(f"needs {readable(needed)}, and {readable(max(free, 0))} are left")
+    if needed > free():
+        raise RuntimeError(f"needs {readable(needed)}, and {readable(max(free(), 0))} are left")
 
 
 def wire(needed: int) -> None:
@@ -71,8 +98,7 @@ def keep_buffers(needed: int) -> None:
     """Limits MLX's cache of freed buffers, which similar prompts reuse."""
     # Without a GPU, MLX's limit of 32 MB stays. Metal allocates a Mac's memory for the CPU as well.
     if mx.metal.is_available() or not cpu_only():
-        free = limit() - mx.get_active_memory() - needed
-        mx.set_cache_limit(max(KEPT, int(KEPT_SHARE * free)))
+        mx.set_cache_limit(max(KEPT, int(KEPT_SHARE * (free() - needed))))
 
 
 def require_for(
@@ -102,6 +128,21 @@ def require_for(
     require(needed)
     keep_buffers(needed)
     wire(needed)
+
+
+def longest_text(models: Sequence[Any], tokens: int, rows: int, beams: int, space: int) -> int:
+    """Lowers `tokens`, the maximum of a text, if not even one such text fits into `space` bytes.
+
+    After that, the caches of `rows` texts take at most half of the space.
+    """
+
+    def texts(rows: int, tokens: int) -> int:
+        return sum(model.cache_memory(rows, 0, tokens, beams * rows) for model in models if model)
+
+    if texts(1, tokens) > space:
+        while tokens > 1 and texts(rows, tokens) > space // 2:
+            tokens //= 2
+    return tokens
 
 
 def cache_bytes(

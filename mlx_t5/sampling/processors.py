@@ -1,12 +1,15 @@
 """Logits processors: they change the target's logits before a token is chosen.
 
-These three processors are applied in the order of transformers, then the user's own callables:
+These processors are applied in the order of transformers, then the user's own callables:
 
     repetition penalty     a logit l of a token already written becomes l / penalty if l > 0 and
                            l * penalty otherwise (CTRL, https://arxiv.org/abs/1909.05858)
     no repeated n-gram     a token that would complete an n-gram already written is forbidden
                            (https://arxiv.org/abs/1705.04304)
+    bad words              a token that would complete one of these sequences is forbidden
     minimum length         the end tokens are forbidden until the text has enough tokens
+    forced tokens          the first token, or the one that max_tokens allows last, is one of these
+    suppressed tokens      these are forbidden
 
 Temperature, top-k and top-p are applied later (draws.py). "Written" tokens are the decoder's tokens
 with the start token, without the source. The proposals to verify are lazy arrays, so every
@@ -17,9 +20,9 @@ Symbols: B rows, N columns of written tokens, T positions processed at once, V v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
@@ -34,6 +37,12 @@ if TYPE_CHECKING:
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 
 PADDING = -1  # fills the columns before the first token of a shorter row
+ANY = -2  # fills the places before the first token of a shorter bad word
+# The settings of the processors that are off if empty or 0.
+RULES = (
+    "no_repeat_ngram_size", "bad_words_ids", "min_tokens", "forced_bos_token_id",
+    "forced_eos_token_id", "suppress_tokens", "logits_processors",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,24 +74,16 @@ class History:
 
 @dataclass(frozen=True)
 class Processing:
-    """The processors of a batch; each list has an entry per row."""
+    """The processors of a batch, for rows with these settings."""
 
-    penalty: list[float]  # 1 = off
-    ngram_size: list[int]  # 0 = off
-    min_tokens: list[int]  # 0 = off
-    custom: list[tuple[LogitsProcessor, ...]]
+    settings: list[Settings]
     eos: tuple[int, ...]
 
     @classmethod
     def of(cls, settings: Sequence[Settings], eos: Sequence[int]) -> Processing | None:
         """The processors of B rows; None if no row uses any."""
-        penalty = [s.repetition_penalty for s in settings]
-        ngram_size = [s.no_repeat_ngram_size for s in settings]
-        min_tokens = [s.min_tokens for s in settings]
-        custom = [tuple(s.logits_processors) for s in settings]
-        if set(penalty) <= {1} and not (any(ngram_size) or any(min_tokens) or any(custom)):
-            return None
-        return cls(penalty, ngram_size, min_tokens, custom, tuple(eos))
+        used = any(s.repetition_penalty != 1 or any(getattr(s, n) for n in RULES) for s in settings)
+        return cls(list(settings), tuple(eos)) if used else None
 
     def __call__(self, history: History, logits: mx.array, counts: Sequence[int]) -> mx.array:
         """Returns the processed logits of T positions per row, lazily; skips unused processors.
@@ -96,27 +97,46 @@ class Processing:
         Raises:
             UserError: a user's processor returned no array, or an array of a wrong shape.
         """
-        if any(penalty != 1 for penalty in self.penalty):
-            logits = penalize_repetition(history, logits, mx.array(self.penalty, mx.float32))
-        columns = history.tokens.shape[1]
-        for n in sorted(n for n in set(self.ngram_size) if 0 < n <= columns):
-            chosen = mx.array([size == n for size in self.ngram_size])[:, None, None]
-            logits = mx.where(chosen & repeats(history, logits, n), -mx.inf, logits)
-        if any(self.min_tokens):
-            positions = logits.shape[1]
-            before = mx.array([n - positions for n in history.lengths])  # without the start token
-            least = mx.array(self.min_tokens)[:, None]
-            early = before[:, None] + mx.arange(positions) < least
-            ends = (mx.arange(logits.shape[2])[:, None] == mx.array(self.eos)).any(axis=-1)
-            logits = mx.where(early[..., None] & ends, -mx.inf, logits)
-        if any(self.custom):
+        _, positions, vocab_size = logits.shape
+        penalty = [s.repetition_penalty for s in self.settings]
+        if any(p != 1 for p in penalty):
+            logits = penalize_repetition(history, logits, mx.array(penalty, mx.float32))
+        for n, rows in self._used("no_repeat_ngram_size"):
+            if n <= history.tokens.shape[1]:
+                logits = mx.where(rows & repeats(history, logits, n), -mx.inf, logits)
+        for words, rows in self._used("bad_words_ids"):
+            if words := [word for word in words if list(word) not in [[end] for end in self.eos]]:
+                logits = mx.where(rows & completes(history, logits, words), -mx.inf, logits)
+        # The number of tokens before each position (B, T, 1), without the start token.
+        before = mx.array([n - positions for n in history.lengths])[:, None] + mx.arange(positions)
+        before = before[..., None]
+        if any(least := [s.min_tokens for s in self.settings]):
+            early = before < mx.array(least)[:, None, None]
+            logits = mx.where(early & _among(self.eos, vocab_size), -mx.inf, logits)
+        last = mx.array([s.max_tokens - 1 for s in self.settings])[:, None, None]
+        for name, forced in (
+            ("forced_bos_token_id", before == 0),
+            ("forced_eos_token_id", before == last),
+        ):
+            for ids, rows in self._used(name):
+                only = mx.where(_among(ids, vocab_size), 0.0, -mx.inf)
+                logits = mx.where(rows & forced, only, logits)
+        for ids, rows in self._used("suppress_tokens"):
+            logits = mx.where(rows & _among(ids, vocab_size), -mx.inf, logits)
+        if any(s.logits_processors for s in self.settings):
             logits = self._call_custom(history, logits, counts)
         return logits
+
+    def _used(self, name: str) -> Iterator[tuple[Any, mx.array]]:
+        """Each value of a setting but "off", and which rows have it (B, 1, 1)."""
+        values = [getattr(s, name) for s in self.settings]
+        for value in filter(None, dict.fromkeys(values)):
+            yield value, mx.array([v == value for v in values])[:, None, None]
 
     def _call_custom(self, history: History, logits: mx.array, counts: Sequence[int]) -> mx.array:
         positions, columns = logits.shape[1], history.tokens.shape[1]
         rows = []
-        for b, processors in enumerate(self.custom):
+        for b, processors in enumerate(s.logits_processors for s in self.settings):
             first = columns - history.lengths[b]
             processed = [logits[b, t : t + 1] for t in range(positions)]
             for t in range(counts[b]):
@@ -163,6 +183,24 @@ def repeats(history: History, logits: mx.array, n: int) -> mx.array:
         suffix_tokens = tokens[:, suffix : suffix + positions, None]
         counts = counts & (tokens[:, None, i : i + starts] == suffix_tokens)
     return _marked(last[:, None], counts, logits.shape)
+
+
+def completes(history: History, logits: mx.array, words: Sequence[Sequence[int]]) -> mx.array:
+    """Marks (B, T, V) the tokens that would complete one of K words (sequences of tokens)."""
+    batch, positions, _ = logits.shape
+    longest = max(map(len, words))
+    tokens = mx.pad(history.tokens, ((0, 0), (longest, 0)), constant_values=PADDING)
+    aligned = mx.array([[ANY] * (longest - len(word)) + list(word) for word in words])
+    matches = mx.ones((batch, positions, len(words)), mx.bool_)
+    for i in range(1, longest):  # compares the tokens i places before each position and word's end
+        first = tokens.shape[1] - positions + 1 - i
+        before, part = tokens[:, first : first + positions, None], aligned[:, -1 - i]
+        matches = matches & ((before == part) | (part == ANY))
+    return _marked(aligned[None, None, :, -1], matches, logits.shape)
+
+
+def _among(ids: Sequence[int], vocab_size: int) -> mx.array:
+    return (mx.arange(vocab_size)[:, None] == mx.array(ids)).any(axis=-1)
 
 
 def _marked(tokens: mx.array, marked: mx.array, shape: tuple[int, ...]) -> mx.array:

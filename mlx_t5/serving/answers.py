@@ -33,13 +33,17 @@ class EventStream:
     """The events of one job. The thread that owns MLX sends them; the event loop receives them."""
 
     def __init__(self, job: QueuedJob, jobs: JobQueue, receive: Callable[[], Any]):
-        """Submits the job, and cancels it when `receive` (ASGI) reports that the client left."""
+        """Submits the job, and cancels it when `receive` (ASGI) reports that the client left.
+
+        A document without words is not submitted, because nothing of it is decoded.
+        """
         self.job: Any = job
         self._jobs = jobs
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         job.put = self._put
-        jobs.add(job)
+        if job.texts:
+            jobs.add(job)
         self._watching = asyncio.create_task(self._watch(receive))
 
     def _put(self, event: Event) -> None:
@@ -93,6 +97,9 @@ async def joined(
         ApiError: no piece could be decoded.
     """
     early, result, shown = dict[int, Chunk](), document.result, list[AnsweredPiece]()
+    if not document.prompts:
+        fields: Fields = {"pieces": [], "stats": vars(document.stats)}
+        yield DocumentChunk(document.finish(), [], [], [], document.stats, result, fields=fields)
     async for chunk in chunks:
         early[chunk.index] = chunk
         while piece := early.pop(len(result.pieces), None):

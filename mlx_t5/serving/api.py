@@ -1,16 +1,16 @@
 """Defines which requests are valid.
 
-Unsupported input is refused, never ignored: an unknown field is an error, and fields that clients
-often send (`presence_penalty`, `logit_bias`, …) may only have their neutral value. Types are
-strict: "5" is no number and 1 is no boolean. In a long list, and among unknown fields, only the
-first error is reported, because a body of 1 MiB may have 300,000 errors.
+Unsupported input is refused, never ignored: an unknown field is an error, and fields of OpenAI's
+API that ask for something else than a text (`tools`, `audio`, …) may only have the values that
+change nothing. Types are strict: "5" is no number and 1 is no boolean. In a long list, and among
+unknown fields, only the first error is reported, because a body of 1 MiB may have 300,000 errors.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
@@ -40,7 +40,6 @@ TokenIds = Annotated[
 ]
 Many = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
 Several = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
-Zero = Annotated[Number, Field(ge=0, le=0, description="not supported: 0 or absent")]
 Model = Annotated[str | None, Field(description="absent: the model that is served")]
 Task = Annotated[
     Text | None,
@@ -50,6 +49,24 @@ Task = Annotated[
     ),
 ]
 User = Annotated[str | None, Field(description="accepted and not used")]
+# The values of OpenAI's fields that change nothing; null is one for every field.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), (0,)),
+    **dict.fromkeys(("tools", "functions"), ([],)),
+    **dict.fromkeys(("tool_choice", "function_call", "reasoning_effort"), ("none",)),
+    **dict.fromkeys(("audio", "web_search_options", "moderation"), ()),
+    **dict.fromkeys(("store", "echo"), (False,)),
+    "logit_bias": ({},),
+    "service_tier": ("auto", "default"),
+    "modalities": (["text"],),
+    "response_format": ({"type": "text"},),
+    "verbosity": ("medium",),
+    "suffix": ("",),
+    "best_of": (1,),
+}
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # in OpenAI's chats
+ONE_TURN = (["user"], ["system", "user"], ["developer", "user"])
+OF_BEAMS = [name for name, s in SETTINGS.items() if s.only_with == "beams" and s.request]
 
 
 class Request(BaseModel):
@@ -89,17 +106,42 @@ def _field(name: str, setting: Setting) -> Any:
     return kind | None, Field(None, description=setting.help)
 
 
-if TYPE_CHECKING:  # the fields are used only by name, in `settings`
-    _WithSettings = Request
-    Split = str
-    FileType = str
-else:
-    Split, FileType = Literal[SPLITS], Literal[FILE_TYPES]
-    _WithSettings = create_model(
-        "_WithSettings",
-        __base__=Request,
-        **{s.request: _field(name, s) for name, s in SETTINGS.items() if s.request},
-    )
+def _one_of(values: Sequence[str], description: str) -> Any:
+    """The type and the default of a field with one of these values."""
+    return Literal[tuple(values)] | None, Field(None, description=description)
+
+
+def _only(*values: Any) -> Any:
+    """The type and the default of a field that may only be null or one of these values."""
+
+    def check(value: Any) -> Any:
+        flag = isinstance(value, bool)  # True equals 1, and False equals 0
+        if value not in [None, *(v for v in values if isinstance(v, bool) == flag)]:
+            raise ValueError("this is not supported; leave it out")
+        return value
+
+    shown = Field(json_schema_extra={"enum": [None, *values]})
+    return Annotated[Any, AfterValidator(check), shown], None
+
+
+_WithSettings: Any = create_model(
+    "_WithSettings",
+    __base__=Request,
+    **{s.request: _field(name, s) for name, s in SETTINGS.items() if s.request},
+)
+_WithChoices: Any = create_model(
+    "_WithChoices",
+    __base__=Request,
+    split=_one_of(
+        SPLITS,
+        "decode the text piece by piece, each after the task's prefix, and join the answers with "
+        "the text between the pieces; the answer also lists the pieces",
+    ),
+    file_type=_one_of(
+        FILE_TYPES, "if the text is split: its file's type; subtitles keep their times"
+    ),
+    **{name: _only(*values) for name, values in NEUTRAL.items()},
+)
 
 
 class TextPart(Request):
@@ -133,6 +175,7 @@ class Decoding(_WithSettings):
     The class has a field for every setting in settings.py that declares a `request` name.
     """
 
+    text_field: ClassVar[str] = "prompt"  # the name of the field that has the text to work on
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = Field(
         None, description="the same seed gives the same text; absent: a new seed each time"
     )
@@ -154,11 +197,19 @@ class Decoding(_WithSettings):
             values["num_draft"] = 0
         return {name: value for name, value in values.items() if value is not None}
 
+    @property
+    def unsearchable(self) -> list[str]:
+        """The fields of the request that a beam search does not support."""
+        return [name for name in ("temperature", "delta", "prediction") if getattr(self, name)]
+
     @model_validator(mode="after")
-    def _beams_alone(self) -> Decoding:
-        for name in ("temperature", "delta"):
-            if self.settings.get("num_beams", 1) > 1 and getattr(self, name):
-                raise ValueError(f"num_beams cannot be combined with {name}")
+    def _search(self) -> Decoding:
+        search = self.settings.get("num_beams", 1) > 1
+        for name in OF_BEAMS:
+            if name in self.settings and not search:
+                raise ValueError(f"{name} requires num_beams above 1")
+        if search and self.unsearchable:
+            raise ValueError(f"num_beams cannot be combined with {self.unsearchable[0]}")
         return self
 
 
@@ -179,7 +230,7 @@ class StreamOptions(Request):
     include_obfuscation: bool | None = Field(None, description="accepted; nothing is added")
 
 
-class OpenAIRequest(Decoding):
+class OpenAIRequest(Decoding, _WithChoices):
     """The fields that completions and chat completions have in common."""
 
     model: Model = None
@@ -189,26 +240,27 @@ class OpenAIRequest(Decoding):
     speculation: bool | None = Field(
         None, description="also report each token's origin (draft, copy or target), and counts"
     )
-    split: Split | None = Field(
-        None,
-        description="decode the text piece by piece, each after the task's prefix, and join the "
-        "answers with the text between the pieces; the answer also lists the pieces",
-    )
-    file_type: FileType | None = Field(
-        None, description="if the text is split: its file's type; subtitles keep their times"
-    )
     source_language: Annotated[str, Field(min_length=1, max_length=MAX_LANGUAGE)] | None = Field(
         None,
         description="if the text is split: the language whose rules say where a sentence ends, "
         "such as de; absent: the language that the prefix names, or English",
     )
-    presence_penalty: Zero | None = None
-    frequency_penalty: Zero | None = None
-    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     user: User = None
+    safety_identifier: User = None
+    prompt_cache_key: User = None
+    metadata: dict[str, Any] | None = Field(None, description="accepted and not used")
+    parallel_tool_calls: bool | None = Field(None, description="accepted and not used")
+
+    @property
+    def unsearchable(self) -> list[str]:
+        fields = {"stream": self.stream and self.split in (None, "none")}
+        fields |= {"logprobs": self.alternatives is not None}
+        return super().unsearchable + [name for name, used in fields.items() if used]
 
     @model_validator(mode="after")
     def _consistent(self) -> OpenAIRequest:
+        if 1 < self.settings.get("num_beams", 1) < (self.n or 1):
+            raise ValueError("n is above num_beams")
         if self.stream_options and not self.stream:
             raise ValueError("stream_options needs stream to be true")
         for name in ("file_type", "source_language"):
@@ -224,14 +276,9 @@ class CompletionRequest(OpenAIRequest):
         Text | Annotated[list[Text], Several] | TokenIds | Annotated[list[TokenIds], Several]
     ) = Field(description="one text or several, or the same as token ids")
     logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
-    echo: bool | None = Field(None, description="not supported: false or absent")
-    suffix: None = None
-    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
 
     @model_validator(mode="after")
     def _consistent_prompt(self) -> CompletionRequest:
-        if self.echo:
-            raise ValueError("echo: the prompt is not a part of the answer here; leave it out")
         if self.prediction and len(self.prompts) > 1:
             raise ValueError("prediction: it belongs to one prompt; send a request for each")
         return self
@@ -258,12 +305,6 @@ class Message(Content):
     name: str | None = Field(None, description="accepted and not used")
 
 
-class TextFormat(Request):
-    """The only response format that is supported."""
-
-    type: Literal["text"]
-
-
 class ChatRequest(OpenAIRequest):
     """The body of POST /v1/chat/completions, for one turn.
 
@@ -271,20 +312,28 @@ class ChatRequest(OpenAIRequest):
     English to German:", is put before the user's message, with a space between the two.
     """
 
+    text_field = "messages"
     messages: Annotated[list[Message], Field(min_length=1, max_length=2)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
-    response_format: TextFormat | None = None
 
-    @model_validator(mode="after")
-    def _one_turn(self) -> ChatRequest:
-        roles = [message.role for message in self.messages]
-        if roles[-1] != "user" or roles[:-1].count("user"):
+    @model_validator(mode="before")
+    @classmethod
+    def _one_turn(cls, body: Any) -> Any:
+        """Refuses conversations, before the fields of their other messages are looked at."""
+        turns = body.get("messages") if isinstance(body, dict) else None
+        turns = turns if isinstance(turns, list) else []
+        roles = [turn.get("role") for turn in turns if isinstance(turn, dict)]
+        if roles and roles not in ONE_TURN and all(role in ROLES for role in roles):
             raise ValueError(
                 "messages: this model answers single turns; send one user message, "
                 "with at most one system message before it"
             )
+        return body
+
+    @model_validator(mode="after")
+    def _consistent_chat(self) -> ChatRequest:
         if not self.messages[-1].text.strip():
             raise ValueError("messages: the user message is empty; write what to work on")
         if self.top_logprobs is not None and not self.logprobs:
@@ -349,11 +398,24 @@ class ScoreRequest(Request):
     model: Model = None
 
 
+class Document(Request):
+    """A document to rank, as an object."""
+
+    text: Text
+
+
 class RerankRequest(Request):
-    """The body of POST /v1/rerank."""
+    """The body of POST /v1/rerank, /v2/rerank and /rerank."""
 
     query: Text
-    documents: Annotated[list[Text], Field(min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True)]
+    documents: Annotated[
+        list[Text | Document], Field(min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True)
+    ]
     top_n: Annotated[int, Field(ge=1, le=MAX_DOCUMENTS)] | None = None
+    max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = None
     model: Model = None
+
+    @property
+    def texts(self) -> list[str]:
+        return [each if isinstance(each, str) else each.text for each in self.documents]

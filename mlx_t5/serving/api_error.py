@@ -7,6 +7,7 @@ A message may name an unknown field or task, shortened.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -27,6 +28,7 @@ COMPLAINTS = {
     "extra_forbidden": "there is no such field, or it is not supported; remove it",
     "none_required": "this is not supported; leave it out",
     "missing": "this field is needed",
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "it must be an object"),
 }
 
 
@@ -82,29 +84,44 @@ def error_of_status(status: int, detail: str, headers: Mapping[str, str] | None 
     return ApiError(status, message, headers=headers)
 
 
-def error_of_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
+def error_of_validation(errors: Sequence[dict[str, Any]], body: Any) -> ApiError:
     """The error for the first invalid field of a body, from pydantic's list of errors.
 
-    If a field may have several types, pydantic lists an error for each type. The message joins all
-    errors of the field.
+    If a field may have several types, pydantic lists an error for each type. A value that has one
+    of the types, or comes close to it, says more than the types that it does not have.
     """
     if errors[0]["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {errors[0]['ctx']['error']}")
-    fields = [_field(error) for error in errors]
-    param = shown(fields[0], MAX_NAME) if fields[0] is not None else None
-    same = (e for e, field in zip(errors, fields, strict=True) if field == fields[0])
-    message = ", or: ".join(dict.fromkeys(map(_complaint, same)))
-    return ApiError(400, f"{param}: {message}" if param else message, param)
+    if body is None:
+        return ApiError(400, "the body is empty; a JSON object is needed")
+    paths = [_path(error, body) for error in errors]
+    found = [(p, e) for p, e in zip(paths, errors, strict=True) if p[:1] == paths[0][:1]]
+    other_type = ("_type", "literal_error")
+    found = [(p, e) for p, e in found if not e["type"].endswith(other_type)] or found
+    deepest, _ = max(found, key=lambda one: (len(one[0]), [p for p in one[0] if type(p) is int]))
+    message, *others = dict.fromkeys(_complaint(error) for path, error in found if path == deepest)
+    message = " or ".join([message, *(other.removeprefix("it must be ") for other in others)])
+    param = "".join(f"[{p}]" if isinstance(p, int) else f".{shown(p, MAX_NAME)}" for p in deepest)
+    if param := param.removeprefix("."):
+        return ApiError(400, f"{param}: {message}", param)
+    field = message.split()[0].rstrip(":")  # a sentence about several fields begins with one
+    return ApiError(400, message, field if isinstance(body, dict) and field in body else None)
 
 
-def _field(error: dict[str, Any]) -> str | None:
-    """The name of the invalid field; None if the whole body is invalid."""
-    return next((str(part) for part in error["loc"] if part != "body"), None)
+def _path(error: dict[str, Any], body: Any) -> list[str | int]:
+    """Where an error is in a body; pydantic's `loc` also has the names of types."""
+    path, value = list[str | int](), body
+    for part in error["loc"][1:]:
+        index = isinstance(part, int) and isinstance(value, list)
+        if index or (isinstance(value, dict) and part in value):
+            path.append(part)
+            value = value[part]
+    return [*path, error["loc"][-1]] if error["type"] == "missing" else path
 
 
 def _complaint(error: dict[str, Any]) -> str:
-    message = error["msg"].removeprefix("Value error, ")
-    return COMPLAINTS.get(error["type"]) or message[:1].lower() + message[1:]
+    message = error["msg"].removeprefix("Value error, ").replace(" after validation", "")
+    return COMPLAINTS.get(error["type"]) or re.sub(r"^[A-Z]\w+ should ", "it must ", message)
 
 
 def raised_at(error: BaseException) -> str:

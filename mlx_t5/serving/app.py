@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -45,9 +46,9 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 403, 404, 413, 415, 429, 500, 503)
-}
+# "4XX" keeps FastAPI from describing its own validation errors, which are never sent.
+STATUSES: tuple[int | str, ...] = (400, 401, 403, 404, 413, 415, 429, "4XX", 500, 503)
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in STATUSES}
 
 bearer = HTTPBearer(auto_error=False, scheme_name="key")
 Given = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
@@ -97,7 +98,6 @@ def create_app(
         app.add_middleware(CORSMiddleware, expose_headers=["Retry-After"], **allowed)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     app.add_middleware(Middleware, metrics=metrics, origins=origins, root_path=root_path)
-    _remove_validation_errors(app)
     return app
 
 
@@ -124,7 +124,7 @@ async def _give_up_late(app: FastAPI) -> None:
 def _is_key(request: Request, given: Given) -> bool:
     expected = request.app.state.api_key
     return expected is None or bool(
-        given and hmac.compare_digest(given.credentials.encode(), expected.encode())
+        given and hmac.compare_digest(given.credentials.strip().encode(), expected.encode())
     )
 
 
@@ -141,7 +141,7 @@ async def _answer_error(request: Request, error: Any) -> Response:
     elif isinstance(error, RequestValidationError):
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind == "application/json" or kind.endswith("+json"):
-            error = error_of_validation(error.errors())
+            error = error_of_validation(error.errors(), error.body)
         else:
             error = ApiError(415, "send JSON, with Content-Type: application/json")
     return error.response
@@ -161,6 +161,8 @@ class Middleware:
             await self._app(scope, receive, send)
             return
         path, root = scope["path"], self._root
+        if not path.startswith("/"):  # an absolute request target, as for a proxy
+            path = urlsplit(path).path or "/"
         if path != root and not path.startswith(f"{root}/"):
             path = root + path  # the proxy has stripped it
         # The HTTP server sends the answer to HEAD without its body.
@@ -200,7 +202,9 @@ class Middleware:
             self._metrics.request_seconds.labels(label).observe(time.monotonic() - began)
 
     def _refusal(self, headers: Headers) -> ApiError | None:
-        """Refuses web pages of other origins; programs other than browsers send no Origin."""
+        """Refuses compressed bodies, and web pages of other origins; other programs send none."""
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            return ApiError(415, "the body is compressed; send it without Content-Encoding")
         origin = headers.get("origin")
         own = (origin or "").partition("://")[2].lower() == headers.get("host", "").lower()
         if origin is None or own or origin in self._origins or "*" in self._origins:
@@ -226,16 +230,11 @@ async def health(request: Request) -> Response:
     return JSONResponse(body, 503 if reason else 200)
 
 
+@public.get("/favicon.ico", include_in_schema=False)
+async def icon() -> Response:
+    return FileResponse(PAGE / "icon.svg")
+
+
 @public.get("/", include_in_schema=False)
 async def page() -> Response:
     return FileResponse(PAGE / "index.html", headers={"Content-Security-Policy": POLICY})
-
-
-def _remove_validation_errors(app: FastAPI) -> None:
-    """Removes FastAPI's own validation errors from the description, which are never sent."""
-    schema = app.openapi()  # FastAPI caches and serves this object
-    for operations in schema["paths"].values():
-        for operation in operations.values():
-            operation["responses"].pop("422", None)
-    for name in ("HTTPValidationError", "ValidationError"):
-        schema["components"]["schemas"].pop(name, None)

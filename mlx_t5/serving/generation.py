@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from mlx_t5.backend import mx
 from mlx_t5.engine import batching
 from mlx_t5.engine.beams import Beams
+from mlx_t5.engine.reuse import AnswerStore
 from mlx_t5.engine.rows import Row, TokenLogprob
 from mlx_t5.sampling.beam_search import texts_of
 from mlx_t5.serving.api_error import ApiError, failure_of
@@ -45,10 +46,15 @@ class GenerationBatches:
     """
 
     def __init__(
-        self, decoder: SpeculativeDecoder, max_batch: int, jobs: JobQueue, metrics: Metrics
+        self,
+        decoder: SpeculativeDecoder,
+        max_batch: int,
+        jobs: JobQueue,
+        metrics: Metrics,
+        answers: AnswerStore,
     ):
         self._decoder, self._max_batch = decoder, max_batch
-        self._jobs, self._metrics = jobs, metrics
+        self._jobs, self._metrics, self._answers = jobs, metrics, answers
         self._waiting: dict[GenerationJob, Iterator[Row]] = {}  # rows to come, the oldest job first
         self._job_of: dict[Row, GenerationJob] = {}  # rows that are decoded or about to join
         self._new_batches([])
@@ -81,6 +87,7 @@ class GenerationBatches:
             batch = queue.engine
             batch.keep([i for i, row in enumerate(batch.rows) if row in self._job_of])
             queue.remove(gone)
+        self._decode_first(self._answers.drop(gone))
 
     def admit(self) -> None:
         """Moves rows into the batches while these have free places."""
@@ -113,8 +120,10 @@ class GenerationBatches:
             self._job_of[row] = job
             if row.error:
                 self._fail(row, ApiError(400, row.error))
-            else:
+            elif self._answers.claim(row):
                 self._queue_of(row).waiting.append(row)
+            elif row.finish_reason:
+                self._report(row)
 
     def _has_free_place(self, job: GenerationJob) -> bool:
         queue = self._queues.get(job.spec.settings.num_beams)
@@ -130,15 +139,24 @@ class GenerationBatches:
         self._metrics.wrote(*(b - a for a, b in zip(before, row_counts(rows), strict=True)))
         for row in rows:
             self._report(row)
+        finished, again = self._answers.settle()
+        for row in finished:
+            self._report(row)
+        self._decode_first(again)
+
+    def _decode_first(self, rows: Iterable[Row]) -> None:
+        """Adds rows that waited for an equal row, which then failed or left."""
+        for row in rows:
+            self._queue_of(row).waiting.insert(0, row)
 
     def recover(self, error: Exception) -> None:
         """Recovers from an error in an engine: fails the running rows, keeps the waiting rows."""
         failure = failure_of(error)
-        waiting = [row for queue in self._queues.values() for row in queue.waiting]
-        survivors = set(waiting)
+        survivors = {row for queue in self._queues.values() for row in queue.waiting}
+        survivors.update(*self._answers.waiting.values())
         for row in [row for row in self._job_of if row not in survivors]:
             self._fail(row, failure)
-        self._new_batches(waiting)
+        self._new_batches([row for queue in self._queues.values() for row in queue.waiting])
         mx.clear_cache()
 
     def _new_batches(self, waiting: Iterable[Row]) -> None:
@@ -172,15 +190,16 @@ class GenerationBatches:
         if error := next((text.error for text in texts if text.error), None):
             self._fail(row, ApiError(500, error))
             return
-        if row.reported == 0 and row.stats.target_calls == 1:
+        if row.reported == 0 and (row.stats.target_calls == 1 or row.stats.reused):
             self._metrics.first_token_seconds.observe(self._jobs.clock() - job.submitted)
         if not (job.spec.stream or row.finish_reason):
             return
         chunks = [self._decoder.codec.chunk(text) for text in texts]
         if row.finish_reason:
             self._metrics.finished(row.stats, row.finish_reason)
-            seconds = row.stats.encode_seconds + row.stats.decode_seconds
-            self._jobs.row_seconds += (seconds - self._jobs.row_seconds) / 8
+            if not row.stats.reused:
+                seconds = row.stats.encode_seconds + row.stats.decode_seconds
+                self._jobs.row_seconds += (seconds - self._jobs.row_seconds) / 8
             self._end(row)
         for chunk in chunks:  # last, so that the metrics have counted the text
             chunk.stats = copy.copy(chunk.stats)  # the row's stats keep changing
@@ -190,6 +209,7 @@ class GenerationBatches:
         """Fails a row: a document continues, any other job is cancelled."""
         job = self._job_of[row]
         self._end(row)
+        self._decode_first(self._answers.drop([row]))
         if job.document:
             row.fail(str(failure))
             row.reported = row.decided  # none of its text is reported

@@ -36,6 +36,7 @@ class Metrics:
         self.first_token_seconds = seconds("t5_first_token_seconds", "From request to first token")
         self.cancelled_rows = counter("t5_cancelled_rows", "Rows whose client went away")
         self._finished = counter("t5_finished_rows", "Rows decoded", ("reason",))
+        self._reused = counter("t5_reused_rows", "Rows with the answer of an equal row")
         self._scored = counter(
             "t5_one_pass_items",
             "Prompts embedded, targets scored, answers scored to rank documents",
@@ -74,6 +75,9 @@ class Metrics:
         self._accepted.inc(accepted)
 
     def finished(self, stats: Stats, reason: str) -> None:
+        if stats.reused:
+            self._reused.inc()
+            return
         self._prompt_tokens.inc(stats.prompt_tokens)
         self._finished.labels(reason).inc()
 

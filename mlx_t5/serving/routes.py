@@ -1,7 +1,7 @@
 """The endpoints that need the key, each from its request to its answer.
 
-Completions, chats and embeddings have the format of OpenAI's API, ranks that of Cohere's and
-Jina's APIs.
+Completions, chats and embeddings have the format of OpenAI's API, ranks that of Cohere's, Jina's
+and Infinity's APIs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import codecs
 import gc
 import json
 import math
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any
@@ -264,11 +265,13 @@ async def score(body: api.ScoreRequest, request: Request) -> Response:
     return await asyncio.to_thread(answer)  # a request may have 300,000 tokens
 
 
+@router.post("/rerank", response_model_exclude_none=True, tags=["scores"])
+@router.post("/v2/rerank", response_model_exclude_none=True, tags=["scores"])
 @router.post("/v1/rerank", response_model_exclude_none=True, tags=["scores"])
 async def rerank(body: api.RerankRequest, request: Request) -> schemas.RankList:
     """Ranks documents by their relevance to a query; needs a model trained like monoT5."""
     service = _service(request, body.model)
-    pairs = await service.pairs_to_rank(body.query, body.documents)
+    pairs = await service.pairs_to_rank(body.query, body.texts, body.max_tokens_per_doc)
     usage = _usage([pair.source for pair in pairs[::2]])
     job = ScoringJob(kind="rerank", prompt_tokens=usage.prompt_tokens, pairs=pairs)
     scores = await service.score_or_embed(job, request.receive)
@@ -276,9 +279,12 @@ async def rerank(body: api.RerankRequest, request: Request) -> schemas.RankList:
     for ranked in ranking(scores, body.top_n):
         entry = schemas.RankEntry(index=ranked.index, relevance_score=math.exp(ranked.score))
         if body.return_documents:
-            entry.document = schemas.RankedDocument(text=body.documents[ranked.index])
+            text = body.texts[ranked.index]
+            infinity = request.scope["route"].path == "/rerank"
+            entry.document = text if infinity else schemas.RankedDocument(text=text)
         entries.append(entry)
-    return schemas.RankList(results=entries, model=service.model, usage=usage)
+    name = f"rerank-{uuid.uuid4().hex}"
+    return schemas.RankList(id=name, results=entries, model=service.model, usage=usage)
 
 
 def _usage(prompts: Sequence[Any], targets: Sequence[Any] = ()) -> schemas.ScoringUsage:

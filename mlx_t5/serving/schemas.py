@@ -96,12 +96,13 @@ class PieceCounts(BaseModel):
 
     `pieces` is the expected number of all pieces; it grows if sentences are too long. Of the pieces
     answered so far, `cut` counts those that are parts of such sentences, and `failed` counts those
-    that failed.
+    that failed. `kept` counts those whose answer lacked a URL or an e-mail address of the source.
     """
 
     pieces: int
     cut: int
     failed: int
+    kept: int
 
 
 class Logprobs(BaseModel):
@@ -202,7 +203,8 @@ class ServedModel(BaseModel):
     """The model that is served, with its limits and the defaults of requests.
 
     `capabilities` names the endpoints that the model serves, by the last part of their address.
-    `tasks` has the prefix and the settings of each task.
+    `tasks` has the prefix and the settings of each task. `notes` says what the model's files ask
+    for in vain, such as beams, which come only from a request.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -224,6 +226,7 @@ class ServedModel(BaseModel):
     tasks: dict[str, dict[str, Any]]
     dtype: str
     exact: bool
+    notes: list[str]
 
 
 class ModelList(BaseModel):
@@ -275,16 +278,20 @@ class RankedDocument(BaseModel):
 
 
 class RankEntry(BaseModel):
-    """A ranked document; `relevance_score` is the probability that it is relevant."""
+    """A ranked document; `relevance_score` is the probability that it is relevant.
+
+    Cohere's and Jina's clients expect the document as an object, Infinity's as a text.
+    """
 
     index: int
     relevance_score: float
-    document: RankedDocument | None = None
+    document: RankedDocument | str | None = None
 
 
 class RankList(BaseModel):
-    """The answer of /v1/rerank, the most relevant document first."""
+    """The answer of /v1/rerank, /v2/rerank and /rerank, the most relevant document first."""
 
+    id: str
     results: list[RankEntry]
     model: str
     usage: ScoringUsage

@@ -28,9 +28,11 @@ from mlx_t5.serving.answers import EventStream, TokenSpelling
 from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.jobs import GenerationJob, ScoringJob
 from mlx_t5.serving.schemas import Capability, ServedModel
-from mlx_t5.settings import SETTINGS, Settings, check_exact
+from mlx_t5.settings import AUTO, Settings, check_exact
+from mlx_t5.text.detokenizer import decode
 from mlx_t5.text.documents import Cutting
 from mlx_t5.text.prompts import token_ids
+from mlx_t5.text.tokenizer import encode
 
 if TYPE_CHECKING:
     from mlx_t5.serving.worker import Worker
@@ -39,9 +41,8 @@ log = logging.getLogger(__name__)
 
 MAX_PIECES = 5_000  # of a document
 PASSES_A_TEXT = 16  # this many full batches to score or embed count as one text in the queue
-OF_BEAMS = [name for name, s in SETTINGS.items() if s.only_with == "beams" and s.request]
 NO_TASK = Preset("no task")
-NAMES = {"input": "text", "targets": "target"}  # of fields, in messages
+NAMES = {"input": "text", "targets": "target", "messages": "prompt"}  # of fields, in messages
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,13 @@ class Presets:
 
     @property
     def notes(self) -> list[str]:
-        """Lines to print about entries of the model's files that are not supported."""
+        """What the model's files ask for in vain: unsupported entries, and beams."""
         names = dict.fromkeys(name for task in self.tasks.values() for name in task.left_out)
         tasks = Preset("tasks", left_out=tuple(names))
-        return [preset.note for preset in (self.general, tasks) if preset.left_out]
+        count = max(preset.num_beams for preset in (self.general, *self.tasks.values()))
+        beams = Preset("beams", num_beams=count).beams_note
+        notes = [preset.note for preset in (self.general, tasks) if preset.left_out]
+        return [*notes, beams] if beams else notes
 
 
 class Service:
@@ -163,32 +167,36 @@ class Service:
             ApiError: a text is empty, too long or not valid, or an id is not in the vocabulary.
         """
         prefixed: list[Any] = [prefix + text if isinstance(text, str) else text for text in texts]
-        for text in prefixed:
-            self._require_short(text, param)
-        what = NAMES.get(param, param)
+        what, several = NAMES.get(param, param), len(prefixed) > 1
+        fields = [f"{param}[{i}]" if several else param for i in range(len(prefixed))]
+        for text, field_name in zip(prefixed, fields, strict=True):
+            self._require_short(text, field_name)
 
         def tokenize() -> list[list[int]]:
             all_ids = []
-            for text in prefixed:
+            for text, field_name in zip(prefixed, fields, strict=True):
                 pooled = pooling if isinstance(text, str) and text.strip() else None
                 given = pooled.prompt + text if pooled else text
-                ids = token_ids(given, self.tokenizer, self._vocab_size, what)
+                try:
+                    ids = token_ids(given, self.tokenizer, self._vocab_size, what)
+                except UserError as error:
+                    raise ApiError(400, str(error), field_name) from None
                 all_ids.append(pooled.cut(ids) if pooled else ids)
-                self._require_short(all_ids[-1], param)
+                self._require_short(all_ids[-1], field_name)
             return all_ids
 
-        return await self._in_thread(param, tokenize)
+        return await asyncio.to_thread(tokenize)
 
     def _require_short(self, text: str | Sequence[int], param: str) -> None:
         """Refuses too many token ids, and a text that is too long for the tokens allowed."""
-        most, option = self.limits.prompt_tokens, "--max-prompt-tokens"
-        if param == "targets":
+        name, most, option = param.split("[")[0], self.limits.prompt_tokens, "--max-prompt-tokens"
+        if name == "targets":
             most, option = self.limits.max_tokens, "--max-tokens"
         is_text = isinstance(text, str)
         if len(text) > most * (self._longest if is_text else 1):
             count = "more" if is_text else len(text)
             message = (
-                f"the {NAMES.get(param, param)} has {count} tokens; at most {most} are taken here "
+                f"the {NAMES.get(name, name)} has {count} tokens; at most {most} are taken here "
                 f"(the server's {option}); shorten it"
             )
             raise ApiError(400, message, param, "context_length_exceeded")
@@ -210,7 +218,10 @@ class Service:
         prefix = self.task(body.task, []).prefix
         prefix += "".join(part.strip() + " " for part in system).lstrip()
         language, file_type = body.source_language or "", body.file_type or ""
-        cutting = Cutting(body.split or "none", prefix or None, language, file_type=file_type)
+        try:
+            cutting = Cutting(body.split or "none", prefix or None, language, file_type=file_type)
+        except UserError as error:
+            raise ApiError(400, str(error), "source_language") from None
 
         def cut() -> DocumentInFlight:
             limits = self.max_source_tokens, self.prefixes
@@ -220,12 +231,10 @@ class Service:
             return DocumentInFlight(document, MAX_PIECES + 1)
 
         async with self._cutting:
-            document = await self._in_thread("prompt", cut)
-        if not document.prompts:
-            raise ApiError(400, "there is no word in the text; write what to work on", "prompt")
+            document = await self._in_thread(body.text_field, cut)
         if len(document.prompts) > MAX_PIECES:
             message = f"the text has more than {MAX_PIECES} pieces; send it in parts"
-            raise ApiError(400, message, "prompt", "context_length_exceeded")
+            raise ApiError(400, message, body.text_field, "context_length_exceeded")
         return document
 
     async def submit(
@@ -245,7 +254,12 @@ class Service:
             else:
                 document = await self._cut(body)
         task = self.task(body.task, body.prompts)
-        settings = several(self._settings(body, task), body, samples, **reported)
+        settings = self._settings(body, task)
+        if settings.num_beams > 1:
+            settings = replace(settings, num_return_sequences=samples)
+        elif samples > 1 and settings.temp == 0:
+            message = f"n is {samples}, but greedy texts would be equal; set temperature above 0"
+            raise ApiError(400, message, "n")
         prompts: Sequence[Any]
         if document:
             prompts = document.prompts
@@ -254,7 +268,7 @@ class Service:
             most = f"more than one request may ask for here ({self.limits.rows})"
             raise ApiError(400, f"{size} texts are {most}; send several", "n")
         else:
-            prompts = await self.token_ids(body.prompts, prefix=task.prefix)
+            prompts = await self.token_ids(body.prompts, body.text_field, task.prefix)
         longest = settings.max_tokens * CHARACTERS
         predictions = [body.prediction.text[:longest]] if body.prediction else []
         reported["predictions"] = await self.token_ids(predictions, "prediction")
@@ -266,16 +280,32 @@ class Service:
         job = GenerationJob(size=size, texts=texts, spec=spec, prompts=prompts, document=document)
         return EventStream(job, self.worker.jobs, receive)
 
-    async def pairs_to_rank(self, query: str, documents: Sequence[str]) -> list[Pair]:
-        """Two pairs per document, for "true" and for "false"; the prompts of long ones are cut."""
+    async def pairs_to_rank(
+        self, query: str, documents: Sequence[str], most_tokens: int | None = None
+    ) -> list[Pair]:
+        """Two pairs per document, for "true" and for "false"; the prompts of long ones are cut.
+
+        `most_tokens` is the maximum number of tokens of a document.
+        """
+        if "rerank" not in self.capabilities:
+            message = f"{self.model} cannot rank; serve a model trained for it, such as monoT5"
+            raise ApiError(400, message, "model")
         self._require_short(query, "query")
         if not query.strip():
             raise ApiError(400, "the query is empty; write what is looked for", "query")
         most = self.limits.prompt_tokens
         beginnings = [document[: most * self._longest] for document in documents]
         facts, limit = (self.tokenizer, self._vocab_size), min(most, RERANK_TOKENS)
-        pairs = relevance_pairs(query, beginnings, *facts, max_prompt_tokens=limit)
-        return await self._in_thread("documents", lambda: list(pairs))
+
+        def cut(text: str) -> str:
+            ids = encode(self.tokenizer, text)[:-1][:most_tokens]
+            return decode(self.tokenizer, ids)
+
+        def pairs() -> list[Pair]:
+            texts = list(map(cut, beginnings)) if most_tokens else beginnings
+            return list(relevance_pairs(query, texts, *facts, max_prompt_tokens=limit))
+
+        return await self._in_thread("documents", pairs)
 
     async def score_or_embed(self, job: ScoringJob, receive: Callable[[], Any]) -> list[Any]:
         """Submits a job that scores or embeds, and waits for its scores or vectors.
@@ -323,7 +353,8 @@ class Service:
         if requested.get("max_tokens", 0) > self.limits.max_tokens:
             most = f"at most {self.limits.max_tokens} here"
             raise ApiError(400, f"max_tokens: {most}; the server's --max-tokens", "max_tokens")
-        if (body.draft or requested.get("num_draft")) and not (self.drafts or body.prediction):
+        wants_draft = body.draft or requested.get("num_draft") not in (None, 0, AUTO)
+        if wants_draft and not (self.drafts or body.prediction):
             raise ApiError(400, "this server has no draft; leave draft and num_draft out", "draft")
         values = combined(self._default_settings, task.settings, requested)
         max_tokens = values.get("max_tokens", self._base_settings.max_tokens)
@@ -360,36 +391,5 @@ class Service:
             tasks={name: {"prefix": task.prefix, **task.settings} for name, task in tasks},
             dtype=self._dtype,
             exact=self.exact,
+            notes=self.presets.notes,
         )
-
-
-def several(
-    settings: Settings,
-    body: api.Decoding,
-    samples: int,
-    stream: bool = False,
-    logprobs: int | None = None,
-) -> Settings:
-    """The settings that produce `samples` texts per prompt, by beam search or sampling.
-
-    `settings` combine the request, its task and the server; `logprobs` is the number of likeliest
-    tokens to report with each token, or None.
-
-    Raises:
-        ApiError: the settings do not allow several texts, streaming or log-probabilities.
-    """
-    beams, search = f"num_beams is {settings.num_beams}", settings.num_beams > 1
-    unused = not search and not body.settings.keys().isdisjoint(OF_BEAMS)
-    greedy = not search and samples > 1 and settings.temp == 0
-    equal = f"n is {samples}, but greedy texts would be equal; set temperature above 0"
-    too_many = f"n is {samples} and {beams}; n is too many"
-    for param, refused, message in (
-        ("stream", search and stream, f"{beams}: a text is known at its end; leave stream out"),
-        ("logprobs", search and logprobs is not None, f"{beams}: beams have none; leave them out"),
-        ("n", search and samples > settings.num_beams, too_many),
-        ("n", greedy, equal),
-        ("num_beams", unused, f"{' and '.join(OF_BEAMS)} need num_beams above 1"),
-    ):
-        if refused:
-            raise ApiError(400, message, param)
-    return replace(settings, num_return_sequences=samples) if search else settings

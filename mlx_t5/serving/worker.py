@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.backend import cpu_only, mx
 from mlx_t5.drafting.costs import most_proposals
 from mlx_t5.engine.batching import MAX_JOINING_TOKENS
+from mlx_t5.engine.reuse import AnswerStore
 from mlx_t5.errors import UserError
 from mlx_t5.network.encoding import encoded
 from mlx_t5.network.modules import compile_at_once
@@ -55,6 +56,7 @@ class Worker:
         max_queue: int,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
+        answers: int = 0,
     ):
         """Prepares the thread.
 
@@ -64,9 +66,10 @@ class Worker:
             max_queue: maximum number of waiting rows.
             metrics: the server's metrics.
             clock: returns seconds.
+            answers: maximum number of finished answers to keep for equal texts.
         """
         self.max_batch = max_batch
-        self._load, self._metrics = load, metrics
+        self._load, self._metrics, self._answers = load, metrics, answers
         self.jobs = JobQueue(max_batch, max_queue, clock)
         self._broken = False
         self._loaded: Future[Any] = Future()
@@ -139,7 +142,9 @@ class Worker:
             decoder = self._load()
             warm_up(decoder, self.max_batch)
             shared = decoder, self.max_batch, self.jobs, self._metrics
-            self._generation, self._scoring = GenerationBatches(*shared), ScoringTurns(*shared)
+            answers = AnswerStore(decoder.model.config.eos_token_ids, self._answers)
+            self._generation = GenerationBatches(*shared, answers)
+            self._scoring = ScoringTurns(*shared)
         except BaseException as error:
             self._loaded.set_exception(error)
             return False
@@ -147,6 +152,7 @@ class Worker:
         observe("t5_batch_rows", "Rows being decoded", lambda: self.rows[0])
         observe("t5_queue_rows", "Rows waiting for a place", lambda: self.rows[1])
         observe("t5_batch_capacity", "Rows decoded at most", lambda: self.max_batch)
+        observe("t5_stored_answers", "Answers kept for equal texts", lambda: len(answers.answers))
         self._loaded.set_result(decoder)
         return True
 
@@ -258,7 +264,8 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
     compile_at_once(model, decoder.drafter and decoder.drafter.model)
     # The number of proposals is fixed, so that "auto" learns nothing from dummy texts.
     fixed, most = (num_draft, num_draft) if isinstance(num_draft, int) else (1, most_proposals())
-    common = {"max_tokens": DUMMY_TOKENS, "batch_size": batch_size, "num_draft": fixed}
+    common: dict[str, Any] = {"max_tokens": DUMMY_TOKENS, "batch_size": batch_size}
+    common["num_draft"] = fixed
     decoder.generate([prompt], **common)
     if not cpu_only():
         prompts, most = [prompt, prompt[1:]], max(most, MAX_NUM_DRAFT)

@@ -4,8 +4,8 @@
     joined  between  answer  between  answer  …  between
 
 The text between the pieces is kept byte for byte: white space, line breaks, empty lines, the marks
-of list items, and passages without a letter or digit. Only the pieces are decoded, each after the
-task's prefix.
+of list items, the names of speakers, and passages without a letter. Only the pieces are decoded,
+each after the task's prefix. They are found in the masked text (masking.py), where positions stay.
 
 sentencex (https://github.com/wikimedia/sentencex) finds the sentences of each paragraph. A
 paragraph is one line, or several lines of hard-wrapped text: see `_is_hard_wrapped`.
@@ -15,6 +15,7 @@ Nothing here depends on a model: the caller passes a function that counts tokens
 
 from __future__ import annotations
 
+import html
 import re
 import sys
 import unicodedata
@@ -24,6 +25,8 @@ from itertools import chain, pairwise, takewhile
 
 from mlx_t5.errors import UserError
 from mlx_t5.settings import FILE_TYPES, POSITIVE, READABLE, SPLITS, SUBTITLES, checked, refusal
+from mlx_t5.text.languages import checked_code, source_of
+from mlx_t5.text.masking import GONE, NAME, REST, mask, unescaped
 from mlx_t5.text.prompts import guessed_prefix_end
 from mlx_t5.text.subtitles import find_words, rewrapped, unwrapped
 
@@ -32,23 +35,22 @@ MOST_ACCENTS = 32  # combining accents that stay with their letter if a word is 
 LONGEST_SENTENCE = 5_000
 WRAPPED_WIDTHS = range(40, 121)  # characters of the longest line of hard-wrapped prose
 
-_LINE = re.compile(r"[^\r\n]+")
+_LINE = re.compile(r"[^\n]+")
 # sentencex fails on white space of several UTF-8 bytes, and on unpaired surrogates.
 _NO_TEXT = re.compile(r"[\s\ud800-\udfff]")
-_ITEM = re.compile(r"\s*(?:[-*+•‣–—]|\d{1,3}[.)])[ \t]+(?=\S)")
+_ITEM = re.compile(rf"\s*(?:{NAME}+|(?:[-*+•‣–—]|\d{{1,3}}[.)])[ \t]+(?=[\S{NAME}]))")
 _WORD = re.compile(r"\s*([\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]|\S+)")  # one Chinese character
 # A sentence is not cut at a comma between digits, but at any comma of languages without spaces.
-_CLAUSE = re.compile(r"[,;:](?=\s)|[、，；：،؛]")
+_CLAUSE = re.compile(r"[,;:!?…–—](?=\s)|[、，；：،؛。！？]")
 _SPACE = re.compile(r"\s+")
-_MADLAD = r"<2[\w-]+>"
-_SOURCE = re.compile(r"translate (?:from )?(\w+) (?:in)?to ", re.IGNORECASE)
-_NAMES = (
-    "arabic=ar bengali=bn bulgarian=bg chinese=zh czech=cs danish=da dutch=nl english=en "
-    "finnish=fi french=fr german=de greek=el hebrew=he hindi=hi hungarian=hu italian=it "
-    "japanese=ja korean=ko norwegian=no persian=fa polish=pl portuguese=pt romanian=ro "
-    "russian=ru spanish=es swedish=sv thai=th turkish=tr ukrainian=uk vietnamese=vi"
+_SPACELESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+# Thai, Lao, Burmese and Khmer write vowels before and behind their consonant, and stack consonants.
+_BEHIND = "ะ-ฺๅ-๎\u0eb0-\u0ebc\u0ec6-\u0ece\u102b-\u103e\u1056-\u109d\u17b4-\u17dd々ー"
+_BETWEEN = re.compile(
+    rf"(?<=[{_SPACELESS}])(?<![เ-ไເ-ໄ\u1039\u17d2])(?=[{_SPACELESS}])(?![{_BEHIND}])"
 )
-_LANGUAGES = dict(name.split("=") for name in _NAMES.split())
+_ADDRESS = re.compile(r"(?:https?://|www\.)[^\s<>\"]*\w/?|(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_MADLAD = r"<2[\w-]+>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,8 @@ class Cutting:
             raise refusal("split", self.split, '"sentences", "lines" or "none"')
         if self.file_type not in ("", *FILE_TYPES):
             raise refusal("file_type", self.file_type, READABLE)
+        if self.source_language != "":
+            object.__setattr__(self, "source_language", checked_code(self.source_language))
         if self.max_source_tokens is not None:
             limit = checked("max_source_tokens", self.max_source_tokens, POSITIVE)
             object.__setattr__(self, "max_source_tokens", limit)
@@ -138,11 +142,12 @@ class Document:
         self.pieces: list[Piece] = []
         self._split, self._tokens = cutting.split, tokens
         self._limit = cutting.max_source_tokens or n_positions
-        subtitles = cutting.file_type in SUBTITLES
-        self._turns = find_words(text, cutting.file_type) if subtitles else None
-        named = _SOURCE.search(self.prefix)
-        language = _LANGUAGES.get(named[1].lower(), "en") if named else "en"
-        self._language = cutting.source_language or language
+        self._turns: list[tuple[int, int]] | None = None
+        self._masked = text[: self.start or mark] + mask(text[self.start or mark :])
+        self._file_type = cutting.file_type
+        if self._file_type in SUBTITLES:
+            self._turns, self._masked = find_words(text, self._file_type)
+        self._language = cutting.source_language or source_of(self.prefix)
         if self._limit and (used := tokens(self.prefix + "a")) > self._limit:
             needs = f"the prefix and one letter take {used} tokens"
             raise UserError(f"max_source_tokens is {self._limit}, but {needs}; raise it")
@@ -150,25 +155,32 @@ class Document:
     def cut(self) -> Iterator[Piece]:
         for n, stretch in enumerate(self._stretches()):
             split = self._split == "sentences"
-            for unit in _sentences(self.text, *stretch, self._language) if split else [stretch]:
+            for unit in _sentences(self._masked, *stretch, self._language) if split else [stretch]:
                 for piece in self._fitting(*unit, n):
                     self.pieces.append(piece)
                     yield piece
 
     def source(self, piece: Piece) -> str:
-        return unwrapped(self.text[piece.start : piece.end])
+        return unescaped(unwrapped(self._kept(piece.start, piece.end)))
 
     def prompt(self, piece: Piece) -> str:
         return self.prefix + self.source(piece)
 
+    def loses_address(self, piece: Piece, answer: str) -> bool:
+        """Whether an answer lacks a URL or an e-mail address of its source, letter for letter."""
+        return not all(found in answer for found in _ADDRESS.findall(self.source(piece)))
+
     def answered(self, piece: Piece, answer: str | None) -> str:
-        source = self.text[piece.start : piece.end]
-        return source if answer is None else rewrapped(source, answer)
+        source = self._kept(piece.start, piece.end)
+        if answer is None or answer == self.source(piece):
+            return source
+        escapes = self._file_type == ".vtt"
+        return rewrapped(source, html.escape(answer, quote=False) if escapes else answer)
 
     def before(self, i: int) -> str:
         """The text between piece i - 1 and piece i; from `start` for the first, to the end last."""
         start = self.pieces[i - 1].end if i else self.start
-        return self.text[start : self.pieces[i].start if i < len(self.pieces) else None]
+        return self._kept(start, self.pieces[i].start if i < len(self.pieces) else len(self.text))
 
     def part(self, i: int, texts: Sequence[str]) -> str:
         """Piece i's part of the joined document; `texts` replace the pieces 0 to i."""
@@ -181,8 +193,12 @@ class Document:
         while first and self.pieces[first - 1].stretch == stretch:
             first -= 1
         rest = (self.before(n) + texts[n] for n in range(first + 1, i + 1))
-        source = self.text[self.pieces[first].start : self.pieces[i].end]
+        source = self._kept(self.pieces[first].start, self.pieces[i].end)
         return self.before(first) + rewrapped(source, unwrapped("".join([texts[first], *rest])))
+
+    def _kept(self, start: int, end: int) -> str:
+        pairs = zip(self.text[start:end], self._masked[start:end], strict=True)
+        return "".join(char for char, mark in pairs if mark != GONE)
 
     def _stretches(self) -> Iterable[tuple[int, int]]:
         if self._turns is not None:
@@ -190,19 +206,21 @@ class Document:
         start = self.start or int(self.text.startswith("\ufeff"))
         if self._split == "none":
             return [(start, len(self.text))]
-        lines = (line.span() for line in _LINE.finditer(self.text, start))
-        return lines if self._split == "lines" else _paragraphs(self.text, lines)
+        lines = (line.span() for line in _LINE.finditer(self._masked, start))
+        if self._split == "sentences":
+            return _paragraphs(self._masked, lines)
+        return ((max(a, self._masked.rfind(NAME, a, b) + 1), b) for a, b in lines)
 
     def _fitting(self, start: int, end: int, stretch: int, cut: bool = False) -> Iterator[Piece]:
-        unit = self.text[start:end]
+        unit = self._masked[start:end]
         start, end = end - len(unit.lstrip()), start + len(unit.rstrip())
-        if not any(char.isalnum() for char in unit):
+        if not any(map(str.isalpha, unit)):
             return
         piece = Piece(start, end, cut, stretch)
         endless = self._split != "none" and end - start > LONGEST_SENTENCE
         too_long = endless or self._limit and self._tokens(self.prompt(piece)) > self._limit
         if end - start > 1 and too_long:
-            middle = _cut_point(self.text, start, end)
+            middle = _cut_point(self._masked, start, end)
             yield from self._fitting(start, middle, stretch, True)
             yield from self._fitting(middle, end, stretch, True)
         else:
@@ -213,7 +231,7 @@ def _paragraphs(text: str, lines: Iterable[tuple[int, int]]) -> Iterator[tuple[i
     block: list[tuple[int, int]] = []
     for first, last in chain(lines, [(len(text), len(text))]):
         blank = not text[first:last].strip()
-        adjacent = block and text[block[-1][1] : first] in ("\n", "\r\n", "\r")
+        adjacent = block and text[block[-1][1] : first] == "\n"
         if blank or not adjacent or _ITEM.match(text, first, last):
             wrapped = _is_hard_wrapped([text[begin:end] for begin, end in block])
             for begin, end in [(block[0][0], block[-1][1])] if wrapped else block:
@@ -250,7 +268,9 @@ def _sentence_ends(text: str, language: str) -> list[int]:
     try:
         from sentencex import get_sentence_boundaries
 
-        return [sentence["end_index"] for sentence in get_sentence_boundaries(language, text)]
+        starts = [*(i for i, char in enumerate(text) if char != REST), len(text)]
+        sentences = get_sentence_boundaries(language, text.replace(REST, ""))
+        return [starts[sentence["end_index"]] for sentence in sentences] or [len(text)]
     except ImportError:
         cure = 'pip install "sentencex>=1.0.32,<2" (on a Mac with Python 3.11 or later)'
         raise UserError(f'split="sentences" needs sentencex; {cure}') from None
@@ -262,12 +282,18 @@ def _sentence_ends(text: str, language: str) -> list[int]:
 
 
 def _cut_point(text: str, start: int, end: int) -> int:
-    """Where to cut a text, near the middle: after a comma, or a space, or anywhere."""
-    for pattern in (_CLAUSE, _SPACE):
-        breaks = [match for match in pattern.finditer(text, start, end) if match.end() < end]
-        if breaks:
-            return min(breaks, key=lambda match: abs(sum(match.span()) - start - end)).end()
+    """Where to cut a text: in its middle half, or where that is a single word, at any space."""
+    quarter = max(1, (end - start) // 4)
+    for pattern, margin in (_CLAUSE, quarter), (_SPACE, quarter), (_BETWEEN, quarter), (_SPACE, 1):
+        ends = [match.end() for match in pattern.finditer(text, start, end - margin + 1)]
+        ends = [at for at in ends if start + margin <= at <= end - margin and text[at] != REST]
+        if ends:
+            return min(ends, key=lambda at: abs(2 * at - start - end))
     middle = (start + end) // 2
     behind = text[middle : min(end - 1, middle + MOST_ACCENTS)]
-    accents = takewhile(lambda char: unicodedata.category(char)[0] == "M", behind)
-    return middle + len(list(accents))  # accents stay with their letter
+    return middle + len(list(takewhile(_is_accent, behind)))
+
+
+def _is_accent(char: str) -> bool:
+    """Whether a character stays with the one before it: an accent, or the rest of a reference."""
+    return char == REST or unicodedata.category(char)[0] == "M"

@@ -1,7 +1,8 @@
 """Finds the words of SubRip (.srt) and WebVTT (.vtt) subtitles, and breaks answers into lines.
 
-Only the words of the cues are decoded. Numbers, times, tags, music notes and the marks of a change
-of speaker stay as they are, so a file whose answers equal its words is reproduced byte for byte.
+Only the words of the cues are decoded. Numbers, times, tags, music notes and the names of speakers
+and marks of their turns stay as they are, so a file whose answers equal its words is reproduced
+byte for byte, but for the times inside of cues (YouTube's), which no translation can keep.
 
 Time and memory grow linearly with the file's size, because no regular expression here scans the
 same text again from every position.
@@ -15,10 +16,11 @@ from collections.abc import Iterator
 from itertools import chain, pairwise, repeat
 
 from mlx_t5.errors import UserError
+from mlx_t5.text.masking import CR, GONE, NAME, REST, mask
 
 LINE_CHARACTERS = 42  # a line may have so many, even if the source's lines are shorter
 
-_BREAK = re.compile(r"(?<![ \t])[ \t]*(?:\r\n?|\n)[ \t]*")
+_BREAK = re.compile(r"(?<![ \t])[ \t]*(?:\r\n?|\n|<[bB][rR] ?/? ?>)[ \t]*")
 _HAN = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _OPENING = "「『（〈《【〔［"
 # A unit that no line break divides: a word, or a character of a script without spaces. A mark that
@@ -31,20 +33,24 @@ _UNIT = re.compile(
 
 # A line of times, with the number before it. It may differ from the formats' definition as programs
 # and people write it: with direction marks, a minus or another arrow. Any other line is text.
-_GAP = r"(?:[^\S\n]|[\ufeff\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069])*"
+_GAP = rf"(?:[^\S\n]|[\ufeff\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069{REST}])*"
 _TIME = rf"(?:[-−]{_GAP})?\d+{_GAP}[:：]{_GAP}\d+(?:{_GAP}[:：.,，]{_GAP}\d+)"  # three numbers
-_ARROW = rf"{_GAP}[-‐-―−](?:{_GAP}[-‐-―−])*{_GAP}(?:>|&gt;){_GAP}"
+_ARROW = rf"{_GAP}[-‐-―−](?:{_GAP}[-‐-―−])*{_GAP}>{_GAP}"
 _TIMES = re.compile(
     rf"(?m)^(?:{_GAP}\d+{_GAP}\n)?{_GAP}"
     rf"(?:{_TIME}+(?:{_GAP}-->|{_ARROW}{_TIME})|{_TIME}*{_GAP}-->{_GAP}{_TIME}*)[^\n]*(?:\n|\Z)"
+    rf"(?:[ \t]+{CR}?\n)*"  # YouTube's cues begin with a line of one space
 )
 _BLOCK = re.compile(r"(?m)(?:^[^\S\n]*\S[^\n]*(?:\n|\Z))+")
 _TAG = r"<[/\w][^<>]*>|\{\\[^{}]*\}"
-# Marks of a change of speaker, tags, music notes, character references, and misplaced times.
+# Marks and names of a change of speaker, tags, music notes, and misplaced times.
 _MARK = (
-    rf"(?:^(?:[^\S\n]|{_TAG})*(?:[-‐–—]|>|&gt;)+|{_TAG}|[♪♫♬]|&(?:\w{{1,31}}|#\w{{1,7}});"
+    rf"(?:^(?:[^\S\n]|{_TAG})*(?:[-‐–—>]{REST}*)+|{NAME}+|{_TAG}|[♪♫♬]"
     r"|(?:\d{1,3}:\d\d:\d\d[.,]|\d\d:\d\d[.,]\d\d)\d+)"
 )
+# A cue in which each word has a time: <00:00:00.480><c> word</c>.
+_INLINE_TIME = re.compile(r"<\d+:\d\d[:.\d]*>")
+_OF_A_WORD = re.compile(r"<\d+:\d\d[:.\d]*>|</?c(?:\.[^<>\s]*)?>")
 _LETTERS = r"[0-9A-Za-z_\u00aa-\u058f]+"  # of scripts with spaces between words
 # A word with a mark inside stays whole, because its parts would be decoded as separate words.
 _KEPT = re.compile(rf"(?m)\b{_LETTERS}(?:{_MARK}+{_LETTERS})+|{_MARK}")
@@ -52,24 +58,28 @@ _KEPT = re.compile(rf"(?m)\b{_LETTERS}(?:{_MARK}+{_LETTERS})+|{_MARK}")
 _LOOSE, _SPACE = re.compile(r"\W*\s"), re.compile(r"\s*")
 
 
-def find_words(text: str, suffix: str) -> list[tuple[int, int]]:
-    """Start and end of each stretch of words in a subtitle file, in order.
+def find_words(text: str, suffix: str) -> tuple[list[tuple[int, int]], str]:
+    """Start and end of each stretch of words in a subtitle file, in order, and the masked file.
 
     A change of speaker starts a new stretch, and so does a tag, because models garble tags.
     """
-    text = text.replace("\r\n", "\t\n").replace("\r", "\n")  # positions stay
-    times = list(_TIMES.finditer(text))
+    masked = mask(text, subtitles=True)
+    times = list(_TIMES.finditer(masked))
     if suffix == ".vtt" and not text.removeprefix("\ufeff").startswith("WEBVTT"):
         raise UserError('a .vtt file begins with "WEBVTT"; this one does not: is it an .srt file?')
     if suffix == ".srt" and not times:
         raise UserError("an .srt file has times, as in 00:00:01,000 --> 00:00:04,000: none is here")
-    words: list[tuple[int, int]] = []
+    words, characters = list[tuple[int, int]](), list(masked)
     for time, end in zip(times, [*(time.start() for time in times), len(text)][1:], strict=True):
-        for block in _BLOCK.finditer(text, time.end(), end):
+        for block in _BLOCK.finditer(masked, time.end(), end):
             if suffix == ".vtt" and block.start() > time.end():
                 break  # an empty line ends a cue; but sloppy .srt files have empty lines in cues
-            words += ((block.start() + a, block.start() + b) for a, b in _words(block[0]))
-    return words
+            cue = block[0]
+            if _INLINE_TIME.search(cue):
+                cue = _OF_A_WORD.sub(lambda tag: GONE * len(tag[0]), cue)
+                characters[block.start() : block.end()] = cue
+            words += ((block.start() + a, block.start() + b) for a, b in _words(cue))
+    return words, "".join(characters)
 
 
 def _words(block: str) -> Iterator[tuple[int, int]]:

@@ -1,5 +1,6 @@
 """A program that decodes without a model, for processes that tests start."""
 
+import multiprocessing
 import os
 import signal
 
@@ -17,6 +18,7 @@ class Fake(Program):
 
     def describe(self):
         print("libraries talk")
+        self.lock = multiprocessing.RLock()
         threads = int(os.environ.get("OMP_NUM_THREADS", 2))
         return {"pid": os.getpid(), "threads": threads, "dtype": "float32", "device": "cpu"}
 

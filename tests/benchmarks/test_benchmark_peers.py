@@ -3,16 +3,23 @@
 import json
 import os
 import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import benchmark
-from benchmarks import peers
+from benchmarks import peer_programs, peers
 from benchmarks.peer_process import Process
+from fake_program import Fake
 from mlx_t5.errors import UserError
+from snippets import ROOT
+from standard_error import without_metal
 
 FAKE = "fake_program:Fake"
-OPTIONS = "--count 3 --repeats 1 --pause 0 --max-tokens 6 --num-draft 2 --batch-size 1 3"
+OPTIONS = "--count 3 --repeats 1 --max-tokens 6 --num-draft 2 --batch-size 1 3"
 
 
 @pytest.mark.slow
@@ -43,6 +50,20 @@ def test_a_method_runs_in_a_process_with_its_own_environment(capfd):
     assert capfd.readouterr() == ("", "libraries talk\n")  # not part of an answer
 
 
+def test_an_idle_process_ends_by_itself_and_leaks_nothing():
+    """tqdm has a semaphore of multiprocessing, and a killed process would leave it behind."""
+    code = "from benchmarks.peer_process import Process\n"
+    code += f"with Process('{FAKE}', {{}}) as process: process.call('describe')"
+    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, without_metal(done.stderr)) == ("", "libraries talk\n")
+
+
 @pytest.mark.parametrize(
     ("fails", "why"),
     [
@@ -55,3 +76,18 @@ def test_a_failed_call_raises_one_line(fails, why):
         for _ in range(2):  # an exception ends no process
             with pytest.raises(UserError, match=f"^{why}$"):
                 process.call("decode", prompts=[[5]], num_draft=0, max_tokens=9, batch_size=1)
+
+
+def test_a_program_is_warm_when_it_is_timed(monkeypatch):
+    """After another program's turn, a program's threads sleep and its caches are cold."""
+    now = [0.0]
+
+    class Cold(Fake):
+        def decode(self, *args, **keywords):
+            now[0] += 1.0 if now[0] else 5.0
+            return super().decode(*args, **keywords)
+
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr(peer_programs, "time", clock)
+    answer = Cold().timed(9, True, prompts=[[5, 6]], num_draft=0, batch_size=1)
+    assert answer.seconds == answer.first_seconds == 1.0 and answer.tokens == [[6, 5]]

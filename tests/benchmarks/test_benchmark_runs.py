@@ -16,8 +16,8 @@ def measure(tmp_path, monkeypatch, capsys):
     """Returns a function that runs a subcommand in float32: (standard output, record)."""
     monkeypatch.chdir(tmp_path)
 
-    def run(line):
-        argv = [*line.split(), "--dtype", "float32", "--json", "figures.json"]
+    def run(line, *more):
+        argv = [*line.split(), *more, "--dtype", "float32", "--json", "figures.json"]
         assert benchmark.main(argv) == 0
         return capsys.readouterr().out, json.loads((tmp_path / "figures.json").read_text())
 
@@ -62,8 +62,8 @@ def test_a_sweep_is_drawn_and_saved(measure, tmp_path):
 
 def test_a_report_has_a_row_to_paste(measure, monkeypatch):
     monkeypatch.setattr(report, "MOST_PROMPTS", 2)
-    pair = f"--model {workload.MODEL.default} --draft-model {workload.DRAFT_MODEL.default}"
-    out, record = measure(f"report {pair} --num-draft 3 --seconds 1")
+    pair = ["--model", workload.MODEL.default, "--draft-model", workload.DRAFT_MODEL.default]
+    out, record = measure("report --num-draft 3 --seconds 1", *pair)
     (line,) = [line for line in out.splitlines() if line.startswith(f"| {record['date']} ")]
     cells = dict(zip(report.COLUMNS, line.strip("| ").split(" | "), strict=True))
     assert cells["texts"] == "equal" and cells["weights"] == "float32"

@@ -18,6 +18,7 @@ from mlx_t5.checkpoints.generation_config import (
 )
 from mlx_t5.errors import UserError
 from mlx_t5.network.weights import read_config
+from mlx_t5.settings import SMALLEST
 from model import load
 
 # From t5-small's config.json.
@@ -54,6 +55,19 @@ def folder(tmp_path):
         ({"do_sample": True, "temperature": 0.7, "top_k": 0}, {"temp": 0.7, "top_k": 0}),
         ({"top_k": 20, "repetition_penalty": 1.2}, {"top_k": 20, "repetition_penalty": 1.2}),
         ({"max_length": None, "do_sample": None}, {}),
+        (
+            {"num_beams": 1, "length_penalty": 2.0, "early_stopping": 1},
+            {},
+        ),  # only the user searches
+        ({"do_sample": True, "top_p": 0.0}, {"temp": 1.0, "top_k": 50, "top_p": SMALLEST}),
+        (
+            {"min_length": -1, "no_repeat_ngram_size": -1},
+            {"min_tokens": 0, "no_repeat_ngram_size": 0},
+        ),
+        (
+            {"bad_words_ids": [[5, 6]], "forced_bos_token_id": 0},
+            {"bad_words_ids": [[5, 6]], "forced_bos_token_id": 0},
+        ),
         # Published files, and no file.
         ({"_from_model_config": True, "transformers_version": "4.27", **IDS}, {}),
         (None, {}),
@@ -70,13 +84,10 @@ NUMBERS = {
     "encoder_repetition_penalty": (1, 1.0, 1.5),
     "epsilon_cutoff": (0, 0.0, 1, 1e-4),
     "eta_cutoff": (0, 0.0, 1.0, 1e-4),
-    "forced_bos_token_id": (0, 1, 5),
-    "forced_eos_token_id": (0, 1, [1]),
     "guidance_scale": (0, 1, 1.0, 2),
     "max_time": (0, 1, 0.5),
     "remove_invalid_values": (False, True),
     "renormalize_logits": (False, True),
-    "suppress_tokens": ([1],),
     "top_h": (0.5, 1),
     "typical_p": (1, 1.0, 0.5),
     "watermarking_config": ({}, {"bias": 1.0}),
@@ -103,7 +114,8 @@ def test_unsupported_numbers_are_named_only_where_transformers_uses_them(
 @pytest.mark.parametrize(
     ("entries", "named"),
     [
-        ({"diversity_penalty": 1, "bad_words_ids": [[5]], "an_entry_of_tomorrow": 1}, True),
+        ({"diversity_penalty": 1, "begin_suppress_tokens": [5], "an_entry_of_tomorrow": 1}, True),
+        ({"top_k": -1}, True),  # greedy decoding, for which transformers does not look at it
         ({"diversity_penalty": 0.0, "num_beam_groups": 1, "num_return_sequences": 1}, False),
         ({"use_cache": False, "suppress_tokens": [], "epsilon_cutoff": 0.0}, False),
         ({"a_flag_of_tomorrow": False, "a_list_of_tomorrow": [], "use_mtp": True}, False),
@@ -118,7 +130,8 @@ def test_unsupported_entries_are_named_unless_neutral(folder, entries, named):
     "entries",
     [
         {"max_length": 12, "min_length": 8},
-        {"max_length": 9, "num_beams": 3, "length_penalty": 2.0, "early_stopping": True},
+        {"max_length": 9, "bad_words_ids": [[21, 21], [0, 0, 0], [1]], "suppress_tokens": [1, 7]},
+        {"max_length": 9, "forced_bos_token_id": 0, "forced_eos_token_id": [1, 5]},
         {"max_new_tokens": 7, "no_repeat_ngram_size": 2, "repetition_penalty": 1.5},
         {"max_length": 6, "do_sample": False, "temperature": 0.5},
     ],
@@ -129,18 +142,17 @@ def test_settings_in_config_json_are_those_of_transformers(reference_of, tmp_pat
     folder = shutil.copytree(reference.folder, tmp_path / "m")
     (folder / FILE).unlink(missing_ok=True)
     raw = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**raw, **entries, "forced_bos_token_id": None}))
+    (folder / "config.json").write_text(json.dumps({**raw, **entries, "max_time": None}))
     preset = read_generation_config(folder)
     decoder = SpeculativeDecoder(load(folder, "float32")[0])
     hf_model = transformers.T5ForConditionalGeneration.from_pretrained(folder)
     for source in ([5, 9, 11, 30, 7, 1], [8, 1]):
         written = hf_model.generate(torch.tensor([source]))[0, 1:].tolist()
-        assert decoder.generate(source, **preset.settings).tokens == written
-    (folder / "config.json").write_text(
-        json.dumps({**raw, "forced_bos_token_id": 1, "prefix": "a"})
-    )
+        result = decoder.generate(source, **preset.settings)
+        assert result.tokens + [1] * (result.finish_reason == "stop") == written
+    (folder / "config.json").write_text(json.dumps({**raw, "max_time": 1, "prefix": "a"}))
     preset = read_generation_config(folder)
-    assert preset.note == "config.json: left out, as not supported: forced_bos_token_id"
+    assert preset.note == "config.json: left out, as not supported: max_time"
     assert preset.prefix == ""
     (folder / FILE).write_text("{}")
     assert read_generation_config(folder) == Preset(FILE)
@@ -172,27 +184,18 @@ def test_ids_in_generation_config_are_used_as_in_transformers(reference_of, tmp_
     assert ends == endless[: endless.index(endless[3])] != endless
 
 
-def test_a_task_has_a_prefix_and_settings(folder):
+def test_a_task_has_a_prefix_and_settings_but_its_beams_are_only_reported(folder):
     task = read_tasks(folder(task_specific_params={"summarization": SUMMARIES}))["summarization"]
     assert (task.prefix, task.left_out) == ("summarize: ", ())
-    assert task.settings == {
-        "max_tokens": 199, "min_tokens": 29, "no_repeat_ngram_size": 3,
-        "num_beams": 4, "length_penalty": 2.0, "early_stopping": True,
-    }  # fmt: skip
-
-
-def test_beams_that_sample_are_left_out(folder):
-    preset = read_generation_config(folder({"do_sample": True, "num_beams": 2}))
-    assert preset.settings == {"temp": 1.0, "top_k": 50}
-    assert preset.left_out == ("num_beams",)
+    assert task.settings == {"max_tokens": 199, "min_tokens": 29, "no_repeat_ngram_size": 3}
+    searches = "--num-beams 4 searches, without a draft"
+    assert task.beams_note == f"the model's files ask for 4 beams; {searches}"
+    assert read_generation_config(folder({"num_beams": 1})).beams_note == ""
 
 
 def test_later_settings_override_earlier_ones():
     assert combined({"top_k": 5, "temp": 1.0}, {"top_k": 7}) == {"top_k": 7, "temp": 1.0}
-    beams = {"num_beams": 4, "length_penalty": 2.0}
-    assert combined(beams, {"temp": 0.5}) == {"length_penalty": 2.0, "temp": 0.5}
-    assert combined({"temp": 0.5, "delta": 0.1}, beams) == beams
-    assert combined(beams, {"temp": 0.0}) == {**beams, "temp": 0.0}
+    assert combined({"temp": 0.5, "delta": 0.1}, {"num_beams": 4}) == {"num_beams": 4}
 
 
 def test_an_unknown_task_is_refused_with_the_known_names(folder):
@@ -216,11 +219,20 @@ def test_a_damaged_file_is_refused_in_one_line(folder, raw, message):
 @pytest.mark.parametrize(
     ("raw", "tasks", "message"),
     [
-        ({"top_p": 2}, None, "generation_config.json: top_p is 2.*; --ignore-generation-config"),
+        (
+            {"max_new_tokens": 0},
+            None,
+            "generation_config.json: max_new_tokens is 0; .*; --ignore-gen",
+        ),
+        ({"max_length": 1}, None, "max_length is 1; it must be a whole number, at least 2"),
+        ({"do_sample": True, "top_k": -1}, None, "top_k is -1"),
+        ({"do_sample": True, "temperature": -1}, None, "temperature is -1"),
+        ({"bad_words_ids": [5]}, None, "bad_words_ids is .5.; it must be"),
+        ({"forced_eos_token_id": "x"}, None, "forced_eos_token_id is"),
         ({"do_sample": "yes"}, None, "do_sample must be true or false"),
         (None, {"a": "b"}, "must be an object of objects"),
         (None, {"a": {"prefix": 5}}, "task a: its prefix is no text"),
-        (None, {"a": {"min_length": -7.5}}, "task a: min_tokens is -7.5"),
+        (None, {"a": {"min_length": -7.5}}, "task a: min_length is -7.5"),
     ],
 )
 def test_a_bad_setting_is_refused_in_one_line(folder, raw, tasks, message):

@@ -115,6 +115,8 @@ def test_lines_may_have_a_prediction(tmp_path):
         ("p.txt", "one\n\nthree\nfour\n", 2, "is empty", ["one", "three", "four"]),
         ("p.txt", b"one\ntwo\n\xe9t\xe9\n", 3, "is not UTF-8", ["one", "two"]),
         ("p.txt", "é".encode("utf-16-le"), 1, "is not UTF-8; save the text as UTF-8", []),
+        ("p.txt", f"one\n{'x' * 3_000_000}\nthree\n", 2, "is longer than 1 MiB", ["one", "three"]),
+        ("p.txt", f"one\n{'x' * (2**20 + 1)}", 2, "is longer than 1 MiB", ["one"]),
         ("p.jsonl", '{"prompt": "a"}\n{"prompt": \n{"prompt": "b"}', 2, "is not JSON", ["a", "b"]),
         ("p.jsonl", "[" * 100_000 + '\n{"prompt": "b"}', 1, "is JSON that cannot be read", ["b"]),
         ("p.jsonl", f'{{"a": {"1" * 5000}}}\n{{"prompt": "b"}}', 1, "is JSON that cannot", ["b"]),

@@ -128,23 +128,19 @@ def test_each_row_of_an_array_belongs_to_its_prompt(tmp_path, end):
 # ---- origins of tokens ---------------------------------------------------------------------------
 
 
-def test_every_token_is_marked_with_its_origin(monkeypatch):
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    writers = ["draft", "target", "copy", "copy"]
-    painted = Painter().paint(["a", "b", "c"], writers[:3])
-    assert painted == "\033[32ma\033[0m\033[35mb\033[0m\033[36mc\033[0m"
-    monkeypatch.setenv("NO_COLOR", "1")
-    plain = Painter()
-    assert plain.paint(["Le", " chat", "", "s"], writers) == "[Le] chat{s}"
-    assert plain.paint(["Le"], ["draft"], "\ufffd") == "[Le]\ufffd"
+def test_every_token_is_marked_with_its_origin():
+    painted = Painter().paint(["a", "", "b", "c"], ["draft", "draft", "target", "copy"], "\ufffd")
+    marks = {32: "a", 35: "b", 36: "c"}
+    expected = "".join(f"\033[{color}m{text}\033[0m" for color, text in marks.items())
+    assert painted == expected + "\033[35m\ufffd\033[0m"
 
 
-def test_a_colored_line_does_not_split_a_character(monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
+def test_a_colored_line_does_not_split_a_character():
     tokenizer = transformers.ByT5Tokenizer()
     tokens = tokenizer.encode("aé\n")[:-1]
     result = Result("aé\n", tokens, ["draft", "target", "draft", "target"], "stop", Stats())
-    assert Painter(tokenizer).line(result) == "[a][é]\\n"
+    line = "\033[32ma\033[0m\033[32mé\033[0m\033[35m\\n\033[0m"
+    assert Painter(tokenizer).line(result) == line
 
 
 def test_the_summary_adds_up():

@@ -68,8 +68,8 @@ MAIN = {
 SERVER = {
     "--host 0.0.0.0": "set --api-key, or say --no-auth",
     "--host example.org": "set --api-key, or say --no-auth",
-    "--api-key é": "--api-key: use ASCII",
-    "--api-key 'a key\n'": "--api-key: use ASCII",
+    "--api-key é": "--api-key",
+    "--api-key 'a key\n'": "--api-key",
     "--api-key ''": "--api-key is empty",
     "--allow-origin https://app.example.org/page": "--allow-origin",
     "--root-path t5": "--root-path: use a path such as /t5",

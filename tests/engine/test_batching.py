@@ -32,6 +32,16 @@ def different(lengths, **settings):
     return many
 
 
+@pytest.mark.parametrize(
+    ("lengths", "count"),
+    [([300, 300, 300, 300], 2), ([500, 20, 510], 1), ([5000, 3], 0), ([10] * 40, 39)],
+)
+def test_the_tokens_that_join_between_two_steps_are_bounded(lengths, count):
+    """Padding counts, so a row of 20 tokens costs 510 beside one of 510."""
+    first, *others = different(lengths)
+    assert len(batching.fitting([first], others, 1024)) == count
+
+
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_every_row_comes_back_in_order(batch_size):
     many = rows([1 + 7 * i % 13 for i in range(60)], max_tokens=9)

@@ -125,6 +125,13 @@ def test_a_possible_prefix_is_noted_once(decoder, capsys):
     assert note.startswith('note: "title:" is decoded as text')
 
 
+def test_an_answer_without_the_address_of_its_source_is_not_used(decoder, alone):
+    text = f"{SENTENCES[0]} Write to anna.b@example.org about it."
+    result = decoder.generate(TASK + text, split="sentences")
+    assert result.text == f"{alone[0].text} Write to anna.b@example.org about it."
+    assert (result.stats.kept, result.stats.failed, result.stats.pieces) == (1, 0, 2)
+
+
 def test_sentences_that_are_too_long_are_cut_and_counted(decoder):
     text = f"{SENTENCES[0]} " + " and ".join(SENTENCES[:3]).replace(". ", " ")
     result = decoder.generate([text], split="sentences", prefix=TASK, max_source_tokens=30)[0]

@@ -8,6 +8,7 @@ from devices import cpu_allocation
 from fake_metal import FakeMetal
 from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.disk import BUNDLED
+from mlx_t5.engine.batching import decode_rows
 from mlx_t5.engine.rows import Row
 from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
@@ -145,3 +146,35 @@ def test_the_memory_limit_is_that_of_the_device(monkeypatch):
     assert memory.limit() == 5
     monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "a CPU"})
     assert 1e8 < memory.limit() < 1e14
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limits"),
+    [
+        ("0::/a/b", {"a/b/memory.max": "max", "a/memory.max": "7", "memory.max": "9"}, (7, 9)),
+        ("5:cpu:/\n4:memory:/b", {"memory/b/memory.limit_in_bytes": "5", "memory.max": "1"}, (5,)),
+        ("4:memory:/of/the/host", {"memory/memory.limit_in_bytes": "6"}, (6,)),
+        ("", {"memory.max": "1"}, ()),
+    ],
+)
+def test_limits_of_a_container_and_its_parents_count(tmp_path, monkeypatch, groups, files, limits):
+    (tmp_path / "cgroup").write_text(groups)
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{content}\n")
+    assert memory.cgroup_limits(tmp_path / "cgroup", tmp_path) == limits
+    monkeypatch.setattr(memory, "device_info", dict)
+    monkeypatch.setattr(memory, "cgroup_limits", lambda: (3000, 2000))
+    assert memory.limit() == 1800, "nine tenths, as of a machine's memory"
+
+
+def test_max_tokens_is_lowered_to_what_memory_allows(monkeypatch, capsys):
+    monkeypatch.setattr(memory, "limit", lambda: mx.get_active_memory() + 400_000)
+    one = model()
+    lowered, asked = [], [row(10, max_tokens) for max_tokens in (10**8, 10**8, 20)]
+    for done in decode_rows(Engine(one, None), asked, 2):
+        assert done.error is None and done.decided > 0
+        lowered.append(done.settings.max_tokens)
+    assert lowered == [95, 95, 20]  # two caches of 96 slots fit into half of the memory
+    (note,) = capsys.readouterr().err.splitlines()
+    assert "lowered from 100000000 to 95" in note

@@ -132,6 +132,13 @@ class Case:
             "early_stopping": rng.choice([True, False, "never"]),
             "repetition_penalty": rng.choice([1.0, 1.7]),
             "no_repeat_ngram_size": rng.choice([0, 0, 1, 2]),
+            "bad_words_ids": rng.choice([None, [[3], [eos[0]]], [[5, 6], [4, 4, 7], [8, 3]]]),
+            "suppress_tokens": rng.choice([None, None, [3, 9]]),
+            # Not if only one text would be possible.
+            "forced_bos_token_id": rng.choice([None, min({5, 6, 7, 8} - {*eos})])
+            if longest > 2
+            else None,
+            "forced_eos_token_id": rng.choice([None, eos[0]]) if longest > 1 else None,
         }
         limits = {"max_tokens": longest, "min_tokens": rng.choice([0, min(3, longest)])}
         return cls(prompts, eos, Lift(bias), options | limits)

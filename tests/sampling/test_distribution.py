@@ -247,6 +247,10 @@ RULES = {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "min_tokens": 2}
     [
         (RULES, DRAWS),
         ({"no_repeat_ngram_size": 1}, DRAWS),
+        (
+            {"bad_words_ids": [[2, 3], [4, 4]], "suppress_tokens": [5], "forced_bos_token_id": 2},
+            DRAWS,
+        ),
         ({"logits_processors": (fading,), "min_tokens": 1}, 800),  # called for every row
     ],
 )

@@ -13,9 +13,13 @@ from mlx_t5.sampling.processors import History, penalize_repetition, repeats
 
 torch = pytest.importorskip("torch")
 from transformers import (  # noqa: E402
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SuppressTokensLogitsProcessor,
 )
 
 INF = float("inf")
@@ -65,34 +69,50 @@ def test_an_n_gram_longer_than_the_text_forbids_nothing(n):
 VOCAB = 11
 
 
-def theirs(tokens, logits, penalty, n, least):
+def theirs(tokens, logits, options):
     """Applies transformers' processors, in their order, to one row."""
+    made = {
+        "repetition_penalty": RepetitionPenaltyLogitsProcessor,
+        "no_repeat_ngram_size": NoRepeatNGramLogitsProcessor,
+        "bad_words_ids": lambda words: NoBadWordsLogitsProcessor(words, EOS),
+        "min_tokens": lambda least: MinNewTokensLengthLogitsProcessor(1, least, EOS),
+        "forced_bos_token_id": ForcedBOSTokenLogitsProcessor,
+        "forced_eos_token_id": lambda ids: ForcedEOSTokenLogitsProcessor(MOST + 1, ids),
+        "suppress_tokens": SuppressTokensLogitsProcessor,
+    }
     ids, scores = torch.tensor([tokens]), torch.tensor(logits)[None]
-    rules = [RepetitionPenaltyLogitsProcessor(float(penalty))]
-    rules += [NoRepeatNGramLogitsProcessor(n)] if n else []
-    rules += [MinNewTokensLengthLogitsProcessor(1, least, EOS)] if least else []
-    for rule in rules:
-        scores = rule(ids, scores)
+    for name, make in made.items():
+        if options.get(name) is not None:
+            scores = make(options[name])(ids, scores)
     return scores[0].numpy()
 
 
-@pytest.mark.parametrize("seed", range(6))
+MOST = 9  # max_tokens
+OPTIONS = [
+    {"no_repeat_ngram_size": 3, "suppress_tokens": [4, 0]},
+    {"repetition_penalty": 1.3, "min_tokens": 30, "forced_eos_token_id": [EOS, 7]},
+    {"repetition_penalty": 0.7, "no_repeat_ngram_size": 2, "min_tokens": 5},
+    {"repetition_penalty": 2.0, "no_repeat_ngram_size": 1, "forced_bos_token_id": 3},
+    {"no_repeat_ngram_size": 4, "min_tokens": 8, "bad_words_ids": [[EOS], [6], [0, 3], [1, 2, 4]]},
+    {"bad_words_ids": [[2, 3], [START, 4]], "forced_bos_token_id": 4, "forced_eos_token_id": 4},
+]
+
+
+@pytest.mark.parametrize("seed", range(9))
 def test_a_ragged_batch_of_blocks_is_processed_as_by_transformers(seed):
     draw = np.random.default_rng(seed)
-    positions, lengths = int(draw.integers(1, 6)), draw.integers(1, 20, 5)
+    positions, lengths = int(draw.integers(1, 6)), draw.integers(1, 12, 6)
     committed = [[START, *draw.integers(0, 5, n - 1).tolist()] for n in lengths]
-    drafts = draw.integers(0, 5, (5, positions - 1))
-    logits = draw.normal(0, 3, (5, positions, VOCAB)).astype(np.float32)
+    drafts = draw.integers(0, 5, (6, positions - 1))
+    logits = draw.normal(0, 3, (6, positions, VOCAB)).astype(np.float32)
     logits[draw.random(logits.shape) < 0.1] = -INF
-    values = [(1.0, 3, 0), (1.3, 0, 30), (0.7, 2, 5), (2.0, 1, 0), (1.0, 4, 8)]
-    names = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens")
-    processing = rules(*(dict(zip(names, row, strict=True)) for row in values))
+    processing = rules(*(options | {"max_tokens": MOST} for options in OPTIONS))
     history = History.align(committed).then(mx.array(drafts, mx.int32) if positions > 1 else None)
-    output = np.array(processing(history, mx.array(logits), [positions] * 5))
-    for b in range(5):
+    output = np.array(processing(history, mx.array(logits), [positions] * 6))
+    for b, options in enumerate(OPTIONS):
         for t in range(positions):
             tokens = committed[b] + drafts[b, :t].tolist()
-            expected = theirs(tokens, logits[b, t], *values[b])
+            expected = theirs(tokens, logits[b, t], options)
             np.testing.assert_allclose(output[b, t], expected, rtol=1e-6)
 
 

@@ -68,7 +68,8 @@ def pieces(page):
 
 
 def test_a_document_is_answered_piece_by_piece(view, decoder):
-    page = view(accept_downloads=True)
+    page = view(accept_downloads=True, permissions=["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="fix grammar:").click()
     page.get_by_role("button", name=PREFIX).click()
     assert page.input_value("#prefix") == PREFIX
     page.fill("#document-text", TEXT)
@@ -85,6 +86,9 @@ def test_a_document_is_answered_piece_by_piece(view, decoder):
     assert bar.evaluate("b => [b.value, b.max]") == [4, 4]
     assert page.inner_text("#document-count") == "4 of 4 sentences"
     assert downloaded(page) == ("document-answer.txt", expected.text.encode())
+    page.click("#copy")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == page.text_content("#joined") == expected.text
 
 
 def test_a_dropped_file_comes_back_to_the_byte_where_the_model_changes_nothing(view):
@@ -97,6 +101,11 @@ def test_a_dropped_file_comes_back_to_the_byte_where_the_model_changes_nothing(v
     done(page, 2)
     assert [answer for _, answer in pieces(page)] == ["I can park the old car.", "I have two cats."]
     assert downloaded(page) == ("My talk-answer.SRT", SUBTITLES.encode())
+    page.locator("#document-text").press("End")
+    page.keyboard.type(" ")
+    assert "My talk.SRT" in page.inner_text("#document-note"), "an edited one"
+    page.fill("#document-text", "Another text.")
+    assert "My talk.SRT" not in page.inner_text("#document-note")
 
 
 def test_a_text_file_is_opened_and_other_files_are_refused(view):
@@ -115,7 +124,7 @@ def test_a_text_file_is_opened_and_other_files_are_refused(view):
     for name, content, times, message in (
         *((f"A{suffix.upper()}", b"a", 1, f"A{suffix.upper()} cannot") for suffix in UNREADABLE),
         ("b.txt", b"caf\xe9", 1, "b.txt is no text in UTF-8"),
-        ("c.txt", b"a" * 1025, 1024, "c.txt has more than 1 MiB"),
+        ("c.txt", b'"' * 1024, 600, "c.txt has more than 1 MiB"),  # as JSON
     ):
         drop(page, name, content, times)
         page.locator("#document-error", has_text=message).wait_for()
@@ -150,7 +159,7 @@ def events(count, failed=()):
             piece |= {"finish_reason": "error", "error": bold, "text": "a b"}
         else:
             piece["speculation"] = {"tokens": tokens, "stats": stats}
-        totals = {"pieces": count, "cut": 0, "failed": sum(n <= i for n in failed)}
+        totals = {"pieces": count, "cut": 0, "failed": sum(n <= i for n in failed), "kept": 0}
         choice = {"delta": {"content": piece["text"] + "\n"}, "pieces": [piece], "stats": totals}
         yield f"data: {json.dumps({'choices': [choice]})}\n\n"
 

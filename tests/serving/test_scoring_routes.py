@@ -21,7 +21,7 @@ TEXTS = ["a cat", "two dogs", "the long tale of a mouse", "a"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Returns the folder of a random T5 whose tokenizer has the words of monoT5."""
-    tasks = {"telling": {"prefix": "the tale: "}}
+    tasks = {"telling": {"prefix": "the tale: ", "num_beams": 4, "length_penalty": 2.0}}
     return ranking_models.save(
         tmp_path_factory.mktemp("ranking") / "ranker", task_specific_params=tasks
     )
@@ -106,7 +106,11 @@ def test_the_prefix_of_a_task_is_put_before_what_is_scored_or_embedded(ranker, d
 def test_clients_are_told_what_the_model_can_do(ranker):
     (ranks,) = ranker.http.get("/v1/models").json()["data"]
     assert ranks["capabilities"] == ["completions", "score", "rerank", "embeddings"]
-    assert ranks["tasks"] == {"telling": {"prefix": "the tale: "}}
+    assert ranks["tasks"] == {"telling": {"prefix": "the tale: "}} and ranks["num_beams"] == 1
+    note = "the model's files ask for 4 beams; --num-beams 4 searches, without a draft"
+    assert ranks["notes"] == [note]
+    body = {"prompt": "a", "task": "telling", "stream": True, "logprobs": 1}
+    assert ranker.http.post("/v1/completions", json=body).status_code == 200, "no beams"
     described = ranker.http.get("/openapi.json").json()["components"]["schemas"]
     assert set(ranks) == set(described["ServedModel"]["properties"])
 
@@ -119,6 +123,11 @@ def test_ranks_are_those_of_the_decoder(ranker, decoder):
     for entry, rank in zip(results, expected, strict=False):
         assert entry["relevance_score"] == pytest.approx(np.exp(rank.score), abs=1e-4)
         assert entry["document"] == {"text": TEXTS[rank.index]}
+    body["documents"] = [{"text": text} for text in TEXTS]
+    best = TEXTS[expected[0].index]
+    for path, document in (("/v2/rerank", {"text": best}), ("/rerank", best)):
+        answer = ranker.http.post(path, json=body).json()
+        assert answer["results"][0] == results[0] | {"document": document} and answer["id"]
     bare = ranker.http.post("/v1/rerank", json={"query": "cat", "documents": TEXTS[:1]}).json()
     assert set(bare["results"][0]) == {"index", "relevance_score"}
 
@@ -131,6 +140,9 @@ def test_documents_are_cut_to_the_longest_prompt_that_the_server_takes(ranker, d
     scores = {entry["index"]: entry["relevance_score"] for entry in answer["results"]}
     assert scores == pytest.approx({e.index: np.exp(e.score) for e in expected}, abs=1e-4)
     assert scores[2] == pytest.approx(scores[3], abs=1e-6), "what differs is cut off"
+    body = {"query": "cat", "documents": ["two dogs", "two dogs sat"], "max_tokens_per_doc": 2}
+    first, second = ranker.http.post("/v1/rerank", json=body).json()["results"]
+    assert first["relevance_score"] == pytest.approx(second["relevance_score"], abs=1e-6)
     short = len(decoder.tokenizer("Query: cat Document: two dogs Relevant:").input_ids)
     assert answer["usage"]["prompt_tokens"] == 3 * 60 + short
 
@@ -149,11 +161,11 @@ def test_a_queue_in_which_nothing_waits_has_room_for_the_largest_request(ranker)
         ("embeddings", {}, "input", "needed"),
         ("embeddings", {"input": ""}, "input", "at least 1"),
         ("embeddings", {"input": " "}, "input", "a text is empty"),
-        ("embeddings", {"input": ["a", 5]}, "input", "string"),
+        ("embeddings", {"input": ["a", 5]}, "input[1]", "string"),
         ("embeddings", {"input": [99]}, "input", "outside the model's vocabulary"),
         ("embeddings", {"input": "a " * 100}, "input", "tokens; at most 60"),
         ("embeddings", {"input": ["a"] * 2049}, "input", "at most 2048"),
-        ("embeddings", {"input": [" "] + ["a " * 200]}, "input", "has more tokens; at most 60"),
+        ("embeddings", {"input": [" "] + ["a " * 200]}, "input[1]", "has more tokens; at most 60"),
         ("embeddings", {"input": "a", "dimensions": 5}, "dimensions", "not supported"),
         ("score", {"prompt": "a", "targets": []}, "targets", "at least 1"),
         ("score", {"prompt": "a", "targets": [" "]}, "targets", "a target is empty"),

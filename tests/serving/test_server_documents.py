@@ -128,7 +128,7 @@ def test_the_language_decides_where_a_sentence_ends(server):
         ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
         ({"prompt": ["a", "b"]}, "prompt"),
         ({"prompt": [5]}, "prompt"),
-        ({"prompt": " \n"}, "prompt"),
+        ({"source_language": "german"}, "source_language"),
         ({"file_type": ".md"}, "file_type"),
         ({"prompt": "a\n" * 5001, "split": "lines"}, "prompt"),
     ],
@@ -156,7 +156,7 @@ def test_a_long_sentence_is_cut_and_a_failed_piece_keeps_its_source(tmp_path, un
         assert choice["text"] == f" {first['text']}\n\n- {long}  {last['text']} \n"
         assert (failed["text"], failed["finish_reason"]) == (long, "error")
         assert "no memory" in failed["error"] and "error" not in first | last
-        assert choice["stats"] == {"pieces": 3, "cut": 0, "failed": 1}
+        assert choice["stats"] == {"pieces": 3, "cut": 0, "failed": 1, "kept": 0}
         for stream in (False, True):
             body = {"prompt": long, "split": "sentences", "stream": stream}
             answer = small.http.post("/v1/completions", json=body)
@@ -164,6 +164,14 @@ def test_a_long_sentence_is_cut_and_a_failed_piece_keeps_its_source(tmp_path, un
         del model.encode
         (choice,) = complete(small, prompt=long * 4)["choices"]
         assert choice["stats"]["cut"] == choice["stats"]["pieces"] > 1, "60 tokens are taken"
+
+
+@pytest.mark.parametrize("text", [" \n", "42: …\n\n***"])
+def test_a_document_without_a_word_is_returned_as_it_is(server, text):
+    (choice,) = complete(server, prompt=text)["choices"]
+    assert (choice["text"], choice["pieces"], choice["finish_reason"]) == (text, [], "stop")
+    (event,) = streamed(server, prompt=text)
+    assert event["choices"][0]["text"] == text
 
 
 def test_only_completions_and_chats_are_split(server):

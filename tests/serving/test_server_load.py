@@ -153,6 +153,17 @@ def test_unfinished_requests_are_refused_at_shutdown(models):
     server.close()
 
 
+def test_a_client_that_does_not_read_leaves_no_errors_at_shutdown():
+    server = Server("--draft-model", "none", "--shutdown-seconds", "1")
+    lazy = raw_request(server.url, "/v1/embeddings", {"input": [[5]] * 2048})  # 10 MB as JSON
+    assert lazy.recv(15) == b"HTTP/1.1 200 OK"
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+    assert "ERROR" not in server.log
+    kill(lazy)
+    server.close()
+
+
 def test_a_second_ctrl_c_does_not_wait(models):
     server = Server(*models)
     stream = raw_request(server.url, "/v1/completions", LONG | {"stream": True})

@@ -88,6 +88,7 @@ def test_a_prediction_needs_no_draft_and_is_tokenized_without_the_tasks_prefix()
             service._settings(api.PredictRequest(prompt="a", **fields))
     for fields in ({"num_draft": 0}, {"draft": False}):
         assert service._settings(api.PredictRequest(prompt="a", **fields)).num_draft == 0
+    assert service._settings(api.PredictRequest(prompt="a", num_draft="auto"))
 
 
 async def gone():

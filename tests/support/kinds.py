@@ -46,6 +46,8 @@ RULES = {
     "minimum": {"min_tokens": 6},
     "callable": {"logits_processors": (favor_rising,)},
 }
+RULES["tokens"] = {"bad_words_ids": [[5, 6], [4]], "suppress_tokens": [3], "max_tokens": 20}
+RULES["tokens"] |= {"forced_bos_token_id": 5, "forced_eos_token_id": [EOS]}
 RULES["all"] = {**RULES["penalty"], **RULES["bigrams"], **RULES["minimum"], **RULES["callable"]}
 SAMPLED = {"temp": 1.0, "top_p": 0.95}
 # Row i uses settings i; in the last kind the settings differ between rows.

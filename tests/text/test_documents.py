@@ -1,6 +1,7 @@
 """Tests documents: the decoded pieces, the text that stays, and answers in their places."""
 
 import random
+import re
 import sys
 import unicodedata
 
@@ -44,6 +45,7 @@ SENTENCES = [
     "他来了。价格是3.50元！", "彼は来た。「本当？」", "هل هذا صحيح؟ نعم، هذا صحيح.", "वह आया। क्या?",
     "그는 왔다.", "It goes on and on over a line of many words that is as long as any,",
     "***", "—", "…", "42", "🙂 ok", "e\u0301te\u0301", "a\tb", "- item", "12. item", "Note: this",
+    "don&#39;t", "R&amp;D<br/>&nbsp;", "&quot;So?&quot; &hellip;", "\nAnna: Oh.", "https://a.io/?b&lt;c",
 ]  # fmt: skip
 BETWEEN = ["", " ", "  ", "\n", "\r\n", "\r", "\n\n", "\r\n \r\n", "\t", "\u00a0", "\u2003", "\v"]
 
@@ -66,10 +68,10 @@ def test_pieces_answered_with_themselves_give_back_the_text(split):
         ends = [0, *(at for piece in pieces for at in (piece.start, piece.end)), len(text)]
         assert ends == sorted(ends), "in order, and none in another"
         for i, piece in enumerate(pieces):
-            part = text[piece.start : piece.end]
-            assert part == part.strip() and any(char.isalnum() for char in part)
+            source = document.source(piece)
+            assert source == source.strip() and any(map(str.isalpha, source))
             between = document.before(i) + document.before(len(pieces))
-            marks = between.replace("item", "")
+            marks = re.sub("item|&nbsp;|<br/>|&hellip;|&quot;|Anna:", "", between)
             assert not any(unicodedata.category(char)[0] == "L" for char in marks), text
 
 
@@ -142,7 +144,7 @@ def test_the_language_decides_which_dots_are_abbreviations():
     assert sources("Translate from German into English: " + GERMAN) == expected
     for text in (GERMAN, "translate English to German: " + GERMAN, "<2en> " + GERMAN):
         assert len(sources(text)) > 2
-    assert sources(GERMAN, source_language="xx-no-such"), "by the rules of all languages"
+    assert sources(GERMAN, source_language="de_AT") == expected
 
 
 @pytest.mark.parametrize("space", ["\u202f", "\u2028", "\x85", " "])
@@ -215,7 +217,7 @@ def test_lines_of_other_kinds_are_separate_pieces(text, count):
 
 def test_the_mark_of_a_list_item_is_no_part_of_it():
     assert sources("1. One\n2) Two\n * Three\n• Four\n-5 degrees\n1990. Five") == [
-        "One", "Two", "Three", "Four", "-5 degrees", "1990.", "Five"
+        "One", "Two", "Three", "Four", "-5 degrees", "Five"
     ]  # fmt: skip
 
 
@@ -240,12 +242,22 @@ def cut(text: str, limit: int, tokens=words, split="sentences") -> list[str]:
 def test_long_sentences_are_cut_at_commas_and_then_at_words(split):
     assert cut("a b c, d e f", 7, split=split) == ["a b c, d e f"]
     assert cut("a b c, d e f", 6, split=split) == ["a b c,", "d e f"]
-    assert cut("a b c, d e f", 3, split=split) == ["a b", "c,", "d", "e f"]
-    assert cut("1,000 2,000; 3", 3, split=split) == ["1,000 2,000;", "3"]
+    assert cut("a b c, d e f", 3, split=split) == ["a", "b c,", "d", "e f"]
+    assert cut("aa 1,000; bb 2,000", 3, split=split) == ["aa 1,000;", "bb 2,000"]
+    comma = "However, I have two cats and one dog, really"
+    assert cut(comma, 9, split=split) == ["However, I have two", "cats and one dog, really"]
+    assert cut("it is " + "x" * 40, 40, len, split)[0] == "it is", "and no word is cut first"
 
 
 def test_text_without_spaces_is_cut_too():
     assert cut("他来了，价格是高的", 6, len) == ["他来了，", "价格是高的"]
+    assert cut("好，" + "价格是高的" * 2, 7, len) == ["好，价格是高", "的价格是高的"], (
+        "in the middle"
+    )
+    assert cut("A 是高的好人是高的好人 B", 9, len) == ["A 是高的好人", "是高的好人 B"]
+    assert cut("ฉันไปตลาดเช้า", 9, len) == ["ฉันไปต", "ลาดเช้า"]
+    assert cut("กกกกเกกกก", 8, len)[1][0] == "เ", "this vowel is read behind the next letter"
+    assert sources("ab&#39;c&amp;d", limit=4, tokens=len) == ["ab'", "c&d"]
     assert cut("abcdefgh", 3, len) == ["ab", "cd", "ef", "gh"]
     accents = "e\u0301" * 4
     assert cut(accents, 4, len) == ["e\u0301" * 2] * 2
@@ -287,12 +299,51 @@ def test_sentences_are_whole_where_windows_meet():
     assert [source[-10:] for source in sources(text)] == ["paragraph."] * 900
 
 
+# ---- names, references, addresses and numbers ----------------------------------------------------
+
+
+def test_names_and_lines_without_a_letter_stay():
+    text = "Anna: One. Two.\n\n- Anna: Three.\n*Ben: four*\nANNA: Five\n42 / 7\n\tAnna:Six\n"
+    text += "[Anna] Seven\nAnna: 8 %\n王：九\n王： 十\n王：一 Anna: two"
+    expected = ["One.", "Two.", "Three.", "*Ben: four*", "ANNA: Five", "Anna:Six", "[Anna] Seven"]
+    expected += ["九", "十", "一 Anna: two"]
+    assert sources(text) == expected
+    assert sources(text, "lines") == ["One. Two.", *expected[2:]]
+
+
+def test_references_are_characters_and_breaks_are_ends_of_lines():
+    text = "Don&#39;t &amp; won&rsquo;t!<br/>&nbsp;Is it &lt;new&gt;&nbsp;? Oh &x1; yes &mdash; no."
+    expected = ["Don't & won’t!", "Is it <new> ?", "Oh &x1; yes — no."]
+    for file_type in "", ".txt":
+        document = document_of(text, file_type=file_type)
+        assert [document.source(piece) for piece in document.cut()] == expected
+        answers = [expected[0], "Est-ce <nouveau> ?", "oui & non"]
+        written = text.replace("Is it &lt;new&gt;&nbsp;?", "Est-ce <nouveau> ?")
+        assert joined(document, answers) == written[: written.index("Oh")] + "oui & non"
+    cue = "WEBVTT\n\n00:01.000 --> 00:02.000\n{}\n"
+    document = document_of(cue.format("Is it &lt;new&gt; & old?"), file_type=".vtt")
+    assert [document.source(piece) for piece in document.cut()] == ["Is it <new> & old?"]
+    assert joined(document, ["a < 'b' & c > d"]) == cue.format("a &lt; 'b' &amp; c &gt; d")
+
+
+@pytest.mark.parametrize(
+    "address", ["https://a.io/b?c=1&d=%20#e", "www.a-b.co.uk/x_y", "a.b+c@d-e.io"]
+)
+def test_an_answer_without_the_address_of_its_source_is_told(address):
+    document = document_of(f"See ({address}), or <{address}>.")
+    (piece,) = document.cut()
+    assert not document.loses_address(piece, f"Voir {address}.")
+    for wrong in address.upper(), address[:-1], "Voir.":
+        assert document.loses_address(piece, f"Voir {wrong}.")
+
+
 # ---- refusals ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"split": "words"}, {"split": None},
+    [{"split": "words"}, {"split": None}, {"source_language": "german"}, {"source_language": "xx"},
+     {"source_language": 5},
      {"max_source_tokens": 0}, {"max_source_tokens": "many"}, {"file_type": "srt"},
      *({"file_type": suffix} for suffix in UNREADABLE)],
 )  # fmt: skip

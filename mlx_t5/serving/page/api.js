@@ -1,7 +1,11 @@
 // The server's API, as far as the page needs it: the same addresses that every client uses. They are
 // relative, as the page may stand under a proxy's path.
 
+import { sayWaiting } from "./dom.js";
+
 const KEY = "t5-api-key";
+const LOOK_MS = 1000; // between two looks at how busy the server is
+export const MOST_BYTES = 2 ** 20; // of a request
 
 /** An answer that is an error; `status` is HTTP's, `message` for the user. */
 export class ApiError extends Error {
@@ -42,9 +46,23 @@ export async function stream(path, body, take, signal) {
   }
 }
 
-function send(path, body, signal) {
+/** Sends a request; until its answer begins, says if the server has others to serve first. */
+async function send(path, value, signal) {
+  const body = JSON.stringify(value);
+  if (new Blob([body]).size > MOST_BYTES) throw new ApiError(413, "This is more than 1 MiB; send it in parts.");
   const headers = { "Content-Type": "application/json" };
-  return ask(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+  const looking = setInterval(look, LOOK_MS);
+  try {
+    return await ask(path, { method: "POST", headers, body, signal });
+  } finally {
+    clearInterval(looking);
+    sayWaiting();
+  }
+
+  async function look() {
+    const { running, waiting } = await (await ask("health", { signal })).json();
+    if (waiting) sayWaiting(`Waiting: the server is busy (texts being decoded: ${running}, in the queue: ${waiting}).`);
+  }
 }
 
 async function ask(path, options = {}) {

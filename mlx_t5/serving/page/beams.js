@@ -1,7 +1,7 @@
 // Beam search: its settings, and the texts that it finds.
 
 import { post } from "./api.js";
-import { $, element, seconds, signed, tell } from "./dom.js";
+import { $, duration, element, seconds, signed, tell } from "./dom.js";
 
 const SETTINGS = ["num-beams", "length-penalty", "texts"];
 const value = (id) => Number($(id).value);
@@ -15,13 +15,6 @@ export const wishes = () => ({
   length_penalty: value("length-penalty"),
   n: value("texts"),
 });
-
-/** Shows the settings of the server or a task. */
-export function propose({ num_beams, length_penalty }) {
-  $("num-beams").value = num_beams;
-  $("length-penalty").value = length_penalty;
-  settle();
-}
 
 /** Updates the texts that describe the settings, after a change. */
 export function settle() {
@@ -59,7 +52,7 @@ export function clear() {
 function show(choices) {
   $("search-texts").replaceChildren(...choices.map(item));
   const { stats } = choices[0].speculation;
-  figures({ calls: stats.target_calls, seconds: seconds(stats) });
+  figures({ calls: stats.target_calls, seconds: seconds(duration(stats)) });
   tell(`Done: ${choices.length} of ${value("num-beams")} beams, the best scores ${signed(choices[0].score)}.`);
 }
 

@@ -1,11 +1,10 @@
 // Documents: decodes a text or a file sentence by sentence, and shows source and answer side by side.
 
-import { ApiError, stream } from "./api.js";
+import { ApiError, MOST_BYTES, stream } from "./api.js";
 import { $, element, tell } from "./dom.js";
 import { complain } from "./errors.js";
 import { append } from "./panel.js";
 
-const MOST_BYTES = 2 ** 20; // of a request
 const UNREADABLE = /\.(md|mdx|markdown|mdown|rst|html?|xml|ass|ssa|sbv|ttml|docx|odt|pdf|epub|rtf)$/i;
 const NOTE = $("document-note").textContent;
 const EXAMPLE = "I open a lot of white suitcases at noon. It is going to rain next Thursday.\n\nThe windows that you have broken were not new. My sisters want to buy some tools including saws, hammers, and brushes.";
@@ -15,6 +14,7 @@ let opened = null; // { name, text } of the file in the field; no text once it h
 let answer = null; // { name, texts }: the answers so far, and the name to save them under
 let units = ""; // the name of the units that the text is cut into
 let waiting = []; // rows that are not shown yet
+let chosen = false; // whether the user has chosen a prefix in this view
 const written = {}; // how many tokens each writer has written
 
 export function stop() {
@@ -27,7 +27,7 @@ async function run() {
   stop();
   const mine = (controller = new AbortController());
   const text = opened?.text ?? $("document-text").value;
-  answer = { name: opened?.name ?? `document${$("file-type").value}`, texts: [] };
+  answer = { name: opened?.name ?? `document${$("file-type").value}`, texts: [], shown: 0 };
   const characters = [...text]; // offsets count these, and not the units of UTF-16
   units = $("split").value;
   clear();
@@ -77,17 +77,20 @@ function flush() {
   const count = $("pieces").childElementCount;
   waiting.forEach((each, i) => (each.dataset.number = count + i + 1));
   $("pieces").append(...waiting.splice(0));
+  $("joined").append(answer.texts.slice(answer.shown).join(""));
+  answer.shown = answer.texts.length;
   const done = $("pieces").childElementCount;
   if (!done) return;
-  const { pieces, failed } = answer.stats;
+  const { pieces, failed, kept } = answer.stats; // kept: an answer lacked a URL of its source
   $("document-progress").max = pieces;
   $("document-progress").value = done;
-  $("document-count").textContent = `${done} of ${pieces} ${units}${failed ? `, ${failed} left as they were` : ""}`;
+  $("document-count").textContent = `${done} of ${pieces} ${units}${failed + kept ? `, ${failed + kept} left as they were` : ""}`;
   for (const cell of document.querySelectorAll("[data-writer]")) cell.textContent = written[cell.dataset.writer] ?? "";
 }
 
 function finish() {
   flush();
+  if (!$("pieces").childElementCount) throw new ApiError(400, "There is no word in the text, so it stays as it is.");
   answer.complete = true;
   tell(`Done: ${$("document-count").textContent}.`);
 }
@@ -95,7 +98,7 @@ function finish() {
 function clear() {
   waiting = [];
   for (const writer of Object.keys(written)) delete written[writer];
-  $("pieces").replaceChildren();
+  for (const id of ["pieces", "joined"]) $(id).replaceChildren();
   $("document-error").hidden = true;
   $("document-count").textContent = "Cutting the text";
   $("document-progress").removeAttribute("value");
@@ -106,7 +109,7 @@ function clear() {
 function busy(is) {
   if (!is) flush();
   $("document-stop").disabled = !is;
-  $("download").disabled = is || !$("pieces").childElementCount;
+  for (const id of ["copy", "download"]) $(id).disabled = is || !$("pieces").childElementCount;
   $("document-output").setAttribute("aria-busy", is);
   if (!is && !$("pieces").childElementCount) $("document-output").hidden = true;
 }
@@ -118,10 +121,12 @@ async function open(file) {
   $("document-error").hidden = true;
   try {
     if (UNREADABLE.test(file.name)) throw new ApiError(400, `${file.name} cannot be read, only plain text (.txt), SubRip (.srt) and WebVTT (.vtt).`);
-    if (file.size > MOST_BYTES) throw new ApiError(413, `${file.name} has more than 1 MiB; give it in parts.`);
+    const tooLarge = new ApiError(413, `${file.name} has more than 1 MiB; give it in parts.`);
+    if (file.size > 2 * MOST_BYTES) throw tooLarge; // even if its characters take two bytes, and one as JSON
     const bytes = new Uint8Array(await file.arrayBuffer());
     const encoding = { "255,254": "utf-16le", "254,255": "utf-16be" }[bytes.slice(0, 2)] ?? "utf-8";
     const text = new TextDecoder(encoding, { fatal: true, ignoreBOM: true }).decode(bytes);
+    if (new Blob([JSON.stringify(text)]).size > MOST_BYTES) throw tooLarge;
     opened = { name: file.name, text }; // with its line ends, which the field would change
     $("document-text").value = text;
     $("document-note").textContent = `${file.name}, ${text.length} characters`;
@@ -131,6 +136,16 @@ async function open(file) {
     const message = error instanceof ApiError ? error.message : `${file.name} is no text in UTF-8; save it as such.`;
     await complain(new ApiError(400, message), $("document-error"));
   }
+}
+
+async function copy() {
+  try {
+    await navigator.clipboard.writeText(answer.texts.join(""));
+  } catch { // only pages of this machine or with TLS have a clipboard
+    getSelection().selectAllChildren($("joined"));
+    document.execCommand("copy");
+  }
+  tell("Copied.");
 }
 
 /** Saves the answers so far, under a name like the source's. */
@@ -146,9 +161,16 @@ function download() {
 // ---- controls -------------------------------------------------------------------------------------
 
 /** Offers prefixes that suit the model. */
-export function start(prefixes) {
+export function start(prefixes, prefix) {
   $("prefixes").replaceChildren(...prefixes.map(chip));
-  $("prefixes").firstChild.click();
+  begin(prefix ?? prefixes[0]);
+}
+
+/** Takes the prefix of the task in the view "Write", unless another one was chosen in this view. */
+export function begin(prefix) {
+  if (chosen || !prefix) return;
+  $("prefix").value = prefix;
+  mark();
 }
 
 function chip(prefix) {
@@ -156,24 +178,34 @@ function chip(prefix) {
   button.type = "button";
   button.addEventListener("click", () => {
     $("prefix").value = prefix;
-    mark();
+    choose();
   });
   return button;
+}
+
+function choose() {
+  chosen = true;
+  mark();
 }
 
 const mark = () => [...$("prefixes").children].forEach((each) => each.setAttribute("aria-pressed", each.textContent === $("prefix").value));
 
 $("document-text").value = EXAMPLE;
+$("document-text").addEventListener("beforeinput", ({ target }) => {
+  const replaced = target.selectionStart === 0 && target.selectionEnd === target.value.length;
+  if (replaced) opened = null; // another text is no version of the file
+});
 $("document-text").addEventListener("input", () => {
   opened = opened && $("document-text").value ? { name: opened.name } : null;
   if (!opened) $("document-note").textContent = NOTE;
 });
-$("prefix").addEventListener("input", mark);
+$("prefix").addEventListener("input", choose);
 $("document-form").addEventListener("submit", (event) => {
   event.preventDefault();
   run();
 });
 $("document-stop").addEventListener("click", stop);
+$("copy").addEventListener("click", copy);
 $("download").addEventListener("click", download);
 $("open").addEventListener("click", () => $("file").click());
 $("file").addEventListener("change", () => {

@@ -13,8 +13,17 @@ export function element(name, text = "", className = "") {
 /** Tells a screen reader a message. */
 export const tell = (message) => ($("status").textContent = message);
 
+/** Says that a request waits; says nothing any more if there is no message. */
+export function sayWaiting(message = "") {
+  $("waiting").textContent = message;
+  $("waiting").hidden = !message;
+}
+
 /** Seconds that the server took for a text. */
-export const seconds = (stats) => (stats.encode_seconds + stats.decode_seconds).toFixed(2);
+export const duration = (stats) => stats.encode_seconds + stats.decode_seconds;
+
+/** Seconds as text, with milliseconds where it takes few. */
+export const seconds = (time) => time.toFixed(time < 0.1 ? 3 : 2);
 
 /** A number with a minus sign if it is below 0 after rounding. */
 export function signed(number, digits = 2) {

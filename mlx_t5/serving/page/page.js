@@ -1,11 +1,11 @@
 // The page: one view for each capability of the model.
 
-import { model, rememberKey } from "./api.js";
+import { hasKey, model, rememberKey } from "./api.js";
 import * as documents from "./document.js";
 import { $ } from "./dom.js";
 import { complain } from "./errors.js";
 import "./one_pass.js";
-import { offer, prefixes } from "./prompts.js";
+import { offer, prefix, prefixes } from "./prompts.js";
 import { run, start as startWriting, stop } from "./write.js";
 
 const OUTPUT = { completions: "output" }; // the output of any other view is named after the view
@@ -27,6 +27,7 @@ function show() {
     $(`view-${nameOf(link)}`).hidden = nameOf(link) !== name;
   }
   $("skip").hash = OUTPUT[name] ?? `${name}-output`;
+  if (name === "document") documents.begin(prefix());
 }
 
 /** Offers the views for the model's capabilities. */
@@ -42,9 +43,11 @@ async function start() {
   try {
     const served = await model();
     $("model").textContent = served.id;
+    $("notes").textContent = served.notes.map((note) => `· ${note}`).join(" ");
+    $("metrics").hidden = hasKey(); // a link sends no key
     allow(served.capabilities);
     startWriting(served);
-    documents.start(prefixes(served));
+    documents.start(prefixes(served), prefix());
   } catch (error) {
     offer("other");
     await complain(error, $("error"));

@@ -1,6 +1,6 @@
 // One text while it is written: the origin of each token, pass by pass, and the counts so far.
 
-import { $, element, seconds } from "./dom.js";
+import { $, duration, element, seconds } from "./dom.js";
 
 /** Shows one text pass by pass, and remembers the passes for a replay. */
 export class Panel {
@@ -34,9 +34,13 @@ export class Panel {
       perCall: stats.tokens_per_call.toFixed(2),
       calls: stats.target_calls,
       tokens: stats.generated_tokens,
-      seconds: seconds(stats),
+      seconds: seconds(duration(stats)),
       accepted: stats.drafted ? `${Math.round(100 * stats.acceptance_rate)} %` : "–",
     });
+  }
+
+  figure(name) {
+    return this.root.querySelector(`[data-figure=${name}]`);
   }
 
   show(figures) {

@@ -19,18 +19,16 @@ const EXAMPLES = {
 };
 
 let tasks = {}; // of the model, by name
+let known = []; // prefixes that are offered
 
-/** Offers what suits the model that is served; `chosen` is told the settings of a task. */
-export function offer(name, served = {}, chosen = () => {}) {
+/** Offers what suits the model that is served. */
+export function offer(name, served = {}) {
   $("presets").replaceChildren(...(EXAMPLES[name] ?? EXAMPLES.other).map(chip));
   tasks = served.tasks ?? {};
   const names = Object.keys(tasks);
   $("task").replaceChildren(new Option("as the prompt says", ""), ...names.map((each) => new Option(each, each)));
   $("task-field").hidden = !names.length;
-  $("task").onchange = () => {
-    explain();
-    chosen({ ...served, ...tasks[$("task").value] });
-  };
+  $("task").onchange = explain;
   explain();
   if (!$("prompt").value) $("presets").firstChild.click();
 }
@@ -39,7 +37,14 @@ export function offer(name, served = {}, chosen = () => {}) {
 export function prefixes({ id, tasks = {} }) {
   const own = Object.values(tasks).map((each) => each.prefix?.trim()).filter(Boolean);
   const shown = (EXAMPLES[id] ?? EXAMPLES.other).map(([, prompt]) => prompt.slice(0, prompt.indexOf(": ") + 1));
-  return [...new Set(own.length ? own : shown)];
+  known = [...new Set(own.length ? own : shown)];
+  return known;
+}
+
+/** The prefix of the task in the view "Write": the chosen one, or the prompt's own. */
+export function prefix() {
+  const prompt = $("prompt").value;
+  return tasks[$("task").value]?.prefix?.trim() || known.find((each) => prompt.startsWith(each));
 }
 
 /** The task that a request names. */
@@ -65,7 +70,7 @@ function chip([label, prompt]) {
     $("prompt").value = prompt;
     if ($("task").value) {
       $("task").value = "";
-      $("task").onchange();
+      explain();
     }
     press(button);
   });

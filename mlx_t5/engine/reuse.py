@@ -1,0 +1,111 @@
+"""Decodes a text once: greedy rows with equal tokens and settings share one answer.
+
+Subtitles, menus and tables repeat lines. A greedy text depends only on its source tokens and its
+settings, so the first of several equal rows is decoded, and the others take its tokens when it is
+finished. An answer is taken as tokens, and converted to text anew for each row.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+from mlx_t5.engine.rows import Row
+from mlx_t5.settings import Settings
+
+Key: TypeAlias = tuple[bytes, Settings]
+Answer: TypeAlias = tuple[list[int], list[str], Settings]  # tokens and their writers
+
+MAX_ANSWERS, MAX_BYTES = 1000, 16_000_000
+
+
+class AnswerStore:
+    """Answers of finished rows, the latest used last, and the rows that wait for an equal one.
+
+    Only greedy rows without beams, logits processors and log-probabilities take part (see
+    `Job.shareable`). A row that fails or leaves early gives no answer.
+    """
+
+    def __init__(
+        self, eos: Sequence[int], most: int = MAX_ANSWERS, most_bytes: int = MAX_BYTES
+    ) -> None:
+        """Starts empty; `eos` are the target's end tokens."""
+        self.eos, self.most, self.most_bytes = eos, most, most_bytes
+        self.answers = OrderedDict[Key, Answer]()
+        self.bytes = 0
+        self.decoding: dict[Key, Row] = {}
+        self.waiting = defaultdict[Key, list[Row]](list)
+
+    def claim(self, row: Row) -> bool:
+        """Returns whether the row must be decoded.
+
+        Otherwise it is finished now, by a stored answer, or will be finished by `settle`.
+        """
+        if not row.shareable or not self.most:
+            return True
+        key = key_of(row)
+        if key in self.answers:
+            self.answers.move_to_end(key)
+            row.reuse(*self.answers[key], self.eos)
+            return False
+        if key in self.decoding:
+            self.waiting[key].append(row)
+            return False
+        self.decoding[key] = row
+        return True
+
+    def settle(self) -> tuple[list[Row], list[Row]]:
+        """Gives the answers of finished rows to the rows that waited for them.
+
+        Returns:
+            The rows that are finished by this, and rows that must be decoded after all, because the
+            row for which they waited has failed.
+        """
+        finished, again = list[Row](), list[Row]()
+        for key, row in [*self.decoding.items()]:
+            if row.finish_reason is None:
+                continue
+            if row.error:
+                again += self._next(key)
+                continue
+            del self.decoding[key]
+            answer = row.committed, row.writers, row.settings
+            for equal in self.waiting.pop(key, []):
+                equal.reuse(*answer, self.eos)
+                finished.append(equal)
+            self._store(key, answer)
+        return finished, again
+
+    def drop(self, rows: Iterable[Row]) -> list[Row]:
+        """Forgets rows that left early; returns the rows that must be decoded in their place."""
+        gone, again = set(rows), list[Row]()
+        for waiting in self.waiting.values():
+            waiting[:] = [row for row in waiting if row not in gone]
+        for key in [key for key, row in self.decoding.items() if row in gone]:
+            again += self._next(key)
+        return again
+
+    def _next(self, key: Key) -> list[Row]:
+        """The first row that waits takes the place of the one that was to be decoded."""
+        del self.decoding[key]
+        if not (waiting := self.waiting.pop(key, [])):
+            return []
+        self.decoding[key], self.waiting[key] = waiting[0], waiting[1:]
+        return waiting[:1]
+
+    def _store(self, key: Key, answer: Answer) -> None:
+        self.answers[key] = answer
+        self.bytes += size_of(key, answer)
+        while len(self.answers) > self.most or self.bytes > self.most_bytes:
+            self.bytes -= size_of(*self.answers.popitem(last=False))
+
+
+def key_of(row: Row) -> Key:
+    return array("i", row.ids).tobytes(), row.settings
+
+
+def size_of(key: Key, answer: Answer) -> int:
+    """The bytes of an answer, about: a number in a list takes 36, a pointer to a word 8."""
+    return len(key[0]) + 44 * len(answer[0]) + 500
