@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli.distilling import DistillOptions, read_distill_options
 from mlx_t5.cli.input import Lines
-from mlx_t5.cli.training import compared_options, resumable, say, work_folder
+from mlx_t5.cli.pairs import SUFFIXES, read_lines
+from mlx_t5.cli.training import compared_options, reporter, resumable, say, work_folder
 from mlx_t5.cli.uploading import draft_card, upload
 from mlx_t5.errors import UserError, readable
 from mlx_t5.settings import AUTO
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
     from mlx_t5.training.evaluation import Acceptance
     from mlx_t5.training.examples import Example
     from mlx_t5.training.teacher_answers import LabeledExample, Tokens
+    from mlx_t5.training.trainer import Trainer
     from model import T5
 
 ANSWERS_AT_ONCE = 32  # batch size while the target answers
 EVALUATED_AT_ONCE = 16  # batch size of evaluations
-NUM_DRAFT = 5  # proposals per step, fixed so that evaluations can be compared
+OWN_SHARE = 0.9  # share of the target's own choices in its answers; rounding may change some
+LABELED_FIRST = 32  # completions that are compared with the target before all are used
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,7 +58,11 @@ class Distillation:
         from model import load
 
         self.args, self.folder = args, RunFolder(work_folder(args.output))
-        lines = Lines(args.data, optional="completion")
+        self.log = reporter(args.metrics_file)
+        if args.data.endswith(SUFFIXES):
+            lines: Iterable[Any] = read_lines(args.data, prompts_only=True)
+        else:
+            lines = Lines(args.data, optional="completion")
         default = choose_pair(args.model, None, args.adapter_path)
         self.target_folder, self.adapter = default.target, default.adapter
         self.start = None if args.draft_model is None else locate(args.draft_model)
@@ -65,12 +72,15 @@ class Distillation:
         vocab_size = self.target.config.vocab_size
         examples = read_examples(lines, self.tokenizer, vocab_size, args.max_tokens, say)
         self.train, self.held_out = hold_out(examples, args.seed)
-        self.draft, self.evaluated = self._first_draft(), False
+        self.draft = self._first_draft()
 
     def run(self) -> int:
+        from mlx_t5.training.evaluation import needs_prompts
         from mlx_t5.training.training_memory import estimate, report_memory
 
         options = compared_options(self.args, [*self.train, *self.held_out])
+        failed = False
+        self._check_completions()
         with self.folder.opened(options, self.args.resume):
             if self.args.iters:
                 longest = max(len(example.source) for example in self.train)
@@ -81,11 +91,30 @@ class Distillation:
             labeled = self._answered()
             self._choose_vocabulary(labeled)
             if self.args.iters:
-                self._train(labeled)
+                trainer = self._trainer(labeled)
+                if not trainer.run():
+                    return 1
+                failed = trainer.failed
+                if needs_prompts(trainer.history):
+                    cause = "the training loss fell, but held-out acceptance stood still"
+                    say(f"{cause}: train on more than {len(labeled):,} prompts")
             path = self._save()
             print(self._verdict(path), flush=True)
         say(f"the draft is in {self.args.output}; {self.folder.kept()}")
-        return upload(path, self.args.upload_repo, lambda name: self.card(name))
+        return upload(path, self.args.upload_repo, lambda name: self.card(name)) or int(failed)
+
+    def _check_completions(self) -> None:
+        from mlx_t5.training.teacher_answers import label
+
+        pairs = [(e.source, e.answer) for e in self.train if e.answer][:LABELED_FIRST]
+        if not pairs or self.args.temp:
+            return  # sampled answers are not the likeliest
+        labeled = label(self.target, pairs)
+        own = [(e.top_ids[range(len(e.answer)), e.top_p.argmax(1)] == e.answer) for e in labeled]
+        count, total = sum(map(sum, own)), sum(map(len, own))
+        if count < OWN_SHARE * total:
+            cause = f"of the completions' tokens the target itself would write {count / total:.0%}"
+            raise UserError(f"--data: {cause}; leave them out, and the target answers the prompts")
 
     def _first_draft(self) -> T5:
         from mlx_t5.backend import mx
@@ -153,39 +182,39 @@ class Distillation:
         if len(ids) < vocab_size:
             narrow(self.draft, ids)
 
-    def _train(self, labeled: list[LabeledExample]) -> None:
+    def _trainer(self, labeled: list[LabeledExample]) -> Trainer:
         from mlx_t5.training.batches import micro_batches
         from mlx_t5.training.examples import longest
         from mlx_t5.training.learner import Learner
         from mlx_t5.training.loss import token_loss
-        from mlx_t5.training.trainer import Schedule, Trainer
+        from mlx_t5.training.trainer import Trainer, schedule_of
         from mlx_t5.training.training_memory import estimate
 
         args, draft = self.args, self.draft
         rows = estimate(draft, *longest(labeled), args.batch_size).rows
-        trainer = Trainer(
+        return Trainer(
             Learner(draft, token_loss(draft, args.temp), args.iters, args.learning_rate),
             partial(micro_batches, labeled, draft, args.batch_size, rows, args.seed),
-            Schedule(args.iters, args.steps_per_eval, args.save_every),
+            schedule_of(args),
             self.folder,
-            self._evaluate,
-            say,
+            lambda: self._evaluate(self.draft),
+            self.log,
         )
-        trainer.run()
 
-    def _evaluate(self) -> Acceptance:
-        from mlx_t5.training.evaluation import Acceptance
+    def _evaluate(self, draft: T5 | Drafter) -> Acceptance:
+        from mlx_t5.training.evaluation import NUM_DRAFT, Acceptance
+        from mlx_t5.training.trainer import bar
 
-        decoder = self._decoder(self.draft, NUM_DRAFT)
-        results = list(self._decoded(decoder, self.held_out, EVALUATED_AT_ONCE))
-        decoded = [not result.error for result in results]
-        if not any(decoded):
+        count = len(self.held_out)
+        decoded = self._decoded(self._decoder(draft, NUM_DRAFT), self.held_out, EVALUATED_AT_ONCE)
+        results = list(bar("evaluating", "prompts", count, 0, decoded))
+        answered = [not result.error for result in results]
+        if not any(answered):
             raise UserError(f"no held-out prompt could be decoded: {results[0].error}")
-        if not all(decoded):
-            say(f"{decoded.count(False)} held-out prompts could not be decoded and are left out")
-            self.held_out = list(compress(self.held_out, decoded))
-        self.evaluated = True
-        return Acceptance.of(list(compress(results, decoded)))
+        if not all(answered):
+            say(f"{answered.count(False)} held-out prompts could not be decoded and are left out")
+            self.held_out = list(compress(self.held_out, answered))
+        return Acceptance.of(list(compress(results, answered)))
 
     def _save(self) -> Path:
         from mlx_t5.training.draft_folder import save_draft
@@ -219,9 +248,9 @@ class Distillation:
             return lambda turn: list(self._decoded(decoder, self.held_out[turn : turn + 1], 1))
 
         say("measuring …")
-        if not self.evaluated:  # evaluating removes the prompts that cannot be decoded
-            self._evaluate()
-        proposers, turns = measure_proposers(decoding, list(drafts), len(self.held_out))
+        # First, because evaluating removes the prompts that cannot be decoded.
+        accepted = {name: self._evaluate(draft) for name, draft in drafts.items()}
+        proposers, turns = measure_proposers(decoding, accepted, len(self.held_out))
         facts = proposers, self.args.output, turns
         models = self.target_folder, self.source, self.target.dtype
         self.card = lambda name: draft_card(name, *models, report(*facts, name))
@@ -243,7 +272,7 @@ class Distillation:
     ) -> Iterator[Any]:
         args = self.args
         seeds = [args.seed + i for i in indices or [0] * len(examples)]
-        job = decoder.job(seeds, temp=args.temp, max_tokens=args.max_tokens)
+        job = decoder.job(seeds, reuse=False, temp=args.temp, max_tokens=args.max_tokens)
         yield from decoder.results([e.source for e in examples], job, batch_size)
 
 

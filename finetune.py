@@ -19,6 +19,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli.finetuning import (
@@ -31,16 +32,19 @@ from mlx_t5.cli.finetuning import (
     pair_files,
     read_finetune_options,
 )
-from mlx_t5.cli.input import PairLines
-from mlx_t5.cli.training import compared_options, resumable, say, work_folder
-from mlx_t5.errors import UserError
+from mlx_t5.cli.pairs import NAMES, read_lines
+from mlx_t5.cli.training import compared_options, reporter, resumable, say, work_folder
+from mlx_t5.cli.uploading import fine_tuned_card, upload
+from mlx_t5.errors import UserError, readable
 
 if TYPE_CHECKING:
     from mlx_t5.training.evaluation import Texts
     from mlx_t5.training.examples import TrainingPair
+    from mlx_t5.training.trainer import Trainer
 
 LEAST = 10  # minimum number of pairs to train on
 EVALUATED_AT_ONCE = 16  # batch size of evaluations
+MAX_GRAD_NORM = 1.0  # as transformers' Trainer
 PROMPTS = "prompts.jsonl"  # in the work folder, for distill.py
 
 
@@ -60,8 +64,11 @@ class FineTuning:
         from model import load
 
         self.args, self.full = args, args.fine_tune_type == FULL
+        self.log = reporter(args.metrics_file)
         files = pair_files(args.data, args.valid)
-        lines = {part: PairLines(file) for part, file in files.items()}
+        languages = args.source_language, args.target_language
+        names: Any = [languages] if args.source_language else NAMES
+        lines = {part: list(read_lines(file, names)) for part, file in files.items()}
         self.folder = RunFolder(work_folder(args.output))
         self.prompts = self.folder.path / PROMPTS
         chosen = choose_pair(args.model, None)
@@ -71,9 +78,11 @@ class FineTuning:
         if self.full:
             require_plain(self.model, args.model)
             unfreeze_last(self.model, args.num_layers)
+            self.drop = self.model.drop if self.model.config.dropout_rate else None
         else:
             adapter = lora_config(args), args.num_layers, args.lora_dropout, args.seed
-            self.adapters = adapt(self.model, *adapter)
+            adapters = adapt(self.model, *adapter)
+            self.drop = adapters.drop if args.lora_dropout else None
         self._read(lines)
         self.draft = None  # the model's default draft, for faster evaluations
         with contextlib.suppress(UserError):  # it does not fit this model
@@ -81,7 +90,7 @@ class FineTuning:
                 draft = load(chosen.draft, shared_with=self.model)[0]
                 self.draft = DraftModel(draft, self.model)
 
-    def _read(self, lines: dict[str, PairLines]) -> None:
+    def _read(self, lines: dict[str, list[Any]]) -> None:
         from mlx_t5.training.examples import MOST_HELD_OUT, hold_out, read_pairs
 
         longest, size = self.args.max_seq_length, self.model.config.vocab_size
@@ -92,6 +101,8 @@ class FineTuning:
         if "valid" not in pairs:
             pairs["train"], pairs["valid"] = hold_out(pairs["train"], self.args.seed)
         self.train, self.valid = pairs["train"], pairs["valid"][:MOST_HELD_OUT]
+        if (count := len(pairs["valid"])) > MOST_HELD_OUT:
+            say(f"{MOST_HELD_OUT} of {count:,} pairs are used for evaluation")
         self.test: list[TrainingPair] = pairs.get("test", [])
         counts = f"{len(self.train):,} pairs to train on, {len(self.valid)} to evaluate by"
         if len(self.train) < LEAST or not self.valid:
@@ -99,55 +110,64 @@ class FineTuning:
         say(counts + (f", {len(self.test):,} to test with" if self.test else ""))
 
     def run(self) -> int:
-        options = compared_options(self.args, [*self.train, *self.valid])
+        from mlx_t5.backend import mx
+        from mlx_t5.training.fine_tuning import base_name
+
+        options, texts = compared_options(self.args, [*self.train, *self.valid]), None
         with self.folder.opened(options, self.args.resume):
-            self._train()
-            if self.test:
-                say(f"test: {self._evaluated(self.test)}")
-            self._save()
+            trainer = self._trainer()
+            if not trainer.run():
+                return 1
+            say(f"peak memory: {readable(mx.get_peak_memory())}")
+            if self.test or self.args.upload_repo:
+                texts = self._evaluated(self.test or self.valid)
+                numbers = {f"test_{name}": number for name, number in texts.numbers.items()}
+                self.log(f"{'test' if self.test else 'held out'}: {texts}", **numbers)
+            path = self._save()
         say(f"the result is in {self.args.output}; {self.folder.kept()}")
         say("commands to run next:")
         names, prompt = (self.args.model, self.args.output), self.valid[0].prompt
         for command in next_commands(*names, self.full, self.prompts, prompt):
             print(shlex.join(command))
-        return 0
+        facts: dict[str, Any] = {"folder": path, "source": self.base, "base": base_name(self.base)}
+        card = partial(fine_tuned_card, **facts, tested=texts)
+        return upload(path, self.args.upload_repo, card) or int(trainer.failed)
 
-    def _train(self) -> None:
+    def _trainer(self) -> Trainer:
         from mlx_t5.backend import mx
-        from mlx_t5.errors import readable
         from mlx_t5.training import learner
         from mlx_t5.training.batches import micro_batches
         from mlx_t5.training.loss import token_loss
         from mlx_t5.training.teacher_answers import given
-        from mlx_t5.training.trainer import Schedule, Trainer
+        from mlx_t5.training.trainer import Trainer, schedule_of
 
         args, warm_up = self.args, self.args.warmup_steps
         if warm_up is None:
             warm_up = math.ceil(learner.WARM_UP_SHARE * args.iters)
         decays, relative = (args.lr_scheduler_type == kind for kind in ("linear", RELATIVE))
         labeled = [given(pair.source, pair.answer) for pair in self.train]
-        rows = self._rows()
+        self.rows = self._rows()
+        self.learner = learner.Learner(
+            self.model,
+            token_loss(self.model, 0.0),
+            args.iters,
+            args.learning_rate,
+            schedule=learner.linear(args.iters, warm_up) if decays else learner.constant(warm_up),
+            optimizer=learner.adamw() if args.optimizer == ADAMW else learner.adafactor(relative),
+            drop=self.drop,
+            seed=args.seed,
+            max_grad_norm=MAX_GRAD_NORM,
+            weight_decay=args.weight_decay,
+        )
         mx.reset_peak_memory()
-        trainer = Trainer(
-            learner.Learner(
-                self.model,
-                token_loss(self.model, 0.0),
-                args.iters,
-                args.learning_rate,
-                None,
-                learner.linear(args.iters, warm_up) if decays else learner.constant(warm_up),
-                learner.adamw() if args.optimizer == ADAMW else learner.adafactor(relative),
-                self.adapters.drop if args.lora_dropout else None,
-                args.seed,
-            ),
-            partial(micro_batches, labeled, self.model, args.batch_size, rows, args.seed),
-            Schedule(args.iters, args.steps_per_eval, args.save_every, args.steps_per_report),
+        return Trainer(
+            self.learner,
+            partial(micro_batches, labeled, self.model, args.batch_size, self.rows, args.seed),
+            schedule_of(args),
             self.folder,
             lambda: self._evaluated(self.valid),
-            say,
+            self.log,
         )
-        trainer.run()
-        say(f"peak memory: {readable(mx.get_peak_memory())}")
 
     def _rows(self) -> int:
         from mlx_t5.training import training_memory
@@ -173,19 +193,25 @@ class FineTuning:
 
     def _evaluated(self, pairs: Sequence[TrainingPair]) -> Texts:
         from decoder import SpeculativeDecoder
+        from mlx_t5.training.batches import in_batches
         from mlx_t5.training.evaluation import Texts
+        from mlx_t5.training.teacher_answers import given
+        from mlx_t5.training.trainer import bar
 
         decoder = SpeculativeDecoder(self.model, self.draft, self.tokenizer)
         sources, longest = [pair.source for pair in pairs], self.args.max_seq_length[1]
-        results = list(decoder.results(sources, decoder.job(max_tokens=longest), EVALUATED_AT_ONCE))
+        decoded = decoder.results(sources, decoder.job(max_tokens=longest), EVALUATED_AT_ONCE)
+        results = list(bar("evaluating", "prompts", len(pairs), 0, decoded))
         if failed := [result.error for result in results if result.error]:
             say(f"{len(failed)} prompts could not be decoded and count as wrong: {failed[0]}")
         written = [result.text or "" for result in results]
-        texts = Texts([p.prompt for p in pairs], written, [p.completion for p in pairs])
+        labeled = sorted((given(p.source, p.answer) for p in pairs), key=lambda e: len(e.answer))
+        loss = self.learner.held_out_loss(in_batches(labeled, self.model, self.rows))
+        texts = Texts([p.prompt for p in pairs], written, [p.completion for p in pairs], loss)
         say(texts.samples())
         return texts
 
-    def _save(self) -> None:
+    def _save(self) -> Path:
         from mlx_t5.backend import tree_flatten
         from mlx_t5.disk import absolute, replace_file
         from mlx_t5.training.fine_tuning import base_name, write_adapter, write_model
@@ -205,6 +231,7 @@ class FineTuning:
             shape = lora_config(args), args.num_layers
             write_adapter(path, self.model, weights, *shape, overwrite, **entries)
         self.folder.written.touch()
+        return path
 
 
 if __name__ == "__main__":

@@ -141,6 +141,7 @@ class T5(Stacks):
             return self.shares_with.encode(ids, mask)
         batch, length = ids.shape
         x = self.shared(ids.flatten()).astype(self.encoder.last_norm.weight.dtype)
+        x = self.encoder.dropped(x, 0)
         tables = source_biases(self.encoder.relative_attention_bias, batch, length, mask)
         layer: Callable[..., mx.array] = partial(encoder_layer, self.config)
         layer = checkpointed(layer) if self.grad_checkpoint else layer
@@ -149,7 +150,8 @@ class T5(Stacks):
             x = layer(blocks, x, bias, batch)
             if self.progress:
                 mx.eval(x)
-        return self.encoder.last_norm(x).reshape(batch, length, -1)
+        x = self.encoder.dropped(self.encoder.last_norm(x), 1)
+        return x.reshape(batch, length, -1)
 
     def cache(self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1) -> Cache:
         """Returns a cache with the cross-attention keys and values of encoded prompts.
@@ -221,13 +223,14 @@ class T5(Stacks):
         slots = cache.slots(offsets, tokens.shape[1])
         layer = layer_for(self.config, slots, passes, self.grad_checkpoint)
         x = self.shared(tokens.flatten()).astype(self.decoder.last_norm.weight.dtype)
+        x = self.decoder.dropped(x, 0)
         tables = self.decoder.relative_attention_bias
         index = tables[0].index(slots.positions, slots.seen)
         biases = cycle([table(index) for table in tables])
         for i, (blocks, bias) in enumerate(zip(self.decoder.blocks, biases, strict=False)):
             x = layer(blocks, x, bias, slots, i)
             yield x
-        yield self.decoder.last_norm(x)
+        yield self.decoder.dropped(self.decoder.last_norm(x), 1)
 
     @cached_property
     def head(self) -> Matrix:

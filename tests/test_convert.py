@@ -114,7 +114,7 @@ def test_small_files_are_copied_beside_the_weights(tiny, tmp_path):
         *TOKENIZER_FILES,
     }
     assert all((out / name).read_bytes() == (tiny / name).read_bytes() for name in TOKENIZER_FILES)
-    expected = {**TINY, "torch_dtype": "float16", "converted_from": {"folder": "source"}}
+    expected = {**TINY, "torch_dtype": "float16", "converted_from": {"folder": str(tiny)}}
     assert json.loads((out / "config.json").read_text()) == expected
 
 

@@ -73,6 +73,7 @@ def test_a_few_steps_make_a_sharing_draft_and_a_verdict(trial):
     scores = re.findall(r"step (\d+): .*acceptance ([\d.]+)%, ([\d.]+) tokens a call", log)
     assert [int(step) for step, *_ in scores] == [0, 7, 14]
     assert float(scores[-1][1]) > float(scores[0][1]) + 10 and float(scores[-1][2]) > 1.4
+    assert f"| {output} | {scores[-1][1]}% | {scores[-1][2]} | " in log  # of as many proposals
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", log)]
     assert losses[1] < losses[0] < 4
     rows = [line.split(" | ")[0].removeprefix("| ") for line in log.splitlines() if " | " in line]
@@ -114,9 +115,7 @@ def test_answers_are_reused_and_a_draft_with_its_own_encoder_is_trained(
 ):
     """The second run trains a draft with its own encoder on the first run's answers."""
     better = iter([1.0, 2.0])  # two steps cannot improve the bundled draft, so scores are faked
-    monkeypatch.setattr(
-        distill.Distillation, "_evaluate", lambda self: Acceptance(0.5, next(better))
-    )
+    monkeypatch.setattr(distill.Distillation, "_evaluate", lambda *_: Acceptance(next(better), 1.5))
     shutil.copytree(trial[0].with_name("draft-work") / "answers", tmp_path / "own-work/answers")
     before = dict(tree_flatten(load(BUNDLED / "draft", "float32")[0].parameters()))
     moved = shutil.copytree(BUNDLED / "target", tmp_path / "moved", copy_function=shutil.copy)
@@ -155,6 +154,13 @@ def test_a_quantized_draft_gets_a_new_vocabulary_without_training(trial, run, tm
     assert all(mx.array_equal(after[name], before[name]) for name in after)
 
 
+@pytest.mark.slow
+def test_a_run_that_fails_before_an_evaluation_writes_nothing(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Learner, "step", lambda *_: (None, float("nan")))
+    assert run(tmp_path / "draft") == 1 and not (tmp_path / "draft").exists()
+    assert "no weights were better than before the training" in capsys.readouterr().err
+
+
 def test_prompts_that_cannot_be_decoded_are_left_out(run, tmp_path, monkeypatch, capsys):
     decode = SpeculativeDecoder.results
 
@@ -179,6 +185,11 @@ def test_prompts_that_cannot_be_decoded_are_left_out(run, tmp_path, monkeypatch,
     [
         ("--decoder-layers 9", "a draft cannot have 9 decoder layers: the target has 3"),
         ("--data {few}", "the data has 3 different prompts that can be used; give 32"),
+        ("--data {few}.tsv", "the data has 2 different prompts that can be used; give 32"),
+        (
+            "--data {pairs}.jsonl",
+            "--data: of the completions' tokens the target itself would write",
+        ),
         ("--draft-model {quantized}", "is quantized, and such weights cannot be trained"),
         ("--output {trial}", "has an earlier run; resume it with --resume"),
         ("--output {trial} --resume --temp 1", "was made with another --temp"),
@@ -186,8 +197,11 @@ def test_prompts_that_cannot_be_decoded_are_left_out(run, tmp_path, monkeypatch,
 )
 def test_bad_options_are_refused(trial, run, tmp_path, capsys, options, message):
     (tmp_path / "few").write_text("one\ntwo\nthree\n")
+    (tmp_path / "few.tsv").write_text("target\tsource\nun\tone\ndeux\ttwo\n")
+    pairs = [{"prompt": f"fix grammar: I has {i} cat.", "completion": "no"} for i in range(40)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     shutil.copytree(trial[0].with_name("draft-work"), tmp_path / "trial-work")
     if "{quantized}" in options:
         convert(BUNDLED / "draft", tmp_path / "quantized", quantize=True, q_group_size=32)
-    places = {name: tmp_path / name for name in ("few", "trial", "quantized")}
+    places = {name: tmp_path / name for name in ("few", "pairs", "trial", "quantized")}
     check_refused(run, tmp_path / "new", options.format(**places).split(" "), message, capsys)

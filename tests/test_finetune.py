@@ -8,10 +8,14 @@ import shlex
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import distill
 import finetune
+from convert import convert
+from fake_hub import FakeApi
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.training import examples, fine_tuning
 from mlx_t5.training.learner import Learner
@@ -53,18 +57,24 @@ def trial(run, tmp_path_factory):
     """Returns the output, the log and the printed lines of a LoRA run without interruption."""
     output = tmp_path_factory.mktemp("trial") / "adapter"
     with heard() as (log, out):
-        assert run(output, *LORA) == 0
+        assert run(output, *LORA, "--metrics-file", str(output.parent / "m.jsonl")) == 0
     return output, "\n".join(log), out
 
 
 def test_a_run_logs_its_progress_and_prints_the_next_commands(trial):
     output, log, out = trial
-    assert "27 pairs to train on, 3 to evaluate by" in log and log.count("left out: ") == 5
-    assert re.findall(r"step (\d): .*exact match [\d.]+%, chrF [\d.]+", log) == ["0", "3", "6"]
+    assert "29 pairs to train on, 3 to evaluate by" in log and log.count("left out: ") == 4
+    assert "1 prompts are cut to 24 tokens" in log and "1 pairs occur more than once" in log
+    line = r"step (\d): .*held-out loss ([\d.]+), exact match [\d.]+%, chrF [\d.]+"
+    steps, losses = zip(*re.findall(line, log), strict=True)
+    assert steps == ("0", "3", "6") and float(losses[2]) < float(losses[0])
+    metrics = [json.loads(line) for line in (output.parent / "m.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in metrics] == [0, 2, 3, 4, 6, 6]
+    assert [f"{m['eval_loss']:.4f}" for m in metrics if "eval_chrf" in m] == list(losses)
     assert [shlex.split(line)[1] for line in out] == ["main.py", "distill.py", "server.py"]
     prompts = Path(shlex.split(out[1])[shlex.split(out[1]).index("--data") + 1])
     rows = [json.loads(line) for line in prompts.read_text().splitlines()]
-    assert len(rows) == 27 and all(row.keys() == {"prompt"} for row in rows)
+    assert len(rows) == 29 and all(row.keys() == {"prompt"} for row in rows)
 
 
 def test_the_adapter_has_its_configuration_and_weights(trial):
@@ -102,6 +112,48 @@ def test_a_finished_run_is_extended(run, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("nan_at", [2, 5])
+def test_after_a_nan_only_weights_better_than_the_models_own_are_written(
+    run, tmp_path, monkeypatch, nan_at
+):
+    """The evaluation after step 3 is better, so from then on there are such weights."""
+    step = Learner.step
+    nan = (None, float("nan"))
+
+    def stepped(self, state, batch):
+        return nan if state.step + 1 == nan_at else step(self, state, batch)
+
+    monkeypatch.setattr(Learner, "step", stepped)
+    assert run(tmp_path / "adapter", *LORA) == 1
+    assert (tmp_path / "adapter").exists() == (nan_at == 5)
+    if nan_at == 5:
+        arrays = weights(tmp_path / "adapter", ADAPTER)
+        assert all(mx.any(a).item() for name, a in arrays.items() if "lora_B" in name)
+
+
+@pytest.mark.slow
+def test_an_adapter_of_a_quantized_folder_names_the_original_model_and_is_sent(
+    run, tmp_path, monkeypatch, capsys
+):
+    """PEFT finds the model, and both write the same."""
+    peft = pytest.importorskip("peft")
+    monkeypatch.setattr("huggingface_hub.HfApi", FakeApi)
+    folder, output = convert(TARGET, tmp_path / "q8", quantize=True, q_bits=8), tmp_path / "adapter"
+    options = ["--model", str(folder), *LORA, "--upload-repo", "me/adapter"]
+    assert run(output, *options) == 0
+    theirs = peft.AutoPeftModelForSeq2SeqLM.from_pretrained(output).eval().float()
+    ids, written = [[20, 30, 40, 1]], [[0, 7]]
+    logits = theirs(input_ids=torch.tensor(ids), decoder_input_ids=torch.tensor(written)).logits
+    merged, _ = load(TARGET, "float32", adapter=output)
+    ours = merged(mx.array(ids), mx.array(written))
+    assert np.allclose(logits.detach().numpy(), np.array(ours), atol=1e-3)
+    assert FakeApi.sent["me/adapter"].keys() == {"README.md", ADAPTER, "adapter_config.json"}
+    card = FakeApi.sent["me/adapter"]["README.md"].decode()
+    assert "library_name: peft" in card and "held-out loss" in card
+    assert "main.py --model target --adapter-path adapter" in card
+
+
+@pytest.mark.slow
 def test_a_whole_model_is_trained_and_tested_with_a_test_file(data, run, tmp_path, capsys):
     folder = tmp_path / "data"
     folder.mkdir()
@@ -115,8 +167,8 @@ def test_a_whole_model_is_trained_and_tested_with_a_test_file(data, run, tmp_pat
     assert run(tmp_path / "full", *arguments) == 0
     out, err = capsys.readouterr()
     assert "20 pairs to train on, 4 to evaluate by, 6 to test with" in err
-    assert "left out" in err and "line 21 is no pair" in err
-    assert re.search("^test: exact match .*, chrF ", err, re.MULTILINE)
+    assert "left out" in err and "line 21 has 1 texts instead of 2" in err
+    assert re.search("^test: held-out loss .*, exact match .*, chrF ", err, re.MULTILINE)
     assert out.count("--adapter-path") == 0 and out.count(str(tmp_path / "full")) >= 3
     before, after = (
         dict(tree_flatten(load(path, "float32")[0].parameters()))
@@ -129,8 +181,8 @@ def test_a_whole_model_is_trained_and_tested_with_a_test_file(data, run, tmp_pat
 @pytest.mark.parametrize(
     "options, message",
     [
-        ("--data {folder}/notes.md", "notes.md is no .jsonl and no .tsv file"),
-        ("--data {folder}", "has no train.jsonl and no train.tsv"),
+        ("--data {folder}/notes.md", "notes.md is no .jsonl, .csv or .tsv file"),
+        ("--data {folder}", "has no train.jsonl, .csv or .tsv"),
         ("--max-seq-length 1", "0 pairs to train on, 0 to evaluate by; 10 and 1 are the least"),
         ("--output {trial}", "exists; extend its run with --resume and more --iters, or"),
         ("--output {begun} --resume --r 2", "was made with another --r (see"),

@@ -126,7 +126,7 @@ def test_an_adapter_merged_at_load_or_conversion_writes_the_same_text(
     (converted,), _ = generated(run, "--model", "target-lora", *model[2:], *prompt)
     assert alone["tokens"] != merged["tokens"] == converted["tokens"]
     record = json.loads(Path("models/target-lora/config.json").read_text())["converted_from"]
-    assert record == {"folder": "target", "adapter": "lora"}
+    assert record == {"folder": str(tmp_path / "target"), "adapter": "lora"}
 
 
 @pytest.mark.parametrize("ignored", [False, True])

@@ -93,6 +93,9 @@ class LoraConfig:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> LoraConfig:
         raw = {name: value for name, value in raw.items() if value is not None}
+        if "lora_parameters" in raw:
+            cure = "train one with finetune.py or PEFT"
+            raise UserError(f"{CONFIG} is of an mlx-lm adapter, which is for other models; {cure}")
         if (kind := raw.get("peft_type")) != "LORA":
             raise UserError(f"{CONFIG}: peft_type {shown(kind)} cannot be merged; only LORA can")
         entries: dict[str, Any] = {}

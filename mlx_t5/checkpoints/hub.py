@@ -105,7 +105,8 @@ def source_of(folder: Path) -> str | None:
         record = {"model": snapshot_id(folder)}
     model, adapter = record.get("model"), record.get("adapter")
     name = full_id(model) if isinstance(model, str) else None
-    return name if adapter is None else f"{name or record.get('folder')}{ADAPTED}{adapter}"
+    local = Path(str(record.get("folder"))).name
+    return name if adapter is None else f"{name or local}{ADAPTED}{adapter}"
 
 
 def origin(
@@ -113,7 +114,7 @@ def origin(
 ) -> dict[str, str]:
     """The entry `converted_from` of an MLX folder's config.json."""
     if folder == Path(name).expanduser():
-        record = {"folder": folder.resolve().name}
+        record = {"folder": str(folder.resolve())}
     else:
         record = {"model": full_id(name)}
         record |= {"revision": revision} if revision is not None else {}

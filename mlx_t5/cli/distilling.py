@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mlx_t5.cli import training
 from mlx_t5.cli.arguments import (
     ADAPTER_PATH,
     REQUIRED,
@@ -17,7 +18,6 @@ from mlx_t5.cli.arguments import (
     refuse,
     setting,
 )
-from mlx_t5.cli.training import RESUME, SAVE_EVERY, SEED, STEPS_PER_EVAL, check_output
 from mlx_t5.cli.uploading import check_repository
 from mlx_t5.errors import UserError
 from mlx_t5.settings import AUTO, LOOKUP, NONE, Range
@@ -39,7 +39,8 @@ class DistillOptions:
     )
     data: str = option(
         'prompts, one a line, or objects {"prompt": …, "completion": …} if the name ends in '
-        ".jsonl; a completion is the target's own answer, if you have it already",
+        ".jsonl; a completion is the target's own answer, if you have it already. Of other files "
+        "for finetune.py, only the prompts are read",
         REQUIRED,
         metavar="FILE",
     )
@@ -76,12 +77,15 @@ class DistillOptions:
     )
     temp: float = setting("temp", help="temperature at which you will sample later").field()
     max_tokens: int = setting("max_tokens", help="maximum number of tokens in an answer").field()
-    steps_per_eval: int = STEPS_PER_EVAL.field()
-    save_every: int = SAVE_EVERY.field()
-    seed: int = SEED.but(
+    steps_per_report: int = training.STEPS_PER_REPORT.field()
+    steps_per_eval: int = training.STEPS_PER_EVAL.field()
+    patience: int = training.PATIENCE.field()
+    save_every: int = training.SAVE_EVERY.field()
+    metrics_file: str | None = training.METRICS_FILE.field()
+    seed: int = training.SEED.but(
         help="seed that chooses held-out prompts, the order and sampled answers"
     ).field()
-    resume: bool = RESUME.field()
+    resume: bool = training.RESUME.field()
     upload_repo: str | None = UPLOAD_REPO.field()
 
 
@@ -106,6 +110,6 @@ def read_distill_options(argv: Sequence[str]) -> DistillOptions:
     for name in (args.output, args.draft_model):  # main.py would not read these as folders
         if name in (NONE, AUTO, LOOKUP) or (name or "").endswith(f"+{LOOKUP}"):
             raise UserError(f"{name} is not a folder for --draft-model; choose another name")
-    check_output(args.output, args.resume, is_model_file)
+    training.check_output(args.output, args.resume, is_model_file)
     check_repository(args.upload_repo)
     return args

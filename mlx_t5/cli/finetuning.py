@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlx_t5.cli import training
 from mlx_t5.cli.arguments import (
     REQUIRED,
+    UPLOAD_REPO,
     Parser,
     add_options,
     at_least,
@@ -21,7 +23,8 @@ from mlx_t5.cli.arguments import (
     refuse,
     switch,
 )
-from mlx_t5.cli.training import RESUME, SAVE_EVERY, SEED, STEPS_PER_EVAL, check_output
+from mlx_t5.cli.pairs import SUFFIXES
+from mlx_t5.cli.uploading import check_repository
 from mlx_t5.errors import UserError
 from mlx_t5.settings import Range
 
@@ -33,8 +36,6 @@ ADAFACTOR, ADAMW = "adafactor", "adamw"
 RELATIVE = "relative"  # --lr-scheduler-type: Adafactor's own rate, as in T5's pre-training
 RATES = {FULL: {ADAFACTOR: 1e-3, ADAMW: 1e-4}, "": {ADAFACTOR: 0.03, ADAMW: 1e-3}}
 PARTS = {"train": "train", "validation": "valid", "valid": "valid", "test": "test"}  # by file
-SUFFIXES = (".tsv", ".jsonl")  # if a folder has both, .jsonl is read
-
 
 OPTIMIZERS = f"(default: {ADAMW} for adapters, {ADAFACTOR} for a whole model)"
 DEFAULT_RATES = (
@@ -43,7 +44,7 @@ DEFAULT_RATES = (
 )
 CONFLICTS = (
     (f"--lr-scheduler-type {RELATIVE}", f"--optimizer {ADAMW}"),
-    (f"--lr-scheduler-type {RELATIVE}", "--learning-rate", "--warmup-steps"),
+    (f"--lr-scheduler-type {RELATIVE}", "--learning-rate", "--warmup-steps", "--weight-decay"),
     (f"--fine-tune-type {FULL}", "--target-modules", "--r", "--lora-alpha", "--lora-dropout"),
     (f"--fine-tune-type {FULL}", "--use-rslora"),
 )
@@ -57,11 +58,16 @@ class FinetuneOptions:
         "a folder, the name of one in models/, or a Hub id", REQUIRED, group="model and data"
     )
     data: str = option(
-        'a .jsonl file of objects {"prompt": …, "completion": …}, a .tsv file of the two texts '
-        "with a tab between them, or a folder with train, valid and test files",
+        'a .jsonl file of objects {"prompt": …, "completion": …}, a .csv or .tsv file with these '
+        "columns, or a folder with train, valid and test files; the names may also be input and "
+        "output, or source and target",
         REQUIRED,
         metavar="FILE",
     )
+    source_language: str | None = option(
+        'name of the prompt in objects {"translation": {"en": …, "fr": …}}', metavar="CODE"
+    )
+    target_language: str | None = option("name of the completion in them", metavar="CODE")
     valid: str | None = option(
         "a file of pairs for evaluation (default: the folder's, or a tenth of --data)",
         metavar="FILE",
@@ -101,9 +107,15 @@ class FinetuneOptions:
         "linear",
         ("linear", "constant", RELATIVE),
     )
+    weight_decay: float = option(
+        "share of the weights to subtract in a step, times the rate; not from norms and biases",
+        0.0,
+        between(0, 1),
+    )
     warmup_steps: int | None = option("steps of warm-up (default: 5 %% of all)", kind=at_least(0))
     max_seq_length: tuple[int, int] = option(  # of prompts, of completions
-        "maximum number of tokens in a prompt and in a completion; longer pairs are left out",
+        "maximum number of tokens in a prompt and in a completion; longer prompts are cut, and "
+        "pairs with longer completions are left out",
         (512, 256),
         at_least(1),
         several=True,
@@ -111,13 +123,16 @@ class FinetuneOptions:
     grad_checkpoint: bool = switch(
         "save memory: compute each layer twice instead of storing its values"
     )
-    steps_per_report: int = option("steps between lines about loss and speed", 10, at_least(1))
-    steps_per_eval: int = STEPS_PER_EVAL.field()
-    save_every: int = SAVE_EVERY.field()
-    seed: int = SEED.but(
+    steps_per_report: int = training.STEPS_PER_REPORT.field()
+    steps_per_eval: int = training.STEPS_PER_EVAL.field()
+    patience: int = training.PATIENCE.field()
+    save_every: int = training.SAVE_EVERY.field()
+    metrics_file: str | None = training.METRICS_FILE.field()
+    seed: int = training.SEED.but(
         help="seed that chooses held-out pairs, the order, adapters and dropout"
     ).field()
-    resume: bool = RESUME.field()
+    resume: bool = training.RESUME.field()
+    upload_repo: str | None = UPLOAD_REPO.field()
 
 
 def finetune_parser() -> Parser:
@@ -139,7 +154,8 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
     from mlx_t5.checkpoints.writing import is_model_file
 
     schedule = {"warmup_steps": None} if given.get("warmup_steps") == 0 else {}  # fits all rates
-    refuse(options_of(FinetuneOptions), given | schedule, (), CONFLICTS)
+    languages = ("--source-language", "--target-language")
+    refuse(options_of(FinetuneOptions), given | schedule, [languages, languages[::-1]], CONFLICTS)
     args = FinetuneOptions(**given)
     if len(args.max_seq_length) > 2:
         raise UserError("--max-seq-length: one or two whole numbers")
@@ -147,7 +163,8 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
     adafactor = full or args.lr_scheduler_type == RELATIVE
     optimizer = args.optimizer or (ADAFACTOR if adafactor else ADAMW)
     is_output = is_model_file if full else {CONFIG, WEIGHTS[0]}.__contains__
-    check_output(args.output, args.resume, is_output)
+    training.check_output(args.output, args.resume, is_output)
+    check_repository(args.upload_repo)
     return replace(
         args,
         optimizer=optimizer,
@@ -181,7 +198,7 @@ def pair_files(data: str, valid: str | None) -> dict[str, str]:
         files = [(part, folder / f"{n}{end}") for n, part in PARTS.items() for end in SUFFIXES]
         data_files = {part: str(file) for part, file in files if file.is_file()}
         if "train" not in data_files:
-            raise UserError(f"{data} has no train.jsonl and no train.tsv; add it, or name a file")
+            raise UserError(f"{data} has no train.jsonl, .csv or .tsv; add it, or name a file")
     if valid is not None and "valid" in data_files:
         raise UserError(f"{data_files['valid']} is there to evaluate by; leave --valid out")
     return data_files if valid is None else data_files | {"valid": valid}

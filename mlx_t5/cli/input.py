@@ -185,31 +185,6 @@ class Lines:
             raise UserError(f"{self._shown} is empty; write one prompt a line")
 
 
-class PairLines(Lines):
-    """Pairs of a prompt and a completion: JSON objects, or in a .tsv file two texts and a tab."""
-
-    def __init__(self, name: str) -> None:
-        if not name.endswith((".jsonl", ".tsv")):
-            raise UserError(f"{name} is no .jsonl and no .tsv file; give one, or a folder of them")
-        self._tabs = name.endswith(".tsv")
-        super().__init__(name)
-
-    def _of(self, line: bytes, where: str) -> tuple[str, str]:
-        text = _checked(_text(line, where), where)
-        if self._tabs:
-            prompt, tab, completion = text.partition("\t")
-            if not tab or "\t" in completion:
-                raise UserError(f"{where} is no pair; write a prompt, one tab and a completion")
-        else:
-            record = _record(text, where)
-            _require_texts(record, where, ("prompt", "completion"))
-            prompt, completion = record["prompt"], record["completion"]
-        if not prompt.strip() or not completion.strip():
-            empty = "completion" if prompt.strip() else "prompt"
-            raise UserError(f"{where} has a {empty} that is empty; write both")
-        return _checked(prompt, where), _checked(completion, where)
-
-
 def _opened(name: str) -> io.BufferedReader:
     try:
         if name != "-":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import os
 import shlex
 import sys
@@ -16,13 +18,19 @@ from mlx_t5.settings import Range
 
 # Options that may change when a run is resumed; --data and --valid are compared by their content.
 MAY_CHANGE = (
-    "output", "resume", "iters", "steps_per_eval", "save_every", "steps_per_report",
-    "grad_checkpoint", "upload_repo", "data", "valid",
+    "output", "resume", "iters", "steps_per_eval", "save_every", "steps_per_report", "patience",
+    "metrics_file", "grad_checkpoint", "upload_repo", "data", "valid", "source_language",
+    "target_language",
 )  # fmt: skip
 LARGEST_SEED = 2**53 - 1  # the seeds derived for single prompts are larger
 STEPS_PER_EVAL = Option(
     "steps between evaluations on held-out prompts", 100, at_least(1), group="training"
 )
+STEPS_PER_REPORT = Option("steps between lines about loss and speed", 10, at_least(1))
+PATIENCE = Option(
+    "end after this number of evaluations in a row without a new best one; 0: never", 0, at_least(0)
+)
+METRICS_FILE = Option("append the numbers of each line to this .jsonl file", metavar="FILE")
 SAVE_EVERY = Option("steps between saved states", 100, at_least(1))
 SEED = Option("", 0, Range(int, 0, LARGEST_SEED, f"a whole number from 0 to {LARGEST_SEED}"))
 RESUME = Option("resume or extend an earlier run", False, bool)
@@ -65,6 +73,21 @@ def say(line: str) -> None:
     from tqdm import tqdm
 
     tqdm.write(line, file=sys.stderr)
+
+
+def reporter(metrics_file: str | None) -> Callable[..., None]:
+    """A function that prints a line, and appends the numbers that it is given to a file."""
+    if metrics_file is not None:
+        open(metrics_file, "a").close()  # an impossible file is an error at once
+
+    def report(line: str, **numbers: float) -> None:
+        say(line)
+        if metrics_file is not None and numbers:
+            finite = {name: n if math.isfinite(n) else None for name, n in numbers.items()}
+            with open(metrics_file, "a") as file:
+                file.write(json.dumps(finite) + "\n")
+
+    return report
 
 
 def check_output(output: str, resume: bool, is_output: Callable[[str], bool]) -> None:

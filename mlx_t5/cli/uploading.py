@@ -42,13 +42,16 @@ def check_repository(name: str | None) -> None:
 
 
 def model_files(folder: Path) -> list[str]:
-    """A folder's model files and its card, except symbolic links."""
+    """The files of a model or an adapter, and its card, except symbolic links."""
+    from mlx_t5.checkpoints.adapter_config import CONFIG
+    from mlx_t5.checkpoints.adapters import WEIGHTS
     from mlx_t5.checkpoints.hub import choose_files
     from mlx_t5.disk import SAFETENSORS
 
     there = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     files = {path.relative_to(folder).as_posix() for path in there}
-    return sorted(files & {*choose_files(files), f"{SAFETENSORS}.index.json", CARD})
+    adapter = {CONFIG, WEIGHTS[0]}
+    return sorted(files & {*choose_files(files), *adapter, f"{SAFETENSORS}.index.json", CARD})
 
 
 def upload(folder: Path, repository: str | None, card: Callable[[str], str]) -> int:
@@ -80,7 +83,7 @@ def upload(folder: Path, repository: str | None, card: Callable[[str], str]) -> 
             repo_id=repository,
             folder_path=folder,
             allow_patterns=files,
-            commit_message="Upload an MLX model",
+            commit_message="Upload a model",
         )
     except KeyboardInterrupt:
         log(f"interrupted; {cure}")
@@ -134,13 +137,39 @@ def draft_card(name: str, target: Path, source: Path, dtype: Any, verdict: str) 
     return _card(source, source, tags, name=name, about=about, options=options, call=call)
 
 
-def _card(folder: Path, local: Path, tags: list[str], **parts: str) -> str:
+def fine_tuned_card(name: str, folder: Path, source: Path, base: str, tested: Any) -> str:
+    """The model card of what `finetune.py` wrote.
+
+    Args:
+        name: name of the repository.
+        folder: the folder that is sent, a PEFT adapter or a model.
+        source: folder of the model that was trained.
+        base: the model's Hub id, or the path of a folder.
+        tested: figures of held-out texts.
+    """
+    from mlx_t5.checkpoints.adapter_config import CONFIG
+
+    base = Path(base).name if Path(base).is_absolute() else base
+    last = name.rpartition("/")[2]
+    about, options, call = f"{base}, fine-tuned: {tested}.", f"--model {name}", f'"{name}"'
+    if (folder / CONFIG).exists():
+        about = (
+            f"A LoRA adapter for {base}: {tested}. First `hf download {name} --local-dir {last}`."
+        )
+        options, call = f"--model {base} --adapter-path {last}", f'"{base}", adapter="{last}"'
+    library = "peft" if (folder / CONFIG).exists() else "transformers"
+    parts = {"name": name, "about": about, "options": options, "call": call}
+    return _card(source, source, [], library, **parts)
+
+
+def _card(folder: Path, local: Path, tags: list[str], library: str = "mlx", **parts: str) -> str:
     """Fills card.md with `parts`.
 
     Args:
         folder: a folder whose config.json names the source model.
         local: a folder that may contain the source's card; otherwise the Hub is asked for it.
         tags: tags to add to the tags of the source's card.
+        library: the library that reads the folder; "mlx" is a tag in any case.
         parts: the texts to insert, keyed by the names of the placeholders.
     """
     from huggingface_hub import ModelCard, ModelCardData, hf_hub_download
@@ -161,7 +190,7 @@ def _card(folder: Path, local: Path, tags: list[str], **parts: str) -> str:
     if not known.get("license"):
         log("no license is known from the source's card, so the new one names none")
     data = ModelCardData(
-        library_name="mlx",
+        library_name=library,
         base_model=base if public else known.get("base_model"),
         tags=[*(known.get("tags") or ()), "mlx", *tags],
         **{name: known.get(name) for name in TAKEN_OVER},

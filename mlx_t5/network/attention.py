@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -132,7 +132,24 @@ def source_biases(
 Mask: TypeAlias = mx.array | ChunkedBias | None
 
 
-def attention(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
+class Dropout(NamedTuple):
+    """Dropout in training, with a random key for each of a module's two places."""
+
+    rate: float
+    keys: mx.array
+
+    def __call__(self, x: mx.array, place: int) -> mx.array:
+        kept = mx.random.bernoulli(1 - self.rate, x.shape, self.keys[place])
+        return mx.where(kept, x / (1 - self.rate), 0)
+
+
+def attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    mask: Mask,
+    dropout: Dropout | None = None,
+) -> mx.array:
     """Returns softmax(queries @ keys.T + mask) @ values, (B, H, T, d_kv): scores are not scaled.
 
     `mask` is added to the scores, broadcast to (B, H, T, N). It may also be a bool array (not on
@@ -141,9 +158,14 @@ def attention(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -
     if isinstance(mask, ChunkedBias):
         outputs = []
         for chunk, bias in mask:
-            outputs.append(attention(queries[:, :, chunk], keys, values, bias))
+            outputs.append(attention(queries[:, :, chunk], keys, values, bias, dropout))
             mx.eval(outputs[-1])  # otherwise memory for several chunks is allocated at once
         return mx.concatenate(outputs, axis=2)
+    if dropout is not None:
+        scores = queries @ keys.swapaxes(2, 3)
+        if mask is not None:
+            scores += hiding(mask, scores.dtype) if mask.dtype == mx.bool_ else mask
+        return dropout(mx.softmax(scores, axis=-1), 0) @ values
     if mask is not None and ON_CUDA:  # three kernels instead of the six of MLX's own attention
         scores = mx.addmm(mask, queries, keys.swapaxes(2, 3))
         return mx.softmax(scores, axis=-1, precise=True) @ values

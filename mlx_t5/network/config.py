@@ -38,6 +38,7 @@ class T5Config:
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
     layer_norm_epsilon: float = 1e-6
+    dropout_rate: float = 0.1  # in training
     feed_forward_proj: str = _DERIVED  # "relu" for T5, "gated-gelu" for mT5 and umT5
     dense_act_fn: str = _DERIVED  # the last part of feed_forward_proj, but "gelu_new" if gated-gelu
     is_gated_act: bool = _DERIVED  # from feed_forward_proj

@@ -18,7 +18,7 @@ from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple, TypeAlias
 
 from mlx_t5.backend import cpu_only, mx, nn, on_cpu, tree_map
-from mlx_t5.network.attention import Mask, attention
+from mlx_t5.network.attention import Dropout, Mask, attention
 from mlx_t5.network.cache import Slots
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.linear import Matrix
@@ -68,11 +68,20 @@ class Block(NamedTuple):
     """The arrays of attention or of the feed-forward, with the norm before it.
 
     There is a single input projection if they are joined. The output is added to the residual.
+    Dropout, in training only, is of attention's probabilities or of the hidden layer, and of the
+    output.
     """
 
     norm: Norm
     inputs: tuple[Matrix, ...]
     output: Matrix
+    dropout: Dropout | None = None
+
+    def add(self, y: mx.array, x: mx.array) -> mx.array:
+        """Returns the residual x plus the output projection of y."""
+        if self.dropout is None:
+            return self.output.times(y, x)
+        return x + self.dropout(self.output.times(y), 1)
 
 
 Blocks: TypeAlias = tuple[Block, ...]
@@ -86,9 +95,17 @@ def decoder_layer(
     """Returns the residual after decoder layer i; updates the cache. The bias is (B, H, T, N)."""
     self_attention, cross_attention, feed_forward = blocks
     q, k, v = heads(config, project(self_attention, x), slots.batch, 3)
-    x = add_attention(x, slots.self_attention(i, q, k, v, bias), self_attention)
+    if drop := self_attention.dropout:  # training reads whole texts, so no slot is used again
+        out = attention(q, k, v, bias[..., : k.shape[2]], drop)
+    else:
+        out = slots.self_attention(i, q, k, v, bias)
+    x = add_attention(x, out, self_attention)
     (q,) = heads(config, project(cross_attention, x), slots.prompts, 1)
-    x = add_attention(x, slots.cross_attention(i, q), cross_attention)
+    if drop := cross_attention.dropout:
+        out = attention(q, *slots.cross[i], slots.mask, drop)
+    else:
+        out = slots.cross_attention(i, q)
+    x = add_attention(x, out, cross_attention)
     return add_feed_forward(config, feed_forward, x)
 
 
@@ -98,7 +115,8 @@ def encoder_layer(
     """Returns the residual (B·S, d_model) after an encoder layer."""
     self_attention, feed_forward = blocks
     q, k, v = heads(config, project(self_attention, x), batch, 3)
-    x = add_attention(x, attention(q, k, v, bias), self_attention)
+    out = attention(q, k, v, bias, self_attention.dropout)
+    x = add_attention(x, out, self_attention)
     return add_feed_forward(config, feed_forward, x)
 
 
@@ -151,7 +169,7 @@ def add_attention(x: mx.array, out: mx.array, block: Block) -> mx.array:
     # With beams, the K beams of a prompt are one row with K·T queries.
     if out.shape[2] > 1:
         out = out.swapaxes(1, 2)
-    return block.output.times(out.reshape(len(x), -1), x)
+    return block.add(out.reshape(len(x), -1), x)
 
 
 def add_feed_forward(config: T5Config, block: Block, x: mx.array) -> mx.array:
@@ -162,7 +180,9 @@ def add_feed_forward(config: T5Config, block: Block, x: mx.array) -> mx.array:
         hidden = act(gate).astype(x.dtype) * linear  # float32 in float16 models, as `wo`
     else:
         hidden = act(ys[0]).astype(x.dtype)
-    return block.output.times(hidden, x)
+    if block.dropout is not None:
+        hidden = block.dropout(hidden, 0)
+    return block.add(hidden, x)
 
 
 # ---- compiled, on GPUs ---------------------------------------------------------------------------

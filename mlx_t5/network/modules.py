@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from mlx_t5.backend import mx, nn, tree_flatten
-from mlx_t5.network.attention import RelativeBias
+from mlx_t5.network.attention import Dropout, RelativeBias
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.interface import WeightsRead
 from mlx_t5.network.layers import PASSES_BEFORE_COMPILING, Block, Blocks, Norm
@@ -22,6 +22,8 @@ from mlx_t5.network.linear import Matrix, join_layers, matrices
 
 class Attention(nn.Module):
     """The parameters of multi-head attention and of the norm before it."""
+
+    dropout: Dropout | None = None  # set in training, see `Stacks.drop`
 
     def __init__(self, config: T5Config):
         super().__init__()
@@ -35,11 +37,13 @@ class Attention(nn.Module):
     def block(self, letters: str) -> Block:
         """Norm, output projection, and the input projections named by `letters` ("qkv")."""
         inputs = matrices(*(self[letter] for letter in letters))
-        return Block(Norm.of(self.norm), inputs, Matrix.of(self.o))
+        return Block(Norm.of(self.norm), inputs, Matrix.of(self.o), self.dropout)
 
 
 class FeedForward(nn.Module):
     """The parameters of one hidden layer, gated or not, and of the norm before it."""
+
+    dropout: Dropout | None = None
 
     def __init__(self, config: T5Config):
         super().__init__()
@@ -52,7 +56,8 @@ class FeedForward(nn.Module):
         return [self[name] for name in ("wi", "wi_0", "wi_1") if name in self]
 
     def block(self) -> Block:
-        return Block(Norm.of(self.norm), matrices(*self.inputs()), Matrix.of(self.wo))
+        inputs = matrices(*self.inputs())
+        return Block(Norm.of(self.norm), inputs, Matrix.of(self.wo), self.dropout)
 
 
 class Layer(nn.Module):
@@ -74,6 +79,8 @@ class Layer(nn.Module):
 class Stack(nn.Module):
     """The layers of an encoder or a decoder (`causal`), their relative bias and the last norm."""
 
+    dropout: Dropout | None = None  # of the embeddings, and of the last norm's output
+
     def __init__(self, config: T5Config, causal: bool):
         super().__init__()
         depth = config.num_decoder_layers if causal else config.num_layers
@@ -94,6 +101,9 @@ class Stack(nn.Module):
     @cached_property
     def last_norm(self) -> Norm:
         return Norm.of(self.norm)
+
+    def dropped(self, x: mx.array, place: int) -> mx.array:
+        return x if self.dropout is None else self.dropout(x, place)
 
 
 class Stacks(nn.Module):
@@ -118,6 +128,17 @@ class Stacks(nn.Module):
             if "wi_0" in layer.feed_forward:
                 join_layers(*layer.feed_forward.inputs())
             mx.clear_cache()  # frees the separate arrays, for joining the next layer
+
+    def drop(self, key: mx.array | None) -> None:
+        """Sets the random key of the model's own dropout in training; None switches it off."""
+        layers = [layer for stack in self.stacks for layer in stack.layers]
+        modules = [*self.stacks, *(part for layer in layers for part in layer.children().values())]
+        keys = None if key is None else mx.random.split(key, 2 * len(modules)).reshape(-1, 2, 2)
+        for i, module in enumerate(modules):
+            # In __dict__, because a module would take the keys for parameters.
+            dropout = None if keys is None else Dropout(self.config.dropout_rate, keys[i])
+            vars(module)["dropout"] = dropout
+        self._forget_arrays()
 
     def weights_read(self) -> WeightsRead:
         if "decoder" not in self:

@@ -76,11 +76,14 @@ def batch_at(
 def micro_batches(
     labeled: Sequence[LabeledExample], draft: T5, size: int, rows: int, seed: int, step: int
 ) -> list[TrainingBatch]:
-    chosen = [labeled[i] for i in batch_at(labeled, size, seed, step)]
-    tokens = draft.config.decoder_start_token_id, draft.config.pad_token_id
-    have_states = draft.shares_with is not None and all(e.states for e in chosen)
-    starts = range(0, len(chosen), rows)
-    return [collate(chosen[i : i + rows], *tokens, keep_states=have_states) for i in starts]
+    return in_batches([labeled[i] for i in batch_at(labeled, size, seed, step)], draft, rows)
+
+
+def in_batches(labeled: Sequence[LabeledExample], model: T5, rows: int) -> list[TrainingBatch]:
+    tokens = model.config.decoder_start_token_id, model.config.pad_token_id
+    have_states = model.shares_with is not None and all(e.states for e in labeled)
+    starts = range(0, len(labeled), rows)
+    return [collate(labeled[i : i + rows], *tokens, keep_states=have_states) for i in starts]
 
 
 def collate(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mlx_t5.engine.rows import Result, Tally
@@ -19,6 +19,8 @@ Decode = Callable[[int], list[Result]]
 
 ORDERS, BETA = 6, 2  # chrF2: n-grams of up to six characters; recall counts twice
 SAMPLES, SAMPLE_CHARACTERS = 3, 100
+NUM_DRAFT = 5  # proposals a step where acceptance is measured, so that evaluations compare
+STILL = 0.9  # what falls to no less than this share of what it was stands still
 BUDGET_SECONDS = 60.0  # approximate time for measuring
 LEAST_TURNS, REPEATS = 4, 3  # a turn decodes one prompt
 REGULAR, LOOKUP = "", "lookup"  # the names of regular decoding and of copying
@@ -27,9 +29,12 @@ NEAR = 0.02  # speeds that differ by less than this share count as equal
 
 @dataclass(frozen=True)
 class Texts:
+    """The greedy texts to held-out prompts, beside the right ones and their mean loss per token."""
+
     prompts: Sequence[str]
     written: Sequence[str]
     right: Sequence[str]
+    loss: float
 
     @property
     def exact_match(self) -> float:
@@ -41,10 +46,15 @@ class Texts:
 
     @property
     def value(self) -> float:
-        return self.chrf + 1e-6 * self.exact_match
+        return -self.loss
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        return {"loss": self.loss, "exact_match": self.exact_match, "chrf": self.chrf}
 
     def __str__(self) -> str:
-        return f"exact match {self.exact_match:.1%}, chrF {self.chrf:.1f}"
+        texts = f"exact match {self.exact_match:.1%}, chrF {self.chrf:.1f}"
+        return f"held-out loss {self.loss:.4f}, {texts}"
 
     def samples(self) -> str:
         rows = []
@@ -101,39 +111,67 @@ class Acceptance:
 
     @property
     def value(self) -> float:
-        return self.tokens_per_call
+        return self.acceptance
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        return vars(self)
 
     def __str__(self) -> str:
         return f"acceptance {self.acceptance:.1%}, {self.tokens_per_call:.2f} tokens a call"
 
 
+def needs_prompts(history: Sequence[tuple[float, float]]) -> bool:
+    """Whether, since half of the evaluations, the training loss fell but the rejections did not.
+
+    The first evaluation, before the training, has no loss.
+    """
+    if len(history) < 4:
+        return False
+    (loss, acceptance), (last_loss, last) = history[len(history) // 2], history[-1]
+    return last_loss < STILL * loss and 1 - last > STILL * (1 - acceptance)
+
+
 @dataclass(frozen=True)
 class Proposer:
-    """A value of --draft-model, and its speed-up over regular decoding."""
+    """A value of --draft-model, and its speed-up over regular decoding.
+
+    Acceptance and tokens per call are at `NUM_DRAFT` proposals. `most` is the number of tokens per
+    call in the measured runs, where the number of proposals adapts: the largest possible speed-up.
+    """
 
     name: str
     acceptance: float | None
     tokens_per_call: float
     measured: Ratio
+    most: float
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether the measured speed-up is plausible, and more than chance."""
+        low, speed_up = round(self.measured.low, 2), self.measured.value
+        return bool(self.acceptance) and low > 1 and 1 + NEAR < speed_up <= self.most
 
 
 def measure_proposers(
-    decoding: Callable[[str], Decode], names: Sequence[str], most: int
+    decoding: Callable[[str], Decode], accepted: Mapping[str, Acceptance], prompts: int
 ) -> tuple[list[Proposer], int]:
     """Measures proposers, each by the decoder that `decoding` makes; also returns the turns."""
+    names = list(accepted)
     regular = decoding(REGULAR)
     regular(0)
     began = time.perf_counter()
     regular(0)
     share = BUDGET_SECONDS / (len(names) + 1) / (REPEATS + 1) / (time.perf_counter() - began)
-    turns = min(most, max(LEAST_TURNS, int(share)))
+    turns = min(prompts, max(LEAST_TURNS, int(share)))
     variants = {REGULAR: regular} | {name: decoding(name) for name in names}
     timed = interleave(variants, turns, REPEATS, lambda results: Tally.of(results).decided)
     proposers = []
     for name in names:
         tally = Tally.of([result for turn in timed[name].outcomes[-1] for result in turn])
         gain = speed_up(timed[REGULAR], timed[name])
-        proposers.append(Proposer(name, tally.acceptance, tally.tokens_per_call, gain))
+        figures = accepted[name].acceptance, accepted[name].tokens_per_call
+        proposers.append(Proposer(name, *figures, gain, tally.tokens_per_call))
     return proposers, turns
 
 
@@ -148,17 +186,18 @@ def report(proposers: Sequence[Proposer], new: str, prompts: int, public: str | 
         "tokens/call": lambda row: f"{row['tokens_per_call']:.2f}",
         "measured (range)": lambda row: str(row["measured"]),
     }
-    regular = Proposer("none", None, 1.0, Ratio(1.0, 1.0, 1.0))
+    regular = Proposer("none", None, 1.0, Ratio(1.0, 1.0, 1.0), 1.0)
     table = markdown(columns, [vars(proposer) for proposer in (regular, *proposers)])
-    how = f"{prompts} held-out prompts, one at a time, relative to regular decoding."
+    how = f"Acceptance and tokens/call: {NUM_DRAFT} proposals a step. Measured: {prompts} held-out "
+    how += "prompts, one at a time, --num-draft auto, relative to regular decoding."
     return f"{table}\n\n{how}\n\n{advice(proposers, new)}"
 
 
 def advice(proposers: Sequence[Proposer], new: str) -> str:
-    useful = [p for p in proposers if p.acceptance]  # a speed-up without acceptance is chance
-    fastest = max((p.measured.value for p in useful), default=0.0)
-    if fastest <= 1 + NEAR:
-        return "keep --draft-model none: no proposer is faster than regular decoding here"
+    useful = [p for p in proposers if p.is_faster]
+    if not useful:
+        return "keep --draft-model none: no proposer is reliably faster than regular decoding here"
+    fastest = max(p.measured.value for p in useful)
     near = [p for p in useful if p.measured.value >= (1 - NEAR) * fastest]
     best = min(near, key=lambda p: (p.name == new, -p.measured.value))
     line = f"--draft-model {best.name}, {best.measured} times as fast"

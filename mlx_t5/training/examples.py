@@ -2,18 +2,20 @@
 
 A draft is trained on prompts. Each line of the file is a prompt, or an object with a "prompt" and,
 if the target's answer is known already, a "completion". A repeated prompt is used once. A model is
-fine-tuned on pairs of a prompt and a completion; a prompt may have several completions. The two
-parts have no prompt in common.
+fine-tuned on pairs of a prompt and a completion; a prompt may have several completions, and equal
+pairs count as often as they occur. The two parts have no prompt in common.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mlx_t5.errors import UserError, shown
+from mlx_t5.text.detokenizer import decode
 from mlx_t5.text.prompts import token_ids
 
 LEAST = 32  # minimum number of prompts; with fewer, a draft only memorizes them
@@ -32,6 +34,8 @@ class Example:
 
 @dataclass(frozen=True)
 class TrainingPair:
+    """A pair as tokens with EOS and as texts; the completion is as the tokens write it."""
+
     source: tuple[int, ...]
     answer: tuple[int, ...]
     prompt: str
@@ -46,9 +50,10 @@ def read_examples(
     tokenizer: Any,
     vocab_size: int,
     max_tokens: int,
-    log: Callable[[str], None],
+    log: Callable[[str], object],
 ) -> list[Example]:
     examples: dict[tuple[int, ...], Example] = {}
+    counts: Counter[str] = Counter()
 
     def make(prompt: str, completion: str | None) -> Example:
         source = tuple(token_ids(prompt, tokenizer, vocab_size))
@@ -57,10 +62,13 @@ def read_examples(
         if completion is None:
             return Example(source)
         answer = token_ids(completion, tokenizer, vocab_size, "completion")
+        counts["completions are cut to --max-tokens"] += len(answer) > max_tokens
         return Example(source, tuple(answer[:max_tokens]))
 
     for example in _usable(lines, make, log):
+        counts["repeated prompts are used once"] += example.source in examples
         examples.setdefault(example.source, example)
+    _report(counts, log)
     if len(examples) < LEAST:
         cause = f"the data has {len(examples)} different prompts that can be used"
         raise UserError(f"{cause}; give {LEAST} at least, better thousands")
@@ -72,24 +80,46 @@ def read_pairs(
     tokenizer: Any,
     vocab_size: int,
     longest: tuple[int, int],
-    log: Callable[[str], None],
+    log: Callable[[str], object],
 ) -> list[TrainingPair]:
-    def tokens(text: str, name: str, most: int) -> tuple[int, ...]:
-        ids = token_ids(text, tokenizer, vocab_size, name)
-        if len(ids) > most:
-            raise UserError(f"its {name} has {len(ids)} tokens, and --max-seq-length is {most}")
-        return tuple(ids)
+    counts: Counter[str] = Counter()
+    changed: list[tuple[str, str]] = []  # completions, and what their tokens write
 
     def pair(prompt: str, completion: str) -> TrainingPair:
-        source = tokens(prompt, "prompt", longest[0])
-        answer = tokens(completion, "completion", longest[1])
-        return TrainingPair(source, answer, prompt, completion)
+        source = token_ids(prompt, tokenizer, vocab_size)
+        answer = token_ids(completion, tokenizer, vocab_size, "completion")
+        if len(answer) > longest[1]:
+            cause = f"its completion has {len(answer)} tokens"
+            raise UserError(f"{cause}, and --max-seq-length is {longest[1]}")
+        if len(source) > longest[0]:
+            counts[f"prompts are cut to {longest[0]} tokens (--max-seq-length)"] += 1
+            source = source[: longest[0] - 1] + source[-1:]  # the last token is EOS
+        written = decode(tokenizer, answer)
+        if written.strip() != completion.strip():
+            changed.append((completion, written))
+        return TrainingPair(tuple(source), tuple(answer), prompt, written)
 
-    return list(dict.fromkeys(_usable(lines, pair, log)))
+    pairs = list(_usable(lines, pair, log))
+    counts["pairs occur more than once and are kept"] = len(pairs) - len(set(pairs))
+    _report(counts, log)
+    if changed:
+        texts = [shown(text, 80) for text in changed[0]]
+        log(
+            f"warning: {len(changed)} of {len(pairs)} completions have characters that this "
+            f"tokenizer cannot write: {texts[0]!r} becomes {texts[1]!r}; the model learns to write "
+            "that, and exact match and chrF compare with it"
+        )
+    return pairs
+
+
+def _report(counts: Counter[str], log: Callable[[str], object]) -> None:
+    for what, count in counts.items():
+        if count:
+            log(f"{count} {what}")
 
 
 def _usable(
-    lines: Iterable[Any], make: Callable[..., Made], log: Callable[[str], None]
+    lines: Iterable[Any], make: Callable[..., Made], log: Callable[[str], object]
 ) -> Iterator[Made]:
     reasons = []
     for line in lines:

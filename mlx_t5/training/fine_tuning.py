@@ -105,10 +105,16 @@ def write_model(path: Path, model: T5, source: Path, overwrite: bool = False) ->
 
 
 def base_name(folder: Path) -> str:
-    """The name that PEFT needs for an adapter's base model: a Hub id, or the folder's path."""
-    name = source_of(folder)
-    # A Hub id would be wrong for weights into which an adapter was merged.
-    return str(folder.absolute()) if name is None or ADAPTED in name else name
+    """The name that PEFT needs for an adapter's base model: a Hub id, or a folder's path.
+
+    Of an MLX folder it is the model that was converted, because PEFT cannot read MLX folders.
+    """
+    name, record = source_of(folder), read_config(folder).get("converted_from")
+    if name is not None and ADAPTED not in name:
+        return name
+    original = str(record.get("folder", "")) if isinstance(record, dict) and name is None else ""
+    # No name is right for weights into which an adapter was merged.
+    return original if Path(original).is_absolute() else str(folder.absolute())
 
 
 def _first_layers(config: Any, num_layers: int) -> dict[str, int]:

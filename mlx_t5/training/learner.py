@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,8 @@ class Learner:
         optimizer: Any = None,
         drop: Callable[[mx.array | None], None] | None = None,
         seed: int = 0,
+        max_grad_norm: float = math.inf,
+        weight_decay: float = 0.0,
     ) -> None:
         """Prepares to train.
 
@@ -72,12 +74,16 @@ class Learner:
             drop: sets the model's dropout; called with a random key before each micro-batch,
                 and with None after it.
             seed: the seed of the dropout.
+            max_grad_norm: a gradient with a larger norm is scaled down to this norm.
+            weight_decay: subtracts this share of the weights times the rate in each step, except
+                from norms and relative biases, as transformers' Trainer does.
         """
         self.model, self._loss = model, loss
         self.learning_rate = learning_rate
         self.schedule = schedule or linear(iters, WARM_UP_SHARE * iters)
         self.optimizer = optimizer or adafactor()
         self._drop, self._seed = drop, seed
+        self.max_grad_norm, self.weight_decay = max_grad_norm, weight_decay
         compiled = not cpu_only() if compiled is None else compiled
         self._slopes = mx.compile(self._gradient) if compiled else self._gradient
         self._change = mx.compile(self._update) if compiled else self._update
@@ -108,11 +114,26 @@ class Learner:
         norm = mx.sqrt(sum(mx.sum(slope * slope) for slope in slopes.values()))
         if not mx.isfinite(total + norm).item():
             return None, math.nan
-        rate = mx.array(self.learning_rate * self.schedule(state.step))
+        if norm.item() > self.max_grad_norm:
+            slopes = {n: slope * (self.max_grad_norm / norm) for n, slope in slopes.items()}
+        rate = mx.array(self.rate(state.step))
         weights, moments = self._change(state.weights, state.moments, slopes, rate)
         mean = total / count
         mx.eval(weights, moments, mean)
         return State(weights, moments, state.step + 1), mean.item()
+
+    def rate(self, step: int) -> float:
+        if getattr(self.optimizer, "relative_step", False):
+            return min(1e-2, (step + 1) ** -0.5)
+        return self.learning_rate * self.schedule(step)
+
+    def held_out_loss(self, batches: Iterable[TrainingBatch]) -> float:
+        """The mean loss per token of the model's present weights."""
+        total, count = 0.0, 0.0
+        for micro_batch in batches:
+            total += self._loss({}, micro_batch)[1].item()
+            count += mx.sum(micro_batch.counted).item()
+        return total / count
 
     def put(self, weights: Arrays) -> None:
         self.model.update(tree_unflatten(list(weights.items())))
@@ -143,8 +164,14 @@ class Learner:
         self.optimizer.state = tree_unflatten(list(moments.items())) | {"learning_rate": rate}
         try:
             trees = (tree_unflatten(list(arrays.items())) for arrays in (slopes, weights))
-            changed = self.optimizer.apply_gradients(*trees)
-            return dict(tree_flatten(changed)), dict(tree_flatten(self.optimizer.state))
+            changed = dict(tree_flatten(self.optimizer.apply_gradients(*trees)))
+            scaled = isinstance(self.optimizer, optimizers.Adafactor)
+            for name, weight in weights.items():
+                if self.weight_decay and "norm" not in name and "bias" not in name:
+                    # As in the optimizer, Adafactor's rate is relative to the tensor's scale.
+                    scale = mx.maximum(1e-3, mx.sqrt(mx.mean(weight**2))) if scaled else 1
+                    changed[name] = changed[name] - rate * self.weight_decay * scale * weight
+            return changed, dict(tree_flatten(self.optimizer.state))
         finally:
             self.optimizer.state = before  # so that no unevaluated array stays there
 
@@ -154,9 +181,12 @@ def adafactor(relative_step: bool = False) -> Any:
     return optimizers.Adafactor(learning_rate=1.0, relative_step=relative_step)
 
 
-def adamw(weight_decay: float = 0.0) -> Any:
-    """AdamW as in PyTorch (Loshchilov and Hutter, https://arxiv.org/abs/1711.05101)."""
-    return optimizers.AdamW(1.0, weight_decay=weight_decay, bias_correction=True)
+def adamw() -> Any:
+    """AdamW as in PyTorch (Loshchilov and Hutter, https://arxiv.org/abs/1711.05101).
+
+    The learner decays the weights.
+    """
+    return optimizers.AdamW(1.0, weight_decay=0.0, bias_correction=True)
 
 
 def linear(iters: int, warm_up: float) -> Callable[[int], float]:

@@ -97,7 +97,7 @@ class RunFolder:
             step, progress = int(facts["step"]), TrainingProgress(**json.loads(facts["progress"]))
         weights = {name: arrays[f"weights.{name}"] for name in like.weights}
         moments = {name: arrays[f"moments.{name}"] for name in like.moments}
-        if progress.best is not None:
+        if progress.best_step:
             self.best(weights)  # if this file is damaged, fails now and not after hours
         return State(weights, moments, step), progress
 

@@ -69,6 +69,7 @@ def test_irrelevant_entries_of_peft_are_ignored():
     ("entries", "message"),
     [
         ({"peft_type": "IA3"}, "peft_type IA3 cannot be merged; only LORA can"),
+        ({"peft_type": None, "lora_parameters": {"rank": 8}}, "is of an mlx-lm adapter"),
         ({"bias": True}, "bias True cannot be merged here"),
         ({"a_variant_of_tomorrow": {"rank": 2}}, "{'rank': 2} cannot be merged here"),
         ({"init_lora_weights": "pissa_niter_16"}, "pissa_niter_16 cannot be merged here"),

@@ -152,7 +152,7 @@ def test_the_origin_of_a_model_is_recorded(tmp_path):
     assert of_old == {"model": "google-t5/t5-small", "commit": "abc"}
     assert origin("a/t5", "v1", commit) == {"model": "a/t5", "revision": "v1", "commit": "abc"}
     assert origin(str(tmp_path / "t5" / ".." / "t5"), None, tmp_path / "t5" / ".." / "t5") == {
-        "folder": "t5"
+        "folder": str(tmp_path / "t5")
     }
 
 

@@ -1,36 +1,84 @@
 """Tests files of pairs and the options of finetune.py."""
 
+import json
+
 import pytest
 
 from mlx_t5.cli import finetuning
 from mlx_t5.cli.finetuning import pair_files, read_finetune_options
-from mlx_t5.cli.input import PairLines
+from mlx_t5.cli.pairs import NAMES, read_lines
 from mlx_t5.errors import UserError
 
+PAIR = ("a\tb", 'say "c"')
+OBJECT = json.dumps({"en": PAIR[0], "fr": PAIR[1]})
 
-def lines(path):
-    return [str(p) if isinstance(p, UserError) else p for p in PairLines(str(path))]
+
+@pytest.mark.parametrize(
+    "name, content, languages, expected",
+    [
+        ("a.jsonl", '{"prompt": "a\\tb", "completion": "say \\"c\\"", "id": 1}', None, PAIR),
+        ("a.jsonl", f'{{"translation": {OBJECT}}}', ("en", "fr"), PAIR),
+        ("a.jsonl", OBJECT, ("fr", "en"), PAIR[::-1]),
+        ("a.csv", 'id,target,source\n1,"say ""c""",a\tb\n', None, PAIR),
+        ("a.csv", '\ufeffinput,output\r\na\tb,"two\nlines"\r\n', None, ("a\tb", "two\nlines")),
+        ("a.tsv", 'say "c"\tb\n', None, ('say "c"', "b")),  # without a header
+        ("a.tsv", 'fr\ten\nb\tsay "c"\n', ("en", "fr"), ('say "c"', "b")),
+    ],
+)
+def test_pairs_are_read_from_files_of_many_kinds(tmp_path, name, content, languages, expected):
+    names = [languages] if languages else NAMES
+    (tmp_path / name).write_bytes(content.encode())
+    assert list(read_lines(str(tmp_path / name), names)) == [expected]
+    ((prompt, completion),) = read_lines(str(tmp_path / name), names, prompts_only=True)
+    assert prompt == expected[0]
+    assert completion == (expected[1] if "completion" in content else None)
 
 
-def test_pairs_are_read_from_objects_and_from_tab_separated_lines(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(
-        b'{"prompt": "a\\nb", "completion": "c", "more": 1}\r\n\n{"prompt": "a"}\n\xff\n'
-        b'{"prompt": " ", "completion": "c"}\n[1]\n'
-    )
-    (tmp_path / "a.tsv").write_bytes(b"a\tb c\r\nalone\na\tb\tc\na\t \n")
-    items = lines(tmp_path / "a.jsonl")
-    assert items[0] == ("a\nb", "c")
-    for reason, line in zip(
-        ("2 is empty", "3 has no completion", "4 is not UTF-8", "5 has a prompt that", "6 has no"),
-        items[1:],
-        strict=True,
+@pytest.mark.parametrize(
+    "name, content, languages, message",
+    [
+        (
+            "a.jsonl",
+            '{"question": "a", "answer": "b"}',
+            None,
+            "the fields question, answer; name the",
+        ),
+        ("a.csv", "question,answer\na,b\n", None, "the fields question, answer; name the"),
+        ("a.tsv", "question\tid\tanswer\na\t1\tb\n", None, "the fields question, id, answer; n"),
+        (
+            "a.jsonl",
+            '{"translation": {"en": "a", "fr": "b"}}',
+            None,
+            "the fields en, fr; .*--source-lang",
+        ),
+        (
+            "a.jsonl",
+            '{"translation": {"en": "a"}}',
+            ("en", "fr"),
+            "the fields en; name the texts en and fr",
+        ),
+        ("a.csv", "\xff", None, "a.csv cannot be read .*; save it as UTF-8"),
+        ("a.md", "", None, "a.md is no .jsonl, .csv or .tsv file"),
+    ],
+)
+def test_a_file_with_other_fields_is_refused_at_once(tmp_path, name, content, languages, message):
+    (tmp_path / name).write_bytes(content.encode("latin-1"))
+    with pytest.raises(UserError, match=message):
+        list(read_lines(str(tmp_path / name), [languages] if languages else NAMES))
+
+
+def test_single_lines_that_are_no_pairs_are_named(tmp_path):
+    good = '{"prompt": "a", "completion": "b"}\n'
+    bad = '\n{"prompt": "a"}\n\xff\n{"prompt": " ", "completion": "c"}\n[1]\n'
+    (tmp_path / "a.jsonl").write_bytes((good + bad).encode("latin-1"))
+    (tmp_path / "a.tsv").write_text("a\tb c\nalone\na\tb\tc\na\t \n")
+    for name, reasons in (
+        ("a.jsonl", ("3 has no completion", "4 is not JSON", "5 has no prompt", "6 is no object")),
+        ("a.tsv", ("2 has 1 texts instead of 2", "3 has 3 texts", "4 has no completion that")),
     ):
-        assert f"a.jsonl line {reason}" in line
-    items = lines(tmp_path / "a.tsv")
-    assert items[0] == ("a", "b c") and "line 4 has a completion that is empty" in items[3]
-    assert all(
-        f"a.tsv line {i} is no pair; write a prompt, one tab" in items[i - 1] for i in (2, 3)
-    )
+        _, *items = read_lines(str(tmp_path / name))
+        for reason, item in zip(reasons, items, strict=True):
+            assert f"{name} line {reason}" in str(item)
 
 
 def test_pair_files_are_found_in_a_folder(tmp_path):

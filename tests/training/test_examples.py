@@ -3,6 +3,7 @@
 import pytest
 
 from mlx_t5.cli.input import Lines
+from mlx_t5.cli.pairs import read_lines
 from mlx_t5.errors import UserError
 from mlx_t5.training import examples
 from mlx_t5.training.examples import Example, TrainingPair, hold_out, read_examples, read_pairs
@@ -14,12 +15,13 @@ def letters(prompt: str) -> list[int]:
 
 
 class Tokenizer:
-    """A tokenizer of letters with the interface of transformers."""
+    """A tokenizer of letters with the interface of transformers, which cannot write braces."""
 
     def __call__(self, text, **_):
         return type("Encoding", (), {"input_ids": letters(text)})
 
     encode = staticmethod(lambda text, **_: letters(text))
+    decode = staticmethod(lambda ids, **_: "".join(chr(i) for i in ids if i > 1).replace("{", ""))
 
 
 @pytest.fixture
@@ -30,16 +32,18 @@ def read(tmp_path, monkeypatch):
     def reader(name: str, content: bytes):
         (tmp_path / name).write_bytes(content)
         log = []
-        lines = Lines(str(tmp_path / name), optional="completion")
+        path = str(tmp_path / name)
+        as_json = name.endswith(".jsonl")
+        lines = read_lines(path, prompts_only=True) if as_json else Lines(path, optional="prompt")
         return read_examples(lines, Tokenizer(), 1 << 21, 5, log.append), log
 
     return reader
 
 
-def test_empty_lines_and_equal_prompts_are_left_out(read):
+def test_empty_lines_are_left_out_and_equal_prompts_used_once(read):
     examples, log = read("a.txt", b"one\ntwo\r\n\none\n")
     assert examples == [Example(tuple(letters("one"))), Example(tuple(letters("two")))]
-    assert len(log) == 1 and "a.txt line 3 is empty" in log[0]
+    assert "a.txt line 3 is empty" in log[0] and log[1:] == ["1 repeated prompts are used once"]
 
 
 def test_objects_have_completions_or_not_and_many_bad_lines_are_counted(read):
@@ -47,7 +51,7 @@ def test_objects_have_completions_or_not_and_many_bad_lines_are_counted(read):
     lines += [b'{"prompt": "d", "completion": 2}', *[b"\xff"] * 10]
     read_in, log = read("a.jsonl", b"\n".join(lines))
     assert [e.answer for e in read_in] == [None, tuple(letters("c"))]
-    reasons = ["line 3 has no prompt", "line 4 is not JSON", "line 5 has a completion", "line 6 "]
+    reasons = ["line 3 has no prompt", "line 4 is not JSON", "line 5 has no completion", "line 6 "]
     assert all(reason in line for reason, line in zip(reasons, log[:4], strict=True))
     assert len(log) == examples.LINES_NAMED + 1 and log[-1] == "left out: 3 more lines"
 
@@ -57,7 +61,10 @@ def test_long_completions_are_cut_and_long_prompts_left_out(read, monkeypatch):
     lines = [b'{"prompt": "a", "completion": "more than five"}', b'{"prompt": "%s"}' % (b"y" * 20)]
     read_in, log = read("a.jsonl", b"\n".join(lines))
     assert read_in == [Example((97, 1), tuple(b"more "))]  # the rest is never generated
-    assert log == [f"left out: the prompt '{'y' * 20}': it has 21 tokens, and 20 are the most"]
+    assert log == [
+        f"left out: the prompt '{'y' * 20}': it has 21 tokens, and 20 are the most",
+        "1 completions are cut to --max-tokens",
+    ]
 
 
 def test_hardly_any_prompts_are_refused():
@@ -74,14 +81,25 @@ def test_the_held_out_part_follows_from_the_seed_and_shares_no_prompt():
     assert len(hold_out([Example((i,)) for i in range(5000)], 0)[1]) == examples.MOST_HELD_OUT
 
 
-def test_long_and_repeated_pairs_are_left_out():
+def test_pairs_are_cut_counted_and_kept_as_the_tokenizer_writes_them():
     log = []
-    lines = [("a", "b"), UserError("bad line"), ("abc", "d"), ("a", "b"), ("a", "cdef"), ("a", "c")]
-    pairs = read_pairs(lines, Tokenizer(), 1 << 21, (3, 4), log.append)
-    assert [(pair.prompt, pair.completion) for pair in pairs] == [("a", "b"), ("a", "c")]
-    assert pairs[0] == TrainingPair(tuple(letters("a")), tuple(letters("b")), "a", "b")
-    assert log == [
-        "left out: bad line",
-        "left out: the prompt 'abc': its prompt has 4 tokens, and --max-seq-length is 3",
-        "left out: the prompt 'a': its completion has 5 tokens, and --max-seq-length is 4",
+    lines = [
+        ("a", "b"),
+        UserError("bad line"),
+        ("abc", "d"),
+        ("a", "b"),
+        ("a", "cdef"),
+        ("a", "{c"),
     ]
+    pairs = read_pairs(lines, Tokenizer(), 1 << 21, (3, 4), log.append)
+    texts = [(pair.prompt, pair.completion) for pair in pairs]
+    assert texts == [("a", "b"), ("abc", "d"), ("a", "b"), ("a", "c")]
+    assert pairs[0] == TrainingPair(tuple(letters("a")), tuple(letters("b")), "a", "b")
+    assert pairs[1].source == (ord("a"), ord("b"), 1) and pairs[3].answer[0] == ord("{")
+    assert log[:4] == [
+        "left out: bad line",
+        "left out: the prompt 'a': its completion has 5 tokens, and --max-seq-length is 4",
+        "1 prompts are cut to 3 tokens (--max-seq-length)",
+        "1 pairs occur more than once and are kept",
+    ]
+    assert log[4].startswith("warning: 1 of 4 completions") and "'{c' becomes 'c'" in log[4]

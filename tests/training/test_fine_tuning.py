@@ -20,7 +20,7 @@ from mlx_t5.network.sharing import plain_weights
 from mlx_t5.network.weights import tensor_names
 from mlx_t5.training.batches import collate
 from mlx_t5.training.fine_tuning import adapt, write_adapter, write_model
-from mlx_t5.training.learner import Learner, adafactor, adamw, constant
+from mlx_t5.training.learner import Learner, adafactor, adamw, constant, linear
 from mlx_t5.training.loss import token_loss
 from mlx_t5.training.teacher_answers import given
 from model import load
@@ -123,14 +123,16 @@ def test_loss_and_gradients_are_transformers_and_pefts(reference_of, family, kin
     check_gradients({name: slope / count for name, slope in slopes.items()}, gradients, 1e-4)
 
 
-def optimizers(kind, parameters):
+def optimizers(kind, parameters, decay):
     """Returns this project's optimizer and torch's of the same kind."""
     hf_adafactor = transformers.optimization.Adafactor
     if kind == "adamw":
-        torch_optimizer = torch.optim.AdamW(parameters, 0.01, weight_decay=0.1)
-        return adamw(weight_decay=0.1), torch_optimizer
+        torch_optimizer = torch.optim.AdamW(parameters, 0.01, weight_decay=decay)
+        return adamw(), torch_optimizer
     if kind == "adafactor":
-        return adafactor(), hf_adafactor(parameters, lr=0.01, relative_step=False)
+        return adafactor(), hf_adafactor(
+            parameters, lr=0.01, relative_step=False, weight_decay=decay
+        )
     return adafactor(True), hf_adafactor(parameters, lr=None, relative_step=True)
 
 
@@ -144,13 +146,17 @@ def test_a_run_has_the_losses_of_transformers_and_peft(reference_of, kind, optim
     lora = KINDS[kind]
     hf_model = peft_model(reference, lora) if lora else copy.deepcopy(reference.model)
     trained = [(name, p) for name, p in hf_model.named_parameters() if p.requires_grad]
-    mlx_optimizer, torch_optimizer = optimizers(optimizer, [p for _, p in trained])
+    decay = 0.1 if lora else 0.0
+    mlx_optimizer, torch_optimizer = optimizers(optimizer, [p for _, p in trained], decay)
     model, _ = load(reference.folder, "float32")
     if lora:
         adapt(model, lora)
     weights = {n: mx.array(a) for n, a in by_our_names(model, trained).items()}
     batches = [[PAIRS[0], PAIRS[1]], [PAIRS[2]], PAIRS]
-    learner = Learner(model, token_loss(model, 0.0), 10, 0.01, False, constant(2), mlx_optimizer)
+    learner = Learner(
+        model, token_loss(model, 0.0), 10, 0.01, False, constant(2), mlx_optimizer,
+        weight_decay=decay,
+    )  # fmt: skip
     state, losses, expected = replace(learner.begin(), weights=weights), [], []
     for step in range(6):
         pairs = batches[step % 3]
@@ -165,6 +171,109 @@ def test_a_run_has_the_losses_of_transformers_and_peft(reference_of, kind, optim
         expected.append(their_loss.item())
     np.testing.assert_allclose(losses, expected, rtol=1e-3)
     assert losses[-1] < 0.9 * losses[2]
+
+
+def without_dropout(model):
+    """Returns a copy of a torch model that drops nothing in training."""
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0
+    return model
+
+
+class Batches(transformers.Trainer):
+    """transformers' Trainer, on batches in their order."""
+
+    def _get_train_sampler(self, *_):
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_thirty_steps_are_those_of_transformers_trainer(reference_of, tmp_path, kind):
+    """The losses and the weights, with weight decay, clipped gradients and a decaying rate."""
+    pytest.importorskip("accelerate")
+    reference, lora = reference_of("t5"), KINDS[kind]
+    hf_model = without_dropout(peft_model(reference, lora) if lora else reference.model)
+    model, _ = load(reference.folder, "float32")
+    if lora:
+        adapt(model, lora)
+    trained = [(name, p) for name, p in hf_model.named_parameters() if p.requires_grad]
+    weights = {n: mx.array(a.copy()) for n, a in by_our_names(model, trained).items()}
+    batches = [[[PAIRS[0], PAIRS[1]], [PAIRS[2]], PAIRS][i % 3] for i in range(30)]
+    options = transformers.TrainingArguments(
+        str(tmp_path), max_steps=30, per_device_train_batch_size=1, learning_rate=0.003,
+        weight_decay=0.1, max_grad_norm=1.0, lr_scheduler_type="linear", optim="adamw_torch",
+        logging_steps=1, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    data = [their_batch(reference.model.config, pairs) for pairs in batches]
+    trainer = Batches(hf_model, options, data_collator=lambda rows: rows[0], train_dataset=data)
+    trainer.train()
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert min(entry["grad_norm"] for entry in log[:3]) > 1, "else nothing is clipped"
+    learner = Learner(
+        model, token_loss(model, 0.0), 30, 0.003, False, linear(30, 0), adamw(), max_grad_norm=1.0,
+        weight_decay=0.1,
+    )  # fmt: skip
+    state, losses = replace(learner.begin(), weights=weights), []
+    for pairs in batches:
+        state, loss = learner.step(state, [our_batch(model, pairs)])
+        losses.append(loss)
+    np.testing.assert_allclose(losses, [entry["loss"] for entry in log], rtol=2e-3, atol=1e-4)
+    most = 1e-4 if lora else 2e-3  # Adam enlarges rounding where gradients are nearly zero
+    for name, expected in by_our_names(model, trained).items():
+        np.testing.assert_allclose(np.array(state.weights[name]), expected, atol=most, err_msg=name)
+    learner.put(state.weights)
+    hf_model.eval()
+    with torch.no_grad():
+        expected = hf_model(**their_batch(reference.model.config)).loss.item()
+    assert learner.held_out_loss([our_batch(model)]) == pytest.approx(expected, rel=2e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["t5", "flan", "umt5-tied"])
+def test_dropout_is_that_of_transformers_with_the_same_masks(reference_of, monkeypatch, family):
+    model, _ = load(reference_of(family).folder, "float32")
+    learner = Learner(model, token_loss(model, 0.0), 10, 0.01, False, drop=model.drop)
+    weights, batch, key = learner.begin().weights, our_batch(model), mx.random.key(3)
+    loss, slopes = learner._gradient(weights, batch.arrays, key)
+    assert loss.item() != pytest.approx(learner._gradient(weights, batch.arrays)[0].item())
+    model.grad_checkpoint = True
+    assert learner._gradient(weights, batch.arrays, key)[0].item() == pytest.approx(loss.item())
+    compiled = Learner(model, token_loss(model, 0.0), 10, 0.01, True, drop=model.drop)
+    assert compiled._slopes(weights, batch.arrays, key)[1].keys() == weights.keys()  # traced only
+    model.drop(key)
+    places = []  # in the order in which torch drops
+    for stack in model.stacks:
+        layers = [part for layer in stack.layers for part in layer.children().values()]
+        places += [(stack, 0), *((part, i) for part in layers for i in (0, 1)), (stack, 1)]
+    upcoming = iter(places)
+
+    def dropout(x, *_, **__):
+        module, place = next(upcoming)
+        assert module.dropout.rate == 0.1
+        shape = x.shape if x.ndim == 4 else (-1, x.shape[-1])
+        ones = mx.ones([int(n) for n in torch.empty(x.shape).reshape(shape).shape])
+        return x * torch.tensor(np.array(module.dropout(ones, place))).reshape(x.shape)
+
+    hf_model = copy.deepcopy(reference_of(family).model)
+    hf_model.set_attn_implementation("eager")
+    monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
+    labels = np.where(np.array(batch.counted) > 0, np.array(batch.top_ids)[:, 0], -100)
+    arrays = np.array(batch.source), np.array(batch.mask), labels.reshape(len(PAIRS), -1)
+    names = ("input_ids", "attention_mask", "labels")
+    tensors = (torch.tensor(array.astype(np.int64)) for array in arrays)
+    expected = hf_model.train()(**dict(zip(names, tensors, strict=True))).loss
+    assert next(upcoming, None) is None
+    expected.backward()
+    count = batch.counted.sum().item()
+    assert loss.item() / count == pytest.approx(expected.item(), rel=1e-5)
+    grads = [(name, p.grad) for name, p in hf_model.named_parameters() if p.grad is not None]
+    gradients = by_our_names(model, grads)
+    check_gradients({name: slope / count for name, slope in slopes.items()}, gradients, 2e-4)
 
 
 def logits(model):

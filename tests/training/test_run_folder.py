@@ -80,7 +80,7 @@ def test_the_vocabulary_is_counted_once(folder):
 
 def test_a_state_of_another_draft_or_without_the_best_one_is_refused_at_once(folder):
     one, other = ({"a": mx.ones(n)} for n in (1, 2))
-    folder.save(State(one, {}, 1), TrainingProgress(best=1.5))
+    folder.save(State(one, {}, 1), TrainingProgress(best=1.5, best_step=1))
     with pytest.raises(UserError, match=f"{BEST} is damaged .*remove .*{STATE} and {BEST}"):
         folder.state(State(one, {}))
     folder.save_best(one)

@@ -34,15 +34,16 @@ def taken(learner, batch, model, steps):
 
 
 @cpu_allocation
-@pytest.mark.parametrize("shares", (True, False))
-def test_a_step_takes_no_more_memory_than_estimated(shares):
+@pytest.mark.parametrize("shares, drops", ((True, False), (False, False), (False, True)))
+def test_a_step_takes_no_more_memory_than_estimated(shares, drops):
     target = T5(T5Config.from_dict(CONFIG | SIZES | {"num_layers": 2}))
     draft = shared_draft(target, 1) if shares else whole(shared_draft(target, 1))
     top_ids, top_p = np.zeros((ANSWER, 8), np.int32), np.full((ANSWER, 8), 0.1, np.float32)
     one = LabeledExample(np.arange(SOURCE), np.arange(ANSWER), top_ids, top_p)
     states = mx.zeros((ROWS, SOURCE, WIDTH), mx.float16) if shares else None
     batch = replace(collate([one] * ROWS, 0, 0, keep_states=False), states=states)
-    learner = Learner(draft, token_loss(draft, 0.0), 10, 0.01)
+    drop = draft.drop if drops else None
+    learner = Learner(draft, token_loss(draft, 0.0), 10, 0.01, drop=drop)
     size = taken(learner, batch, target, steps=2)
     said = training_memory.estimate(draft, SOURCE, ANSWER, ROWS)
     assert said.rows == ROWS and size <= said.draft + said.step <= 2.5 * size
