@@ -220,13 +220,17 @@ class FineTuning:
         prompts = "".join(json.dumps({"prompt": pair.prompt}) + "\n" for pair in self.train)
         replace_file(self.prompts, lambda partial: partial.write_text(prompts, encoding="utf-8"))
         overwrite = self.folder.written.exists()
+        template = (
+            {"translation_prefix": args.translation_prefix} if args.translation_prefix else {}
+        )
         if self.full:
-            write_model(path, self.model, self.base, overwrite)
+            write_model(path, self.model, self.base, overwrite, **template)
         else:
             weights = dict(tree_flatten(self.model.trainable_parameters()))
             entries: dict[str, Any] = {
                 "lora_dropout": args.lora_dropout,
                 "base_model_name_or_path": base_name(self.base),
+                **template,
             }
             shape = lora_config(args), args.num_layers
             write_adapter(path, self.model, weights, *shape, overwrite, **entries)

@@ -23,7 +23,7 @@ TRANSLATION = (
 COUNTS = ["prompt_tokens", "generated_tokens", "target_calls", "drafted", "accepted"]
 RATES = ["acceptance_rate", "tokens_per_call", "encode_seconds", "decode_seconds"]
 STATS = {**dict.fromkeys(COUNTS, int), **dict.fromkeys([*RATES, "tokens_per_second"], float)}
-STATS |= {"peak_memory_bytes": int, "speculation": dict}
+STATS |= {"peak_memory_bytes": int, "reused": int, "reused_tokens": int, "speculation": dict}
 PROMPTS = ["Étude", "a", "le chat est noir", "?", "one two three four five"]
 
 

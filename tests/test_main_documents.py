@@ -180,7 +180,7 @@ def test_a_given_prefix_replaces_that_of_the_task(run, tmp_path):
     assert run(*options, "--task", "none", "--prefix", TASK)[1] == expected
     fixed = run(*options, "--task", "french", "--prefix", "fix grammar: ")[1]
     assert fixed == run(*options, "--prefix", "fix grammar: ")[1] != expected
-    assert run(*options, "--task", "french", "--split", "sentences")[1] == both
+    assert run(*options, "--task", "french", "--split", "sentences")[1] == both + "\n"
 
 
 # ---- languages -----------------------------------------------------------------------------------

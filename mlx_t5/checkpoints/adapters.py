@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints.adapter_config import CONFIG, OTHERS, LoraConfig, adapter_folder
+from mlx_t5.checkpoints.adapter_config import (
+    CONFIG,
+    OTHERS,
+    TRANSLATION,
+    LoraConfig,
+    adapter_folder,
+)
 from mlx_t5.checkpoints.quantization import PARTS, changed_settings, layer_settings
 from mlx_t5.checkpoints.reading import Weights, as_array, read_weights, require_float
 from mlx_t5.checkpoints.writing import new_folder, write_json
@@ -160,7 +166,8 @@ def save_adapter(
 
     Args:
         path: the folder, as checked by `check_output_folder`.
-        entries: the entries of adapter_config.json, except `peft_type` and `task_type`.
+        entries: the entries of adapter_config.json, except `peft_type` and `task_type`; a
+            `translation_prefix` gets a file of its own.
         tensors: for each layer, its arrays by their names in PEFT.
         overwrite: whether to replace a folder at `path`.
     """
@@ -171,6 +178,8 @@ def save_adapter(
     }
     with new_folder(path, overwrite) as partial:
         mx.save_safetensors(str(partial / WEIGHTS[0]), named, {"format": "pt"})
-        kind = {"peft_type": "LORA", "task_type": "SEQ_2_SEQ_LM"}
-        write_json(partial / CONFIG, kind | dict(entries))
+        config = {"peft_type": "LORA", "task_type": "SEQ_2_SEQ_LM"} | dict(entries)
+        if template := config.pop("translation_prefix", ""):
+            write_json(partial / TRANSLATION, {"translation_prefix": template})
+        write_json(partial / CONFIG, config)
     return path

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from mlx_t5.cli import training
 from mlx_t5.cli.arguments import (
     REQUIRED,
+    TRANSLATION_PREFIX,
     UPLOAD_REPO,
     Parser,
     add_options,
@@ -27,6 +28,7 @@ from mlx_t5.cli.pairs import SUFFIXES
 from mlx_t5.cli.uploading import check_repository
 from mlx_t5.errors import UserError
 from mlx_t5.settings import Range
+from mlx_t5.text.languages import checked_template
 
 if TYPE_CHECKING:
     from mlx_t5.checkpoints.adapter_config import LoraConfig
@@ -68,6 +70,10 @@ class FinetuneOptions:
         'name of the prompt in objects {"translation": {"en": …, "fr": …}}', metavar="CODE"
     )
     target_language: str | None = option("name of the completion in them", metavar="CODE")
+    translation_prefix: str = TRANSLATION_PREFIX.but(
+        help='template of the prompts\' beginnings, such as "translate {source} to {target}: ", to '
+        "be kept with the result for main.py --target-language"
+    ).field()
     valid: str | None = option(
         "a file of pairs for evaluation (default: the folder's, or a tenth of --data)",
         metavar="FILE",
@@ -149,7 +155,7 @@ def finetune_parser() -> Parser:
 def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
     """Parses the command line, and checks that its output can be written."""
     given = finetune_parser().given(argv)
-    from mlx_t5.checkpoints.adapter_config import CONFIG
+    from mlx_t5.checkpoints.adapter_config import CONFIG, TRANSLATION
     from mlx_t5.checkpoints.adapters import WEIGHTS
     from mlx_t5.checkpoints.writing import is_model_file
 
@@ -162,9 +168,11 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
     full = args.fine_tune_type == FULL
     adafactor = full or args.lr_scheduler_type == RELATIVE
     optimizer = args.optimizer or (ADAFACTOR if adafactor else ADAMW)
-    is_output = is_model_file if full else {CONFIG, WEIGHTS[0]}.__contains__
+    is_output = is_model_file if full else {CONFIG, TRANSLATION, WEIGHTS[0]}.__contains__
     training.check_output(args.output, args.resume, is_output)
     check_repository(args.upload_repo)
+    if args.translation_prefix:
+        checked_template(args.translation_prefix)
     return replace(
         args,
         optimizer=optimizer,

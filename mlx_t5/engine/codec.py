@@ -66,8 +66,8 @@ class Job:
     def shareable(self) -> bool:
         """Whether equal prompts have the same answer, so that it can be reused."""
         greedy = self.settings.temp == 0 and self.settings.num_beams == 1
-        plain = self.logprobs is None and not self.settings.logits_processors
-        return self.reuse and greedy and plain
+        details = self.by_token or self.logprobs is not None  # of how the text was decoded
+        return self.reuse and greedy and not details and not self.settings.logits_processors
 
     @classmethod
     def of(

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mlx_t5.engine.codec import Job
 from mlx_t5.engine.rows import Result
@@ -36,13 +36,14 @@ AUTO = "auto"
 UNDETERMINED = "und"  # BCP 47
 FORM = "application/x-www-form-urlencoded"
 
-bearer = HTTPBearer(auto_error=False)
+bearer = HTTPBearer(auto_error=False, scheme_name="key")
 router = APIRouter(route_class=StrictRoute, tags=["LibreTranslate"])
 
 
 class TranslateRequest(BaseModel):
     """The body of POST /translate; fields that LibreTranslate does not have are ignored."""
 
+    model_config = ConfigDict(strict=True)
     q: str | list[str] = Field(description="one text or several")
     source: str = Field(AUTO, description="a language's code; auto: the model's only source")
     target: str
@@ -57,6 +58,12 @@ class Translation(BaseModel):
     translatedText: str | list[str]
     alternatives: list[Any] = []
     detectedLanguage: Any = None
+
+
+class SimpleError(BaseModel):
+    """The body of every error."""
+
+    error: str
 
 
 class Language(BaseModel):
@@ -74,7 +81,9 @@ async def _values(request: Request) -> dict[str, Any]:
     try:
         form = raw.decode() if kind == FORM else ""
         fields = {**parse_qs(query, True), **parse_qs(form, True, errors="strict")}
-        values = {name: all_[0] if len(all_) == 1 else all_ for name, all_ in fields.items()}
+        values: dict[str, Any] = {n: v[0] if len(v) == 1 else v for n, v in fields.items()}
+        if str(values.get("alternatives")).isdecimal():
+            values["alternatives"] = int(values["alternatives"])
         body = await request.json() if raw and kind != FORM else {}
     except json.JSONDecodeError as error:
         raise ApiError(400, f"the body is not JSON: {error.msg}") from None
@@ -85,7 +94,18 @@ async def _values(request: Request) -> dict[str, Any]:
     return values | body
 
 
-@router.post("/translate", response_model=Translation, response_model_exclude_unset=True)
+SCHEMA = {"schema": TranslateRequest.model_json_schema()}
+BODY = {"required": True, "content": {"application/json": SCHEMA, FORM: SCHEMA}}
+STATUSES: tuple[int | str, ...] = (400, 403, 413, 415, 429, "4XX", 500, 503)
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": SimpleError} for status in STATUSES}
+
+
+@router.post(
+    "/translate",
+    response_model=Translation,
+    responses=ERRORS,
+    openapi_extra={"requestBody": BODY},
+)
 async def translate(request: Request) -> Response:
     """Translates one text or several."""
     values = await _values(request)
@@ -175,7 +195,7 @@ async def _results(service: Service, job: GenerationJob, receive: Any) -> list[R
     return results
 
 
-@router.get("/languages")
+@router.get("/languages", responses={status: ERRORS[status] for status in (403, "4XX")})
 async def languages(request: Request) -> list[Language]:
     """Returns the languages that the model translates, with the targets of each."""
     pairs = request.app.state.service.translations.pairs()

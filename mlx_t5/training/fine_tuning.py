@@ -89,7 +89,9 @@ def write_adapter(
     return save_adapter(path, of_lora | {"target_modules": named} | entries, tensors, overwrite)
 
 
-def write_model(path: Path, model: T5, source: Path, overwrite: bool = False) -> Path:
+def write_model(
+    path: Path, model: T5, source: Path, overwrite: bool = False, **entries: Any
+) -> Path:
     raw, stored = read_config(source), stored_dtype_of(source)
     config = {name: value for name, value in raw.items() if name not in _OF_MLX}
     dtype, names = getattr(mx, stored), {b: a for a, b in tensor_names(model.config).items()}
@@ -100,7 +102,7 @@ def write_model(path: Path, model: T5, source: Path, overwrite: bool = False) ->
         tensors = ((name, cast(name, array, dtype)) for name, array in arrays.items())
         save_weights(folder, tensors, "pt")
         config |= {name: stored for name in ("torch_dtype", "dtype") if name in raw}
-        write_json(folder / "config.json", config)
+        write_json(folder / "config.json", config | entries)
     return path
 
 

@@ -84,11 +84,11 @@ class Client:
 class LocalServer(Asked):
     """A server in this process without a network; a stream is returned when complete."""
 
-    def __init__(self, decoder, name, presets=None):
+    def __init__(self, decoder, name, presets=None, saved=None, api_key=None):
         metrics = Metrics()
         worker = Worker(lambda: decoder, max_batch=2, max_queue=4, metrics=metrics)
-        service = Service(worker, RequestLimits(60, 20, 6), name, 0.0, presets=presets)
-        self.http = TestClient(create_app(service, metrics), base_url="http://localhost")
+        service = Service(worker, RequestLimits(60, 20, 6), name, 0.0, presets=presets, saved=saved)
+        self.http = TestClient(create_app(service, metrics, api_key), base_url="http://localhost")
 
     def __enter__(self):
         self.http.__enter__()

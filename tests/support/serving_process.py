@@ -17,7 +17,7 @@ from standard_error import messages
 ROOT = Path(server.__file__).parent
 CACHE = tempfile.TemporaryDirectory()  # compiled kernels of all servers of the tests
 LOOKUP_TOO = ("--draft-model", f"{ROOT}/demo/draft+lookup")
-LOOKUP_TOO += ("--dtype", "float32", "--num-draft", "5")
+LOOKUP_TOO += ("--dtype", "float32", "--num-draft", "5", "--answer-cache", "0")
 PATIENCE = 60  # seconds; nothing waits so long unless it fails
 
 

@@ -1,0 +1,186 @@
+"""Tests LibreTranslate's API over HTTP, with the bundled pair, which translates en to fr."""
+
+import json
+import os
+import stat
+
+import pytest
+
+from decoder import SpeculativeDecoder
+from fake_serving import LocalServer
+from mlx_t5.errors import UserError
+from mlx_t5.serving.saved_prompts import SavedPrompts
+from model import load
+
+CATS, CHATS = "I have two cats.", "J'ai deux chats."
+JSON = {"Content-Type": "application/json"}
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+def asked(server, **fields):
+    answer = server.http.post("/translate", json={"target": "fr", **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_text_is_translated_sentence_by_sentence(server):
+    assert asked(server, q=CATS, source="en") == {"translatedText": CHATS}
+    several = asked(server, q=[f"{CATS} {CATS}", " ", "12:30"], source="en-GB", format="text")
+    assert several == {"translatedText": [f"{CHATS} {CHATS}", " ", "12:30"]}
+    broken = asked(server, q=f"{CATS}<br />{CATS}<BR>{CATS}")["translatedText"]
+    assert broken == f"{CHATS}<br />{CHATS}<BR>{CHATS}", "a line break in any spelling stays"
+
+
+def test_auto_is_the_models_only_source(server):
+    detected = {"confidence": 0, "language": "en"}
+    assert asked(server, q=CATS, source="auto")["detectedLanguage"] == detected
+    assert asked(server, q=[CATS, CATS])["detectedLanguage"] == [detected, detected]
+
+
+def test_alternatives_are_the_beams_of_a_whole_text(server, decoder):
+    beams = {"num_beams": 3, "num_return_sequences": 3}
+    prompt = "translate English to French: " + CATS
+    best, *others = (result.text for result in decoder.generate([prompt], **beams))
+    expected = {"translatedText": best, "alternatives": others}
+    assert asked(server, q=CATS, source="en", alternatives=2) == expected
+    listed = asked(server, q=[CATS], source="en", alternatives=2)
+    assert listed == {"translatedText": [best], "alternatives": [others]}
+
+
+@pytest.mark.parametrize("headers", [FORM, {}])
+def test_forms_and_query_parameters_are_read_too(server, headers):
+    fields = f"q={CATS}&source=en&target=fr&format=text&api_key=".replace(" ", "+")
+    sent = {"content": fields, "headers": FORM} if headers else {}
+    path = "/translate" if headers else f"/translate?{fields}"
+    assert server.http.post(path, **sent).json() == {"translatedText": CHATS}
+    more = fields + "&q=We+eat.&alternatives=1"
+    sent = {"content": more, "headers": FORM} if headers else {}
+    path = "/translate" if headers else f"/translate?{more}"
+    answer = server.http.post(path, **sent).json()
+    assert len(answer["translatedText"]) == 2 and len(answer["alternatives"][0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"target": "de"}, "this model does not translate to de; it knows en to fr"),
+        ({"source": "fr"}, "this model does not translate from fr to fr; it knows en to fr"),
+        ({"target": "xx"}, "target is 'xx'; it must be a language's code, such as de or pt-BR"),
+        ({"target": None}, "target: it must be a valid string"),
+        ({"q": ""}, "q is empty; give a text to translate"),
+        ({"q": []}, "q is empty; give a text to translate"),
+        ({"q": 5}, "q: it must be a valid string or a valid list"),
+        ({"q": [CATS, 5]}, "q[1]: it must be a valid string"),
+        ({"q": [f"{n} cats." for n in range(10_000)]}, "there are more than 5000 pieces to decode"),
+        ({"format": "html"}, "format: it must be 'text'"),
+        ({"alternatives": -1}, "alternatives: it must be greater than or equal to 0"),
+        ({"alternatives": 10**9}, "alternatives: it must be less than"),
+    ],
+)
+def test_bad_requests_get_one_sentence(server, fields, error):
+    answer = server.http.post("/translate", json={"q": CATS, "target": "fr", **fields})
+    assert answer.status_code == 400
+    assert list(answer.json()) == ["error"] and answer.json()["error"].startswith(error)
+
+
+def test_every_error_has_the_same_shape(server):
+    big = json.dumps({"q": "a" * (1 << 20), "target": "fr"})
+    for content, headers, status in (
+        ("{bad", JSON, 400),
+        ("[]", JSON, 400),
+        (b"q=\xff", FORM, 400),
+        (big, JSON, 413),
+        (b"{}", JSON | {"Content-Encoding": "gzip"}, 415),
+        (b"{}", JSON | {"Origin": "http://example.org"}, 403),
+    ):
+        answer = server.http.post("/translate", content=content, headers=headers)
+        assert (answer.status_code, list(answer.json())) == (status, ["error"]), answer.text
+        assert isinstance(answer.json()["error"], str)
+    assert server.http.put("/languages").json() == {
+        "error": "this address does not take this method; see /docs"
+    }
+    full = server.http.post("/translate", json={"q": CATS, "target": "fr", "alternatives": 7})
+    assert full.status_code == 400 and "8 texts are more" in full.json()["error"]
+
+
+def test_languages_have_their_targets(server):
+    english = {"code": "en", "name": "English", "targets": ["fr"]}
+    assert server.http.get("/languages").json() == [english]
+    assert server.http.request("GET", "/languages", json={"api_key": "x"}).json() == [english]
+
+
+def test_a_key_may_be_in_the_body(decoder):
+    with LocalServer(decoder, "demo", api_key="secret") as server:
+        assert server.http.get("/languages").status_code == 200, "without a key"
+        body = {"q": CATS, "target": "fr"}
+        for wrong in ({}, {"api_key": "other"}, {"api_key": None}, {"api_key": 5}):
+            answer = server.http.post("/translate", json=body | wrong)
+            assert (answer.status_code, list(answer.json())) == (403, ["error"])
+        bearer = {"Authorization": "Bearer secret"}
+        assert server.http.post("/translate", json=body | {"api_key": "secret"}).is_success
+        assert server.http.post("/translate", json=body, headers=bearer).is_success
+
+
+def test_requests_for_texts_name_languages_too(server, decoder):
+    def text(**fields):
+        body = {"prompt": f"{CATS} {CATS}", "target_language": "fr", **fields}
+        answer = server.http.post("/v1/completions", json=body)
+        return answer.json()["choices"][0]["text"] if answer.is_success else answer.json()["error"]
+
+    assert text() == text(source_language="en") == f"{CHATS} {CHATS}"
+    prediction = {"prediction": {"type": "content", "content": CHATS}}
+    whole = decoder.generate(f"translate English to French: {CATS} {CATS}").text
+    assert text(logprobs=0) == text(**prediction) == whole, "not cut"
+    assert text(target_language="de")["param"] == "target_language"
+    assert text(task="grammar")["message"] == "target_language cannot be combined with task"
+    assert text(prompt=[5, 6])["param"] in ("prompt", "target_language")
+    messages = [{"role": "user", "content": CATS}]
+    body = {"messages": messages, "target_language": "fr", "stream": True}
+    events = server.http.post("/v1/chat/completions", json=body).text
+    assert '"content":"J\'ai deux chats."' in events
+
+
+# ---- saved prompts -------------------------------------------------------------------------------
+
+
+def lines(path):
+    return [json.loads(line)["prompt"] for line in path.read_text("utf-8").splitlines()]
+
+
+def test_decoded_prompts_are_saved_once_with_their_prefix(decoder, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    with LocalServer(decoder, "demo", saved=SavedPrompts(str(path), 5)) as server:
+        asked(server, q=f"{CATS} We eat. {CATS}")
+        for prompt in ("fix grammar: She have two cat.", "fix grammar: She have two cat.", [5, 6]):
+            assert server.http.post("/v1/completions", json={"prompt": prompt}).is_success
+        assert server.http.post("/v1/completions", json={"prompt": "x", "n": 9}).is_error
+        assert server.http.post("/predict", json={"prompt": "fix grammar: He go."}).is_success
+        french = "translate English to French: "
+        expected = [french + CATS, french + "We eat.", "fix grammar: She have two cat."]
+        assert lines(path) == [*expected, "fix grammar: He go."]
+        asked(server, q=["A é.", "B.", "C."])
+        assert lines(path)[4:] == [french + "A é."], "five lines at most"
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+
+
+def test_a_file_of_prompts_is_continued(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": "b"}')
+    SavedPrompts(str(path), 9).add(["b", "c", "c"])
+    assert lines(path) == ["a", "b", "c"]
+    path.write_text('{"text": "a"}\n')
+    for wrong in (path, tmp_path, tmp_path / "none" / "file"):
+        with pytest.raises(UserError, match="--save-prompts: "):
+            SavedPrompts(str(wrong), 9)
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    model, tokenizer = load("demo/target", "float32")
+    return SpeculativeDecoder(model, load("demo/draft", "float32")[0], tokenizer, 5)
+
+
+@pytest.fixture(scope="module")
+def server(decoder):
+    with LocalServer(decoder, "demo") as server:
+        yield server
