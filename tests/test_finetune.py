@@ -131,6 +131,19 @@ def test_after_a_nan_only_weights_better_than_the_models_own_are_written(
         assert all(mx.any(a).item() for name, a in arrays.items() if "lora_B" in name)
 
 
+def test_a_whole_model_is_trained_as_by_transformers_trainer(run, tmp_path, monkeypatch):
+    learners = []
+    monkeypatch.setattr(Trainer, "run", lambda trainer: learners.append(trainer.learner))
+    folder = shutil.copytree(TARGET, tmp_path / "target")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dropout_rate": 0.2}))
+    options = f"--model {folder} --fine-tune-type full --weight-decay 0.1"
+    assert run(tmp_path / "full", *options.split(" ")) == 1  # nothing was trained
+    (learner,) = learners
+    assert (learner.max_grad_norm, learner.weight_decay) == (1.0, 0.1)
+    assert learner._drop == learner.model.drop and learner.model.config.dropout_rate == 0.2
+
+
 @pytest.mark.slow
 def test_an_adapter_of_a_quantized_folder_names_the_original_model_and_is_sent(
     run, tmp_path, monkeypatch, capsys

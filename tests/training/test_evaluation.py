@@ -23,6 +23,8 @@ def test_wrong_texts_are_shown_first_with_what_they_should_be():
     prompts, right = [f"p{i}" for i in range(5)], [f"r{i}" for i in range(5)]
     texts = Texts(prompts, ["r0", " r1", "r2", "wrong" * 40, "r4"], right, 0.5)
     assert texts.exact_match == 0.8 and 0 < texts.chrf < 100
+    copying = Texts(prompts, right, right, 0.6)
+    assert texts.value > copying.value and texts.chrf < copying.chrf  # the loss decides
     lines = texts.samples().splitlines()
     assert lines[0] == "  p3" and lines[2] == "    not r3"
 

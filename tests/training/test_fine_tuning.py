@@ -146,7 +146,7 @@ def test_a_run_has_the_losses_of_transformers_and_peft(reference_of, kind, optim
     lora = KINDS[kind]
     hf_model = peft_model(reference, lora) if lora else copy.deepcopy(reference.model)
     trained = [(name, p) for name, p in hf_model.named_parameters() if p.requires_grad]
-    decay = 0.1 if lora else 0.0
+    decay = {"adamw": 0.1, "adafactor": 2.0}[optimizer] if lora else 0.0
     mlx_optimizer, torch_optimizer = optimizers(optimizer, [p for _, p in trained], decay)
     model, _ = load(reference.folder, "float32")
     if lora:
