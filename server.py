@@ -42,7 +42,6 @@ from mlx_t5.cli.arguments import (
     setting,
     switch,
 )
-from mlx_t5.engine.reuse import MAX_ANSWERS
 from mlx_t5.errors import UserError
 from mlx_t5.settings import Range
 
@@ -114,7 +113,7 @@ class ServerOptions:
         "maximum of waiting texts; further requests are refused", 128, at_least(0)
     )
     answer_cache: int = option(
-        "finished texts to keep for equal greedy requests; 0 keeps none", MAX_ANSWERS, at_least(0)
+        "finished texts to keep for equal greedy requests; 0 keeps none", 1000, at_least(0)
     )
     max_prompt_tokens: int = option("maximum number of tokens in a prompt", 1024, at_least(1))
     max_tokens: int = option("maximum number of tokens in a text", 1024, at_least(1))
