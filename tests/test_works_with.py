@@ -15,7 +15,13 @@ from serving_process import Server
 
 PAGE = snippets.ROOT / "docs" / "works-with.md"
 RANKER, PIPELINE = "monot5-base-msmarco-10k", "PixArt-XL-2-512x512"
-PRINTING = ("Works with", "LangChain", "LiteLLM", "sentence-transformers")
+PRINTING = (
+    "Works with",
+    "LibreTranslate's clients",
+    "LangChain",
+    "LiteLLM",
+    "sentence-transformers",
+)
 
 
 def recipes() -> dict[str, list[snippets.Snippet]]:

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import count, tee
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlx_t5.errors import UserError, log
@@ -127,8 +127,15 @@ def note_long(prompts: Iterable[Any], job: Job, decoder: SpeculativeDecoder) -> 
 
 def unpaired(items: Iterable[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
     """An iterator over prompts, and one over their predictions (None: no prediction)."""
-    prompts, predictions = tee(i if isinstance(i, tuple) else (i, None) for i in items)
-    return (prompt for prompt, _ in prompts), (prediction for _, prediction in predictions)
+    predictions = deque[Any]()
+
+    def prompts() -> Iterator[Any]:
+        for item in items:
+            prompt, prediction = item if isinstance(item, tuple) else (item, None)
+            predictions.append(prediction)
+            yield prompt
+
+    return prompts(), iter(predictions.popleft, deque)  # a class is not a prediction
 
 
 def find_resume_point(
