@@ -413,7 +413,7 @@ class ScoreRequest(Request):
     model: Model = None
 
 
-class Document(Request):
+class RankedText(Request):
     """A document to rank, as an object."""
 
     text: Text
@@ -424,7 +424,7 @@ class RerankRequest(Request):
 
     query: Text
     documents: Annotated[
-        list[Text | Document], Field(min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True)
+        list[Text | RankedText], Field(min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True)
     ]
     top_n: Annotated[int, Field(ge=1, le=MAX_DOCUMENTS)] | None = None
     max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None

@@ -8,13 +8,12 @@ import time
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi_offline import FastAPIOffline
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -49,8 +48,6 @@ POLICY = (
 STATUSES: tuple[int | str, ...] = (400, 401, 403, 404, 413, 415, 429, "4XX", 500, 503)
 ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in STATUSES}
 
-bearer = HTTPBearer(auto_error=False, scheme_name="key")
-Given = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
 public = APIRouter()
 
 
@@ -86,7 +83,7 @@ def create_app(
     )
     app.state.service, app.state.metrics, app.state.server = service, metrics, None
     app.state.api_key = api_key
-    needs_key = [Depends(_require_key)] if api_key else []
+    needs_key = [Depends(routes.bearer), Depends(_require_key)] if api_key else []
     app.include_router(routes.router, responses=ERRORS, dependencies=needs_key)
     app.include_router(translation.router)
     app.include_router(public)
@@ -121,8 +118,8 @@ async def _give_up_late(app: FastAPI) -> None:
     app.state.service.worker.give_up()
 
 
-async def _require_key(request: Request, given: Given) -> None:
-    if not routes.is_key(request, given and given.credentials):
+async def _require_key(request: Request) -> None:
+    if not await routes.has_key(request):
         message = "wrong or missing API key; send it as Authorization: Bearer KEY"
         challenge = {"WWW-Authenticate": "Bearer"}
         raise ApiError(401, message, code="invalid_api_key", headers=challenge)
@@ -217,8 +214,7 @@ async def health(request: Request) -> Response:
     service: Service = request.app.state.service
     status, reason = service.worker.health()
     body: dict[str, Any] = {"status": status} | ({"reason": reason} if reason else {})
-    given = await bearer(request)
-    if routes.is_key(request, given and given.credentials):
+    if await routes.has_key(request):
         running, waiting = service.worker.rows
         body |= {"model": service.model, "running": running, "waiting": waiting}
     return JSONResponse(body, 503 if reason else 200)

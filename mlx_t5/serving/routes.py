@@ -23,6 +23,7 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from pydantic import BaseModel
 from pydantic_core import from_json
@@ -75,11 +76,16 @@ class StrictRoute(APIRoute):
 router = APIRouter(route_class=StrictRoute)
 
 
-def is_key(request: Request, key: Any) -> bool:
-    """Whether the server needs no key, or this is its key."""
-    expected = request.app.state.api_key
-    given = key.strip().encode() if isinstance(key, str) else b""
-    return expected is None or hmac.compare_digest(given, expected.encode())
+bearer = HTTPBearer(auto_error=False, scheme_name="key")
+
+
+async def has_key(request: Request, key: Any = None) -> bool:
+    """Whether the server needs no key, or this is its key, or the bearer token is."""
+    expected, given = request.app.state.api_key, await bearer(request)
+    keys = [one for one in (key, given and given.credentials) if isinstance(one, str)]
+    return expected is None or any(
+        hmac.compare_digest(one.strip().encode(), expected.encode()) for one in keys
+    )
 
 
 def _service(request: Request, model: str | None = None) -> Service:
@@ -115,10 +121,7 @@ async def chat(body: api.ChatRequest, request: Request) -> Response:
 async def predict(body: api.PredictRequest, request: Request) -> schemas.Prediction:
     """Returns the text that T5 generates for a prompt."""
     service = _service(request)
-    stream = await service.submit(body, request.receive)
-    with closing(stream):
-        result = (await stream.next()).result
-    service.decoded(stream.job, [result])
+    (result,) = await service.results(await service.submit(body, request.receive))
     return schemas.Prediction(**vars(result))
 
 

@@ -114,7 +114,7 @@ class Logprobs(BaseModel):
     text_offset: list[int]
 
 
-class Choice(BaseModel):
+class AnswerChoice(BaseModel):
     """What the choices of completions and of chats have in common."""
 
     index: int
@@ -125,7 +125,7 @@ class Choice(BaseModel):
     stats: PieceCounts | None = None
 
 
-class CompletionChoice(Choice):
+class CompletionChoice(AnswerChoice):
     """One text of a completion, or a chunk of it."""
 
     text: str
@@ -172,7 +172,7 @@ class ChatMessage(BaseModel):
     refusal: None = None
 
 
-class ChatChoice(Choice):
+class ChatChoice(AnswerChoice):
     """One answer of a chat, or a chunk of it; a chunk has `delta` in place of `message`."""
 
     message: ChatMessage | None = None

@@ -157,6 +157,14 @@ class Service:
         if self.saved:
             self.saved.add(job.sources)
 
+    async def results(self, stream: EventStream) -> list[Result]:
+        """Waits for a job's results, in the order of its texts."""
+        with closing(stream):
+            chunks = [chunk async for chunk in stream.chunks()]
+        results: list[Any] = [c.result for c in sorted(chunks, key=lambda chunk: chunk.index)]
+        self.decoded(stream.job, results)
+        return results
+
     async def _in_thread(self, param: str, work: Callable[[], Any]) -> Any:
         """Calls `work` in another thread; a `UserError` becomes an error of a request's field."""
         try:

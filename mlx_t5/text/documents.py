@@ -25,7 +25,7 @@ from itertools import chain, pairwise, takewhile
 
 from mlx_t5.errors import UserError
 from mlx_t5.settings import FILE_TYPES, POSITIVE, READABLE, SPLITS, SUBTITLES, checked, refusal
-from mlx_t5.text.languages import checked_code, source_of
+from mlx_t5.text.languages import checked_code, source_language_of
 from mlx_t5.text.masking import GONE, NAME, REST, mask, unescaped
 from mlx_t5.text.prompts import guessed_prefix_end
 from mlx_t5.text.subtitles import find_words, rewrapped, unwrapped
@@ -147,7 +147,7 @@ class Document:
         self._file_type = cutting.file_type
         if self._file_type in SUBTITLES:
             self._turns, self._masked = find_words(text, self._file_type)
-        self._language = cutting.source_language or source_of(self.prefix)
+        self._language = cutting.source_language or source_language_of(self.prefix)
         if self._limit and (used := tokens(self.prefix + "a")) > self._limit:
             needs = f"the prefix and one letter take {used} tokens"
             raise UserError(f"max_source_tokens is {self._limit}, but {needs}; raise it")

@@ -49,7 +49,7 @@ def english(code: str) -> str:
     return _names()[canonical(code)[-1]]
 
 
-def source_of(prefix: str) -> str:
+def source_language_of(prefix: str) -> str:
     """The code of the language that "translate English to German: " names; English otherwise."""
     named = _SOURCE.search(prefix)
     codes = {name.lower(): code for code, name in _names().items()} if named else {}
