@@ -40,14 +40,11 @@ class EventStream:
         self.job: Any = job
         self._jobs = jobs
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-        job.put = self._put
+        loop = asyncio.get_running_loop()
+        self.job.put = lambda event: loop.call_soon_threadsafe(self._events.put_nowait, event)
         if job.texts:
             jobs.add(job)
         self._watching = asyncio.create_task(self._watch(receive))
-
-    def _put(self, event: Event) -> None:
-        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     async def _watch(self, receive: Callable[[], Any]) -> None:
         while (await receive())["type"] != "http.disconnect":

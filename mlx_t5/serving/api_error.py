@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
-from http import HTTPStatus
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from mlx_t5.errors import is_out_of_memory, shown
+from mlx_t5.errors import UserError, is_out_of_memory, shown
 
 log = logging.getLogger(__name__)
 
@@ -73,18 +73,18 @@ class ApiError(Exception):
         return JSONResponse(body, self.status, self.headers)
 
 
+@contextmanager
+def refusing(param: str | None = None) -> Iterator[None]:
+    """Turns a `UserError` into the error of a request's field."""
+    try:
+        yield
+    except UserError as error:
+        raise ApiError(400, str(error), param) from None
+
+
 def internal_error() -> ApiError:
     """The error for an unexpected failure; the details are only in the log."""
     return ApiError(500, "internal error; the server's log says where")
-
-
-def error_of_status(status: int, detail: str, headers: Mapping[str, str] | None = None) -> ApiError:
-    """The error for an HTTP status that the framework raised, such as 404."""
-    message = {
-        404: "there is nothing at this address; see /docs",
-        405: "this address does not take this method; see /docs",
-    }.get(status, detail or HTTPStatus(status).phrase)
-    return ApiError(status, message, headers=headers)
 
 
 def error_of_validation(errors: Sequence[dict[str, Any]], body: Any) -> ApiError:

@@ -26,7 +26,6 @@ from mlx_t5.serving.api_error import (
     STOPPING_MESSAGE,
     ApiError,
     ErrorBody,
-    error_of_status,
     error_of_validation,
     internal_error,
     raised_at,
@@ -127,7 +126,11 @@ async def _require_key(request: Request) -> None:
 
 async def _answer_error(request: Request, error: Any) -> Response:
     if isinstance(error, HTTPException):
-        error = error_of_status(error.status_code, error.detail, error.headers)
+        message = {
+            404: "there is nothing at this address; see /docs",
+            405: "this address does not take this method; see /docs",
+        }.get(error.status_code, error.detail)
+        error = ApiError(error.status_code, message, headers=error.headers)
     elif isinstance(error, RequestValidationError):
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind == "application/json" or kind.endswith("+json"):

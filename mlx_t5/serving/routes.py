@@ -16,6 +16,7 @@ import math
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import fastapi
@@ -31,8 +32,8 @@ from pydantic_core import from_json
 from mlx_t5.engine.rows import Chunk
 from mlx_t5.scoring.pairs import Pair, ranking
 from mlx_t5.serving import answers, api, schemas
-from mlx_t5.serving.api_error import failure_of
-from mlx_t5.serving.jobs import GenerationJob, ScoringJob
+from mlx_t5.serving.api_error import ApiError, failure_of
+from mlx_t5.serving.jobs import ScoringJob
 
 if TYPE_CHECKING:
     from mlx_t5.serving.service import Service
@@ -74,6 +75,7 @@ class StrictRoute(APIRoute):
 
 
 router = APIRouter(route_class=StrictRoute)
+post_openai = partial(router.post, response_model=None, tags=["OpenAI"])
 
 
 bearer = HTTPBearer(auto_error=False, scheme_name="key")
@@ -91,26 +93,20 @@ async def has_key(request: Request, key: Any = None) -> bool:
 def _service(request: Request, model: str | None = None) -> Service:
     """The service, which must serve the model if a request names one."""
     service: Service = request.app.state.service
-    service.require_model(model)
+    if model not in (None, service.model):
+        message = f"there is no such model here; the one that is served is {service.model}"
+        raise ApiError(404, message, "model", "model_not_found")
     return service
 
 
-@router.post(
-    "/v1/completions",
-    response_model=None,
-    responses={200: {"model": schemas.Completion, "content": EVENTS}},
-    tags=["OpenAI"],
-)
+@post_openai("/v1/completions", responses={200: {"model": schemas.Completion, "content": EVENTS}})
 async def completions(body: api.CompletionRequest, request: Request) -> Response:
     """Returns the text that T5 generates for each prompt, whole or as a stream of events."""
     return await _openai(body, request, answers.CompletionBuilder)
 
 
-@router.post(
-    "/v1/chat/completions",
-    response_model=None,
-    responses={200: {"model": schemas.ChatCompletion, "content": EVENTS}},
-    tags=["OpenAI"],
+@post_openai(
+    "/v1/chat/completions", responses={200: {"model": schemas.ChatCompletion, "content": EVENTS}}
 )
 async def chat(body: api.ChatRequest, request: Request) -> Response:
     """Returns the answer to one user message; a system message is put before that message."""
@@ -137,20 +133,36 @@ async def _openai(
             last = sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)
         results: list[Any] = [chunk.result for chunk in last]
         service.decoded(stream.job, results)
-        counts = answers.usage(stream.job, [result.stats for result in results])
 
         def render() -> str:
+            counts = answers.usage(stream.job, [result.stats for result in results])
             return _json(builder.answer([*map(builder.choice, last)], counts))
 
         # In a thread, since a document has thousands of pieces, and a text thousands of tokens.
         return Response(await asyncio.to_thread(render), media_type="application/json")
     first = await anext(chunks)  # before the status is sent, as it may be an error
-    usage = bool(body.stream_options and body.stream_options.include_usage)
-    return StreamingResponse(
-        _events(service, stream.job, builder, first, chunks, usage),
-        media_type="text/event-stream",
-        headers={"X-Accel-Buffering": "no"},
-    )
+
+    async def events() -> AsyncIterator[str]:
+        results = list[Any]()
+        chunk: Chunk | None = first
+        try:
+            async with aclosing(chunks):
+                while chunk:
+                    results += [chunk.result] if chunk.result else []
+                    shown = chunk.text or chunk.result or isinstance(chunk, answers.DocumentChunk)
+                    if shown or builder.logprobs or builder.detailed:
+                        yield _event(builder.answer([builder.choice(chunk)], None))
+                    chunk = await anext(chunks, None)
+            if body.stream_options and body.stream_options.include_usage:
+                counts = answers.usage(stream.job, [result.stats for result in results])
+                yield _event(builder.answer([], counts))
+            service.decoded(stream.job, results)
+            yield "data: [DONE]\n\n"
+        except Exception as error:
+            yield _event(failure_of(error).body)
+
+    unbuffered = {"X-Accel-Buffering": "no"}
+    return StreamingResponse(events(), media_type="text/event-stream", headers=unbuffered)
 
 
 async def _chunks(
@@ -163,35 +175,6 @@ async def _chunks(
             chunks = answers.joined(chunks, document, builder.stream, builder.detailed)
         async for chunk in chunks:
             yield chunk
-
-
-async def _events(
-    service: Service,
-    job: GenerationJob,
-    builder: answers.CompletionBuilder,
-    first: Chunk,
-    chunks: AsyncGenerator[Chunk, None],
-    usage: bool,
-) -> AsyncIterator[str]:
-    """Yields an answer's server-sent events; with `usage`, token counts precede "[DONE]"."""
-    last: list[Any] = []
-    chunk: Chunk | None = first
-    try:
-        async with aclosing(chunks):
-            while chunk:
-                if chunk.result:
-                    last.append(chunk.result)
-                shown = chunk.text or chunk.result or isinstance(chunk, answers.DocumentChunk)
-                if shown or builder.logprobs or builder.detailed:
-                    yield _event(builder.answer([builder.choice(chunk)], None))
-                chunk = await anext(chunks, None)
-        if usage:
-            counts = answers.usage(job, [result.stats for result in last])
-            yield _event(builder.answer([], counts))
-        service.decoded(job, last)
-        yield "data: [DONE]\n\n"
-    except Exception as error:
-        yield _event(failure_of(error).body)
 
 
 def _json(body: BaseModel) -> str:
@@ -221,28 +204,23 @@ async def prometheus(request: Request) -> Response:
     return Response(counters, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-@router.post(
-    "/v1/embeddings",
-    response_model=None,
-    responses={200: {"model": schemas.EmbeddingList}},
-    tags=["OpenAI"],
-)
+@post_openai("/v1/embeddings", responses={200: {"model": schemas.EmbeddingList}})
 async def embeddings(body: api.EmbeddingRequest, request: Request) -> Response:
     """Returns a vector for each input: usually the mean of the encoder's outputs for the tokens."""
     service = _service(request, body.model)
     prefix = service.task(body.task, body.inputs).prefix
     ids = await service.token_ids(body.inputs, "input", prefix, service.pooling)
     usage = _usage(ids)
-    normalize = bool(body.normalize)
-    job = ScoringJob(kind="embed", prompt_tokens=usage.prompt_tokens, ids=ids, normalize=normalize)
+    job = ScoringJob(kind="embed", prompt_tokens=usage.prompt_tokens, ids=ids)
+    job.normalize = bool(body.normalize)
     vectors = await service.score_or_embed(job, request.receive)
 
     def answer() -> Response:
         entries = []
         for i, vector in enumerate(vectors):
-            numbers = np.asarray(vector, "<f4")
-            coded = base64.b64encode(numbers.tobytes()).decode()
-            embedding = coded if body.encoding_format == "base64" else numbers.tolist()
+            numbers: Any = np.asarray(vector, "<f4")
+            is_base64 = body.encoding_format == "base64"
+            embedding = base64.b64encode(numbers).decode() if is_base64 else numbers.tolist()
             entries.append({"object": "embedding", "index": i, "embedding": embedding})
         fields = {"object": "list", "data": entries, "model": service.model}
         return JSONResponse({**fields, "usage": usage.model_dump()})

@@ -132,15 +132,20 @@ class CompletionChoice(AnswerChoice):
     logprobs: Logprobs | None
 
 
-class Completion(BaseModel):
-    """The answer of /v1/completions, or a chunk of it."""
+class Answer(BaseModel):
+    """What the answers of completions and of chats have in common."""
 
     id: str
-    object: Literal["text_completion"]
     created: int
     model: str
-    choices: list[CompletionChoice]
     usage: Usage | None = None
+
+
+class Completion(Answer):
+    """The answer of /v1/completions, or a chunk of it."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
 
 
 class ChatToken(BaseModel):
@@ -180,15 +185,11 @@ class ChatChoice(AnswerChoice):
     logprobs: ChatLogprobs | None
 
 
-class ChatCompletion(BaseModel):
+class ChatCompletion(Answer):
     """The answer of /v1/chat/completions, or a chunk of it."""
 
-    id: str
     object: Literal["chat.completion", "chat.completion.chunk"]
-    created: int
-    model: str
     choices: list[ChatChoice]
-    usage: Usage | None = None
 
 
 class Prediction(BaseModel):
@@ -210,9 +211,9 @@ class ServedModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     id: str
-    object: Literal["model"]
+    object: Literal["model"] = "model"
     created: int
-    owned_by: str
+    owned_by: str = "local"
     capabilities: list[Capability]
     max_prompt_tokens: int
     max_tokens: int

@@ -91,17 +91,13 @@ async def _values(request: Request) -> dict[str, Any]:
 
 
 SCHEMA = {"schema": TranslateRequest.model_json_schema()}
-BODY = {"required": True, "content": {"application/json": SCHEMA, FORM: SCHEMA}}
+CONTENT = {"application/json": SCHEMA, FORM: SCHEMA}
+DESCRIBED = {"requestBody": {"required": True, "content": CONTENT}}
 STATUSES: tuple[int | str, ...] = (400, 403, 413, 415, 429, "4XX", 500, 503)
 ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": SimpleError} for status in STATUSES}
 
 
-@router.post(
-    "/translate",
-    response_model=Translation,
-    responses=ERRORS,
-    openapi_extra={"requestBody": BODY},
-)
+@router.post("/translate", response_model=Translation, responses=ERRORS, openapi_extra=DESCRIBED)
 async def translate(request: Request) -> Response:
     """Translates one text or several."""
     values = await _values(request)

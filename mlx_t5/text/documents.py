@@ -291,9 +291,6 @@ def _cut_point(text: str, start: int, end: int) -> int:
             return min(ends, key=lambda at: abs(2 * at - start - end))
     middle = (start + end) // 2
     behind = text[middle : min(end - 1, middle + MOST_ACCENTS)]
-    return middle + len(list(takewhile(_is_accent, behind)))
-
-
-def _is_accent(char: str) -> bool:
-    """Whether a character stays with the one before it: an accent, or the rest of a reference."""
-    return char == REST or unicodedata.category(char)[0] == "M"
+    # An accent (M), or the rest of a reference, stays with the character before it.
+    stays = lambda char: char == REST or unicodedata.category(char)[0] == "M"  # noqa: E731
+    return middle + len(list(takewhile(stays, behind)))

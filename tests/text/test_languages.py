@@ -86,4 +86,8 @@ def test_codes_are_those_of_today():
 def test_a_prefix_in_english_names_the_source():
     assert source_language_of("translate German to French: ") == "de"
     assert source_language_of("Translate from Swahili into English: ") == "sw"
-    assert source_language_of("summarize: ") == source_language_of("translate nonsense to English: ") == "en"
+    assert (
+        source_language_of("summarize: ")
+        == source_language_of("translate nonsense to English: ")
+        == "en"
+    )
