@@ -21,15 +21,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.staticfiles import StaticFiles
 
-from mlx_t5.serving import routes, translation
-from mlx_t5.serving.api_error import (
-    STOPPING_MESSAGE,
-    ApiError,
-    ErrorBody,
-    error_of_validation,
-    internal_error,
-    raised_at,
-)
+from mlx_t5.serving import api_error, routes, translation
+from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.service import Service
 
@@ -45,7 +38,9 @@ POLICY = (
 )
 # "4XX" keeps FastAPI from describing its own validation errors, which are never sent.
 STATUSES: tuple[int | str, ...] = (400, 401, 403, 404, 413, 415, 429, "4XX", 500, 503)
-ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in STATUSES}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": api_error.ErrorBody} for status in STATUSES
+}
 
 public = APIRouter()
 
@@ -134,7 +129,7 @@ async def _answer_error(request: Request, error: Any) -> Response:
     elif isinstance(error, RequestValidationError):
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind == "application/json" or kind.endswith("+json"):
-            error = error_of_validation(error.errors(), error.body)
+            error = api_error.error_of_validation(error.errors(), error.body)
         else:
             error = ApiError(415, "send JSON, with Content-Type: application/json")
     return error.response_for(request.scope)
@@ -182,10 +177,10 @@ class Middleware:
             if not refusal:
                 await self._app(scope, limited, respond)
         except asyncio.CancelledError:  # the server is shutting down and stops waiting
-            refusal = ApiError(503, STOPPING_MESSAGE)
+            refusal = ApiError(503, api_error.STOPPING_MESSAGE)
         except Exception as error:  # no traceback: it may show what a client sent
-            log.error("%s %s failed: %s", method, _label(scope), raised_at(error))
-            refusal = internal_error()
+            log.error("%s %s failed: %s", method, _label(scope), api_error.raised_at(error))
+            refusal = api_error.internal_error()
         try:
             if refusal and not status:  # with a status, a response has begun
                 await refusal.response_for(scope)(scope, receive, respond)

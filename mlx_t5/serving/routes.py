@@ -209,7 +209,7 @@ async def embeddings(body: api.EmbeddingRequest, request: Request) -> Response:
     """Returns a vector for each input: usually the mean of the encoder's outputs for the tokens."""
     service = _service(request, body.model)
     prefix = service.task(body.task, body.inputs).prefix
-    ids = await service.token_ids(body.inputs, "input", prefix, service.pooling)
+    ids = await service.token_ids(body.inputs, "input", prefix)
     usage = _usage(ids)
     job = ScoringJob(kind="embed", prompt_tokens=usage.prompt_tokens, ids=ids)
     job.normalize = bool(body.normalize)

@@ -237,6 +237,14 @@ class ModelList(BaseModel):
     data: list[ServedModel]
 
 
+class AnswerList(BaseModel):
+    """What the lists of vectors and of scores have in common."""
+
+    object: Literal["list"]
+    model: str
+    usage: ScoringUsage
+
+
 class EmbeddingEntry(BaseModel):
     """The vector of one input."""
 
@@ -245,13 +253,10 @@ class EmbeddingEntry(BaseModel):
     embedding: list[float] | str
 
 
-class EmbeddingList(BaseModel):
+class EmbeddingList(AnswerList):
     """The answer of /v1/embeddings."""
 
-    object: Literal["list"]
     data: list[EmbeddingEntry]
-    model: str
-    usage: ScoringUsage
 
 
 class ScoreEntry(BaseModel):
@@ -263,13 +268,10 @@ class ScoreEntry(BaseModel):
     token_logprobs: list[float]
 
 
-class ScoreList(BaseModel):
+class ScoreList(AnswerList):
     """The answer of /v1/score."""
 
-    object: Literal["list"]
     data: list[ScoreEntry]
-    model: str
-    usage: ScoringUsage
 
 
 class RankedDocument(BaseModel):

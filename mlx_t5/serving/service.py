@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_PIECES = 5_000  # of a document
+DOUBTFUL = "a text may begin with a prefix; to use one, send task or system message"
 PASSES_A_TEXT = 16  # this many full batches to score or embed count as one text in the queue
+NO_TASK = Preset("no task")
 NAMES = {"input": "text", "targets": "target", "messages": "prompt"}  # of fields, in messages
 
 
@@ -121,14 +123,12 @@ class Service:
             worker.stop()
             raise
         self._logs_prompts, self.saved, self.created = log_prompts, saved, int(time.time())
-        self._dtype = str(decoder.model.dtype).removeprefix("mlx.core.")
-        self._config, most = decoder.model.config, limits.prompt_tokens
+        self._model, self._config = decoder.model, decoder.model.config
         self.tokenizer = copy.deepcopy(decoder.tokenizer)  # the worker's thread uses the original
         self._longest = max(map(len, self.tokenizer.get_vocab()))  # characters of a token
         self._cutting = asyncio.Lock()  # one document at a time, so that short texts find a thread
+        most = limits.prompt_tokens
         self._max_source_tokens = min(self._config.n_positions or most, most)
-        self.pooling: Pooling = decoder.model.pooling
-        self._can_decode = decoder.model.can_decode
         self.spell = TokenSpelling(self.tokenizer)
 
     @cached_property
@@ -139,7 +139,7 @@ class Service:
     @property
     def capabilities(self) -> list[Capability]:
         """The endpoints that the model serves, named by the last part of their address."""
-        if not self._can_decode:
+        if not self._model.can_decode:
             return ["embeddings"]
         ranks: list[Capability] = ["rerank"] if ranks_by(self.tokenizer) else []
         return ["completions", "score", *ranks, "embeddings"]
@@ -164,21 +164,16 @@ class Service:
         return results
 
     async def token_ids(
-        self,
-        texts: Sequence[str | Sequence[int]],
-        param: str = "prompt",
-        prefix: str = "",
-        pooling: Pooling | None = None,
+        self, texts: Sequence[str | Sequence[int]], param: str = "prompt", prefix: str = ""
     ) -> list[list[int]]:
         """The tokens of each text; if a text is clearly too long, no text is tokenized.
 
         Args:
             texts: texts or lists of token ids. The ids are only checked.
             param: the request's field, for errors. The limit is `max_tokens` for "targets", and
-                `prompt_tokens` for all other fields.
+                `prompt_tokens` for all other fields. For "input", the model's `Pooling` applies:
+                its prompt is put before each text, and tokens beyond its limit are cut off.
             prefix: a task's prefix, put before every text.
-            pooling: for embeddings, the model's `Pooling`. The pooling's prompt is put before each
-                text, and tokens beyond the pooling's limit are cut off.
 
         Raises:
             ApiError: a text is empty, too long or not valid, or an id is not in the vocabulary.
@@ -190,6 +185,7 @@ class Service:
             self._require_short(text, name)
 
         def tokenize() -> list[list[int]]:
+            pooling: Pooling | None = self._model.pooling if param == "input" else None
             all_ids = []
             for name, text in given.items():
                 pooled = pooling if isinstance(text, str) and text.strip() else None
@@ -212,10 +208,8 @@ class Service:
         is_text = isinstance(text, str)
         if len(text) > most * (self._longest if is_text else 1):
             count = "more" if is_text else len(text)
-            message = (
-                f"the {NAMES.get(name, name)} has {count} tokens; at most {most} are taken here "
-                f"(the server's {option}); shorten it"
-            )
+            limit = f"at most {most} are taken here (the server's {option}); shorten it"
+            message = f"the {NAMES.get(name, name)} has {count} tokens; {limit}"
             raise ApiError(400, message, param, "context_length_exceeded")
 
     async def _cut(self, body: api.TextRequest) -> DocumentInFlight:
@@ -251,21 +245,18 @@ class Service:
             for text in texts:
                 document = fitted_document(text, cutting, self.tokenizer, *limits)
                 if document.doubtful:
-                    note = "a text may begin with a prefix; to use one, send task or system message"
-                    log.info(note)
+                    log.info(DOUBTFUL)
                 documents.append(DocumentInFlight(document, room))
                 room -= len(documents[-1].prompts)
                 if room <= 0:
-                    break
+                    message = f"there are more than {MAX_PIECES} pieces to decode"
+                    message += "; send them in parts"
+                    raise ApiError(400, message, param, "context_length_exceeded")
             return documents
 
         with refusing(param):
             async with self._cutting:
-                documents = await asyncio.to_thread(cut)
-        if sum(len(document.prompts) for document in documents) > MAX_PIECES:
-            message = f"there are more than {MAX_PIECES} pieces to decode; send them in parts"
-            raise ApiError(400, message, param, "context_length_exceeded")
-        return documents
+                return await asyncio.to_thread(cut)
 
     def _prefix(self, body: api.Decoding) -> tuple[str, str]:
         """The prefix of a request's task or languages, and the code of the source language."""
@@ -368,7 +359,7 @@ class Service:
             raise ApiError(400, f"{texts} texts are {most}; send several", param)
 
     def _require_decoder(self) -> None:
-        if not self._can_decode:
+        if not self._model.can_decode:
             message = f"{self.model} is an encoder alone and writes no text; ask for embeddings"
             raise ApiError(400, message, "model")
 
@@ -379,14 +370,14 @@ class Service:
             ApiError: the task does not exist, or has a prefix although a prompt is token ids.
         """
         if name is None:
-            return Preset("no task")
+            return NO_TASK
         with refusing("task"):
             task = find_task(self.presets.tasks, name)
         if task.prefix and not all(isinstance(prompt, str) for prompt in prompts):
             raise ApiError(400, "task puts a text before the prompt; send that as text", "task")
         return task
 
-    def _settings(self, body: api.Decoding, task: Preset) -> Settings:
+    def _settings(self, body: api.Decoding, task: Preset = NO_TASK) -> Settings:
         requested = body.settings
         if requested.get("max_tokens", 0) > self.limits.max_tokens:
             most = f"at most {self.limits.max_tokens} here"
@@ -423,7 +414,7 @@ class Service:
             length_penalty=self.defaults.length_penalty,
             draft=self.drafts,
             tasks={name: {"prefix": task.prefix, **task.settings} for name, task in tasks},
-            dtype=self._dtype,
+            dtype=str(self._model.dtype).removeprefix("mlx.core."),
             exact=self.exact,
             notes=self.presets.notes,
         )

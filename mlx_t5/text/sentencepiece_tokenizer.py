@@ -45,9 +45,12 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
         # sentencepiece recognizes its own symbols in a text without ending a piece there.
         added = kwargs.get("added_tokens_decoder") or {}
         own = {i: t for i, t in added.items() if t.special or not self._cutter.has(t)}
+        processor = self._cutter.processor
+        ids = [i for i in range(processor.get_piece_size()) if processor.is_control(i)]
+        control = processor.id_to_piece(ids)
         special = [
             tokenizers.AddedToken(token, special=True, normalized=False)
-            for token in (*self._cutter.control(), *sentinels)
+            for token in (*control, *sentinels)
         ]
         listed = kwargs.pop("extra_special_tokens", None) or []
         names = {str(t) for t in (*listed, *own.values(), *(kwargs[name] for name in SPECIAL))}
@@ -98,33 +101,28 @@ class _Cutter:
     """Cuts text into pieces for `PreTokenizer.custom`, which calls `pre_tokenize`."""
 
     def __init__(self, file: str):
-        self._processor = SentencePieceProcessor(model_file=str(file))
+        self.processor = SentencePieceProcessor(model_file=str(file))
 
     def tokenizer(self, sentinels: list[str]) -> tokenizers.Tokenizer:
-        size = self._processor.get_piece_size()
-        pieces = self._processor.id_to_piece(list(range(size)))
+        size = self.processor.get_piece_size()
+        pieces = self.processor.id_to_piece(list(range(size)))
         vocabulary = {piece: i for i, piece in enumerate(pieces)}
         for i, sentinel in enumerate(sentinels, size):
             vocabulary.setdefault(sentinel, i)
-        unknown = pieces[self._processor.unk_id()]
+        unknown = pieces[self.processor.unk_id()]
         tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=unknown))
         steps = [tokenizers.decoders.Metaspace(replacement="▁", prepend_scheme="always")]
-        if any(map(self._processor.is_byte, range(size))):
+        if any(map(self.processor.is_byte, range(size))):
             steps.insert(0, tokenizers.decoders.ByteFallback())
         tokenizer.decoder = tokenizers.decoders.Sequence(steps)
         return tokenizer
 
     def has(self, token: str | tokenizers.AddedToken) -> bool:
-        return self._processor.id_to_piece(self._processor.piece_to_id(str(token))) == str(token)
-
-    def control(self) -> list[str]:
-        processor = self._processor
-        ids = [i for i in range(processor.get_piece_size()) if processor.is_control(i)]
-        return processor.id_to_piece(ids)
+        return self.processor.id_to_piece(self.processor.piece_to_id(str(token))) == str(token)
 
     def pre_tokenize(self, text: tokenizers.PreTokenizedString) -> None:
         text.split(self._cut)
 
     def _cut(self, _: int, part: tokenizers.NormalizedString) -> list[tokenizers.NormalizedString]:
-        pieces = self._processor.id_to_piece(self._processor.encode(str(part)))
+        pieces = self.processor.id_to_piece(self.processor.encode(str(part)))
         return [tokenizers.NormalizedString(piece) for piece in pieces]
