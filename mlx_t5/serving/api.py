@@ -34,10 +34,8 @@ MAX_TARGETS = MAX_DOCUMENTS = 1024
 Number = Annotated[float, Field(allow_inf_nan=False)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Text = Annotated[str, Field(min_length=1)]
-TokenIds = Annotated[
-    list[Annotated[int, Field(ge=0, lt=2**31)]],
-    Field(min_length=1, max_length=100_000, fail_fast=True),
-]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=100_000, fail_fast=True)]
 Many = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
 Several = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
 Scored = Field(min_length=1, max_length=MAX_TARGETS, fail_fast=True)
@@ -334,10 +332,8 @@ class ChatRequest(OpenAIRequest):
         turns = turns if isinstance(turns, list) else []
         roles = [turn.get("role") for turn in turns if isinstance(turn, dict)]
         if roles and roles not in ONE_TURN and all(role in ROLES for role in roles):
-            raise ValueError(
-                "messages: this model answers single turns; send one user message, "
-                "with at most one system message before it"
-            )
+            cure = "send one user message, with at most one system message before it"
+            raise ValueError(f"messages: this model answers single turns; {cure}")
         return body
 
     @model_validator(mode="after")

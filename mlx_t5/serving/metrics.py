@@ -84,9 +84,6 @@ def row_counts(rows: Sequence[Row]) -> tuple[int, int, int, int]:
     beam may become the best, but a counter must not fall.
     """
     stats = [row.stats for row in rows]
-    return (
-        sum(r.stats.target_calls if r.settings.num_beams > 1 else r.decided for r in rows),
-        sum(s.target_calls for s in stats),
-        sum(s.drafted for s in stats),
-        sum(s.accepted for s in stats),
-    )
+    tokens = sum(r.stats.target_calls if r.settings.num_beams > 1 else r.decided for r in rows)
+    drafted, accepted = sum(s.drafted for s in stats), sum(s.accepted for s in stats)
+    return tokens, sum(s.target_calls for s in stats), drafted, accepted

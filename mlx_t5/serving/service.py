@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
 from mlx_t5.checkpoints.pooling import Pooling
@@ -186,14 +186,12 @@ class Service:
 
         def tokenize() -> list[list[int]]:
             pooling: Pooling | None = self._model.pooling if param == "input" else None
-            all_ids = []
+            what, all_ids = NAMES.get(param, param), []
             for name, text in given.items():
                 pooled = pooling if isinstance(text, str) and text.strip() else None
                 text = pooled.prompt + text if pooled else text
                 with refusing(name):
-                    ids = token_ids(
-                        text, self.tokenizer, self._config.vocab_size, NAMES.get(param, param)
-                    )
+                    ids = token_ids(text, self.tokenizer, self._config.vocab_size, what)
                 all_ids.append(pooled.cut(ids) if pooled else ids)
                 self._require_short(all_ids[-1], name)
             return all_ids
@@ -263,9 +261,7 @@ class Service:
         target = getattr(body, "target_language", None)
         if target is None:
             return self.task(body.task, []).prefix, ""
-        if not all(isinstance(prompt, str) for prompt in body.prompts):
-            message = "target_language puts a text before the prompt; send that as text"
-            raise ApiError(400, message, "target_language")
+        self._require_texts(body.prompts, "target_language")
         with refusing("target_language"):
             return self.translations.prefix(target, getattr(body, "source_language", None) or "")
 
@@ -373,9 +369,14 @@ class Service:
             return NO_TASK
         with refusing("task"):
             task = find_task(self.presets.tasks, name)
-        if task.prefix and not all(isinstance(prompt, str) for prompt in prompts):
-            raise ApiError(400, "task puts a text before the prompt; send that as text", "task")
+        if task.prefix:
+            self._require_texts(prompts, "task")
         return task
+
+    def _require_texts(self, prompts: Sequence[Any], param: str) -> None:
+        if not all(isinstance(prompt, str) for prompt in prompts):
+            message = f"{param} puts a text before the prompt; send that as text"
+            raise ApiError(400, message, param)
 
     def _settings(self, body: api.Decoding, task: Preset = NO_TASK) -> Settings:
         requested = body.settings
@@ -399,19 +400,17 @@ class Service:
         return settings
 
     def describe(self) -> ServedModel:
-        tasks = self.presets.tasks.items()
+        tasks, names = self.presets.tasks.items(), ("num_draft", "delta", "num_beams")
+        defaults: Any = {n: getattr(self.defaults, n) for n in (*names, "length_penalty")}
         return ServedModel(
             id=self.model,
             created=self.created,
             capabilities=self.capabilities,
             max_prompt_tokens=self.limits.prompt_tokens,
             max_tokens=self.limits.max_tokens,
-            num_draft=cast(Any, self.defaults.num_draft),
+            **defaults,
             max_num_draft=self.max_num_draft,
-            delta=self.defaults.delta,
-            num_beams=self.defaults.num_beams,
             max_num_beams=api.MAX_BEAMS,
-            length_penalty=self.defaults.length_penalty,
             draft=self.drafts,
             tasks={name: {"prefix": task.prefix, **task.settings} for name, task in tasks},
             dtype=str(self._model.dtype).removeprefix("mlx.core."),

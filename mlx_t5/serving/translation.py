@@ -139,10 +139,9 @@ async def _by_sentence(
     documents = await service.documents(texts, Cutting("sentences", prefix, source), "q")
     prompts = [prompt for document in documents for prompt in document.prompts]
     size = min(len(prompts), service.worker.max_batch, service.limits.rows)
-    job = GenerationJob(
-        size=size, texts=len(prompts), spec=Job(service.settings()), prompts=prompts
-    )
-    job.pieces, job.sources = True, prompts
+    spec = Job(service.settings())
+    job = GenerationJob(size=size, texts=len(prompts), spec=spec, prompts=prompts, pieces=True)
+    job.sources = prompts
     results = await service.results(EventStream(job, service.worker.jobs, receive))
 
     def joined() -> list[list[str]]:

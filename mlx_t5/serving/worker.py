@@ -260,8 +260,7 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
     compile_at_once(model, decoder.drafter and decoder.drafter.model)
     # The number of proposals is fixed, so that "auto" learns nothing from dummy texts.
     fixed, most = (num_draft, num_draft) if isinstance(num_draft, int) else (1, most_proposals())
-    common: dict[str, Any] = {"max_tokens": DUMMY_TOKENS, "batch_size": batch_size}
-    common["num_draft"] = fixed
+    common: Any = {"max_tokens": DUMMY_TOKENS, "batch_size": batch_size, "num_draft": fixed}
     decoder.generate([prompt], **common)
     if not cpu_only():
         prompts, most = [prompt, prompt[1:]], max(most, MAX_NUM_DRAFT)
