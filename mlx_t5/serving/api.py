@@ -41,11 +41,7 @@ Several = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
 Scored = Field(min_length=1, max_length=MAX_TARGETS, fail_fast=True)
 Model = Annotated[str | None, Field(description="absent: the model that is served")]
 Task = Annotated[
-    Text | None,
-    Field(
-        description="a task of the model: its prefix is put before the prompt, and its settings "
-        "replace the server's defaults"
-    ),
+    Text | None, Field(description="a task of the model: its prefix, and its settings as defaults")
 ]
 User = Annotated[str | None, Field(description="accepted and not used")]
 # The values of OpenAI's fields that change nothing; null is one for every field.
@@ -124,11 +120,8 @@ def _only(*values: Any) -> Any:
     return Annotated[Any, AfterValidator(check), shown], None
 
 
-_WithSettings: Any = create_model(
-    "_WithSettings",
-    __base__=Request,
-    **{s.request: _field(name, s) for name, s in SETTINGS.items() if s.request},
-)
+_requested: Any = {s.request: _field(name, s) for name, s in SETTINGS.items() if s.request}
+_WithSettings: Any = create_model("_WithSettings", __base__=Request, **_requested)
 _WithChoices: Any = create_model(
     "_WithChoices",
     __base__=Request,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -132,10 +133,8 @@ def raised_at(error: BaseException) -> str:
 
     The exception's message and source lines are left out, because they may show a client's text.
     """
-    trace, where = error.__traceback__, "?"
-    while trace:
-        where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
-        trace = trace.tb_next
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?"
     return f"{type(error).__name__} at {where}"
 
 

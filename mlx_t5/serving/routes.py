@@ -19,7 +19,6 @@ from contextlib import aclosing, closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import fastapi
 import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -42,7 +41,7 @@ EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required
 EVENTS = {"text/event-stream": {"schema": {**EVENT, "description": "a chunk as JSON, or [DONE]"}}}
 
 
-class StrictRequest(fastapi.Request):
+class StrictRequest(Request):
     """A request that reads its JSON strictly.
 
     Python's own parser also accepts NaN, encodings other than UTF-8, and unpaired surrogates. A
@@ -68,7 +67,7 @@ class StrictRoute(APIRoute):
     def get_route_handler(self) -> Callable:
         handle = super().get_route_handler()
 
-        async def handle_strictly(request: fastapi.Request) -> fastapi.Response:
+        async def handle_strictly(request: Request) -> Response:
             return await handle(StrictRequest(request.scope, request.receive))
 
         return handle_strictly
@@ -84,10 +83,10 @@ bearer = HTTPBearer(auto_error=False, scheme_name="key")
 async def has_key(request: Request, key: Any = None) -> bool:
     """Whether the server needs no key, or this is its key, or the bearer token is."""
     expected, given = request.app.state.api_key, await bearer(request)
-    keys = [one for one in (key, given and given.credentials) if isinstance(one, str)]
-    return expected is None or any(
-        hmac.compare_digest(one.strip().encode(), expected.encode()) for one in keys
-    )
+    if expected is None:
+        return True
+    texts = [text for text in (key, given and given.credentials) if isinstance(text, str)]
+    return any(hmac.compare_digest(text.strip().encode(), expected.encode()) for text in texts)
 
 
 def _service(request: Request, model: str | None = None) -> Service:
@@ -278,5 +277,4 @@ async def rerank(body: api.RerankRequest, request: Request) -> schemas.RankList:
 
 def _usage(prompts: Sequence[Any], targets: Sequence[Any] = ()) -> schemas.ScoringUsage:
     count = sum(map(len, prompts))
-    total = count + sum(map(len, targets))
-    return schemas.ScoringUsage(prompt_tokens=count, total_tokens=total)
+    return schemas.ScoringUsage(prompt_tokens=count, total_tokens=count + sum(map(len, targets)))

@@ -140,11 +140,10 @@ class Document:
             else:
                 self.doubtful = text[mark:][: guessed_prefix_end(text[mark:])].strip()
         self.pieces: list[Piece] = []
-        self._split, self._tokens = cutting.split, tokens
+        self._split, self._tokens, self._file_type = cutting.split, tokens, cutting.file_type
         self._limit = cutting.max_source_tokens or n_positions
         self._turns: list[tuple[int, int]] | None = None
         self._masked = text[: self.start or mark] + mask(text[self.start or mark :])
-        self._file_type = cutting.file_type
         if self._file_type in SUBTITLES:
             self._turns, self._masked = find_words(text, self._file_type)
         self._language = cutting.source_language or source_language_of(self.prefix)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,8 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
         processor = self._cutter.processor
         ids = [i for i in range(processor.get_piece_size()) if processor.is_control(i)]
         control = processor.id_to_piece(ids)
-        special = [
-            tokenizers.AddedToken(token, special=True, normalized=False)
-            for token in (*control, *sentinels)
-        ]
+        token = partial(tokenizers.AddedToken, special=True, normalized=False)
+        special = [token(text) for text in (*control, *sentinels)]
         listed = kwargs.pop("extra_special_tokens", None) or []
         names = {str(t) for t in (*listed, *own.values(), *(kwargs[name] for name in SPECIAL))}
         kwargs["added_tokens_decoder"] = own
