@@ -21,7 +21,7 @@ import tokenizers
 from sentencepiece import SentencePieceProcessor
 from transformers import PreTrainedTokenizerFast
 
-from mlx_t5.text.tokenizer import SPECIAL
+SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
 class SentencePieceTokenizer(PreTrainedTokenizerFast):

@@ -26,7 +26,7 @@ from mlx_t5.errors import UserError
 
 SPIECE, JSON = "spiece.model", "tokenizer.json"
 _T5_CLASSES = ("T5Tokenizer", "MT5Tokenizer")
-SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+_SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _MOST_SENTINELS = 10_000  # published models have up to 300; a file with more is broken
 # No code of the folder runs, and transformers finds the files in the folder: without the None, it
 # would take paths from tokenizer_config.json.
@@ -132,7 +132,7 @@ def _from_json(folder: Path, state: dict, names: Set[str]) -> Any:
     from transformers import PreTrainedTokenizerFast  # slow to import
 
     added = [token["content"] for token in state.get("added_tokens") or ()]
-    default = {name: t for name, t in SPECIAL.items() if name not in names and t in added}
+    default = {name: t for name, t in _SPECIAL.items() if name not in names and t in added}
     files = _LOCAL | {"tokenizer_file": str(folder / JSON)}
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, **files, **default)
     if isinstance(state["model"]["vocab"], list):  # unigram
