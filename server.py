@@ -23,25 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlx_t5.cli.arguments import (
-    ADAPTER_PATH,
-    DRAFT_MODEL,
-    DTYPE,
-    EXACT,
-    IGNORE_GENERATION_CONFIG,
-    MODEL,
-    TRANSLATION_PREFIX,
-    Parser,
-    add_options,
-    at_least,
-    num_draft,
-    option,
-    options_of,
-    refuse,
-    run,
-    setting,
-    switch,
-)
+from mlx_t5.cli import arguments
+from mlx_t5.cli.arguments import Parser, at_least, option, options_of, switch
 from mlx_t5.errors import UserError
 from mlx_t5.settings import Range
 
@@ -63,15 +46,15 @@ LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]", "[")
 class ServerOptions:
     """The command line of server.py."""
 
-    model: str | None = MODEL.field()
-    draft_model: str | None = DRAFT_MODEL.field()
-    dtype: str | None = DTYPE.field()
-    adapter_path: str | None = ADAPTER_PATH.field()
-    ignore_generation_config: bool = IGNORE_GENERATION_CONFIG.field()
-    translation_prefix: str = TRANSLATION_PREFIX.field()
-    num_draft: int | str = num_draft("--draft-model none", group="speed").field()
-    delta: float = setting("delta").field()
-    exact: bool = EXACT.field()
+    model: str | None = arguments.MODEL.field()
+    draft_model: str | None = arguments.DRAFT_MODEL.field()
+    dtype: str | None = arguments.DTYPE.field()
+    adapter_path: str | None = arguments.ADAPTER_PATH.field()
+    ignore_generation_config: bool = arguments.IGNORE_GENERATION_CONFIG.field()
+    translation_prefix: str = arguments.TRANSLATION_PREFIX.field()
+    num_draft: int | str = arguments.num_draft("--draft-model none", group="speed").field()
+    delta: float = arguments.setting("delta").field()
+    exact: bool = arguments.EXACT.field()
     host: str = option(
         "address to listen on; if other machines can reach it, give --api-key too",
         "127.0.0.1",
@@ -131,7 +114,7 @@ def build_parser() -> Parser:
         description="Serve a T5 model over HTTP, as OpenAI's API and as a page. Without options: "
         "the bundled pair at http://127.0.0.1:8080.",
     )
-    add_options(parser, options_of(ServerOptions))
+    arguments.add_options(parser, options_of(ServerOptions))
     return parser
 
 
@@ -144,12 +127,12 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    return run(lambda: _serve(_options(argv)), "requirements/server.txt", interrupted="")
+    return arguments.run(lambda: _serve(_options(argv)), "requirements/server.txt", interrupted="")
 
 
 def _options(argv: list[str] | None) -> ServerOptions:
     given = build_parser().given(argv)
-    refuse(options_of(ServerOptions), given, (), (("--exact", "--delta"),))
+    arguments.refuse(options_of(ServerOptions), given, (), (("--exact", "--delta"),))
     options = ServerOptions(**{"api_key": os.environ.get(KEY_VARIABLE) or None} | given)
     _check_access(options)
     return options
@@ -168,9 +151,8 @@ def _serve(options: ServerOptions) -> int:
         bound.listen()
         host, port, *_ = bound.getsockname()  # the bound address; a host name may have several
         where = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        print(
-            f"serving {model_name(chosen)} at {where} · API {where}/v1", file=sys.stderr, flush=True
-        )
+        serving = f"serving {model_name(chosen)} at {where} · API {where}/v1"
+        print(serving, file=sys.stderr, flush=True)
         # uvicorn finishes running requests and then raises the signal again, which is ignored.
         signal.signal(signal.SIGTERM, lambda *_: None)
         application.state.server = _server(options, application)
@@ -226,29 +208,23 @@ def _check_access(options: ServerOptions) -> None:
 
     Without a key, also refuses a host that other machines can reach, unless --no-auth is given.
     """
-    if not (is_loopback(options.host) or options.api_key or options.no_auth):
+    try:
+        is_local = ipaddress.ip_address(options.host).is_loopback
+    except ValueError:
+        is_local = options.host == "localhost"
+    if not (is_local or options.api_key or options.no_auth):
         raise UserError(
             f"others can reach {options.host}: set --api-key, or say --no-auth if all may use it"
         )
     for origin in options.allow_origin:
         if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+/?", origin, re.IGNORECASE):
-            raise UserError(
-                f"--allow-origin: use an origin such as https://app.example.org, not {origin!r}"
-            )
+            use = "use an origin such as https://app.example.org"
+            raise UserError(f"--allow-origin: {use}, not {origin!r}")
     if options.root_path and not re.fullmatch(r"(/[\w.~-]+)+/?", options.root_path):
         raise UserError(f"--root-path: use a path such as /t5, not {options.root_path!r}")
     if options.api_key is not None and not re.fullmatch(r"[!-~]([ -~]*[!-~])?", options.api_key):
-        raise UserError(
-            "--api-key is empty or invalid: use ASCII characters with no space at its ends"
-        )
-
-
-def is_loopback(host: str) -> bool:
-    """Returns whether only this machine can reach a server that listens on this address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        cure = "use ASCII characters with no space at its ends"
+        raise UserError(f"--api-key is empty or invalid: {cure}")
 
 
 def _application(options: ServerOptions, chosen: ModelPair) -> FastAPI:
@@ -260,23 +236,20 @@ def _application(options: ServerOptions, chosen: ModelPair) -> FastAPI:
     from mlx_t5.serving.service import Presets, RequestLimits, Service
     from mlx_t5.serving.worker import Worker
 
-    presets = Presets(
-        tasks=read_tasks(chosen.target), translation_prefix=options.translation_prefix
-    )
-    saved = None
-    if options.save_prompts:
-        saved = SavedPrompts(options.save_prompts, options.save_prompts_limit)
+    tasks = read_tasks(chosen.target)
+    presets = Presets(tasks=tasks, translation_prefix=options.translation_prefix)
     if not options.ignore_generation_config:
         presets = replace(presets, general=read_generation_config(chosen.target))
+    path, most = options.save_prompts, options.save_prompts_limit
+    saved = SavedPrompts(path, most) if path else None
     metrics = Metrics()
     rows = min(api.MAX_SAMPLES * api.MAX_PROMPTS, options.max_batch + options.max_queue)
     limits = RequestLimits(options.max_prompt_tokens, options.max_tokens, rows)
+    sizes = options.max_batch, options.max_queue
     load = partial(_load, options, chosen)
-    worker = Worker(
-        load, options.max_batch, options.max_queue, metrics, answers=options.answer_cache
-    )
-    name = model_name(chosen)
-    service = Service(worker, limits, name, options.delta, options.log_prompts, presets, saved)
+    worker = Worker(load, *sizes, metrics, answers=options.answer_cache)
+    name, delta = model_name(chosen), options.delta
+    service = Service(worker, limits, name, delta, options.log_prompts, presets, saved)
     # Without a key, a web page must not reach this server under a host name of its own.
     hosts = ("*",) if options.api_key or options.no_auth else (options.host, *LOOPBACK_HOSTS)
     origins = [origin.rstrip("/").lower() for origin in options.allow_origin]

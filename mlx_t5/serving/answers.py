@@ -40,14 +40,11 @@ class EventStream:
         self.job: Any = job
         self._jobs = jobs
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-        job.put = self._put
+        loop = asyncio.get_running_loop()
+        self.job.put = lambda event: loop.call_soon_threadsafe(self._events.put_nowait, event)
         if job.texts:
             jobs.add(job)
         self._watching = asyncio.create_task(self._watch(receive))
-
-    def _put(self, event: Event) -> None:
-        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     async def _watch(self, receive: Callable[[], Any]) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -153,22 +150,21 @@ class TokenSpelling:
 
 def usage(job: GenerationJob, results: Sequence[Stats]) -> Usage:
     """The token counts of a request, from its job and the statistics of its texts."""
-    if job.document:
-        prompt_tokens = sum(stats.prompt_tokens for stats in results)
-    else:  # token ids; a prompt with several texts counts once
-        prompt_tokens = sum(map(len, job.prompts))
+    # Outside of documents, prompts are token ids; a prompt with several texts counts once.
+    counts = (stats.prompt_tokens for stats in results) if job.document else map(len, job.prompts)
+    prompt_tokens = sum(counts)
     predicted = bool(job.spec.predictions)
     written = sum(stats.generated_tokens for stats in results)
     counted: list[Any] = [s.speculation if predicted else s for s in results]
     names = ("predicted", "predicted_accepted") if predicted else ("drafted", "accepted")
     drafted, accepted = (sum(getattr(one, name) for one in counted) for name in names)
+    details = {"accepted_prediction_tokens": accepted}
+    details["rejected_prediction_tokens"] = drafted - accepted
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=written,
         total_tokens=prompt_tokens + written,
-        completion_tokens_details=schemas.TokenDetails(
-            accepted_prediction_tokens=accepted, rejected_prediction_tokens=drafted - accepted
-        ),
+        completion_tokens_details=schemas.TokenDetails(**details),
     )
 
 
@@ -178,10 +174,9 @@ def speculation(chunk: Chunk) -> Fields:
     Text that was held back until the end, such as text that might have begun a stop string, is
     an extra entry in the list of tokens, with the origin "target".
     """
-    rest = chunk.text[sum(map(len, chunk.pieces)) :]
     # The last tokens of a stop string may have no piece of text.
     written = [*zip(chunk.pieces, chunk.writers, strict=False)]
-    if rest:
+    if rest := chunk.text[sum(map(len, chunk.pieces)) :]:
         written.append((rest, "target"))
     tokens = [{"text": text, "writer": writer} for text, writer in written]
     return {"tokens": tokens, "stats": chunk.stats}

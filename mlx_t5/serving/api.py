@@ -34,19 +34,14 @@ MAX_TARGETS = MAX_DOCUMENTS = 1024
 Number = Annotated[float, Field(allow_inf_nan=False)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Text = Annotated[str, Field(min_length=1)]
-TokenIds = Annotated[
-    list[Annotated[int, Field(ge=0, lt=2**31)]],
-    Field(min_length=1, max_length=100_000, fail_fast=True),
-]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=100_000, fail_fast=True)]
 Many = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
 Several = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
+Scored = Field(min_length=1, max_length=MAX_TARGETS, fail_fast=True)
 Model = Annotated[str | None, Field(description="absent: the model that is served")]
 Task = Annotated[
-    Text | None,
-    Field(
-        description="a task of the model: its prefix is put before the prompt, and its settings "
-        "replace the server's defaults"
-    ),
+    Text | None, Field(description="a task of the model: its prefix, and its settings as defaults")
 ]
 User = Annotated[str | None, Field(description="accepted and not used")]
 # The values of OpenAI's fields that change nothing; null is one for every field.
@@ -125,11 +120,8 @@ def _only(*values: Any) -> Any:
     return Annotated[Any, AfterValidator(check), shown], None
 
 
-_WithSettings: Any = create_model(
-    "_WithSettings",
-    __base__=Request,
-    **{s.request: _field(name, s) for name, s in SETTINGS.items() if s.request},
-)
+_requested: Any = {s.request: _field(name, s) for name, s in SETTINGS.items() if s.request}
+_WithSettings: Any = create_model("_WithSettings", __base__=Request, **_requested)
 _WithChoices: Any = create_model(
     "_WithChoices",
     __base__=Request,
@@ -198,19 +190,15 @@ class Decoding(_WithSettings):
             values["num_draft"] = 0
         return {name: value for name, value in values.items() if value is not None}
 
-    @property
-    def unsearchable(self) -> list[str]:
-        """The fields of the request that a beam search does not support."""
-        return [name for name in ("temperature", "delta", "prediction") if getattr(self, name)]
-
     @model_validator(mode="after")
     def _search(self) -> Decoding:
         search = self.settings.get("num_beams", 1) > 1
         for name in OF_BEAMS:
             if name in self.settings and not search:
                 raise ValueError(f"{name} requires num_beams above 1")
-        if search and self.unsearchable:
-            raise ValueError(f"num_beams cannot be combined with {self.unsearchable[0]}")
+        for name in ("temperature", "delta", "prediction"):
+            if search and getattr(self, name):
+                raise ValueError(f"num_beams cannot be combined with {name}")
         return self
 
 
@@ -263,15 +251,15 @@ class OpenAIRequest(Decoding, _WithChoices):
         whole = (self.n or 1) > 1 or self.alternatives is not None or self.prediction
         return self.split or ("sentences" if self.target_language and not whole else "none")
 
-    @property
-    def unsearchable(self) -> list[str]:
-        fields = {"stream": self.stream and self.unit == "none"}
-        fields |= {"logprobs": self.alternatives is not None}
-        return super().unsearchable + [name for name, used in fields.items() if used]
-
     @model_validator(mode="after")
     def _consistent(self) -> OpenAIRequest:
-        if 1 < self.settings.get("num_beams", 1) < (self.n or 1):
+        beams = self.settings.get("num_beams", 1)
+        fields = {"stream": self.stream and self.unit == "none"}
+        fields |= {"logprobs": self.alternatives is not None}
+        for name, used in fields.items():
+            if beams > 1 and used:
+                raise ValueError(f"num_beams cannot be combined with {name}")
+        if 1 < beams < (self.n or 1):
             raise ValueError("n is above num_beams")
         if self.stream_options and not self.stream:
             raise ValueError("stream_options needs stream to be true")
@@ -281,6 +269,8 @@ class OpenAIRequest(Decoding, _WithChoices):
             raise ValueError("source_language requires split or target_language")
         if self.target_language and self.task:
             raise ValueError("target_language cannot be combined with task")
+        if self.prediction and len(self.prompts) > 1:
+            raise ValueError("prediction: it belongs to one prompt; send a request for each")
         return self
 
 
@@ -291,12 +281,6 @@ class CompletionRequest(OpenAIRequest):
         Text | Annotated[list[Text], Several] | TokenIds | Annotated[list[TokenIds], Several]
     ) = Field(description="one text or several, or the same as token ids")
     logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
-
-    @model_validator(mode="after")
-    def _consistent_prompt(self) -> CompletionRequest:
-        if self.prediction and len(self.prompts) > 1:
-            raise ValueError("prediction: it belongs to one prompt; send a request for each")
-        return self
 
     @property
     def prompts(self) -> Sequence[str] | Sequence[list[int]]:
@@ -341,10 +325,8 @@ class ChatRequest(OpenAIRequest):
         turns = turns if isinstance(turns, list) else []
         roles = [turn.get("role") for turn in turns if isinstance(turn, dict)]
         if roles and roles not in ONE_TURN and all(role in ROLES for role in roles):
-            raise ValueError(
-                "messages: this model answers single turns; send one user message, "
-                "with at most one system message before it"
-            )
+            cure = "send one user message, with at most one system message before it"
+            raise ValueError(f"messages: this model answers single turns; {cure}")
         return body
 
     @model_validator(mode="after")
@@ -406,14 +388,14 @@ class ScoreRequest(Request):
     """The body of POST /v1/score."""
 
     prompt: Text | TokenIds
-    targets: Annotated[
-        list[Text | TokenIds], Field(min_length=1, max_length=MAX_TARGETS, fail_fast=True)
-    ] = Field(description="the end token is added to a text; token ids are scored as they are")
+    targets: Annotated[list[Text | TokenIds], Scored] = Field(
+        description="the end token is added to a text; token ids are scored as they are"
+    )
     task: Task = None
     model: Model = None
 
 
-class Document(Request):
+class RankedText(Request):
     """A document to rank, as an object."""
 
     text: Text
@@ -423,9 +405,7 @@ class RerankRequest(Request):
     """The body of POST /v1/rerank, /v2/rerank and /rerank."""
 
     query: Text
-    documents: Annotated[
-        list[Text | Document], Field(min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True)
-    ]
+    documents: Annotated[list[Text | RankedText], Scored]
     top_n: Annotated[int, Field(ge=1, le=MAX_DOCUMENTS)] | None = None
     max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = None

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
-from http import HTTPStatus
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from mlx_t5.errors import is_out_of_memory, shown
+from mlx_t5.errors import UserError, is_out_of_memory, shown
 
 log = logging.getLogger(__name__)
 
@@ -73,18 +74,18 @@ class ApiError(Exception):
         return JSONResponse(body, self.status, self.headers)
 
 
+@contextmanager
+def refusing(param: str | None = None) -> Iterator[None]:
+    """Turns a `UserError` into the error of a request's field."""
+    try:
+        yield
+    except UserError as error:
+        raise ApiError(400, str(error), param) from None
+
+
 def internal_error() -> ApiError:
     """The error for an unexpected failure; the details are only in the log."""
     return ApiError(500, "internal error; the server's log says where")
-
-
-def error_of_status(status: int, detail: str, headers: Mapping[str, str] | None = None) -> ApiError:
-    """The error for an HTTP status that the framework raised, such as 404."""
-    message = {
-        404: "there is nothing at this address; see /docs",
-        405: "this address does not take this method; see /docs",
-    }.get(status, detail or HTTPStatus(status).phrase)
-    return ApiError(status, message, headers=headers)
 
 
 def error_of_validation(errors: Sequence[dict[str, Any]], body: Any) -> ApiError:
@@ -132,10 +133,8 @@ def raised_at(error: BaseException) -> str:
 
     The exception's message and source lines are left out, because they may show a client's text.
     """
-    trace, where = error.__traceback__, "?"
-    while trace:
-        where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
-        trace = trace.tb_next
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?"
     return f"{type(error).__name__} at {where}"
 
 

@@ -8,13 +8,12 @@ import time
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi_offline import FastAPIOffline
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -22,16 +21,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.staticfiles import StaticFiles
 
-from mlx_t5.serving import routes, translation
-from mlx_t5.serving.api_error import (
-    STOPPING_MESSAGE,
-    ApiError,
-    ErrorBody,
-    error_of_status,
-    error_of_validation,
-    internal_error,
-    raised_at,
-)
+from mlx_t5.serving import api_error, routes, translation
+from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.service import Service
 
@@ -47,10 +38,10 @@ POLICY = (
 )
 # "4XX" keeps FastAPI from describing its own validation errors, which are never sent.
 STATUSES: tuple[int | str, ...] = (400, 401, 403, 404, 413, 415, 429, "4XX", 500, 503)
-ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in STATUSES}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": api_error.ErrorBody} for status in STATUSES
+}
 
-bearer = HTTPBearer(auto_error=False, scheme_name="key")
-Given = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
 public = APIRouter()
 
 
@@ -86,7 +77,7 @@ def create_app(
     )
     app.state.service, app.state.metrics, app.state.server = service, metrics, None
     app.state.api_key = api_key
-    needs_key = [Depends(_require_key)] if api_key else []
+    needs_key = [Depends(routes.bearer), Depends(_require_key)] if api_key else []
     app.include_router(routes.router, responses=ERRORS, dependencies=needs_key)
     app.include_router(translation.router)
     app.include_router(public)
@@ -121,8 +112,8 @@ async def _give_up_late(app: FastAPI) -> None:
     app.state.service.worker.give_up()
 
 
-async def _require_key(request: Request, given: Given) -> None:
-    if not routes.is_key(request, given and given.credentials):
+async def _require_key(request: Request) -> None:
+    if not await routes.has_key(request):
         message = "wrong or missing API key; send it as Authorization: Bearer KEY"
         challenge = {"WWW-Authenticate": "Bearer"}
         raise ApiError(401, message, code="invalid_api_key", headers=challenge)
@@ -130,11 +121,15 @@ async def _require_key(request: Request, given: Given) -> None:
 
 async def _answer_error(request: Request, error: Any) -> Response:
     if isinstance(error, HTTPException):
-        error = error_of_status(error.status_code, error.detail, error.headers)
+        message = {
+            404: "there is nothing at this address; see /docs",
+            405: "this address does not take this method; see /docs",
+        }.get(error.status_code, error.detail)
+        error = ApiError(error.status_code, message, headers=error.headers)
     elif isinstance(error, RequestValidationError):
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind == "application/json" or kind.endswith("+json"):
-            error = error_of_validation(error.errors(), error.body)
+            error = api_error.error_of_validation(error.errors(), error.body)
         else:
             error = ApiError(415, "send JSON, with Content-Type: application/json")
     return error.response_for(request.scope)
@@ -182,10 +177,10 @@ class Middleware:
             if not refusal:
                 await self._app(scope, limited, respond)
         except asyncio.CancelledError:  # the server is shutting down and stops waiting
-            refusal = ApiError(503, STOPPING_MESSAGE)
+            refusal = ApiError(503, api_error.STOPPING_MESSAGE)
         except Exception as error:  # no traceback: it may show what a client sent
-            log.error("%s %s failed: %s", method, _label(scope), raised_at(error))
-            refusal = internal_error()
+            log.error("%s %s failed: %s", method, _label(scope), api_error.raised_at(error))
+            refusal = api_error.internal_error()
         try:
             if refusal and not status:  # with a status, a response has begun
                 await refusal.response_for(scope)(scope, receive, respond)
@@ -217,8 +212,7 @@ async def health(request: Request) -> Response:
     service: Service = request.app.state.service
     status, reason = service.worker.health()
     body: dict[str, Any] = {"status": status} | ({"reason": reason} if reason else {})
-    given = await bearer(request)
-    if routes.is_key(request, given and given.credentials):
+    if await routes.has_key(request):
         running, waiting = service.worker.rows
         body |= {"model": service.model, "running": running, "waiting": waiting}
     return JSONResponse(body, 503 if reason else 200)

@@ -20,7 +20,6 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -36,7 +35,6 @@ from mlx_t5.serving.metrics import Metrics, row_counts
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
-    from mlx_t5.engine.batch import Batch
 
 
 class GenerationBatches:
@@ -46,18 +44,13 @@ class GenerationBatches:
     """
 
     def __init__(
-        self,
-        decoder: SpeculativeDecoder,
-        max_batch: int,
-        jobs: JobQueue,
-        metrics: Metrics,
-        answers: AnswerStore,
+        self, decoder: SpeculativeDecoder, jobs: JobQueue, metrics: Metrics, answers: AnswerStore
     ):
-        self._decoder, self._max_batch = decoder, max_batch
+        self._decoder, self._max_batch = decoder, jobs.max_batch
         self._jobs, self._metrics, self._answers = jobs, metrics, answers
         self._waiting: dict[GenerationJob, Iterator[Row]] = {}  # rows to come, the oldest job first
         self._job_of: dict[Row, GenerationJob] = {}  # rows that are decoded or about to join
-        self._new_batches([])
+        self._new_batches()
 
     def __bool__(self) -> bool:
         return bool(self._job_of or self._waiting)
@@ -134,8 +127,15 @@ class GenerationBatches:
         rows = self.running
         before = row_counts(rows)
         for queue in self._queues.values():
-            if queue.engine.rows:
-                self._step(queue.engine)
+            batch = queue.engine
+            if not batch.rows:
+                continue
+            began, size = self._jobs.clock(), len(batch.rows)
+            batch.step()
+            for row, entries in self._recorder.collect():
+                row.logprobs += entries
+            proposals = max((choice.length for choice in batch.choices), default=0)
+            self._metrics.stepped(size, proposals, self._jobs.clock() - began)
         self._metrics.wrote(*(b - a for a, b in zip(before, row_counts(rows), strict=True)))
         for row in rows:
             self._report(row)
@@ -156,33 +156,24 @@ class GenerationBatches:
         survivors.update(*self._answers.waiting.values())
         for row in [row for row in self._job_of if row not in survivors]:
             self._fail(row, failure)
-        self._new_batches([row for queue in self._queues.values() for row in queue.waiting])
-        mx.clear_cache()
-
-    def _new_batches(self, waiting: Iterable[Row]) -> None:
-        settings = replace(self._decoder.defaults, num_beams=1)
-        engine = self._decoder.engine(settings, self._max_batch)
-        assert not isinstance(engine, Beams), "one beam is no search"
-        recorder = LogprobRecorder(lambda row: self._job_of[row].spec.logprobs)
-        engine.on_verified = self._recorder = recorder
-        self._queues = {1: batching.Queue(engine, self._max_batch)}  # by number of beams
+        waiting = [row for queue in self._queues.values() for row in queue.waiting]
+        self._new_batches()
         for row in waiting:
             self._queue_of(row).waiting.append(row)
+        mx.clear_cache()
+
+    def _new_batches(self) -> None:
+        self._queues: dict[int, batching.Queue] = {}  # by number of beams
+        self._recorder = LogprobRecorder(lambda row: self._job_of[row].spec.logprobs)
 
     def _queue_of(self, row: Row) -> batching.Queue:
         beams = row.settings.num_beams
         if beams not in self._queues:
             batch = self._decoder.engine(row.settings, self._max_batch)
+            if not isinstance(batch, Beams):
+                batch.on_verified = self._recorder
             self._queues[beams] = batching.Queue(batch, self._max_batch)
         return self._queues[beams]
-
-    def _step(self, batch: Batch) -> None:
-        began, rows = self._jobs.clock(), len(batch.rows)
-        batch.step()
-        for row, entries in self._recorder.collect():
-            row.logprobs += entries
-        proposals = max((choice.length for choice in batch.choices), default=0)
-        self._metrics.stepped(rows, proposals, self._jobs.clock() - began)
 
     def _report(self, row: Row) -> None:
         """Reports a row's new text to its job: after each step for a stream, else at the end."""
@@ -236,9 +227,7 @@ class LogprobRecorder:
 
     def __call__(self, rows: Sequence[Row], logits: mx.array, tokens: mx.array) -> None:
         """Records the log-probabilities of tokens (B, T), from logits (B, T, V)."""
-        asking = [
-            (i, n) for i, row in enumerate(rows) if (n := self._alternatives(row)) is not None
-        ]
+        asking = [(i, n) for i, n in enumerate(map(self._alternatives, rows)) if n is not None]
         self._rows = [(rows[i], n, rows[i].decided) for i, n in asking]
         if asking:
             indices, most = mx.array([i for i, _ in asking]), max(n for _, n in asking)
@@ -250,11 +239,10 @@ class LogprobRecorder:
         recorded = []
         arrays = zip(*(array.tolist() for array in self._arrays), strict=True)
         for (row, alternatives, before), of_row in zip(self._rows, arrays, strict=True):
-            written = zip(row.committed[1 + before :], *of_row, strict=False)
-            entries = [
-                TokenLogprob(token, value, list(zip(ids, top, strict=True))[:alternatives])
-                for token, value, top, ids in written
-            ]
+            entries = []
+            for token, value, top, ids in zip(row.committed[1 + before :], *of_row, strict=False):
+                likeliest = list(zip(ids, top, strict=True))[:alternatives]
+                entries.append(TokenLogprob(token, value, likeliest))
             recorded.append((row, entries))
         self._rows, self._arrays = [], ()
         return recorded

@@ -33,7 +33,7 @@ class QueuedJob:
     # Sends an event to the client: a `Chunk` of a text, the list of all values (scores or
     # vectors), or the `ApiError` that ends the job. The thread that owns MLX calls it, so it must
     # not wait.
-    put: Callable[[Event], None] = lambda event: None
+    put: Callable[[Event], Any] = lambda event: None
     unfinished: int = 0  # texts that are not done
     submitted: float = 0.0  # by the queue's clock
 
@@ -75,13 +75,13 @@ class ScoringJob(QueuedJob):
 class JobQueue:
     """The jobs that are not done; new ones are accepted until `close`.
 
-    Only the thread that owns MLX calls `next_round` and `progressed`; the other methods may be
+    Only the thread that owns MLX calls `next_round`; the other methods may be
     called in any thread.
     """
 
     def __init__(self, max_batch: int, max_queue: int, clock: Callable[[], float]):
         """Decodes at most `max_batch` texts at a time; at most `max_queue` texts wait."""
-        self._max_batch, self._max_queue, self.clock = max_batch, max_queue, clock
+        self.max_batch, self._max_queue, self.clock = max_batch, max_queue, clock
         self.row_seconds = 0.0  # moving average of the time to encode and decode a row
         self._changed = threading.Condition()
         self._jobs: dict[QueuedJob, None] = {}  # an ordered set
@@ -111,8 +111,8 @@ class JobQueue:
         with self._changed:
             if self._closed is not None:
                 raise ApiError(503, self._closed)
-            if self.admitted + job.size > self._max_batch + self._max_queue:
-                seconds = math.ceil(self.admitted / self._max_batch * self.row_seconds)
+            if self.admitted + job.size > self.max_batch + self._max_queue:
+                seconds = math.ceil(self.admitted / self.max_batch * self.row_seconds)
                 seconds = max(1, min(seconds, LONGEST_RETRY))
                 message, headers = f"try again in {seconds} s", {"Retry-After": str(seconds)}
                 raise ApiError(429, f"the queue is full; {message}", None, "queue_full", headers)
@@ -148,15 +148,13 @@ class JobQueue:
             the queue is closed and no job is left.
         """
         with self._changed:
+            self._progressed = self.clock()
             ended = lambda: not (self.open or self._jobs)  # noqa: E731
             self._changed.wait_for(
                 lambda: busy or self._new or self._cancelled or ended(), REST_SECONDS
             )
             new, cancelled, self._new, self._cancelled = self._new, self._cancelled, [], []
             return None if ended() else (new, cancelled)
-
-    def progressed(self) -> None:
-        self._progressed = self.clock()
 
     def put(self, job: QueuedJob, event: Event) -> None:
         """Sends an event to the client; cancels the job if the server's event loop has ended."""

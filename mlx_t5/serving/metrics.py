@@ -27,35 +27,25 @@ class Metrics:
         histogram = partial(Histogram, registry=self.registry)
         seconds = partial(histogram, buckets=BUCKET_SECONDS)
         self.requests = counter("t5_requests", "HTTP requests", ("path", "status"))
-        self.request_seconds = seconds(
-            "t5_request_seconds",
-            "From the first byte of a request to the last of its response",
-            ("path",),
-        )
+        help = "From the first byte of a request to the last of its response"
+        self.request_seconds = seconds("t5_request_seconds", help, ("path",))
         self.queue_seconds = seconds("t5_queue_seconds", "A row's wait for a place")
         self.first_token_seconds = seconds("t5_first_token_seconds", "From request to first token")
         self.cancelled_rows = counter("t5_cancelled_rows", "Rows whose client went away")
         self._finished = counter("t5_finished_rows", "Rows decoded", ("reason",))
         self._reused = counter("t5_reused_rows", "Rows with the answer of an equal row")
-        self._scored = counter(
-            "t5_one_pass_items",
-            "Prompts embedded, targets scored, answers scored to rank documents",
-            ("kind",),
-        )
+        help = "Prompts embedded, targets scored, answers scored to rank documents"
+        self._scored = counter("t5_one_pass_items", help, ("kind",))
         self._prompt_tokens = counter("t5_prompt_tokens", "Source tokens read")
         self._tokens = counter("t5_generated_tokens", "Tokens decided, end tokens included")
         self._calls = counter("t5_target_calls", "Passes of the target, summed over rows")
         self._drafted = counter("t5_drafted_tokens", "Proposals verified")
         self._accepted = counter("t5_accepted_tokens", "Proposals kept")
         self._step_seconds = seconds("t5_step_seconds", "A step of the whole batch")
-        self._proposals = histogram(
-            "t5_step_proposals",
-            "Proposals of the row that has most in a step; 0: nothing was proposed",
-            buckets=range(MOST + 1),
-        )
-        self._occupancy = histogram(
-            "t5_batch_occupancy", "Rows in a step", buckets=[2**i for i in range(9)]
-        )
+        help = "Proposals of the row that has most in a step; 0: nothing was proposed"
+        self._proposals = histogram("t5_step_proposals", help, buckets=range(MOST + 1))
+        sizes = [2**i for i in range(9)]
+        self._occupancy = histogram("t5_batch_occupancy", "Rows in a step", buckets=sizes)
 
     def observe(self, name: str, help: str, read: Callable[[], float]) -> None:
         """Adds a gauge; `read` is called for its value whenever the metrics are requested."""
@@ -94,9 +84,6 @@ def row_counts(rows: Sequence[Row]) -> tuple[int, int, int, int]:
     beam may become the best, but a counter must not fall.
     """
     stats = [row.stats for row in rows]
-    return (
-        sum(r.stats.target_calls if r.settings.num_beams > 1 else r.decided for r in rows),
-        sum(s.target_calls for s in stats),
-        sum(s.drafted for s in stats),
-        sum(s.accepted for s in stats),
-    )
+    tokens = sum(r.stats.target_calls if r.settings.num_beams > 1 else r.decided for r in rows)
+    drafted, accepted = sum(s.drafted for s in stats), sum(s.accepted for s in stats)
+    return tokens, sum(s.target_calls for s in stats), drafted, accepted

@@ -16,13 +16,14 @@ import math
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import fastapi
 import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from pydantic import BaseModel
 from pydantic_core import from_json
@@ -30,8 +31,8 @@ from pydantic_core import from_json
 from mlx_t5.engine.rows import Chunk
 from mlx_t5.scoring.pairs import Pair, ranking
 from mlx_t5.serving import answers, api, schemas
-from mlx_t5.serving.api_error import failure_of
-from mlx_t5.serving.jobs import GenerationJob, ScoringJob
+from mlx_t5.serving.api_error import ApiError, failure_of
+from mlx_t5.serving.jobs import ScoringJob
 
 if TYPE_CHECKING:
     from mlx_t5.serving.service import Service
@@ -40,7 +41,7 @@ EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required
 EVENTS = {"text/event-stream": {"schema": {**EVENT, "description": "a chunk as JSON, or [DONE]"}}}
 
 
-class StrictRequest(fastapi.Request):
+class StrictRequest(Request):
     """A request that reads its JSON strictly.
 
     Python's own parser also accepts NaN, encodings other than UTF-8, and unpaired surrogates. A
@@ -66,45 +67,45 @@ class StrictRoute(APIRoute):
     def get_route_handler(self) -> Callable:
         handle = super().get_route_handler()
 
-        async def handle_strictly(request: fastapi.Request) -> fastapi.Response:
+        async def handle_strictly(request: Request) -> Response:
             return await handle(StrictRequest(request.scope, request.receive))
 
         return handle_strictly
 
 
 router = APIRouter(route_class=StrictRoute)
+post_openai = partial(router.post, response_model=None, tags=["OpenAI"])
 
 
-def is_key(request: Request, key: Any) -> bool:
-    """Whether the server needs no key, or this is its key."""
-    expected = request.app.state.api_key
-    given = key.strip().encode() if isinstance(key, str) else b""
-    return expected is None or hmac.compare_digest(given, expected.encode())
+bearer = HTTPBearer(auto_error=False, scheme_name="key")
+
+
+async def has_key(request: Request, key: Any = None) -> bool:
+    """Whether the server needs no key, or this is its key, or the bearer token is."""
+    expected, given = request.app.state.api_key, await bearer(request)
+    if expected is None:
+        return True
+    texts = [text for text in (key, given and given.credentials) if isinstance(text, str)]
+    return any(hmac.compare_digest(text.strip().encode(), expected.encode()) for text in texts)
 
 
 def _service(request: Request, model: str | None = None) -> Service:
     """The service, which must serve the model if a request names one."""
     service: Service = request.app.state.service
-    service.require_model(model)
+    if model not in (None, service.model):
+        message = f"there is no such model here; the one that is served is {service.model}"
+        raise ApiError(404, message, "model", "model_not_found")
     return service
 
 
-@router.post(
-    "/v1/completions",
-    response_model=None,
-    responses={200: {"model": schemas.Completion, "content": EVENTS}},
-    tags=["OpenAI"],
-)
+@post_openai("/v1/completions", responses={200: {"model": schemas.Completion, "content": EVENTS}})
 async def completions(body: api.CompletionRequest, request: Request) -> Response:
     """Returns the text that T5 generates for each prompt, whole or as a stream of events."""
     return await _openai(body, request, answers.CompletionBuilder)
 
 
-@router.post(
-    "/v1/chat/completions",
-    response_model=None,
-    responses={200: {"model": schemas.ChatCompletion, "content": EVENTS}},
-    tags=["OpenAI"],
+@post_openai(
+    "/v1/chat/completions", responses={200: {"model": schemas.ChatCompletion, "content": EVENTS}}
 )
 async def chat(body: api.ChatRequest, request: Request) -> Response:
     """Returns the answer to one user message; a system message is put before that message."""
@@ -115,10 +116,7 @@ async def chat(body: api.ChatRequest, request: Request) -> Response:
 async def predict(body: api.PredictRequest, request: Request) -> schemas.Prediction:
     """Returns the text that T5 generates for a prompt."""
     service = _service(request)
-    stream = await service.submit(body, request.receive)
-    with closing(stream):
-        result = (await stream.next()).result
-    service.decoded(stream.job, [result])
+    (result,) = await service.results(await service.submit(body, request.receive))
     return schemas.Prediction(**vars(result))
 
 
@@ -134,20 +132,36 @@ async def _openai(
             last = sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)
         results: list[Any] = [chunk.result for chunk in last]
         service.decoded(stream.job, results)
-        counts = answers.usage(stream.job, [result.stats for result in results])
 
         def render() -> str:
+            counts = answers.usage(stream.job, [result.stats for result in results])
             return _json(builder.answer([*map(builder.choice, last)], counts))
 
         # In a thread, since a document has thousands of pieces, and a text thousands of tokens.
         return Response(await asyncio.to_thread(render), media_type="application/json")
     first = await anext(chunks)  # before the status is sent, as it may be an error
-    usage = bool(body.stream_options and body.stream_options.include_usage)
-    return StreamingResponse(
-        _events(service, stream.job, builder, first, chunks, usage),
-        media_type="text/event-stream",
-        headers={"X-Accel-Buffering": "no"},
-    )
+
+    async def events() -> AsyncIterator[str]:
+        results = list[Any]()
+        chunk: Chunk | None = first
+        try:
+            async with aclosing(chunks):
+                while chunk:
+                    results += [chunk.result] if chunk.result else []
+                    shown = chunk.text or chunk.result or isinstance(chunk, answers.DocumentChunk)
+                    if shown or builder.logprobs or builder.detailed:
+                        yield _event(builder.answer([builder.choice(chunk)], None))
+                    chunk = await anext(chunks, None)
+            if body.stream_options and body.stream_options.include_usage:
+                counts = answers.usage(stream.job, [result.stats for result in results])
+                yield _event(builder.answer([], counts))
+            service.decoded(stream.job, results)
+            yield "data: [DONE]\n\n"
+        except Exception as error:
+            yield _event(failure_of(error).body)
+
+    unbuffered = {"X-Accel-Buffering": "no"}
+    return StreamingResponse(events(), media_type="text/event-stream", headers=unbuffered)
 
 
 async def _chunks(
@@ -160,35 +174,6 @@ async def _chunks(
             chunks = answers.joined(chunks, document, builder.stream, builder.detailed)
         async for chunk in chunks:
             yield chunk
-
-
-async def _events(
-    service: Service,
-    job: GenerationJob,
-    builder: answers.CompletionBuilder,
-    first: Chunk,
-    chunks: AsyncGenerator[Chunk, None],
-    usage: bool,
-) -> AsyncIterator[str]:
-    """Yields an answer's server-sent events; with `usage`, token counts precede "[DONE]"."""
-    last: list[Any] = []
-    chunk: Chunk | None = first
-    try:
-        async with aclosing(chunks):
-            while chunk:
-                if chunk.result:
-                    last.append(chunk.result)
-                shown = chunk.text or chunk.result or isinstance(chunk, answers.DocumentChunk)
-                if shown or builder.logprobs or builder.detailed:
-                    yield _event(builder.answer([builder.choice(chunk)], None))
-                chunk = await anext(chunks, None)
-        if usage:
-            counts = answers.usage(job, [result.stats for result in last])
-            yield _event(builder.answer([], counts))
-        service.decoded(job, last)
-        yield "data: [DONE]\n\n"
-    except Exception as error:
-        yield _event(failure_of(error).body)
 
 
 def _json(body: BaseModel) -> str:
@@ -218,28 +203,23 @@ async def prometheus(request: Request) -> Response:
     return Response(counters, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-@router.post(
-    "/v1/embeddings",
-    response_model=None,
-    responses={200: {"model": schemas.EmbeddingList}},
-    tags=["OpenAI"],
-)
+@post_openai("/v1/embeddings", responses={200: {"model": schemas.EmbeddingList}})
 async def embeddings(body: api.EmbeddingRequest, request: Request) -> Response:
     """Returns a vector for each input: usually the mean of the encoder's outputs for the tokens."""
     service = _service(request, body.model)
     prefix = service.task(body.task, body.inputs).prefix
-    ids = await service.token_ids(body.inputs, "input", prefix, service.pooling)
+    ids = await service.token_ids(body.inputs, "input", prefix)
     usage = _usage(ids)
-    normalize = bool(body.normalize)
-    job = ScoringJob(kind="embed", prompt_tokens=usage.prompt_tokens, ids=ids, normalize=normalize)
+    job = ScoringJob(kind="embed", prompt_tokens=usage.prompt_tokens, ids=ids)
+    job.normalize = bool(body.normalize)
     vectors = await service.score_or_embed(job, request.receive)
 
     def answer() -> Response:
         entries = []
         for i, vector in enumerate(vectors):
-            numbers = np.asarray(vector, "<f4")
-            coded = base64.b64encode(numbers.tobytes()).decode()
-            embedding = coded if body.encoding_format == "base64" else numbers.tolist()
+            numbers: Any = np.asarray(vector, "<f4")
+            is_base64 = body.encoding_format == "base64"
+            embedding = base64.b64encode(numbers).decode() if is_base64 else numbers.tolist()
             entries.append({"object": "embedding", "index": i, "embedding": embedding})
         fields = {"object": "list", "data": entries, "model": service.model}
         return JSONResponse({**fields, "usage": usage.model_dump()})
@@ -297,5 +277,4 @@ async def rerank(body: api.RerankRequest, request: Request) -> schemas.RankList:
 
 def _usage(prompts: Sequence[Any], targets: Sequence[Any] = ()) -> schemas.ScoringUsage:
     count = sum(map(len, prompts))
-    total = count + sum(map(len, targets))
-    return schemas.ScoringUsage(prompt_tokens=count, total_tokens=total)
+    return schemas.ScoringUsage(prompt_tokens=count, total_tokens=count + sum(map(len, targets)))

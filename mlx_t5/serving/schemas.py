@@ -114,7 +114,7 @@ class Logprobs(BaseModel):
     text_offset: list[int]
 
 
-class Choice(BaseModel):
+class AnswerChoice(BaseModel):
     """What the choices of completions and of chats have in common."""
 
     index: int
@@ -125,22 +125,27 @@ class Choice(BaseModel):
     stats: PieceCounts | None = None
 
 
-class CompletionChoice(Choice):
+class CompletionChoice(AnswerChoice):
     """One text of a completion, or a chunk of it."""
 
     text: str
     logprobs: Logprobs | None
 
 
-class Completion(BaseModel):
-    """The answer of /v1/completions, or a chunk of it."""
+class Answer(BaseModel):
+    """What the answers of completions and of chats have in common."""
 
     id: str
-    object: Literal["text_completion"]
     created: int
     model: str
-    choices: list[CompletionChoice]
     usage: Usage | None = None
+
+
+class Completion(Answer):
+    """The answer of /v1/completions, or a chunk of it."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
 
 
 class ChatToken(BaseModel):
@@ -172,7 +177,7 @@ class ChatMessage(BaseModel):
     refusal: None = None
 
 
-class ChatChoice(Choice):
+class ChatChoice(AnswerChoice):
     """One answer of a chat, or a chunk of it; a chunk has `delta` in place of `message`."""
 
     message: ChatMessage | None = None
@@ -180,15 +185,11 @@ class ChatChoice(Choice):
     logprobs: ChatLogprobs | None
 
 
-class ChatCompletion(BaseModel):
+class ChatCompletion(Answer):
     """The answer of /v1/chat/completions, or a chunk of it."""
 
-    id: str
     object: Literal["chat.completion", "chat.completion.chunk"]
-    created: int
-    model: str
     choices: list[ChatChoice]
-    usage: Usage | None = None
 
 
 class Prediction(BaseModel):
@@ -210,9 +211,9 @@ class ServedModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     id: str
-    object: Literal["model"]
+    object: Literal["model"] = "model"
     created: int
-    owned_by: str
+    owned_by: str = "local"
     capabilities: list[Capability]
     max_prompt_tokens: int
     max_tokens: int
@@ -236,6 +237,14 @@ class ModelList(BaseModel):
     data: list[ServedModel]
 
 
+class AnswerList(BaseModel):
+    """What the lists of vectors and of scores have in common."""
+
+    object: Literal["list"]
+    model: str
+    usage: ScoringUsage
+
+
 class EmbeddingEntry(BaseModel):
     """The vector of one input."""
 
@@ -244,13 +253,10 @@ class EmbeddingEntry(BaseModel):
     embedding: list[float] | str
 
 
-class EmbeddingList(BaseModel):
+class EmbeddingList(AnswerList):
     """The answer of /v1/embeddings."""
 
-    object: Literal["list"]
     data: list[EmbeddingEntry]
-    model: str
-    usage: ScoringUsage
 
 
 class ScoreEntry(BaseModel):
@@ -262,13 +268,10 @@ class ScoreEntry(BaseModel):
     token_logprobs: list[float]
 
 
-class ScoreList(BaseModel):
+class ScoreList(AnswerList):
     """The answer of /v1/score."""
 
-    object: Literal["list"]
     data: list[ScoreEntry]
-    model: str
-    usage: ScoringUsage
 
 
 class RankedDocument(BaseModel):

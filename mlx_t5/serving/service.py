@@ -11,11 +11,11 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
 from mlx_t5.checkpoints.pooling import Pooling
@@ -26,7 +26,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.scoring.pairs import RERANK_TOKENS, Pair, ranks_by, relevance_pairs
 from mlx_t5.serving import api
 from mlx_t5.serving.answers import EventStream, TokenSpelling
-from mlx_t5.serving.api_error import ApiError
+from mlx_t5.serving.api_error import ApiError, refusing
 from mlx_t5.serving.jobs import GenerationJob, ScoringJob
 from mlx_t5.serving.saved_prompts import SavedPrompts
 from mlx_t5.serving.schemas import Capability, ServedModel
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_PIECES = 5_000  # of a document
+DOUBTFUL = "a text may begin with a prefix; to use one, send task or system message"
 PASSES_A_TEXT = 16  # this many full batches to score or embed count as one text in the queue
 NO_TASK = Preset("no task")
 NAMES = {"input": "text", "targets": "target", "messages": "prompt"}  # of fields, in messages
@@ -116,32 +117,29 @@ class Service:
             if decoder.tokenizer is None:
                 message = "the target's folder has no tokenizer, which a server needs: fetch it"
                 raise UserError(message)
-            self._check(self.defaults)
+            if self.exact:
+                check_exact(self.defaults, self.max_num_draft + 1)
         except UserError:
             worker.stop()
             raise
         self._logs_prompts, self.saved, self.created = log_prompts, saved, int(time.time())
-        self._dtype = str(decoder.model.dtype).removeprefix("mlx.core.")
-        config, most = decoder.model.config, limits.prompt_tokens
+        self._model, self._config = decoder.model, decoder.model.config
         self.tokenizer = copy.deepcopy(decoder.tokenizer)  # the worker's thread uses the original
-        self._vocab_size = config.vocab_size
         self._longest = max(map(len, self.tokenizer.get_vocab()))  # characters of a token
         self._cutting = asyncio.Lock()  # one document at a time, so that short texts find a thread
-        self.max_source_tokens = min(config.n_positions or most, most)
-        self.prefixes, self._tasks = config.task_prefixes, config.tasks
-        self._template = self.presets.translation_prefix or config.translation_prefix
-        self.pooling: Pooling = decoder.model.pooling
-        self._can_decode = decoder.model.can_decode
+        most = limits.prompt_tokens
+        self._max_source_tokens = min(self._config.n_positions or most, most)
         self.spell = TokenSpelling(self.tokenizer)
 
     @cached_property
     def translations(self) -> Translations:
-        return Translations.of(self._tasks, self.tokenizer.get_vocab(), self._template)
+        template = self.presets.translation_prefix or self._config.translation_prefix
+        return Translations.of(self._config.tasks, self.tokenizer.get_vocab(), template)
 
     @property
     def capabilities(self) -> list[Capability]:
         """The endpoints that the model serves, named by the last part of their address."""
-        if not self._can_decode:
+        if not self._model.can_decode:
             return ["embeddings"]
         ranks: list[Capability] = ["rerank"] if ranks_by(self.tokenizer) else []
         return ["completions", "score", *ranks, "embeddings"]
@@ -157,50 +155,45 @@ class Service:
         if self.saved:
             self.saved.add(job.sources)
 
-    async def _in_thread(self, param: str, work: Callable[[], Any]) -> Any:
-        """Calls `work` in another thread; a `UserError` becomes an error of a request's field."""
-        try:
-            return await asyncio.to_thread(work)
-        except UserError as error:
-            raise ApiError(400, str(error), param) from None
+    async def results(self, stream: EventStream) -> list[Result]:
+        """Waits for a job's results, in the order of its texts."""
+        with closing(stream):
+            chunks = [chunk async for chunk in stream.chunks()]
+        results: list[Any] = [c.result for c in sorted(chunks, key=lambda chunk: chunk.index)]
+        self.decoded(stream.job, results)
+        return results
 
     async def token_ids(
-        self,
-        texts: Iterable[str | Sequence[int]],
-        param: str = "prompt",
-        prefix: str = "",
-        pooling: Pooling | None = None,
+        self, texts: Sequence[str | Sequence[int]], param: str = "prompt", prefix: str = ""
     ) -> list[list[int]]:
         """The tokens of each text; if a text is clearly too long, no text is tokenized.
 
         Args:
             texts: texts or lists of token ids. The ids are only checked.
             param: the request's field, for errors. The limit is `max_tokens` for "targets", and
-                `prompt_tokens` for all other fields.
+                `prompt_tokens` for all other fields. For "input", the model's `Pooling` applies:
+                its prompt is put before each text, and tokens beyond its limit are cut off.
             prefix: a task's prefix, put before every text.
-            pooling: for embeddings, the model's `Pooling`. The pooling's prompt is put before each
-                text, and tokens beyond the pooling's limit are cut off.
 
         Raises:
             ApiError: a text is empty, too long or not valid, or an id is not in the vocabulary.
         """
         prefixed: list[Any] = [prefix + text if isinstance(text, str) else text for text in texts]
-        what, several = NAMES.get(param, param), len(prefixed) > 1
-        fields = [f"{param}[{i}]" if several else param for i in range(len(prefixed))]
-        for text, field_name in zip(prefixed, fields, strict=True):
-            self._require_short(text, field_name)
+        fields = [f"{param}[{i}]" for i in range(len(texts))] if len(texts) > 1 else [param]
+        given = dict(zip(fields, prefixed, strict=False))
+        for name, text in given.items():
+            self._require_short(text, name)
 
         def tokenize() -> list[list[int]]:
-            all_ids = []
-            for text, field_name in zip(prefixed, fields, strict=True):
+            pooling: Pooling | None = self._model.pooling if param == "input" else None
+            what, all_ids = NAMES.get(param, param), []
+            for name, text in given.items():
                 pooled = pooling if isinstance(text, str) and text.strip() else None
-                given = pooled.prompt + text if pooled else text
-                try:
-                    ids = token_ids(given, self.tokenizer, self._vocab_size, what)
-                except UserError as error:
-                    raise ApiError(400, str(error), field_name) from None
+                text = pooled.prompt + text if pooled else text
+                with refusing(name):
+                    ids = token_ids(text, self.tokenizer, self._config.vocab_size, what)
                 all_ids.append(pooled.cut(ids) if pooled else ids)
-                self._require_short(all_ids[-1], field_name)
+                self._require_short(all_ids[-1], name)
             return all_ids
 
         return await asyncio.to_thread(tokenize)
@@ -213,10 +206,8 @@ class Service:
         is_text = isinstance(text, str)
         if len(text) > most * (self._longest if is_text else 1):
             count = "more" if is_text else len(text)
-            message = (
-                f"the {NAMES.get(name, name)} has {count} tokens; at most {most} are taken here "
-                f"(the server's {option}); shorten it"
-            )
+            limit = f"at most {most} are taken here (the server's {option}); shorten it"
+            message = f"the {NAMES.get(name, name)} has {count} tokens; {limit}"
             raise ApiError(400, message, param, "context_length_exceeded")
 
     async def _cut(self, body: api.TextRequest) -> DocumentInFlight:
@@ -236,11 +227,8 @@ class Service:
         prefix, source = self._prefix(body)
         prefix += "".join(part.strip() + " " for part in system).lstrip()
         language, file_type = source or body.source_language or "", body.file_type or ""
-        try:
+        with refusing("source_language"):
             cutting = Cutting(body.unit, prefix or None, language, file_type=file_type)
-        except UserError as error:
-            raise ApiError(400, str(error), "source_language") from None
-
         (document,) = await self.documents([text], cutting, body.text_field)
         return document
 
@@ -251,37 +239,31 @@ class Service:
 
         def cut() -> list[DocumentInFlight]:
             documents, room = list[DocumentInFlight](), MAX_PIECES + 1
-            limits = self.max_source_tokens, self.prefixes
+            limits = self._max_source_tokens, self._config.task_prefixes
             for text in texts:
                 document = fitted_document(text, cutting, self.tokenizer, *limits)
                 if document.doubtful:
-                    note = "a text may begin with a prefix; to use one, send task or system message"
-                    log.info(note)
+                    log.info(DOUBTFUL)
                 documents.append(DocumentInFlight(document, room))
                 room -= len(documents[-1].prompts)
                 if room <= 0:
-                    break
+                    message = f"there are more than {MAX_PIECES} pieces to decode"
+                    message += "; send them in parts"
+                    raise ApiError(400, message, param, "context_length_exceeded")
             return documents
 
-        async with self._cutting:
-            documents = await self._in_thread(param, cut)
-        if sum(len(document.prompts) for document in documents) > MAX_PIECES:
-            message = f"there are more than {MAX_PIECES} pieces to decode; send them in parts"
-            raise ApiError(400, message, param, "context_length_exceeded")
-        return documents
+        with refusing(param):
+            async with self._cutting:
+                return await asyncio.to_thread(cut)
 
     def _prefix(self, body: api.Decoding) -> tuple[str, str]:
         """The prefix of a request's task or languages, and the code of the source language."""
         target = getattr(body, "target_language", None)
         if target is None:
             return self.task(body.task, []).prefix, ""
-        if not all(isinstance(prompt, str) for prompt in body.prompts):
-            message = "target_language puts a text before the prompt; send that as text"
-            raise ApiError(400, message, "target_language")
-        try:
+        self._require_texts(body.prompts, "target_language")
+        with refusing("target_language"):
             return self.translations.prefix(target, getattr(body, "source_language", None) or "")
-        except UserError as error:
-            raise ApiError(400, str(error), "target_language") from None
 
     async def submit(
         self, body: api.PredictRequest | api.TextRequest, receive: Callable[[], Any]
@@ -341,18 +323,17 @@ class Service:
         if not query.strip():
             raise ApiError(400, "the query is empty; write what is looked for", "query")
         most = self.limits.prompt_tokens
-        beginnings = [document[: most * self._longest] for document in documents]
-        facts, limit = (self.tokenizer, self._vocab_size), min(most, RERANK_TOKENS)
-
-        def cut(text: str) -> str:
-            ids = encode(self.tokenizer, text)[:-1][:most_tokens]
-            return decode(self.tokenizer, ids)
 
         def pairs() -> list[Pair]:
-            texts = list(map(cut, beginnings)) if most_tokens else beginnings
+            texts = [document[: most * self._longest] for document in documents]
+            if most_tokens:
+                ids = [encode(self.tokenizer, text)[:-1][:most_tokens] for text in texts]
+                texts = [decode(self.tokenizer, tokens) for tokens in ids]
+            facts, limit = (self.tokenizer, self._config.vocab_size), min(most, RERANK_TOKENS)
             return list(relevance_pairs(query, texts, *facts, max_prompt_tokens=limit))
 
-        return await self._in_thread("documents", pairs)
+        with refusing("documents"):
+            return await asyncio.to_thread(pairs)
 
     async def score_or_embed(self, job: ScoringJob, receive: Callable[[], Any]) -> list[Any]:
         """Submits a job that scores or embeds, and waits for its scores or vectors.
@@ -368,19 +349,13 @@ class Service:
         with closing(EventStream(job, self.worker.jobs, receive)) as stream:
             return await stream.next()
 
-    def require_model(self, name: str | None) -> None:
-        """Refuses a request that names a model that is not the served one."""
-        if name not in (None, self.model):
-            message = f"there is no such model here; the one that is served is {self.model}"
-            raise ApiError(404, message, "model", "model_not_found")
-
     def require_rows(self, texts: int, param: str) -> None:
         if texts > self.limits.rows:
             most = f"more than one request may ask for here ({self.limits.rows})"
             raise ApiError(400, f"{texts} texts are {most}; send several", param)
 
     def _require_decoder(self) -> None:
-        if not self._can_decode:
+        if not self._model.can_decode:
             message = f"{self.model} is an encoder alone and writes no text; ask for embeddings"
             raise ApiError(400, message, "model")
 
@@ -392,13 +367,16 @@ class Service:
         """
         if name is None:
             return NO_TASK
-        try:
+        with refusing("task"):
             task = find_task(self.presets.tasks, name)
-        except UserError as error:
-            raise ApiError(400, str(error), "task") from None
-        if task.prefix and not all(isinstance(prompt, str) for prompt in prompts):
-            raise ApiError(400, "task puts a text before the prompt; send that as text", "task")
+        if task.prefix:
+            self._require_texts(prompts, "task")
         return task
+
+    def _require_texts(self, prompts: Sequence[Any], param: str) -> None:
+        if not all(isinstance(prompt, str) for prompt in prompts):
+            message = f"{param} puts a text before the prompt; send that as text"
+            raise ApiError(400, message, param)
 
     def _settings(self, body: api.Decoding, task: Preset = NO_TASK) -> Settings:
         requested = body.settings
@@ -416,36 +394,26 @@ class Service:
         max_tokens = values.get("max_tokens", self._base_settings.max_tokens)
         values["max_tokens"] = min(max_tokens, self.limits.max_tokens)
         settings = replace(self._base_settings, **values)
-        try:
-            self._check(settings)
-        except UserError as error:
-            raise ApiError(400, str(error)) from None
+        if self.exact:
+            with refusing():
+                check_exact(settings, self.max_num_draft + 1)
         return settings
 
-    def _check(self, settings: Settings) -> None:
-        """Refuses settings that exact decoding does not support."""
-        if self.exact:
-            check_exact(settings, self.max_num_draft + 1)
-
     def describe(self) -> ServedModel:
-        tasks = self.presets.tasks.items()
+        tasks, names = self.presets.tasks.items(), ("num_draft", "delta", "num_beams")
+        defaults: Any = {n: getattr(self.defaults, n) for n in (*names, "length_penalty")}
         return ServedModel(
             id=self.model,
-            object="model",
             created=self.created,
-            owned_by="local",
             capabilities=self.capabilities,
             max_prompt_tokens=self.limits.prompt_tokens,
             max_tokens=self.limits.max_tokens,
-            num_draft=cast(Any, self.defaults.num_draft),
+            **defaults,
             max_num_draft=self.max_num_draft,
-            delta=self.defaults.delta,
-            num_beams=self.defaults.num_beams,
             max_num_beams=api.MAX_BEAMS,
-            length_penalty=self.defaults.length_penalty,
             draft=self.drafts,
             tasks={name: {"prefix": task.prefix, **task.settings} for name, task in tasks},
-            dtype=self._dtype,
+            dtype=str(self._model.dtype).removeprefix("mlx.core."),
             exact=self.exact,
             notes=self.presets.notes,
         )

@@ -10,33 +10,29 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mlx_t5.engine.codec import Job
-from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
 from mlx_t5.serving.answers import EventStream
 from mlx_t5.serving.api import MAX_BEAMS
 from mlx_t5.serving.api_error import ApiError, error_of_validation
 from mlx_t5.serving.jobs import GenerationJob
-from mlx_t5.serving.routes import StrictRoute, is_key
+from mlx_t5.serving.routes import StrictRoute, has_key
+from mlx_t5.settings import AUTO
 from mlx_t5.text.documents import Cutting
 
 if TYPE_CHECKING:
     from mlx_t5.serving.service import Service
 
-AUTO = "auto"
 UNDETERMINED = "und"  # BCP 47
 FORM = "application/x-www-form-urlencoded"
 
-bearer = HTTPBearer(auto_error=False, scheme_name="key")
 router = APIRouter(route_class=StrictRoute, tags=["LibreTranslate"])
 
 
@@ -95,24 +91,17 @@ async def _values(request: Request) -> dict[str, Any]:
 
 
 SCHEMA = {"schema": TranslateRequest.model_json_schema()}
-BODY = {"required": True, "content": {"application/json": SCHEMA, FORM: SCHEMA}}
+CONTENT = {"application/json": SCHEMA, FORM: SCHEMA}
+DESCRIBED = {"requestBody": {"required": True, "content": CONTENT}}
 STATUSES: tuple[int | str, ...] = (400, 403, 413, 415, 429, "4XX", 500, 503)
 ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": SimpleError} for status in STATUSES}
 
 
-@router.post(
-    "/translate",
-    response_model=Translation,
-    responses=ERRORS,
-    openapi_extra={"requestBody": BODY},
-)
+@router.post("/translate", response_model=Translation, responses=ERRORS, openapi_extra=DESCRIBED)
 async def translate(request: Request) -> Response:
     """Translates one text or several."""
     values = await _values(request)
-    given = await bearer(request)
-    if not any(
-        is_key(request, key) for key in (values.get("api_key"), given and given.credentials)
-    ):
+    if not await has_key(request, values.get("api_key")):
         raise ApiError(403, "wrong or missing API key; send it as api_key")
     try:
         body = TranslateRequest.model_validate(values)
@@ -147,14 +136,13 @@ async def translate(request: Request) -> Response:
 async def _by_sentence(
     service: Service, texts: Sequence[str], prefix: str, source: str, receive: Any
 ) -> list[list[str]]:
-    cutting = Cutting("sentences", prefix, source)
-    documents = await service.documents(texts, cutting, "q")
+    documents = await service.documents(texts, Cutting("sentences", prefix, source), "q")
     prompts = [prompt for document in documents for prompt in document.prompts]
     size = min(len(prompts), service.worker.max_batch, service.limits.rows)
     spec = Job(service.settings())
     job = GenerationJob(size=size, texts=len(prompts), spec=spec, prompts=prompts, pieces=True)
     job.sources = prompts
-    results = await _results(service, job, receive)
+    results = await service.results(EventStream(job, service.worker.jobs, receive))
 
     def joined() -> list[list[str]]:
         answers = iter(results)
@@ -174,25 +162,14 @@ async def _whole(
     service: Service, texts: Sequence[str], prefix: str, count: int, receive: Any
 ) -> list[list[str]]:
     """Searches `count` translations of each text, which is not cut."""
-    beams = {"num_beams": count, "num_return_sequences": count}
-    settings = service.settings(beams)
-    prompts = await service.token_ids(texts, "q", prefix)
-    number = len(prompts) * count
+    spec = Job(service.settings({"num_beams": count, "num_return_sequences": count}))
+    prompts, number = await service.token_ids(texts, "q", prefix), len(texts) * count
     service.require_rows(number, "q")
-    sources = [prefix + text for text in texts]
-    spec = Job(settings)
-    job = GenerationJob(size=number, texts=number, spec=spec, prompts=prompts, sources=sources)
-    results = [result.text or "" for result in await _results(service, job, receive)]
-    return [results[i : i + count] for i in range(0, number, count)]
-
-
-async def _results(service: Service, job: GenerationJob, receive: Any) -> list[Result]:
-    """The results of a job, in the order of its texts."""
-    with closing(EventStream(job, service.worker.jobs, receive)) as stream:
-        chunks = [chunk async for chunk in stream.chunks()]
-    results: list[Any] = [c.result for c in sorted(chunks, key=lambda chunk: chunk.index)]
-    service.decoded(job, results)
-    return results
+    job = GenerationJob(size=number, texts=number, spec=spec, prompts=prompts)
+    job.sources = [prefix + text for text in texts]
+    results = await service.results(EventStream(job, service.worker.jobs, receive))
+    answers = [result.text or "" for result in results]
+    return [answers[i : i + count] for i in range(0, number, count)]
 
 
 @router.get("/languages", responses={status: ERRORS[status] for status in (403, "4XX")})

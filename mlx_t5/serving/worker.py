@@ -124,7 +124,7 @@ class Worker:
         try:
             if self._prepare():
                 while self._round():
-                    self.jobs.progressed()
+                    pass
         except BaseException as error:  # no traceback, as it may show a client's text
             self._broken = True
             log.error("the thread that decodes has ended: %s", raised_at(error))
@@ -141,10 +141,9 @@ class Worker:
         try:
             decoder = self._load()
             warm_up(decoder, self.max_batch)
-            shared = decoder, self.max_batch, self.jobs, self._metrics
             answers = AnswerStore(decoder.model.config.eos_token_ids, self._answers)
-            self._generation = GenerationBatches(*shared, answers)
-            self._scoring = ScoringTurns(*shared)
+            self._generation = GenerationBatches(decoder, self.jobs, self._metrics, answers)
+            self._scoring = ScoringTurns(decoder, self.jobs, self._metrics)
         except BaseException as error:
             self._loaded.set_exception(error)
             return False
@@ -191,11 +190,8 @@ class ScoringTurns:
     passes of two such requests alternate.
     """
 
-    def __init__(
-        self, decoder: SpeculativeDecoder, max_batch: int, jobs: JobQueue, metrics: Metrics
-    ):
-        self._decoder, self._max_batch = decoder, max_batch
-        self._jobs, self._metrics = jobs, metrics
+    def __init__(self, decoder: SpeculativeDecoder, jobs: JobQueue, metrics: Metrics):
+        self._decoder, self._jobs, self._metrics = decoder, jobs, metrics
         self._turns: deque[tuple[ScoringJob, Iterator[list[Any] | None]]] = deque()
         self._last_encoded = LastEncoded()  # shared by all jobs
 
@@ -228,7 +224,7 @@ class ScoringTurns:
 
     def _parts(self, job: ScoringJob) -> Iterator[Part]:
         """A job's scores or vectors in parts, each of one forward pass."""
-        size, most = self._max_batch, MAX_JOINING_TOKENS
+        size, most = self._jobs.max_batch, MAX_JOINING_TOKENS
         if job.kind == "embed":
             return self._decoder.embeddings.parts(job.ids, size, job.normalize, most)
         return self._decoder.scoring.parts(job.pairs, size, most, self._last_encoded)
@@ -239,9 +235,9 @@ class ScoringTurns:
         values: dict[int, Any] = {}
         for part in self._parts(job):
             values |= dict(part)
-            error = next((value for _, value in part if isinstance(value, Exception)), None)
-            if error is not None:
-                raise error
+            for _, value in part:
+                if isinstance(value, Exception):
+                    raise value
             if len(values) == job.count:
                 break
             yield None
@@ -264,8 +260,7 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
     compile_at_once(model, decoder.drafter and decoder.drafter.model)
     # The number of proposals is fixed, so that "auto" learns nothing from dummy texts.
     fixed, most = (num_draft, num_draft) if isinstance(num_draft, int) else (1, most_proposals())
-    common: dict[str, Any] = {"max_tokens": DUMMY_TOKENS, "batch_size": batch_size}
-    common["num_draft"] = fixed
+    common: Any = {"max_tokens": DUMMY_TOKENS, "batch_size": batch_size, "num_draft": fixed}
     decoder.generate([prompt], **common)
     if not cpu_only():
         prompts, most = [prompt, prompt[1:]], max(most, MAX_NUM_DRAFT)

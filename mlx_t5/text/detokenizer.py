@@ -95,7 +95,7 @@ class StreamingDetokenizer:
         self._pending.append(token)
         if BYTE.fullmatch(self._tokenizer.convert_ids_to_tokens(token)):
             return ""
-        text = self._rest()
+        text = self.peek()
         if text.endswith("\ufffd"):
             return ""
         self._context, self._pending = [token], []
@@ -103,11 +103,10 @@ class StreamingDetokenizer:
 
     def peek(self) -> str:
         """The text held back as it is if no token follows, without half a character."""
-        return self._rest() if self._pending else ""
+        if not self._pending:
+            return ""
+        known = decode(self._tokenizer, self._context)
+        return decode(self._tokenizer, self._context + self._pending)[len(known) :]
 
     def finish(self) -> str:
         return self.peek() + self._utf8.decode(b"", final=True)
-
-    def _rest(self) -> str:
-        known = decode(self._tokenizer, self._context)
-        return decode(self._tokenizer, self._context + self._pending)[len(known) :]

@@ -25,7 +25,7 @@ from itertools import chain, pairwise, takewhile
 
 from mlx_t5.errors import UserError
 from mlx_t5.settings import FILE_TYPES, POSITIVE, READABLE, SPLITS, SUBTITLES, checked, refusal
-from mlx_t5.text.languages import checked_code, source_of
+from mlx_t5.text.languages import checked_code, source_language_of
 from mlx_t5.text.masking import GONE, NAME, REST, mask, unescaped
 from mlx_t5.text.prompts import guessed_prefix_end
 from mlx_t5.text.subtitles import find_words, rewrapped, unwrapped
@@ -140,14 +140,13 @@ class Document:
             else:
                 self.doubtful = text[mark:][: guessed_prefix_end(text[mark:])].strip()
         self.pieces: list[Piece] = []
-        self._split, self._tokens = cutting.split, tokens
+        self._split, self._tokens, self._file_type = cutting.split, tokens, cutting.file_type
         self._limit = cutting.max_source_tokens or n_positions
         self._turns: list[tuple[int, int]] | None = None
         self._masked = text[: self.start or mark] + mask(text[self.start or mark :])
-        self._file_type = cutting.file_type
         if self._file_type in SUBTITLES:
             self._turns, self._masked = find_words(text, self._file_type)
-        self._language = cutting.source_language or source_of(self.prefix)
+        self._language = cutting.source_language or source_language_of(self.prefix)
         if self._limit and (used := tokens(self.prefix + "a")) > self._limit:
             needs = f"the prefix and one letter take {used} tokens"
             raise UserError(f"max_source_tokens is {self._limit}, but {needs}; raise it")
@@ -291,9 +290,6 @@ def _cut_point(text: str, start: int, end: int) -> int:
             return min(ends, key=lambda at: abs(2 * at - start - end))
     middle = (start + end) // 2
     behind = text[middle : min(end - 1, middle + MOST_ACCENTS)]
-    return middle + len(list(takewhile(_is_accent, behind)))
-
-
-def _is_accent(char: str) -> bool:
-    """Whether a character stays with the one before it: an accent, or the rest of a reference."""
-    return char == REST or unicodedata.category(char)[0] == "M"
+    # An accent (M), or the rest of a reference, stays with the character before it.
+    stays = lambda char: char == REST or unicodedata.category(char)[0] == "M"  # noqa: E731
+    return middle + len(list(takewhile(stays, behind)))

@@ -23,9 +23,9 @@ _TASK = re.compile(r"translation_([a-z]{2,3})_to_([a-z]{2,3})")
 _TAG = re.compile(r"<2([A-Za-z]{2,3}(?:[-_]\w+)*)>")  # MADLAD-400
 
 
-def checked_code(value: str, name: str = "source_language") -> str:
+def checked_code(value: str) -> str:
     """The language of a code such as "de" or "pt-BR", without its region."""
-    return checked_codes(value, name)[-1]
+    return checked_codes(value, "source_language")[-1]
 
 
 def checked_codes(value: str, name: str) -> list[str]:
@@ -45,11 +45,7 @@ def canonical(code: str) -> list[str]:
     return ["-".join(parts[:end]).lower() for end in range(len(parts), 0, -1)]
 
 
-def english(code: str) -> str:
-    return _names()[canonical(code)[-1]]
-
-
-def source_of(prefix: str) -> str:
+def source_language_of(prefix: str) -> str:
     """The code of the language that "translate English to German: " names; English otherwise."""
     named = _SOURCE.search(prefix)
     codes = {name.lower(): code for code, name in _names().items()} if named else {}
@@ -116,19 +112,19 @@ class Translations:
         code = sources[-1] if sources else ""
         if tag := next((self.tags[one] for one in targets if one in self.tags), None):
             return tag, code
-        fits = {
-            pair: prefix
-            for pair, prefix in self.tasks.items()
-            if pair[1] in targets and (not sources or pair[0] in sources)
-        }
+        fits = [(prefix, pair[0]) for pair, prefix in self.tasks.items() if pair[1] in targets]
+        fits = [fit for fit in fits if not sources or fit[1] in sources]
         if len(fits) == 1:
-            ((pair, prefix),) = fits.items()
-            return prefix, pair[0]
+            return fits[0]
         needs_source = any(field in self.template for field in ("{source}", "{source_code}"))
         if self.template and (sources or not needs_source):
-            names = english(source) if sources else "", english(target), code, targets[0]
+            names = _names()[code] if sources else "", _names()[targets[-1]], code, targets[0]
             return self.template.format(**dict(zip(FIELDS, names, strict=True))), code
-        raise UserError(self._reason(target, source, bool(fits)))
+        if not source and (fits or self.template):
+            needs = f"target_language {target} requires source_language"
+            raise UserError(f"{needs}: the model knows {self}")
+        pair = f"from {source} to {target}" if source else f"to {target}"
+        raise UserError(f"this model does not translate {pair}; it knows {self}")
 
     def pairs(self) -> list[tuple[str, str, list[str]]]:
         """The code and the name of each source, and the codes of its targets."""
@@ -137,14 +133,9 @@ class Translations:
         rows = []
         for source in sorted(sources):
             own = (target for start, target in self.tasks if start == source)
-            rows.append((source, english(source), sorted({*own, *self.tags, *anything})))
+            name = _names()[canonical(source)[-1]]
+            rows.append((source, name, sorted({*own, *self.tags, *anything})))
         return rows
-
-    def _reason(self, target: str, source: str, several: bool) -> str:
-        if not source and (several or self.template):
-            return f"target_language {target} requires source_language: the model knows {self}"
-        pair = f"from {source} to {target}" if source else f"to {target}"
-        return f"this model does not translate {pair}; it knows {self}"
 
     def __str__(self) -> str:
         """The pairs in one line, as an error lists them."""

@@ -13,21 +13,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 from sentencepiece import SentencePieceProcessor
-from tokenizers import (
-    AddedToken,
-    NormalizedString,
-    PreTokenizedString,
-    Tokenizer,
-    decoders,
-    models,
-    pre_tokenizers,
-    processors,
-)
 from transformers import PreTrainedTokenizerFast
+
+SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
 class SentencePieceTokenizer(PreTrainedTokenizerFast):
@@ -43,15 +37,8 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
     vocab_files_names = {"vocab_file": "spiece.model", "tokenizer_file": "tokenizer.json"}
     model_input_names = ["input_ids", "attention_mask"]
 
-    def __init__(
-        self,
-        vocab_file: str,
-        extra_ids: int = 100,
-        eos_token: str | AddedToken = "</s>",
-        unk_token: str | AddedToken = "<unk>",
-        pad_token: str | AddedToken = "<pad>",
-        **kwargs: Any,
-    ):
+    def __init__(self, vocab_file: str, extra_ids: int = 100, **kwargs: Any):
+        kwargs = SPECIAL | kwargs
         kwargs.pop("tokenizer_file", None)
         self._cutter = _Cutter(vocab_file)
         sentinels = [f"<extra_id_{i}>" for i in reversed(range(extra_ids))]
@@ -59,21 +46,21 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
         # sentencepiece recognizes its own symbols in a text without ending a piece there.
         added = kwargs.get("added_tokens_decoder") or {}
         own = {i: t for i, t in added.items() if t.special or not self._cutter.has(t)}
-        special = [AddedToken(t, special=True, normalized=False) for t in self._cutter.control()]
-        special += [AddedToken(t, special=True, normalized=False) for t in sentinels]
+        processor = self._cutter.processor
+        ids = [i for i in range(processor.get_piece_size()) if processor.is_control(i)]
+        control = processor.id_to_piece(ids)
+        token = partial(tokenizers.AddedToken, special=True, normalized=False)
+        special = [token(text) for text in (*control, *sentinels)]
         listed = kwargs.pop("extra_special_tokens", None) or []
-        names = {str(token) for token in (*listed, *own.values(), eos_token, unk_token, pad_token)}
+        names = {str(t) for t in (*listed, *own.values(), *(kwargs[name] for name in SPECIAL))}
         kwargs["added_tokens_decoder"] = own
         kwargs["extra_special_tokens"] = [*listed, *(t for t in special if str(t) not in names)]
-        super().__init__(
-            vocab_file=vocab_file, extra_ids=extra_ids, eos_token=eos_token, unk_token=unk_token,
-            pad_token=pad_token, **kwargs,
-        )  # fmt: skip
+        super().__init__(vocab_file=vocab_file, extra_ids=extra_ids, **kwargs)
         end = (str(self.eos_token), self.eos_token_id)
-        self._tokenizer.post_processor = processors.TemplateProcessing(
+        self._tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
             single=["$A", end[0]], pair=["$A", end[0], "$B", end[0]], special_tokens=[end]
         )
-        self._tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(self._cutter)
+        self._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.PreTokenizer.custom(self._cutter)
 
     @classmethod
     def convert_to_native_format(cls, **kwargs: Any) -> dict[str, Any]:
@@ -81,7 +68,7 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the pre-tokenizer, a Python object that cannot be copied.
-        plain, own = Tokenizer(self._tokenizer.model), self._tokenizer
+        plain, own = tokenizers.Tokenizer(self._tokenizer.model), self._tokenizer
         plain.decoder, plain.post_processor = own.decoder, own.post_processor
         plain.encode_special_tokens = own.encode_special_tokens
         plain.add_tokens([token for _, token in sorted(own.get_added_tokens_decoder().items())])
@@ -89,7 +76,7 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(self._cutter)
+        self._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.PreTokenizer.custom(self._cutter)
 
     def save_vocabulary(
         self, save_directory: str, filename_prefix: str | None = None
@@ -113,33 +100,28 @@ class _Cutter:
     """Cuts text into pieces for `PreTokenizer.custom`, which calls `pre_tokenize`."""
 
     def __init__(self, file: str):
-        self._processor = SentencePieceProcessor(model_file=str(file))
+        self.processor = SentencePieceProcessor(model_file=str(file))
 
-    def tokenizer(self, sentinels: list[str]) -> Tokenizer:
-        size = self._processor.get_piece_size()
-        pieces = self._processor.id_to_piece(list(range(size)))
+    def tokenizer(self, sentinels: list[str]) -> tokenizers.Tokenizer:
+        size = self.processor.get_piece_size()
+        pieces = self.processor.id_to_piece(list(range(size)))
         vocabulary = {piece: i for i, piece in enumerate(pieces)}
         for i, sentinel in enumerate(sentinels, size):
             vocabulary.setdefault(sentinel, i)
-        unknown = pieces[self._processor.unk_id()]
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
-        steps = [decoders.Metaspace(replacement="▁", prepend_scheme="always")]
-        if any(map(self._processor.is_byte, range(size))):
-            steps.insert(0, decoders.ByteFallback())
-        tokenizer.decoder = decoders.Sequence(steps)
+        unknown = pieces[self.processor.unk_id()]
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=unknown))
+        steps = [tokenizers.decoders.Metaspace(replacement="▁", prepend_scheme="always")]
+        if any(map(self.processor.is_byte, range(size))):
+            steps.insert(0, tokenizers.decoders.ByteFallback())
+        tokenizer.decoder = tokenizers.decoders.Sequence(steps)
         return tokenizer
 
-    def has(self, token: str | AddedToken) -> bool:
-        return self._processor.id_to_piece(self._processor.piece_to_id(str(token))) == str(token)
+    def has(self, token: str | tokenizers.AddedToken) -> bool:
+        return self.processor.id_to_piece(self.processor.piece_to_id(str(token))) == str(token)
 
-    def control(self) -> list[str]:
-        processor = self._processor
-        ids = [i for i in range(processor.get_piece_size()) if processor.is_control(i)]
-        return processor.id_to_piece(ids)
-
-    def pre_tokenize(self, text: PreTokenizedString) -> None:
+    def pre_tokenize(self, text: tokenizers.PreTokenizedString) -> None:
         text.split(self._cut)
 
-    def _cut(self, _: int, part: NormalizedString) -> list[NormalizedString]:
-        pieces = self._processor.id_to_piece(self._processor.encode(str(part)))
-        return [NormalizedString(piece) for piece in pieces]
+    def _cut(self, _: int, part: tokenizers.NormalizedString) -> list[tokenizers.NormalizedString]:
+        pieces = self.processor.id_to_piece(self.processor.encode(str(part)))
+        return [tokenizers.NormalizedString(piece) for piece in pieces]

@@ -122,9 +122,8 @@ def _from_sentencepiece(file: Path, named: str, own: dict) -> Any:
     sentinels = own.get("extra_ids", 100 if named in _T5_CLASSES else 0)
     if type(sentinels) is not int or not 0 <= sentinels <= _MOST_SENTINELS:
         raise ValueError(f"extra_ids is {sentinels!r:.40}")
-    return SentencePieceTokenizer.from_pretrained(
-        file.parent, **(_LOCAL | {"vocab_file": str(file)}), extra_ids=sentinels
-    )
+    files = _LOCAL | {"vocab_file": str(file)}
+    return SentencePieceTokenizer.from_pretrained(file.parent, **files, extra_ids=sentinels)
 
 
 def _from_json(folder: Path, state: dict, names: Set[str]) -> Any:

@@ -49,7 +49,7 @@ def test_forward_passes_take_turns_with_steps(serve):
 def turns():
     """Returns the turns of jobs, and `begin(job)`, which adds a job."""
     jobs = JobQueue(2, 99, time.monotonic)
-    turns = ScoringTurns(None, 2, jobs, Metrics())
+    turns = ScoringTurns(None, jobs, Metrics())
 
     def begin(job):
         jobs.add(job)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from mlx_t5.errors import UserError
-from mlx_t5.text.languages import Translations, checked_code, checked_template, source_of
+from mlx_t5.text.languages import Translations, checked_code, checked_template, source_language_of
 
 T5 = [
     ("summarization", "summarize: "),
@@ -84,6 +84,10 @@ def test_codes_are_those_of_today():
 
 
 def test_a_prefix_in_english_names_the_source():
-    assert source_of("translate German to French: ") == "de"
-    assert source_of("Translate from Swahili into English: ") == "sw"
-    assert source_of("summarize: ") == source_of("translate nonsense to English: ") == "en"
+    assert source_language_of("translate German to French: ") == "de"
+    assert source_language_of("Translate from Swahili into English: ") == "sw"
+    assert (
+        source_language_of("summarize: ")
+        == source_language_of("translate nonsense to English: ")
+        == "en"
+    )
