@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlx_t5.cli import training
-from mlx_t5.cli.arguments import (
-    ADAPTER_PATH,
-    REQUIRED,
-    UPLOAD_REPO,
-    Parser,
-    add_options,
-    at_least,
-    option,
-    options_of,
-    refuse,
-    setting,
-)
-from mlx_t5.cli.uploading import check_repository
+from mlx_t5.cli import arguments
+from mlx_t5.cli.arguments import REQUIRED, Parser, at_least, option, setting
+from mlx_t5.cli.training import TrainingOptions, check_output
 from mlx_t5.errors import UserError
 from mlx_t5.settings import AUTO, LOOKUP, NONE, Range
 
@@ -31,7 +20,7 @@ CONFLICTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillOptions:
+class DistillOptions(TrainingOptions):
     model: str = option(
         "the target: a folder, the name of one in models/, or a Hub id",
         REQUIRED,
@@ -45,9 +34,7 @@ class DistillOptions:
         metavar="FILE",
     )
     output: str = option("the model folder to write", REQUIRED, metavar="FOLDER")
-    adapter_path: str | None = ADAPTER_PATH.but(
-        help="a PEFT LoRA adapter to merge into the target before the draft is made"
-    ).field()
+    adapter_path: str | None = arguments.ADAPTER_PATH.field()
     draft_model: str | None = option(
         "train this model, instead of one cut from the target", metavar="NAME", group="draft"
     )
@@ -77,39 +64,25 @@ class DistillOptions:
     )
     temp: float = setting("temp", help="temperature at which you will sample later").field()
     max_tokens: int = setting("max_tokens", help="maximum number of tokens in an answer").field()
-    steps_per_report: int = training.STEPS_PER_REPORT.field()
-    steps_per_eval: int = training.STEPS_PER_EVAL.field()
-    patience: int = training.PATIENCE.field()
-    save_every: int = training.SAVE_EVERY.field()
-    metrics_file: str | None = training.METRICS_FILE.field()
-    seed: int = training.SEED.but(
-        help="seed that chooses held-out prompts, the order and sampled answers"
-    ).field()
-    resume: bool = training.RESUME.field()
-    upload_repo: str | None = UPLOAD_REPO.field()
 
 
-def distill_parser() -> Parser:
+def read_distill_options(argv: Sequence[str]) -> DistillOptions:
+    """Parses the command line, and checks that its output can be written and uploaded."""
+    options = arguments.options_of(DistillOptions)
     parser = Parser(
         "distill.py --model my-t5 --data prompts.txt --output my-draft",
         "distill.py --model my-t5 --data prompts.txt --output my-draft --resume",
         needs="--model NAME --data FILE --output FOLDER",
         description="Make a draft for a T5 from prompts, and measure whether it is faster.",
     )
-    add_options(parser, options_of(DistillOptions))
-    return parser
-
-
-def read_distill_options(argv: Sequence[str]) -> DistillOptions:
-    """Parses the command line, and checks that its output can be written and uploaded."""
-    given = distill_parser().given(argv)
+    arguments.add_options(parser, options)
+    given = parser.given(argv)
     from mlx_t5.checkpoints.writing import is_model_file
 
-    refuse(options_of(DistillOptions), given, [("--iters 0", "--draft-model")], CONFLICTS)
+    arguments.refuse(options, given, [("--iters 0", "--draft-model")], CONFLICTS)
     args = DistillOptions(**given)
     for name in (args.output, args.draft_model):  # main.py would not read these as folders
         if name in (NONE, AUTO, LOOKUP) or (name or "").endswith(f"+{LOOKUP}"):
             raise UserError(f"{name} is not a folder for --draft-model; choose another name")
-    training.check_output(args.output, args.resume, is_model_file)
-    check_repository(args.upload_repo)
+    check_output(args, is_model_file)
     return args

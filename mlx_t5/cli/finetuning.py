@@ -10,22 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlx_t5.cli import training
-from mlx_t5.cli.arguments import (
-    REQUIRED,
-    TRANSLATION_PREFIX,
-    UPLOAD_REPO,
-    Parser,
-    add_options,
-    at_least,
-    between,
-    option,
-    options_of,
-    refuse,
-    switch,
-)
+from mlx_t5.cli import arguments
+from mlx_t5.cli.arguments import REQUIRED, Parser, at_least, between, option, switch
 from mlx_t5.cli.pairs import SUFFIXES
-from mlx_t5.cli.uploading import check_repository
+from mlx_t5.cli.training import TrainingOptions, check_output
 from mlx_t5.errors import UserError
 from mlx_t5.settings import Range
 from mlx_t5.text.languages import checked_template
@@ -33,17 +21,12 @@ from mlx_t5.text.languages import checked_template
 if TYPE_CHECKING:
     from mlx_t5.checkpoints.adapter_config import LoraConfig
 
-FULL, KINDS = "full", ("lora", "dora", "full")
+FULL = "full"
 ADAFACTOR, ADAMW = "adafactor", "adamw"
 RELATIVE = "relative"  # --lr-scheduler-type: Adafactor's own rate, as in T5's pre-training
 RATES = {FULL: {ADAFACTOR: 1e-3, ADAMW: 1e-4}, "": {ADAFACTOR: 0.03, ADAMW: 1e-3}}
 PARTS = {"train": "train", "validation": "valid", "valid": "valid", "test": "test"}  # by file
 
-OPTIMIZERS = f"(default: {ADAMW} for adapters, {ADAFACTOR} for a whole model)"
-DEFAULT_RATES = (
-    f"(default: for adapters {RATES[''][ADAMW]:g} with {ADAMW} and {RATES[''][ADAFACTOR]:g} with "
-    f"{ADAFACTOR}, for whole models {RATES[FULL][ADAMW]:g} and {RATES[FULL][ADAFACTOR]:g})"
-)
 CONFLICTS = (
     (f"--lr-scheduler-type {RELATIVE}", f"--optimizer {ADAMW}"),
     (f"--lr-scheduler-type {RELATIVE}", "--learning-rate", "--warmup-steps", "--weight-decay"),
@@ -53,7 +36,7 @@ CONFLICTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneOptions:
+class FinetuneOptions(TrainingOptions):
     """The command line of finetune.py, with defaults filled in."""
 
     model: str = option(
@@ -70,7 +53,7 @@ class FinetuneOptions:
         'name of the prompt in objects {"translation": {"en": …, "fr": …}}', metavar="CODE"
     )
     target_language: str | None = option("name of the completion in them", metavar="CODE")
-    translation_prefix: str = TRANSLATION_PREFIX.but(
+    translation_prefix: str = arguments.TRANSLATION_PREFIX.but(
         help='template of the prompts\' beginnings, such as "translate {source} to {target}: ", to '
         "be kept with the result for main.py --target-language"
     ).field()
@@ -84,7 +67,10 @@ class FinetuneOptions:
         metavar="FOLDER",
     )
     fine_tune_type: str = option(
-        "train LoRA or DoRA adapters, or the whole model", "lora", KINDS, group="adapter"
+        "train LoRA or DoRA adapters, or the whole model",
+        "lora",
+        ("lora", "dora", FULL),
+        group="adapter",
     )
     target_modules: Sequence[str] = option(
         "layers with an adapter: names such as q v wi_0 wo, or all-linear for all",
@@ -103,9 +89,14 @@ class FinetuneOptions:
     )
     iters: int = option("maximum number of training steps", 1000, at_least(1), group="training")
     batch_size: int = option("pairs per step", 16, at_least(1))
-    optimizer: str = option(f"optimizer {OPTIMIZERS}", kind=(ADAMW, ADAFACTOR))
+    optimizer: str = option(
+        f"optimizer (default: {ADAMW} for adapters, {ADAFACTOR} for a whole model)",
+        kind=(ADAMW, ADAFACTOR),
+    )
     learning_rate: float = option(
-        f"largest rate; with {ADAFACTOR} relative to a tensor's scale {DEFAULT_RATES}",
+        f"largest rate; with {ADAFACTOR} relative to a tensor's scale (default: for adapters "
+        f"{RATES[''][ADAMW]:g} with {ADAMW} and {RATES[''][ADAFACTOR]:g} with {ADAFACTOR}, for "
+        f"whole models {RATES[FULL][ADAMW]:g} and {RATES[FULL][ADAFACTOR]:g})",
         kind=Range(float, 1e-8, 1.0, "a number from 1e-8 to 1"),
     )
     lr_scheduler_type: str = option(
@@ -129,39 +120,26 @@ class FinetuneOptions:
     grad_checkpoint: bool = switch(
         "save memory: compute each layer twice instead of storing its values"
     )
-    steps_per_report: int = training.STEPS_PER_REPORT.field()
-    steps_per_eval: int = training.STEPS_PER_EVAL.field()
-    patience: int = training.PATIENCE.field()
-    save_every: int = training.SAVE_EVERY.field()
-    metrics_file: str | None = training.METRICS_FILE.field()
-    seed: int = training.SEED.but(
-        help="seed that chooses held-out pairs, the order, adapters and dropout"
-    ).field()
-    resume: bool = training.RESUME.field()
-    upload_repo: str | None = UPLOAD_REPO.field()
 
 
-def finetune_parser() -> Parser:
+def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
+    """Parses the command line, and checks that its output can be written."""
+    options = arguments.options_of(FinetuneOptions)
     parser = Parser(
         "finetune.py --model google/flan-t5-base --data pairs.jsonl --output my-lora",
         "finetune.py --model my-t5 --data pairs/ --output my-t5-2 --fine-tune-type full",
         needs="--model NAME --data FILE --output FOLDER",
         description="Fine-tune a T5 on prompts and completions, or adapt it.",
     )
-    add_options(parser, options_of(FinetuneOptions))
-    return parser
-
-
-def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
-    """Parses the command line, and checks that its output can be written."""
-    given = finetune_parser().given(argv)
+    arguments.add_options(parser, options)
+    given = parser.given(argv)
     from mlx_t5.checkpoints.adapter_config import CONFIG, TRANSLATION
     from mlx_t5.checkpoints.adapters import WEIGHTS
     from mlx_t5.checkpoints.writing import is_model_file
 
     schedule = {"warmup_steps": None} if given.get("warmup_steps") == 0 else {}  # fits all rates
     languages = ("--source-language", "--target-language")
-    refuse(options_of(FinetuneOptions), given | schedule, [languages, languages[::-1]], CONFLICTS)
+    arguments.refuse(options, given | schedule, [languages, languages[::-1]], CONFLICTS)
     args = FinetuneOptions(**given)
     if len(args.max_seq_length) > 2:
         raise UserError("--max-seq-length: one or two whole numbers")
@@ -169,8 +147,7 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
     adafactor = full or args.lr_scheduler_type == RELATIVE
     optimizer = args.optimizer or (ADAFACTOR if adafactor else ADAMW)
     is_output = is_model_file if full else {CONFIG, TRANSLATION, WEIGHTS[0]}.__contains__
-    training.check_output(args.output, args.resume, is_output)
-    check_repository(args.upload_repo)
+    check_output(args, is_output)
     if args.translation_prefix:
         checked_template(args.translation_prefix)
     return replace(

@@ -9,25 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5 import __version__
-from mlx_t5.cli.arguments import (
-    ADAPTER_PATH,
-    DRAFT_MODEL,
-    DTYPE,
-    EXACT,
-    IGNORE_GENERATION_CONFIG,
-    MODEL,
-    TRANSLATION_PREFIX,
-    Option,
-    Parser,
-    add_options,
-    at_least,
-    num_draft,
-    option,
-    options_of,
-    refuse,
-    setting,
-    switch,
-)
+from mlx_t5.cli import arguments
+from mlx_t5.cli.arguments import Option, Parser, at_least, option, setting, switch
 from mlx_t5.errors import UserError
 from mlx_t5.settings import OF_A_PROMPT, READABLE, SPLITS, SUBTITLES, UNREADABLE, Settings
 
@@ -37,7 +20,7 @@ DEFAULT_PROMPT = (
 )
 # The options whose values become `Settings`; absent ones come from the model's own files.
 SETTINGS_OPTIONS = {name: setting(name, group=s.group) for name, s in OF_A_PROMPT.items()} | {
-    "num_draft": num_draft("--regular-decode", group="speed"),
+    "num_draft": arguments.num_draft("--regular-decode", group="speed"),
     "stop": Option(
         "end a text before this string; may be repeated",
         metavar="STRING",
@@ -74,11 +57,11 @@ WITHOUT_DRAFT = ("--draft-model none", "--num-draft", "--delta")
 
 @dataclass(frozen=True, kw_only=True)
 class MainOptions:
-    model: str | None = MODEL.field()
-    draft_model: str | None = DRAFT_MODEL.field()
-    dtype: str | None = DTYPE.field()
-    adapter_path: str | None = ADAPTER_PATH.field()
-    ignore_generation_config: bool = IGNORE_GENERATION_CONFIG.field()
+    model: str | None = arguments.MODEL.field()
+    draft_model: str | None = arguments.DRAFT_MODEL.field()
+    dtype: str | None = arguments.DTYPE.field()
+    adapter_path: str | None = arguments.ADAPTER_PATH.field()
+    ignore_generation_config: bool = arguments.IGNORE_GENERATION_CONFIG.field()
     prompt: list[str] | None = option(
         "may be given several times; - reads standard input as one prompt",
         metavar="TEXT",
@@ -99,7 +82,7 @@ class MainOptions:
     source_language: str = option(
         "language of the text (default: the prefix's, or en)", "", metavar="CODE"
     )
-    translation_prefix: str = TRANSLATION_PREFIX.field()
+    translation_prefix: str = arguments.TRANSLATION_PREFIX.field()
     split: str | None = option(
         "sentences or lines: decode texts in such pieces and join the answers; a file is one "
         "document, unless it is .jsonl (default: none; sentences for .srt, .vtt)",
@@ -126,7 +109,7 @@ class MainOptions:
     settings: Mapping[str, Any] = field(metadata={"options": SETTINGS_OPTIONS})
     num_samples: int = setting("num_samples").field()
     seed: int = setting("seed").field()
-    exact: bool = EXACT.but(group="speed").field()
+    exact: bool = arguments.EXACT.but(group="speed").field()
     regular_decode: bool = switch("decode with the target alone, one token at a time")
     batch_size: int = setting("batch_size").field()
     output_file: str | None = option(
@@ -180,7 +163,7 @@ def build_parser() -> Parser:
         "target model checks. Without options: the bundled pair translates a sentence.",
     )
     parser.add_argument("--version", action="version", version=__version__)
-    add_options(parser, options_of(MainOptions))
+    arguments.add_options(parser, arguments.options_of(MainOptions))
     return parser
 
 
@@ -196,7 +179,9 @@ def read_options(argv: list[str] | None) -> MainOptions:
     predictions = given.get("input_file", "").endswith(".jsonl")  # which need no draft
     conflicts = CONFLICTS if predictions else (*CONFLICTS, WITHOUT_DRAFT)
     implied = {"split": "sentences"} if suffix in SUBTITLES else {}
-    refuse(options_of(MainOptions), implied | given | array, REQUIRES, conflicts)
+    arguments.refuse(
+        arguments.options_of(MainOptions), implied | given | array, REQUIRES, conflicts
+    )
     settings = {name: given.pop(name) for name in SETTINGS_OPTIONS if name in given}
     Settings(**settings)
     given["json"] = given.get("json", False) or output_file.endswith(".jsonl")

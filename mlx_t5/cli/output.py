@@ -34,8 +34,7 @@ class Painter:
     """
 
     def __init__(self, tokenizer: Any = None):
-        self._tokenizer = tokenizer
-        colors = {"draft": 32, "copy": 36, "target": 35}
+        self._tokenizer, colors = tokenizer, {"draft": 32, "copy": 36, "target": 35}
         self._forms = {writer: f"\033[{c}m{{}}\033[0m" for writer, c in colors.items()}
 
     @staticmethod
@@ -107,10 +106,8 @@ def text_object(prompt: Any, result: Result) -> str:
         "finish_reason": result.finish_reason,
         "stats": asdict(result.stats),
     }
-    if result.score is not None:
-        record["score"] = result.score
-    if result.error:
-        record["error"] = result.error
+    optional = {"score": result.score, "error": result.error}
+    record |= {name: value for name, value in optional.items() if value is not None}
     if hasattr(result.stats, "pieces"):  # the prompt was a document that was split
         record["pieces"] = [
             {name: value for name, value in vars(piece).items() if value is not None}
@@ -122,11 +119,9 @@ def text_object(prompt: Any, result: Result) -> str:
 def score_object(pair: Any, score: Score) -> str:
     prompt, target = pair if isinstance(pair, tuple) else ("", "")
     record: dict[str, Any] = {"prompt": prompt, "target": target}
-    record |= {"logprob": None, "token_logprobs": [], "tokens": []}
+    record |= {name: getattr(score, name) for name in ("logprob", "token_logprobs", "tokens")}
     if score.error:
-        record["error"] = score.error
-    else:
-        record |= {name: getattr(score, name) for name in ("logprob", "token_logprobs", "tokens")}
+        record |= {"logprob": None, "error": score.error}
     return json.dumps(_fields(pair) | record, ensure_ascii=False, allow_nan=False)
 
 
@@ -169,7 +164,7 @@ def summary(
         if pieces := getattr(stats, "pieces", 0):  # of documents
             counts = {name: getattr(stats, name) for name in ("cut", "failed", "kept")}
             named = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-            parts.append(f"{pieces} piece{'s' * (pieces != 1)}" + (f" ({named})" if named else ""))
+            parts.append(f"{pieces} piece{'s' * (pieces != 1)}" + f" ({named})" * bool(named))
         decoded = stats.generated_tokens - stats.reused_tokens
         parts.append(f"{decoded} tokens in {seconds:.2f} s")
         parts.append(f"{decoded / seconds:.1f} tokens/s")
@@ -241,14 +236,9 @@ class LineFile:
     """
 
     def __init__(
-        self,
-        path: str | None,
-        keep: int = 0,
-        line_of: LineOf = text_object,
-        end: str = "\n",
+        self, path: str | None, keep: int = 0, line_of: LineOf = text_object, end: str = "\n"
     ):
-        self._end = end
-        self._path, self._keep, self._line_of = path, keep, line_of
+        self._path, self._keep, self._line_of, self._end = path, keep, line_of, end
         self._file: TextIO | None = None if path else sys.stdout
 
     def __enter__(self) -> LineFile:
@@ -256,10 +246,7 @@ class LineFile:
 
     def __exit__(self, *_) -> None:
         if self._path and self._file:
-            try:
-                self._file.close()
-            except OSError as error:
-                raise self._cannot_write(error) from None
+            self._file.close()
 
     def write(self, item: Any, outcome: Any) -> None:
         self.write_line(self._line_of(item, outcome))
@@ -273,7 +260,8 @@ class LineFile:
         except BrokenPipeError:  # the reader of our output has stopped
             raise
         except OSError as error:
-            raise self._cannot_write(error) from None
+            cause = f"cannot write {self._path or 'standard output'}: {error.strerror or error}"
+            raise UserError(f"{cause}; make room, or name another --output-file") from None
         if removed:
             raise UserError(f"{self._path} was removed while it was written; start again")
 
@@ -293,10 +281,6 @@ class LineFile:
         file.truncate(self._keep)
         return file
 
-    def _cannot_write(self, error: OSError) -> UserError:
-        cause = f"cannot write {self._path or 'standard output'}: {error.strerror or error}"
-        return UserError(f"{cause}; make room, or name another --output-file")
-
 
 class ArrayFile:
     """Collects vectors, and writes them as a float32 array for numpy.load when its block ends.
@@ -306,8 +290,7 @@ class ArrayFile:
     """
 
     def __init__(self, path: str):
-        self._path = path
-        self._rows: list[np.ndarray | None] = []
+        self._path, self._rows = path, list[Any]()  # a vector each, or None
 
     def __enter__(self) -> ArrayFile:
         return self
