@@ -143,10 +143,7 @@ def _converted(
 ) -> Iterator[tuple[str, mx.array]]:
     for name, array in tensors:
         array = cast(name, array, mx.float32 if keep_float32(name, dtype) else dtype)
-        if name in layers:
-            yield from layers[name].quantize(name, array).items()
-        else:
-            yield name, array
+        yield from layers[name].quantize(name, array).items() if name in layers else [(name, array)]
         del array  # before the next tensor is read
         bar.update()
 

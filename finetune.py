@@ -105,6 +105,7 @@ class FineTuning:
         options, texts = compared_options(self.args, [*self.train, *self.valid]), None
         with self.folder.opened(options, self.args.resume):
             trainer = self._trainer()
+            mx.reset_peak_memory()
             if not trainer.run():
                 return 1
             say(f"peak memory: {readable(mx.get_peak_memory())}")
@@ -115,15 +116,13 @@ class FineTuning:
             path = self._save()
         say(f"the result is in {self.args.output}; {self.folder.kept()}")
         say("commands to run next:")
-        names, prompt = (self.args.model, self.args.output), self.valid[0].prompt
-        for command in finetuning.next_commands(*names, self.full, self.prompts, prompt):
+        for command in finetuning.next_commands(self.args, self.prompts, self.valid[0].prompt):
             print(shlex.join(command))
         base = base_name(self.base)
         card = partial(fine_tuned_card, folder=path, source=self.base, base=base, tested=texts)
         return upload(path, self.args.upload_repo, card) or int(trainer.failed)
 
     def _trainer(self) -> trainer.Trainer:
-        from mlx_t5.backend import mx
         from mlx_t5.training import batches, learner, loss, teacher_answers, trainer
 
         args, warm_up = self.args, self.args.warmup_steps
@@ -132,6 +131,7 @@ class FineTuning:
         decays, relative = (args.lr_scheduler_type == kind for kind in ("linear", RELATIVE))
         labeled = [teacher_answers.given(pair.source, pair.answer) for pair in self.train]
         self.rows = self._rows()
+        sizes = args.batch_size, self.rows
         self.learner = learner.Learner(
             self.model,
             loss.token_loss(self.model, 0.0),
@@ -144,12 +144,9 @@ class FineTuning:
             max_grad_norm=MAX_GRAD_NORM,
             weight_decay=args.weight_decay,
         )
-        mx.reset_peak_memory()
         return trainer.Trainer(
             self.learner,
-            partial(
-                batches.micro_batches, labeled, self.model, args.batch_size, self.rows, args.seed
-            ),
+            partial(batches.micro_batches, labeled, self.model, *sizes, args.seed),
             trainer.schedule_of(args),
             self.folder,
             lambda: self._evaluated(self.valid),

@@ -167,13 +167,13 @@ def _computation(decoder: SpeculativeDecoder, job: Job, options: MainOptions) ->
 
     def compute(prompts: Iterator[Any], indexes: Iterator[int], ready: Any) -> Iterator[Any]:
         prompts = note_long(prompts, job, decoder)
+        if options.writes_text:
+            prompts, predictions = unpaired(prompts)
+            return decoder.results(prompts, job, batch_size, ready, indexes, predictions)
+        prompts = prefixed(prompts, job.prefix)
         if options.score:
-            return decoder.scoring.scores(prefixed(prompts, job.prefix), batch_size, ready)
-        if options.embed:
-            prompts = prefixed(prompts, job.prefix)
-            return decoder.embeddings.vectors(prompts, options.normalize, batch_size, ready)
-        prompts, predictions = unpaired(prompts)
-        return decoder.results(prompts, job, batch_size, ready, indexes, predictions)
+            return decoder.scoring.scores(prompts, batch_size, ready)
+        return decoder.embeddings.vectors(prompts, options.normalize, batch_size, ready)
 
     return compute
 
@@ -183,7 +183,7 @@ def _write_all(run: Run, compute: Compute, painter: Painter | None, options: Mai
     from mlx_t5.backend import mx
     from mlx_t5.engine.document_batch import DocumentStats
 
-    began, stats, results, status = run.clock(), DocumentStats(), 0, 0
+    began, stats, results, status, interrupted = run.clock(), DocumentStats(), 0, 0, ""
     unit = "prompts" if run.texts == 1 else "texts"
     mx.reset_peak_memory()
     total, done = run.count and run.count * run.texts, run.first * run.texts
@@ -203,12 +203,9 @@ def _write_all(run: Run, compute: Compute, painter: Painter | None, options: Mai
                     stats.add(of_outcome)
                 shown.update()
         except KeyboardInterrupt:
-            status = INTERRUPTED
+            of_all = f" of {total}" if total else ""
+            status, interrupted = INTERRUPTED, f"interrupted: {results}{of_all} {unit} done · "
     stats.peak_memory_bytes = mx.get_peak_memory()
-    interrupted = ""
-    if status == INTERRUPTED:
-        of_all = f" of {total}" if total else ""
-        interrupted = f"interrupted: {results}{of_all} {unit} done · "
     seconds = run.clock() - began
     log(interrupted + summary(stats, results, seconds, unit, options.writes_text))
     return status

@@ -189,12 +189,12 @@ def pair_files(data: str, valid: str | None) -> dict[str, str]:
     return data_files if valid is None else data_files | {"valid": valid}
 
 
-def next_commands(
-    model: str, output: str, full: bool, prompts: Path, prompt: str
-) -> list[list[str]]:
+def next_commands(args: FinetuneOptions, prompts: Path, prompt: str) -> list[list[str]]:
     """Commands to suggest after fine-tuning: run the model, make a draft, serve both."""
-    target = ["--model", output] if full else ["--model", model, "--adapter-path", output]
-    draft = f"models/{Path(output).name}-draft"
+    target = ["--model", args.model, "--adapter-path", args.output]
+    if args.fine_tune_type == FULL:
+        target = ["--model", args.output]
+    draft = f"models/{Path(args.output).name}-draft"
     return [
         ["python", "main.py", *target, "--prompt", prompt],
         ["python", "distill.py", *target, "--data", str(prompts), "--output", draft],

@@ -141,12 +141,8 @@ class MainOptions:
     @property
     def is_document(self) -> bool:
         """Whether the whole input file is one text."""
-        cut = self.split or self.file_type
-        return (
-            bool(cut)
-            and self.split != "none"
-            and not (self.input_file or ".jsonl").endswith(".jsonl")
-        )
+        cut = self.split != "none" and bool(self.split or self.file_type)
+        return cut and not (self.input_file or ".jsonl").endswith(".jsonl")
 
     @property
     def file_type(self) -> str:

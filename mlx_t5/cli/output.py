@@ -6,7 +6,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -100,7 +100,6 @@ def one_line(text: str) -> str:
 def text_object(prompt: Any, result: Result) -> str:
     """The line for a result with `--json`."""
     record: dict[str, Any] = {
-        "prompt": _text(prompt),
         "text": result.text,
         "tokens": result.tokens,
         "finish_reason": result.finish_reason,
@@ -113,25 +112,29 @@ def text_object(prompt: Any, result: Result) -> str:
             {name: value for name, value in vars(piece).items() if value is not None}
             for piece in result.pieces
         ]
-    return json.dumps(_fields(prompt) | record, ensure_ascii=False)
+    return _line(prompt, record, allow_nan=True)
 
 
 def score_object(pair: Any, score: Score) -> str:
-    prompt, target = pair if isinstance(pair, tuple) else ("", "")
-    record: dict[str, Any] = {"prompt": prompt, "target": target}
+    record: dict[str, Any] = {"target": pair[1] if isinstance(pair, tuple) else ""}
     record |= {name: getattr(score, name) for name in ("logprob", "token_logprobs", "tokens")}
     if score.error:
         record |= {"logprob": None, "error": score.error}
-    return json.dumps(_fields(pair) | record, ensure_ascii=False, allow_nan=False)
+    return _line(pair, record)
 
 
 def embedding_object(prompt: Any, vector: np.ndarray | Exception) -> str:
-    record: dict[str, Any] = {"prompt": _text(prompt), "embedding": None}
     if isinstance(vector, Exception):
-        record["error"] = str(vector)
-    else:
-        record["embedding"] = [float(str(number)) for number in vector]
-    return json.dumps(_fields(prompt) | record, ensure_ascii=False, allow_nan=False)
+        return _line(prompt, {"embedding": None, "error": str(vector)})
+    return _line(prompt, {"embedding": [float(str(number)) for number in vector]})
+
+
+def _line(item: Any, record: Mapping[str, Any], allow_nan: bool = False) -> str:
+    """A result as JSON: after its prompt, the further fields of the input's object."""
+    prompt = item[0] if isinstance(item, tuple) else item
+    fields = {"prompt": prompt if isinstance(prompt, str) else ""}  # else a line that is unreadable
+    fields |= {n: v for n, v in getattr(prompt, "fields", {}).items() if n not in OF_RESULTS}
+    return json.dumps({**fields, **record}, ensure_ascii=False, allow_nan=allow_nan)
 
 
 def error_of(outcome: Any) -> str | None:
@@ -179,19 +182,6 @@ def summary(
     if stats.peak_memory_bytes:
         parts.append(f"peak memory {readable(stats.peak_memory_bytes)}")
     return " · ".join(parts)
-
-
-def _text(prompt: Any) -> str:
-    """An item's prompt: a text, or a pair's first text; "" for an unreadable line."""
-    prompt = prompt[0] if isinstance(prompt, tuple) else prompt
-    return prompt if isinstance(prompt, str) else ""
-
-
-def _fields(prompt: Any) -> dict[str, Any]:
-    """The further fields of an input's JSON object, without those that a result may have."""
-    prompt = prompt[0] if isinstance(prompt, tuple) else prompt
-    fields = {"prompt": ""} | dict(getattr(prompt, "fields", {}))
-    return {name: value for name, value in fields.items() if name not in OF_RESULTS}
 
 
 # ---- files ---------------------------------------------------------------------------------------
