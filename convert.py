@@ -122,9 +122,8 @@ def convert(
         writing.copy_modules(folder, partial)
         save_tokenizer(tokenizer, folder, partial)
         raw["converted_from"] = hub.origin(str(source), revision, folder, adapter_path)
-        raw["torch_dtype"] = dtype
-        if "dtype" in raw:  # the name in transformers 5
-            raw["dtype"] = dtype
+        # "dtype" is the name in transformers 5.
+        raw |= {name: dtype for name in ("torch_dtype", "dtype") if name in {"torch_dtype", *raw}}
         if not has_decoder(shapes):
             raw["architectures"] = [f"{raw['model_type'].upper()}EncoderModel"]
         if recipe:
@@ -152,9 +151,8 @@ def _quantized_layers(
     recipe: Recipe, shapes: Mapping[str, tuple[int, ...]], dtype: str, chosen_by_size: bool
 ) -> dict[str, Quantization]:
     if recipe.embedding and chosen_by_size:
-        size, cure = shapes["shared.weight"][0], "avoid it by --quant-predicate layers"
-        note = f"the embedding and the output head get 8 bits; {cure}"
-        print(f"{size:,} tokens: {note}", file=sys.stderr)
+        note = "the embedding and the output head get 8 bits; avoid it by --quant-predicate layers"
+        print(f"{shapes['shared.weight'][0]:,} tokens: {note}", file=sys.stderr)
     layers = {name: how for name, shape in shapes.items() if (how := recipe.for_layer(name, shape))}
     if not layers:
         cause = f"no layer's rows divide into groups of {recipe.general.group_size}"
@@ -166,9 +164,7 @@ def _quantized_layers(
 
 
 OPTIONS = {
-    "model": Option(
-        "a Hub id (t5-11b, google/flan-t5-xl) or a local folder", arguments.REQUIRED, group="source"
-    ),
+    "model": Option("a Hub id or a local folder", arguments.REQUIRED, group="source"),
     "revision": Option("branch, tag or commit of a Hub repository"),
     "adapter_path": arguments.ADAPTER_PATH.but(
         help="a PEFT LoRA adapter to merge into the weights"
@@ -176,16 +172,13 @@ OPTIONS = {
     "encoder_only": Option("leave out the decoder, for embeddings", False, bool),
     "translation_prefix": arguments.TRANSLATION_PREFIX,
     "mlx_path": Option(
-        "folder to write (default: models/NAME, NAME being the last part of --model; with an "
-        "adapter models/NAME-ADAPTER)",
+        "folder to write (default: models/NAME, with an adapter models/NAME-ADAPTER)",
         metavar="FOLDER",
         group="output",
     ),
     "dtype": Option("type of weights that are not quantized", "bfloat16", DTYPES),
     "overwrite": Option("replace an earlier conversion", False, bool),
-    "quantize": Option(
-        "quantize attention and feed-forward", False, bool, names="-q", group="quantization"
-    ),
+    "quantize": Option("quantize weights", False, bool, names="-q", group="quantization"),
     "q_bits": Option("bits per weight: 2, 3, 4, 5, 6 or 8 (default: the mode's)", kind=at_least(1)),
     "q_group_size": Option("weights that share a scale (default: the mode's)", kind=at_least(1)),
     "q_mode": Option("format of quantized weights", "affine", tuple(quantization.MODES)),

@@ -60,10 +60,10 @@ class Distillation:
         else:
             lines = Lines(args.data, optional="completion")
         default = choose_pair(args.model, None, args.adapter_path)
-        self.target_folder, self.adapter = default.target, default.adapter
+        self.target_folder = default.target
         self.start = None if args.draft_model is None else locate(args.draft_model)
         self.before = self.start or default.draft  # the new draft has to be faster than this one
-        self.target, self.tokenizer = load(self.target_folder, adapter=self.adapter)
+        self.target, self.tokenizer = load(default.target, adapter=default.adapter)
         start.require_texts(self.target, self.tokenizer, args.model)
         vocab_size = self.target.config.vocab_size
         usable = examples.read_examples(lines, self.tokenizer, vocab_size, args.max_tokens, say)
@@ -75,8 +75,7 @@ class Distillation:
         from mlx_t5.training.evaluation import needs_prompts
         from mlx_t5.training.training_memory import estimate, report_memory
 
-        options = compared_options(self.args, [*self.train, *self.held_out])
-        failed = False
+        options, failed = compared_options(self.args, [*self.train, *self.held_out]), False
         self._check_completions()
         with self.folder.opened(options, self.args.resume):
             if self.args.iters:
@@ -145,15 +144,13 @@ class Distillation:
             size = 2 * positions * self.target.config.d_model
             keep = 2 * size < shutil.disk_usage(self.folder.path).free
             if not keep:
-                lack = f"the disk has no room for {readable(size)}"
-                say(f"{lack}: prompts are encoded in every step")
+                say(f"no disk space for {readable(size)}: prompts are encoded in every step")
         with bar("answers", "prompts", len(self.train), answers.done) as shown:
             answers.complete(self.target, self._written, self.args.temp, keep, shown.update)
         labeled = answers.labeled()
         if not labeled:
             raise UserError("the target answered none of the prompts; try one with main.py")
-        end = self.target.config.eos_token_id
-        answers.report(labeled, end, self.args.max_tokens, say)
+        answers.report(labeled, self.target.config.eos_token_id, self.args.max_tokens, say)
         return labeled
 
     def _written(
@@ -201,9 +198,8 @@ class Distillation:
     def _evaluate(self, draft: T5 | Drafter) -> evaluation.Acceptance:
         from mlx_t5.training import evaluation, trainer
 
-        decode, count = self._decoding(draft, evaluation.NUM_DRAFT), len(self.held_out)
-        decoded = decode(self.held_out, EVALUATED_AT_ONCE)
-        results = list(trainer.bar("evaluating", "prompts", count, 0, decoded))
+        decoded = self._decoding(draft, evaluation.NUM_DRAFT)(self.held_out, EVALUATED_AT_ONCE)
+        results = list(trainer.bar("evaluating", "prompts", len(self.held_out), 0, decoded))
         answered = [not result.error for result in results]
         if not any(answered):
             raise UserError(f"no held-out prompt could be decoded: {results[0].error}")

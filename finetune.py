@@ -186,8 +186,8 @@ class FineTuning:
         labeled = [teacher_answers.given(pair.source, pair.answer) for pair in pairs]
         labeled.sort(key=lambda example: len(example.answer))
         loss = self.learner.held_out_loss(batches.in_batches(labeled, self.model, self.rows))
-        prompts, completions = ([p.prompt for p in pairs], [p.completion for p in pairs])
-        texts = evaluation.Texts(prompts, written, completions, loss)
+        prompts, right = [p.prompt for p in pairs], [p.completion for p in pairs]
+        texts = evaluation.Texts(prompts, written, right, loss)
         say(texts.samples())
         return texts
 

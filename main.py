@@ -105,9 +105,8 @@ def _job(options: MainOptions, presets: list[generation_config.Preset]) -> Job:
     settings = Settings(**generation_config.combined(*given))
     if options.num_samples > 1 and settings.temp == 0:
         raise UserError("--num-samples requires --temp above 0")
-    prefix, cutting = options.prefix, None
-    if prefix is None:
-        prefix = "".join(preset.prefix for preset in presets)
+    of_presets, cutting = "".join(preset.prefix for preset in presets), None
+    prefix = of_presets if options.prefix is None else options.prefix
     if options.unit != "none":
         # Without any prefix, each text is searched for a prefix at its beginning.
         fixed = prefix if prefix or options.prefix is not None else None
@@ -206,8 +205,7 @@ def _write_all(run: Run, compute: Compute, painter: Painter | None, options: Mai
             of_all = f" of {total}" if total else ""
             status, interrupted = INTERRUPTED, f"interrupted: {results}{of_all} {unit} done · "
     stats.peak_memory_bytes = mx.get_peak_memory()
-    seconds = run.clock() - began
-    log(interrupted + summary(stats, results, seconds, unit, options.writes_text))
+    log(interrupted + summary(stats, results, run.clock() - began, unit, options.writes_text))
     return status
 
 

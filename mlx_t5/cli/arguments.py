@@ -224,11 +224,7 @@ DRAFT_MODEL = Option(
     names="--draft-model-name",
     metavar="NAME",
 )
-DTYPE = Option(
-    "bfloat16, float16 or float32 (default: the folder's; float32 without a GPU)",
-    kind=DTYPES,
-    metavar="TYPE",
-)
+DTYPE = Option("weights' type (default: the folder's; float32 without a GPU)", kind=DTYPES)
 ADAPTER_PATH = Option("a PEFT LoRA adapter to merge into the model", metavar="FOLDER")
 IGNORE_GENERATION_CONFIG = Option("ignore the defaults in the target's own files", False, bool)
 TRANSLATION_PREFIX = Option(
@@ -239,9 +235,7 @@ TRANSLATION_PREFIX = Option(
 )
 EXACT = Option("same bits with any draft and any batch; slower", False, bool)
 UPLOAD_REPO = Option(
-    "send the folder, with a model card, to this repository on the Hugging Face Hub",
-    metavar="OWNER/NAME",
-    group="upload",
+    "send the folder, with a model card, to the Hub", metavar="OWNER/NAME", group="upload"
 )
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlx_t5.cli import arguments
-from mlx_t5.cli.arguments import REQUIRED, Parser, at_least, option, setting
+from mlx_t5.cli.arguments import REQUIRED, Parser, at_least, between, option, setting
 from mlx_t5.cli.training import TrainingOptions, check_output
 from mlx_t5.errors import UserError
-from mlx_t5.settings import AUTO, LOOKUP, NONE, Range
+from mlx_t5.settings import AUTO, LOOKUP, NONE
 
 ALL = "all"  # value of --draft-vocab-size
 CONFLICTS = (
@@ -22,9 +22,7 @@ CONFLICTS = (
 @dataclass(frozen=True, kw_only=True)
 class DistillOptions(TrainingOptions):
     model: str = option(
-        "the target: a folder, the name of one in models/, or a Hub id",
-        REQUIRED,
-        group="models and data",
+        "a folder, a name in models/, or a Hub id", REQUIRED, group="models and data"
     )
     data: str = option(
         'prompts, one a line, or objects {"prompt": …, "completion": …} if the name ends in '
@@ -47,20 +45,15 @@ class DistillOptions(TrainingOptions):
         kind=bool,
     )
     draft_vocab_size: int | str | None = option(
-        "number of tokens that the draft may propose: the ones that the target writes most often, "
-        f"whose rows its output head keeps; {ALL}: the whole vocabulary (default: the smallest "
-        f"multiple of 1,024 that covers 99.5 %% of the held-out answers, but {ALL} with "
-        "--no-share-encoder)",
+        "number of tokens that the draft may propose, those that the target writes most often; "
+        f"{ALL}: the whole vocabulary (default: the multiple of 1,024 that covers 99.5 %% of the "
+        f"held-out answers, but {ALL} with --no-share-encoder)",
         kind=at_least(1, besides=(ALL,)),
     )
-    iters: int = option(
-        "maximum number of training steps; 0 trains nothing", 1000, at_least(0), group="training"
-    )
+    iters: int = option("maximum number of steps; 0: none", 1000, at_least(0), group="training")
     batch_size: int = option("prompts per step", 32, at_least(1))
     learning_rate: float = option(
-        "largest change per step, relative to a tensor's scale",
-        0.03,
-        Range(float, 1e-6, 1.0, "a number from 1e-6 to 1"),
+        "largest rate, relative to a tensor's scale", 0.03, between(1e-6, 1)
     )
     temp: float = setting("temp", help="temperature at which you will sample later").field()
     max_tokens: int = setting("max_tokens", help="maximum number of tokens in an answer").field()

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli import arguments
 from mlx_t5.cli.arguments import REQUIRED, Parser, at_least, between, option, switch
 from mlx_t5.cli.pairs import SUFFIXES
 from mlx_t5.cli.training import TrainingOptions, check_output
 from mlx_t5.errors import UserError
-from mlx_t5.settings import Range
 from mlx_t5.text.languages import checked_template
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class FinetuneOptions(TrainingOptions):
     """The command line of finetune.py, with defaults filled in."""
 
     model: str = option(
-        "a folder, the name of one in models/, or a Hub id", REQUIRED, group="model and data"
+        "a folder, a name in models/, or a Hub id", REQUIRED, group="model and data"
     )
     data: str = option(
         'a .jsonl file of objects {"prompt": …, "completion": …}, a .csv or .tsv file with these '
@@ -53,40 +52,22 @@ class FinetuneOptions(TrainingOptions):
         'name of the prompt in objects {"translation": {"en": …, "fr": …}}', metavar="CODE"
     )
     target_language: str | None = option("name of the completion in them", metavar="CODE")
-    translation_prefix: str = arguments.TRANSLATION_PREFIX.but(
-        help='template of the prompts\' beginnings, such as "translate {source} to {target}: ", to '
-        "be kept with the result for main.py --target-language"
-    ).field()
+    translation_prefix: str = arguments.TRANSLATION_PREFIX.field()
     valid: str | None = option(
-        "a file of pairs for evaluation (default: the folder's, or a tenth of --data)",
-        metavar="FILE",
+        "pairs to evaluate by (default: the folder's, or a tenth)", metavar="FILE"
     )
-    output: str = option(
-        f"the PEFT adapter to write; with --fine-tune-type {FULL} the model folder",
-        REQUIRED,
-        metavar="FOLDER",
-    )
+    output: str = option("the adapter or model folder to write", REQUIRED, metavar="FOLDER")
     fine_tune_type: str = option(
-        "train LoRA or DoRA adapters, or the whole model",
-        "lora",
-        ("lora", "dora", FULL),
-        group="adapter",
+        "train adapters, or the whole model", "lora", ("lora", "dora", FULL), group="adapter"
     )
     target_modules: Sequence[str] = option(
-        "layers with an adapter: names such as q v wi_0 wo, or all-linear for all",
-        ("all-linear",),
-        metavar="NAME",
-        several=True,
+        "layers with an adapter: q v wi_0 …", ("all-linear",), metavar="NAME", several=True
     )
     r: int = option("rank of an adapter", 16, at_least(1))
     lora_alpha: float = option("an adapter's strength, divided by the rank", 32.0, between(0, 1e6))
-    lora_dropout: float = option(
-        "share of an adapter's input that is dropped", 0.0, between(0, 0.9)
-    )
+    lora_dropout: float = option("dropped share of an adapter's input", 0.0, between(0, 0.9))
     use_rslora: bool = switch("divide by the square root of the rank instead")
-    num_layers: int = option(
-        "train the last N layers of each stack; -1: all", -1, at_least(1, (-1,))
-    )
+    num_layers: int = option("train each stack's last N layers; -1: all", -1, at_least(1, (-1,)))
     iters: int = option("maximum number of training steps", 1000, at_least(1), group="training")
     batch_size: int = option("pairs per step", 16, at_least(1))
     optimizer: str = option(
@@ -97,7 +78,7 @@ class FinetuneOptions(TrainingOptions):
         f"largest rate; with {ADAFACTOR} relative to a tensor's scale (default: for adapters "
         f"{RATES[''][ADAMW]:g} with {ADAMW} and {RATES[''][ADAFACTOR]:g} with {ADAFACTOR}, for "
         f"whole models {RATES[FULL][ADAMW]:g} and {RATES[FULL][ADAFACTOR]:g})",
-        kind=Range(float, 1e-8, 1.0, "a number from 1e-8 to 1"),
+        kind=between(1e-8, 1),
     )
     lr_scheduler_type: str = option(
         f"learning rate after the warm-up; linear: down to 0; {RELATIVE}: {ADAFACTOR}'s own rate",
@@ -105,21 +86,19 @@ class FinetuneOptions(TrainingOptions):
         ("linear", "constant", RELATIVE),
     )
     weight_decay: float = option(
-        "share of the weights to subtract in a step, times the rate; not from norms and biases",
+        "share of weights to subtract in a step, times the rate; not norms, biases",
         0.0,
         between(0, 1),
     )
     warmup_steps: int | None = option("steps of warm-up (default: 5 %% of all)", kind=at_least(0))
-    max_seq_length: tuple[int, int] = option(  # of prompts, of completions
-        "maximum number of tokens in a prompt and in a completion; longer prompts are cut, and "
-        "pairs with longer completions are left out",
+    max_seq_length: tuple[int, int] = option(
+        "most tokens in a prompt and in a completion; longer prompts are cut, and pairs with "
+        "longer completions left out",
         (512, 256),
         at_least(1),
         several=True,
     )
-    grad_checkpoint: bool = switch(
-        "save memory: compute each layer twice instead of storing its values"
-    )
+    grad_checkpoint: bool = switch("save memory: compute layers twice instead of storing values")
 
 
 def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
@@ -161,14 +140,10 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
 def lora_config(args: FinetuneOptions) -> LoraConfig:
     from mlx_t5.checkpoints.adapter_config import ALL_LINEAR, LoraConfig
 
-    names = tuple(args.target_modules)
-    return LoraConfig(
-        r=args.r,
-        lora_alpha=args.lora_alpha,
-        use_rslora=args.use_rslora,
-        use_dora=args.fine_tune_type == "dora",
-        target_modules=ALL_LINEAR if names == (ALL_LINEAR,) else names,
-    )
+    named = tuple(args.target_modules)
+    modules = ALL_LINEAR if named == (ALL_LINEAR,) else named
+    lora: dict[str, Any] = {n: getattr(args, n) for n in ("r", "lora_alpha", "use_rslora")}
+    return LoraConfig(**lora, use_dora=args.fine_tune_type == "dora", target_modules=modules)
 
 
 def pair_files(data: str, valid: str | None) -> dict[str, str]:

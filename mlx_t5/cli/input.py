@@ -67,7 +67,7 @@ def read_document(name: str, file_type: str = "") -> str:
     return text
 
 
-class Lines:
+class Lines(Iterator[Line]):
     """Iterates over the prompts of a file; reads line by line, so a file may exceed the memory.
 
     By default an item is a prompt. With `targets` an item is a pair of a prompt and its target.
@@ -105,9 +105,6 @@ class Lines:
             self._file.seek(begin)
         else:
             self._prompts = ReadAhead(self._prompts)
-
-    def __iter__(self) -> Iterator[Line]:
-        return self
 
     def __next__(self) -> Line:
         return next(self._prompts)
@@ -225,7 +222,7 @@ def _checked(text: str, where: str) -> str:
     return text
 
 
-class ReadAhead:
+class ReadAhead(Iterator[Any]):
     """An iterator that reads a bounded number of items ahead, in a thread, and passes errors on."""
 
     def __init__(self, items: Iterable[Any], ahead: int = 64) -> None:
@@ -246,9 +243,6 @@ class ReadAhead:
     def ready(self) -> bool:
         """Whether the next item, or the end, can be returned without waiting."""
         return not self._drawn.empty()
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
 
     def __next__(self) -> Any:
         started, drawn = time.perf_counter(), None

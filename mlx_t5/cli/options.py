@@ -69,15 +69,10 @@ class MainOptions:
         group="prompts",
     )
     input_file: str | None = option(
-        'one prompt a line; objects {"prompt": …} if the name ends in .jsonl; - reads standard '
-        "input line by line",
-        metavar="FILE",
+        'one prompt a line; .jsonl: objects {"prompt": …}; -: standard input', metavar="FILE"
     )
     target_language: str = option(
-        "translate into this language, sentence by sentence, with the model's own prefix for it",
-        "",
-        metavar="CODE",
-        group="documents",
+        "translate into this language by sentences", "", metavar="CODE", group="documents"
     )
     source_language: str = option(
         "language of the text (default: the prefix's, or en)", "", metavar="CODE"
@@ -90,20 +85,13 @@ class MainOptions:
         metavar="HOW",
     )
     prefix: str | None = option(
-        "put this before every prompt or piece (default: the task's, or the one at the beginning "
-        "of a document)",
-        metavar="TEXT",
+        "put this before every prompt or piece (default: the task's or document's)", metavar="TEXT"
     )
     max_source_tokens: int | None = option(
-        "cut longer sentences at a comma or between words (default: n_positions of the model's "
-        "config.json)",
-        kind=at_least(1),
+        "cut longer sentences between words (default: the model's n_positions)", kind=at_least(1)
     )
     task: str | None = option(
-        "use the prefix and settings of this task of the model: summarization, "
-        "translation_en_to_fr, …",
-        metavar="NAME",
-        group="text",
+        "a task's prefix and settings: translation_en_to_fr, …", metavar="NAME", group="text"
     )
     # Only the settings that the user gives.
     settings: Mapping[str, Any] = field(metadata={"options": SETTINGS_OPTIONS})
@@ -113,9 +101,7 @@ class MainOptions:
     regular_decode: bool = switch("decode with the target alone, one token at a time")
     batch_size: int = setting("batch_size").field()
     output_file: str | None = option(
-        "write texts to this file, one a line; the objects of --json if its name ends in .jsonl",
-        metavar="FILE",
-        group="output",
+        "write texts here, one a line; .jsonl: as with --json", metavar="FILE", group="output"
     )
     resume: bool = switch("continue an incomplete output file")
     json: bool = switch("print JSON objects with tokens and statistics")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -199,8 +200,7 @@ def check_output_file(output_file: str, input_file: str | None) -> None:
     if input_file not in (None, "-") and path.exists() and path.samefile(input_file):
         raise UserError(f"{output_file} is the input file too; give the results another name")
     if output_file.endswith(ARRAY) and path.exists() and not path.is_file():
-        cure = "name a file, or have JSON lines written"
-        raise UserError(f"{output_file} is a pipe or a device, which no array fits into; {cure}")
+        raise UserError(f"{output_file} is a pipe or a device; name a file, or write JSON lines")
 
 
 def open_output(options: MainOptions, keep: int, painter: Painter | None) -> LineFile | ArrayFile:
@@ -214,7 +214,7 @@ def open_output(options: MainOptions, keep: int, painter: Painter | None) -> Lin
     return LineFile(path, keep, line_of)
 
 
-class LineFile:
+class LineFile(contextlib.AbstractContextManager["LineFile"]):
     """Writes lines of results, each without delay, so that an interruption loses none.
 
     Args:
@@ -230,9 +230,6 @@ class LineFile:
     ):
         self._path, self._keep, self._line_of, self._end = path, keep, line_of, end
         self._file: TextIO | None = None if path else sys.stdout
-
-    def __enter__(self) -> LineFile:
-        return self
 
     def __exit__(self, *_) -> None:
         if self._path and self._file:
@@ -272,7 +269,7 @@ class LineFile:
         return file
 
 
-class ArrayFile:
+class ArrayFile(contextlib.AbstractContextManager["ArrayFile"]):
     """Collects vectors, and writes them as a float32 array for numpy.load when its block ends.
 
     Without any vector, no file is written. A prompt that cannot be embedded gets a row of NaN, so
@@ -281,9 +278,6 @@ class ArrayFile:
 
     def __init__(self, path: str):
         self._path, self._rows = path, list[Any]()  # a vector each, or None
-
-    def __enter__(self) -> ArrayFile:
-        return self
 
     def __exit__(self, *_) -> None:
         import numpy as np  # late, as `--help` does not need it

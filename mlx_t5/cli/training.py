@@ -35,14 +35,10 @@ class TrainingOptions:
     steps_per_report: int = option("steps between lines about loss and speed", 10, at_least(1))
     steps_per_eval: int = option("steps between evaluations on held-out prompts", 100, at_least(1))
     patience: int = option(
-        "end after this number of evaluations in a row without a new best one; 0: never",
-        0,
-        at_least(0),
+        "end after N evaluations without a new best one; 0: never", 0, at_least(0)
     )
     save_every: int = option("steps between saved states", 100, at_least(1))
-    metrics_file: str | None = option(
-        "append the numbers of each line to this .jsonl file", metavar="FILE"
-    )
+    metrics_file: str | None = option("append the numbers to this .jsonl file", metavar="FILE")
     seed: int = option(
         "seed that chooses held-out prompts, the order and all that is random",
         0,

@@ -79,9 +79,8 @@ def _config(raw: dict, draft: T5, parts: dict[str, nn.Module], dtype: str) -> di
     dropped = ("quantization", "quantization_config", "converted_from", ENTRY, *OF_DRAFT)
     config = {name: value for name, value in raw.items() if name not in dropped}
     config |= {n: value for n in OF_DRAFT if (value := getattr(draft.config, n)) is not None}
-    config["torch_dtype"] = dtype
-    if "dtype" in raw:  # transformers 5 uses this name
-        config["dtype"] = dtype
+    # transformers 5 uses the name "dtype".
+    config |= {name: dtype for name in ("torch_dtype", "dtype") if name in {"torch_dtype", *raw}}
     layers = {
         f"{part}.{path}".removesuffix("."): Quantization(layer.group_size, layer.bits, layer.mode)
         for part, module in parts.items()
