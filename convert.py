@@ -172,9 +172,7 @@ OPTIONS = {
     "encoder_only": Option("leave out the decoder, for embeddings", False, bool),
     "translation_prefix": arguments.TRANSLATION_PREFIX,
     "mlx_path": Option(
-        "folder to write (default: models/NAME, with an adapter models/NAME-ADAPTER)",
-        metavar="FOLDER",
-        group="output",
+        "folder to write (default: models/NAME[-ADAPTER])", metavar="FOLDER", group="output"
     ),
     "dtype": Option("type of weights that are not quantized", "bfloat16", DTYPES),
     "overwrite": Option("replace an earlier conversion", False, bool),

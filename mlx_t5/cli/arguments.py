@@ -228,8 +228,7 @@ DTYPE = Option("weights' type (default: the folder's; float32 without a GPU)", k
 ADAPTER_PATH = Option("a PEFT LoRA adapter to merge into the model", metavar="FOLDER")
 IGNORE_GENERATION_CONFIG = Option("ignore the defaults in the target's own files", False, bool)
 TRANSLATION_PREFIX = Option(
-    'template of the prefix that translates, such as "translate {source} to {target}: ", for pairs '
-    "of languages that the model's tasks do not name",
+    'template of the prefix that translates, such as "translate {source} to {target}: "',
     "",
     metavar="TEXT",
 )

@@ -21,9 +21,7 @@ CONFLICTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class DistillOptions(TrainingOptions):
-    model: str = option(
-        "a folder, a name in models/, or a Hub id", REQUIRED, group="models and data"
-    )
+    model: str = option("a folder, name in models/, or Hub id", REQUIRED, group="models and data")
     data: str = option(
         'prompts, one a line, or objects {"prompt": …, "completion": …} if the name ends in '
         ".jsonl; a completion is the target's own answer, if you have it already. Of other files "
@@ -52,9 +50,7 @@ class DistillOptions(TrainingOptions):
     )
     iters: int = option("maximum number of steps; 0: none", 1000, at_least(0), group="training")
     batch_size: int = option("prompts per step", 32, at_least(1))
-    learning_rate: float = option(
-        "largest rate, relative to a tensor's scale", 0.03, between(1e-6, 1)
-    )
+    learning_rate: float = option("rate, relative to a tensor's scale", 0.03, between(1e-6, 1))
     temp: float = setting("temp", help="temperature at which you will sample later").field()
     max_tokens: int = setting("max_tokens", help="maximum number of tokens in an answer").field()
 

@@ -38,9 +38,7 @@ CONFLICTS = (
 class FinetuneOptions(TrainingOptions):
     """The command line of finetune.py, with defaults filled in."""
 
-    model: str = option(
-        "a folder, a name in models/, or a Hub id", REQUIRED, group="model and data"
-    )
+    model: str = option("a folder, name in models/, or Hub id", REQUIRED, group="model and data")
     data: str = option(
         'a .jsonl file of objects {"prompt": …, "completion": …}, a .csv or .tsv file with these '
         "columns, or a folder with train, valid and test files; the names may also be input and "
@@ -71,8 +69,7 @@ class FinetuneOptions(TrainingOptions):
     iters: int = option("maximum number of training steps", 1000, at_least(1), group="training")
     batch_size: int = option("pairs per step", 16, at_least(1))
     optimizer: str = option(
-        f"optimizer (default: {ADAMW} for adapters, {ADAFACTOR} for a whole model)",
-        kind=(ADAMW, ADAFACTOR),
+        f"default: {ADAMW} for adapters, {ADAFACTOR} for a whole model", kind=(ADAMW, ADAFACTOR)
     )
     learning_rate: float = option(
         f"largest rate; with {ADAFACTOR} relative to a tensor's scale (default: for adapters "
@@ -86,9 +83,7 @@ class FinetuneOptions(TrainingOptions):
         ("linear", "constant", RELATIVE),
     )
     weight_decay: float = option(
-        "share of weights to subtract in a step, times the rate; not norms, biases",
-        0.0,
-        between(0, 1),
+        "share of weights subtracted per step, times the rate; no norms, biases", 0.0, between(0, 1)
     )
     warmup_steps: int | None = option("steps of warm-up (default: 5 %% of all)", kind=at_least(0))
     max_seq_length: tuple[int, int] = option(

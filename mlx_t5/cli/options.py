@@ -63,10 +63,7 @@ class MainOptions:
     adapter_path: str | None = arguments.ADAPTER_PATH.field()
     ignore_generation_config: bool = arguments.IGNORE_GENERATION_CONFIG.field()
     prompt: list[str] | None = option(
-        "may be given several times; - reads standard input as one prompt",
-        metavar="TEXT",
-        repeated=True,
-        group="prompts",
+        "may be repeated; -: standard input", metavar="TEXT", repeated=True, group="prompts"
     )
     input_file: str | None = option(
         'one prompt a line; .jsonl: objects {"prompt": …}; -: standard input', metavar="FILE"
@@ -74,9 +71,7 @@ class MainOptions:
     target_language: str = option(
         "translate into this language by sentences", "", metavar="CODE", group="documents"
     )
-    source_language: str = option(
-        "language of the text (default: the prefix's, or en)", "", metavar="CODE"
-    )
+    source_language: str = option("text's language (default: the prefix's)", "", metavar="CODE")
     translation_prefix: str = arguments.TRANSLATION_PREFIX.field()
     split: str | None = option(
         "sentences or lines: decode texts in such pieces and join the answers; a file is one "
@@ -158,8 +153,8 @@ def read_options(argv: list[str] | None) -> MainOptions:
     input_file, output_file = given.get("input_file"), given.get("output_file") or ""
     suffix = Path(input_file or "").suffix.lower()
     array = {"output_file": "FILE.npy"} if output_file.endswith(".npy") else {}
-    predictions = given.get("input_file", "").endswith(".jsonl")  # which need no draft
-    conflicts = CONFLICTS if predictions else (*CONFLICTS, WITHOUT_DRAFT)
+    # The predictions of JSON lines need no draft.
+    conflicts = CONFLICTS if (input_file or "").endswith(".jsonl") else (*CONFLICTS, WITHOUT_DRAFT)
     implied = {"split": "sentences"} if suffix in SUBTITLES else {}
     arguments.refuse(
         arguments.options_of(MainOptions), implied | given | array, REQUIRES, conflicts

@@ -34,9 +34,7 @@ class TrainingOptions:
 
     steps_per_report: int = option("steps between lines about loss and speed", 10, at_least(1))
     steps_per_eval: int = option("steps between evaluations on held-out prompts", 100, at_least(1))
-    patience: int = option(
-        "end after N evaluations without a new best one; 0: never", 0, at_least(0)
-    )
+    patience: int = option("end after N evaluations without a new best; 0: never", 0, at_least(0))
     save_every: int = option("steps between saved states", 100, at_least(1))
     metrics_file: str | None = option("append the numbers to this .jsonl file", metavar="FILE")
     seed: int = option(
@@ -67,8 +65,7 @@ def resumable(
     def work() -> int:
         args = read(argv)
         try:
-            status: int = prepare(args).run()
-            return status
+            return int(prepare(args).run())
         except KeyboardInterrupt:
             hint = "nothing was written"
             if work_folder(args.output).exists():
@@ -118,9 +115,6 @@ def check_output(args: Any, is_output: Callable[[str], bool]) -> None:
     if os.path.lexists(path) and not (own and args.resume):
         cure = "extend its run with --resume and more --iters, or " * own
         raise UserError(f"{path} exists; {cure}choose another --output")
-    above = next(folder for folder in path.parents if folder.exists())
-    if not (above.is_dir() and os.access(above, os.W_OK)):
-        raise UserError(f"nothing can be written into {above}; choose another --output")
     check_output_folder(path, own, is_output)
     check_repository(args.upload_repo)
 
