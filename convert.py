@@ -14,43 +14,18 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from mlx_t5.cli.arguments import (
-    ADAPTER_PATH,
-    DTYPES,
-    REQUIRED,
-    TRANSLATION_PREFIX,
-    UPLOAD_REPO,
-    Option,
-    Parser,
-    add_options,
-    at_least,
-    not_installed,
-    run,
-)
+from mlx_t5.cli import arguments
+from mlx_t5.cli.arguments import DTYPES, Option, Parser, at_least
 from mlx_t5.cli.uploading import check_repository, conversion_card, upload
 from mlx_t5.errors import UserError
 
 try:
     from mlx_t5.backend import mx
+    from mlx_t5.checkpoints import adapters, hub, quantization, writing
     from mlx_t5.checkpoints.adapter_config import adapter_folder, translation_entry
-    from mlx_t5.checkpoints.adapters import open_adapter, read_tensors
-    from mlx_t5.checkpoints.hub import origin, source_folder
     from mlx_t5.checkpoints.pooling import read_pooling
-    from mlx_t5.checkpoints.quantization import (
-        LARGE_VOCABULARY,
-        MODES,
-        PREDICATES,
-        Quantization,
-        Recipe,
-    )
+    from mlx_t5.checkpoints.quantization import Quantization, Recipe
     from mlx_t5.checkpoints.reading import read_weights
-    from mlx_t5.checkpoints.writing import (
-        check_output_folder,
-        copy_modules,
-        new_model_folder,
-        save_weights,
-        write_json,
-    )
     from mlx_t5.disk import absolute
     from mlx_t5.network.config import T5Config
     from mlx_t5.network.layers import keep_float32
@@ -62,7 +37,7 @@ try:
 except (ImportError, UserError) as error:
     if __name__ != "__main__":
         raise
-    Parser().error(str(error) if isinstance(error, UserError) else not_installed(error))
+    Parser().error(str(error) if isinstance(error, UserError) else arguments.not_installed(error))
 
 
 def convert(
@@ -89,11 +64,11 @@ def convert(
             `wo` stay in float32, because T5's values there overflow float16.
         quantize: whether to quantize attention and feed-forward. Norms and bias tables stay in
             `dtype`. By default the embedding and the output head stay in `dtype` too, unless the
-            vocabulary has at least `quantization.LARGE_VOCABULARY` tokens: then both get 8 bits.
+            vocabulary has at least `LARGE_VOCABULARY` tokens: then both get 8 bits.
         q_bits: bits per weight; None is the mode's default.
         q_group_size: number of weights that share a scale; None is the mode's default.
         q_mode: "affine", "mxfp4", "mxfp8" or "nvfp4".
-        quant_predicate: which layers get how many bits: one of `quantization.PREDICATES`; None
+        quant_predicate: which layers get how many bits: one of `PREDICATES`; None
             chooses by the vocabulary's size.
         revision: branch, tag or commit, if `source` is a Hub id.
         overwrite: whether to replace an earlier conversion at `mlx_path`.
@@ -117,11 +92,11 @@ def convert(
     recipe = Recipe.from_options(*q_options) if quantize else None
     if dtype not in DTYPES:
         raise UserError(f"unknown dtype {dtype!r}; choose {', '.join(DTYPES)}")
-    check_output_folder(path, overwrite)
+    writing.check_output_folder(path, overwrite)
     if adapter_path is not None:
         adapter_folder(adapter_path)  # before anything is downloaded
-    folder = source_folder(str(source), revision)
-    check_output_folder(path, overwrite, source=folder)
+    folder = hub.source_folder(str(source), revision)
+    writing.check_output_folder(path, overwrite, source=folder)
     raw = read_config(folder) | translation_entry(adapter_path)
     if translation_prefix:
         raw["translation_prefix"] = checked_template(translation_prefix)
@@ -135,28 +110,27 @@ def convert(
         raise UserError("the source is an MLX folder already; convert the original")
     weights = select_tensors(config, weights, encoder_only)
     shapes = {name: tensor.shape for name, tensor in weights.items()}
-    adapter = open_adapter(adapter_path, tensor_names(config), shapes)
+    adapter = adapters.open_adapter(adapter_path, tensor_names(config), shapes)
     layers = {}
     if quantize:
         recipe = Recipe.from_options(*q_options, vocab_size=config.vocab_size)
         layers = _quantized_layers(recipe, shapes, dtype, quant_predicate is None)
     bar = tqdm(total=len(shapes), desc="converting", disable=None)
-    with new_model_folder(path, overwrite, folder) as partial, bar:
-        tensors = read_tensors(weights, adapter)
-        save_weights(partial, _converted(tensors, getattr(mx, dtype), layers, bar), "mlx")
-        copy_modules(folder, partial)
+    with writing.new_model_folder(path, overwrite, folder) as partial, bar:
+        tensors = adapters.read_tensors(weights, adapter)
+        writing.save_weights(partial, _converted(tensors, getattr(mx, dtype), layers, bar), "mlx")
+        writing.copy_modules(folder, partial)
         save_tokenizer(tokenizer, folder, partial)
-        raw["converted_from"] = origin(str(source), revision, folder, adapter_path)
-        raw["torch_dtype"] = dtype
-        if "dtype" in raw:  # the name in transformers 5
-            raw["dtype"] = dtype
+        raw["converted_from"] = hub.origin(str(source), revision, folder, adapter_path)
+        # "dtype" is the name in transformers 5.
+        raw |= {name: dtype for name in ("torch_dtype", "dtype") if name in {"torch_dtype", *raw}}
         if not has_decoder(shapes):
             raw["architectures"] = [f"{raw['model_type'].upper()}EncoderModel"]
         if recipe:
             entry = recipe.entry({n.removesuffix(".weight"): how for n, how in layers.items()})
             # Two entries, as in mlx-lm: MLX reads the first, the Hugging Face Hub shows the second.
             raw["quantization"] = raw["quantization_config"] = entry
-        write_json(partial / "config.json", raw)
+        writing.write_json(partial / "config.json", raw)
     return path
 
 
@@ -168,10 +142,7 @@ def _converted(
 ) -> Iterator[tuple[str, mx.array]]:
     for name, array in tensors:
         array = cast(name, array, mx.float32 if keep_float32(name, dtype) else dtype)
-        if name in layers:
-            yield from layers[name].quantize(name, array).items()
-        else:
-            yield name, array
+        yield from layers[name].quantize(name, array).items() if name in layers else [(name, array)]
         del array  # before the next tensor is read
         bar.update()
 
@@ -180,9 +151,8 @@ def _quantized_layers(
     recipe: Recipe, shapes: Mapping[str, tuple[int, ...]], dtype: str, chosen_by_size: bool
 ) -> dict[str, Quantization]:
     if recipe.embedding and chosen_by_size:
-        size, cure = shapes["shared.weight"][0], "avoid it by --quant-predicate layers"
-        note = f"the embedding and the output head get 8 bits; {cure}"
-        print(f"{size:,} tokens: {note}", file=sys.stderr)
+        note = "the embedding and the output head get 8 bits; avoid it by --quant-predicate layers"
+        print(f"{shapes['shared.weight'][0]:,} tokens: {note}", file=sys.stderr)
     layers = {name: how for name, shape in shapes.items() if (how := recipe.for_layer(name, shape))}
     if not layers:
         cause = f"no layer's rows divide into groups of {recipe.general.group_size}"
@@ -194,41 +164,36 @@ def _quantized_layers(
 
 
 OPTIONS = {
-    "model": Option(
-        "a Hub id (t5-11b, google/flan-t5-xl) or a local folder", REQUIRED, group="source"
-    ),
+    "model": Option("a Hub id or a local folder", arguments.REQUIRED, group="source"),
     "revision": Option("branch, tag or commit of a Hub repository"),
-    "adapter_path": ADAPTER_PATH.but(help="a PEFT LoRA adapter to merge into the weights"),
+    "adapter_path": arguments.ADAPTER_PATH.but(
+        help="a PEFT LoRA adapter to merge into the weights"
+    ),
     "encoder_only": Option("leave out the decoder, for embeddings", False, bool),
-    "translation_prefix": TRANSLATION_PREFIX,
+    "translation_prefix": arguments.TRANSLATION_PREFIX,
     "mlx_path": Option(
-        "folder to write (default: models/NAME, NAME being the last part of --model; with an "
-        "adapter models/NAME-ADAPTER)",
-        metavar="FOLDER",
-        group="output",
+        "folder to write (default: models/NAME[-ADAPTER])", metavar="FOLDER", group="output"
     ),
     "dtype": Option("type of weights that are not quantized", "bfloat16", DTYPES),
     "overwrite": Option("replace an earlier conversion", False, bool),
-    "quantize": Option(
-        "quantize attention and feed-forward", False, bool, names="-q", group="quantization"
-    ),
+    "quantize": Option("quantize weights", False, bool, names="-q", group="quantization"),
     "q_bits": Option("bits per weight: 2, 3, 4, 5, 6 or 8 (default: the mode's)", kind=at_least(1)),
     "q_group_size": Option("weights that share a scale (default: the mode's)", kind=at_least(1)),
-    "q_mode": Option("format of quantized weights", "affine", tuple(MODES)),
+    "q_mode": Option("format of quantized weights", "affine", tuple(quantization.MODES)),
     "quant_predicate": Option(
         "vo_4_5: 4 bits per weight, but 5 in attention's values and outputs; embed_8: also "
         "quantize the embedding and the output head, to 8 bits (the default for "
-        f"{LARGE_VOCABULARY:,} tokens or more); layers: never quantize these two; one of "
-        f"{', '.join(PREDICATES)}",
-        kind=PREDICATES,
+        f"{quantization.LARGE_VOCABULARY:,} tokens or more); layers: never quantize these two; one "
+        f"of {', '.join(quantization.PREDICATES)}",
+        kind=quantization.PREDICATES,
         metavar="NAME",
     ),
-    "upload_repo": UPLOAD_REPO,
+    "upload_repo": arguments.UPLOAD_REPO,
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run(lambda: _main(argv), interrupted="interrupted; nothing was written")
+    return arguments.run(lambda: _main(argv), interrupted="interrupted; nothing was written")
 
 
 def _main(argv: Sequence[str] | None) -> int:
@@ -238,7 +203,7 @@ def _main(argv: Sequence[str] | None) -> int:
         needs="--model NAME",
         description="Convert a Hugging Face T5 checkpoint into an MLX model folder.",
     )
-    add_options(parser, OPTIONS)
+    arguments.add_options(parser, OPTIONS)
     given = parser.given(argv)
     source, repository = given.pop("model"), given.pop("upload_repo", None)
     check_repository(repository)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import compress
 from pathlib import Path
@@ -28,12 +28,10 @@ from mlx_t5.errors import UserError, readable
 from mlx_t5.settings import AUTO
 
 if TYPE_CHECKING:
-    from decoder import SpeculativeDecoder
     from mlx_t5.drafting.proposals import Drafter
-    from mlx_t5.training.evaluation import Acceptance
+    from mlx_t5.training import evaluation, trainer
     from mlx_t5.training.examples import Example
     from mlx_t5.training.teacher_answers import LabeledExample, Tokens
-    from mlx_t5.training.trainer import Trainer
     from model import T5
 
 ANSWERS_AT_ONCE = 32  # batch size while the target answers
@@ -52,34 +50,32 @@ class Distillation:
     def __init__(self, args: DistillOptions) -> None:
         from mlx_t5.checkpoints.hub import locate
         from mlx_t5.loading import choose_pair
-        from mlx_t5.training.examples import hold_out, read_examples
-        from mlx_t5.training.run_folder import RunFolder
-        from mlx_t5.training.start import require_texts
+        from mlx_t5.training import examples, run_folder, start
         from model import load
 
-        self.args, self.folder = args, RunFolder(work_folder(args.output))
+        self.args, self.folder = args, run_folder.RunFolder(work_folder(args.output))
         self.log = reporter(args.metrics_file)
         if args.data.endswith(SUFFIXES):
             lines: Iterable[Any] = read_lines(args.data, prompts_only=True)
         else:
             lines = Lines(args.data, optional="completion")
         default = choose_pair(args.model, None, args.adapter_path)
-        self.target_folder, self.adapter = default.target, default.adapter
+        self.target_folder = default.target
         self.start = None if args.draft_model is None else locate(args.draft_model)
         self.before = self.start or default.draft  # the new draft has to be faster than this one
-        self.target, self.tokenizer = load(self.target_folder, adapter=self.adapter)
-        require_texts(self.target, self.tokenizer, args.model)
+        self.target, self.tokenizer = load(default.target, adapter=default.adapter)
+        start.require_texts(self.target, self.tokenizer, args.model)
         vocab_size = self.target.config.vocab_size
-        examples = read_examples(lines, self.tokenizer, vocab_size, args.max_tokens, say)
-        self.train, self.held_out = hold_out(examples, args.seed)
+        usable = examples.read_examples(lines, self.tokenizer, vocab_size, args.max_tokens, say)
+        self.train, self.held_out = examples.hold_out(usable, args.seed)
         self.draft = self._first_draft()
 
     def run(self) -> int:
+        from mlx_t5.training.draft_folder import save_draft
         from mlx_t5.training.evaluation import needs_prompts
         from mlx_t5.training.training_memory import estimate, report_memory
 
-        options = compared_options(self.args, [*self.train, *self.held_out])
-        failed = False
+        options, failed = compared_options(self.args, [*self.train, *self.held_out]), False
         self._check_completions()
         with self.folder.opened(options, self.args.resume):
             if self.args.iters:
@@ -98,7 +94,11 @@ class Distillation:
                 if needs_prompts(trainer.history):
                     cause = "the training loss fell, but held-out acceptance stood still"
                     say(f"{cause}: train on more than {len(labeled):,} prompts")
-            path = self._save()
+            whole = self.draft.shares_with is None
+            self.source = self.start if self.start and whole else self.target_folder
+            overwrite = self.folder.written.exists()
+            path = save_draft(self.draft, self.source, self.args.output, overwrite=overwrite)
+            self.folder.written.touch()
             print(self._verdict(path), flush=True)
         say(f"the draft is in {self.args.output}; {self.folder.kept()}")
         return upload(path, self.args.upload_repo, lambda name: self.card(name)) or int(failed)
@@ -144,22 +144,20 @@ class Distillation:
             size = 2 * positions * self.target.config.d_model
             keep = 2 * size < shutil.disk_usage(self.folder.path).free
             if not keep:
-                lack = f"the disk has no room for {readable(size)}"
-                say(f"{lack}: prompts are encoded in every step")
+                say(f"no disk space for {readable(size)}: prompts are encoded in every step")
         with bar("answers", "prompts", len(self.train), answers.done) as shown:
             answers.complete(self.target, self._written, self.args.temp, keep, shown.update)
         labeled = answers.labeled()
         if not labeled:
             raise UserError("the target answered none of the prompts; try one with main.py")
-        end = self.target.config.eos_token_id
-        answers.report(labeled, end, self.args.max_tokens, say)
+        answers.report(labeled, self.target.config.eos_token_id, self.args.max_tokens, say)
         return labeled
 
     def _written(
         self, examples: Sequence[Example], indices: Sequence[int]
     ) -> Iterator[Tokens | None]:
         end = self.target.config.eos_token_id
-        for result in self._decoded(self._decoder(None), examples, ANSWERS_AT_ONCE, indices):
+        for result in self._decoding(None)(examples, ANSWERS_AT_ONCE, indices):
             ended = (end,) if result.finish_reason == "stop" else ()
             yield None if result.error else (*result.tokens, *ended)
 
@@ -182,49 +180,33 @@ class Distillation:
         if len(ids) < vocab_size:
             narrow(self.draft, ids)
 
-    def _trainer(self, labeled: list[LabeledExample]) -> Trainer:
-        from mlx_t5.training.batches import micro_batches
-        from mlx_t5.training.examples import longest
-        from mlx_t5.training.learner import Learner
-        from mlx_t5.training.loss import token_loss
-        from mlx_t5.training.trainer import Trainer, schedule_of
-        from mlx_t5.training.training_memory import estimate
+    def _trainer(self, labeled: list[LabeledExample]) -> trainer.Trainer:
+        from mlx_t5.training import batches, examples, learner, loss, trainer, training_memory
 
         args, draft = self.args, self.draft
-        rows = estimate(draft, *longest(labeled), args.batch_size).rows
-        return Trainer(
-            Learner(draft, token_loss(draft, args.temp), args.iters, args.learning_rate),
-            partial(micro_batches, labeled, draft, args.batch_size, rows, args.seed),
-            schedule_of(args),
+        longest, of_draft = examples.longest(labeled), loss.token_loss(draft, args.temp)
+        rows = training_memory.estimate(draft, *longest, args.batch_size).rows
+        return trainer.Trainer(
+            learner.Learner(draft, of_draft, args.iters, args.learning_rate),
+            partial(batches.micro_batches, labeled, draft, args.batch_size, rows, args.seed),
+            trainer.schedule_of(args),
             self.folder,
             lambda: self._evaluate(self.draft),
             self.log,
         )
 
-    def _evaluate(self, draft: T5 | Drafter) -> Acceptance:
-        from mlx_t5.training.evaluation import NUM_DRAFT, Acceptance
-        from mlx_t5.training.trainer import bar
+    def _evaluate(self, draft: T5 | Drafter) -> evaluation.Acceptance:
+        from mlx_t5.training import evaluation, trainer
 
-        count = len(self.held_out)
-        decoded = self._decoded(self._decoder(draft, NUM_DRAFT), self.held_out, EVALUATED_AT_ONCE)
-        results = list(bar("evaluating", "prompts", count, 0, decoded))
+        decoded = self._decoding(draft, evaluation.NUM_DRAFT)(self.held_out, EVALUATED_AT_ONCE)
+        results = list(trainer.bar("evaluating", "prompts", len(self.held_out), 0, decoded))
         answered = [not result.error for result in results]
         if not any(answered):
             raise UserError(f"no held-out prompt could be decoded: {results[0].error}")
         if not all(answered):
             say(f"{answered.count(False)} held-out prompts could not be decoded and are left out")
             self.held_out = list(compress(self.held_out, answered))
-        return Acceptance.of(list(compress(results, answered)))
-
-    def _save(self) -> Path:
-        from mlx_t5.training.draft_folder import save_draft
-
-        whole = self.draft.shares_with is None
-        self.source = self.start if self.start and whole else self.target_folder
-        overwrite = self.folder.written.exists()
-        path = save_draft(self.draft, self.source, self.args.output, overwrite=overwrite)
-        self.folder.written.touch()
-        return path
+        return evaluation.Acceptance.of(list(compress(results, answered)))
 
     def _verdict(self, path: Path) -> str:
         from mlx_t5.drafting.draft_model import DraftModel
@@ -244,8 +226,8 @@ class Distillation:
         drafts[LOOKUP] = SourceCopy(self.tokenizer)
 
         def decoding(name: str) -> Any:
-            decoder = self._decoder(drafts.get(name))  # adapts the number of proposals
-            return lambda turn: list(self._decoded(decoder, self.held_out[turn : turn + 1], 1))
+            decode = self._decoding(drafts.get(name))  # adapts the number of proposals
+            return lambda turn: list(decode(self.held_out[turn : turn + 1], 1))
 
         say("measuring …")
         # First, because evaluating removes the prompts that cannot be decoded.
@@ -256,24 +238,21 @@ class Distillation:
         self.card = lambda name: draft_card(name, *models, report(*facts, name))
         return report(*facts)
 
-    def _decoder(
+    def _decoding(
         self, draft: T5 | Drafter | None, num_draft: int | str = AUTO
-    ) -> SpeculativeDecoder:
+    ) -> Callable[..., Iterator[Any]]:
         from decoder import SpeculativeDecoder
 
-        return SpeculativeDecoder(self.target, draft, self.tokenizer, num_draft)
+        args, decoder = self.args, SpeculativeDecoder(self.target, draft, self.tokenizer, num_draft)
 
-    def _decoded(
-        self,
-        decoder: SpeculativeDecoder,
-        examples: Sequence[Example],
-        batch_size: int,
-        indices: Iterable[int] = (),
-    ) -> Iterator[Any]:
-        args = self.args
-        seeds = [args.seed + i for i in indices or [0] * len(examples)]
-        job = decoder.job(seeds, reuse=False, temp=args.temp, max_tokens=args.max_tokens)
-        yield from decoder.results([e.source for e in examples], job, batch_size)
+        def decode(
+            examples: Sequence[Example], batch_size: int, indices: Iterable[int] = ()
+        ) -> Iterator[Any]:
+            seeds = [args.seed + i for i in indices or [0] * len(examples)]
+            job = decoder.job(seeds, reuse=False, temp=args.temp, max_tokens=args.max_tokens)
+            return decoder.results([e.source for e in examples], job, batch_size)
+
+        return decode
 
 
 if __name__ == "__main__":

@@ -22,25 +22,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_t5.cli.finetuning import (
-    ADAMW,
-    FULL,
-    RELATIVE,
-    FinetuneOptions,
-    lora_config,
-    next_commands,
-    pair_files,
-    read_finetune_options,
-)
+from mlx_t5.cli import finetuning
+from mlx_t5.cli.finetuning import ADAMW, FULL, RELATIVE, lora_config
 from mlx_t5.cli.pairs import NAMES, read_lines
 from mlx_t5.cli.training import compared_options, reporter, resumable, say, work_folder
 from mlx_t5.cli.uploading import fine_tuned_card, upload
 from mlx_t5.errors import UserError, readable
 
 if TYPE_CHECKING:
-    from mlx_t5.training.evaluation import Texts
+    from mlx_t5.training import evaluation, trainer
     from mlx_t5.training.examples import TrainingPair
-    from mlx_t5.training.trainer import Trainer
 
 LEAST = 10  # minimum number of pairs to train on
 EVALUATED_AT_ONCE = 16  # batch size of evaluations
@@ -49,39 +40,37 @@ PROMPTS = "prompts.jsonl"  # in the work folder, for distill.py
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return resumable("finetune.py", argv, read_finetune_options, FineTuning)
+    return resumable("finetune.py", argv, finetuning.read_finetune_options, FineTuning)
 
 
 class FineTuning:
     """One run of fine-tuning: a model, its trained parameters, and the data."""
 
-    def __init__(self, args: FinetuneOptions) -> None:
+    def __init__(self, args: finetuning.FinetuneOptions) -> None:
         from mlx_t5.drafting.draft_model import DraftModel
         from mlx_t5.loading import choose_pair
-        from mlx_t5.training.fine_tuning import adapt, unfreeze_last
-        from mlx_t5.training.run_folder import RunFolder
-        from mlx_t5.training.start import require_plain, require_texts
+        from mlx_t5.training import fine_tuning, run_folder, start
         from model import load
 
         self.args, self.full = args, args.fine_tune_type == FULL
         self.log = reporter(args.metrics_file)
-        files = pair_files(args.data, args.valid)
+        files = finetuning.pair_files(args.data, args.valid)
         languages = args.source_language, args.target_language
         names: Any = [languages] if args.source_language else NAMES
         lines = {part: list(read_lines(file, names)) for part, file in files.items()}
-        self.folder = RunFolder(work_folder(args.output))
+        self.folder = run_folder.RunFolder(work_folder(args.output))
         self.prompts = self.folder.path / PROMPTS
         chosen = choose_pair(args.model, None)
         self.base = chosen.target
         self.model, self.tokenizer = load(self.base, "float32" if self.full else None)
-        require_texts(self.model, self.tokenizer, args.model)
+        start.require_texts(self.model, self.tokenizer, args.model)
         if self.full:
-            require_plain(self.model, args.model)
-            unfreeze_last(self.model, args.num_layers)
+            start.require_plain(self.model, args.model)
+            fine_tuning.unfreeze_last(self.model, args.num_layers)
             self.drop = self.model.drop if self.model.config.dropout_rate else None
         else:
             adapter = lora_config(args), args.num_layers, args.lora_dropout, args.seed
-            adapters = adapt(self.model, *adapter)
+            adapters = fine_tuning.adapt(self.model, *adapter)
             self.drop = adapters.drop if args.lora_dropout else None
         self._read(lines)
         self.draft = None  # the model's default draft, for faster evaluations
@@ -116,6 +105,7 @@ class FineTuning:
         options, texts = compared_options(self.args, [*self.train, *self.valid]), None
         with self.folder.opened(options, self.args.resume):
             trainer = self._trainer()
+            mx.reset_peak_memory()
             if not trainer.run():
                 return 1
             say(f"peak memory: {readable(mx.get_peak_memory())}")
@@ -126,30 +116,25 @@ class FineTuning:
             path = self._save()
         say(f"the result is in {self.args.output}; {self.folder.kept()}")
         say("commands to run next:")
-        names, prompt = (self.args.model, self.args.output), self.valid[0].prompt
-        for command in next_commands(*names, self.full, self.prompts, prompt):
+        for command in finetuning.next_commands(self.args, self.prompts, self.valid[0].prompt):
             print(shlex.join(command))
-        facts: dict[str, Any] = {"folder": path, "source": self.base, "base": base_name(self.base)}
-        card = partial(fine_tuned_card, **facts, tested=texts)
+        base = base_name(self.base)
+        card = partial(fine_tuned_card, folder=path, source=self.base, base=base, tested=texts)
         return upload(path, self.args.upload_repo, card) or int(trainer.failed)
 
-    def _trainer(self) -> Trainer:
-        from mlx_t5.backend import mx
-        from mlx_t5.training import learner
-        from mlx_t5.training.batches import micro_batches
-        from mlx_t5.training.loss import token_loss
-        from mlx_t5.training.teacher_answers import given
-        from mlx_t5.training.trainer import Trainer, schedule_of
+    def _trainer(self) -> trainer.Trainer:
+        from mlx_t5.training import batches, learner, loss, teacher_answers, trainer
 
         args, warm_up = self.args, self.args.warmup_steps
         if warm_up is None:
             warm_up = math.ceil(learner.WARM_UP_SHARE * args.iters)
         decays, relative = (args.lr_scheduler_type == kind for kind in ("linear", RELATIVE))
-        labeled = [given(pair.source, pair.answer) for pair in self.train]
+        labeled = [teacher_answers.given(pair.source, pair.answer) for pair in self.train]
         self.rows = self._rows()
+        sizes = args.batch_size, self.rows
         self.learner = learner.Learner(
             self.model,
-            token_loss(self.model, 0.0),
+            loss.token_loss(self.model, 0.0),
             args.iters,
             args.learning_rate,
             schedule=learner.linear(args.iters, warm_up) if decays else learner.constant(warm_up),
@@ -159,81 +144,71 @@ class FineTuning:
             max_grad_norm=MAX_GRAD_NORM,
             weight_decay=args.weight_decay,
         )
-        mx.reset_peak_memory()
-        return Trainer(
+        return trainer.Trainer(
             self.learner,
-            partial(micro_batches, labeled, self.model, args.batch_size, self.rows, args.seed),
-            schedule_of(args),
+            partial(batches.micro_batches, labeled, self.model, *sizes, args.seed),
+            trainer.schedule_of(args),
             self.folder,
             lambda: self._evaluated(self.valid),
             self.log,
         )
 
     def _rows(self) -> int:
-        from mlx_t5.training import training_memory
-        from mlx_t5.training.examples import longest
+        from mlx_t5.training import examples, training_memory
 
         args, model = self.args, self.model
         rows = min(args.batch_size, len(self.train))
         copies = training_memory.ADAM_COPIES if args.optimizer == ADAMW else training_memory.COPIES
         adapted = 0 if self.full else (args.lora_dropout > 0) + 2 * (args.fine_tune_type == "dora")
         model.grad_checkpoint = args.grad_checkpoint
-        estimate = partial(
-            training_memory.estimate, model, *longest(self.train), rows, copies, adapted
-        )
-        if estimate().rows < rows and not args.grad_checkpoint:
+        needed = model, *examples.longest(self.train), rows, copies, adapted
+        if training_memory.estimate(*needed).rows < rows and not args.grad_checkpoint:
             model.grad_checkpoint = True
             say("a batch takes too much memory: layers are computed twice (--grad-checkpoint)")
-        size = estimate()
+        size = training_memory.estimate(*needed)
         if size.rows < rows:
             say(f"the {rows} pairs of a step are worked on {size.rows} at a time")
         cure = "a lower --max-seq-length, --fine-tune-type lora or a quantized model"
         training_memory.report_memory(model, size, cure, say)
         return size.rows
 
-    def _evaluated(self, pairs: Sequence[TrainingPair]) -> Texts:
+    def _evaluated(self, pairs: Sequence[TrainingPair]) -> evaluation.Texts:
         from decoder import SpeculativeDecoder
-        from mlx_t5.training.batches import in_batches
-        from mlx_t5.training.evaluation import Texts
-        from mlx_t5.training.teacher_answers import given
-        from mlx_t5.training.trainer import bar
+        from mlx_t5.training import batches, evaluation, teacher_answers, trainer
 
         decoder = SpeculativeDecoder(self.model, self.draft, self.tokenizer)
         sources, longest = [pair.source for pair in pairs], self.args.max_seq_length[1]
         decoded = decoder.results(sources, decoder.job(max_tokens=longest), EVALUATED_AT_ONCE)
-        results = list(bar("evaluating", "prompts", len(pairs), 0, decoded))
+        results = list(trainer.bar("evaluating", "prompts", len(pairs), 0, decoded))
         if failed := [result.error for result in results if result.error]:
             say(f"{len(failed)} prompts could not be decoded and count as wrong: {failed[0]}")
         written = [result.text or "" for result in results]
-        labeled = sorted((given(p.source, p.answer) for p in pairs), key=lambda e: len(e.answer))
-        loss = self.learner.held_out_loss(in_batches(labeled, self.model, self.rows))
-        texts = Texts([p.prompt for p in pairs], written, [p.completion for p in pairs], loss)
+        labeled = [teacher_answers.given(pair.source, pair.answer) for pair in pairs]
+        labeled.sort(key=lambda example: len(example.answer))
+        loss = self.learner.held_out_loss(batches.in_batches(labeled, self.model, self.rows))
+        prompts, right = [p.prompt for p in pairs], [p.completion for p in pairs]
+        texts = evaluation.Texts(prompts, written, right, loss)
         say(texts.samples())
         return texts
 
     def _save(self) -> Path:
         from mlx_t5.backend import tree_flatten
         from mlx_t5.disk import absolute, replace_file
-        from mlx_t5.training.fine_tuning import base_name, write_adapter, write_model
+        from mlx_t5.training import fine_tuning
 
         args, path = self.args, absolute(self.args.output)
         prompts = "".join(json.dumps({"prompt": pair.prompt}) + "\n" for pair in self.train)
         replace_file(self.prompts, lambda partial: partial.write_text(prompts, encoding="utf-8"))
-        overwrite = self.folder.written.exists()
-        template = (
-            {"translation_prefix": args.translation_prefix} if args.translation_prefix else {}
-        )
+        overwrite, prefix = self.folder.written.exists(), args.translation_prefix
+        template = {"translation_prefix": prefix} if prefix else {}
         if self.full:
-            write_model(path, self.model, self.base, overwrite, **template)
+            fine_tuning.write_model(path, self.model, self.base, overwrite, **template)
         else:
             weights = dict(tree_flatten(self.model.trainable_parameters()))
-            entries: dict[str, Any] = {
-                "lora_dropout": args.lora_dropout,
-                "base_model_name_or_path": base_name(self.base),
-                **template,
-            }
-            shape = lora_config(args), args.num_layers
-            write_adapter(path, self.model, weights, *shape, overwrite, **entries)
+            lora, layers = lora_config(args), args.num_layers
+            entries: dict[str, Any] = {"lora_dropout": args.lora_dropout, **template}
+            entries["base_model_name_or_path"] = fine_tuning.base_name(self.base)
+            fine_tuning.write_adapter(path, self.model, weights, lora, layers, overwrite, **entries)
         self.folder.written.touch()
         return path
 

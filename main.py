@@ -15,13 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mlx_t5.checkpoints.generation_config import (
-    Preset,
-    combined,
-    find_task,
-    read_generation_config,
-    read_tasks,
-)
+from mlx_t5.checkpoints import generation_config
 from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log, run
 from mlx_t5.cli.input import Lines, read_document, read_prompts
 from mlx_t5.cli.options import DEFAULT_PROMPT, MainOptions, read_options
@@ -65,9 +59,10 @@ def _run(options: MainOptions) -> int:
     # The settings in the model's own files; later ones override earlier ones.
     presets = []
     if not options.ignore_generation_config:
-        presets.append(read_generation_config(models.target))
+        presets.append(generation_config.read_generation_config(models.target))
     if options.task is not None:
-        presets.append(find_task(read_tasks(models.target), options.task))
+        tasks = generation_config.read_tasks(models.target)
+        presets.append(generation_config.find_task(tasks, options.task))
     job = _job(options, presets)
     remaining = Run(prompts, options, job)
     if options.resume:
@@ -101,22 +96,22 @@ def _prompts(options: MainOptions) -> list[str] | Lines:
     return Lines(options.input_file, options.score, "prediction" if proposing else "")
 
 
-def _job(options: MainOptions, presets: list[Preset]) -> Job:
+def _job(options: MainOptions, presets: list[generation_config.Preset]) -> Job:
     """How to decode; what the user omits is from the presets."""
     from mlx_t5.engine.codec import Job
     from mlx_t5.text.documents import Cutting
 
-    settings = Settings(**combined(*(preset.settings for preset in presets), options.settings))
+    given = *(preset.settings for preset in presets), options.settings
+    settings = Settings(**generation_config.combined(*given))
     if options.num_samples > 1 and settings.temp == 0:
         raise UserError("--num-samples requires --temp above 0")
-    prefix, cutting = options.prefix, None
-    if prefix is None:
-        prefix = "".join(preset.prefix for preset in presets)
-    target, source = options.target_language, options.source_language
+    of_presets, cutting = "".join(preset.prefix for preset in presets), None
+    prefix = of_presets if options.prefix is None else options.prefix
     if options.unit != "none":
         # Without any prefix, each text is searched for a prefix at its beginning.
         fixed = prefix if prefix or options.prefix is not None else None
         limit = options.max_source_tokens
+        source = options.source_language
         cutting, prefix = Cutting(options.unit, fixed, source, limit, options.file_type), ""
     # A text is streamed if it is the only one, or a document.
     one = len(options.prompt or [""]) == 1 and (not options.input_file or options.is_document)
@@ -129,13 +124,13 @@ def _job(options: MainOptions, presets: list[Preset]) -> Job:
         cutting,
         stream=streamed,
         prefix=prefix,
-        target_language=target,
-        source_language=source,
+        target_language=options.target_language,
+        source_language=options.source_language,
     )
 
 
 def _load(
-    models: ModelPair, presets: list[Preset], job: Job, options: MainOptions
+    models: ModelPair, presets: list[generation_config.Preset], job: Job, options: MainOptions
 ) -> SpeculativeDecoder:
     """Loads the models, and logs notes about them and their settings."""
     from decoder import SpeculativeDecoder
@@ -171,13 +166,13 @@ def _computation(decoder: SpeculativeDecoder, job: Job, options: MainOptions) ->
 
     def compute(prompts: Iterator[Any], indexes: Iterator[int], ready: Any) -> Iterator[Any]:
         prompts = note_long(prompts, job, decoder)
+        if options.writes_text:
+            prompts, predictions = unpaired(prompts)
+            return decoder.results(prompts, job, batch_size, ready, indexes, predictions)
+        prompts = prefixed(prompts, job.prefix)
         if options.score:
-            return decoder.scoring.scores(prefixed(prompts, job.prefix), batch_size, ready)
-        if options.embed:
-            prompts = prefixed(prompts, job.prefix)
-            return decoder.embeddings.vectors(prompts, options.normalize, batch_size, ready)
-        prompts, predictions = unpaired(prompts)
-        return decoder.results(prompts, job, batch_size, ready, indexes, predictions)
+            return decoder.scoring.scores(prompts, batch_size, ready)
+        return decoder.embeddings.vectors(prompts, options.normalize, batch_size, ready)
 
     return compute
 
@@ -187,7 +182,7 @@ def _write_all(run: Run, compute: Compute, painter: Painter | None, options: Mai
     from mlx_t5.backend import mx
     from mlx_t5.engine.document_batch import DocumentStats
 
-    began, stats, results, status = run.clock(), DocumentStats(), 0, 0
+    began, stats, results, status, interrupted = run.clock(), DocumentStats(), 0, 0, ""
     unit = "prompts" if run.texts == 1 else "texts"
     mx.reset_peak_memory()
     total, done = run.count and run.count * run.texts, run.first * run.texts
@@ -207,14 +202,10 @@ def _write_all(run: Run, compute: Compute, painter: Painter | None, options: Mai
                     stats.add(of_outcome)
                 shown.update()
         except KeyboardInterrupt:
-            status = INTERRUPTED
+            of_all = f" of {total}" if total else ""
+            status, interrupted = INTERRUPTED, f"interrupted: {results}{of_all} {unit} done · "
     stats.peak_memory_bytes = mx.get_peak_memory()
-    interrupted = ""
-    if status == INTERRUPTED:
-        of_all = f" of {total}" if total else ""
-        interrupted = f"interrupted: {results}{of_all} {unit} done · "
-    seconds = run.clock() - began
-    log(interrupted + summary(stats, results, seconds, unit, options.writes_text))
+    log(interrupted + summary(stats, results, run.clock() - began, unit, options.writes_text))
     return status
 
 

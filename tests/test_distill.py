@@ -17,7 +17,7 @@ from fake_hub import FakeApi
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.disk import BUNDLED
 from mlx_t5.network.sharing import ENTRY
-from mlx_t5.training import evaluation, start, teacher_answers
+from mlx_t5.training import draft_folder, evaluation, start, teacher_answers
 from mlx_t5.training.evaluation import Acceptance
 from mlx_t5.training.learner import Learner
 from model import load
@@ -102,7 +102,7 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_draft(trial, run, tmp_path, 
     stops = [
         (teacher_answers, "label", 3),
         (Learner, "step", 7),
-        (distill.Distillation, "_save", 1),
+        (draft_folder, "save_draft", 1),
     ]
     calls = stopped_at_each(run, tmp_path / "draft", stops, capsys)
     assert same(weights(trial[0]), weights(tmp_path / "draft"))

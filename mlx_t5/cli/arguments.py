@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from mlx_t5.errors import UserError, is_out_of_memory, log, reason
 from mlx_t5.settings import AUTO, LARGEST_COUNT, NONE, SETTINGS, Range, written
 
-Options = TypeVar("Options")
 ROOT = Path(__file__).resolve().parents[2]
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -225,24 +224,17 @@ DRAFT_MODEL = Option(
     names="--draft-model-name",
     metavar="NAME",
 )
-DTYPE = Option(
-    "bfloat16, float16 or float32 (default: the folder's; float32 without a GPU)",
-    kind=DTYPES,
-    metavar="TYPE",
-)
-ADAPTER_PATH = Option("a PEFT LoRA adapter to merge into the target", metavar="FOLDER")
+DTYPE = Option("weights' type (default: the folder's; float32 without a GPU)", kind=DTYPES)
+ADAPTER_PATH = Option("a PEFT LoRA adapter to merge into the model", metavar="FOLDER")
 IGNORE_GENERATION_CONFIG = Option("ignore the defaults in the target's own files", False, bool)
 TRANSLATION_PREFIX = Option(
-    'template of the prefix that translates, such as "translate {source} to {target}: ", for pairs '
-    "of languages that the model's tasks do not name",
+    'template of the prefix that translates, such as "translate {source} to {target}: "',
     "",
     metavar="TEXT",
 )
 EXACT = Option("same bits with any draft and any batch; slower", False, bool)
 UPLOAD_REPO = Option(
-    "send the folder, with a model card, to this repository on the Hugging Face Hub",
-    metavar="OWNER/NAME",
-    group="upload",
+    "send the folder, with a model card, to the Hub", metavar="OWNER/NAME", group="upload"
 )
 
 
@@ -260,7 +252,8 @@ def option_of(name: str) -> str:
 
 def options_of(kind: type) -> dict[str, Option]:
     options: dict[str, Option] = {}
-    for declared in fields(kind):
+    # A base class's options come last.
+    for declared in sorted(fields(kind), key=lambda f: f.name not in kind.__annotations__):
         if "option" in declared.metadata:
             options[declared.name] = declared.metadata["option"]
         options |= declared.metadata.get("options", {})

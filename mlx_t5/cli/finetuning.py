@@ -8,42 +8,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mlx_t5.cli import training
-from mlx_t5.cli.arguments import (
-    REQUIRED,
-    TRANSLATION_PREFIX,
-    UPLOAD_REPO,
-    Parser,
-    add_options,
-    at_least,
-    between,
-    option,
-    options_of,
-    refuse,
-    switch,
-)
+from mlx_t5.cli import arguments
+from mlx_t5.cli.arguments import REQUIRED, Parser, at_least, between, option, switch
 from mlx_t5.cli.pairs import SUFFIXES
-from mlx_t5.cli.uploading import check_repository
+from mlx_t5.cli.training import TrainingOptions, check_output
 from mlx_t5.errors import UserError
-from mlx_t5.settings import Range
 from mlx_t5.text.languages import checked_template
 
 if TYPE_CHECKING:
     from mlx_t5.checkpoints.adapter_config import LoraConfig
 
-FULL, KINDS = "full", ("lora", "dora", "full")
+FULL = "full"
 ADAFACTOR, ADAMW = "adafactor", "adamw"
 RELATIVE = "relative"  # --lr-scheduler-type: Adafactor's own rate, as in T5's pre-training
 RATES = {FULL: {ADAFACTOR: 1e-3, ADAMW: 1e-4}, "": {ADAFACTOR: 0.03, ADAMW: 1e-3}}
 PARTS = {"train": "train", "validation": "valid", "valid": "valid", "test": "test"}  # by file
 
-OPTIMIZERS = f"(default: {ADAMW} for adapters, {ADAFACTOR} for a whole model)"
-DEFAULT_RATES = (
-    f"(default: for adapters {RATES[''][ADAMW]:g} with {ADAMW} and {RATES[''][ADAFACTOR]:g} with "
-    f"{ADAFACTOR}, for whole models {RATES[FULL][ADAMW]:g} and {RATES[FULL][ADAFACTOR]:g})"
-)
 CONFLICTS = (
     (f"--lr-scheduler-type {RELATIVE}", f"--optimizer {ADAMW}"),
     (f"--lr-scheduler-type {RELATIVE}", "--learning-rate", "--warmup-steps", "--weight-decay"),
@@ -53,12 +35,10 @@ CONFLICTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneOptions:
+class FinetuneOptions(TrainingOptions):
     """The command line of finetune.py, with defaults filled in."""
 
-    model: str = option(
-        "a folder, the name of one in models/, or a Hub id", REQUIRED, group="model and data"
-    )
+    model: str = option("a folder, name in models/, or Hub id", REQUIRED, group="model and data")
     data: str = option(
         'a .jsonl file of objects {"prompt": …, "completion": …}, a .csv or .tsv file with these '
         "columns, or a folder with train, valid and test files; the names may also be input and "
@@ -70,43 +50,32 @@ class FinetuneOptions:
         'name of the prompt in objects {"translation": {"en": …, "fr": …}}', metavar="CODE"
     )
     target_language: str | None = option("name of the completion in them", metavar="CODE")
-    translation_prefix: str = TRANSLATION_PREFIX.but(
-        help='template of the prompts\' beginnings, such as "translate {source} to {target}: ", to '
-        "be kept with the result for main.py --target-language"
-    ).field()
+    translation_prefix: str = arguments.TRANSLATION_PREFIX.field()
     valid: str | None = option(
-        "a file of pairs for evaluation (default: the folder's, or a tenth of --data)",
-        metavar="FILE",
+        "pairs to evaluate by (default: the folder's, or a tenth)", metavar="FILE"
     )
-    output: str = option(
-        f"the PEFT adapter to write; with --fine-tune-type {FULL} the model folder",
-        REQUIRED,
-        metavar="FOLDER",
-    )
+    output: str = option("the adapter or model folder to write", REQUIRED, metavar="FOLDER")
     fine_tune_type: str = option(
-        "train LoRA or DoRA adapters, or the whole model", "lora", KINDS, group="adapter"
+        "train adapters, or the whole model", "lora", ("lora", "dora", FULL), group="adapter"
     )
     target_modules: Sequence[str] = option(
-        "layers with an adapter: names such as q v wi_0 wo, or all-linear for all",
-        ("all-linear",),
-        metavar="NAME",
-        several=True,
+        "layers with an adapter: q v wi_0 …", ("all-linear",), metavar="NAME", several=True
     )
     r: int = option("rank of an adapter", 16, at_least(1))
     lora_alpha: float = option("an adapter's strength, divided by the rank", 32.0, between(0, 1e6))
-    lora_dropout: float = option(
-        "share of an adapter's input that is dropped", 0.0, between(0, 0.9)
-    )
+    lora_dropout: float = option("dropped share of an adapter's input", 0.0, between(0, 0.9))
     use_rslora: bool = switch("divide by the square root of the rank instead")
-    num_layers: int = option(
-        "train the last N layers of each stack; -1: all", -1, at_least(1, (-1,))
-    )
+    num_layers: int = option("train each stack's last N layers; -1: all", -1, at_least(1, (-1,)))
     iters: int = option("maximum number of training steps", 1000, at_least(1), group="training")
     batch_size: int = option("pairs per step", 16, at_least(1))
-    optimizer: str = option(f"optimizer {OPTIMIZERS}", kind=(ADAMW, ADAFACTOR))
+    optimizer: str = option(
+        f"default: {ADAMW} for adapters, {ADAFACTOR} for a whole model", kind=(ADAMW, ADAFACTOR)
+    )
     learning_rate: float = option(
-        f"largest rate; with {ADAFACTOR} relative to a tensor's scale {DEFAULT_RATES}",
-        kind=Range(float, 1e-8, 1.0, "a number from 1e-8 to 1"),
+        f"largest rate; with {ADAFACTOR} relative to a tensor's scale (default: for adapters "
+        f"{RATES[''][ADAMW]:g} with {ADAMW} and {RATES[''][ADAFACTOR]:g} with {ADAFACTOR}, for "
+        f"whole models {RATES[FULL][ADAMW]:g} and {RATES[FULL][ADAFACTOR]:g})",
+        kind=between(1e-8, 1),
     )
     lr_scheduler_type: str = option(
         f"learning rate after the warm-up; linear: down to 0; {RELATIVE}: {ADAFACTOR}'s own rate",
@@ -114,54 +83,37 @@ class FinetuneOptions:
         ("linear", "constant", RELATIVE),
     )
     weight_decay: float = option(
-        "share of the weights to subtract in a step, times the rate; not from norms and biases",
-        0.0,
-        between(0, 1),
+        "share of weights subtracted per step, times the rate; no norms, biases", 0.0, between(0, 1)
     )
     warmup_steps: int | None = option("steps of warm-up (default: 5 %% of all)", kind=at_least(0))
-    max_seq_length: tuple[int, int] = option(  # of prompts, of completions
-        "maximum number of tokens in a prompt and in a completion; longer prompts are cut, and "
-        "pairs with longer completions are left out",
+    max_seq_length: tuple[int, int] = option(
+        "most tokens in a prompt and in a completion; longer prompts are cut, and pairs with "
+        "longer completions left out",
         (512, 256),
         at_least(1),
         several=True,
     )
-    grad_checkpoint: bool = switch(
-        "save memory: compute each layer twice instead of storing its values"
-    )
-    steps_per_report: int = training.STEPS_PER_REPORT.field()
-    steps_per_eval: int = training.STEPS_PER_EVAL.field()
-    patience: int = training.PATIENCE.field()
-    save_every: int = training.SAVE_EVERY.field()
-    metrics_file: str | None = training.METRICS_FILE.field()
-    seed: int = training.SEED.but(
-        help="seed that chooses held-out pairs, the order, adapters and dropout"
-    ).field()
-    resume: bool = training.RESUME.field()
-    upload_repo: str | None = UPLOAD_REPO.field()
+    grad_checkpoint: bool = switch("save memory: compute layers twice instead of storing values")
 
 
-def finetune_parser() -> Parser:
+def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
+    """Parses the command line, and checks that its output can be written."""
+    options = arguments.options_of(FinetuneOptions)
     parser = Parser(
         "finetune.py --model google/flan-t5-base --data pairs.jsonl --output my-lora",
         "finetune.py --model my-t5 --data pairs/ --output my-t5-2 --fine-tune-type full",
         needs="--model NAME --data FILE --output FOLDER",
         description="Fine-tune a T5 on prompts and completions, or adapt it.",
     )
-    add_options(parser, options_of(FinetuneOptions))
-    return parser
-
-
-def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
-    """Parses the command line, and checks that its output can be written."""
-    given = finetune_parser().given(argv)
+    arguments.add_options(parser, options)
+    given = parser.given(argv)
     from mlx_t5.checkpoints.adapter_config import CONFIG, TRANSLATION
     from mlx_t5.checkpoints.adapters import WEIGHTS
     from mlx_t5.checkpoints.writing import is_model_file
 
     schedule = {"warmup_steps": None} if given.get("warmup_steps") == 0 else {}  # fits all rates
     languages = ("--source-language", "--target-language")
-    refuse(options_of(FinetuneOptions), given | schedule, [languages, languages[::-1]], CONFLICTS)
+    arguments.refuse(options, given | schedule, [languages, languages[::-1]], CONFLICTS)
     args = FinetuneOptions(**given)
     if len(args.max_seq_length) > 2:
         raise UserError("--max-seq-length: one or two whole numbers")
@@ -169,8 +121,7 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
     adafactor = full or args.lr_scheduler_type == RELATIVE
     optimizer = args.optimizer or (ADAFACTOR if adafactor else ADAMW)
     is_output = is_model_file if full else {CONFIG, TRANSLATION, WEIGHTS[0]}.__contains__
-    training.check_output(args.output, args.resume, is_output)
-    check_repository(args.upload_repo)
+    check_output(args, is_output)
     if args.translation_prefix:
         checked_template(args.translation_prefix)
     return replace(
@@ -184,14 +135,10 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
 def lora_config(args: FinetuneOptions) -> LoraConfig:
     from mlx_t5.checkpoints.adapter_config import ALL_LINEAR, LoraConfig
 
-    names = tuple(args.target_modules)
-    return LoraConfig(
-        r=args.r,
-        lora_alpha=args.lora_alpha,
-        use_rslora=args.use_rslora,
-        use_dora=args.fine_tune_type == "dora",
-        target_modules=ALL_LINEAR if names == (ALL_LINEAR,) else names,
-    )
+    named = tuple(args.target_modules)
+    modules = ALL_LINEAR if named == (ALL_LINEAR,) else named
+    lora: dict[str, Any] = {n: getattr(args, n) for n in ("r", "lora_alpha", "use_rslora")}
+    return LoraConfig(**lora, use_dora=args.fine_tune_type == "dora", target_modules=modules)
 
 
 def pair_files(data: str, valid: str | None) -> dict[str, str]:
@@ -212,12 +159,12 @@ def pair_files(data: str, valid: str | None) -> dict[str, str]:
     return data_files if valid is None else data_files | {"valid": valid}
 
 
-def next_commands(
-    model: str, output: str, full: bool, prompts: Path, prompt: str
-) -> list[list[str]]:
+def next_commands(args: FinetuneOptions, prompts: Path, prompt: str) -> list[list[str]]:
     """Commands to suggest after fine-tuning: run the model, make a draft, serve both."""
-    target = ["--model", output] if full else ["--model", model, "--adapter-path", output]
-    draft = f"models/{Path(output).name}-draft"
+    target = ["--model", args.model, "--adapter-path", args.output]
+    if args.fine_tune_type == FULL:
+        target = ["--model", args.output]
+    draft = f"models/{Path(args.output).name}-draft"
     return [
         ["python", "main.py", *target, "--prompt", prompt],
         ["python", "distill.py", *target, "--data", str(prompts), "--output", draft],

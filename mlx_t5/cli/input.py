@@ -46,9 +46,8 @@ def read_prompts(prompts: Sequence[str], whole: bool = False) -> list[str]:
     """Checks the prompts, and replaces "-" by standard input, of any length unless `whole`."""
     texts = []
     for prompt in prompts:
-        where = "the prompt"
+        where = "standard input" if prompt == "-" else "the prompt"
         if prompt == "-":
-            where = "standard input"
             data = sys.stdin.buffer.read(LONGEST_LINE + 2 if whole else -1).rstrip(b"\r\n")
             if whole and len(data) > LONGEST_LINE:
                 raise UserError(f"{where} {TOO_LONG}")
@@ -61,17 +60,14 @@ def read_document(name: str, file_type: str = "") -> str:
     """A file's text, including byte order mark and line ends; "-" is standard input."""
     where = "standard input" if name == "-" else name
     with _opened(name) as file:
-        try:
-            data = file.read()
-        except OSError as error:
-            raise UserError(f"cannot read {where}: {error.strerror}") from None
+        data = file.read()
     text = _text(data, where, UTF_16.get(data[:2], "utf-8"))
     if file_type:
         find_words(text, file_type)
     return text
 
 
-class Lines:
+class Lines(Iterator[Line]):
     """Iterates over the prompts of a file; reads line by line, so a file may exceed the memory.
 
     By default an item is a prompt. With `targets` an item is a pair of a prompt and its target.
@@ -110,9 +106,6 @@ class Lines:
         else:
             self._prompts = ReadAhead(self._prompts)
 
-    def __iter__(self) -> Iterator[Line]:
-        return self
-
     def __next__(self) -> Line:
         return next(self._prompts)
 
@@ -148,7 +141,11 @@ class Lines:
         record = _record(text, where)
         read = ("prompt", "target") if self._targets else ("prompt", self._optional)
         self._fields = {name: value for name, value in record.items() if name not in read}
-        _require_texts(record, where, read if self._targets else read[:1])
+        required = read if self._targets else read[:1]
+        for name in required:
+            if not isinstance(record.get(name), str):
+                example = ", ".join(f'"{name}": "…"' for name in required)
+                raise UserError(f"{where} has no {name}; write {{{example}}}")
         prompt = Prompt(_checked(record["prompt"], where))
         prompt.fields = self._fields
         if self._optional:
@@ -177,8 +174,6 @@ class Lines:
                 yield from ((missing, b"") for missing in range(n - blank, n))
                 blank = 0
                 yield n, line.removesuffix("\n").encode("utf-8" if self._is_utf_16 else BYTES)
-        except OSError as error:
-            raise UserError(f"cannot read {self._shown}: {error.strerror}") from None
         except UnicodeDecodeError:
             raise UserError(f"{self._shown} is not valid UTF-16; save it as UTF-8") from None
         if blank == n:
@@ -193,8 +188,6 @@ def _opened(name: str) -> io.BufferedReader:
         return open(sys.stdin.fileno(), "rb", closefd=False)
     except FileNotFoundError:
         raise UserError(f"there is no file {name}; check the path") from None
-    except OSError as error:
-        raise UserError(f"cannot read {name}: {error.strerror}") from None
 
 
 def _text(data: bytes, where: str, encoding: str = "utf-8-sig") -> str:
@@ -219,13 +212,6 @@ def _record(line: str, where: str) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _require_texts(record: Mapping[str, Any], where: str, names: Sequence[str]) -> None:
-    for name in names:
-        if not isinstance(record.get(name), str):
-            example = ", ".join(f'"{name}": "…"' for name in names)
-            raise UserError(f"{where} has no {name}; write {{{example}}}")
-
-
 def _checked(text: str, where: str) -> str:
     if not text.strip():
         raise UserError(f"{where} is empty; write what the model is to work on")
@@ -236,7 +222,7 @@ def _checked(text: str, where: str) -> str:
     return text
 
 
-class ReadAhead:
+class ReadAhead(Iterator[Any]):
     """An iterator that reads a bounded number of items ahead, in a thread, and passes errors on."""
 
     def __init__(self, items: Iterable[Any], ahead: int = 64) -> None:
@@ -257,9 +243,6 @@ class ReadAhead:
     def ready(self) -> bool:
         """Whether the next item, or the end, can be returned without waiting."""
         return not self._drawn.empty()
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
 
     def __next__(self) -> Any:
         started, drawn = time.perf_counter(), None

@@ -9,25 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5 import __version__
-from mlx_t5.cli.arguments import (
-    ADAPTER_PATH,
-    DRAFT_MODEL,
-    DTYPE,
-    EXACT,
-    IGNORE_GENERATION_CONFIG,
-    MODEL,
-    TRANSLATION_PREFIX,
-    Option,
-    Parser,
-    add_options,
-    at_least,
-    num_draft,
-    option,
-    options_of,
-    refuse,
-    setting,
-    switch,
-)
+from mlx_t5.cli import arguments
+from mlx_t5.cli.arguments import Option, Parser, at_least, option, setting, switch
 from mlx_t5.errors import UserError
 from mlx_t5.settings import OF_A_PROMPT, READABLE, SPLITS, SUBTITLES, UNREADABLE, Settings
 
@@ -37,7 +20,7 @@ DEFAULT_PROMPT = (
 )
 # The options whose values become `Settings`; absent ones come from the model's own files.
 SETTINGS_OPTIONS = {name: setting(name, group=s.group) for name, s in OF_A_PROMPT.items()} | {
-    "num_draft": num_draft("--regular-decode", group="speed"),
+    "num_draft": arguments.num_draft("--regular-decode", group="speed"),
     "stop": Option(
         "end a text before this string; may be repeated",
         metavar="STRING",
@@ -74,32 +57,22 @@ WITHOUT_DRAFT = ("--draft-model none", "--num-draft", "--delta")
 
 @dataclass(frozen=True, kw_only=True)
 class MainOptions:
-    model: str | None = MODEL.field()
-    draft_model: str | None = DRAFT_MODEL.field()
-    dtype: str | None = DTYPE.field()
-    adapter_path: str | None = ADAPTER_PATH.field()
-    ignore_generation_config: bool = IGNORE_GENERATION_CONFIG.field()
+    model: str | None = arguments.MODEL.field()
+    draft_model: str | None = arguments.DRAFT_MODEL.field()
+    dtype: str | None = arguments.DTYPE.field()
+    adapter_path: str | None = arguments.ADAPTER_PATH.field()
+    ignore_generation_config: bool = arguments.IGNORE_GENERATION_CONFIG.field()
     prompt: list[str] | None = option(
-        "may be given several times; - reads standard input as one prompt",
-        metavar="TEXT",
-        repeated=True,
-        group="prompts",
+        "may be repeated; -: standard input", metavar="TEXT", repeated=True, group="prompts"
     )
     input_file: str | None = option(
-        'one prompt a line; objects {"prompt": …} if the name ends in .jsonl; - reads standard '
-        "input line by line",
-        metavar="FILE",
+        'one prompt a line; .jsonl: objects {"prompt": …}; -: standard input', metavar="FILE"
     )
     target_language: str = option(
-        "translate into this language, sentence by sentence, with the model's own prefix for it",
-        "",
-        metavar="CODE",
-        group="documents",
+        "translate into this language by sentences", "", metavar="CODE", group="documents"
     )
-    source_language: str = option(
-        "language of the text (default: the prefix's, or en)", "", metavar="CODE"
-    )
-    translation_prefix: str = TRANSLATION_PREFIX.field()
+    source_language: str = option("text's language (default: the prefix's)", "", metavar="CODE")
+    translation_prefix: str = arguments.TRANSLATION_PREFIX.field()
     split: str | None = option(
         "sentences or lines: decode texts in such pieces and join the answers; a file is one "
         "document, unless it is .jsonl (default: none; sentences for .srt, .vtt)",
@@ -107,32 +80,23 @@ class MainOptions:
         metavar="HOW",
     )
     prefix: str | None = option(
-        "put this before every prompt or piece (default: the task's, or the one at the beginning "
-        "of a document)",
-        metavar="TEXT",
+        "put this before every prompt or piece (default: the task's or document's)", metavar="TEXT"
     )
     max_source_tokens: int | None = option(
-        "cut longer sentences at a comma or between words (default: n_positions of the model's "
-        "config.json)",
-        kind=at_least(1),
+        "cut longer sentences between words (default: the model's n_positions)", kind=at_least(1)
     )
     task: str | None = option(
-        "use the prefix and settings of this task of the model: summarization, "
-        "translation_en_to_fr, …",
-        metavar="NAME",
-        group="text",
+        "a task's prefix and settings: translation_en_to_fr, …", metavar="NAME", group="text"
     )
     # Only the settings that the user gives.
     settings: Mapping[str, Any] = field(metadata={"options": SETTINGS_OPTIONS})
     num_samples: int = setting("num_samples").field()
     seed: int = setting("seed").field()
-    exact: bool = EXACT.but(group="speed").field()
+    exact: bool = arguments.EXACT.but(group="speed").field()
     regular_decode: bool = switch("decode with the target alone, one token at a time")
     batch_size: int = setting("batch_size").field()
     output_file: str | None = option(
-        "write texts to this file, one a line; the objects of --json if its name ends in .jsonl",
-        metavar="FILE",
-        group="output",
+        "write texts here, one a line; .jsonl: as with --json", metavar="FILE", group="output"
     )
     resume: bool = switch("continue an incomplete output file")
     json: bool = switch("print JSON objects with tokens and statistics")
@@ -158,12 +122,8 @@ class MainOptions:
     @property
     def is_document(self) -> bool:
         """Whether the whole input file is one text."""
-        cut = self.split or self.file_type
-        return (
-            bool(cut)
-            and self.split != "none"
-            and not (self.input_file or ".jsonl").endswith(".jsonl")
-        )
+        cut = self.split != "none" and bool(self.split or self.file_type)
+        return cut and not (self.input_file or ".jsonl").endswith(".jsonl")
 
     @property
     def file_type(self) -> str:
@@ -180,7 +140,7 @@ def build_parser() -> Parser:
         "target model checks. Without options: the bundled pair translates a sentence.",
     )
     parser.add_argument("--version", action="version", version=__version__)
-    add_options(parser, options_of(MainOptions))
+    arguments.add_options(parser, arguments.options_of(MainOptions))
     return parser
 
 
@@ -193,10 +153,12 @@ def read_options(argv: list[str] | None) -> MainOptions:
     input_file, output_file = given.get("input_file"), given.get("output_file") or ""
     suffix = Path(input_file or "").suffix.lower()
     array = {"output_file": "FILE.npy"} if output_file.endswith(".npy") else {}
-    predictions = given.get("input_file", "").endswith(".jsonl")  # which need no draft
-    conflicts = CONFLICTS if predictions else (*CONFLICTS, WITHOUT_DRAFT)
+    # The predictions of JSON lines need no draft.
+    conflicts = CONFLICTS if (input_file or "").endswith(".jsonl") else (*CONFLICTS, WITHOUT_DRAFT)
     implied = {"split": "sentences"} if suffix in SUBTITLES else {}
-    refuse(options_of(MainOptions), implied | given | array, REQUIRES, conflicts)
+    arguments.refuse(
+        arguments.options_of(MainOptions), implied | given | array, REQUIRES, conflicts
+    )
     settings = {name: given.pop(name) for name in SETTINGS_OPTIONS if name in given}
     Settings(**settings)
     given["json"] = given.get("json", False) or output_file.endswith(".jsonl")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -34,8 +35,7 @@ class Painter:
     """
 
     def __init__(self, tokenizer: Any = None):
-        self._tokenizer = tokenizer
-        colors = {"draft": 32, "copy": 36, "target": 35}
+        self._tokenizer, colors = tokenizer, {"draft": 32, "copy": 36, "target": 35}
         self._forms = {writer: f"\033[{c}m{{}}\033[0m" for writer, c in colors.items()}
 
     @staticmethod
@@ -101,42 +101,41 @@ def one_line(text: str) -> str:
 def text_object(prompt: Any, result: Result) -> str:
     """The line for a result with `--json`."""
     record: dict[str, Any] = {
-        "prompt": _text(prompt),
         "text": result.text,
         "tokens": result.tokens,
         "finish_reason": result.finish_reason,
         "stats": asdict(result.stats),
     }
-    if result.score is not None:
-        record["score"] = result.score
-    if result.error:
-        record["error"] = result.error
+    optional = {"score": result.score, "error": result.error}
+    record |= {name: value for name, value in optional.items() if value is not None}
     if hasattr(result.stats, "pieces"):  # the prompt was a document that was split
         record["pieces"] = [
             {name: value for name, value in vars(piece).items() if value is not None}
             for piece in result.pieces
         ]
-    return json.dumps(_fields(prompt) | record, ensure_ascii=False)
+    return _line(prompt, record, allow_nan=True)
 
 
 def score_object(pair: Any, score: Score) -> str:
-    prompt, target = pair if isinstance(pair, tuple) else ("", "")
-    record: dict[str, Any] = {"prompt": prompt, "target": target}
-    record |= {"logprob": None, "token_logprobs": [], "tokens": []}
+    record: dict[str, Any] = {"target": pair[1] if isinstance(pair, tuple) else ""}
+    record |= {name: getattr(score, name) for name in ("logprob", "token_logprobs", "tokens")}
     if score.error:
-        record["error"] = score.error
-    else:
-        record |= {name: getattr(score, name) for name in ("logprob", "token_logprobs", "tokens")}
-    return json.dumps(_fields(pair) | record, ensure_ascii=False, allow_nan=False)
+        record |= {"logprob": None, "error": score.error}
+    return _line(pair, record)
 
 
 def embedding_object(prompt: Any, vector: np.ndarray | Exception) -> str:
-    record: dict[str, Any] = {"prompt": _text(prompt), "embedding": None}
     if isinstance(vector, Exception):
-        record["error"] = str(vector)
-    else:
-        record["embedding"] = [float(str(number)) for number in vector]
-    return json.dumps(_fields(prompt) | record, ensure_ascii=False, allow_nan=False)
+        return _line(prompt, {"embedding": None, "error": str(vector)})
+    return _line(prompt, {"embedding": [float(str(number)) for number in vector]})
+
+
+def _line(item: Any, record: Mapping[str, Any], allow_nan: bool = False) -> str:
+    """A result as JSON: after its prompt, the further fields of the input's object."""
+    prompt = item[0] if isinstance(item, tuple) else item
+    fields = {"prompt": prompt if isinstance(prompt, str) else ""}  # else a line that is unreadable
+    fields |= {n: v for n, v in getattr(prompt, "fields", {}).items() if n not in OF_RESULTS}
+    return json.dumps({**fields, **record}, ensure_ascii=False, allow_nan=allow_nan)
 
 
 def error_of(outcome: Any) -> str | None:
@@ -169,7 +168,7 @@ def summary(
         if pieces := getattr(stats, "pieces", 0):  # of documents
             counts = {name: getattr(stats, name) for name in ("cut", "failed", "kept")}
             named = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-            parts.append(f"{pieces} piece{'s' * (pieces != 1)}" + (f" ({named})" if named else ""))
+            parts.append(f"{pieces} piece{'s' * (pieces != 1)}" + f" ({named})" * bool(named))
         decoded = stats.generated_tokens - stats.reused_tokens
         parts.append(f"{decoded} tokens in {seconds:.2f} s")
         parts.append(f"{decoded / seconds:.1f} tokens/s")
@@ -184,19 +183,6 @@ def summary(
     if stats.peak_memory_bytes:
         parts.append(f"peak memory {readable(stats.peak_memory_bytes)}")
     return " · ".join(parts)
-
-
-def _text(prompt: Any) -> str:
-    """An item's prompt: a text, or a pair's first text; "" for an unreadable line."""
-    prompt = prompt[0] if isinstance(prompt, tuple) else prompt
-    return prompt if isinstance(prompt, str) else ""
-
-
-def _fields(prompt: Any) -> dict[str, Any]:
-    """The further fields of an input's JSON object, without those that a result may have."""
-    prompt = prompt[0] if isinstance(prompt, tuple) else prompt
-    fields = {"prompt": ""} | dict(getattr(prompt, "fields", {}))
-    return {name: value for name, value in fields.items() if name not in OF_RESULTS}
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -214,8 +200,7 @@ def check_output_file(output_file: str, input_file: str | None) -> None:
     if input_file not in (None, "-") and path.exists() and path.samefile(input_file):
         raise UserError(f"{output_file} is the input file too; give the results another name")
     if output_file.endswith(ARRAY) and path.exists() and not path.is_file():
-        cure = "name a file, or have JSON lines written"
-        raise UserError(f"{output_file} is a pipe or a device, which no array fits into; {cure}")
+        raise UserError(f"{output_file} is a pipe or a device; name a file, or write JSON lines")
 
 
 def open_output(options: MainOptions, keep: int, painter: Painter | None) -> LineFile | ArrayFile:
@@ -229,7 +214,7 @@ def open_output(options: MainOptions, keep: int, painter: Painter | None) -> Lin
     return LineFile(path, keep, line_of)
 
 
-class LineFile:
+class LineFile(contextlib.AbstractContextManager["LineFile"]):
     """Writes lines of results, each without delay, so that an interruption loses none.
 
     Args:
@@ -241,25 +226,14 @@ class LineFile:
     """
 
     def __init__(
-        self,
-        path: str | None,
-        keep: int = 0,
-        line_of: LineOf = text_object,
-        end: str = "\n",
+        self, path: str | None, keep: int = 0, line_of: LineOf = text_object, end: str = "\n"
     ):
-        self._end = end
-        self._path, self._keep, self._line_of = path, keep, line_of
+        self._path, self._keep, self._line_of, self._end = path, keep, line_of, end
         self._file: TextIO | None = None if path else sys.stdout
-
-    def __enter__(self) -> LineFile:
-        return self
 
     def __exit__(self, *_) -> None:
         if self._path and self._file:
-            try:
-                self._file.close()
-            except OSError as error:
-                raise self._cannot_write(error) from None
+            self._file.close()
 
     def write(self, item: Any, outcome: Any) -> None:
         self.write_line(self._line_of(item, outcome))
@@ -273,7 +247,8 @@ class LineFile:
         except BrokenPipeError:  # the reader of our output has stopped
             raise
         except OSError as error:
-            raise self._cannot_write(error) from None
+            cause = f"cannot write {self._path or 'standard output'}: {error.strerror or error}"
+            raise UserError(f"{cause}; make room, or name another --output-file") from None
         if removed:
             raise UserError(f"{self._path} was removed while it was written; start again")
 
@@ -293,12 +268,8 @@ class LineFile:
         file.truncate(self._keep)
         return file
 
-    def _cannot_write(self, error: OSError) -> UserError:
-        cause = f"cannot write {self._path or 'standard output'}: {error.strerror or error}"
-        return UserError(f"{cause}; make room, or name another --output-file")
 
-
-class ArrayFile:
+class ArrayFile(contextlib.AbstractContextManager["ArrayFile"]):
     """Collects vectors, and writes them as a float32 array for numpy.load when its block ends.
 
     Without any vector, no file is written. A prompt that cannot be embedded gets a row of NaN, so
@@ -306,11 +277,7 @@ class ArrayFile:
     """
 
     def __init__(self, path: str):
-        self._path = path
-        self._rows: list[np.ndarray | None] = []
-
-    def __enter__(self) -> ArrayFile:
-        return self
+        self._path, self._rows = path, list[Any]()  # a vector each, or None
 
     def __exit__(self, *_) -> None:
         import numpy as np  # late, as `--help` does not need it

@@ -59,8 +59,7 @@ class Run:
         if options.resume and options.output_file:
             text = "text" if options.json else None
             result = "logprob" if options.score else "embedding" if options.embed else text
-            output = options.output_file
-            done = find_resume_point(output, prompts, self.texts, result, self.count)
+            done = find_resume_point(options.output_file, prompts, self.texts, result, self.count)
         self.first, self.keep = done
         self._ready = getattr(prompts, "ready", lambda: True)
 
@@ -176,8 +175,6 @@ def find_resume_point(
                 prompts, size = prompts + 1, file.tell()
     except FileNotFoundError:
         return ResumePoint()
-    except OSError as error:
-        raise UserError(f"cannot read {output_file}: {error.strerror}") from None
 
 
 def _check(line: bytes, item: Any, result: str, where: str) -> None:

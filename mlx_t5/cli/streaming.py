@@ -33,9 +33,8 @@ def write_text(
     status, chunk, text, began, count = 0, None, "", time.perf_counter(), 0
     if split := job.cutting is not None:
         prefixes = decoder.model.config.task_prefixes
-        count = sum(
-            1 for _ in Document(prompt, job.cutting, lambda text: 0, prefixes=prefixes).cut()
-        )
+        document = Document(prompt, job.cutting, lambda text: 0, prefixes=prefixes)
+        count = sum(1 for _ in document.cut())
         stream = chunks(decoder, [prompt], job, options.batch_size)
     else:
         stream = decoder.chunks(prompt, job, options.batch_size)

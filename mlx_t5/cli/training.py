@@ -9,10 +9,13 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.cli.arguments import INTERRUPTED, Option, Options, at_least, option_of, run
+from mlx_t5.cli import arguments
+from mlx_t5.cli.arguments import UPLOAD_REPO, at_least, option, option_of, switch
+from mlx_t5.cli.uploading import check_repository
 from mlx_t5.errors import UserError
 from mlx_t5.settings import Range
 
@@ -23,24 +26,31 @@ MAY_CHANGE = (
     "target_language",
 )  # fmt: skip
 LARGEST_SEED = 2**53 - 1  # the seeds derived for single prompts are larger
-STEPS_PER_EVAL = Option(
-    "steps between evaluations on held-out prompts", 100, at_least(1), group="training"
-)
-STEPS_PER_REPORT = Option("steps between lines about loss and speed", 10, at_least(1))
-PATIENCE = Option(
-    "end after this number of evaluations in a row without a new best one; 0: never", 0, at_least(0)
-)
-METRICS_FILE = Option("append the numbers of each line to this .jsonl file", metavar="FILE")
-SAVE_EVERY = Option("steps between saved states", 100, at_least(1))
-SEED = Option("", 0, Range(int, 0, LARGEST_SEED, f"a whole number from 0 to {LARGEST_SEED}"))
-RESUME = Option("resume or extend an earlier run", False, bool)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """The options that the commands share, and show last in their help."""
+
+    steps_per_report: int = option("steps between lines about loss and speed", 10, at_least(1))
+    steps_per_eval: int = option("steps between evaluations on held-out prompts", 100, at_least(1))
+    patience: int = option("end after N evaluations without a new best; 0: never", 0, at_least(0))
+    save_every: int = option("steps between saved states", 100, at_least(1))
+    metrics_file: str | None = option("append the numbers to this .jsonl file", metavar="FILE")
+    seed: int = option(
+        "seed that chooses held-out prompts, the order and all that is random",
+        0,
+        Range(int, 0, LARGEST_SEED, f"a whole number from 0 to {LARGEST_SEED}"),
+    )
+    resume: bool = switch("resume or extend an earlier run")
+    upload_repo: str | None = UPLOAD_REPO.field()
 
 
 def resumable(
     program: str,
     argv: Sequence[str] | None,
-    read: Callable[[Sequence[str]], Options],
-    prepare: Callable[[Options], Any],
+    read: Callable[[Sequence[str]], Any],
+    prepare: Callable[[Any], Any],
 ) -> int:
     """Runs a command line that trains; after Ctrl-C, prints how to resume.
 
@@ -53,19 +63,18 @@ def resumable(
     argv = sys.argv[1:] if argv is None else list(argv)
 
     def work() -> int:
-        args: Any = read(argv)
+        args = read(argv)
         try:
-            status: int = prepare(args).run()
-            return status
+            return int(prepare(args).run())
         except KeyboardInterrupt:
             hint = "nothing was written"
             if work_folder(args.output).exists():
                 again = ["python", program, *argv, *["--resume"][args.resume :]]
                 hint = f"go on with: {shlex.join(again)}"
             say(f"interrupted; {hint}")
-            return INTERRUPTED
+            return arguments.INTERRUPTED
 
-    return run(work, interrupted="interrupted; nothing was written")
+    return arguments.run(work, interrupted="interrupted; nothing was written")
 
 
 def say(line: str) -> None:
@@ -90,8 +99,8 @@ def reporter(metrics_file: str | None) -> Callable[..., None]:
     return report
 
 
-def check_output(output: str, resume: bool, is_output: Callable[[str], bool]) -> None:
-    """Refuses an output folder that cannot be made, or that is not the resumed run's own.
+def check_output(args: Any, is_output: Callable[[str], bool]) -> None:
+    """Refuses a folder --output that cannot be made, sent, or is not the resumed run's own.
 
     `is_output` says whether an earlier run may have written a file of this name.
     """
@@ -99,17 +108,15 @@ def check_output(output: str, resume: bool, is_output: Callable[[str], bool]) ->
     from mlx_t5.disk import absolute
     from mlx_t5.training.run_folder import RunFolder
 
-    if not output:
+    if not args.output:
         raise UserError("--output: the name of a folder, not ''")
-    path = absolute(output)
-    own = RunFolder(work_folder(output)).written.exists()
-    if os.path.lexists(path) and not (own and resume):
+    path = absolute(args.output)
+    own = RunFolder(work_folder(args.output)).written.exists()
+    if os.path.lexists(path) and not (own and args.resume):
         cure = "extend its run with --resume and more --iters, or " * own
         raise UserError(f"{path} exists; {cure}choose another --output")
-    above = next(folder for folder in path.parents if folder.exists())
-    if not (above.is_dir() and os.access(above, os.W_OK)):
-        raise UserError(f"nothing can be written into {above}; choose another --output")
     check_output_folder(path, own, is_output)
+    check_repository(args.upload_repo)
 
 
 def compared_options(args: Any, examples: Iterable[Any]) -> dict[str, Any]:

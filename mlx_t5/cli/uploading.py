@@ -150,16 +150,14 @@ def fine_tuned_card(name: str, folder: Path, source: Path, base: str, tested: An
     from mlx_t5.checkpoints.adapter_config import CONFIG
 
     base = Path(base).name if Path(base).is_absolute() else base
-    last = name.rpartition("/")[2]
     about, options, call = f"{base}, fine-tuned: {tested}.", f"--model {name}", f'"{name}"'
+    library = "transformers"
     if (folder / CONFIG).exists():
-        about = (
-            f"A LoRA adapter for {base}: {tested}. First `hf download {name} --local-dir {last}`."
-        )
+        library, last = "peft", name.rpartition("/")[2]
+        download = f"hf download {name} --local-dir {last}"
+        about = f"A LoRA adapter for {base}: {tested}. First `{download}`."
         options, call = f"--model {base} --adapter-path {last}", f'"{base}", adapter="{last}"'
-    library = "peft" if (folder / CONFIG).exists() else "transformers"
-    parts = {"name": name, "about": about, "options": options, "call": call}
-    return _card(source, source, [], library, **parts)
+    return _card(source, source, [], library, name=name, about=about, options=options, call=call)
 
 
 def _card(folder: Path, local: Path, tags: list[str], library: str = "mlx", **parts: str) -> str:

@@ -12,14 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlx_t5.backend import mx, nn, tree_flatten
+from mlx_t5.checkpoints import writing
 from mlx_t5.checkpoints.quantization import Quantization, Recipe
 from mlx_t5.checkpoints.reading import DTYPES, read_weights, stored_dtype, type_name
-from mlx_t5.checkpoints.writing import (
-    check_output_folder,
-    new_model_folder,
-    save_weights,
-    write_json,
-)
 from mlx_t5.disk import MODULES, SENTENCE_SETTINGS, absolute
 from mlx_t5.network.draft_vocabulary import TABLE
 from mlx_t5.network.layers import keep_float32
@@ -55,10 +50,10 @@ def save_draft(
     source, path = Path(folder), absolute(output)
     target = draft.shares_with
     whole = standalone or target is None
-    check_output_folder(path, overwrite, source=source)
+    writing.check_output_folder(path, overwrite, source=source)
     raw = read_config(source)
     stored = dtype or stored_dtype_of(source)
-    with new_model_folder(path, overwrite, source) as partial:
+    with writing.new_model_folder(path, overwrite, source) as partial:
         for name in (MODULES, *SENTENCE_SETTINGS):  # a draft computes no embeddings
             (partial / name).unlink(missing_ok=True)
         names = ("decoder", *(SHARED if whole else ()))
@@ -66,11 +61,11 @@ def save_draft(
         of_parts = tree_flatten({name: module.parameters() for name, module in parts.items()})
         table = [(TABLE, draft.d2t)] if TABLE in draft else []
         tensors = ((n, _cast(n, array, getattr(mx, stored))) for n, array in table + of_parts)
-        save_weights(partial, tensors, "mlx")
+        writing.save_weights(partial, tensors, "mlx")
         config = _config(raw, draft, parts, stored)
         if not whole:
             config[ENTRY] = {"model": target_name(source)}
-        write_json(partial / "config.json", config)
+        writing.write_json(partial / "config.json", config)
     return path
 
 
@@ -84,9 +79,8 @@ def _config(raw: dict, draft: T5, parts: dict[str, nn.Module], dtype: str) -> di
     dropped = ("quantization", "quantization_config", "converted_from", ENTRY, *OF_DRAFT)
     config = {name: value for name, value in raw.items() if name not in dropped}
     config |= {n: value for n in OF_DRAFT if (value := getattr(draft.config, n)) is not None}
-    config["torch_dtype"] = dtype
-    if "dtype" in raw:  # transformers 5 uses this name
-        config["dtype"] = dtype
+    # transformers 5 uses the name "dtype".
+    config |= {name: dtype for name in ("torch_dtype", "dtype") if name in {"torch_dtype", *raw}}
     layers = {
         f"{part}.{path}".removesuffix("."): Quantization(layer.group_size, layer.bits, layer.mode)
         for part, module in parts.items()

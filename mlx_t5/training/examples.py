@@ -113,9 +113,8 @@ def read_pairs(
 
 
 def _report(counts: Counter[str], log: Callable[[str], object]) -> None:
-    for what, count in counts.items():
-        if count:
-            log(f"{count} {what}")
+    for what, count in (+counts).items():  # the positive ones
+        log(f"{count} {what}")
 
 
 def _usable(

@@ -25,15 +25,13 @@ from mlx_t5.training.draft_folder import stored_dtype_of
 if TYPE_CHECKING:
     from model import T5
 
-Arrays = Mapping[str, mx.array]
-_WEIGHT = ".weight"
 _OF_MLX = ("quantization", "quantization_config", "converted_from")  # dropped from config.json
 
 
 def paths(config: Any) -> dict[str, str]:
     """The path in `model.T5` of every attention and feed-forward layer, by Hugging Face name."""
     names = tensor_names(config).items()
-    layers = {a.removesuffix(_WEIGHT): b.removesuffix(_WEIGHT) for a, b in names}
+    layers = {a.removesuffix(".weight"): b.removesuffix(".weight") for a, b in names}
     return {hub_name: path for hub_name, path in layers.items() if quantize_predicate(path)}
 
 
@@ -72,7 +70,7 @@ def unfreeze_last(model: T5, num_layers: int) -> None:
 def write_adapter(
     path: Path,
     model: T5,
-    weights: Arrays,
+    weights: Mapping[str, mx.array],
     lora: LoraConfig,
     num_layers: int,
     overwrite: bool = False,

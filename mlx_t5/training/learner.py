@@ -82,7 +82,7 @@ class Learner:
         self.learning_rate = learning_rate
         self.schedule = schedule or linear(iters, WARM_UP_SHARE * iters)
         self.optimizer = optimizer or adafactor()
-        self._drop, self._seed = drop, seed
+        self._drop, self._seed = drop or (lambda key: None), seed
         self.max_grad_norm, self.weight_decay = max_grad_norm, weight_decay
         compiled = not cpu_only() if compiled is None else compiled
         self._slopes = mx.compile(self._gradient) if compiled else self._gradient
@@ -102,10 +102,9 @@ class Learner:
         count = sum(mx.sum(micro_batch.counted) for micro_batch in batch)
         total, slopes = mx.array(0.0), dict[str, mx.array]()
         for i, micro_batch in enumerate(batch):
-            key = None
-            if self._drop:  # the key depends on the step alone, so that a resumed run has it too
-                rng = random.Random(f"dropout {self._seed} {state.step} {i}")
-                key = mx.random.key(rng.getrandbits(64))
+            # The key depends on the step alone, so that a resumed run has it too.
+            rng = random.Random(f"dropout {self._seed} {state.step} {i}")
+            key = mx.random.key(rng.getrandbits(64))
             loss, more = self._slopes(state.weights, micro_batch.arrays, key)
             total = total + loss
             slopes = {n: slopes[n] + more[n] for n in more} if slopes else more
@@ -141,7 +140,6 @@ class Learner:
     def _gradient(
         self, weights: Arrays, arrays: list[mx.array | None], key: mx.array | None = None
     ) -> tuple[mx.array, Arrays]:
-        drop = self._drop or (lambda key: None)
         before = dict(tree_flatten(self.model.parameters()))
         batch = TrainingBatch(*arrays)
 
@@ -150,10 +148,10 @@ class Learner:
             return self._loss(weights, batch)
 
         try:
-            drop(key)
+            self._drop(key)
             (_, loss), slopes = mx.value_and_grad(surrogate_and_loss)(weights)
         finally:
-            drop(None)
+            self._drop(None)
             self.put(before)  # so that no unevaluated (traced) array stays in the model
         return loss, slopes
 
