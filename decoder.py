@@ -113,8 +113,7 @@ class Engine(Batch):
             pairs = zip(outcome, again, strict=True)
             outcome = [full if row[0] == UNDECIDED else row for row, full in pairs]
             if self.on_verified:
-                tokens = mx.array([row[1:] for row in outcome])
-                self.on_verified(self.rows, logits, tokens)
+                self.on_verified(self.rows, logits, mx.array([row[1:] for row in outcome]))
         self._commit(proposal, outcome, self.clock() - started)
 
     def _draft(self) -> tuple[Proposal, mx.array | None]:
@@ -128,9 +127,7 @@ class Engine(Batch):
             self.offers = self.drafter.offers()
             self.choices = self.adaptive.choose(self.rows, self.offers)
             gamma = max(choice.length for choice in self.choices)
-        keys = None
-        if not self.sampling.all_greedy:
-            keys = self.sampling.step_keys([row.decided for row in self.rows], gamma + 1)
+        keys = self.sampling.step_keys([row.decided for row in self.rows], gamma + 1)
         if gamma and self.drafter:
             proposal = self.drafter.propose(self.committed, self.choices, self.sampling, keys)
         return proposal or Proposal.nothing(len(self.rows)), keys
@@ -152,11 +149,7 @@ class Engine(Batch):
         return self.target.decode(tokens, self.cache, positions)
 
     def _accept(
-        self,
-        logits: mx.array,
-        proposal: Proposal,
-        keys: mx.array | None,
-        sampling: Sampling,
+        self, logits: mx.array, proposal: Proposal, keys: mx.array | None, sampling: Sampling
     ) -> mx.array:
         """Returns an array (rows, 1 + T): each row's number of kept proposals, then T tokens.
 
@@ -263,9 +256,9 @@ class SpeculativeDecoder:
             same_vocabulary(tokenizer, draft_tokenizer)
         require_all_tokens(model)
         self.model, self.tokenizer, self.clock = model, tokenizer, clock
-        self.drafter = (
-            DraftModel(draft_model, model) if isinstance(draft_model, T5) else draft_model
-        )
+        if isinstance(draft_model, T5):
+            draft_model = DraftModel(draft_model, model)
+        self.drafter = draft_model
         self.codec = Codec(tokenizer, model.config.vocab_size)
         self.scoring, self.embeddings = Scoring(model, tokenizer), Embeddings(model, tokenizer)
         self.exact = checked("exact", exact, FLAG)
@@ -300,8 +293,8 @@ class SpeculativeDecoder:
         Raises:
             UserError: a model cannot be found or read, or the draft does not fit the target.
         """
-        draft_name = NONE if draft is None else str(draft)
-        chosen = choose_pair(str(model), draft_name, adapter, revision)
+        name = NONE if draft is None else str(draft)
+        chosen = choose_pair(str(model), name, adapter, revision)
         log(chosen.note)
         target, drafter, tokenizer, draft_tokenizer = load_pair(chosen, dtype)
         return cls(target, drafter, tokenizer, draft_tokenizer=draft_tokenizer, **options)

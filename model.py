@@ -27,6 +27,7 @@ from mlx_t5.checkpoints.hub import locate
 from mlx_t5.checkpoints.pooling import Pooling, read_pooling
 from mlx_t5.checkpoints.reading import Weights, read_weights, require_float
 from mlx_t5.errors import UserError
+from mlx_t5.network import weights
 from mlx_t5.network.attention import source_biases
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
@@ -36,19 +37,6 @@ from mlx_t5.network.linear import Matrix
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, room_for_weights, weights_bytes
 from mlx_t5.network.modules import Stack, Stacks
 from mlx_t5.network.sharing import ENTRY, OF_DRAFT, share, target_of
-from mlx_t5.network.weights import (
-    HEAD,
-    Shape,
-    check,
-    compute_dtype,
-    fill,
-    has_decoder,
-    quantize,
-    read_config,
-    select,
-    shapes_of,
-    tensor_names,
-)
 from mlx_t5.text.tokenizer import load_tokenizer
 
 LAYERS_AT_ONCE = 6  # layers between two submissions of the graph to the device
@@ -109,10 +97,9 @@ class T5(Stacks):
     def require_decoder(self, name: str = "this model") -> None:
         """Raises `UserError` if the model is an encoder alone."""
         if not self.can_decode:
-            raise UserError(
-                f"{name} is an encoder alone: it makes embeddings and writes no text; "
-                "ask for those (--embed, embed, /v1/embeddings), or take a whole model"
-            )
+            cause = f"{name} is an encoder alone: it makes embeddings and writes no text"
+            cure = "ask for those (--embed, embed, /v1/embeddings), or take a whole model"
+            raise UserError(f"{cause}; {cure}")
 
     def __call__(
         self, ids: mx.array, decoder_ids: mx.array, mask: mx.array | None = None
@@ -246,17 +233,17 @@ class T5(Stacks):
 
 def expected_parameters(
     config: T5Config, separate_head: bool = True, encoder_only: bool = False
-) -> dict[str, Shape]:
+) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every parameter of an unquantized model, by its name in MLX folders."""
-    return shapes_of(T5(config, separate_head and not encoder_only, encoder_only))
+    return weights.shapes_of(T5(config, separate_head and not encoder_only, encoder_only))
 
 
-def select_tensors(config: T5Config, weights: Weights, encoder_only: bool = False) -> Weights:
+def select_tensors(config: T5Config, tensors: Weights, encoder_only: bool = False) -> Weights:
     """Takes the tensors that the model needs out of a Hugging Face checkpoint.
 
     Args:
         config: from the checkpoint's config.json.
-        weights: the checkpoint; emptied. If it has no decoder, the model is encoder-only.
+        tensors: the checkpoint; emptied. If it has no decoder, the model is encoder-only.
         encoder_only: whether to leave out the decoder.
 
     Returns:
@@ -265,8 +252,8 @@ def select_tensors(config: T5Config, weights: Weights, encoder_only: bool = Fals
     Raises:
         UserError: a tensor is missing, unknown, of a wrong shape or of an unusable type.
     """
-    encoder_only = encoder_only or not has_decoder(weights)
-    return select(config, weights, expected_parameters(config, encoder_only=encoder_only))
+    encoder_only = encoder_only or not weights.has_decoder(tensors)
+    return weights.select(config, tensors, expected_parameters(config, encoder_only=encoder_only))
 
 
 def load(
@@ -297,51 +284,36 @@ def load(
             was made for.
     """
     folder = locate(str(folder), revision)
-    raw = read_config(folder) | translation_entry(adapter)
+    raw = weights.read_config(folder) | translation_entry(adapter)
     config, target = T5Config.from_dict(raw), None
     if raw.get(ENTRY) is not None:
         target = target_of(folder, raw[ENTRY], config, shared_with, adapter)
         config = replace(target.config, **{name: getattr(config, name) for name in OF_DRAFT})
         dtype = target.dtype if dtype is None else dtype
-    model = _load(folder, raw, config, target, dtype, adapter)
-    model.folder, model.pooling = folder.absolute(), read_pooling(folder, config.d_model)
-    announce_kernels()
-    return model, load_tokenizer(folder)
-
-
-def _load(
-    folder: Path,
-    raw: dict,
-    config: T5Config,
-    target: T5 | None,
-    dtype: str | mx.Dtype | None,
-    adapter: str | Path | None,
-) -> T5:
-    """Returns the model with its weights; see `load`."""
-    weights, metadata = read_weights(folder)
-    quantization = None
-    if target is not None or metadata.get("format") == "mlx":
-        quantization = raw.get("quantization")
-    else:
-        weights = select_tensors(config, weights)
-    dtype = compute_dtype(dtype, weights)
-    encoder_only = target is None and not has_decoder(weights)
-    new = partial(T5, config, HEAD in weights, encoder_only, target)
-    model, names = new(), set(weights)
-    plain = shapes_of(model)
+    tensors, metadata = read_weights(folder)
+    is_mlx = target is not None or metadata.get("format") == "mlx"
+    quantization = raw.get("quantization") if is_mlx else None
+    tensors = tensors if is_mlx else select_tensors(config, tensors)
+    dtype = weights.compute_dtype(dtype, tensors)
+    encoder_only = target is None and not weights.has_decoder(tensors)
+    new = partial(T5, config, weights.HEAD in tensors, encoder_only, target)
+    model, names = new(), set(tensors)
+    plain = weights.shapes_of(model)
     if quantization:
-        quantize(model, quantization, names)
-    parameters = dict(tree_flatten(model.parameters()))
-    check({name: tensor.shape for name, tensor in weights.items()}, shapes_of(model))
-    for name, tensor in weights.items():
-        if mx.issubdtype(parameters[name].dtype, mx.floating):  # not the packed integers
-            require_float(name, tensor)
-    lora = open_adapter(adapter, tensor_names(config), plain)
+        weights.quantize(model, quantization, names)
+    stored = {name: tensor.shape for name, tensor in tensors.items()}
+    weights.check(stored, weights.shapes_of(model))
+    for name, array in tree_flatten(model.parameters()):
+        if mx.issubdtype(array.dtype, mx.floating):  # not the packed integers
+            require_float(name, tensors[name])
+    lora = open_adapter(adapter, weights.tensor_names(config), plain)
     if quantization and lora:
-        quantize(model := new(), lora.quantization(quantization), names)
-    with room_for_weights(weights_bytes(weights, dtype)):
-        fill(model, read_tensors(weights, lora, quantization), dtype)
+        weights.quantize(model := new(), lora.quantization(quantization), names)
+    with room_for_weights(weights_bytes(tensors, dtype)):
+        weights.fill(model, read_tensors(tensors, lora, quantization), dtype)
         if config.draft_vocab_size:
             settle(model)
         model.join()
-    return model
+    model.folder, model.pooling = folder.absolute(), read_pooling(folder, config.d_model)
+    announce_kernels()
+    return model, load_tokenizer(folder)

@@ -32,25 +32,22 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from mlx_t5.errors import UserError, log
 
 DEVICE = "T5_DEVICE"  # set by the user: cpu or gpu
 REHEARSE = "T5_REHEARSE"  # if set, a CPU uses the code paths of GPUs; see `cpu_only`
-SETTINGS = MappingProxyType(
-    {
-        # No TF32 in float32 products (CUDA, M5 and later): it has 10 bits of mantissa.
-        "MLX_ENABLE_TF32": "0",
-        # cuDNN makes a plan for every exact shape of attention, and raises after 512 of them.
-        "MLX_CUDA_USE_CUDNN_SDPA": "0",
-        # MLX keeps a CUDA graph for each shape of a pass; ragged batches need more than its 400.
-        "MLX_CUDA_GRAPH_CACHE_SIZE": "4096",
-        # MLX would raise an error if it evicted graphs often, although that only costs time.
-        "MLX_ENABLE_CACHE_THRASHING_CHECK": "0",
-    }
-)
+SETTINGS = {
+    # No TF32 in float32 products (CUDA, M5 and later): it has 10 bits of mantissa.
+    "MLX_ENABLE_TF32": "0",
+    # cuDNN makes a plan for every exact shape of attention, and raises after 512 of them.
+    "MLX_CUDA_USE_CUDNN_SDPA": "0",
+    # MLX keeps a CUDA graph for each shape of a pass; ragged batches need more than its 400.
+    "MLX_CUDA_GRAPH_CACHE_SIZE": "4096",
+    # MLX would raise an error if it evicted graphs often, although that only costs time.
+    "MLX_ENABLE_CACHE_THRASHING_CHECK": "0",
+}
 
 BLAS = "T5_BLAS"  # set by the user: one of BLAS_CHOICES
 BLAS_CHOICES = ("mkl", "openblas", "none")
@@ -67,12 +64,6 @@ COMPILING = "compiling kernels for this GPU, once: up to a minute"
 ELF = struct.Struct("<16s2HI3QI6H")  # the header of a compiled kernel's file
 
 Loader = Callable[..., Any]
-
-
-def prepare(environment: MutableMapping[str, str]) -> None:
-    """Sets MLX's environment variables, except those that the user has set."""
-    for name, value in SETTINGS.items():
-        environment.setdefault(name, value)
 
 
 def load_blas(
@@ -194,7 +185,8 @@ def _answer(library: Any, question: str) -> str:
     return ask().decode()
 
 
-prepare(os.environ)  # MLX reads its environment variables only once
+for _name, _value in SETTINGS.items():  # MLX reads its environment variables only once
+    os.environ.setdefault(_name, _value)  # the user's own values stay
 _loaded = load_blas(sys.platform)
 
 import mlx.core as mx  # noqa: E402  (only now: the library above must come first)
@@ -308,14 +300,12 @@ def _drop_damaged(folder: Path) -> None:
         with open(path, "rb") as file:
             head = file.read(ELF.size)
             size = os.fstat(file.fileno()).st_size
-        if head[:4] == b"\x7fELF"[: len(head)] and (len(head) < ELF.size or _end(head) > size):
+        if head[:4] != b"\x7fELF"[: len(head)]:
+            continue
+        fields = ELF.unpack(head.ljust(ELF.size))
+        # The section table is at the file's end.
+        if len(head) < ELF.size or fields[6] + fields[11] * fields[12] > size:
             path.unlink(missing_ok=True)
-
-
-def _end(head: bytes) -> int:
-    """An ELF file's full size, from its header: the section table is at the file's end."""
-    fields = ELF.unpack(head)
-    return fields[6] + fields[11] * fields[12]
 
 
 prepare_cuda(os.environ)

@@ -19,29 +19,17 @@ CLONE = Path(__file__).parents[1]
 BUNDLED = CLONE / "demo"  # the bundled pair
 # The files of a model folder, in Hugging Face's layout.
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
-TOKENIZER_FILES = (
-    "spiece.model",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "tokenizer.model",
+TOKENIZER_FILES = tuple(
+    "spiece.model tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json "
+    "vocab.json merges.txt vocab.txt tokenizer.model".split()
 )
 # Further files of a folder of sentence-transformers, see checkpoints/pooling.py.
 MODULES = "modules.json"
 SENTENCE_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
 MODULE_FOLDER = re.compile(r"\d{1,2}_(Pooling|Dense|Normalize)")
 # The files that are downloaded and copied together with the weights.
-SMALL_FILES = (
-    "config.json",
-    "generation_config.json",
-    *TOKENIZER_FILES,
-    MODULES,
-    *SENTENCE_SETTINGS,
-)
+CONFIG_FILES = ("config.json", "generation_config.json")
+SMALL_FILES = (*CONFIG_FILES, *TOKENIZER_FILES, MODULES, *SENTENCE_SETTINGS)
 PARTIAL = ".partial-"  # prefix of a file that is being written
 
 
@@ -70,11 +58,6 @@ def read_object(path: Path, cure: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} does not hold an object: fetch it again")
     return value
-
-
-def is_macos_file(name: str) -> bool:
-    """Whether macOS makes files of this name by itself."""
-    return name == ".DS_Store" or name.startswith("._")
 
 
 def flush(descriptor: int) -> None:

@@ -8,18 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx_t5.backend import mx, on_cpu
+from mlx_t5.checkpoints import hub
 from mlx_t5.checkpoints.adapter_config import adapter_folder
-from mlx_t5.checkpoints.hub import (
-    ADAPTED,
-    MODELS,
-    cached,
-    converted,
-    download,
-    full_id,
-    locate,
-    snapshot_id,
-    source_of,
-)
 from mlx_t5.checkpoints.reading import TorchTensor, read_weights, stored_dtype
 from mlx_t5.disk import BUNDLED
 from mlx_t5.drafting.draft_model import DraftModel
@@ -82,18 +72,17 @@ def choose_pair(
     Raises:
         UserError: a model does not exist or cannot be downloaded.
     """
-    draft: Path | None = None
     merged = None if adapter is None else adapter_folder(adapter)  # before anything is downloaded
-    why = ""
+    draft: Path | None
     if model is None:
         target, draft, why = _default_pair()
     else:
-        target = locate(model, revision)
+        target, draft, why = hub.locate(model, revision), None, ""
     lookup = draft_model is not None and draft_model.split("+")[-1] == LOOKUP
     if draft_model in (NONE, LOOKUP):
         draft = None
     elif draft_model not in (None, AUTO):
-        draft = locate(draft_model.removesuffix(f"+{LOOKUP}"))
+        draft = hub.locate(draft_model.removesuffix(f"+{LOOKUP}"))
     elif model is not None:
         draft, why = _default_draft(target)
     note = f"target {_shown(target)}" + (f" with {_shown(merged)}" if merged else "")
@@ -151,31 +140,31 @@ def _is_slow_to_load(folder: Path) -> bool:
 
 
 def _default_pair() -> tuple[Path, Path, str]:
-    target, draft = converted(DEFAULT_TARGET), converted(DEFAULT_DRAFT)
+    target, draft = hub.converted(DEFAULT_TARGET), hub.converted(DEFAULT_DRAFT)
     if target and draft:
         return target, draft, ""
     pair = {DEFAULT_TARGET: target, DEFAULT_DRAFT: draft}
-    missing = " and ".join(str(MODELS / name) for name, folder in pair.items() if not folder)
+    missing = " and ".join(str(hub.MODELS / name) for name, folder in pair.items() if not folder)
     return BUNDLED / "target", BUNDLED / "draft", f"the bundled pair: no {missing}"
 
 
 def default_draft(target: str) -> str | None:
     """The draft's Hub id, given the target's or, without one, the name of the target's folder."""
-    return DEFAULT_DRAFTS.get(full_id(_BY_FOLDER.get(target, target)))
+    return DEFAULT_DRAFTS.get(hub.full_id(_BY_FOLDER.get(target, target)))
 
 
 def _default_draft(target: Path) -> tuple[Path | None, str]:
     """The folder of a target's default draft, or None, and a note for the user."""
     if target.resolve() == (BUNDLED / "target").resolve():
         return BUNDLED / "draft", ""
-    name = default_draft((source_of(target) or target.name).partition(ADAPTED)[0])
+    name = default_draft((hub.source_of(target) or target.name).partition(hub.ADAPTED)[0])
     if name is None:
         return None, f"no draft named and no default for it: regular decoding; {OTHERWISE}"
-    folder = converted(name) or cached(name)
-    if folder is None and snapshot_id(target):  # who names a Hub id expects a download
+    folder = hub.converted(name) or hub.cached(name)
+    if folder is None and hub.snapshot_id(target):  # who names a Hub id expects a download
         log(f"its default draft is {name}; --draft-model none does without")
         try:
-            folder = download(name)
+            folder = hub.download(name)
         except UserError as error:
             return None, f"regular decoding: no default draft, as {error}"
     if folder is None:
@@ -186,7 +175,7 @@ def _default_draft(target: Path) -> tuple[Path | None, str]:
 
 def _shown(folder: Path) -> str:
     """A short name of a folder: its Hub id, or its path from the working directory."""
-    if hub_id := snapshot_id(folder):
+    if hub_id := hub.snapshot_id(folder):
         return hub_id
     try:
         return str(folder.resolve().relative_to(Path.cwd()))

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlx_t5.errors import UserError, shown
@@ -128,7 +127,7 @@ class Setting:
     help: str
     only_with: Literal["sampling", "beams"] | None = None  # no effect in other modes
     config: tuple[str, ...] = ()  # names in generation_config.json; the last one present counts
-    request: str = ""  # name in the server's requests; "" if they do not have it
+    request: str | None = None  # name in the server's requests if it differs; "" if they lack it
     flag: str = ""  # the short form of its command line option
     group: str = "text"  # the heading of its option in the help
 
@@ -164,7 +163,6 @@ class Settings:
         POSITIVE,
         "maximum number of tokens in a text, its end token included",
         config=("max_length", "max_new_tokens"),
-        request="max_tokens",
         flag="-m",
     )
     temp: float = declared(
@@ -180,7 +178,6 @@ class Settings:
         "sample from the k likeliest tokens; 0: all",
         only_with="sampling",
         config=("top_k",),
-        request="top_k",
     )
     top_p: float = declared(
         1.0,
@@ -189,7 +186,6 @@ class Settings:
         "sample from the likeliest tokens that have this total probability",
         only_with="sampling",
         config=("top_p",),
-        request="top_p",
     )
     min_p: float = declared(
         0.0,
@@ -197,20 +193,17 @@ class Settings:
         "sample from tokens with at least this part of the likeliest one's probability; 0: off",
         only_with="sampling",
         config=("min_p",),
-        request="min_p",
     )
     num_draft: int | str = declared(
         AUTO,
         count_range(0, 'a whole number, 0 (regular decoding) or more, or "auto"', besides=(AUTO,)),
         "tokens proposed at a time; auto: chosen for speed",
-        request="num_draft",
         group="speed",
     )
     delta: float = declared(
         0.0,
         Range(float, 0, 1, "a number from 0 (lossless) to 1"),
         "leniency: 0 is lossless, 1 keeps all proposals",
-        request="delta",
         group="speed",
     )
     repetition_penalty: float = declared(
@@ -219,21 +212,18 @@ class Settings:
         Range(float, 1 / LARGEST_FACTOR, LARGEST_FACTOR, "a number from 1e-30 to 1e30 (1 is off)"),
         "above 1 makes repeated tokens less likely; 1: off",
         config=("repetition_penalty",),
-        request="repetition_penalty",
     )
     no_repeat_ngram_size: int = declared(
         0,
         OFF_OR_MORE,
         "write no run of this many tokens twice; 0: off",
         config=("no_repeat_ngram_size",),
-        request="no_repeat_ngram_size",
     )
     min_tokens: int = declared(
         0,
         OFF_OR_MORE,
         "do not end a text before this many tokens; 0: off",
         config=("min_length", "min_new_tokens"),
-        request="min_tokens",
     )
     logits_processors: Iterable[LogitsProcessor] = ()
     bad_words_ids: Iterable[Iterable[int]] | None = None
@@ -245,14 +235,12 @@ class Settings:
         1,
         Range(int, 1, MAX_ROWS, f"a whole number from 1 (no search) to {MAX_ROWS}"),
         "number of beams, searched without a draft; 1: no search",
-        request="num_beams",
     )
     length_penalty: float = declared(
         1.0,
         Range(float, -10, 10, "a number from -10 to 10"),
         "with beams: above 0 favors long texts, below 0 short ones",
         only_with="beams",
-        request="length_penalty",
     )
     early_stopping: bool | str = declared(
         False,
@@ -260,24 +248,16 @@ class Settings:
         "with beams: end when num_beams texts are complete (true), when a better one is unlikely "
         "(false), or when it is impossible (never)",
         only_with="beams",
-        request="early_stopping",
     )
     num_return_sequences: int = declared(
-        1, POSITIVE, "texts per prompt, from its best beams", only_with="beams"
+        1, POSITIVE, "texts per prompt, from its best beams", only_with="beams", request=""
     )
 
     def __post_init__(self) -> None:
-        fitting = {
-            name: checked(name, value, OF_A_PROMPT[name].range)
-            for name, value in vars(self).items()
-            if name in OF_A_PROMPT
-        }
-        fitting["stop"] = _several(
-            "stop",
-            [self.stop] if isinstance(self.stop, str) else self.stop,
-            lambda text: isinstance(text, str) and text != "",
-            "a string or several, of at least one character each",
-        )
+        fitting = {name: checked(name, getattr(self, name)) for name in OF_A_PROMPT}
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        expected = "a string or several, of at least one character each"
+        fitting["stop"] = _several("stop", stop, lambda s: isinstance(s, str) and s != "", expected)
         fitting["logits_processors"] = _several(
             "logits_processors", self.logits_processors, callable, "a list of callables"
         )
@@ -297,32 +277,32 @@ class Settings:
                 raise UserError(f"num_beams cannot be combined with {name}")
 
 
-OF_A_PROMPT: Mapping[str, Setting] = MappingProxyType(
-    {f.name: f.metadata["setting"] for f in fields(Settings) if "setting" in f.metadata}
-)
+OF_A_PROMPT: Mapping[str, Setting] = {
+    f.name: replace(setting, request=f.name if setting.request is None else setting.request)
+    for f in fields(Settings)
+    if (setting := f.metadata.get("setting"))
+}
 # The settings of a prompt, and the arguments of `generate` that concern a whole call.
-SETTINGS: Mapping[str, Setting] = MappingProxyType(
-    {
-        **OF_A_PROMPT,
-        "batch_size": Setting(
-            DEFAULT_BATCH_SIZE,
-            count_range(1, POSITIVE.expected, ceiling=MAX_ROWS),
-            "prompts decoded at the same time",
-            group="speed",
-        ),
-        "num_samples": Setting(
-            1,
-            count_range(1, POSITIVE.expected, ceiling=math.inf),
-            "texts per prompt, with --temp above 0",
-        ),
-        "seed": Setting(
-            0,
-            Range(int, 0, 2**64 - 1, "a whole number from 0 to 2**64 - 1"),
-            "the same seed gives the same text",
-            only_with="sampling",
-        ),
-    }
-)
+SETTINGS: Mapping[str, Setting] = {
+    **OF_A_PROMPT,
+    "batch_size": Setting(
+        DEFAULT_BATCH_SIZE,
+        count_range(1, POSITIVE.expected, ceiling=MAX_ROWS),
+        "prompts decoded at the same time",
+        group="speed",
+    ),
+    "num_samples": Setting(
+        1,
+        count_range(1, POSITIVE.expected, ceiling=math.inf),
+        "texts per prompt, with --temp above 0",
+    ),
+    "seed": Setting(
+        0,
+        Range(int, 0, 2**64 - 1, "a whole number from 0 to 2**64 - 1"),
+        "the same seed gives the same text",
+        only_with="sampling",
+    ),
+}
 
 
 def check_exact(settings: Settings, width: int) -> None:

@@ -53,10 +53,8 @@ class Timed:
         self.outcomes.append([outcome for _, _, outcome in repeat])
 
     def only(self, turns: Sequence[int]) -> Timed:
-        def chosen(rows: list[list[Any]]) -> list[list[Any]]:
-            return [[row[turn] for turn in turns] for row in rows]
-
-        return Timed(chosen(self.seconds), chosen(self.tokens), chosen(self.outcomes))
+        figures: Any = self.seconds, self.tokens, self.outcomes
+        return Timed(*([[row[turn] for turn in turns] for row in rows] for rows in figures))
 
     def seconds_a_token(self) -> float:
         """Computed from the medians over the repeats."""

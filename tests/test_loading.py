@@ -50,9 +50,8 @@ class Hub:
 @pytest.fixture(autouse=True)
 def fake_hub(monkeypatch):
     fake = Hub()
-    for module in (hub, loading):
-        monkeypatch.setattr(module, "download", fake.download)
-        monkeypatch.setattr(module, "cached", fake.cached)
+    monkeypatch.setattr(hub, "download", fake.download)
+    monkeypatch.setattr(hub, "cached", fake.cached)
     return fake
 
 

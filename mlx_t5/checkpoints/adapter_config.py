@@ -117,16 +117,10 @@ class LoraConfig:
         return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
     def targets(self, layers: Iterable[str]) -> list[str]:
-        return [
-            layer
-            for layer in layers
-            if not _is_named(layer, self.exclude_modules)
-            and (
-                layer.rpartition(".")[2] not in OTHERS
-                if self.target_modules == ALL_LINEAR
-                else _is_named(layer, self.target_modules)
-            )
-        ]
+        layers = [layer for layer in layers if not _is_named(layer, self.exclude_modules)]
+        if self.target_modules == ALL_LINEAR:
+            return [layer for layer in layers if layer.rpartition(".")[2] not in OTHERS]
+        return [layer for layer in layers if _is_named(layer, self.target_modules)]
 
 
 def _is_neutral(name: str, value: Any) -> bool:

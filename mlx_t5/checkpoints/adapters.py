@@ -15,13 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints.adapter_config import (
-    CONFIG,
-    OTHERS,
-    TRANSLATION,
-    LoraConfig,
-    adapter_folder,
-)
+from mlx_t5.checkpoints import adapter_config
+from mlx_t5.checkpoints.adapter_config import CONFIG, LoraConfig, adapter_folder
 from mlx_t5.checkpoints.quantization import PARTS, changed_settings, layer_settings
 from mlx_t5.checkpoints.reading import Weights, as_array, read_weights, require_float
 from mlx_t5.checkpoints.writing import new_folder, write_json
@@ -124,7 +119,7 @@ def open_adapter(
     # A tied output head has no tensor of its own, but an adapter may still name it as a layer.
     targets = config.targets(dict.fromkeys([*layers, *(["lm_head"] if can_decode else [])]))
     for layer in targets:
-        if layer.rpartition(".")[2] in OTHERS:
+        if layer.rpartition(".")[2] in adapter_config.OTHERS:
             raise UserError(f"{CONFIG}: LoRA on {layer} cannot be merged here; merge it with PEFT")
     if not targets:
         cause = "target_modules and exclude_modules leave no layer to change"
@@ -180,6 +175,6 @@ def save_adapter(
         mx.save_safetensors(str(partial / WEIGHTS[0]), named, {"format": "pt"})
         config = {"peft_type": "LORA", "task_type": "SEQ_2_SEQ_LM"} | dict(entries)
         if template := config.pop("translation_prefix", ""):
-            write_json(partial / TRANSLATION, {"translation_prefix": template})
+            write_json(partial / adapter_config.TRANSLATION, {"translation_prefix": template})
         write_json(partial / CONFIG, config)
     return path

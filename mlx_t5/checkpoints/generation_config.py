@@ -28,8 +28,6 @@ from mlx_t5.errors import UserError, shown
 from mlx_t5.settings import SETTINGS, SMALLEST, Settings, refusal
 
 FILE, CONFIG = "generation_config.json", "config.json"
-IGNORE = "--ignore-generation-config"
-
 _DAMAGED = "give a model folder, MLX or Hugging Face"
 
 
@@ -111,7 +109,9 @@ def read_generation_config(folder: Path) -> Preset:
     try:
         return _preset(name, raw)
     except UserError as error:
-        raise UserError(f"{error}; {IGNORE} ignores the file's settings") from None
+        raise UserError(
+            f"{error}; --ignore-generation-config ignores the file's settings"
+        ) from None
 
 
 def read_tasks(folder: Path) -> dict[str, Preset]:
@@ -176,10 +176,9 @@ def _settings(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
                 value = max(value, 0)
         settings[name] = setting.range.fit(value)
         if settings[name] is None:
-            expected = (
-                "a whole number, at least 2" if entry == "max_length" else setting.range.expected
-            )
             if sample or setting.only_with != "sampling":
+                least = "a whole number, at least 2"
+                expected = least if entry == "max_length" else setting.range.expected
                 raise refusal(entry, raw[entry], expected)
             del settings[name]  # transformers does not read it either
             left_out.append(entry)

@@ -15,16 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.disk import (
-    CLONE,
-    MODULE_FOLDER,
-    MODULES,
-    SAFETENSORS,
-    SMALL_FILES,
-    TORCH,
-    absolute,
-    read_object,
-)
+from mlx_t5 import disk
+from mlx_t5.disk import CLONE, SAFETENSORS, SMALL_FILES, TORCH, absolute, read_object
 from mlx_t5.errors import UserError, log
 
 MODELS = Path("models")  # in the working directory, or else in the clone
@@ -126,10 +118,10 @@ def choose_files(listed: Iterable[str]) -> list[str]:
     """What to download from a repository: small files, modules and one complete set of weights."""
     names = set(listed)
     small = [name for name in SMALL_FILES if name in names]
-    if MODULES in names:
+    if disk.MODULES in names:
         for folder in sorted({name.partition("/")[0] for name in names if "/" in name}):
             files = [f"{folder}/{name}" for name in ("config.json", SAFETENSORS, TORCH)]
-            if MODULE_FOLDER.fullmatch(folder):
+            if disk.MODULE_FOLDER.fullmatch(folder):
                 small += [name for name in files if name in names][:2]
     for main in (SAFETENSORS, TORCH):
         if main in names:

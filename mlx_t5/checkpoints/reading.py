@@ -32,31 +32,30 @@ EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tok
 LAST_NORMS = ("decoder.norm.weight", "encoder.norm.weight")  # in MLX folders
 DTYPES = ("float32", "float16", "bfloat16")  # the types of weights
 _LFS_POINTER = b"version https://git-lfs.github.com/"
-# storage class in a pickle -> (element type, bytes an element)
+# storage class in a pickle -> element type
 _STORAGES = {
-    "FloatStorage": ("float32", 4),
-    "HalfStorage": ("float16", 2),
-    "BFloat16Storage": ("bfloat16", 2),
-    "DoubleStorage": ("float64", 8),
-    "LongStorage": ("int64", 8),
-    "IntStorage": ("int32", 4),
-    "ShortStorage": ("int16", 2),
-    "CharStorage": ("int8", 1),
-    "ByteStorage": ("uint8", 1),
-    "BoolStorage": ("bool_", 1),
+    "FloatStorage": mx.float32,
+    "HalfStorage": mx.float16,
+    "BFloat16Storage": mx.bfloat16,
+    "DoubleStorage": mx.float64,
+    "LongStorage": mx.int64,
+    "IntStorage": mx.int32,
+    "ShortStorage": mx.int16,
+    "CharStorage": mx.int8,
+    "ByteStorage": mx.uint8,
+    "BoolStorage": mx.bool_,
 }
 
 
 @dataclass(eq=False)
 class _Storage:
-    type: str
-    itemsize: int
+    dtype: mx.Dtype
     count: int
     start: int | None = None  # byte in the file; None until the container has told it
 
     @property
     def nbytes(self) -> int:
-        return self.count * self.itemsize
+        return self.count * self.dtype.size
 
 
 @dataclass(frozen=True)
@@ -71,20 +70,20 @@ class TorchTensor:
 
     @property
     def dtype(self) -> mx.Dtype:
-        return getattr(mx, self.storage.type)
+        return self.storage.dtype
 
     @property
     def nbytes(self) -> int:
-        return int(np.prod(self.shape)) * self.storage.itemsize
+        return int(np.prod(self.shape)) * self.dtype.size
 
     def read(self) -> mx.array:
         if 0 in self.shape:
             return mx.zeros(self.shape, self.dtype)
-        size, is_bfloat16 = self.storage.itemsize, self.dtype == mx.bfloat16
+        size, is_bfloat16 = self.dtype.size, self.dtype == mx.bfloat16
         try:
             place = self.storage.start or 0, (self.storage.nbytes,)
             elements = np.memmap(self.path, np.uint8, "r", *place)
-            kind = np.dtype("<u2" if is_bfloat16 else self.storage.type.rstrip("_"))
+            kind = np.dtype("<u2" if is_bfloat16 else type_name(self.dtype))
             strides = [stride * size for stride in self.strides]
             # numpy has no bfloat16, and checks shape, offset and strides against the buffer.
             view: Any = np.ndarray(self.shape, kind, elements, self.offset * size, strides)
@@ -273,7 +272,7 @@ class _TensorUnpickler(pickle.Unpickler):
         kind, name, key, _, count, *view = pid
         if kind != "storage" or any(view):
             raise UserError(f"{self._path} has views of storages; save it with torch 1.0 or newer")
-        return self.storages.setdefault(key, _Storage(*_STORAGES[name], count))
+        return self.storages.setdefault(key, _Storage(_STORAGES[name], count))
 
     # Methods, since a pickle could change the attributes of a function.
     def _tensor(self, storage: _Storage, offset: int, shape: Any, strides: Any, *_: Any) -> Any:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.hub import snapshot_id
-from mlx_t5.disk import MODULE_FOLDER, SAFETENSORS, SMALL_FILES, is_macos_file, lock
+from mlx_t5.disk import MODULE_FOLDER, SAFETENSORS, SMALL_FILES, lock
 from mlx_t5.errors import UserError, reason
 
 SHARD_BYTES = 500_000_000  # of arrays that wait in memory to be written together
@@ -65,7 +65,8 @@ def check_output_folder(
         in_module = MODULE_FOLDER.fullmatch(file.parent.name) and file.parent.parent == path
         is_module = MODULE_FOLDER.fullmatch(file.name) is not None
         nested = file.parent != path and not in_module
-        known = is_output(file.name) or is_macos_file(file.name)
+        of_macos = file.name == ".DS_Store" or file.name.startswith("._")
+        known = is_output(file.name) or of_macos
         if nested or not known or file.is_dir() != (is_module and not in_module):
             name = file.relative_to(path)
             raise UserError(f"{path} holds more than a model ({name}); remove it yourself")

@@ -52,18 +52,16 @@ class DraftModel:
         partner = getattr(model, "shares_with", None)
         self.shares_encoder = partner is not None
         if partner is not None and partner.encoder is not getattr(target, "encoder", None):
-            raise UserError(
-                "the draft uses the encoder of another target; load it with shared_with=target"
-            )
+            cure = "load it with shared_with=target"
+            raise UserError(f"the draft uses the encoder of another target; {cure}")
         ends = {"eos_token_id": target.config.eos_token_ids}
         starts = {"decoder_start_token_id": [target.config.decoder_start_token_id]}
         for name, allowed in (ends | starts).items():
             in_target, in_draft = getattr(target.config, name), getattr(model.config, name)
             if in_draft not in allowed:
-                raise UserError(
-                    f"vocabularies differ: {name} is {in_target} in the target and {in_draft} in "
-                    "the draft; use a draft with the same tokenizer"
-                )
+                cause = f"{name} is {in_target} in the target and {in_draft} in the draft"
+                cure = "use a draft with the same tokenizer"
+                raise UserError(f"vocabularies differ: {cause}; {cure}")
         self.model, self.target = model, target
         self.vocabulary = vocabulary or DraftVocabulary(model, target.config.vocab_size)
         self.cache: Any = None  # a `Cache`; None if no row is encoded
@@ -110,9 +108,7 @@ class DraftModel:
             return None  # no memory: the target decodes without proposals
         process, vocabulary = sampling.processing, self.vocabulary
         history = History.align(committed) if process else None
-        xs: list[mx.array] = []
-        qs: list[mx.array] = []
-        finite: list[mx.array] = []
+        xs, qs, finite = list[mx.array](), list[mx.array](), list[mx.array]()
         for i in range(gamma):
             if i > 0:
                 positions = [len(row) + i - 1 for row in committed]

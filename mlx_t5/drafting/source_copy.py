@@ -276,9 +276,8 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
     if q is not None:
         q = mx.pad(q, ((0, 0), (0, width - q.shape[1]), (0, 0)))
         q = mx.where(copying[..., None], one_hot(tokens, q.shape[-1]), q)
-    rows = list(zip(copies.lengths, drafts.lengths, copies.writers, strict=True))
-    lengths = [copy or draft for copy, draft, _ in rows]
-    writers = [writer if copy else "draft" for copy, _, writer in rows]
+    lengths = [a or b for a, b in zip(copies.lengths, drafts.lengths, strict=True)]
+    writers = [COPY.writer if length else "draft" for length in copies.lengths]
     valid = mx.where(copying[:, 0], copies.valid_lengths, drafts.valid_lengths)
     return Proposal(tokens, q, lengths, writers, valid)
 

@@ -88,11 +88,10 @@ class Job:
             predicted = any(one is not None for one in attributes.get("predictions", ()))
             several = num_samples > 1 or values.get("num_return_sequences", 1) != 1
             values.setdefault("split", "none" if predicted or several else "sentences")
-        cuts = {name: value for name, value in values.items() if name in names}
+        cuts = {name: values.pop(name) for name in [*values] if name in names}
         cutting = Cutting(**cuts)
         if cutting.split == "none" and cutting != Cutting():
             raise UserError(f"{[*cuts][-1]} requires split")
-        values = {name: value for name, value in values.items() if name not in names}
         if unknown := [*values.keys() - {field.name for field in fields(Settings)}]:
             call = "stream" if attributes.get("stream") else "generate"
             raise TypeError(f"{call}() got an unexpected keyword argument {unknown[0]!r}")
@@ -143,24 +142,21 @@ class Codec:
         keys: Iterable[mx.array],
     ) -> Iterator[Row]:
         settings = job.settings
-        ids: list[int] = []
-        predicted: list[int] = []
-        bad: Exception | None = None
-        if isinstance(prompt, Exception):
-            bad = prompt
-        else:
-            try:
-                if job.prefix:
-                    if not isinstance(prompt, str):
-                        raise UserError("a prefix needs a text, not token ids")
-                    prompt = job.prefix + prompt if prompt.strip() else prompt
-                ids = token_ids(prompt, self.tokenizer, self.vocab_size)
-                predicted = [] if prediction is None else self._predicted(prediction, settings)
-            except UserError as error:
-                bad = error
+        ids, predicted, error = list[int](), list[int](), ""
+        try:
+            if isinstance(prompt, Exception):
+                raise UserError(str(prompt))
+            if job.prefix:
+                if not isinstance(prompt, str):
+                    raise UserError("a prefix needs a text, not token ids")
+                prompt = job.prefix + prompt if prompt.strip() else prompt
+            ids = token_ids(prompt, self.tokenizer, self.vocab_size)
+            predicted = [] if prediction is None else self._predicted(prediction, settings)
+        except UserError as bad:
+            error = str(bad)
         for row in (Row(ids, settings, key) for key in keys):
-            if bad:
-                row.fail(str(bad))
+            if error:
+                row.fail(error)
             else:
                 row.prediction, row.shareable = predicted, job.shareable
                 if settings.stop or (job.watched and self.tokenizer):

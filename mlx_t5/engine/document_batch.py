@@ -125,7 +125,14 @@ def chunks(
     Raises:
         UserError: the model has no tokenizer, or the job has several seeds or texts per prompt.
     """
-    _check(decoder, job)
+    if decoder.tokenizer is None:
+        raise UserError("a split needs a tokenizer; this model folder has none")
+    if is_listlike(job.seed):
+        raise UserError("a list of seeds cannot be combined with split")
+    sequences = job.settings.num_return_sequences
+    for name, number in {"num_samples": job.num_samples, "num_return_sequences": sequences}.items():
+        if number != 1:
+            raise UserError(f"{name} cannot be combined with split")
     in_hand, doubtful = deque[DocumentInFlight](), ""
     # Pieces not drawn yet, their indexes and their predictions.
     pending, streams, expected = deque[str](), deque[int](), deque[Any]()
@@ -155,9 +162,8 @@ def chunks(
             if complete:
                 in_hand.popleft()
 
-    of_pieces = replace(
-        job, cutting=None, target_language="", predictions=(), stream=False
-    )  # pieces are not cut again
+    # Pieces are not cut again.
+    of_pieces = replace(job, cutting=None, target_language="", predictions=(), stream=False)
     ready_or_pending = lambda: bool(pending) or ready()  # noqa: E731
     more = iter(streams.popleft, None), iter(expected.popleft, END)
     for answer in decoder.results(drawn(), of_pieces, batch_size, ready_or_pending, *more):
@@ -221,14 +227,3 @@ def fitted_document(
             return 0
 
     return Document(text, cutting, tokens, limit, prefixes)
-
-
-def _check(decoder: SpeculativeDecoder, job: Job) -> None:
-    if decoder.tokenizer is None:
-        raise UserError("a split needs a tokenizer; this model folder has none")
-    if is_listlike(job.seed):
-        raise UserError("a list of seeds cannot be combined with split")
-    sequences = job.settings.num_return_sequences
-    for name, number in {"num_samples": job.num_samples, "num_return_sequences": sequences}.items():
-        if number != 1:
-            raise UserError(f"{name} cannot be combined with split")

@@ -75,7 +75,10 @@ class AnswerStore:
             for equal in self.waiting.pop(key, []):
                 equal.reuse(*answer, self.eos)
                 finished.append(equal)
-            self._store(key, answer)
+            self.answers[key] = answer
+            self.bytes += size_of(key, answer)
+            while len(self.answers) > self.most or self.bytes > self.most_bytes:
+                self.bytes -= size_of(*self.answers.popitem(last=False))
         return finished, again
 
     def drop(self, rows: Iterable[Row]) -> list[Row]:
@@ -94,12 +97,6 @@ class AnswerStore:
             return []
         self.decoding[key], self.waiting[key] = waiting[0], waiting[1:]
         return waiting[:1]
-
-    def _store(self, key: Key, answer: Answer) -> None:
-        self.answers[key] = answer
-        self.bytes += size_of(key, answer)
-        while len(self.answers) > self.most or self.bytes > self.most_bytes:
-            self.bytes -= size_of(*self.answers.popitem(last=False))
 
 
 def key_of(row: Row) -> Key:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlx_t5.backend import mx
+from mlx_t5.network.attention import Dropout
 from mlx_t5.network.linear import Matrix
 from mlx_t5.network.sharing import plain_weights
 
@@ -40,7 +41,9 @@ class Adapted(NamedTuple):
     squares: mx.array | None = None
 
     def times(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
-        seen = self._seen(x)
+        seen = x.astype(self.down.dtype)
+        if self.key is not None:
+            seen = Dropout(self.rate, self.key[None])(seen, 0)
         change = self.scale * ((seen @ self.down.T) @ self.up.T)
         if self.magnitude is None:
             out = self.base.times(x, residual)
@@ -50,13 +53,6 @@ class Adapted(NamedTuple):
         other = plain if self.key is None else self.base.times(seen.astype(x.dtype))
         out = plain + ((ratio - 1) * other + ratio * change).astype(plain.dtype)
         return out if residual is None else residual + out
-
-    def _seen(self, x: mx.array) -> mx.array:
-        x = x.astype(self.down.dtype)
-        if self.key is None:
-            return x
-        mask = mx.random.bernoulli(1 - self.rate, x.shape, self.key)
-        return mx.where(mask, x / (1 - self.rate), 0)
 
     def _norms(self) -> mx.array:
         """Row norms of W + s · B @ A, without computing that matrix; inf for zero rows."""

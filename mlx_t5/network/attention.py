@@ -144,11 +144,7 @@ class Dropout(NamedTuple):
 
 
 def attention(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    mask: Mask,
-    dropout: Dropout | None = None,
+    queries: mx.array, keys: mx.array, values: mx.array, mask: Mask, dropout: Dropout | None = None
 ) -> mx.array:
     """Returns softmax(queries @ keys.T + mask) @ values, (B, H, T, d_kv): scores are not scaled.
 

@@ -186,10 +186,9 @@ class Cache:
         source = max(self.source, other.source)
         if self.mask is not None or other.mask is not None or self.source != other.source:
             self.mask = mx.concatenate([self._wide_mask(source), other._wide_mask(source)])
-        self.keys, self.values = (
-            [_joined(a, b, capacity) for a, b in zip(*pair, strict=True)]
-            for pair in ((self.keys, other.keys), (self.values, other.values))
-        )
+        pairs = zip(self.values, other.values, strict=True)
+        self.keys = [_joined(a, b, capacity) for a, b in zip(self.keys, other.keys, strict=True)]
+        self.values = [_joined(a, b, capacity) for a, b in pairs]
         self.cross = [
             (_joined(k, more_k, source), _joined(v, more_v, source))
             for (k, v), (more_k, more_v) in zip(self.cross, other.cross, strict=True)

@@ -78,15 +78,18 @@ class T5Config:
             UserError: it is not a T5's, or an entry is missing, of the wrong type or out of range.
         """
         if raw.get("model_type") not in MODEL_TYPES:
-            raise UserError(
-                f"model_type in config.json is {reprlib.repr(raw.get('model_type'))}; "
-                f"only T5 models are supported: {', '.join(MODEL_TYPES)}"
-            )
+            cause = f"model_type in config.json is {reprlib.repr(raw.get('model_type'))}"
+            raise UserError(f"{cause}; only T5 models are supported: {', '.join(MODEL_TYPES)}")
         values: dict[str, Any] = {}
         for field in fields(cls):
             value = None if field.default == () else raw.get(field.name)  # from other entries
             if field.name == "eos_token_id" and isinstance(value, list):
-                value, *more = _end_tokens(value)
+                if not 0 < len(value) <= _MAX_END_TOKENS:
+                    many = f"1 to {_MAX_END_TOKENS} tokens"
+                    raise UserError(f"config.json: eos_token_id must be {many}")
+                for end in value:
+                    _check("eos_token_id", "int", end)
+                value, *more = dict.fromkeys(value)
                 values["more_eos_token_ids"] = tuple(more)
             if value is not None:
                 _check(field.name, str(field.type), value)
@@ -102,14 +105,13 @@ class T5Config:
             known = ", ".join(ACTIVATION_NAMES)
             raise UserError(f"config.json: activation {self.dense_act_fn!r} is not one of {known}")
         exact = self.relative_attention_num_buckets // 2
+        distance = self.relative_attention_max_distance
         fits = {
             "num_layers": self.num_layers <= _MAX_LAYERS,
             "num_decoder_layers": self.num_decoder_layers <= _MAX_LAYERS,
             "num_heads times d_kv": self.num_heads * self.d_kv <= _MAX_SIZE,
             "relative_attention_num_buckets": exact >= 2,
-            "relative_attention_max_distance": (
-                exact < self.relative_attention_max_distance <= 2**20
-            ),
+            "relative_attention_max_distance": exact < distance <= 2**20,
             "draft_vocab_size": (self.draft_vocab_size or 0) <= self.vocab_size,
             "pad_token_id": self.pad_token_id < self.vocab_size,
             "eos_token_id": max(self.eos_token_ids) < self.vocab_size,
@@ -147,26 +149,14 @@ class T5Config:
 def _tasks(tasks: Any) -> tuple[tuple[str, str], ...]:
     named = tasks.items() if isinstance(tasks, dict) else ()
     prefixes = [(name, task.get("prefix")) for name, task in named if isinstance(task, dict)]
-    return tuple(
-        (n, prefix) for n, prefix in prefixes if isinstance(prefix, str) and prefix.strip()
-    )
-
-
-def _end_tokens(ends: list) -> list[int]:
-    if not 0 < len(ends) <= _MAX_END_TOKENS:
-        raise UserError(f"config.json: eos_token_id must be 1 to {_MAX_END_TOKENS} tokens")
-    for end in ends:
-        _check("eos_token_id", "int", end)
-    return list(dict.fromkeys(ends))
+    return tuple((name, text) for name, text in prefixes if isinstance(text, str) and text.strip())
 
 
 def _check(name: str, kind: str, value: Any) -> None:
     least = 0 if name.endswith("_token_id") else 1
+    integer = f"an integer between {least} and {_MAX_SIZE}"
     valid, expected = {
-        "int": (
-            type(value) is int and least <= value <= _MAX_SIZE,
-            f"an integer between {least} and {_MAX_SIZE}",
-        ),
+        "int": (type(value) is int and least <= value <= _MAX_SIZE, integer),
         "float": (type(value) in (int, float) and 0 <= value < 1, "a number between 0 and 1"),
         "bool": (type(value) is bool, "true or false"),
         "str": (isinstance(value, str), "a string"),

@@ -73,10 +73,8 @@ def settle(draft: T5) -> None:
     ids, size = np.array(draft.d2t.astype(mx.int64)), draft.config.vocab_size
     ascending = (np.diff(ids, prepend=-1, append=size) > 0).all()
     if not ascending or not mx.issubdtype(draft.d2t.dtype, mx.integer):
-        raise UserError(
-            f"the draft's table d2t is not of ascending token ids from 0 to {size - 1}; make the "
-            "draft again with distill.py"
-        )
+        cause = f"the draft's table d2t is not of ascending token ids from 0 to {size - 1}"
+        raise UserError(f"{cause}; make the draft again with distill.py")
     draft.update({TABLE: mx.array(ids.astype(np.int32))})
     if draft.shares_with is not None:
         draft.__dict__["lm_head"] = _rows(getattr(draft, "lm_head", draft.shared), draft.d2t)
@@ -84,10 +82,9 @@ def settle(draft: T5) -> None:
 
 def require_all_tokens(model: T5) -> None:
     if getattr(model, TABLE, None) is not None:
-        raise UserError(
-            f"this model writes {model.config.draft_vocab_size} of {model.config.vocab_size} "
-            "tokens only: it is a draft; give it as --draft-model, with its target"
-        )
+        tokens = f"{model.config.draft_vocab_size} of {model.config.vocab_size} tokens only"
+        cure = "give it as --draft-model, with its target"
+        raise UserError(f"this model writes {tokens}: it is a draft; {cure}")
 
 
 def _rows(head: nn.Module, ids: mx.array) -> nn.Module:

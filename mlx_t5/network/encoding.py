@@ -45,10 +45,7 @@ def encoder_states(model: Target, sources: Sequence[Sequence[int]]) -> list[mx.a
 
 
 def prepared(
-    model: Target,
-    sources: Sequence[Sequence[int]],
-    states: Sequence[mx.array],
-    beams: int = 1,
+    model: Target, sources: Sequence[Sequence[int]], states: Sequence[mx.array], beams: int = 1
 ) -> Cache:
     """A decoder's cache for encoded sources, lazily; equal sources are computed once."""
     keys = [tuple(source) for source in sources]

@@ -171,10 +171,9 @@ def exact_target(model: T5, batch: int, num_draft: int) -> ExactTarget:
         rows = attention_is_exact(model, width) and exact_row_counts(model, batch, width)
         if rows and decoder_is_exact(target := ExactTarget(model, width, rows)):
             return target
-    raise UserError(
-        "exact decoding is not possible here: this device rounds a row differently by its place "
-        f"in a pass, at {' and '.join(map(str, widths))} positions a row; decode without it"
-    )
+    cause = "this device rounds a row differently by its place in a pass"
+    at = f"at {' and '.join(map(str, widths))} positions a row"
+    raise UserError(f"exact decoding is not possible here: {cause}, {at}; decode without it")
 
 
 def exact_row_counts(model: T5, batch: int, width: int) -> list[int]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from mlx_t5.backend import cpu_only, mx, nn, on_cpu, tree_map
 from mlx_t5.network.attention import Dropout, Mask, attention
-from mlx_t5.network.cache import Slots
+from mlx_t5.network.cache import KeysValues, Slots
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.linear import Matrix
 
@@ -136,9 +136,7 @@ def checkpointed_layer(
 ) -> mx.array:
     """A `checkpointed` `decoder_layer` over whole texts; updates no cache."""
 
-    def run(
-        blocks: Blocks, x: mx.array, bias: mx.array, cross: tuple[mx.array, mx.array]
-    ) -> mx.array:
+    def run(blocks: Blocks, x: mx.array, bias: mx.array, cross: KeysValues) -> mx.array:
         keys, values = ([mx.zeros_like(arrays[i])] for arrays in (slots.keys, slots.values))
         alone = replace(slots, keys=keys, values=values, cross=[cross])
         return decoder_layer(config, blocks, x, bias, alone, 0)
@@ -202,7 +200,7 @@ def layer_for(
     if passes < passes_before_compiling() or not isinstance(slots, Slots):
         return partial(decoder_layer, config)
     shapes = slots.positions.shape, slots.keys[0].shape, slots.cross[0][0].shape
-    return partial(_run, _compiled(config, slots.seen, *shapes, slots.mask is None))
+    return _compiled(config, slots.seen, *shapes, slots.mask is None)
 
 
 @cache
@@ -216,31 +214,16 @@ def passes_before_compiling() -> float:
 def _compiled(config: T5Config, seen: int, *shapes: Any) -> Callable[..., Any]:
     # With one function for many shapes, MLX would search its compiled graphs one by one in every
     # call. So each combination has a function of its own, which `lru_cache` finds at once.
-    return mx.compile(partial(_described, config, seen))
+    @mx.compile
+    def run(blocks: Blocks, x, bias, positions, keys, values, cross, mask) -> tuple:
+        prompts = len(cross[0])
+        slots = Slots([keys], [values], positions, None, seen, len(keys), prompts, [cross], mask)
+        x = decoder_layer(config, blocks, x, bias, slots, 0)
+        return x, slots.keys[0], slots.values[0]
 
+    def layer(blocks: Blocks, x: mx.array, bias: mx.array, slots: Slots, i: int) -> mx.array:
+        arrays = slots.keys[i], slots.values[i], slots.cross[i], slots.mask
+        x, slots.keys[i], slots.values[i] = run(blocks, x, bias, slots.positions, *arrays)
+        return x
 
-def _run(
-    run: Callable[..., Any], blocks: Blocks, x: mx.array, bias: mx.array, slots: Slots, i: int
-) -> mx.array:
-    keys, values = slots.keys, slots.values
-    x, keys[i], values[i] = run(
-        blocks, x, bias, slots.positions, keys[i], values[i], slots.cross[i], slots.mask
-    )
-    return x
-
-
-def _described(
-    config: T5Config,
-    seen: int,
-    blocks: Blocks,
-    x: mx.array,
-    bias: mx.array,
-    positions: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    cross: tuple[mx.array, mx.array],
-    mask: mx.array | None,
-) -> tuple[mx.array, mx.array, mx.array]:
-    slots = Slots([keys], [values], positions, None, seen, len(keys), len(cross[0]), [cross], mask)
-    x = decoder_layer(config, blocks, x, bias, slots, 0)
-    return x, slots.keys[0], slots.values[0]
+    return layer

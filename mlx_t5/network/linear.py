@@ -128,14 +128,6 @@ def _large(outputs: int, inputs: int) -> bool:
     return outputs * inputs >= 1 << 19  # smaller weights fit into the processor's cache
 
 
-def _narrow(outputs: int, inputs: int) -> bool:
-    return outputs * inputs >= 1 << 17 and inputs < 1024
-
-
-def _head(outputs: int, inputs: int) -> bool:
-    return outputs >= 1 << 14
-
-
 # Pattern for `blas_name`, numbers of rows M, condition on (N, K), form. The comments give the
 # form's time relative to the natural form.
 FORMS: tuple[tuple[str, range, Callable[[int, int], bool], Form], ...] = (
@@ -144,8 +136,9 @@ FORMS: tuple[tuple[str, range, Callable[[int, int], bool], Form], ...] = (
     ("MKL .*AVX-512", range(4, 7), _large, in_tiles),  # 0.75 to 0.8
     # 0.65 to 0.7: 16 rows take the time of 4 rows
     ("MKL .*AVX-512", range(7, 17), _large, weight_first),
-    ("MKL .*general", range(1, 2), _narrow, as_two_rows),  # 0.65 to 0.9
-    ("MKL .*general", range(3, 129), _head, in_tiles),  # 0.65 to 0.8
+    # 0.65 to 0.9
+    ("MKL .*general", range(1, 2), lambda n, k: n * k >= 1 << 17 and k < 1024, as_two_rows),
+    ("MKL .*general", range(3, 129), lambda n, k: n >= 1 << 14, in_tiles),  # 0.65 to 0.8
 )
 
 

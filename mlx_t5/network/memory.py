@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from mlx_t5.backend import cpu_only, device_info, mx, on_cpu
@@ -29,7 +28,7 @@ WORKING_SET = "max_recommended_working_set_size"  # Metal's name for it; other d
 SLACK = 64 << 20  # buffers are rounded up to pages, and a heap of small buffers counts in full
 KEPT, KEPT_SHARE = 256 << 20, 0.25  # limits of MLX's buffer cache: bytes, share of free memory
 MEBIBYTE = 1 << 20
-WIDTHS = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
+WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def limit() -> int:
@@ -159,9 +158,7 @@ def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
     # measured on a CPU. Kernels that do not store the scores need less.
     heads = config.num_heads
     scores = heads * min(source, queries_at_once(rows, heads, source))
-    features = (
-        (1 + config.is_gated_act) * config.d_ff + config.d_model + config.num_heads * config.d_kv
-    )
+    features = (1 + config.is_gated_act) * config.d_ff + config.d_model + heads * config.d_kv
     return 4 * width * rows * source * (scores + features)
 
 
@@ -191,11 +188,12 @@ def warning(folders: Sequence[Path], dtype: str | None) -> str | None:
     if needed <= comfortable:
         return None
     cure = "convert the model with --quantize, or take a smaller one"
-    if not facts.get(WORKING_SET):
-        space = f"there are {readable(there)} of memory"
-        return f"the weights take {readable(needed)}, and {space}; {cure}"
-    raised = math.ceil(needed / SHARE / MEBIBYTE)
-    if raised * MEBIBYTE < SHARE * facts.get("memory_size", 0):
-        cure += f", or raise that until the next start: sudo sysctl iogpu.wired_limit_mb={raised}"
-    space = f"macOS recommends at most {readable(there)} for the GPU (iogpu.wired_limit_mb)"
+    space = f"there are {readable(there)} of memory"
+    if facts.get(WORKING_SET):
+        space = f"macOS recommends at most {readable(there)} for the GPU (iogpu.wired_limit_mb)"
+        raised = math.ceil(needed / SHARE / MEBIBYTE)
+        if raised * MEBIBYTE < SHARE * facts.get("memory_size", 0):
+            cure += (
+                f", or raise that until the next start: sudo sysctl iogpu.wired_limit_mb={raised}"
+            )
     return f"the weights take {readable(needed)}, and {space}; {cure}"

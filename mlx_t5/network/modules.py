@@ -29,9 +29,8 @@ class Attention(nn.Module):
         super().__init__()
         inner = config.num_heads * config.d_kv
         self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
-        self.q = nn.Linear(config.d_model, inner, bias=False)
-        self.k = nn.Linear(config.d_model, inner, bias=False)
-        self.v = nn.Linear(config.d_model, inner, bias=False)
+        for name in "qkv":
+            self[name] = nn.Linear(config.d_model, inner, bias=False)
         self.o = nn.Linear(inner, config.d_model, bias=False)
 
     def block(self, letters: str) -> Block:

@@ -97,15 +97,11 @@ def target_of(
     name = entry.get("model") if isinstance(entry, dict) else None
     made_for = f"{folder} is a draft for {shown(name or 'a target without a name')}"
     if target is None:
-        raise UserError(
-            f"{made_for} and uses its encoder: give it as --draft-model, or load(folder, "
-            "shared_with=target)"
-        )
+        cure = "give it as --draft-model, or load(folder, shared_with=target)"
+        raise UserError(f"{made_for} and uses its encoder: {cure}")
     if any(getattr(config, field) != getattr(target.config, field) for field in OF_TARGET):
-        raise UserError(
-            f"{made_for}, and the target has another shape; give it with its own target, or make a "
-            "draft for this one"
-        )
+        cure = "give it with its own target, or make a draft for this one"
+        raise UserError(f"{made_for}, and the target has another shape; {cure}")
     if adapter is not None:
         raise UserError(f"{folder} uses its target's encoder; merge the adapter into that")
     if name != (actual := target_name(target.folder)):

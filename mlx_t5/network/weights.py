@@ -14,17 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import mx, nn, on_cpu, tree_flatten
+from mlx_t5.checkpoints import reading
 from mlx_t5.checkpoints.generation_config import FILE, TOKEN_IDS
-from mlx_t5.checkpoints.reading import (
-    DTYPES,
-    EMBEDDINGS,
-    TorchTensor,
-    Weights,
-    as_array,
-    require_float,
-    stored_dtype,
-    type_name,
-)
+from mlx_t5.checkpoints.reading import EMBEDDINGS, TorchTensor, Weights, as_array
 from mlx_t5.disk import read_object
 from mlx_t5.errors import UserError, is_out_of_memory, log, reason, shown
 from mlx_t5.network.config import T5Config
@@ -114,7 +106,7 @@ def select(config: T5Config, weights: Weights, expected: dict[str, Shape]) -> We
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     check(shapes, {name: expected[mlx] for name, mlx in selected.items()})
     for name, tensor in weights.items():
-        require_float(name, tensor)
+        reading.require_float(name, tensor)
     return {selected[name]: weights.pop(name) for name in list(weights)}
 
 
@@ -200,8 +192,8 @@ def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dt
 def compute_dtype(requested: str | mx.Dtype | None, weights: Mapping[str, Any]) -> mx.Dtype:
     """The type to compute in: `requested`, else float32 on a CPU, else the stored type."""
     if requested is None:
-        requested = mx.float32 if on_cpu() else stored_dtype(weights) or mx.float32
-    name = type_name(requested) if isinstance(requested, mx.Dtype) else requested
-    if name not in DTYPES:
+        requested = mx.float32 if on_cpu() else reading.stored_dtype(weights) or mx.float32
+    name = reading.type_name(requested) if isinstance(requested, mx.Dtype) else requested
+    if name not in reading.DTYPES:
         raise UserError(f"dtype must be bfloat16, float16 or float32, not {name}")
     return getattr(mx, name)

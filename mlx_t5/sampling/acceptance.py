@@ -23,18 +23,8 @@ proposal (greedy, or copied) has q(x) = 1; q is None if all are, or if every del
 from __future__ import annotations
 
 from mlx_t5.backend import mx
-from mlx_t5.sampling.draws import (
-    OWN,
-    REPLACE,
-    Sampling,
-    fold,
-    is_finite,
-    likeliest,
-    one_hot,
-    probabilities,
-    sample,
-    uniform,
-)
+from mlx_t5.sampling import draws
+from mlx_t5.sampling.draws import Sampling, fold, likeliest, sample
 
 NEGLIGIBLE_MASS = 1e-6  # a residual with less is rounding noise of two equal distributions
 NO_TOKEN = -1  # no token can be chosen from the logits: `draws.is_finite`
@@ -94,7 +84,7 @@ def accept(
         `accepted` is UNDECIDED if top-p needs more candidates than were considered; then call again
         with `sampling.exhaustive()`.
     """
-    finite = is_finite(logits)
+    finite = draws.is_finite(logits)
     if sampling.all_greedy:
         own = mx.where(finite, likeliest(logits), NO_TOKEN)
         if drafts is None:
@@ -107,7 +97,7 @@ def accept(
     if sampling.all_greedy:
         accepted = accepted_length(keep_greedy(logits, drafts, sampling.delta), lengths)
     else:
-        p, short = probabilities(logits, sampling)
+        p, short = draws.probabilities(logits, sampling)
         accepted, own = _accept_sampled(logits, p, drafts, q, lengths, sampling, keys)
         own = mx.where(mx.take_along_axis(finite, accepted[:, None], axis=1), own, NO_TOKEN)
     tokens = mx.where(mx.arange(drafts.shape[1]) < accepted[:, None], drafts, own)
@@ -128,7 +118,7 @@ def _accept_sampled(
 ) -> tuple[mx.array, mx.array]:
     """`accept` if a row is sampled; `drafts` (B, T) ends in a placeholder; one token (B, 1)."""
     keys = keys[:, : drafts.shape[1]]
-    own = sample(p.flatten(0, 1), fold(keys, 0, OWN).flatten(0, 1)).reshape(drafts.shape)
+    own = sample(p.flatten(0, 1), fold(keys, 0, draws.OWN).flatten(0, 1)).reshape(drafts.shape)
     accepted = accepted_length(drafts == own, lengths)
     if not sampling.any_lenient:
         return accepted, mx.take_along_axis(own, accepted[:, None], axis=1)
@@ -137,13 +127,13 @@ def _accept_sampled(
         q = mx.pad(q, ((0, 0), (0, 1), (0, 0)))
         qx = mx.take_along_axis(q, drafts[..., None], axis=-1)[..., 0]
     possible = mx.take_along_axis(logits, drafts[..., None], axis=-1)[..., 0] > -mx.inf
-    keep = keep_sampled(px, qx, sampling.delta, uniform(keys)) & possible
+    keep = keep_sampled(px, qx, sampling.delta, draws.uniform(keys)) & possible
     if sampling.any_greedy:
         by_rank = keep_greedy(logits, drafts, sampling.delta)
         keep = mx.where((sampling.temp == 0)[:, None], by_rank, keep)
     lenient, row = sampling.delta > 0, mx.arange(len(lengths))
     accepted = mx.where(lenient, accepted_length(keep, lengths), accepted)
-    q = one_hot(drafts[row, accepted], p.shape[-1]) if q is None else q[row, accepted]
-    replacement = sample(residual(p[row, accepted], q), fold(keys[row, accepted], 0, REPLACE))
+    q = draws.one_hot(drafts[row, accepted], p.shape[-1]) if q is None else q[row, accepted]
+    replacement = sample(residual(p[row, accepted], q), fold(keys[row, accepted], 0, draws.REPLACE))
     replaced = lenient & (accepted < lengths)
     return accepted, mx.where(replaced, replacement, own[row, accepted])[:, None]

@@ -66,11 +66,6 @@ class History:
         grown = mx.concatenate([self.tokens, tokens.astype(mx.int32)], axis=1)
         return History(grown, [length + tokens.shape[1] for length in self.lengths])
 
-    def seen(self, positions: int) -> mx.array:
-        columns = self.tokens.shape[1]
-        ends = mx.arange(columns - positions + 1, columns + 1)
-        return mx.arange(columns) < ends[:, None]
-
 
 @dataclass(frozen=True)
 class Processing:
@@ -114,13 +109,11 @@ class Processing:
             early = before < mx.array(least)[:, None, None]
             logits = mx.where(early & _among(self.eos, vocab_size), -mx.inf, logits)
         last = mx.array([s.max_tokens - 1 for s in self.settings])[:, None, None]
-        for name, forced in (
-            ("forced_bos_token_id", before == 0),
-            ("forced_eos_token_id", before == last),
-        ):
+        places = {"forced_bos_token_id": before == 0, "forced_eos_token_id": before == last}
+        for name, here in places.items():
             for ids, rows in self._used(name):
                 only = mx.where(_among(ids, vocab_size), 0.0, -mx.inf)
-                logits = mx.where(rows & forced, only, logits)
+                logits = mx.where(rows & here, only, logits)
         for ids, rows in self._used("suppress_tokens"):
             logits = mx.where(rows & _among(ids, vocab_size), -mx.inf, logits)
         if any(s.logits_processors for s in self.settings):
@@ -158,8 +151,10 @@ def penalize_repetition(history: History, logits: mx.array, penalty: mx.array) -
     """Makes tokens already written less likely (penalty (B,) > 1) or more likely (< 1)."""
     penalty = penalty[:, None, None]
     penalized = mx.where(logits < 0, logits * penalty, logits / penalty)
-    written = history.seen(logits.shape[1])
-    written = _marked(history.tokens[:, None], written, logits.shape)
+    columns = history.tokens.shape[1]
+    ends = mx.arange(columns - logits.shape[1] + 1, columns + 1)  # columns before each position
+    seen = mx.arange(columns) < ends[:, None]
+    written = _marked(history.tokens[:, None], seen, logits.shape)
     return mx.where(written, penalized, logits)
 
 

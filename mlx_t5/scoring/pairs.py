@@ -143,10 +143,9 @@ def ranks_by(tokenizer: Any, words: Sequence[str] = (TRUE, FALSE)) -> bool:
 def _word(word: str, tokenizer: Any) -> int:
     ids = token_ids(word, tokenizer, len(tokenizer))[:-1]
     if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
-        raise UserError(
-            f"{shown(word)!r} is no single token of this model's tokenizer; ranking is for monoT5 "
-            "and similar models: name the words that yours answers"
-        )
+        cause = f"{shown(word)!r} is no single token of this model's tokenizer"
+        cure = "ranking is for monoT5 and similar models: name the words that yours answers"
+        raise UserError(f"{cause}; {cure}")
     return ids[0]
 
 

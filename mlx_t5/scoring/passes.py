@@ -38,9 +38,7 @@ def in_order(
         yield from (done[i] for i in range(len(window)))
 
 
-def windows(
-    items: Iterable[Item], size: int, ready: Callable[[], bool] = lambda: True
-) -> Iterator[list[Item]]:
+def windows(items: Iterable[Item], size: int, ready: Callable[[], bool]) -> Iterator[list[Item]]:
     window: list[Item] = []
     for item in items:
         window.append(item)

@@ -158,13 +158,11 @@ class Scoring:
         self.model.require_decoder()
         last = last or LastEncoded()
 
-        def refuse(pair: Pair, reason: str) -> UserError:
-            return no_memory("a prompt and its target", reason)
-
+        score = partial(self._score, last=last)
         try:
             for indices in passes(pairs, batch_size, most_tokens):
                 batch = [pairs[i] for i in indices]
-                values = in_halves(partial(self._score, last=last), batch, refuse)
+                values = in_halves(score, batch, lambda _, reason: no_memory(PAIR, reason))
                 yield list(zip(indices, values, strict=True))
         finally:
             last.cache = None
