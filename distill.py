@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli.distilling import DistillOptions, read_distill_options
 from mlx_t5.cli.input import Lines
-from mlx_t5.cli.pairs import SUFFIXES, read_lines
 from mlx_t5.cli.training import compared_options, reporter, resumable, say, work_folder
+from mlx_t5.cli.training_pairs import SUFFIXES, read_lines
 from mlx_t5.cli.uploading import draft_card, upload
 from mlx_t5.errors import UserError, readable
 from mlx_t5.settings import AUTO

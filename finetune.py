@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli import finetuning
 from mlx_t5.cli.finetuning import ADAMW, FULL, RELATIVE, lora_config
-from mlx_t5.cli.pairs import NAMES, read_lines
 from mlx_t5.cli.training import compared_options, reporter, resumable, say, work_folder
+from mlx_t5.cli.training_pairs import NAMES, read_lines
 from mlx_t5.cli.uploading import fine_tuned_card, upload
 from mlx_t5.errors import UserError, readable
 

@@ -32,7 +32,7 @@ WARM_UP_SECONDS, WARM_UP_TOKENS = 0.1, 8
 
 
 @dataclass
-class Answer:
+class Timing:
     """The result of decoding some prompts: tokens without start and end, and times.
 
     Attributes:
@@ -68,7 +68,7 @@ class Program(ABC):
     ) -> list[list[int]]:
         """Returns each answer's tokens; a `UserError` refuses what the program does not support."""
 
-    def timed(self, max_tokens: int, first: bool, **keywords: Any) -> Answer:
+    def timed(self, max_tokens: int, first: bool, **keywords: Any) -> Timing:
         def clocked(max_tokens: int) -> tuple[list[list[int]], float]:
             began = time.perf_counter()
             tokens = self.decode(max_tokens=max_tokens, **keywords)
@@ -80,7 +80,7 @@ class Program(ABC):
             self.decode(max_tokens=WARM_UP_TOKENS, **keywords | {"prompts": batch})
         tokens, seconds = clocked(max_tokens)
         decided = sum(min(len(text) + 1, max_tokens) for text in tokens)
-        return Answer(tokens, decided, seconds, clocked(1)[1] if first else None)
+        return Timing(tokens, decided, seconds, clocked(1)[1] if first else None)
 
 
 class MlxT5(Program):

@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks import printing, workload
 from benchmarks.peer_process import Process
-from benchmarks.peer_programs import Answer, Ids
+from benchmarks.peer_programs import Ids, Timing
 from benchmarks.workload import DRAFT, REGULAR, SAMPLING
 from mlx_t5.cli.arguments import Option, at_least, num_draft
 from mlx_t5.errors import UserError
@@ -56,7 +56,7 @@ WAITING = {
     "GOMP_SPINCOUNT": "10000",  # GNU's OpenMP: number of spins, about 0.1 ms
     "KMP_BLOCKTIME": "1",  # Intel's and LLVM's OpenMP: milliseconds
 }
-Decode = Callable[..., Answer]  # accepts the keywords of `Program.timed` except num_draft
+Decode = Callable[..., Timing]  # accepts the keywords of `Program.timed` except num_draft
 
 
 def _over(name: str) -> Callable[[dict], str]:
@@ -224,7 +224,7 @@ def compare(
     keywords = {"max_tokens": args.max_tokens, "batch_size": batch_size, "first": first}
     left_out: dict[str, str] = {}
 
-    def attempt(prompts: Ids, name: str) -> Answer | None:
+    def attempt(prompts: Ids, name: str) -> Timing | None:
         if name in left_out:
             return None
         try:
@@ -238,7 +238,7 @@ def compare(
     for name in variants:  # a first try shows which variants fail
         attempt(turns[0][: batch_size if args.document else 2], name)
 
-    def of_turn(name: str) -> Callable[[int], Answer | None]:
+    def of_turn(name: str) -> Callable[[int], Timing | None]:
         return lambda turn: attempt(turns[turn], name)
 
     timed = interleave(
@@ -253,7 +253,7 @@ def compare(
     return how | {"rows": rows, "left_out": left_out}
 
 
-def by_its_clock(timed: Timed, figures: Callable[[Answer], tuple[float, int]]) -> Timed:
+def by_its_clock(timed: Timed, figures: Callable[[Timing], tuple[float, int]]) -> Timed:
     result = Timed()
     for answers in timed.outcomes:
         result.add([(*figures(answer), answer.tokens) for answer in answers])
@@ -263,7 +263,7 @@ def by_its_clock(timed: Timed, figures: Callable[[Answer], tuple[float, int]]) -
 def summarize(timed: Mapping[str, Timed]) -> list[dict]:
     total, firsts, rests = (
         {name: by_its_clock(times, figures) for name, times in timed.items()}
-        for figures in (Answer.whole, Answer.first, Answer.rest)
+        for figures in (Timing.whole, Timing.first, Timing.rest)
     )
     regular = total[REGULAR]
     rows: list[dict[str, Any]] = [

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli import arguments
 from mlx_t5.cli.arguments import REQUIRED, Parser, at_least, between, option, switch
-from mlx_t5.cli.pairs import SUFFIXES
 from mlx_t5.cli.training import TrainingOptions, check_output
+from mlx_t5.cli.training_pairs import SUFFIXES
 from mlx_t5.errors import UserError
 from mlx_t5.text.languages import checked_template
 

@@ -65,10 +65,9 @@ class AnswerStore:
         """
         finished, again = list[Row](), list[Row]()
         for key, row in [*self.decoding.items()]:
-            if row.finish_reason is None:
-                continue
             if row.error:
                 again += self._next(key)
+            if row.error or row.finish_reason is None:
                 continue
             del self.decoding[key]
             answer = row.committed, row.writers, row.settings

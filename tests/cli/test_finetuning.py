@@ -6,7 +6,7 @@ import pytest
 
 from mlx_t5.cli import finetuning
 from mlx_t5.cli.finetuning import pair_files, read_finetune_options
-from mlx_t5.cli.pairs import NAMES, read_lines
+from mlx_t5.cli.training_pairs import NAMES, read_lines
 from mlx_t5.errors import UserError
 
 PAIR = ("a\tb", 'say "c"')

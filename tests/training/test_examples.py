@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_t5.cli.input import Lines
-from mlx_t5.cli.pairs import read_lines
+from mlx_t5.cli.training_pairs import read_lines
 from mlx_t5.errors import UserError
 from mlx_t5.training import examples
 from mlx_t5.training.examples import Example, TrainingPair, hold_out, read_examples, read_pairs
