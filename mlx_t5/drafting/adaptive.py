@@ -67,8 +67,10 @@ class Experience:
         `shared` counts the proposals of all rows that this row learns from.
         """
         own, prior = self.counts[kind], np.array((kind.accepted, kind.rejected))
-        if own[1] or not own[0]:  # else all was right so far, whatever other rows have learned
-            prior = prior + np.maximum(shared.counts[kind] - own, 0)
+        others = np.maximum(shared.counts[kind] - own, 0)
+        # If all was right so far, a draft that was mostly wrong elsewhere suits this text better.
+        if own[1] or not own[0] or others[0] > 2 * others[1]:
+            prior = prior + others
         a, b = own + prior * min(1.0, OTHERS / prior.sum())
         # E[alpha^i] for i = 1, 2, …
         powers = np.cumprod([(a + j) / (a + b + j) for j in range(MOST)])

@@ -115,8 +115,7 @@ class StepCosts:
         self.target, self.draft = target.weights_read(), draft and draft.weights_read()
         self.device, row = device_kind(self.target.kind)
         self.v = np.array(list(PASS_TIMES[row].items())).T
-        self.softmax = self.device.softmax * target.config.vocab_size
-        self.width = target.width
+        self.width, self.softmax = target.width, self.device.softmax * target.config.vocab_size
         # Exact decoding pads passes to the least of its widths first, whatever its target then has.
         self.most = WIDTHS[0] - 1 if self.width else most_proposals()
         self.errors, self.seen = dict[int, np.ndarray](), set[tuple[int, int, int]]()
@@ -153,13 +152,14 @@ class StepCosts:
     def note(self, rows: int, gamma: int, passes: int, seconds: float) -> None:
         """Learns from a step with gamma proposals per row, if gamma is one of `NUMBERS`.
 
-        The first step with the same `rows`, `gamma` and `passes` is ignored, as it may have
-        compiled kernels.
+        The first step with about the same `rows` and the same `gamma` and `passes` is ignored, as
+        it may have compiled kernels.
         """
-        if gamma in NUMBERS and seconds > 0 and (rows, gamma, passes) in self.seen:
+        shape = rows.bit_length(), gamma, passes
+        if gamma in NUMBERS and seconds > 0 and shape in self.seen:
             error = math.log(seconds / self.expected(rows, gamma + 1, passes))
-            errors = self.errors.setdefault(rows.bit_length(), np.full((2, len(NUMBERS)), error))
+            errors = self.errors.setdefault(shape[0], np.full((2, len(NUMBERS)), error))
             own, n = errors[int(passes > 0)], int(NUMBERS.searchsorted(gamma))
             own += RATE * min(max(error - own[n], -CLAMP), CLAMP) * NEAR ** abs(NUMBERS - gamma)
             errors += FORGET * (own[n] - errors)
-        self.seen.add((rows, gamma, passes))
+        self.seen.add(shape)

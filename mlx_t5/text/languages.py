@@ -15,7 +15,6 @@ from string import Formatter
 from mlx_t5.errors import UserError
 from mlx_t5.settings import refusal
 
-EXPECTED = "a language's code, such as de or pt-BR"
 FIELDS = ("source", "target", "source_code", "target_code")  # of a template
 
 _SOURCE = re.compile(r"translate (?:from )?(\w+) (?:in)?to ", re.IGNORECASE)
@@ -32,7 +31,7 @@ def checked_codes(value: str, name: str) -> list[str]:
     """A code in today's form, then the same without region and script: pt-BR, pt."""
     codes = canonical(value) if isinstance(value, str) else []
     if not codes or codes[-1] not in _names():
-        raise refusal(name, value, EXPECTED)
+        raise refusal(name, value, "a language's code, such as de or pt-BR")
     return codes
 
 

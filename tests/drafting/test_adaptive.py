@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mlx_t5.drafting.adaptive import Adaptive, Experience
-from mlx_t5.drafting.costs import NUMBERS
+from mlx_t5.drafting.costs import MOST, NUMBERS
 from mlx_t5.drafting.draft_model import DRAFT
 from mlx_t5.drafting.proposals import NOTHING, Choice, Offer
 from mlx_t5.drafting.source_copy import COPY, WEAK_COPY
@@ -189,6 +189,19 @@ def test_sampled_rows_learn_from_each_other_but_not_from_greedy_rows():
 
 
 # ---- its parts -----------------------------------------------------------------------------------
+
+
+def test_a_text_without_rejections_believes_other_texts_only_if_they_went_well():
+    own = Experience()
+    own.counts[DRAFT] += (4, 0)
+
+    def tokens(*others):
+        shared = Experience()
+        shared.counts[DRAFT] += own.counts[DRAFT] + others
+        return own.expected_tokens(DRAFT, MOST, shared)[4]
+
+    assert tokens(0, 90) == tokens(0, 0), "another kind of text"
+    assert tokens(80, 20) < tokens(0, 0)
 
 
 def test_expected_tokens_are_those_of_a_beta_distribution():
