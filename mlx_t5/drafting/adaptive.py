@@ -69,7 +69,7 @@ class Experience:
         own, prior = self.counts[kind], np.array((kind.accepted, kind.rejected))
         others = np.maximum(shared.counts[kind] - own, 0)
         # If all was right so far, a draft that was mostly wrong elsewhere suits this text better.
-        if own[1] or not own[0] or others[0] > 2 * others[1]:
+        if own[1] or not own[0] or others[0] > others[1]:
             prior = prior + others
         a, b = own + prior * min(1.0, OTHERS / prior.sum())
         # E[alpha^i] for i = 1, 2, …
