@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from transformers import AutoTokenizer
 
+import adapters
 import checkpoints
 import families
 from checkpoints import TINY, arrays, siblings
@@ -116,6 +117,24 @@ def test_small_files_are_copied_beside_the_weights(tiny, tmp_path):
     assert all((out / name).read_bytes() == (tiny / name).read_bytes() for name in TOKENIZER_FILES)
     expected = {**TINY, "torch_dtype": "float16", "converted_from": {"folder": str(tiny)}}
     assert json.loads((out / "config.json").read_text()) == expected
+
+
+def test_the_prefix_that_translates_is_kept(tiny, tmp_path):
+    """Of the command line, or of an adapter, which has it in a file that PEFT ignores."""
+    template = "translate {source} to {target}: "
+    out = convert(tiny, tmp_path / "out", translation_prefix=template)
+    assert load(out)[0].config.translation_prefix == template
+    state = checkpoints.random_state(TINY)
+    shapes = {n.removesuffix(".weight"): w.shape for n, w in state.items() if ".q." in n}
+    adapters.by_hand(tmp_path / "lora", shapes, target_modules=["q"])
+    assert not load(tiny, adapter=tmp_path / "lora")[0].config.translation_prefix
+    entry = json.dumps({"translation_prefix": "{target}: "})
+    (tmp_path / "lora" / "translation.json").write_text(entry)
+    assert load(tiny, adapter=tmp_path / "lora")[0].config.translation_prefix == "{target}: "
+    merged = convert(tiny, tmp_path / "merged", adapter_path=tmp_path / "lora")
+    assert load(merged)[0].config.translation_prefix == "{target}: "
+    with pytest.raises(UserError, match="a text with {target}"):
+        convert(tiny, tmp_path / "bad", translation_prefix="translate: ")
 
 
 def test_other_tokenizers_are_saved_as_tokenizer_json(tiny, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import warnings
 from dataclasses import replace
 
@@ -308,7 +309,12 @@ def test_peft_loads_the_adapter_and_ours_merges_it(
     lora = replace(LORA, **entries)
     model, _, weights = adapted(reference_of, family, lora, num_layers)
     expected = logits(model)
-    path = write_adapter(tmp_path / "lora", model, weights, lora, num_layers, lora_dropout=0.1)
+    more = {"lora_dropout": 0.1, "translation_prefix": "{target}: "}
+    path = write_adapter(tmp_path / "lora", model, weights, lora, num_layers, **more)
+    assert json.loads((path / "translation.json").read_text()) == {
+        "translation_prefix": "{target}: "
+    }
+    assert "translation_prefix" not in (path / "adapter_config.json").read_text()
     plain, _ = load(reference_of(family).folder, "float32")
     merged, _ = load(reference_of(family).folder, "float32", adapter=path)
     np.testing.assert_allclose(logits(merged), expected, rtol=2e-4, atol=2e-4)
