@@ -227,7 +227,7 @@ def test_thirty_steps_are_those_of_transformers_trainer(reference_of, tmp_path, 
     expected = [entry["loss"] for entry in log]
     np.testing.assert_allclose(losses[:10], expected[:10], rtol=2e-3, atol=1e-4)
     np.testing.assert_allclose(losses, expected, rtol=5e-2, atol=1e-4)
-    most = 1e-4 if lora else 5e-3  # Adam enlarges rounding where gradients are nearly zero
+    most = 1e-4 if lora else 8e-3  # Adam enlarges rounding where gradients are nearly zero
     for name, expected in by_our_names(model, trained).items():
         np.testing.assert_allclose(np.array(state.weights[name]), expected, atol=most, err_msg=name)
     learner.put(state.weights)
