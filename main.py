@@ -24,7 +24,6 @@ from mlx_t5.cli.runs import Compute, Run, note_long, prefixed, unpaired
 from mlx_t5.cli.streaming import progress_bar, write_text
 from mlx_t5.errors import UserError
 from mlx_t5.settings import NONE, Settings
-from mlx_t5.text.languages import checked_template
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
@@ -145,7 +144,7 @@ def _load(
         target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=options.exact
     )
     if options.translation_prefix:
-        template = checked_template(options.translation_prefix)
+        template = options.translation_prefix
         decoder.translations = replace(decoder.translations, template=template)
     if options.exact:
         decoder.engine(job.settings, options.batch_size)  # refuses settings that do not fit

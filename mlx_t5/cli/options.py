@@ -13,6 +13,7 @@ from mlx_t5.cli import arguments
 from mlx_t5.cli.arguments import Option, Parser, at_least, option, setting, switch
 from mlx_t5.errors import UserError
 from mlx_t5.settings import OF_A_PROMPT, READABLE, SPLITS, SUBTITLES, UNREADABLE, Settings
+from mlx_t5.text.languages import checked_template
 
 DEFAULT_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
@@ -165,6 +166,8 @@ def read_options(argv: list[str] | None) -> MainOptions:
     options = MainOptions(settings=settings, **given)
     if sys.__stdout__ is None and not output_file:
         raise UserError("standard output is closed; name an --output-file")
+    if options.translation_prefix:
+        checked_template(options.translation_prefix)
     if options.split not in (None, "none") and suffix in UNREADABLE:
         raise UserError(f"--split cannot read {suffix} files; convert the file to {READABLE}")
     if options.resume and options.is_document:

@@ -36,13 +36,12 @@ class SavedPrompts:
         except OSError as error:
             raise UserError(f"--save-prompts: cannot open {path}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError):
-            cause = f"{path} has other lines than saved prompts"
-            raise UserError(f"--save-prompts: {cause}; name another file") from None
+            raise UserError(f"--save-prompts: {path} has other lines; name a new file") from None
 
     def add(self, prompts: Iterable[str]) -> None:
         """Appends new prompts; a full disk ends saving, but no request."""
         new = [p for p in dict.fromkeys(prompts) if hash(p) not in self.seen]
-        new = new[: self.most - len(self.seen)]
+        new = new[: max(0, self.most - len(self.seen))]
         self.seen.update(map(hash, new))
         try:
             self.file.writelines(json.dumps({"prompt": p}, ensure_ascii=False) + "\n" for p in new)

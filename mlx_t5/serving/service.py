@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
@@ -103,7 +102,7 @@ class Service:
 
         Raises:
             UserError: the models cannot be loaded, there is no tokenizer, or exact decoding does
-                not support the default settings.
+                not support the default settings, or the template for translations is not valid.
         """
         decoder = worker.start()
         self.worker, self.limits, self.model = worker, limits, model
@@ -119,6 +118,9 @@ class Service:
                 raise UserError(message)
             if self.exact:
                 check_exact(self.defaults, self.max_num_draft + 1)
+            config, vocabulary = decoder.model.config, decoder.tokenizer.get_vocab()
+            template = self.presets.translation_prefix or config.translation_prefix
+            self.translations = Translations.of(config.tasks, vocabulary, template)
         except UserError:
             worker.stop()
             raise
@@ -130,11 +132,6 @@ class Service:
         most = limits.prompt_tokens
         self._max_source_tokens = min(self._config.n_positions or most, most)
         self.spell = TokenSpelling(self.tokenizer)
-
-    @cached_property
-    def translations(self) -> Translations:
-        template = self.presets.translation_prefix or self._config.translation_prefix
-        return Translations.of(self._config.tasks, self.tokenizer.get_vocab(), template)
 
     @property
     def capabilities(self) -> list[Capability]:

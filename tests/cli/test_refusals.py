@@ -43,6 +43,7 @@ MAIN = {
     "--max-source-tokens 9": "--max-source-tokens requires --split or --target-language",
     "--target-language fr": "--target-language requires --prompt or --input-file",
     "--prompt a --translation-prefix '{target}: '": "--translation-prefix requires --target-lang",
+    "--prompt a --target-language fr --translation-prefix x": "a text with {target}",
     "--prompt a --target-language fr --prefix x": "cannot be combined with --prefix",
     "--prompt a --target-language fr --task grammar": "cannot be combined with --task",
     "--resume --output-file x": "--resume requires --input-file",

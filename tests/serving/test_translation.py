@@ -168,6 +168,8 @@ def test_a_file_of_prompts_is_continued(tmp_path):
     path.write_text('{"prompt": "a"}\n{"prompt": "b"}')
     SavedPrompts(str(path), 9).add(["b", "c", "c"])
     assert lines(path) == ["a", "b", "c"]
+    SavedPrompts(str(path), 1).add(["d", "e", "f", "g"])
+    assert lines(path) == ["a", "b", "c"], "a lower limit adds nothing"
     path.write_text('{"text": "a"}\n')
     for wrong in (path, tmp_path, tmp_path / "none" / "file"):
         with pytest.raises(UserError, match="--save-prompts: "):
