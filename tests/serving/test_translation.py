@@ -103,6 +103,18 @@ def test_every_error_has_the_same_shape(server):
     assert full.status_code == 400 and "8 texts are more" in full.json()["error"]
 
 
+def test_errors_of_the_queue_have_this_shape_too(decoder):
+    with LocalServer(decoder, "demo") as server:
+        jobs = server.http.app.state.service.worker.jobs
+        jobs.max_batch, jobs._max_queue = 1, -1  # no place at all
+        full = server.http.post("/translate", json={"q": CATS, "target": "fr"})
+        jobs.close("the server is shutting down")
+        closed = server.http.post("/translate", json={"q": CATS, "target": "fr"})
+    assert (full.status_code, closed.status_code) == (429, 503)
+    for answer in (full, closed):
+        assert list(answer.json()) == ["error"] and int(answer.headers["retry-after"]) > 0
+
+
 def test_languages_have_their_targets(server):
     english = {"code": "en", "name": "English", "targets": ["fr"]}
     assert server.http.get("/languages").json() == [english]
