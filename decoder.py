@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mlx_t5.model import T5
 
 from mlx_t5.backend import cpu_only, mx
 from mlx_t5.drafting.adaptive import Adaptive
@@ -59,7 +60,6 @@ from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, FLAG, NONE, Settings, chec
 from mlx_t5.text.detokenizer import same_vocabulary
 from mlx_t5.text.languages import Translations
 from mlx_t5.text.prompts import as_list, checked_predictions
-from model import T5
 
 MOST_COPIED = 64 << 20  # bytes of a cache; see `Engine._begin_next`
 

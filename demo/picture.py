@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from html import escape
 
-from decoder import SpeculativeDecoder
+from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.model import load
+
 from mlx_t5.cli.options import DEFAULT_PROMPT
 from mlx_t5.disk import BUNDLED
-from model import load
 
 PICTURE = BUNDLED.parent / "docs" / "who-wrote.svg"
 NUM_DRAFT = 5

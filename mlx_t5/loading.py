@@ -16,9 +16,9 @@ from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.proposals import Drafter
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.errors import UserError, log
+from mlx_t5.model import T5, load
 from mlx_t5.network.memory import warning
 from mlx_t5.settings import AUTO, LOOKUP, NONE
-from model import T5, load
 
 DEFAULT_TARGET, DEFAULT_DRAFT = "t5-11b", "t5-small"
 OTHERWISE = "lookup copies from the prompt, distill.py makes a draft"

@@ -1,9 +1,9 @@
 """Tests benchmark.py's command line."""
 
+import benchmark
 import pytest
 
-import benchmark
-from benchmarks import compare
+from mlx_t5.benchmarks import compare
 from mlx_t5.disk import BUNDLED
 
 

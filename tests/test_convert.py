@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from convert import main
+from mlx_t5.convert import convert
+from mlx_t5.model import load
 from transformers import AutoTokenizer
 
 import adapters
@@ -18,7 +21,6 @@ import checkpoints
 import families
 from checkpoints import TINY, arrays, siblings
 from command_line import ROOT
-from convert import convert, main
 from devices import cpu_allocation
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints import writing
@@ -26,7 +28,6 @@ from mlx_t5.disk import TOKENIZER_FILES
 from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.weights import tensor_names
-from model import load
 from tokenizer_folders import TEXTS, write_class
 
 

@@ -1,8 +1,8 @@
 """Tests the decoder on fake models: samples, seeds, order, streams, ends; see test_laws.py."""
 
 import pytest
+from mlx_t5.decoder import SpeculativeDecoder
 
-from decoder import SpeculativeDecoder
 from fake_model import (
     EOS,
     START,

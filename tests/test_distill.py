@@ -8,11 +8,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 import distill
-from convert import convert
-from decoder import SpeculativeDecoder
+import pytest
+from mlx_t5.convert import convert
+from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.model import load
+
 from fake_hub import FakeApi
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.disk import BUNDLED
@@ -20,7 +21,6 @@ from mlx_t5.network.sharing import ENTRY
 from mlx_t5.training import draft_folder, evaluation, start, teacher_answers
 from mlx_t5.training.evaluation import Acceptance
 from mlx_t5.training.learner import Learner
-from model import load
 from trainings import TARGET, check_refused, heard, same, shortest_prompts, stopped_at_each, weights
 
 QUICK = ["--iters", "14", "--batch-size", "8", "--steps-per-eval", "7", "--save-every", "5"]

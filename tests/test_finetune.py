@@ -8,19 +8,19 @@ import shlex
 import shutil
 from pathlib import Path
 
+import distill
+import finetune
 import numpy as np
 import pytest
 import torch
+from mlx_t5.convert import convert
+from mlx_t5.model import load
 
-import distill
-import finetune
-from convert import convert
 from fake_hub import FakeApi
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.training import examples, fine_tuning
 from mlx_t5.training.learner import Learner
 from mlx_t5.training.trainer import Trainer
-from model import load
 from trainings import TARGET, check_refused, heard, same, shortest_prompts, stopped_at_each, weights
 
 ADAPTER = "adapter_model.safetensors"

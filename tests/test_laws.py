@@ -7,8 +7,8 @@ sampled text has the target's own distribution is in tests/sampling/test_distrib
 from functools import cache
 
 import pytest
+from mlx_t5.decoder import SpeculativeDecoder
 
-from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, drafter, greedy, random_table, small, without
 from kinds import (
     NUMBERS,

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from mlx_t5.convert import convert
 
-from convert import convert
 from mlx_t5 import loading
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints import hub

@@ -6,14 +6,14 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 import main
+import pytest
+from mlx_t5.model import T5
+
 from command_line import ROOT, start
 from devices import cpu_allocation
 from mlx_t5.backend import device_name
 from mlx_t5.cli.output import one_line
-from model import T5
 from standard_error import messages
 
 BUNDLED = ROOT / "demo"

@@ -7,6 +7,7 @@ float32, 1e-4 between two computations of this project's decoder.
 import numpy as np
 import pytest
 import torch
+from mlx_t5.model import T5, load
 from transformers.activations import ACT2FN
 
 import families
@@ -16,7 +17,6 @@ from mlx_t5.network import config
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.layers import ACTIVATIONS
 from mlx_t5.network.weights import fill
-from model import T5, load
 
 S, T = 23, 19
 

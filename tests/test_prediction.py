@@ -1,8 +1,9 @@
 """A prediction from the caller saves passes and changes nothing else."""
 
 import pytest
+from mlx_t5.decoder import Engine, SpeculativeDecoder
+from mlx_t5.model import load
 
-from decoder import Engine, SpeculativeDecoder
 from devices import exact_or_refused
 from fake_model import EOS, FakeModel, drafter, random_table
 from kinds import PREDICTIONS, SOURCES, V, drafters, rows, table_of
@@ -15,7 +16,6 @@ from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
-from model import load
 
 PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "

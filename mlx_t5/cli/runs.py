@@ -21,8 +21,8 @@ from mlx_t5.errors import UserError, log
 from mlx_t5.text.tokenizer import encode
 
 if TYPE_CHECKING:
-    from decoder import SpeculativeDecoder
     from mlx_t5.cli.options import MainOptions
+    from mlx_t5.decoder import SpeculativeDecoder
     from mlx_t5.engine.codec import Job
 
 # Computes outcomes from prompts, their indexes, and a test of whether the next prompt is ready.

@@ -19,8 +19,8 @@ from mlx_t5.backend import REFERENCE_BLAS, blas_name, device_info, mx, on_cpu, o
 from mlx_t5.network.exact import WIDTHS
 
 if TYPE_CHECKING:
+    from mlx_t5.model import T5
     from mlx_t5.network.interface import Target, WeightsRead
-    from model import T5
 
 MOST = 15  # maximum number of proposals per row; more are hardly ever all accepted
 NUMBERS = np.array((*range(9), 10, 12, MOST))  # the numbers of proposals that are compared

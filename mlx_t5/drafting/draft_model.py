@@ -19,7 +19,7 @@ from mlx_t5.sampling.draws import OWN, Sampling, fold, is_finite, likeliest, pro
 from mlx_t5.sampling.processors import History
 
 if TYPE_CHECKING:
-    from model import T5
+    from mlx_t5.model import T5
 
 DRAFT = Kind("draft", 1.2, 0.4, writer="draft", drafted=True)
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from mlx_t5.backend import mx
 
 if TYPE_CHECKING:
+    from mlx_t5.model import T5
     from mlx_t5.sampling.draws import Sampling
-    from model import T5
 
 Rows = Sequence[Sequence[int]]  # tokens of each row
 

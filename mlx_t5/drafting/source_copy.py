@@ -35,7 +35,7 @@ from mlx_t5.sampling.draws import Sampling, one_hot
 from mlx_t5.text.prompts import task_prefix
 
 if TYPE_CHECKING:
-    from model import T5
+    from mlx_t5.model import T5
 
 LONGEST_MATCH = 8  # tokens; longer matches count the same
 SHORTEST_REPEAT = 3  # tokens that must recur before the output is copied from itself

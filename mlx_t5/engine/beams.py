@@ -22,7 +22,7 @@ from mlx_t5.sampling.beam_search import NO_BEAM, BeamSearch, Hypothesis, become,
 from mlx_t5.sampling.processors import History, Processing
 
 if TYPE_CHECKING:
-    from model import T5
+    from mlx_t5.model import T5
 
 
 class Beams(Batch):

@@ -21,7 +21,7 @@ from mlx_t5.text.documents import Cutting, Document
 from mlx_t5.text.tokenizer import encode
 
 if TYPE_CHECKING:
-    from decoder import SpeculativeDecoder
+    from mlx_t5.decoder import SpeculativeDecoder
 
 END = object()  # ends no iterator
 DOUBTFUL = 'note: "{}" is decoded as text; if it is a prefix, give it by --prefix (Python: prefix=)'

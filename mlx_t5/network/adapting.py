@@ -23,7 +23,7 @@ from mlx_t5.network.linear import Matrix
 from mlx_t5.network.sharing import plain_weights
 
 if TYPE_CHECKING:
-    from model import T5
+    from mlx_t5.model import T5
 
 DOWN, UP, MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"  # as PEFT calls A, B and m
 

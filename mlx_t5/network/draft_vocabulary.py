@@ -21,7 +21,7 @@ from mlx_t5.backend import mx, nn
 from mlx_t5.errors import UserError
 
 if TYPE_CHECKING:
-    from model import T5
+    from mlx_t5.model import T5
 
 TABLE = "d2t"
 

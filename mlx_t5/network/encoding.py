@@ -13,9 +13,9 @@ from mlx_t5.grouping import PASS_POSITIONS, by_length
 from mlx_t5.network.cache import source_width
 
 if TYPE_CHECKING:
+    from mlx_t5.model import T5
     from mlx_t5.network.cache import Cache
     from mlx_t5.network.interface import Target
-    from model import T5
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array | None]:

@@ -27,7 +27,7 @@ from mlx_t5.sampling.draws import Sampling, probabilities
 from mlx_t5.settings import Settings, check_exact
 
 if TYPE_CHECKING:
-    from model import T5
+    from mlx_t5.model import T5
 
 WIDTHS = (8, 16, 32)  # kernels treat rows alike in blocks of 8, or of a larger power of two
 # Numbers of keys that attention is tested with: lengths of sources, and numbers of slots.

@@ -22,7 +22,7 @@ from mlx_t5.network.linear import QUANTIZATION
 from mlx_t5.network.weights import fill
 
 if TYPE_CHECKING:
-    from model import T5
+    from mlx_t5.model import T5
 
 SHARED = ("shared", "encoder", "lm_head")  # modules of a T5 that a draft can use
 ENTRY = "shares_encoder_with"  # in a draft's config.json: {"model": the target's name}

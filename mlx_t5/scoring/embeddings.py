@@ -21,7 +21,7 @@ from mlx_t5.settings import DEFAULT_BATCH_SIZE, FLAG, checked
 from mlx_t5.text.prompts import as_list, checked_prompts, token_ids
 
 if TYPE_CHECKING:
-    from model import T5
+    from mlx_t5.model import T5
 
 NOT_FINITE = "the model's states are NaN or infinite for this prompt; compute in another --dtype"
 

@@ -37,7 +37,7 @@ from mlx_t5.settings import DEFAULT_BATCH_SIZE, POSITIVE, checked, is_listlike, 
 from mlx_t5.text.prompts import as_list, token_ids
 
 if TYPE_CHECKING:
-    from model import T5
+    from mlx_t5.model import T5
 
 # Maximum number of logits computed at once; it decides how many positions a chunk has.
 MAX_LOGITS = 1 << 24

@@ -34,7 +34,7 @@ from mlx_t5.serving.jobs import GenerationJob, JobQueue
 from mlx_t5.serving.metrics import Metrics, row_counts
 
 if TYPE_CHECKING:
-    from decoder import SpeculativeDecoder
+    from mlx_t5.decoder import SpeculativeDecoder
 
 
 class GenerationBatches:

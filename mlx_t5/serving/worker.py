@@ -33,7 +33,7 @@ from mlx_t5.serving.jobs import GenerationJob, JobQueue, QueuedJob, ScoringJob
 from mlx_t5.serving.metrics import Metrics
 
 if TYPE_CHECKING:
-    from decoder import SpeculativeDecoder
+    from mlx_t5.decoder import SpeculativeDecoder
 
 log = logging.getLogger(__name__)
 

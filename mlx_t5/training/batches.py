@@ -20,9 +20,9 @@ from mlx_t5.grouping import by_length
 from mlx_t5.network.cache import source_width
 
 if TYPE_CHECKING:
+    from mlx_t5.model import T5
     from mlx_t5.training.examples import TrainingPair
     from mlx_t5.training.teacher_answers import LabeledExample
-    from model import T5
 
 BATCHES_AT_ONCE = 32  # batches cut from examples sorted together; more would be less random
 ANSWER_STEP = 8  # T is a multiple of this number, so that few shapes occur

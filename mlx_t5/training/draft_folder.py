@@ -22,7 +22,7 @@ from mlx_t5.network.sharing import ENTRY, OF_DRAFT, SHARED, target_name
 from mlx_t5.network.weights import cast, read_config
 
 if TYPE_CHECKING:
-    from model import T5
+    from mlx_t5.model import T5
 
 
 def save_draft(

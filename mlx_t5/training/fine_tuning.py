@@ -23,7 +23,7 @@ from mlx_t5.network.weights import EMBEDDING, HEAD, cast, read_config, tensor_na
 from mlx_t5.training.draft_folder import stored_dtype_of
 
 if TYPE_CHECKING:
-    from model import T5
+    from mlx_t5.model import T5
 
 _OF_MLX = ("quantization", "quantization_config", "converted_from")  # dropped from config.json
 

@@ -26,7 +26,7 @@ from mlx_t5.backend import cpu_only, mx, optimizers, tree_flatten, tree_unflatte
 from mlx_t5.training.batches import TrainingBatch
 
 if TYPE_CHECKING:
-    from model import T5
+    from mlx_t5.model import T5
 
 Arrays = dict[str, mx.array]  # by name
 # A function of the model's weights and a batch. It returns two scalars (see loss.py): a surrogate,

@@ -13,7 +13,7 @@ from mlx_t5.network.draft_vocabulary import TABLE, require_all_tokens, with_all_
 from mlx_t5.training.teacher_answers import joined
 
 if TYPE_CHECKING:
-    from model import T5
+    from mlx_t5.model import T5
 
 ORIGINAL = "start from the model that it was made of"
 STEP = 1024  # a draft's vocabulary has a multiple of this number of tokens by default

@@ -33,7 +33,7 @@ from mlx_t5.training.examples import Example
 from mlx_t5.training.loss import LOGITS_AT_ONCE
 
 if TYPE_CHECKING:
-    from model import T5
+    from mlx_t5.model import T5
 
 TOP_K = 8  # tokens; together they have 0.999 of the bundled target's probability
 SHARD = 64  # examples in a file

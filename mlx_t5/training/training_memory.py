@@ -18,7 +18,7 @@ from mlx_t5.training.loss import LOGITS_AT_ONCE
 from mlx_t5.training.teacher_answers import TOP_K
 
 if TYPE_CHECKING:
-    from model import T5
+    from mlx_t5.model import T5
 
 FLOAT = 4  # bytes
 STEP_SHARE = 0.125  # share of the memory that a step's activations may take

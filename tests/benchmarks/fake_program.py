@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import signal
 
-from benchmarks.peer_programs import Program
+from mlx_t5.benchmarks.peer_programs import Program
 from mlx_t5.errors import UserError
 
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from benchmarks.peer_programs import CTranslate2, MlxT5, Transformers
+from mlx_t5.benchmarks.peer_programs import CTranslate2, MlxT5, Transformers
 from mlx_t5.disk import BUNDLED
 
 TEXTS = ["fix grammar: They has a red dog.", "fix grammar: She have an dog."]

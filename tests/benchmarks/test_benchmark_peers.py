@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import benchmark
 import pytest
 
-import benchmark
-from benchmarks import peer_programs, peers
-from benchmarks.peer_process import Process
 from fake_program import Fake
+from mlx_t5.benchmarks import peer_programs, peers
+from mlx_t5.benchmarks.peer_process import Process
 from mlx_t5.errors import UserError
 from snippets import ROOT
 from standard_error import without_metal
@@ -52,7 +52,7 @@ def test_a_method_runs_in_a_process_with_its_own_environment(capfd):
 
 def test_an_idle_process_ends_by_itself_and_leaks_nothing():
     """tqdm has a semaphore of multiprocessing, and a killed process would leave it behind."""
-    code = "from benchmarks.peer_process import Process\n"
+    code = "from mlx_t5.benchmarks.peer_process import Process\n"
     code += f"with Process('{FAKE}', {{}}) as process: process.call('describe')"
     path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
     done = subprocess.run(

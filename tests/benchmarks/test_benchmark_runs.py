@@ -2,11 +2,11 @@
 
 import json
 
+import benchmark
 import pytest
 
-import benchmark
-from benchmarks import figures, report, server, workload
-from benchmarks.passes import ladder
+from mlx_t5.benchmarks import figures, report, server_load, workload
+from mlx_t5.benchmarks.passes import ladder
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +74,7 @@ def test_a_report_has_a_row_to_paste(measure, monkeypatch):
 def test_both_servers_send_every_client_the_same_text(measure, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     _, record = measure("server --clients 1 3 --count 5 --repeats 1 --num-draft 5")
-    keys = [(n, name) for n in (1, 3) for name in server.SERVERS]
+    keys = [(n, name) for n in (1, 3) for name in server_load.SERVERS]
     assert [(row["clients"], row["way"]) for row in record["rows"]] == keys
     for row in record["rows"]:
         assert row["different"] == 0 and len(row["latencies"]) == 5 and row["tokens"][0] > 20

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks import weight_types
 from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.benchmarks import weight_types
 from random_models import random_t5
 
 

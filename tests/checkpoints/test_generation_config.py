@@ -6,8 +6,9 @@ import shutil
 import pytest
 import torch
 import transformers
+from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.model import load
 
-from decoder import SpeculativeDecoder
 from mlx_t5.checkpoints.generation_config import (
     FILE,
     Preset,
@@ -19,7 +20,6 @@ from mlx_t5.checkpoints.generation_config import (
 from mlx_t5.errors import UserError
 from mlx_t5.network.weights import read_config
 from mlx_t5.settings import SMALLEST
-from model import load
 
 # From t5-small's config.json.
 SUMMARIES = {

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from convert import main
+from mlx_t5.convert import convert
 
 import sentence_folders
 from command_line import byte_model
-from convert import convert, main
 from fake_hub import FakeApi
 from mlx_t5.cli.uploading import CARD, check_repository, conversion_card, model_files, upload
 from mlx_t5.errors import UserError

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from mlx_t5.decoder import Engine, SpeculativeDecoder
+from mlx_t5.model import load
 
-from decoder import Engine, SpeculativeDecoder
 from draws import check_draws, position_keys, settings
 from fake_model import EOS, FakeModel, drafter, good, greedy, only, random_table
 from mlx_t5.disk import BUNDLED
@@ -15,7 +16,6 @@ from mlx_t5.network.cache import round_up, source_width
 from mlx_t5.sampling.draws import Sampling, row_key
 from mlx_t5.sampling.processors import Processing
 from mlx_t5.settings import Settings
-from model import load
 
 V = 7
 TABLE = random_table(V)

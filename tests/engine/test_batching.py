@@ -1,8 +1,8 @@
 """Tests continuous batching: when rows join, how many are read ahead, and scarce memory."""
 
 import pytest
+from mlx_t5.decoder import Engine, SpeculativeDecoder
 
-from decoder import Engine, SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, greedy, random_table, without
 from mlx_t5.backend import mx
 from mlx_t5.engine import batching

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from mlx_t5.decoder import SpeculativeDecoder
 
-from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, random_table
 from mlx_t5.backend import mx
 from mlx_t5.engine.beams import Beams

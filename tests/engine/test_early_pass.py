@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from mlx_t5.decoder import Engine, SpeculativeDecoder
 
 import decoder
-from decoder import Engine, SpeculativeDecoder
 from fake_model import EOS, FakeModel, drafter, random_table, without
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.draws import row_key

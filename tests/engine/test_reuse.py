@@ -3,8 +3,8 @@
 import random
 
 import pytest
+from mlx_t5.decoder import SpeculativeDecoder
 
-from decoder import SpeculativeDecoder
 from fake_model import FakeModel, contrary, drafter, good, greedy, random_table
 from mlx_t5.disk import BUNDLED
 from mlx_t5.engine.reuse import AnswerStore, key_of, size_of

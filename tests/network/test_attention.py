@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+from mlx_t5.model import T5, load
 
 from mlx_t5.backend import mx
 from mlx_t5.network import attention, cache
 from mlx_t5.network.attention import RelativeBias, relative_buckets
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import encoder_bytes
-from model import T5, load
 from random_models import random_t5
 
 torch = pytest.importorskip("torch")

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
+from mlx_t5.model import load
 
 from mlx_t5.backend import mx
 from mlx_t5.disk import BUNDLED
 from mlx_t5.network.encoding import encoded, encoder_states, padded
-from model import load
 
 
 def test_states_depend_on_neither_order_nor_neighbors_of_sources():

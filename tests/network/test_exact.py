@@ -5,8 +5,8 @@ import random
 
 import numpy as np
 import pytest
+from mlx_t5.decoder import SpeculativeDecoder
 
-from decoder import SpeculativeDecoder
 from devices import exact_or_refused, skip_narrow_4_bits
 from fake_model import small
 from mlx_t5.backend import REFERENCE_BLAS, blas_name, mx

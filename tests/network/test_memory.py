@@ -1,9 +1,10 @@
 """Tests the formulas of memory against the bytes that MLX holds."""
 
 import pytest
+from mlx_t5.convert import convert
+from mlx_t5.decoder import Engine
+from mlx_t5.model import T5, load
 
-from convert import convert
-from decoder import Engine
 from devices import cpu_allocation
 from fake_metal import FakeMetal
 from mlx_t5.backend import mx, nn, tree_flatten
@@ -15,7 +16,6 @@ from mlx_t5.network.cache import source_width
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, folder_bytes, warning
 from mlx_t5.settings import Settings
-from model import T5, load
 
 TINY = {"vocab_size": 32, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 3}
 

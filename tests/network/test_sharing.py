@@ -4,9 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from mlx_t5.convert import convert
+from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.model import load
 
-from convert import convert
-from decoder import SpeculativeDecoder
 from devices import cpu_allocation
 from families import Family
 from mlx_t5.backend import mx, tree_flatten
@@ -17,7 +18,6 @@ from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.memory import folder_bytes
 from mlx_t5.network.sharing import ENTRY, shared_draft
 from mlx_t5.training.draft_folder import save_draft
-from model import load
 from random_models import random_t5
 
 IDS = mx.array([[5, 9, 3, 1], [40, 41, 42, 1]])

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from mlx_t5.model import T5, load
 from safetensors.numpy import load_file, save_file
 
 from devices import skip_narrow_4_bits
@@ -16,7 +17,6 @@ from mlx_t5.network import weights as weights_module
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.layers import keep_float32
 from mlx_t5.network.weights import HEAD
-from model import T5, load
 
 IDS, TARGET = mx.array([[5, 9, 40, 1]]), mx.array([[0, 7, 30]])
 RAW = {"model_type": "t5", **SHAPE, **UNTIED, "d_ff": 64, "d_model": 64, "d_kv": 32}

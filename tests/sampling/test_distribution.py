@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from mlx_t5.decoder import Engine
 
-from decoder import Engine
 from draws import many_keys, total_variation_bound
 from fake_model import (
     EOS,

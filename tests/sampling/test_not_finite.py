@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from mlx_t5.decoder import Engine, SpeculativeDecoder
 
-from decoder import Engine, SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, greedy, random_table
 from mlx_t5.backend import mx
 from mlx_t5.engine.rows import Row

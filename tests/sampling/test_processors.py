@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from mlx_t5.decoder import SpeculativeDecoder
 
-from decoder import SpeculativeDecoder
 from draws import rules
 from fake_model import EOS, START, FakeModel, always, drafter, random_table
 from kinds import RULES

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.model import load
 
 import ranking_models
 from command_line import byte_model
-from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.scoring import scores as scoring
 from mlx_t5.scoring.pairs import Score, ranking
-from model import load
 
 SOURCES = [[5, 9, 11, 30, 7, 1], [8, 1], [5, 9, 11, 30, 7, 1], [40, 41, 42, 1], [8, 1]]
 TARGETS = [[6, 7, 8, 1], [9, 1], [3], [20, 21, 22, 23, 24, 25, 26, 1], [10, 11, 12, 1]]

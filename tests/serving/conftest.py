@@ -4,8 +4,8 @@ import os
 import shutil
 
 import pytest
+from mlx_t5.decoder import SpeculativeDecoder
 
-from decoder import SpeculativeDecoder
 from fake_model import drafter, good
 from fake_serving import ENDLESS, PATIENCE, Client, Gated, V, hold, until
 from mlx_t5.serving.metrics import Metrics

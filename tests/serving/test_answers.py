@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 import tokenizers
+from mlx_t5.decoder import SpeculativeDecoder
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from decoder import SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, random_table
 from fake_serving import PATIENCE, Client
 from mlx_t5.engine.rows import Chunk

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from mlx_t5.decoder import Engine
 
-from decoder import Engine
 from fake_model import FakeModel, drafter, good, random_table
 from mlx_t5.backend import mx
 from mlx_t5.engine.rows import Row

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from benchmarks import workload
 from fake_serving import kill, raw_request
+from mlx_t5.benchmarks import workload
 from serving_process import Server
 
 pytestmark = pytest.mark.slow

@@ -1,8 +1,8 @@
 """Tests the thread that owns MLX, on models whose cache is the list of their tokens."""
 
 import pytest
+from mlx_t5.decoder import SpeculativeDecoder
 
-from decoder import SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, random_table
 from fake_serving import ENDLESS, PATIENCE, Gated, V, hold, until
 from mlx_t5.backend import cpu_only

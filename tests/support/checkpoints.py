@@ -5,11 +5,11 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
+from mlx_t5.model import expected_parameters
 
 from mlx_t5.backend import mx
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.weights import HEAD, tensor_names
-from model import expected_parameters
 
 TINY = {
     "model_type": "t5", "vocab_size": 40, "d_model": 64, "d_kv": 16, "d_ff": 128,

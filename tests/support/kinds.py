@@ -3,8 +3,8 @@
 from functools import lru_cache
 
 import numpy as np
+from mlx_t5.decoder import SpeculativeDecoder
 
-from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, always, contrary, drafter, good, random_table, small
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel

@@ -23,9 +23,8 @@ from itertools import takewhile
 from pathlib import Path
 from unittest import mock
 
-import pytest
-
 import main
+import pytest
 
 ROOT = Path(main.__file__).resolve().parent
 HOME = "/home/me/t5-mlx"  # this repository's folder at the reader of a page

@@ -4,9 +4,9 @@ from itertools import repeat
 
 import numpy as np
 import pytest
+from mlx_t5.decoder import SpeculativeDecoder
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from decoder import SpeculativeDecoder
 from fake_model import FakeModel, greedy, random_table
 from mlx_t5 import loading as pair
 from mlx_t5.backend import mx

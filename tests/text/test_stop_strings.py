@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from mlx_t5.decoder import SpeculativeDecoder
 
-from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, drafter
 from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError

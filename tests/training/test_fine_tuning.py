@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from mlx_t5.convert import convert
+from mlx_t5.model import load
 
 import families
-from convert import convert
 from mlx_t5.backend import mx, tree_flatten, tree_unflatten
 from mlx_t5.checkpoints.adapter_config import LoraConfig
 from mlx_t5.network.linear import Matrix
@@ -24,7 +25,6 @@ from mlx_t5.training.fine_tuning import adapt, write_adapter, write_model
 from mlx_t5.training.learner import Learner, adafactor, adamw, constant, linear
 from mlx_t5.training.loss import token_loss
 from mlx_t5.training.teacher_answers import given
-from model import load
 
 peft = pytest.importorskip("peft")
 PAIRS = [((5, 9, 40, 1), (7, 8, 30, 1)), ((6, 1), (3, 1)), ((4, 44, 9, 20, 17, 1), (30, 2, 1))]

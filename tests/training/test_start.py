@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from mlx_t5.model import load
 
 from mlx_t5.backend import tree_flatten
 from mlx_t5.checkpoints.adapter_config import LoraConfig
 from mlx_t5.errors import UserError
 from mlx_t5.training import start
 from mlx_t5.training.fine_tuning import adapt, unfreeze_last
-from model import load
 
 ANSWERS = [(7, 7, 7, 5, 1), np.array([5, 9, 5, 9, 7, 1]), (3, 99)]
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from mlx_t5.model import T5
 
 from devices import cpu_allocation
 from mlx_t5.backend import mx
@@ -14,7 +15,6 @@ from mlx_t5.training.batches import collate
 from mlx_t5.training.learner import Learner
 from mlx_t5.training.loss import token_loss
 from mlx_t5.training.teacher_answers import LabeledExample
-from model import T5
 from random_models import CONFIG
 
 ROWS, SOURCE, ANSWER, WIDTH, V = 16, 64, 32, 128, 2000

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from model import T5
+    from mlx_t5.model import T5
 
 SECONDS_TO_ANSWER = 20  # time limit for a program that is asked about the machine
 

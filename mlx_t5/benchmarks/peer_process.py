@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
-from benchmarks import REQUIREMENTS
+from mlx_t5.benchmarks import REQUIREMENTS
 from mlx_t5.cli.arguments import not_installed
 from mlx_t5.errors import UserError
 

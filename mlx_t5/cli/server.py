@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI
 
-    from decoder import SpeculativeDecoder
+    from mlx_t5.decoder import SpeculativeDecoder
     from mlx_t5.loading import ModelPair
 
 KEY_VARIABLE = "T5_API_KEY"
@@ -258,7 +258,7 @@ def _application(options: ServerOptions, chosen: ModelPair) -> FastAPI:
 
 
 def _load(options: ServerOptions, chosen: ModelPair) -> SpeculativeDecoder:
-    from decoder import SpeculativeDecoder
+    from mlx_t5.decoder import SpeculativeDecoder
     from mlx_t5.loading import load_pair
 
     target, drafter, tokenizer, other = load_pair(chosen, options.dtype)

@@ -27,10 +27,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import printing, workload
-from benchmarks.peer_process import Process
-from benchmarks.peer_programs import Ids, Timing
-from benchmarks.workload import DRAFT, REGULAR, SAMPLING
+from mlx_t5.benchmarks import printing, workload
+from mlx_t5.benchmarks.peer_process import Process
+from mlx_t5.benchmarks.peer_programs import Ids, Timing
+from mlx_t5.benchmarks.workload import DRAFT, REGULAR, SAMPLING
 from mlx_t5.cli.arguments import Option, at_least, num_draft
 from mlx_t5.errors import UserError
 from mlx_t5.settings import AUTO
@@ -42,9 +42,9 @@ CT2 = "CTranslate2 greedy"
 OTHERS = (GREEDY, CT2)  # besides regular decoding, every variant is compared with these
 PROJECT = "this project"
 PROGRAMS = {  # the classes that run in processes
-    PROJECT: "benchmarks.peer_programs:MlxT5",
-    "transformers": "benchmarks.peer_programs:Transformers",
-    "CTranslate2": "benchmarks.peer_programs:CTranslate2",
+    PROJECT: "mlx_t5.benchmarks.peer_programs:MlxT5",
+    "transformers": "mlx_t5.benchmarks.peer_programs:Transformers",
+    "CTranslate2": "mlx_t5.benchmarks.peer_programs:CTranslate2",
 }
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # How OpenMP threads wait for work; variables that the user has set are kept. Milliseconds per token

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from benchmarks import REQUIREMENTS
+from mlx_t5.benchmarks import REQUIREMENTS
 from mlx_t5.cli.arguments import Parser, add_options, run
 
 # A summary and the options of an example, by name.
@@ -49,6 +49,7 @@ SUBCOMMANDS = MappingProxyType(
         ),
     }
 )
+MODULES = {"server": "server_load"}  # of subcommands that have another name
 DEFAULT = ("compare", "--ways", "draft", "--num-draft", "5", "auto")  # without a subcommand
 
 
@@ -92,7 +93,7 @@ def _parser(argv: Sequence[str]) -> Parser:
         example = f"examples:\n  benchmark.py {name} {options}"
         command = commands.add_parser(name, help=summary, epilog=example)
         if name in argv:
-            module = importlib.import_module(f"benchmarks.{name}")
+            module = importlib.import_module(f"mlx_t5.benchmarks.{MODULES.get(name, name)}")
             command.description = (module.__doc__ or "").partition("\n\n")[0]
             add_options(command, module.OPTIONS)
             defaults = {option: declared.default for option, declared in module.OPTIONS.items()}

@@ -26,7 +26,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.settings import NONE, Settings
 
 if TYPE_CHECKING:
-    from decoder import SpeculativeDecoder
+    from mlx_t5.decoder import SpeculativeDecoder
     from mlx_t5.engine.codec import Job
     from mlx_t5.loading import ModelPair
 
@@ -132,9 +132,9 @@ def _load(
     models: ModelPair, presets: list[generation_config.Preset], job: Job, options: MainOptions
 ) -> SpeculativeDecoder:
     """Loads the models, and logs notes about them and their settings."""
-    from decoder import SpeculativeDecoder
     from mlx_t5 import loading
     from mlx_t5.backend import device_name
+    from mlx_t5.decoder import SpeculativeDecoder
 
     target, drafter, tokenizer, other = loading.load_pair(models, options.dtype)
     if options.writes_text:

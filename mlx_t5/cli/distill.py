@@ -29,10 +29,10 @@ from mlx_t5.settings import AUTO
 
 if TYPE_CHECKING:
     from mlx_t5.drafting.proposals import Drafter
+    from mlx_t5.model import T5
     from mlx_t5.training import evaluation, trainer
     from mlx_t5.training.examples import Example
     from mlx_t5.training.teacher_answers import LabeledExample, Tokens
-    from model import T5
 
 ANSWERS_AT_ONCE = 32  # batch size while the target answers
 EVALUATED_AT_ONCE = 16  # batch size of evaluations
@@ -50,8 +50,8 @@ class Distillation:
     def __init__(self, args: DistillOptions) -> None:
         from mlx_t5.checkpoints.hub import locate
         from mlx_t5.loading import choose_pair
+        from mlx_t5.model import load
         from mlx_t5.training import examples, run_folder, start
-        from model import load
 
         self.args, self.folder = args, run_folder.RunFolder(work_folder(args.output))
         self.log = reporter(args.metrics_file)
@@ -118,10 +118,10 @@ class Distillation:
 
     def _first_draft(self) -> T5:
         from mlx_t5.backend import mx
+        from mlx_t5.model import load
         from mlx_t5.network.sharing import shared_draft, whole
         from mlx_t5.text.detokenizer import same_vocabulary
         from mlx_t5.training.start import start_from
-        from model import load
 
         if self.args.draft_model is None or self.start is None:
             draft = shared_draft(self.target, self.args.decoder_layers or 1, mx.float32)
@@ -211,8 +211,8 @@ class Distillation:
     def _verdict(self, path: Path) -> str:
         from mlx_t5.drafting.draft_model import DraftModel
         from mlx_t5.drafting.source_copy import SourceCopy
+        from mlx_t5.model import load
         from mlx_t5.training.evaluation import LOOKUP, measure_proposers, report
-        from model import load
 
         self.draft = load(path, shared_with=self.target)[0]
         drafts: dict[str, Any] = {self.args.output: self.draft}
@@ -241,7 +241,7 @@ class Distillation:
     def _decoding(
         self, draft: T5 | Drafter | None, num_draft: int | str = AUTO
     ) -> Callable[..., Iterator[Any]]:
-        from decoder import SpeculativeDecoder
+        from mlx_t5.decoder import SpeculativeDecoder
 
         args, decoder = self.args, SpeculativeDecoder(self.target, draft, self.tokenizer, num_draft)
 

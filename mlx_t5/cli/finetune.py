@@ -49,8 +49,8 @@ class FineTuning:
     def __init__(self, args: finetuning.FinetuneOptions) -> None:
         from mlx_t5.drafting.draft_model import DraftModel
         from mlx_t5.loading import choose_pair
+        from mlx_t5.model import load
         from mlx_t5.training import fine_tuning, run_folder, start
-        from model import load
 
         self.args, self.full = args, args.fine_tune_type == FULL
         self.log = reporter(args.metrics_file)
@@ -173,7 +173,7 @@ class FineTuning:
         return size.rows
 
     def _evaluated(self, pairs: Sequence[TrainingPair]) -> evaluation.Texts:
-        from decoder import SpeculativeDecoder
+        from mlx_t5.decoder import SpeculativeDecoder
         from mlx_t5.training import batches, evaluation, teacher_answers, trainer
 
         decoder = SpeculativeDecoder(self.model, self.draft, self.tokenizer)

@@ -29,12 +29,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import machine, printing, workload
+from mlx_t5.benchmarks import machine, printing, workload
 from mlx_t5.cli.arguments import Option, at_least, num_draft, setting
 from mlx_t5.errors import UserError
 from mlx_t5.timing import Timed, differing, speed_up
 
-SERVER = Path(__file__).parent.parent / "server.py"
+SERVER = Path(__file__).parents[2] / "server.py"
 SERVERS = SINGLE, BATCHED = ("one at a time", "batched")
 
 COLUMNS: printing.Columns = {

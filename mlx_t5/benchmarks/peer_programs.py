@@ -18,8 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import machine
-from benchmarks.workload import DRAFT, REGULAR, cut
+from mlx_t5.benchmarks import machine
+from mlx_t5.benchmarks.workload import DRAFT, REGULAR, cut
 from mlx_t5.errors import UserError
 from mlx_t5.settings import AUTO
 
@@ -87,7 +87,7 @@ class MlxT5(Program):
     """Decodes with this project, and converts the models for the other programs."""
 
     def __init__(self, model: str, draft_model: str, dtype: str | None):
-        from benchmarks.subject import Subject
+        from mlx_t5.benchmarks.subject import Subject
 
         self.names = (model, draft_model)
         self.subject = Subject.load(model, draft_model, dtype)
@@ -117,7 +117,7 @@ class MlxT5(Program):
     def decode(
         self, prompts: Any, num_draft: int | str, max_tokens: int, batch_size: int, **how: Any
     ) -> list[list[int]]:
-        from benchmarks.subject import decoding, sentences
+        from mlx_t5.benchmarks.subject import decoding, sentences
 
         way = DRAFT if num_draft else REGULAR
         if isinstance(prompts[0], str):
@@ -134,9 +134,9 @@ class MlxT5(Program):
 
 def hugging_face_folder(folder: Path, scratch: Path) -> Path:
     from mlx_t5.checkpoints.reading import read_weights
+    from mlx_t5.model import load
     from mlx_t5.network.weights import read_config
     from mlx_t5.training.fine_tuning import write_model
-    from model import load
 
     if read_weights(folder)[1].get("format") != "mlx":
         return folder

@@ -27,13 +27,13 @@ try:
     from mlx_t5.checkpoints.quantization import Quantization, Recipe
     from mlx_t5.checkpoints.reading import read_weights
     from mlx_t5.disk import absolute
+    from mlx_t5.model import select_tensors
     from mlx_t5.network.config import T5Config
     from mlx_t5.network.layers import keep_float32
     from mlx_t5.network.sharing import ENTRY
     from mlx_t5.network.weights import cast, has_decoder, read_config, tensor_names
     from mlx_t5.text.languages import checked_template
     from mlx_t5.text.tokenizer import load_tokenizer, save_tokenizer
-    from model import select_tensors
 except (ImportError, UserError) as error:
     if __name__ != "__main__":
         raise

@@ -16,16 +16,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import pictures, printing, workload
-from benchmarks.figures import figures
-from benchmarks.subject import Subject, begin, decided, decoding
-from benchmarks.workload import DRAFT, LOOKUP, REGULAR, Workload
+from mlx_t5.benchmarks import pictures, printing, workload
+from mlx_t5.benchmarks.figures import figures
+from mlx_t5.benchmarks.subject import Subject, begin, decided, decoding
+from mlx_t5.benchmarks.workload import DRAFT, LOOKUP, REGULAR, Workload
 from mlx_t5.cli.arguments import Option, at_least, between, setting
 from mlx_t5.timing import interleave
 from mlx_t5.training.evaluation import chrf
 
 if TYPE_CHECKING:
-    from decoder import SpeculativeDecoder
+    from mlx_t5.decoder import SpeculativeDecoder
 
 Setting = tuple[float, int]  # delta, number of proposals
 NEAR = 0.02  # speeds that differ by less than this share count as equal

@@ -13,10 +13,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from benchmarks import pictures, printing, workload
-from benchmarks.figures import MEASURED_POSITIONS, figures, pair_costs
-from benchmarks.subject import Subject, begin, decided, decoding
-from benchmarks.workload import DRAFT, PROPOSERS, REGULAR, Workload
+from mlx_t5.benchmarks import pictures, printing, workload
+from mlx_t5.benchmarks.figures import MEASURED_POSITIONS, figures, pair_costs
+from mlx_t5.benchmarks.subject import Subject, begin, decided, decoding
+from mlx_t5.benchmarks.workload import DRAFT, PROPOSERS, REGULAR, Workload
 from mlx_t5.cli.arguments import Option, at_least, num_draft, setting
 from mlx_t5.settings import AUTO
 from mlx_t5.timing import interleave

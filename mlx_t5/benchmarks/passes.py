@@ -23,7 +23,7 @@ from mlx_t5.sampling.draws import Sampling, likeliest
 from mlx_t5.settings import Settings
 
 if TYPE_CHECKING:
-    from model import T5
+    from mlx_t5.model import T5
 
 TARGET_POINTS = (1, 2, 5, 6, 16, 10, 11, 12, 13, 15, 8, 4, 32, 64)  # positions
 NEEDED = 5  # minimum number of points at which v(M) is informative

@@ -18,8 +18,8 @@ from types import MappingProxyType
 import numpy as np
 from tqdm import tqdm
 
-from demo.widening import SIZES, Widening
 from mlx_t5.backend import mx
+from mlx_t5.benchmarks.widening import SIZES, Widening
 from mlx_t5.checkpoints.reading import DTYPES, as_array, read_weights
 from mlx_t5.checkpoints.writing import (
     check_output_folder,
@@ -30,9 +30,9 @@ from mlx_t5.checkpoints.writing import (
 from mlx_t5.cli.arguments import Parser, run
 from mlx_t5.disk import absolute
 from mlx_t5.errors import UserError
+from mlx_t5.model import expected_parameters, select_tensors
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.weights import HEAD, cast, read_config, tensor_names
-from model import expected_parameters, select_tensors
 
 SHARD_BYTES = 2_000_000_000
 

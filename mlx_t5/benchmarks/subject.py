@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import machine, printing
-from benchmarks.workload import DRAFT, LOOKUP, REGULAR, header_fields
-from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx
+from mlx_t5.benchmarks import machine, printing
+from mlx_t5.benchmarks.workload import DRAFT, LOOKUP, REGULAR, header_fields
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.proposals import Drafter, Proposal
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.engine.rows import Result, Tally
 from mlx_t5.errors import UserError
+from mlx_t5.model import T5, load
 from mlx_t5.network.modules import compile_at_once
 from mlx_t5.sampling.draws import one_hot
 from mlx_t5.text.detokenizer import same_vocabulary
-from model import T5, load
 
 
 @dataclass

@@ -18,8 +18,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, printing, weight_types, workload
-from benchmarks.figures import (
+from mlx_t5 import loading
+from mlx_t5.backend import on_cpu
+from mlx_t5.benchmarks import machine, printing, weight_types, workload
+from mlx_t5.benchmarks.figures import (
     MEASURED_POSITIONS,
     Decode,
     PairCosts,
@@ -28,20 +30,18 @@ from benchmarks.figures import (
     results_of,
     source_length,
 )
-from benchmarks.passes import NEEDED, TARGET_POINTS
-from benchmarks.subject import Subject, decided, decoding
-from benchmarks.workload import DRAFT, REGULAR
-from decoder import SpeculativeDecoder
-from demo.grow import SHAPES, grow
-from mlx_t5 import loading
-from mlx_t5.backend import on_cpu
+from mlx_t5.benchmarks.grow import SHAPES, grow
+from mlx_t5.benchmarks.passes import NEEDED, TARGET_POINTS
+from mlx_t5.benchmarks.subject import Subject, decided, decoding
+from mlx_t5.benchmarks.workload import DRAFT, REGULAR
 from mlx_t5.checkpoints.hub import MODELS
 from mlx_t5.cli.arguments import Option, at_least
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError, readable
+from mlx_t5.model import T5
 from mlx_t5.network.memory import limit
 from mlx_t5.timing import Timed, timed_turn
-from model import T5
 
 # Shares of the time for measuring. After the opening baseline the prompts are decoded three more
 # times, which takes about the same share each.
