@@ -11,9 +11,6 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from convert import main
-from mlx_t5.convert import convert
-from mlx_t5.model import load
 from transformers import AutoTokenizer
 
 import adapters
@@ -21,11 +18,14 @@ import checkpoints
 import families
 from checkpoints import TINY, arrays, siblings
 from command_line import ROOT
+from convert import main
 from devices import cpu_allocation
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints import writing
+from mlx_t5.convert import convert
 from mlx_t5.disk import TOKENIZER_FILES
 from mlx_t5.errors import UserError
+from mlx_t5.model import load
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.weights import tensor_names
 from tokenizer_folders import TEXTS, write_class
@@ -197,7 +197,7 @@ def test_the_command_line_converts_into_the_default_folder(tiny, tmp_path, monke
 
 
 PEAK = """
-import convert, re, resource, sys
+import mlx_t5.convert as convert, re, resource, sys
 status = convert.main(sys.argv[1:]) if sys.argv[1:] else 0
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 if sys.platform != "darwin":  # ru_maxrss starts at the parent's peak when it forked

@@ -8,15 +8,15 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import distill
 import pytest
-from mlx_t5.convert import convert
-from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.model import load
 
 from fake_hub import FakeApi
 from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.cli import distill
+from mlx_t5.convert import convert
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.disk import BUNDLED
+from mlx_t5.model import load
 from mlx_t5.network.sharing import ENTRY
 from mlx_t5.training import draft_folder, evaluation, start, teacher_answers
 from mlx_t5.training.evaluation import Acceptance

@@ -8,16 +8,17 @@ import shlex
 import shutil
 from pathlib import Path
 
-import distill
-import finetune
 import numpy as np
 import pytest
 import torch
-from mlx_t5.convert import convert
-from mlx_t5.model import load
 
+import distill
+import finetune
 from fake_hub import FakeApi
 from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.cli.distill import Distillation
+from mlx_t5.convert import convert
+from mlx_t5.model import load
 from mlx_t5.training import examples, fine_tuning
 from mlx_t5.training.learner import Learner
 from mlx_t5.training.trainer import Trainer
@@ -214,7 +215,7 @@ def test_bad_options_are_refused(trial, data, run, tmp_path, capsys, options, me
 def test_an_adapted_model_gets_a_draft_without_a_merged_copy(trial, tmp_path, monkeypatch):
     """distill.py answers by the adapted model, and its draft names the base model."""
     targets = []
-    monkeypatch.setattr(distill.Distillation, "_verdict", lambda run, _: targets.append(run.target))
+    monkeypatch.setattr(Distillation, "_verdict", lambda run, _: targets.append(run.target))
     monkeypatch.setattr(examples, "LEAST", 20)
     prompts, draft = trial[0].with_name("adapter-work") / "prompts.jsonl", tmp_path / "draft"
     options = ["--model", TARGET, "--adapter-path", str(trial[0]), "--data", str(prompts)]

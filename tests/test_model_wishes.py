@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import server
-from convert import main as convert
 
 import adapters
 from command_line import ROOT
+from convert import main as convert
+from mlx_t5.cli import server
 from mlx_t5.loading import choose_pair
 
 TARGET = ROOT / "demo" / "target"

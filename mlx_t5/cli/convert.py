@@ -213,7 +213,3 @@ def _main(argv: Sequence[str] | None) -> int:
     path = convert(source, given.pop("mlx_path", default), **given)
     print(path, flush=True)
     return upload(path, repository, lambda name: conversion_card(name, path, source))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,7 +12,6 @@ standard output, and everything else to standard error.
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import compress
@@ -253,7 +252,3 @@ class Distillation:
             return decoder.results([e.source for e in examples], job, batch_size)
 
         return decode
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,7 +16,6 @@ import contextlib
 import json
 import math
 import shlex
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -211,7 +210,3 @@ class FineTuning:
             fine_tuning.write_adapter(path, self.model, weights, lora, layers, overwrite, **entries)
         self.folder.written.touch()
         return path
-
-
-if __name__ == "__main__":
-    sys.exit(main())

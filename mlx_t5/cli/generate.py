@@ -206,7 +206,3 @@ def _write_all(run: Run, compute: Compute, painter: Painter | None, options: Mai
     stats.peak_memory_bytes = mx.get_peak_memory()
     log(interrupted + summary(stats, results, run.clock() - began, unit, options.writes_text))
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -275,8 +275,3 @@ def model_name(chosen: ModelPair) -> str:
 
     folder = Path(chosen.target).resolve()
     return BUNDLED.name if folder == (BUNDLED / "target").resolve() else folder.name
-
-
-if __name__ == "__main__":
-    # Not sys.exit: if a thread still loads models, it would abort in MLX or never return.
-    os._exit(main())

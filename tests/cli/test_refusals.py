@@ -4,14 +4,14 @@ import json
 import shlex
 from pathlib import Path
 
+import pytest
+
 import convert
 import distill
 import finetune
 import main
-import pytest
-import server
-
 from command_line import ROOT
+from mlx_t5.cli import server
 from mlx_t5.settings import UNREADABLE
 
 SMALL = f"--model {ROOT}/demo/target --dtype float32"

@@ -4,10 +4,10 @@ import asyncio
 import re
 
 import pytest
-from server import LOOPBACK_HOSTS
 from starlette.testclient import TestClient
 
 from fake_serving import idle_service
+from mlx_t5.cli.server import LOOPBACK_HOSTS
 from mlx_t5.serving.app import Middleware, create_app
 from mlx_t5.serving.metrics import Metrics
 

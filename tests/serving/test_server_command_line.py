@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-import server as command
-from mlx_t5.convert import convert
 
+from mlx_t5.cli import server as command
+from mlx_t5.convert import convert
 from serving_process import PATIENCE, ROOT
 from standard_error import messages
 

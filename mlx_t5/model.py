@@ -1,0 +1,11 @@
+"""In a checkout, the root's model.py; in a wheel, that very file stands here."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from mlx_t5.installation import root_module
+
+if TYPE_CHECKING:
+    from model import *  # noqa: F403
+
+sys.modules[__name__] = root_module("model")
