@@ -12,7 +12,7 @@ from html import escape
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.model import load
 
-from mlx_t5.cli.options import DEFAULT_PROMPT
+from mlx_t5.cli.generate_options import DEFAULT_PROMPT
 from mlx_t5.disk import BUNDLED
 
 PICTURE = BUNDLED.parent / "docs" / "who-wrote.svg"

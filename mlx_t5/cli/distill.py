@@ -18,7 +18,7 @@ from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_t5.cli.distilling import DistillOptions, read_distill_options
+from mlx_t5.cli.distill_options import DistillOptions, read_distill_options
 from mlx_t5.cli.input import Lines
 from mlx_t5.cli.training import compared_options, reporter, resumable, say, work_folder
 from mlx_t5.cli.training_pairs import SUFFIXES, read_lines

@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_t5.cli import finetuning
-from mlx_t5.cli.finetuning import ADAMW, FULL, RELATIVE, lora_config
+from mlx_t5.cli import finetune_options
+from mlx_t5.cli.finetune_options import ADAMW, FULL, RELATIVE, lora_config
 from mlx_t5.cli.training import compared_options, reporter, resumable, say, work_folder
 from mlx_t5.cli.training_pairs import NAMES, read_lines
 from mlx_t5.cli.uploading import fine_tuned_card, upload
@@ -39,13 +39,13 @@ PROMPTS = "prompts.jsonl"  # in the work folder, for distill.py
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return resumable("finetune.py", argv, finetuning.read_finetune_options, FineTuning)
+    return resumable("finetune.py", argv, finetune_options.read_finetune_options, FineTuning)
 
 
 class FineTuning:
     """One run of fine-tuning: a model, its trained parameters, and the data."""
 
-    def __init__(self, args: finetuning.FinetuneOptions) -> None:
+    def __init__(self, args: finetune_options.FinetuneOptions) -> None:
         from mlx_t5.drafting.draft_model import DraftModel
         from mlx_t5.loading import choose_pair
         from mlx_t5.model import load
@@ -53,7 +53,7 @@ class FineTuning:
 
         self.args, self.full = args, args.fine_tune_type == FULL
         self.log = reporter(args.metrics_file)
-        files = finetuning.pair_files(args.data, args.valid)
+        files = finetune_options.pair_files(args.data, args.valid)
         languages = args.source_language, args.target_language
         names: Any = [languages] if args.source_language else NAMES
         lines = {part: list(read_lines(file, names)) for part, file in files.items()}
@@ -115,7 +115,7 @@ class FineTuning:
             path = self._save()
         say(f"the result is in {self.args.output}; {self.folder.kept()}")
         say("commands to run next:")
-        for command in finetuning.next_commands(self.args, self.prompts, self.valid[0].prompt):
+        for command in finetune_options.next_commands(self.args, self.prompts, self.valid[0].prompt):
             print(shlex.join(command))
         base = base_name(self.base)
         card = partial(fine_tuned_card, folder=path, source=self.base, base=base, tested=texts)

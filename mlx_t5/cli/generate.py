@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.checkpoints import generation_config
 from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log, run
 from mlx_t5.cli.input import Lines, read_document, read_prompts
-from mlx_t5.cli.options import DEFAULT_PROMPT, MainOptions, read_options
+from mlx_t5.cli.generate_options import DEFAULT_PROMPT, MainOptions, read_options
 from mlx_t5.cli.output import Painter, check_output_file, error_of, open_output, summary
 from mlx_t5.cli.runs import Compute, Run, note_long, prefixed, unpaired
 from mlx_t5.cli.streaming import progress_bar, write_text

@@ -19,7 +19,7 @@ from mlx_t5.text.detokenizer import StreamingDetokenizer
 if TYPE_CHECKING:
     import numpy as np
 
-    from mlx_t5.cli.options import MainOptions
+    from mlx_t5.cli.generate_options import MainOptions
     from mlx_t5.engine.rows import Result, Stats
     from mlx_t5.scoring.pairs import Score
 

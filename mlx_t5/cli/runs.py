@@ -21,7 +21,7 @@ from mlx_t5.errors import UserError, log
 from mlx_t5.text.tokenizer import encode
 
 if TYPE_CHECKING:
-    from mlx_t5.cli.options import MainOptions
+    from mlx_t5.cli.generate_options import MainOptions
     from mlx_t5.decoder import SpeculativeDecoder
     from mlx_t5.engine.codec import Job
 

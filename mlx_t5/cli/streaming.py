@@ -14,7 +14,7 @@ from mlx_t5.errors import UserError
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from mlx_t5.cli.options import MainOptions
+    from mlx_t5.cli.generate_options import MainOptions
     from mlx_t5.decoder import SpeculativeDecoder
     from mlx_t5.engine.codec import Job
 

@@ -15,7 +15,7 @@ from mlx_t5.cli.arguments import (
     run,
     within,
 )
-from mlx_t5.cli.options import build_parser
+from mlx_t5.cli.generate_options import build_parser
 from mlx_t5.errors import UserError
 from mlx_t5.settings import LARGEST_COUNT, SETTINGS
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from mlx_t5.cli import finetuning
-from mlx_t5.cli.finetuning import pair_files, read_finetune_options
+from mlx_t5.cli import finetune_options
+from mlx_t5.cli.finetune_options import pair_files, read_finetune_options
 from mlx_t5.cli.training_pairs import NAMES, read_lines
 from mlx_t5.errors import UserError
 
@@ -114,6 +114,6 @@ def test_the_optimizer_sets_the_default_learning_rate(tmp_path, options, optimiz
 def test_lora_options_become_a_lora_config(tmp_path):
     options = ["--model", "m", "--data", "d", "--output", str(tmp_path / "o"), "--r", "3"]
     options += ["--fine-tune-type", "dora", "--target-modules", "q", "wo", "--use-rslora"]
-    config = finetuning.lora_config(read_finetune_options(options))
+    config = finetune_options.lora_config(read_finetune_options(options))
     assert config.use_dora and config.use_rslora and config.r == 3
     assert config.target_modules == ("q", "wo")
