@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mlx_t5.model import T5
 
 from mlx_t5.backend import cpu_only, mx
 from mlx_t5.drafting.adaptive import Adaptive
@@ -47,6 +46,7 @@ from mlx_t5.engine.codec import Codec, Job
 from mlx_t5.engine.rows import Chunk, Result, Row
 from mlx_t5.errors import UserError, log
 from mlx_t5.loading import choose_pair, load_pair
+from mlx_t5.model import T5
 from mlx_t5.network.draft_vocabulary import require_all_tokens
 from mlx_t5.network.exact import exact_targets
 from mlx_t5.network.interface import Target

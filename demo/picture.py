@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from html import escape
 
-from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.model import load
-
 from mlx_t5.cli.generate_options import DEFAULT_PROMPT
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.disk import BUNDLED
+from mlx_t5.model import load
 
 PICTURE = BUNDLED.parent / "docs" / "who-wrote.svg"
 NUM_DRAFT = 5

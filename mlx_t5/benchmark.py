@@ -21,8 +21,8 @@ import sys
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from mlx_t5.benchmarks import REQUIREMENTS
 from mlx_t5.cli.arguments import Parser, add_options, run
+from mlx_t5.installation import command
 
 # A summary and the options of an example, by name.
 SUBCOMMANDS = MappingProxyType(
@@ -63,41 +63,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     if not argv or (argv[0].startswith("--") and argv[0] != "--help"):
         argv = [*DEFAULT, *argv]
-    return run(lambda: _main(argv), REQUIREMENTS, interrupted="")
+    return run(lambda: _main(argv), interrupted="")
 
 
 def _main(argv: Sequence[str]) -> int:
     args = _parser(argv).parse_args(argv)
-    return args.run(args, shlex.join(["python", "benchmark.py", *argv]))
+    return args.run(args, f"{command('benchmark')} {shlex.join(argv)}")
 
 
 def _parser(argv: Sequence[str]) -> Parser:
     """Returns the parser; of the subcommands, only the one named in `argv` gets its options."""
     result = Parser(
-        "benchmark.py",
-        "benchmark.py report",
-        "benchmark.py compare --task mixed --count 24",
+        "benchmark",
+        "",
+        "report",
+        "compare --task mixed --count 24",
         needs="[SUBCOMMAND]",
-        prog="benchmark.py",
         description="Measure speculative decoding. SUBCOMMAND --help lists the options of one. "
         f"Without a subcommand: {' '.join(DEFAULT)}.",
     )
     commands = result.add_subparsers(
         title="subcommands",
-        prog="benchmark.py",
+        prog=result.prog,
         dest="subcommand",
         required=True,
         metavar="SUBCOMMAND",
     )
     for name, (summary, options) in SUBCOMMANDS.items():
-        example = f"examples:\n  benchmark.py {name} {options}"
-        command = commands.add_parser(name, help=summary, epilog=example)
+        example = f"examples:\n  {result.prog} {name} {options}"
+        subcommand = commands.add_parser(name, help=summary, epilog=example)
         if name in argv:
             module = importlib.import_module(f"mlx_t5.benchmarks.{MODULES.get(name, name)}")
-            command.description = (module.__doc__ or "").partition("\n\n")[0]
-            add_options(command, module.OPTIONS)
+            subcommand.description = (module.__doc__ or "").partition("\n\n")[0]
+            add_options(subcommand, module.OPTIONS)
             defaults = {option: declared.default for option, declared in module.OPTIONS.items()}
-            command.set_defaults(run=module.run, **defaults)
+            subcommand.set_defaults(run=module.run, **defaults)
     return result
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.errors import UserError, reason
+from mlx_t5.installation import HOME
 
-CLONE = Path(__file__).parents[1]
-BUNDLED = CLONE / "demo"  # the bundled pair
+BUNDLED = HOME / "demo"  # the bundled pair
 # The files of a model folder, in Hugging Face's layout.
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 TOKENIZER_FILES = tuple(

@@ -16,12 +16,12 @@ from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.proposals import Drafter
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.errors import UserError, log
+from mlx_t5.installation import MODELS, command
 from mlx_t5.model import T5, load
 from mlx_t5.network.memory import warning
 from mlx_t5.settings import AUTO, LOOKUP, NONE
 
 DEFAULT_TARGET, DEFAULT_DRAFT = "t5-11b", "t5-small"
-OTHERWISE = "lookup copies from the prompt, distill.py makes a draft"
 # The default draft of public models is the family's "small", where it pays: where a pass of the
 # small decoder and head reads at most a tenth of the target's. It is 0.100 for t5-large, 0.007 for
 # t5-11b, 0.027 for flan-t5-xl, 0.080 for mt5-xl, 0.078 for byt5-xl; but 0.24 for mt5-large and
@@ -114,7 +114,7 @@ def load_pair(chosen: ModelPair, dtype: str | mx.Dtype | None) -> LoadedPair:
     """
     if dtype is None and not on_cpu() and _is_slow_to_load(chosen.target):
         dtype = "bfloat16"
-        cure = f"python convert.py --model {_shown(chosen.target)}"
+        cure = f"{command('convert')} --model {_shown(chosen.target)}"
         log(f"computing in bfloat16; later starts are faster after: {cure}")
     with contextlib.suppress(UserError):  # if a folder is damaged, loading it reports that
         folders = [folder for folder in (chosen.target, chosen.draft) if folder]
@@ -144,7 +144,7 @@ def _default_pair() -> tuple[Path, Path, str]:
     if target and draft:
         return target, draft, ""
     pair = {DEFAULT_TARGET: target, DEFAULT_DRAFT: draft}
-    missing = " and ".join(str(hub.MODELS / name) for name, folder in pair.items() if not folder)
+    missing = " and ".join(str(MODELS / name) for name, folder in pair.items() if not folder)
     return BUNDLED / "target", BUNDLED / "draft", f"the bundled pair: no {missing}"
 
 
@@ -159,7 +159,8 @@ def _default_draft(target: Path) -> tuple[Path | None, str]:
         return BUNDLED / "draft", ""
     name = default_draft((hub.source_of(target) or target.name).partition(hub.ADAPTED)[0])
     if name is None:
-        return None, f"no draft named and no default for it: regular decoding; {OTHERWISE}"
+        otherwise = f"lookup copies from the prompt, {command('distill')} makes a draft"
+        return None, f"no draft named and no default for it: regular decoding; {otherwise}"
     folder = hub.converted(name) or hub.cached(name)
     if folder is None and hub.snapshot_id(target):  # who names a Hub id expects a download
         log(f"its default draft is {name}; --draft-model none does without")
@@ -168,7 +169,7 @@ def _default_draft(target: Path) -> tuple[Path | None, str]:
         except UserError as error:
             return None, f"regular decoding: no default draft, as {error}"
     if folder is None:
-        cure = f"python convert.py --model {name}"
+        cure = f"{command('convert')} --model {name}"
         return None, f"regular decoding: its default draft is missing; get it with: {cure}"
     return folder, "its default draft"
 

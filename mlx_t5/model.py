@@ -1,4 +1,4 @@
-"""In a checkout, the root's model.py; in a wheel, that very file stands here."""
+"""In a checkout this is the root's model.py, which a wheel has here (pyproject.toml)."""
 
 import sys
 from typing import TYPE_CHECKING

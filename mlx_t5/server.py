@@ -1,11 +1,27 @@
 """Command line: serves a model through an HTTP API and a web page."""
 
+from __future__ import annotations
+
 import os
+from collections.abc import Sequence
+from typing import NoReturn
 
-from mlx_t5.cli.server import main
+from mlx_t5.cli.arguments import run
+from mlx_t5.cli.server_options import ServerOptions, read_server_options
 
 
-def start() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line, by default the process's own; returns the exit status."""
+    return run(lambda: _serve(read_server_options(argv)), interrupted="")
+
+
+def _serve(options: ServerOptions) -> int:
+    from mlx_t5.cli.server import serve  # only now, because it imports MLX
+
+    return serve(options)
+
+
+def start() -> NoReturn:
     # Not sys.exit: if a thread still loads models, it would abort in MLX or never return.
     os._exit(main())
 

@@ -131,9 +131,8 @@ def server():
 @pytest.fixture(scope="module")  # freed early, as other tests measure memory
 def decoder():
     """Returns a decoder of the same models, which writes the expected texts of the server."""
-    from mlx_t5.decoder import SpeculativeDecoder
-
     from mlx_t5 import loading
+    from mlx_t5.decoder import SpeculativeDecoder
     from mlx_t5.disk import BUNDLED
 
     chosen = loading.choose_pair(None, str(BUNDLED / "draft") + "+lookup")

@@ -1,8 +1,8 @@
 """Tests benchmark.py's command line."""
 
-import benchmark
 import pytest
 
+import benchmark
 from mlx_t5.benchmarks import compare
 from mlx_t5.disk import BUNDLED
 

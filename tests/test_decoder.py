@@ -1,7 +1,6 @@
 """Tests the decoder on fake models: samples, seeds, order, streams, ends; see test_laws.py."""
 
 import pytest
-from mlx_t5.decoder import SpeculativeDecoder
 
 from fake_model import (
     EOS,
@@ -15,6 +14,7 @@ from fake_model import (
     random_table,
     without,
 )
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.draft_model import DraftModel
 
 V = 7

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from mlx_t5.model import load
 
 from mlx_t5.cli.generate_options import DEFAULT_PROMPT
+from mlx_t5.model import load
 
 DEMO = Path(__file__).resolve().parents[1] / "demo"
 

@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
+import distill
 from fake_hub import FakeApi
 from mlx_t5.backend import mx, tree_flatten
-from mlx_t5.cli import distill
+from mlx_t5.cli import distill as body
+from mlx_t5.cli.distill import Distillation
 from mlx_t5.convert import convert
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.disk import BUNDLED
 from mlx_t5.model import load
 from mlx_t5.network.sharing import ENTRY
-from mlx_t5.training import draft_folder, evaluation, start, teacher_answers
+from mlx_t5.training import evaluation, start, teacher_answers
 from mlx_t5.training.evaluation import Acceptance
 from mlx_t5.training.learner import Learner
 from trainings import TARGET, check_refused, heard, same, shortest_prompts, stopped_at_each, weights
@@ -53,7 +55,7 @@ def quickly():
 
 @pytest.fixture
 def no_verdict(monkeypatch):
-    monkeypatch.setattr(distill.Distillation, "_verdict", lambda self, path: "no verdict")
+    monkeypatch.setattr(Distillation, "_verdict", lambda self, path: "no verdict")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,7 @@ def trial(run, tmp_path_factory):
     """Returns the output and the messages of a run without interruption."""
     output = tmp_path_factory.mktemp("trial") / "draft"
     with pytest.MonkeyPatch.context() as patch, heard() as (log, printed):
-        patch.setattr("huggingface_hub.HfApi", FakeApi)
+        patch.setattr("mlx_t5.cli.uploading.HfApi", FakeApi)
         assert run(output, "--upload-repo", "me/draft") == 0
     return output, "\n".join([*log, *printed])
 
@@ -102,7 +104,7 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_draft(trial, run, tmp_path, 
     stops = [
         (teacher_answers, "label", 3),
         (Learner, "step", 7),
-        (draft_folder, "save_draft", 1),
+        (body, "save_draft", 1),
     ]
     calls = stopped_at_each(run, tmp_path / "draft", stops, capsys)
     assert same(weights(trial[0]), weights(tmp_path / "draft"))
@@ -115,7 +117,7 @@ def test_answers_are_reused_and_a_draft_with_its_own_encoder_is_trained(
 ):
     """The second run trains a draft with its own encoder on the first run's answers."""
     better = iter([1.0, 2.0])  # two steps cannot improve the bundled draft, so scores are faked
-    monkeypatch.setattr(distill.Distillation, "_evaluate", lambda *_: Acceptance(next(better), 1.5))
+    monkeypatch.setattr(Distillation, "_evaluate", lambda *_: Acceptance(next(better), 1.5))
     shutil.copytree(trial[0].with_name("draft-work") / "answers", tmp_path / "own-work/answers")
     before = dict(tree_flatten(load(BUNDLED / "draft", "float32")[0].parameters()))
     moved = shutil.copytree(BUNDLED / "target", tmp_path / "moved", copy_function=shutil.copy)

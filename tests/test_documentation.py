@@ -4,9 +4,9 @@ import functools
 import re
 from pathlib import Path
 
-import main
 import pytest
 
+import main
 import model
 import snippets
 from demo import picture

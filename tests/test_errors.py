@@ -2,11 +2,11 @@
 
 import errno
 
+import pytest
+
 import convert
 import finetune
 import main
-import pytest
-
 from mlx_t5.errors import reason
 
 LONG = "x" * 300  # a name that no file system accepts

@@ -17,6 +17,7 @@ import finetune
 from fake_hub import FakeApi
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.cli.distill import Distillation
+from mlx_t5.cli.finetune import FineTuning
 from mlx_t5.convert import convert
 from mlx_t5.model import load
 from mlx_t5.training import examples, fine_tuning
@@ -91,7 +92,7 @@ def test_the_adapter_has_its_configuration_and_weights(trial):
 @pytest.mark.slow
 def test_a_run_stopped_anywhere_resumes_to_the_same_adapter(trial, run, tmp_path, capsys):
     stops = [
-        (finetune.FineTuning, "_evaluated", 1),
+        (FineTuning, "_evaluated", 1),
         (Learner, "step", 3),
         (Trainer, "_evaluate_if_due", 5),
         (fine_tuning, "save_adapter", 1),
@@ -151,7 +152,7 @@ def test_an_adapter_of_a_quantized_folder_names_the_original_model_and_is_sent(
 ):
     """PEFT finds the model, and both write the same."""
     peft = pytest.importorskip("peft")
-    monkeypatch.setattr("huggingface_hub.HfApi", FakeApi)
+    monkeypatch.setattr("mlx_t5.cli.uploading.HfApi", FakeApi)
     folder, output = convert(TARGET, tmp_path / "q8", quantize=True, q_bits=8), tmp_path / "adapter"
     options = ["--model", str(folder), *LORA, "--upload-repo", "me/adapter"]
     assert run(output, *options) == 0

@@ -5,14 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
-from mlx_t5.convert import convert
-from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.model import load
 
 from command_line import ROOT, byte_model
 from fake_hub import FakeHub, serve
+from mlx_t5.convert import convert
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError
+from mlx_t5.model import load
 from mlx_t5.network.sharing import shared_draft
 from mlx_t5.training.draft_folder import save_draft
 

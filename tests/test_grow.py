@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mlx_t5.model import load
 
 from mlx_t5.backend import mx
 from mlx_t5.benchmarks import grow
 from mlx_t5.benchmarks.widening import SIZES
+from mlx_t5.model import load
 from mlx_t5.network.weights import read_config
 
 

@@ -21,7 +21,7 @@ errors installation | backend timing disk grouping | settings
 checkpoints | text | sampling | network | model
 drafting scoring | engine loading | decoder
 training | serving | cli
-generate convert server distill finetune | benchmarks | benchmark | main demo
+generate convert server distill finetune | benchmarks | benchmark | __main__ main demo
 """
 ROOMS = [floor.split() for floor in FLOORS.strip().replace("\n", "|").split("|")]
 FLOOR = {room: number for number, rooms in enumerate(ROOMS) for room in rooms}

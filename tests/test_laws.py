@@ -7,7 +7,6 @@ sampled text has the target's own distribution is in tests/sampling/test_distrib
 from functools import cache
 
 import pytest
-from mlx_t5.decoder import SpeculativeDecoder
 
 from fake_model import EOS, FakeModel, drafter, greedy, random_table, small, without
 from kinds import (
@@ -25,6 +24,7 @@ from kinds import (
     table_of,
 )
 from mlx_t5.backend import mx
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling import draws
 from mlx_t5.sampling.draws import row_key

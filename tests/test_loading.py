@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from mlx_t5.convert import convert
 
 from mlx_t5 import loading
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints import hub
 from mlx_t5.checkpoints.hub import locate
+from mlx_t5.convert import convert
 from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError
 from mlx_t5.loading import choose_pair, default_draft
@@ -20,7 +20,7 @@ from mlx_t5.network import weights
 def working_folder(tmp_path, monkeypatch):
     """Runs every test in a separate folder, beside a clone that has no converted models."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hub, "CLONE", tmp_path / "clone")
+    monkeypatch.setattr(hub, "HOME", tmp_path / "clone")
 
 
 class Hub:

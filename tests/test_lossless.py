@@ -5,11 +5,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.model import T5, load
 
 from mlx_t5.backend import mx, nn
 from mlx_t5.checkpoints.quantization import quantize_predicate
+from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.model import T5, load
 
 torch = pytest.importorskip("torch")
 from transformers import T5Config, T5ForConditionalGeneration  # noqa: E402

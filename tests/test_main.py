@@ -6,14 +6,14 @@ import re
 import subprocess
 import sys
 
-import main
 import pytest
-from mlx_t5.model import T5
 
 from command_line import ROOT, start
 from devices import cpu_allocation
 from mlx_t5.backend import device_name
+from mlx_t5.cli.generate_options import DEFAULT_PROMPT
 from mlx_t5.cli.output import one_line
+from mlx_t5.model import T5
 from standard_error import messages
 
 BUNDLED = ROOT / "demo"
@@ -40,7 +40,7 @@ def test_without_options_the_bundled_pair_translates():
     out, err = (stream.decode() for stream in process.communicate())
     assert process.returncode == 0 and out.startswith("Allons au magasin")  # a GPU has bfloat16
     assert "the bundled pair" in err
-    assert main.DEFAULT_PROMPT in err
+    assert DEFAULT_PROMPT in err
     assert re.search(r"\d+ tokens in .* tokens/s · acceptance \d+%", err.splitlines()[-1])
 
 
@@ -52,7 +52,7 @@ def test_json_has_exactly_the_promised_keys(run):
     record = json.loads(out)
     assert list(record) == ["prompt", "text", "tokens", "finish_reason", "stats"]
     assert {name: type(value) for name, value in record["stats"].items()} == STATS
-    assert record["prompt"] == main.DEFAULT_PROMPT
+    assert record["prompt"] == DEFAULT_PROMPT
     assert (record["text"], record["finish_reason"]) == (TRANSLATION, "stop")
     assert len(record["tokens"]) == record["stats"]["generated_tokens"]
 
@@ -92,13 +92,13 @@ def test_the_draft_changes_how_the_text_is_made_and_not_the_text(run, draft):
 def test_a_prediction_in_a_line_is_copied_ignored_or_refused(run, tmp_path, options):
     """It is copied, ignored if nothing is proposed, and refused with beams."""
     name, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    lines = [{"prompt": main.DEFAULT_PROMPT, "prediction": TRANSLATION}, {"prompt": "a"}]
+    lines = [{"prompt": DEFAULT_PROMPT, "prediction": TRANSLATION}, {"prompt": "a"}]
     name.write_text("".join(json.dumps(line) + "\n" for line in lines))
     argv = ["--model", str(BUNDLED / "target"), "--dtype", "float32", *options, "-m", "60"]
     argv += ["--num-draft", "15"] if "none" in options else []
     status, _, err = run(*argv, "--input-file", str(name), "--output-file", str(out))
     first, second = map(json.loads, out.read_text().splitlines())
-    assert (first["prompt"], second["prompt"]) == (main.DEFAULT_PROMPT, "a")
+    assert (first["prompt"], second["prompt"]) == (DEFAULT_PROMPT, "a")
     if "--embed" in options:
         assert status == 0 and first["embedding"]
         return

@@ -12,10 +12,10 @@ import weakref
 from pathlib import Path
 
 import pytest
-from mlx_t5.decoder import SpeculativeDecoder
 
 from command_line import ROOT, start
 from mlx_t5.cli.input import Lines
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.engine.rows import Result, Stats
 from standard_error import messages, without_metal
 

@@ -7,12 +7,12 @@ float32, 1e-4 between two computations of this project's decoder.
 import numpy as np
 import pytest
 import torch
-from mlx_t5.model import T5, load
 from transformers.activations import ACT2FN
 
 import families
 from families import SHAPE
 from mlx_t5.backend import cpu_only, mx, tree_flatten
+from mlx_t5.model import T5, load
 from mlx_t5.network import config
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.layers import ACTIVATIONS

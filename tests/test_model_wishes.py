@@ -11,6 +11,7 @@ import adapters
 from command_line import ROOT
 from convert import main as convert
 from mlx_t5.cli import server
+from mlx_t5.cli.server_options import read_server_options
 from mlx_t5.loading import choose_pair
 
 TARGET = ROOT / "demo" / "target"
@@ -132,7 +133,7 @@ def test_an_adapter_merged_at_load_or_conversion_writes_the_same_text(
 @pytest.mark.parametrize("ignored", [False, True])
 def test_the_server_reads_tasks_and_defaults(wishing, ignored):
     argv = [*wishing(max_new_tokens=2)[:-1], *["--ignore-generation-config"] * ignored]
-    args = server._options(argv)
+    args = read_server_options(argv)
     service = server._application(args, choose_pair(args.model, "none")).state.service
     service.worker.stop()
     assert service.presets.general.settings == ({} if ignored else {"max_tokens": 2})

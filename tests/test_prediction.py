@@ -1,12 +1,11 @@
 """A prediction from the caller saves passes and changes nothing else."""
 
 import pytest
-from mlx_t5.decoder import Engine, SpeculativeDecoder
-from mlx_t5.model import load
 
 from devices import exact_or_refused
 from fake_model import EOS, FakeModel, drafter, random_table
 from kinds import PREDICTIONS, SOURCES, V, drafters, rows, table_of
+from mlx_t5.decoder import Engine, SpeculativeDecoder
 from mlx_t5.disk import BUNDLED
 from mlx_t5.drafting.costs import MOST
 from mlx_t5.drafting.draft_model import DraftModel
@@ -14,6 +13,7 @@ from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.engine.codec import Job
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
+from mlx_t5.model import load
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
 

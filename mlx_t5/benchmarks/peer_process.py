@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
-from mlx_t5.benchmarks import REQUIREMENTS
 from mlx_t5.cli.arguments import not_installed
 from mlx_t5.errors import UserError
 
@@ -83,7 +82,7 @@ def serve(pipe: Connection, environment: dict[str, str], what: str, keywords: di
 
 def reason(error: Exception) -> str:
     if isinstance(error, ImportError):
-        return not_installed(error, REQUIREMENTS)
+        return not_installed(error)
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
     if kind:
         traceback.print_exception(error)

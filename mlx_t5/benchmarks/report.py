@@ -34,11 +34,11 @@ from mlx_t5.benchmarks.grow import SHAPES, grow
 from mlx_t5.benchmarks.passes import NEEDED, TARGET_POINTS
 from mlx_t5.benchmarks.subject import Subject, decided, decoding
 from mlx_t5.benchmarks.workload import DRAFT, REGULAR
-from mlx_t5.checkpoints.hub import MODELS
 from mlx_t5.cli.arguments import Option, at_least
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError, readable
+from mlx_t5.installation import MODELS
 from mlx_t5.model import T5
 from mlx_t5.network.memory import limit
 from mlx_t5.timing import Timed, timed_turn

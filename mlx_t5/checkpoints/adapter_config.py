@@ -16,6 +16,7 @@ from typing import Any
 
 from mlx_t5.disk import absolute, read_object
 from mlx_t5.errors import UserError, shown
+from mlx_t5.installation import command
 from mlx_t5.settings import FLAG, Range, checked
 
 CONFIG = "adapter_config.json"
@@ -94,7 +95,7 @@ class LoraConfig:
     def from_dict(cls, raw: Mapping[str, Any]) -> LoraConfig:
         raw = {name: value for name, value in raw.items() if value is not None}
         if "lora_parameters" in raw:
-            cure = "train one with finetune.py or PEFT"
+            cure = f"train one with {command('finetune')} or PEFT"
             raise UserError(f"{CONFIG} is of an mlx-lm adapter, which is for other models; {cure}")
         if (kind := raw.get("peft_type")) != "LORA":
             raise UserError(f"{CONFIG}: peft_type {shown(kind)} cannot be merged; only LORA can")

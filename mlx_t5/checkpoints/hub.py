@@ -1,8 +1,8 @@
 """Finds the folder of a model by its name, and downloads a model that is named by its Hub id.
 
-A name is a folder, the name of a folder in `models/` (where convert.py writes), or a Hub id, whose
-snapshot is read as it is. Downloads use `huggingface_hub`, so the library's progress bars, cache
-(`HF_HOME`), token (`HF_TOKEN` or `hf auth login`) and `HF_HUB_OFFLINE` work as usual. Of a
+A name is a folder, the name of a folder in `models/` (where `mlx_t5.convert` writes), or a Hub id,
+whose snapshot is read as it is. Downloads use `huggingface_hub`, so the library's progress bars,
+cache (`HF_HOME`), token (`HF_TOKEN` or `hf auth login`) and `HF_HUB_OFFLINE` work as usual. Of a
 repository's files only those that T5 needs are downloaded: safetensors, or else torch's `.bin`, but
 never the TensorFlow, Flax, Rust or ONNX weights, which may be equally large.
 """
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5 import disk
-from mlx_t5.disk import CLONE, SAFETENSORS, SMALL_FILES, TORCH, absolute, read_object
+from mlx_t5.disk import SAFETENSORS, SMALL_FILES, TORCH, absolute, read_object
 from mlx_t5.errors import UserError, log
+from mlx_t5.installation import HOME, MODELS, command
 
-MODELS = Path("models")  # in the working directory, or else in the clone
 ADAPTED = " with adapter "  # in the result of `source_of`
 # Old ids without an owner; the Hub redirects them to the present repositories.
 _RENAMED = {f"t5-{size}": f"google-t5/t5-{size}" for size in "small base large 3b 11b".split()}
@@ -41,15 +41,16 @@ def locate(name: str, revision: str | None = None) -> Path:
     absolute(name)  # refuses impossible paths
     path = Path(name).expanduser()
     if not path.exists() and path.parts[0] in ("models", "demo"):
-        path = CLONE / path  # README's paths work from any directory
+        folder = MODELS if path.parts[0] == "models" else Path("demo")
+        path = HOME / folder.joinpath(*path.parts[1:])  # README's paths work from any directory
     if path.is_dir():
         if revision is not None:
             raise UserError(f"{name} is a folder, and a revision is of a Hub id; leave it out")
         return path
     if path.exists():
         raise UserError(f"{name} is a file; give the folder that has config.json and the weights")
-    if not _HUB_ID.fullmatch(name) or name.startswith(f"{MODELS}/"):
-        raise UserError(f"there is no model folder {name}; make one with: python convert.py")
+    if not _HUB_ID.fullmatch(name) or name.startswith("models/"):
+        raise UserError(f"there is no model folder {name}; make one with: {command('convert')}")
     if revision is None and (folder := converted(name)):
         if "/" in name:
             log(f"{name}: taken from {folder}, which was converted from it")
@@ -58,14 +59,14 @@ def locate(name: str, revision: str | None = None) -> Path:
 
 
 def converted(name: str) -> Path | None:
-    folders = (above / name.rpartition("/")[2] for above in (MODELS, CLONE / MODELS))
+    folders = (above / name.rpartition("/")[2] for above in (MODELS, HOME / MODELS))
     folder = next((folder for folder in folders if folder.is_dir()), None)
     # Another owner may have a model of the same name.
     return None if folder and "/" in name and source_of(folder) != full_id(name) else folder
 
 
 def source_folder(name: str, revision: str | None = None) -> Path:
-    """The folder that convert.py reads: a local one, or the snapshot of a Hub id."""
+    """The folder that a conversion reads: a local one, or the snapshot of a Hub id."""
     absolute(name)
     folder = Path(name).expanduser()
     if name and folder.is_dir():

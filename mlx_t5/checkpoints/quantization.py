@@ -18,22 +18,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlx_t5.backend import mx, nn
+from mlx_t5.checkpoints.quantization_modes import (
+    EMBED_8,
+    LARGE_VOCABULARY,
+    LAYERS,
+    MODES,
+    PREDICATES,
+    VO_4_5,
+)
 from mlx_t5.errors import UserError
 
-# mode -> (supported bits, supported group sizes); mlx-lm's defaults come first
-MODES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "affine": ((4, 2, 3, 5, 6, 8), (64, 32, 128)),
-    "mxfp4": ((4,), (32,)),
-    "mxfp8": ((8,), (32,)),
-    "nvfp4": ((4,), (16,)),
-}
-# mlx-lm's recipes `mixed_A_B` differ from vo_A_B: they give B bits to the output head and, at some
-# depths only, to `v` and the feed-forward's output layer.
-VO_4_5 = "vo_4_5"  # 4 bits in most layers, 5 in attention's `v` and `o`
-EMBED_8 = "embed_8"  # 8 bits in the embedding and the output head, any bits in other layers
-LAYERS = "layers"  # attention and feed-forward only, even if the vocabulary is large
-PREDICATES = (VO_4_5, EMBED_8, f"{VO_4_5}+{EMBED_8}", LAYERS)
-LARGE_VOCABULARY = 100_000  # tokens; with fewer, the head is a small part of what a pass reads
 _LAYERS = frozenset(("q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"))
 PARTS = ("weight", "scales", "biases")  # the names of nn.QuantizedLinear's arrays
 

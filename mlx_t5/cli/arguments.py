@@ -10,19 +10,17 @@ import contextlib
 import io
 import math
 import os
-import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 from mlx_t5.errors import UserError, is_out_of_memory, log, reason
+from mlx_t5.installation import command, cure
 from mlx_t5.settings import AUTO, LARGEST_COUNT, NONE, SETTINGS, Range, written
 
-ROOT = Path(__file__).resolve().parents[2]
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
@@ -37,9 +35,12 @@ REQUIRED = object()  # the default of an option that the user must give
 class Parser(argparse.ArgumentParser):
     """A parser that reports every mistake as one line that starts with `error:`."""
 
-    def __init__(self, *examples: str, needs: str = "", **options: Any) -> None:
-        """Its help has the required options (`needs`) first and `examples` last."""
-        options["epilog"] = "\n  ".join(["examples:", *examples]) if examples else None
+    def __init__(self, name: str = "", *examples: str, needs: str = "", **options: Any) -> None:
+        """A command's help has the required options (`needs`) first and `examples` last."""
+        if name:
+            options["prog"] = command(name)
+            lines = [f"{options['prog']} {example}".rstrip() for example in examples]
+            options["epilog"] = "\n  ".join(["examples:", *lines])
         options["description"] = textwrap.fill(options.get("description", ""), 79)
         options.setdefault("usage", f"%(prog)s {needs} [options]".replace("  ", " "))
         raw = argparse.RawDescriptionHelpFormatter  # keeps the examples' line breaks
@@ -57,21 +58,16 @@ class Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, f"error: {message}\n")
 
 
-def run(
-    command: Callable[[], int],
-    requirements: str = "requirements.txt",
-    interrupted: str = "interrupted",
-) -> int:
+def run(work: Callable[[], int], interrupted: str = "interrupted") -> int:
     """Runs a command line, reports errors as one line on standard error, and returns the status.
 
     Args:
-        command: parses the arguments, does the work and returns the exit status.
-        requirements: the command's requirements file, named in errors about a missing package.
+        work: parses the arguments, does the work and returns the exit status.
         interrupted: the message after Ctrl-C; if empty, nothing is printed.
     """
     open_streams()
     try:
-        return command()
+        return work()
     except KeyboardInterrupt:
         if interrupted:
             log(interrupted)
@@ -80,7 +76,7 @@ def run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except ImportError as error:
-        message = not_installed(error, requirements)
+        message = not_installed(error)
     except (UserError, OSError) as error:
         message = str(error) if isinstance(error, UserError) else reason(error)
     except (RuntimeError, MemoryError) as error:
@@ -91,15 +87,12 @@ def run(
     return BAD_INPUT
 
 
-def not_installed(error: ImportError, requirements: str = "requirements.txt") -> str:
+def not_installed(error: ImportError) -> str:
+    package = (error.name or "").partition(".")[0]
     cause = reason(error).rstrip(".:")
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        package = error.name.partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and package:
         cause = f"{package} is not installed"
-        listed = (ROOT / requirements).read_text(encoding="utf-8").replace("-", "_")
-        if not re.search(rf"^{package}\b", listed, re.MULTILINE):
-            requirements = "requirements.txt"
-    return f"{cause}; pip install -r {requirements}"
+    return f"{cause}; {cure(package)}"
 
 
 def open_streams() -> None:

@@ -1,43 +1,47 @@
-"""Command line: converts a Hugging Face T5 checkpoint into an MLX model folder.
+"""Converts a Hugging Face T5 checkpoint into an MLX model folder: the body of `mlx_t5.convert`.
 
-    python convert.py --model google-t5/t5-small
-
-Options and output follow mlx-lm. Tensors are loaded, merged with an adapter, cast, quantized and
+Tensors are loaded, merged with an adapter, cast, quantized and
 saved one after the other, so the memory needed does not depend on the number of layers.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
-from mlx_t5.cli import arguments
-from mlx_t5.cli.arguments import DTYPES, Option, Parser, at_least
+from mlx_t5.backend import mx
+from mlx_t5.checkpoints import adapters, hub, writing
+from mlx_t5.checkpoints.adapter_config import adapter_folder, translation_entry
+from mlx_t5.checkpoints.pooling import read_pooling
+from mlx_t5.checkpoints.quantization import Quantization, Recipe
+from mlx_t5.checkpoints.reading import read_weights
+from mlx_t5.cli.arguments import DTYPES
 from mlx_t5.cli.uploading import check_repository, conversion_card, upload
+from mlx_t5.disk import absolute
 from mlx_t5.errors import UserError
+from mlx_t5.installation import MODELS
+from mlx_t5.model import select_tensors
+from mlx_t5.network.config import T5Config
+from mlx_t5.network.layers import keep_float32
+from mlx_t5.network.sharing import ENTRY
+from mlx_t5.network.weights import cast, has_decoder, read_config, tensor_names
+from mlx_t5.text.languages import checked_template
+from mlx_t5.text.tokenizer import load_tokenizer, save_tokenizer
 
-try:
-    from mlx_t5.backend import mx
-    from mlx_t5.checkpoints import adapters, hub, quantization, writing
-    from mlx_t5.checkpoints.adapter_config import adapter_folder, translation_entry
-    from mlx_t5.checkpoints.pooling import read_pooling
-    from mlx_t5.checkpoints.quantization import Quantization, Recipe
-    from mlx_t5.checkpoints.reading import read_weights
-    from mlx_t5.disk import absolute
-    from mlx_t5.model import select_tensors
-    from mlx_t5.network.config import T5Config
-    from mlx_t5.network.layers import keep_float32
-    from mlx_t5.network.sharing import ENTRY
-    from mlx_t5.network.weights import cast, has_decoder, read_config, tensor_names
-    from mlx_t5.text.languages import checked_template
-    from mlx_t5.text.tokenizer import load_tokenizer, save_tokenizer
-except (ImportError, UserError) as error:
-    if __name__ != "__main__":
-        raise
-    Parser().error(str(error) if isinstance(error, UserError) else arguments.not_installed(error))
+
+def convert_and_upload(model: str, upload_repo: str | None = None, **options: Any) -> int:
+    """Converts as the options of the command line say, and prints the folder."""
+    check_repository(upload_repo)
+    default = MODELS / absolute(model).name
+    if "adapter_path" in options:  # a merged adapter makes a different model, with its own name
+        default = default.with_name(f"{default.name}-{absolute(options['adapter_path']).name}")
+    path = convert(model, options.pop("mlx_path", default), **options)
+    print(path, flush=True)
+    return upload(path, upload_repo, lambda name: conversion_card(name, path, model))
 
 
 def convert(
@@ -161,55 +165,3 @@ def _quantized_layers(
     if odd := len(requested) - len(layers):
         print(f"{odd} layers do not divide into groups and stay {dtype}", file=sys.stderr)
     return layers
-
-
-OPTIONS = {
-    "model": Option("a Hub id or a local folder", arguments.REQUIRED, group="source"),
-    "revision": Option("branch, tag or commit of a Hub repository"),
-    "adapter_path": arguments.ADAPTER_PATH.but(
-        help="a PEFT LoRA adapter to merge into the weights"
-    ),
-    "encoder_only": Option("leave out the decoder, for embeddings", False, bool),
-    "translation_prefix": arguments.TRANSLATION_PREFIX,
-    "mlx_path": Option(
-        "folder to write (default: models/NAME[-ADAPTER])", metavar="FOLDER", group="output"
-    ),
-    "dtype": Option("type of weights that are not quantized", "bfloat16", DTYPES),
-    "overwrite": Option("replace an earlier conversion", False, bool),
-    "quantize": Option("quantize weights", False, bool, names="-q", group="quantization"),
-    "q_bits": Option("bits per weight: 2, 3, 4, 5, 6 or 8 (default: the mode's)", kind=at_least(1)),
-    "q_group_size": Option("weights that share a scale (default: the mode's)", kind=at_least(1)),
-    "q_mode": Option("format of quantized weights", "affine", tuple(quantization.MODES)),
-    "quant_predicate": Option(
-        "vo_4_5: 4 bits per weight, but 5 in attention's values and outputs; embed_8: also "
-        "quantize the embedding and the output head, to 8 bits (the default for "
-        f"{quantization.LARGE_VOCABULARY:,} tokens or more); layers: never quantize these two; one "
-        f"of {', '.join(quantization.PREDICATES)}",
-        kind=quantization.PREDICATES,
-        metavar="NAME",
-    ),
-    "upload_repo": arguments.UPLOAD_REPO,
-}
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return arguments.run(lambda: _main(argv), interrupted="interrupted; nothing was written")
-
-
-def _main(argv: Sequence[str] | None) -> int:
-    parser = Parser(
-        "convert.py --model t5-11b",
-        "convert.py --model google/flan-t5-xl -q --mlx-path models/flan-xl-4bit",
-        needs="--model NAME",
-        description="Convert a Hugging Face T5 checkpoint into an MLX model folder.",
-    )
-    arguments.add_options(parser, OPTIONS)
-    given = parser.given(argv)
-    source, repository = given.pop("model"), given.pop("upload_repo", None)
-    check_repository(repository)
-    default = Path("models") / absolute(source).name
-    if "adapter_path" in given:  # a merged adapter makes a different model, with its own name
-        default = default.with_name(f"{default.name}-{absolute(given['adapter_path']).name}")
-    path = convert(source, given.pop("mlx_path", default), **given)
-    print(path, flush=True)
-    return upload(path, repository, lambda name: conversion_card(name, path, source))

@@ -1,12 +1,9 @@
-"""Command line: makes a draft for a T5 from prompts alone, and measures whether it saves time.
-
-    python distill.py --model my-t5 --data prompts.txt --output models/my-t5-draft
+"""One run of distillation: the body of `mlx_t5.distill`.
 
 The target answers the prompts, and a draft learns to guess these answers (mlx_t5/training). At the
 end, the best version of the draft is compared with the draft that the target had before (if any)
 and with copying tokens of the prompt. A bad draft cannot change the target's output, because the
-target verifies every proposal. --resume continues an interrupted run. The table at the end goes to
-standard output, and everything else to standard error.
+target verifies every proposal.
 """
 
 from __future__ import annotations
@@ -16,22 +13,34 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mlx_t5.cli.distill_options import DistillOptions, read_distill_options
+from mlx_t5.backend import mx
+from mlx_t5.checkpoints.hub import locate
+from mlx_t5.checkpoints.writing import is_model_file
+from mlx_t5.cli.distill_options import DistillOptions
 from mlx_t5.cli.input import Lines
-from mlx_t5.cli.training import compared_options, reporter, resumable, say, work_folder
+from mlx_t5.cli.training import check_output, compared_options, reporter, say, work_folder
 from mlx_t5.cli.training_pairs import SUFFIXES, read_lines
 from mlx_t5.cli.uploading import draft_card, upload
+from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.drafting.proposals import Drafter
+from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError, readable
+from mlx_t5.installation import command
+from mlx_t5.loading import choose_pair
+from mlx_t5.model import T5, load
+from mlx_t5.network.draft_vocabulary import narrow
+from mlx_t5.network.sharing import shared_draft, whole
 from mlx_t5.settings import AUTO
-
-if TYPE_CHECKING:
-    from mlx_t5.drafting.proposals import Drafter
-    from mlx_t5.model import T5
-    from mlx_t5.training import evaluation, trainer
-    from mlx_t5.training.examples import Example
-    from mlx_t5.training.teacher_answers import LabeledExample, Tokens
+from mlx_t5.text.detokenizer import same_vocabulary
+from mlx_t5.training import batches, evaluation, examples, learner, loss, start, trainer
+from mlx_t5.training.draft_folder import save_draft
+from mlx_t5.training.examples import Example
+from mlx_t5.training.run_folder import RunFolder
+from mlx_t5.training.teacher_answers import Answers, LabeledExample, Tokens, label
+from mlx_t5.training.training_memory import estimate, report_memory
 
 ANSWERS_AT_ONCE = 32  # batch size while the target answers
 EVALUATED_AT_ONCE = 16  # batch size of evaluations
@@ -39,20 +48,12 @@ OWN_SHARE = 0.9  # share of the target's own choices in its answers; rounding ma
 LABELED_FIRST = 32  # completions that are compared with the target before all are used
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return resumable("distill.py", argv, read_distill_options, Distillation)
-
-
 class Distillation:
     """One run of distillation: the target, the draft to train, and the previous draft."""
 
     def __init__(self, args: DistillOptions) -> None:
-        from mlx_t5.checkpoints.hub import locate
-        from mlx_t5.loading import choose_pair
-        from mlx_t5.model import load
-        from mlx_t5.training import examples, run_folder, start
-
-        self.args, self.folder = args, run_folder.RunFolder(work_folder(args.output))
+        check_output(args, is_model_file)
+        self.args, self.folder = args, RunFolder(work_folder(args.output))
         self.log = reporter(args.metrics_file)
         if args.data.endswith(SUFFIXES):
             lines: Iterable[Any] = read_lines(args.data, prompts_only=True)
@@ -70,10 +71,6 @@ class Distillation:
         self.draft = self._first_draft()
 
     def run(self) -> int:
-        from mlx_t5.training.draft_folder import save_draft
-        from mlx_t5.training.evaluation import needs_prompts
-        from mlx_t5.training.training_memory import estimate, report_memory
-
         options, failed = compared_options(self.args, [*self.train, *self.held_out]), False
         self._check_completions()
         with self.folder.opened(options, self.args.resume):
@@ -90,7 +87,7 @@ class Distillation:
                 if not trainer.run():
                     return 1
                 failed = trainer.failed
-                if needs_prompts(trainer.history):
+                if evaluation.needs_prompts(trainer.history):
                     cause = "the training loss fell, but held-out acceptance stood still"
                     say(f"{cause}: train on more than {len(labeled):,} prompts")
             whole = self.draft.shares_with is None
@@ -103,8 +100,6 @@ class Distillation:
         return upload(path, self.args.upload_repo, lambda name: self.card(name)) or int(failed)
 
     def _check_completions(self) -> None:
-        from mlx_t5.training.teacher_answers import label
-
         pairs = [(e.source, e.answer) for e in self.train if e.answer][:LABELED_FIRST]
         if not pairs or self.args.temp:
             return  # sampled answers are not the likeliest
@@ -116,12 +111,6 @@ class Distillation:
             raise UserError(f"--data: {cause}; leave them out, and the target answers the prompts")
 
     def _first_draft(self) -> T5:
-        from mlx_t5.backend import mx
-        from mlx_t5.model import load
-        from mlx_t5.network.sharing import shared_draft, whole
-        from mlx_t5.text.detokenizer import same_vocabulary
-        from mlx_t5.training.start import start_from
-
         if self.args.draft_model is None or self.start is None:
             draft = shared_draft(self.target, self.args.decoder_layers or 1, mx.float32)
             return draft if self.args.share_encoder is not False else whole(draft)
@@ -129,12 +118,9 @@ class Distillation:
         draft, tokenizer = load(self.start, "float32" if trained else None, None, self.target)
         if tokenizer is not None:
             same_vocabulary(self.tokenizer, tokenizer)
-        return start_from(draft, self.target, self.args.draft_model, trained)
+        return start.start_from(draft, self.target, self.args.draft_model, trained)
 
     def _answered(self) -> list[LabeledExample]:
-        from mlx_t5.training.teacher_answers import Answers
-        from mlx_t5.training.trainer import bar
-
         answers = Answers(self.folder.answers, self.train)
         reads = self.draft.shares_with is not None and self.args.iters > 0
         keep = reads and answers.done < len(self.train)
@@ -144,11 +130,12 @@ class Distillation:
             keep = 2 * size < shutil.disk_usage(self.folder.path).free
             if not keep:
                 say(f"no disk space for {readable(size)}: prompts are encoded in every step")
-        with bar("answers", "prompts", len(self.train), answers.done) as shown:
+        with trainer.bar("answers", "prompts", len(self.train), answers.done) as shown:
             answers.complete(self.target, self._written, self.args.temp, keep, shown.update)
         labeled = answers.labeled()
         if not labeled:
-            raise UserError("the target answered none of the prompts; try one with main.py")
+            cure = f"try one with {command('generate')}"
+            raise UserError(f"the target answered none of the prompts; {cure}")
         answers.report(labeled, self.target.config.eos_token_id, self.args.max_tokens, say)
         return labeled
 
@@ -161,9 +148,6 @@ class Distillation:
             yield None if result.error else (*result.tokens, *ended)
 
     def _choose_vocabulary(self, labeled: Sequence[LabeledExample]) -> None:
-        from mlx_t5.network.draft_vocabulary import narrow
-        from mlx_t5.training.start import frequent_tokens
-
         size, vocab_size = self.args.draft_vocab_size, self.draft.config.vocab_size
         if isinstance(size, str) or (size is None and self.args.share_encoder is False):
             return  # a draft with all tokens: other programs can use it too
@@ -173,18 +157,16 @@ class Distillation:
             written = filter(None, self._written(unknown, range(len(unknown))))
             held_out = [*(e.answer for e in self.held_out if e.answer), *written]
             answers, ends = [e.answer for e in labeled], self.target.config.eos_token_ids
-            return frequent_tokens(answers, held_out, ends, vocab_size, size, say)
+            return start.frequent_tokens(answers, held_out, ends, vocab_size, size, say)
 
         ids = self.folder.vocabulary(counted)
         if len(ids) < vocab_size:
             narrow(self.draft, ids)
 
     def _trainer(self, labeled: list[LabeledExample]) -> trainer.Trainer:
-        from mlx_t5.training import batches, examples, learner, loss, trainer, training_memory
-
         args, draft = self.args, self.draft
         longest, of_draft = examples.longest(labeled), loss.token_loss(draft, args.temp)
-        rows = training_memory.estimate(draft, *longest, args.batch_size).rows
+        rows = estimate(draft, *longest, args.batch_size).rows
         return trainer.Trainer(
             learner.Learner(draft, of_draft, args.iters, args.learning_rate),
             partial(batches.micro_batches, labeled, draft, args.batch_size, rows, args.seed),
@@ -195,8 +177,6 @@ class Distillation:
         )
 
     def _evaluate(self, draft: T5 | Drafter) -> evaluation.Acceptance:
-        from mlx_t5.training import evaluation, trainer
-
         decoded = self._decoding(draft, evaluation.NUM_DRAFT)(self.held_out, EVALUATED_AT_ONCE)
         results = list(trainer.bar("evaluating", "prompts", len(self.held_out), 0, decoded))
         answered = [not result.error for result in results]
@@ -208,11 +188,6 @@ class Distillation:
         return evaluation.Acceptance.of(list(compress(results, answered)))
 
     def _verdict(self, path: Path) -> str:
-        from mlx_t5.drafting.draft_model import DraftModel
-        from mlx_t5.drafting.source_copy import SourceCopy
-        from mlx_t5.model import load
-        from mlx_t5.training.evaluation import LOOKUP, measure_proposers, report
-
         self.draft = load(path, shared_with=self.target)[0]
         drafts: dict[str, Any] = {self.args.output: self.draft}
         if self.before is not None:
@@ -222,7 +197,7 @@ class Distillation:
                 drafts[str(self.before)] = before
             except UserError as error:
                 say(f"{self.before} is not compared: {error}")
-        drafts[LOOKUP] = SourceCopy(self.tokenizer)
+        drafts[evaluation.LOOKUP] = SourceCopy(self.tokenizer)
 
         def decoding(name: str) -> Any:
             decode = self._decoding(drafts.get(name))  # adapts the number of proposals
@@ -231,17 +206,15 @@ class Distillation:
         say("measuring …")
         # First, because evaluating removes the prompts that cannot be decoded.
         accepted = {name: self._evaluate(draft) for name, draft in drafts.items()}
-        proposers, turns = measure_proposers(decoding, accepted, len(self.held_out))
+        proposers, turns = evaluation.measure_proposers(decoding, accepted, len(self.held_out))
         facts = proposers, self.args.output, turns
         models = self.target_folder, self.source, self.target.dtype
-        self.card = lambda name: draft_card(name, *models, report(*facts, name))
-        return report(*facts)
+        self.card = lambda name: draft_card(name, *models, evaluation.report(*facts, name))
+        return evaluation.report(*facts)
 
     def _decoding(
         self, draft: T5 | Drafter | None, num_draft: int | str = AUTO
     ) -> Callable[..., Iterator[Any]]:
-        from mlx_t5.decoder import SpeculativeDecoder
-
         args, decoder = self.args, SpeculativeDecoder(self.target, draft, self.tokenizer, num_draft)
 
         def decode(

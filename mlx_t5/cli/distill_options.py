@@ -1,4 +1,4 @@
-"""The options of distill.py, and which of them fit together."""
+"""The options of `mlx_t5.distill`, and which of them fit together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mlx_t5.cli import arguments
 from mlx_t5.cli.arguments import REQUIRED, Parser, at_least, between, option, setting
-from mlx_t5.cli.training import TrainingOptions, check_output
+from mlx_t5.cli.training import TrainingOptions
 from mlx_t5.errors import UserError
 from mlx_t5.settings import AUTO, LOOKUP, NONE
 
@@ -56,22 +56,19 @@ class DistillOptions(TrainingOptions):
 
 
 def read_distill_options(argv: Sequence[str]) -> DistillOptions:
-    """Parses the command line, and checks that its output can be written and uploaded."""
     options = arguments.options_of(DistillOptions)
     parser = Parser(
-        "distill.py --model my-t5 --data prompts.txt --output my-draft",
-        "distill.py --model my-t5 --data prompts.txt --output my-draft --resume",
+        "distill",
+        "--model my-t5 --data prompts.txt --output my-draft",
+        "--model my-t5 --data prompts.txt --output my-draft --resume",
         needs="--model NAME --data FILE --output FOLDER",
         description="Make a draft for a T5 from prompts, and measure whether it is faster.",
     )
     arguments.add_options(parser, options)
     given = parser.given(argv)
-    from mlx_t5.checkpoints.writing import is_model_file
-
     arguments.refuse(options, given, [("--iters 0", "--draft-model")], CONFLICTS)
     args = DistillOptions(**given)
     for name in (args.output, args.draft_model):  # main.py would not read these as folders
         if name in (NONE, AUTO, LOOKUP) or (name or "").endswith(f"+{LOOKUP}"):
             raise UserError(f"{name} is not a folder for --draft-model; choose another name")
-    check_output(args, is_model_file)
     return args

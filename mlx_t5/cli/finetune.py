@@ -1,13 +1,8 @@
-"""Command line: fine-tunes a T5, or adapters for it, on pairs of a prompt and a completion.
-
-    python finetune.py --model google/flan-t5-base --data train.jsonl --output my-lora
+"""One run of fine-tuning: the body of `mlx_t5.finetune`.
 
 Other programs can read the result: adapters have PEFT's format, and a whole model has the format of
 Hugging Face. At regular intervals, the held-out prompts are decoded with the current weights, and
-the weights that write the best texts are kept (mlx_t5/training). --resume continues an interrupted
-run. distill.py makes a draft for the result.
-
-Only the commands to run next go to standard output. Everything else goes to standard error.
+the weights that write the best texts are kept (mlx_t5/training).
 """
 
 from __future__ import annotations
@@ -19,18 +14,37 @@ import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.checkpoints.adapter_config import CONFIG, TRANSLATION
+from mlx_t5.checkpoints.adapters import WEIGHTS
+from mlx_t5.checkpoints.writing import is_model_file
 from mlx_t5.cli import finetune_options
 from mlx_t5.cli.finetune_options import ADAMW, FULL, RELATIVE, lora_config
-from mlx_t5.cli.training import compared_options, reporter, resumable, say, work_folder
+from mlx_t5.cli.training import check_output, compared_options, reporter, say, work_folder
 from mlx_t5.cli.training_pairs import NAMES, read_lines
 from mlx_t5.cli.uploading import fine_tuned_card, upload
+from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.disk import absolute, replace_file
+from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.errors import UserError, readable
-
-if TYPE_CHECKING:
-    from mlx_t5.training import evaluation, trainer
-    from mlx_t5.training.examples import TrainingPair
+from mlx_t5.loading import choose_pair
+from mlx_t5.model import load
+from mlx_t5.training import (
+    batches,
+    evaluation,
+    examples,
+    fine_tuning,
+    learner,
+    loss,
+    start,
+    teacher_answers,
+    trainer,
+    training_memory,
+)
+from mlx_t5.training.examples import MOST_HELD_OUT, TrainingPair, hold_out, read_pairs
+from mlx_t5.training.run_folder import RunFolder
 
 LEAST = 10  # minimum number of pairs to train on
 EVALUATED_AT_ONCE = 16  # batch size of evaluations
@@ -38,26 +52,19 @@ MAX_GRAD_NORM = 1.0  # as transformers' Trainer
 PROMPTS = "prompts.jsonl"  # in the work folder, for distill.py
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return resumable("finetune.py", argv, finetune_options.read_finetune_options, FineTuning)
-
-
 class FineTuning:
     """One run of fine-tuning: a model, its trained parameters, and the data."""
 
     def __init__(self, args: finetune_options.FinetuneOptions) -> None:
-        from mlx_t5.drafting.draft_model import DraftModel
-        from mlx_t5.loading import choose_pair
-        from mlx_t5.model import load
-        from mlx_t5.training import fine_tuning, run_folder, start
-
         self.args, self.full = args, args.fine_tune_type == FULL
+        is_output = is_model_file if self.full else {CONFIG, TRANSLATION, WEIGHTS[0]}.__contains__
+        check_output(args, is_output)
         self.log = reporter(args.metrics_file)
         files = finetune_options.pair_files(args.data, args.valid)
         languages = args.source_language, args.target_language
         names: Any = [languages] if args.source_language else NAMES
         lines = {part: list(read_lines(file, names)) for part, file in files.items()}
-        self.folder = run_folder.RunFolder(work_folder(args.output))
+        self.folder = RunFolder(work_folder(args.output))
         self.prompts = self.folder.path / PROMPTS
         chosen = choose_pair(args.model, None)
         self.base = chosen.target
@@ -79,8 +86,6 @@ class FineTuning:
                 self.draft = DraftModel(draft, self.model)
 
     def _read(self, lines: dict[str, list[Any]]) -> None:
-        from mlx_t5.training.examples import MOST_HELD_OUT, hold_out, read_pairs
-
         longest, size = self.args.max_seq_length, self.model.config.vocab_size
         pairs = {
             part: read_pairs(pair_lines, self.tokenizer, size, longest, say)
@@ -98,9 +103,6 @@ class FineTuning:
         say(counts + (f", {len(self.test):,} to test with" if self.test else ""))
 
     def run(self) -> int:
-        from mlx_t5.backend import mx
-        from mlx_t5.training.fine_tuning import base_name
-
         options, texts = compared_options(self.args, [*self.train, *self.valid]), None
         with self.folder.opened(options, self.args.resume):
             trainer = self._trainer()
@@ -115,15 +117,14 @@ class FineTuning:
             path = self._save()
         say(f"the result is in {self.args.output}; {self.folder.kept()}")
         say("commands to run next:")
-        for command in finetune_options.next_commands(self.args, self.prompts, self.valid[0].prompt):
+        held_out = self.valid[0].prompt
+        for command in finetune_options.next_commands(self.args, self.prompts, held_out):
             print(shlex.join(command))
-        base = base_name(self.base)
+        base = fine_tuning.base_name(self.base)
         card = partial(fine_tuned_card, folder=path, source=self.base, base=base, tested=texts)
         return upload(path, self.args.upload_repo, card) or int(trainer.failed)
 
     def _trainer(self) -> trainer.Trainer:
-        from mlx_t5.training import batches, learner, loss, teacher_answers, trainer
-
         args, warm_up = self.args, self.args.warmup_steps
         if warm_up is None:
             warm_up = math.ceil(learner.WARM_UP_SHARE * args.iters)
@@ -153,8 +154,6 @@ class FineTuning:
         )
 
     def _rows(self) -> int:
-        from mlx_t5.training import examples, training_memory
-
         args, model = self.args, self.model
         rows = min(args.batch_size, len(self.train))
         copies = training_memory.ADAM_COPIES if args.optimizer == ADAMW else training_memory.COPIES
@@ -172,9 +171,6 @@ class FineTuning:
         return size.rows
 
     def _evaluated(self, pairs: Sequence[TrainingPair]) -> evaluation.Texts:
-        from mlx_t5.decoder import SpeculativeDecoder
-        from mlx_t5.training import batches, evaluation, teacher_answers, trainer
-
         decoder = SpeculativeDecoder(self.model, self.draft, self.tokenizer)
         sources, longest = [pair.source for pair in pairs], self.args.max_seq_length[1]
         decoded = decoder.results(sources, decoder.job(max_tokens=longest), EVALUATED_AT_ONCE)
@@ -191,10 +187,6 @@ class FineTuning:
         return texts
 
     def _save(self) -> Path:
-        from mlx_t5.backend import tree_flatten
-        from mlx_t5.disk import absolute, replace_file
-        from mlx_t5.training import fine_tuning
-
         args, path = self.args, absolute(self.args.output)
         prompts = "".join(json.dumps({"prompt": pair.prompt}) + "\n" for pair in self.train)
         replace_file(self.prompts, lambda partial: partial.write_text(prompts, encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The options of finetune.py, and the files that it reads.
+"""The options of `mlx_t5.finetune`, and the files that it reads.
 
 The options have the names that they have in mlx-lm and PEFT.
 """
@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mlx_t5.checkpoints.adapter_config import ALL_LINEAR, LoraConfig
 from mlx_t5.cli import arguments
 from mlx_t5.cli.arguments import REQUIRED, Parser, at_least, between, option, switch
-from mlx_t5.cli.training import TrainingOptions, check_output
+from mlx_t5.cli.training import TrainingOptions
 from mlx_t5.cli.training_pairs import SUFFIXES
 from mlx_t5.errors import UserError
+from mlx_t5.installation import MODELS, command
 from mlx_t5.text.languages import checked_template
-
-if TYPE_CHECKING:
-    from mlx_t5.checkpoints.adapter_config import LoraConfig
 
 FULL = "full"
 ADAFACTOR, ADAMW = "adafactor", "adamw"
@@ -36,7 +35,7 @@ CONFLICTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneOptions(TrainingOptions):
-    """The command line of finetune.py, with defaults filled in."""
+    """The command line, with defaults filled in."""
 
     model: str = option("a folder, name in models/, or Hub id", REQUIRED, group="model and data")
     data: str = option(
@@ -97,20 +96,16 @@ class FinetuneOptions(TrainingOptions):
 
 
 def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
-    """Parses the command line, and checks that its output can be written."""
     options = arguments.options_of(FinetuneOptions)
     parser = Parser(
-        "finetune.py --model google/flan-t5-base --data pairs.jsonl --output my-lora",
-        "finetune.py --model my-t5 --data pairs/ --output my-t5-2 --fine-tune-type full",
+        "finetune",
+        "--model google/flan-t5-base --data pairs.jsonl --output my-lora",
+        "--model my-t5 --data pairs/ --output my-t5-2 --fine-tune-type full",
         needs="--model NAME --data FILE --output FOLDER",
         description="Fine-tune a T5 on prompts and completions, or adapt it.",
     )
     arguments.add_options(parser, options)
     given = parser.given(argv)
-    from mlx_t5.checkpoints.adapter_config import CONFIG, TRANSLATION
-    from mlx_t5.checkpoints.adapters import WEIGHTS
-    from mlx_t5.checkpoints.writing import is_model_file
-
     schedule = {"warmup_steps": None} if given.get("warmup_steps") == 0 else {}  # fits all rates
     languages = ("--source-language", "--target-language")
     arguments.refuse(options, given | schedule, [languages, languages[::-1]], CONFLICTS)
@@ -120,8 +115,6 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
     full = args.fine_tune_type == FULL
     adafactor = full or args.lr_scheduler_type == RELATIVE
     optimizer = args.optimizer or (ADAFACTOR if adafactor else ADAMW)
-    is_output = is_model_file if full else {CONFIG, TRANSLATION, WEIGHTS[0]}.__contains__
-    check_output(args, is_output)
     if args.translation_prefix:
         checked_template(args.translation_prefix)
     return replace(
@@ -133,8 +126,6 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
 
 
 def lora_config(args: FinetuneOptions) -> LoraConfig:
-    from mlx_t5.checkpoints.adapter_config import ALL_LINEAR, LoraConfig
-
     named = tuple(args.target_modules)
     modules = ALL_LINEAR if named == (ALL_LINEAR,) else named
     lora: dict[str, Any] = {n: getattr(args, n) for n in ("r", "lora_alpha", "use_rslora")}
@@ -164,9 +155,9 @@ def next_commands(args: FinetuneOptions, prompts: Path, prompt: str) -> list[lis
     target = ["--model", args.model, "--adapter-path", args.output]
     if args.fine_tune_type == FULL:
         target = ["--model", args.output]
-    draft = f"models/{Path(args.output).name}-draft"
+    draft = str(MODELS / f"{Path(args.output).name}-draft")
     return [
-        ["python", "main.py", *target, "--prompt", prompt],
-        ["python", "distill.py", *target, "--data", str(prompts), "--output", draft],
-        ["python", "server.py", *target, "--draft-model", draft],
+        [*command("generate").split(), *target, "--prompt", prompt],
+        [*command("distill").split(), *target, "--data", str(prompts), "--output", draft],
+        [*command("server").split(), *target, "--draft-model", draft],
     ]

@@ -1,55 +1,31 @@
-"""Command line: reads prompts, and writes texts and statistics.
-
-    python main.py                                  # the default prompt, the bundled models
-    python main.py --prompt "fix grammar: She have two cat."
-    python main.py --model t5-11b --draft-model t5-small --input-file prompts.txt
-
-Generated text goes to standard output or --output-file, and everything else to standard error. The
-exit status is 0 if all is done, 2 for bad input (one line `error: …`), and 130 after Ctrl-C.
-"""
+"""Decodes or scores prompts, and writes the results: the body of `mlx_t5.generate` (main.py)."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mlx_t5 import loading
+from mlx_t5.backend import device_name, mx
 from mlx_t5.checkpoints import generation_config
-from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log, run
-from mlx_t5.cli.input import Lines, read_document, read_prompts
-from mlx_t5.cli.generate_options import DEFAULT_PROMPT, MainOptions, read_options
-from mlx_t5.cli.output import Painter, check_output_file, error_of, open_output, summary
+from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log
+from mlx_t5.cli.generate_options import DEFAULT_PROMPT, MainOptions
+from mlx_t5.cli.input import Lines
+from mlx_t5.cli.output import Painter, error_of, open_output, summary
 from mlx_t5.cli.runs import Compute, Run, note_long, prefixed, unpaired
 from mlx_t5.cli.streaming import progress_bar, write_text
+from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.engine.codec import Job
+from mlx_t5.engine.document_batch import DocumentStats
 from mlx_t5.errors import UserError
+from mlx_t5.loading import ModelPair
 from mlx_t5.settings import NONE, Settings
-
-if TYPE_CHECKING:
-    from mlx_t5.decoder import SpeculativeDecoder
-    from mlx_t5.engine.codec import Job
-    from mlx_t5.loading import ModelPair
+from mlx_t5.text.documents import Cutting
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command line.
-
-    Args:
-        argv: the arguments after the program's name; None: the process's own arguments.
-
-    Returns:
-        The exit status.
-    """
-    return run(lambda: _run(read_options(argv)))
-
-
-def _run(options: MainOptions) -> int:
-    prompts = _prompts(options)
-    if options.output_file:
-        check_output_file(options.output_file, options.input_file)
-    # Imported late, so that `--help` and errors about options do not wait for MLX.
-    from mlx_t5 import loading
-
+def generate(options: MainOptions, prompts: list[str] | Lines) -> int:
     draft = options.draft_model
     beams = options.settings.get("num_beams", 1) > 1 and draft is None  # which use no draft
     if options.regular_decode or beams or not options.writes_text:
@@ -84,22 +60,8 @@ def _run(options: MainOptions) -> int:
     return _write_all(remaining, _computation(decoder, job, options), painter, options)
 
 
-def _prompts(options: MainOptions) -> list[str] | Lines:
-    if not options.input_file:
-        return read_prompts(options.prompt or [DEFAULT_PROMPT], options.unit == "none")
-    if options.is_document:
-        return [read_document(options.input_file, options.file_type)]
-    if options.input_file == "-" and sys.stdin.isatty():
-        log("type one line per prompt; Ctrl-D ends the input")
-    proposing = options.writes_text and not options.regular_decode
-    return Lines(options.input_file, options.score, "prediction" if proposing else "")
-
-
 def _job(options: MainOptions, presets: list[generation_config.Preset]) -> Job:
     """How to decode; what the user omits is from the presets."""
-    from mlx_t5.engine.codec import Job
-    from mlx_t5.text.documents import Cutting
-
     given = *(preset.settings for preset in presets), options.settings
     settings = Settings(**generation_config.combined(*given))
     if options.num_samples > 1 and settings.temp == 0:
@@ -132,10 +94,6 @@ def _load(
     models: ModelPair, presets: list[generation_config.Preset], job: Job, options: MainOptions
 ) -> SpeculativeDecoder:
     """Loads the models, and logs notes about them and their settings."""
-    from mlx_t5 import loading
-    from mlx_t5.backend import device_name
-    from mlx_t5.decoder import SpeculativeDecoder
-
     target, drafter, tokenizer, other = loading.load_pair(models, options.dtype)
     if options.writes_text:
         target.require_decoder()
@@ -178,9 +136,6 @@ def _computation(decoder: SpeculativeDecoder, job: Job, options: MainOptions) ->
 
 def _write_all(run: Run, compute: Compute, painter: Painter | None, options: MainOptions) -> int:
     """Writes results and errors in prompt order, and logs a summary; returns the exit status."""
-    from mlx_t5.backend import mx
-    from mlx_t5.engine.document_batch import DocumentStats
-
     began, stats, results, status, interrupted = run.clock(), DocumentStats(), 0, 0, ""
     unit = "prompts" if run.texts == 1 else "texts"
     mx.reset_peak_memory()

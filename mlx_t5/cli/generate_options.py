@@ -1,16 +1,17 @@
-"""The options of main.py, and which of them fit together."""
+"""The options of `mlx_t5.generate` (main.py), and which of them fit together."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mlx_t5 import __version__
 from mlx_t5.cli import arguments
-from mlx_t5.cli.arguments import Option, Parser, at_least, option, setting, switch
+from mlx_t5.cli.arguments import Option, Parser, at_least, log, option, setting, switch
+from mlx_t5.cli.input import Lines, read_document, read_prompts
 from mlx_t5.errors import UserError
 from mlx_t5.settings import OF_A_PROMPT, READABLE, SPLITS, SUBTITLES, UNREADABLE, Settings
 from mlx_t5.text.languages import checked_template
@@ -134,9 +135,9 @@ class MainOptions:
 
 def build_parser() -> Parser:
     parser = Parser(
-        'main.py --prompt "translate English to French: I have two cats."',
-        "main.py --model google/flan-t5-xl --input-file in.txt --output-file out.jsonl",
-        prog="main.py",
+        "generate",
+        '--prompt "translate English to French: I have two cats."',
+        "--model google/flan-t5-xl --input-file in.txt --output-file out.jsonl",
         description="Run a T5 model several tokens at a time: a small draft model proposes, the "
         "target model checks. Without options: the bundled pair translates a sentence.",
     )
@@ -145,7 +146,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def read_options(argv: list[str] | None) -> MainOptions:
+def read_options(argv: Sequence[str] | None) -> MainOptions:
     """Parses and checks the command line, before anything is read or loaded.
 
     An output file named *.jsonl implies --json.
@@ -176,3 +177,14 @@ def read_options(argv: list[str] | None) -> MainOptions:
     if options.resume and pipe and not options.json:  # a pipe's prompts may have changed
         raise UserError("--resume of a pipe requires an --output-file that ends in .jsonl")
     return options
+
+
+def open_prompts(options: MainOptions) -> list[str] | Lines:
+    if not options.input_file:
+        return read_prompts(options.prompt or [DEFAULT_PROMPT], options.unit == "none")
+    if options.is_document:
+        return [read_document(options.input_file, options.file_type)]
+    if options.input_file == "-" and sys.stdin.isatty():
+        log("type one line per prompt; Ctrl-D ends the input")
+    proposing = options.writes_text and not options.regular_decode
+    return Lines(options.input_file, options.score, "prediction" if proposing else "")

@@ -15,15 +15,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from tqdm import tqdm
+
+from mlx_t5.cli.generate_options import MainOptions
+from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.engine.codec import Job
 from mlx_t5.errors import UserError, log
 from mlx_t5.text.tokenizer import encode
-
-if TYPE_CHECKING:
-    from mlx_t5.cli.generate_options import MainOptions
-    from mlx_t5.decoder import SpeculativeDecoder
-    from mlx_t5.engine.codec import Job
 
 # Computes outcomes from prompts, their indexes, and a test of whether the next prompt is ready.
 Compute = Callable[[Iterator[Any], Iterator[int], Callable[[], bool]], Iterator[Any]]
@@ -105,8 +105,6 @@ def note_long(prompts: Iterable[Any], job: Job, decoder: SpeculativeDecoder) -> 
 
     From then on, a terminal shows how far encoding is. Documents are cut into pieces that fit.
     """
-    from tqdm import tqdm
-
     cuts = job.cutting or decoder.model.pooling.max_tokens  # texts, or what is embedded
     limit = decoder.model.config.n_positions if decoder.tokenizer and not cuts else None
     for prompt in prompts:

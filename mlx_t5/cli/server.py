@@ -1,150 +1,41 @@
-"""Command line: serves a model through an HTTP API and a web page.
-
-    python server.py                                       # the bundled models, on 127.0.0.1:8080
-    python server.py --model t5-11b --draft-model t5-small
-    python server.py --host 0.0.0.0 --api-key SECRET
-
-After SIGTERM or Ctrl-C the server finishes the running requests; a second Ctrl-C ends it at once.
-The exit status is 0 after SIGTERM, 130 after Ctrl-C, and 2 for bad input (one line `error: …`).
-"""
+"""Serves a model through an HTTP API and a web page: the body of `mlx_t5.server`."""
 
 from __future__ import annotations
 
-import ipaddress
 import logging
-import os
-import re
 import signal
 import socket
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from mlx_t5.cli import arguments
-from mlx_t5.cli.arguments import Parser, at_least, option, options_of, switch
+import uvicorn
+from fastapi import FastAPI
+
+from mlx_t5.checkpoints.generation_config import read_generation_config, read_tasks
+from mlx_t5.cli.server_options import ServerOptions
+from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError
-from mlx_t5.settings import Range
+from mlx_t5.loading import ModelPair, choose_pair, load_pair
+from mlx_t5.serving import api
+from mlx_t5.serving.app import LAST_SECONDS, create_app
+from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.saved_prompts import SavedPrompts
+from mlx_t5.serving.service import Presets, RequestLimits, Service
+from mlx_t5.serving.worker import Worker
 
-if TYPE_CHECKING:
-    import uvicorn
-    from fastapi import FastAPI
-
-    from mlx_t5.decoder import SpeculativeDecoder
-    from mlx_t5.loading import ModelPair
-
-KEY_VARIABLE = "T5_API_KEY"
 HEADERS = [("cache-control", "no-cache")]  # of the page, and for proxies of streams
 HEADERS += [("x-content-type-options", "nosniff"), ("referrer-policy", "no-referrer")]
 # The last is what Starlette before 1.8 (Python 3.10) takes for the name in "[::1]:8080".
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]", "[")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerOptions:
-    """The command line of server.py."""
-
-    model: str | None = arguments.MODEL.field()
-    draft_model: str | None = arguments.DRAFT_MODEL.field()
-    dtype: str | None = arguments.DTYPE.field()
-    adapter_path: str | None = arguments.ADAPTER_PATH.field()
-    ignore_generation_config: bool = arguments.IGNORE_GENERATION_CONFIG.field()
-    translation_prefix: str = arguments.TRANSLATION_PREFIX.field()
-    num_draft: int | str = arguments.num_draft("--draft-model none", group="speed").field()
-    delta: float = arguments.setting("delta").field()
-    exact: bool = arguments.EXACT.field()
-    host: str = option(
-        "address to listen on; if other machines can reach it, give --api-key too",
-        "127.0.0.1",
-        group="network",
-    )
-    port: int = option(
-        "port; 0: any free one", 8080, Range(int, 0, 65535, "a port from 0 to 65535")
-    )
-    api_key: str | None = option(
-        "key that clients have to send as a bearer token (default: the environment variable "
-        f"{KEY_VARIABLE}, which other users of this machine cannot read; else no key)",
-        metavar="KEY",
-    )
-    no_auth: bool = switch(
-        "accept everybody who can reach the address, without a key and under any host name"
-    )
-    allow_origin: Sequence[str] = option(
-        "origin of a web page or browser extension that may use the server, such as "
-        "https://app.example.org, or * for all; may be given several times (default: only the "
-        "server's own page)",
-        (),
-        metavar="URL",
-        repeated=True,
-    )
-    root_path: str = option(
-        "path under which a proxy shows the server, such as /t5 (default: none)",
-        "",
-        metavar="PATH",
-    )
-    log_prompts: bool = switch("log prompts and texts; otherwise never")
-    save_prompts: str | None = option(
-        "append prompts that were decoded to this file, one JSON object a line, for distill.py "
-        "--data",
-        metavar="FILE",
-    )
-    save_prompts_limit: int = option("maximum number of lines in that file", 100_000, at_least(1))
-    max_batch: int = option("texts decoded at the same time", 8, at_least(1), group="limits")
-    max_queue: int = option(
-        "maximum of waiting texts; further requests are refused", 128, at_least(0)
-    )
-    answer_cache: int = option(
-        "finished texts to keep for equal greedy requests; 0 keeps none", 1000, at_least(0)
-    )
-    max_prompt_tokens: int = option("maximum number of tokens in a prompt", 1024, at_least(1))
-    max_tokens: int = option("maximum number of tokens in a text", 1024, at_least(1))
-    shutdown_seconds: int = option(
-        "seconds to finish running requests when the server is stopped", 60, at_least(1)
-    )
-
-
-def build_parser() -> Parser:
-    """Returns the parser with all options."""
-    parser = Parser(
-        "server.py --model google/flan-t5-xl",
-        "server.py --model my-t5 --draft-model my-draft --port 8000",
-        prog="server.py",
-        description="Serve a T5 model over HTTP, as OpenAI's API and as a page. Without options: "
-        "the bundled pair at http://127.0.0.1:8080.",
-    )
-    arguments.add_options(parser, options_of(ServerOptions))
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command line.
-
-    Args:
-        argv: the arguments after the program's name; None: the process's own arguments.
-
-    Returns:
-        The exit status.
-    """
-    return arguments.run(lambda: _serve(_options(argv)), "requirements/server.txt", interrupted="")
-
-
-def _options(argv: list[str] | None) -> ServerOptions:
-    given = build_parser().given(argv)
-    arguments.refuse(options_of(ServerOptions), given, (), (("--exact", "--delta"),))
-    options = ServerOptions(**{"api_key": os.environ.get(KEY_VARIABLE) or None} | given)
-    _check_access(options)
-    return options
-
-
-def _serve(options: ServerOptions) -> int:
+def serve(options: ServerOptions) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    import mlx_t5.serving.app  # noqa: F401  (a missing package shows before models are loaded)
-    from mlx_t5 import loading
-
     with listener(options.host, options.port) as bound:
-        chosen = loading.choose_pair(options.model, options.draft_model, options.adapter_path)
+        chosen = choose_pair(options.model, options.draft_model, options.adapter_path)
         application = _application(options, chosen)
         notes = chosen.note, *application.state.service.presets.notes
         print(*notes, sep="\n", file=sys.stderr)
@@ -181,10 +72,6 @@ def listener(host: str, port: int) -> socket.socket:
 
 
 def _server(options: ServerOptions, application: FastAPI) -> uvicorn.Server:
-    import uvicorn
-
-    from mlx_t5.serving.app import LAST_SECONDS
-
     config = uvicorn.Config(
         application,
         http="h11",
@@ -203,39 +90,7 @@ def _server(options: ServerOptions, application: FastAPI) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-def _check_access(options: ServerOptions) -> None:
-    """Refuses an invalid API key, origin or path.
-
-    Without a key, also refuses a host that other machines can reach, unless --no-auth is given.
-    """
-    try:
-        is_local = ipaddress.ip_address(options.host).is_loopback
-    except ValueError:
-        is_local = options.host == "localhost"
-    if not (is_local or options.api_key or options.no_auth):
-        raise UserError(
-            f"others can reach {options.host}: set --api-key, or say --no-auth if all may use it"
-        )
-    for origin in options.allow_origin:
-        if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+/?", origin, re.IGNORECASE):
-            use = "use an origin such as https://app.example.org"
-            raise UserError(f"--allow-origin: {use}, not {origin!r}")
-    if options.root_path and not re.fullmatch(r"(/[\w.~-]+)+/?", options.root_path):
-        raise UserError(f"--root-path: use a path such as /t5, not {options.root_path!r}")
-    if options.api_key is not None and not re.fullmatch(r"[!-~]([ -~]*[!-~])?", options.api_key):
-        cure = "use ASCII characters with no space at its ends"
-        raise UserError(f"--api-key is empty or invalid: {cure}")
-
-
 def _application(options: ServerOptions, chosen: ModelPair) -> FastAPI:
-    from mlx_t5.checkpoints.generation_config import read_generation_config, read_tasks
-    from mlx_t5.serving import api
-    from mlx_t5.serving.app import create_app
-    from mlx_t5.serving.metrics import Metrics
-    from mlx_t5.serving.saved_prompts import SavedPrompts
-    from mlx_t5.serving.service import Presets, RequestLimits, Service
-    from mlx_t5.serving.worker import Worker
-
     tasks = read_tasks(chosen.target)
     presets = Presets(tasks=tasks, translation_prefix=options.translation_prefix)
     if not options.ignore_generation_config:
@@ -258,9 +113,6 @@ def _application(options: ServerOptions, chosen: ModelPair) -> FastAPI:
 
 
 def _load(options: ServerOptions, chosen: ModelPair) -> SpeculativeDecoder:
-    from mlx_t5.decoder import SpeculativeDecoder
-    from mlx_t5.loading import load_pair
-
     target, drafter, tokenizer, other = load_pair(chosen, options.dtype)
     if options.exact and not target.can_decode:
         raise UserError(f"--exact requires a decoder; {model_name(chosen)} is an encoder alone")
@@ -271,7 +123,5 @@ def _load(options: ServerOptions, chosen: ModelPair) -> SpeculativeDecoder:
 
 def model_name(chosen: ModelPair) -> str:
     """Returns the target's name for clients: its folder's name, or "demo" if it is bundled."""
-    from mlx_t5.disk import BUNDLED
-
     folder = Path(chosen.target).resolve()
     return BUNDLED.name if folder == (BUNDLED / "target").resolve() else folder.name

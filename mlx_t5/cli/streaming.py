@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from typing import TYPE_CHECKING
+
+from tqdm import tqdm
 
 from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log
+from mlx_t5.cli.generate_options import MainOptions
 from mlx_t5.cli.output import LineFile, Painter, error_of, summary
+from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.engine.codec import Job
+from mlx_t5.engine.document_batch import chunks, spelled
 from mlx_t5.errors import UserError
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
-
-    from mlx_t5.cli.generate_options import MainOptions
-    from mlx_t5.decoder import SpeculativeDecoder
-    from mlx_t5.engine.codec import Job
+from mlx_t5.text.documents import Document
 
 
 def write_text(
@@ -27,9 +26,6 @@ def write_text(
     painter: Painter | None,
 ) -> int:
     """Writes one text, or one document piece by piece, and returns the exit status."""
-    from mlx_t5.engine.document_batch import chunks, spelled
-    from mlx_t5.text.documents import Document
-
     status, chunk, text, began, count = 0, None, "", time.perf_counter(), 0
     if split := job.cutting is not None:
         prefixes = decoder.model.config.task_prefixes
@@ -71,7 +67,6 @@ def write_text(
 
 
 def progress_bar(total: int | None, done: int, unit: str, options: MainOptions) -> tqdm:
-    from tqdm import tqdm
 
     # In a terminal a bar would mix with the texts; without a terminal tqdm shows none.
     hidden = True if options.verbose or (not options.output_file and sys.stdout.isatty()) else None

@@ -15,8 +15,8 @@ from typing import Any
 
 from mlx_t5.cli import arguments
 from mlx_t5.cli.arguments import UPLOAD_REPO, at_least, option, option_of, switch
-from mlx_t5.cli.uploading import check_repository
 from mlx_t5.errors import UserError
+from mlx_t5.installation import command
 from mlx_t5.settings import Range
 
 # Options that may change when a run is resumed; --data and --valid are compared by their content.
@@ -50,31 +50,31 @@ def resumable(
     program: str,
     argv: Sequence[str] | None,
     read: Callable[[Sequence[str]], Any],
-    prepare: Callable[[Any], Any],
+    work: Callable[[Any], int],
 ) -> int:
     """Runs a command line that trains; after Ctrl-C, prints how to resume.
 
     Args:
-        program: the file name of the program.
+        program: the command's name.
         argv: the arguments; None stands for the process's own arguments.
         read: parses and checks the arguments, among them --output and --resume.
-        prepare: returns an object whose `run` does the work and returns the exit status.
+        work: does what the arguments say, and returns the exit status.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
 
-    def work() -> int:
+    def training() -> int:
         args = read(argv)
         try:
-            return int(prepare(args).run())
+            return work(args)
         except KeyboardInterrupt:
             hint = "nothing was written"
             if work_folder(args.output).exists():
-                again = ["python", program, *argv, *["--resume"][args.resume :]]
-                hint = f"go on with: {shlex.join(again)}"
+                again = shlex.join([*argv, *["--resume"][args.resume :]])
+                hint = f"go on with: {command(program)} {again}"
             say(f"interrupted; {hint}")
             return arguments.INTERRUPTED
 
-    return arguments.run(work, interrupted="interrupted; nothing was written")
+    return arguments.run(training, interrupted="interrupted; nothing was written")
 
 
 def say(line: str) -> None:
@@ -105,6 +105,7 @@ def check_output(args: Any, is_output: Callable[[str], bool]) -> None:
     `is_output` says whether an earlier run may have written a file of this name.
     """
     from mlx_t5.checkpoints.writing import check_output_folder
+    from mlx_t5.cli.uploading import check_repository
     from mlx_t5.disk import absolute
     from mlx_t5.training.run_folder import RunFolder
 

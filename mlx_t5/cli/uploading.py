@@ -11,8 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import HfApi, ModelCard, ModelCardData, hf_hub_download, utils
+
+from mlx_t5.backend import device_name, mx
+from mlx_t5.checkpoints.adapter_config import CONFIG
+from mlx_t5.checkpoints.adapters import WEIGHTS
+from mlx_t5.checkpoints.hub import ADAPTED, choose_files, source_of
+from mlx_t5.checkpoints.writing import require_own
 from mlx_t5.cli.arguments import INTERRUPTED, log
+from mlx_t5.disk import SAFETENSORS, absolute
 from mlx_t5.errors import UserError, reason
+from mlx_t5.network.weights import read_config
 
 CARD, TEMPLATE = "README.md", Path(__file__).with_name("card.md")
 TAKEN_OVER = ("license", "license_name", "license_link", "language", "pipeline_tag")
@@ -28,8 +37,6 @@ def check_repository(name: str | None) -> None:
     """
     if name is None:
         return
-    from huggingface_hub import HfApi, utils
-
     try:
         utils.validate_repo_id(name)
         if "/" not in name:
@@ -43,11 +50,6 @@ def check_repository(name: str | None) -> None:
 
 def model_files(folder: Path) -> list[str]:
     """The files of a model or an adapter, and its card, except symbolic links."""
-    from mlx_t5.checkpoints.adapter_config import CONFIG
-    from mlx_t5.checkpoints.adapters import WEIGHTS
-    from mlx_t5.checkpoints.hub import choose_files
-    from mlx_t5.disk import SAFETENSORS
-
     there = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     files = {path.relative_to(folder).as_posix() for path in there}
     adapter = {CONFIG, WEIGHTS[0]}
@@ -71,8 +73,6 @@ def upload(folder: Path, repository: str | None, card: Callable[[str], str]) -> 
     """
     if repository is None:
         return 0
-    from huggingface_hub import HfApi
-
     cure = f"the folder is complete: `hf upload {repository} {folder}` sends it"
     try:
         (folder / CARD).write_text(card(repository), encoding="utf-8")
@@ -96,10 +96,6 @@ def upload(folder: Path, repository: str | None, card: Callable[[str], str]) -> 
 
 
 def conversion_card(name: str, folder: Path, source: str) -> str:
-    from mlx_t5.checkpoints.hub import source_of
-    from mlx_t5.disk import absolute
-    from mlx_t5.network.weights import read_config
-
     config, local = read_config(folder), absolute(source)
     form, tags = config["torch_dtype"], []
     if stored := config.get("quantization"):
@@ -121,9 +117,6 @@ def draft_card(name: str, target: Path, source: Path, dtype: Any, verdict: str) 
         dtype: type that the target computes in.
         verdict: the measured speed, in Markdown.
     """
-    from mlx_t5.backend import device_name, mx
-    from mlx_t5.checkpoints.hub import ADAPTED, source_of
-
     system = f"{platform.system()} {platform.machine()}, mlx {mx.__version__}"
     machine = f"{device_name()}, {system}, {str(dtype).removeprefix('mlx.core.')}"
     whose = source_of(target) or target.resolve().name
@@ -147,8 +140,6 @@ def fine_tuned_card(name: str, folder: Path, source: Path, base: str, tested: An
         base: the model's Hub id, or the path of a folder.
         tested: figures of held-out texts.
     """
-    from mlx_t5.checkpoints.adapter_config import CONFIG
-
     base = Path(base).name if Path(base).is_absolute() else base
     about, options, call = f"{base}, fine-tuned: {tested}.", f"--model {name}", f'"{name}"'
     library = "transformers"
@@ -170,11 +161,6 @@ def _card(folder: Path, local: Path, tags: list[str], library: str = "mlx", **pa
         library: the library that reads the folder; "mlx" is a tag in any case.
         parts: the texts to insert, keyed by the names of the placeholders.
     """
-    from huggingface_hub import ModelCard, ModelCardData, hf_hub_download
-
-    from mlx_t5.checkpoints.hub import ADAPTED, source_of
-    from mlx_t5.checkpoints.writing import require_own
-
     base = (source_of(folder) or "").partition(ADAPTED)[0]
     public = "/" in base  # without an owner it is the name of a folder
     try:

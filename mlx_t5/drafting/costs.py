@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mlx_t5.backend import REFERENCE_BLAS, blas_name, device_info, mx, on_cpu, on_cuda
+from mlx_t5.model import T5
 from mlx_t5.network.exact import WIDTHS
-
-if TYPE_CHECKING:
-    from mlx_t5.model import T5
-    from mlx_t5.network.interface import Target, WeightsRead
+from mlx_t5.network.interface import Target, WeightsRead
 
 MOST = 15  # maximum number of proposals per row; more are hardly ever all accepted
 NUMBERS = np.array((*range(9), 10, 12, MOST))  # the numbers of proposals that are compared

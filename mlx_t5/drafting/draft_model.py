@@ -7,19 +7,17 @@ propose (tokens that the target lacks are not counted).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlx_t5.backend import mx
 from mlx_t5.drafting.proposals import Choice, Kind, Offer, Proposal, Rows
 from mlx_t5.errors import UserError
+from mlx_t5.model import T5
 from mlx_t5.network.draft_vocabulary import DraftVocabulary
 from mlx_t5.network.encoding import encoder_states, prepared
 from mlx_t5.sampling.acceptance import accepted_length
 from mlx_t5.sampling.draws import OWN, Sampling, fold, is_finite, likeliest, probabilities, sample
 from mlx_t5.sampling.processors import History
-
-if TYPE_CHECKING:
-    from mlx_t5.model import T5
 
 DRAFT = Kind("draft", 1.2, 0.4, writer="draft", drafted=True)
 

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from mlx_t5.backend import mx
-
-if TYPE_CHECKING:
-    from mlx_t5.model import T5
-    from mlx_t5.sampling.draws import Sampling
+from mlx_t5.model import T5
+from mlx_t5.sampling.draws import Sampling
 
 Rows = Sequence[Sequence[int]]  # tokens of each row
 

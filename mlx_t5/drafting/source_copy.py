@@ -27,15 +27,13 @@ from __future__ import annotations
 from bisect import bisect
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlx_t5.backend import mx
 from mlx_t5.drafting.proposals import Choice, Drafter, Kind, Offer, Proposal, Rows
+from mlx_t5.model import T5
 from mlx_t5.sampling.draws import Sampling, one_hot
 from mlx_t5.text.prompts import task_prefix
-
-if TYPE_CHECKING:
-    from mlx_t5.model import T5
 
 LONGEST_MATCH = 8  # tokens; longer matches count the same
 SHORTEST_REPEAT = 3  # tokens that must recur before the output is copied from itself

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlx_t5.backend import mx
+from mlx_t5.drafting.proposals import Choice, Drafter
 from mlx_t5.engine.rows import Row
 from mlx_t5.network.encoding import encoder_states, prepared
+from mlx_t5.network.interface import Target
 from mlx_t5.network.memory import require_for
-
-if TYPE_CHECKING:
-    from mlx_t5.drafting.proposals import Choice, Drafter
-    from mlx_t5.network.interface import Target
 
 
 class Batch:

@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.engine.batch import Batch
 from mlx_t5.engine.rows import Row
+from mlx_t5.model import T5
 from mlx_t5.sampling.beam_search import NO_BEAM, BeamSearch, Hypothesis, become, largest
 from mlx_t5.sampling.processors import History, Processing
-
-if TYPE_CHECKING:
-    from mlx_t5.model import T5
 
 
 class Beams(Batch):

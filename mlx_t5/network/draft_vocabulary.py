@@ -19,6 +19,7 @@ import numpy as np
 
 from mlx_t5.backend import mx, nn
 from mlx_t5.errors import UserError
+from mlx_t5.installation import command
 
 if TYPE_CHECKING:
     from mlx_t5.model import T5
@@ -74,7 +75,7 @@ def settle(draft: T5) -> None:
     ascending = (np.diff(ids, prepend=-1, append=size) > 0).all()
     if not ascending or not mx.issubdtype(draft.d2t.dtype, mx.integer):
         cause = f"the draft's table d2t is not of ascending token ids from 0 to {size - 1}"
-        raise UserError(f"{cause}; make the draft again with distill.py")
+        raise UserError(f"{cause}; make the draft again with {command('distill')}")
     draft.update({TABLE: mx.array(ids.astype(np.int32))})
     if draft.shares_with is not None:
         draft.__dict__["lm_head"] = _rows(getattr(draft, "lm_head", draft.shared), draft.d2t)

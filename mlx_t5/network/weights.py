@@ -19,6 +19,7 @@ from mlx_t5.checkpoints.generation_config import FILE, TOKEN_IDS
 from mlx_t5.checkpoints.reading import EMBEDDINGS, TorchTensor, Weights, as_array
 from mlx_t5.disk import read_object
 from mlx_t5.errors import UserError, is_out_of_memory, log, reason, shown
+from mlx_t5.installation import command
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.layers import keep_float32
 
@@ -153,7 +154,8 @@ def read_config(folder: Path) -> dict:
     entry = raw.get("quantization_config")
     if isinstance(entry, Mapping) and (method := entry.get("quant_method")):
         cause = f"{folder} is quantized by {shown(method)}, which cannot be read here"
-        raise UserError(f"{cause}; give the original model, and quantize it by convert.py -q")
+        cure = f"give the original model, and quantize it with {command('convert')} -q"
+        raise UserError(f"{cause}; {cure}")
     ids = read_object(folder / FILE, "fetch it again") if (folder / FILE).exists() else {}
     return raw | {name: ids[name] for name in TOKEN_IDS if ids.get(name) not in (None, [])}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,15 +13,13 @@ from mlx_t5.backend import mx
 from mlx_t5.checkpoints.pooling import normalized
 from mlx_t5.errors import UserError
 from mlx_t5.grouping import by_length, in_halves
+from mlx_t5.model import T5
 from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.encoding import padded
 from mlx_t5.scoring.passes import NotFinite, Part, each_read, in_order, no_memory
 from mlx_t5.settings import DEFAULT_BATCH_SIZE, FLAG, checked
 from mlx_t5.text.prompts import as_list, checked_prompts, token_ids
-
-if TYPE_CHECKING:
-    from mlx_t5.model import T5
 
 NOT_FINITE = "the model's states are NaN or infinite for this prompt; compute in another --dtype"
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlx_t5.errors import UserError, shown
 from mlx_t5.grouping import by_length
+from mlx_t5.network.cache import Cache
 from mlx_t5.settings import is_listlike, refusal
 from mlx_t5.text.prompts import token_ids
-
-if TYPE_CHECKING:
-    from mlx_t5.network.cache import Cache
 
 # monoT5 was trained on prompts of at most RERANK_TOKENS. In a longer prompt the document is cut, so
 # that the cue at the end stays: https://github.com/terrierteam/pyterrier_t5.

@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.grouping import in_halves
+from mlx_t5.model import T5
 from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.encoding import padded
@@ -35,9 +36,6 @@ from mlx_t5.scoring.pairs import (
 from mlx_t5.scoring.passes import NotFinite, Part, each_read, in_order, no_memory
 from mlx_t5.settings import DEFAULT_BATCH_SIZE, POSITIVE, checked, is_listlike, listed, refusal
 from mlx_t5.text.prompts import as_list, token_ids
-
-if TYPE_CHECKING:
-    from mlx_t5.model import T5
 
 # Maximum number of logits computed at once; it decides how many positions a chunk has.
 MAX_LOGITS = 1 << 24

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise, takewhile
 
 from mlx_t5.errors import UserError
+from mlx_t5.installation import cure
 from mlx_t5.settings import FILE_TYPES, POSITIVE, READABLE, SPLITS, SUBTITLES, checked, refusal
 from mlx_t5.text.languages import checked_code, source_language_of
 from mlx_t5.text.masking import GONE, NAME, REST, mask, unescaped
@@ -271,8 +272,8 @@ def _sentence_ends(text: str, language: str) -> list[int]:
         sentences = get_sentence_boundaries(language, text.replace(REST, ""))
         return [starts[sentence["end_index"]] for sentence in sentences] or [len(text)]
     except ImportError:
-        cure = 'pip install "sentencex>=1.0.32,<2" (on a Mac with Python 3.11 or later)'
-        raise UserError(f'split="sentences" needs sentencex; {cure}') from None
+        remedy = f"{cure('sentencex')} (on a Mac with Python 3.11 or later)"
+        raise UserError(f'split="sentences" needs sentencex; {remedy}') from None
     except KeyboardInterrupt:
         raise
     except BaseException:  # a panic of Rust is not an Exception

@@ -17,11 +17,11 @@ import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.grouping import by_length
+from mlx_t5.model import T5
 from mlx_t5.network.cache import source_width
+from mlx_t5.training.examples import TrainingPair
 
 if TYPE_CHECKING:
-    from mlx_t5.model import T5
-    from mlx_t5.training.examples import TrainingPair
     from mlx_t5.training.teacher_answers import LabeledExample
 
 BATCHES_AT_ONCE = 32  # batches cut from examples sorted together; more would be less random

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints import writing
 from mlx_t5.checkpoints.quantization import Quantization, Recipe
 from mlx_t5.checkpoints.reading import DTYPES, read_weights, stored_dtype, type_name
 from mlx_t5.disk import MODULES, SENTENCE_SETTINGS, absolute
+from mlx_t5.model import T5
 from mlx_t5.network.draft_vocabulary import TABLE
 from mlx_t5.network.layers import keep_float32
 from mlx_t5.network.sharing import ENTRY, OF_DRAFT, SHARED, target_name
 from mlx_t5.network.weights import cast, read_config
-
-if TYPE_CHECKING:
-    from mlx_t5.model import T5
 
 
 def save_draft(

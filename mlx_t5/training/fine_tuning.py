@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.adapter_config import LoraConfig
@@ -18,12 +18,10 @@ from mlx_t5.checkpoints.hub import ADAPTED, source_of
 from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.checkpoints.writing import new_model_folder, save_weights, write_json
 from mlx_t5.errors import UserError
+from mlx_t5.model import T5
 from mlx_t5.network.adapting import Adapters
 from mlx_t5.network.weights import EMBEDDING, HEAD, cast, read_config, tensor_names
 from mlx_t5.training.draft_folder import stored_dtype_of
-
-if TYPE_CHECKING:
-    from mlx_t5.model import T5
 
 _OF_MLX = ("quantization", "quantization_config", "converted_from")  # dropped from config.json
 

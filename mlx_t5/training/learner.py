@@ -20,13 +20,11 @@ import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlx_t5.backend import cpu_only, mx, optimizers, tree_flatten, tree_unflatten
+from mlx_t5.model import T5
 from mlx_t5.training.batches import TrainingBatch
-
-if TYPE_CHECKING:
-    from mlx_t5.model import T5
 
 Arrays = dict[str, mx.array]  # by name
 # A function of the model's weights and a batch. It returns two scalars (see loss.py): a surrogate,

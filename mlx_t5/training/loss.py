@@ -25,15 +25,12 @@ Symbols: N positions, K likeliest tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from mlx_t5.backend import mx
+from mlx_t5.model import T5
 from mlx_t5.network.draft_vocabulary import DraftVocabulary
 from mlx_t5.network.linear import Matrix
 from mlx_t5.training.batches import TrainingBatch
-
-if TYPE_CHECKING:
-    from mlx_t5.model import T5
 
 LOGITS_AT_ONCE = 1 << 24  # numbers in a chunk's logits: 64 MB in float32
 LEAST_TAIL = 1e-6  # minimum of t: in float32 smaller values are rounding noise

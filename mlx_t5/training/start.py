@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.errors import UserError
+from mlx_t5.model import T5
 from mlx_t5.network.draft_vocabulary import TABLE, require_all_tokens, with_all_tokens
 from mlx_t5.training.teacher_answers import joined
-
-if TYPE_CHECKING:
-    from mlx_t5.model import T5
 
 ORIGINAL = "start from the model that it was made of"
 STEP = 1024  # a draft's vocabulary has a multiple of this number of tokens by default

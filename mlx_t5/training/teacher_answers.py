@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,12 +28,11 @@ from mlx_t5.backend import mx
 from mlx_t5.disk import replace_file
 from mlx_t5.errors import UserError, reason, shown
 from mlx_t5.grouping import by_length
+from mlx_t5.installation import command
+from mlx_t5.model import T5
 from mlx_t5.network.encoding import encoder_states, prepared
 from mlx_t5.training.examples import Example
 from mlx_t5.training.loss import LOGITS_AT_ONCE
-
-if TYPE_CHECKING:
-    from mlx_t5.model import T5
 
 TOP_K = 8  # tokens; together they have 0.999 of the bundled target's probability
 SHARD = 64  # examples in a file
@@ -115,7 +114,8 @@ class Answers:
     ) -> None:
         """Logs how many prompts have no answer, and how many answers no `end` within `most`."""
         if failed := len(self.examples) - len(labeled):
-            log(f"{failed} prompts had no answer and are left out; try some with main.py")
+            cure = f"try some with {command('generate')}"
+            log(f"{failed} prompts had no answer and are left out; {cure}")
         if endless := [example.answer for example in labeled if example.answer[-1] != end]:
             share = sum(map(len, endless)) / sum(len(example.answer) for example in labeled)
             what = f"{len(endless)} of {len(labeled)} answers had no end within --max-tokens"

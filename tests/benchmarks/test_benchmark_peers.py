@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import benchmark
 import pytest
 
+import benchmark
 from fake_program import Fake
 from mlx_t5.benchmarks import peer_programs, peers
 from mlx_t5.benchmarks.peer_process import Process

@@ -2,9 +2,9 @@
 
 import json
 
-import benchmark
 import pytest
 
+import benchmark
 from mlx_t5.benchmarks import figures, report, server_load, workload
 from mlx_t5.benchmarks.passes import ladder
 

@@ -7,15 +7,15 @@ import json
 import numpy as np
 import pytest
 import torch
-from mlx_t5.convert import convert
-from mlx_t5.model import T5, load
 from safetensors.numpy import load_file, save_file
 
 import adapters
 import checkpoints
 from checkpoints import TINY, arrays
 from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.convert import convert
 from mlx_t5.errors import UserError
+from mlx_t5.model import T5, load
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.weights import tensor_names
 

@@ -6,8 +6,6 @@ import shutil
 import pytest
 import torch
 import transformers
-from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.model import load
 
 from mlx_t5.checkpoints.generation_config import (
     FILE,
@@ -17,7 +15,9 @@ from mlx_t5.checkpoints.generation_config import (
     read_generation_config,
     read_tasks,
 )
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.errors import UserError
+from mlx_t5.model import load
 from mlx_t5.network.weights import read_config
 from mlx_t5.settings import SMALLEST
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from mlx_t5.convert import convert
-from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.model import load
 
 from mlx_t5.checkpoints.pooling import Pooling, read_pooling
+from mlx_t5.convert import convert
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.errors import UserError
+from mlx_t5.model import load
 from sentence_folders import (  # fmt: skip
     NORMALIZE,
     SETTINGS,

@@ -6,9 +6,6 @@ import json
 
 import numpy as np
 import pytest
-from mlx_t5.convert import convert
-from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.model import load
 
 import checkpoints
 from checkpoints import TINY, arrays
@@ -16,7 +13,10 @@ from devices import skip_narrow_4_bits
 from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints import quantization
 from mlx_t5.checkpoints.quantization import MODES, Quantization, Recipe
+from mlx_t5.convert import convert
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.errors import UserError
+from mlx_t5.model import load
 from mlx_t5.network import weights as weights_module
 
 

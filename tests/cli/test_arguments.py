@@ -19,8 +19,6 @@ from mlx_t5.cli.generate_options import build_parser
 from mlx_t5.errors import UserError
 from mlx_t5.settings import LARGEST_COUNT, SETTINGS
 
-SERVER = "requirements/server.txt"
-
 
 @pytest.mark.parametrize(
     ("kind", "text", "value"),
@@ -81,7 +79,7 @@ CUDA_OUT_OF_MEMORY = "cudaMallocAsync(&data, size) failed: out of memory"
         (OSError(errno.ENOSPC, "disk full", "x"), "disk full: x"),
         (
             ModuleNotFoundError(name="uvicorn.main"),
-            f"uvicorn is not installed; pip install -r {SERVER}",
+            "uvicorn is not installed; pip install -r requirements/server.txt",
         ),
         (ModuleNotFoundError(name="mlx"), "mlx is not installed; pip install -r requirements.txt"),
         (RuntimeError(f"{METAL_OUT_OF_MEMORY}."), NO_MEMORY),
@@ -91,12 +89,12 @@ CUDA_OUT_OF_MEMORY = "cudaMallocAsync(&data, size) failed: out of memory"
     ],
 )
 def test_an_error_prints_one_line_and_returns_status_2(raised, message, capsys):
-    assert run(Mock(side_effect=raised), SERVER) == 2
+    assert run(Mock(side_effect=raised)) == 2
     assert capsys.readouterr() == ("", f"error: {message}\n")
 
 
 def test_an_interruption_returns_130_and_prints_the_commands_words(capsys):
-    assert run(Mock(side_effect=KeyboardInterrupt), SERVER, "stopped") == 130
+    assert run(Mock(side_effect=KeyboardInterrupt), "stopped") == 130
     assert capsys.readouterr() == ("", "stopped\n")
 
 

@@ -10,8 +10,9 @@ import convert
 import distill
 import finetune
 import main
+import server
 from command_line import ROOT
-from mlx_t5.cli import server
+from mlx_t5.cli.server_options import KEY_VARIABLE
 from mlx_t5.settings import UNREADABLE
 
 SMALL = f"--model {ROOT}/demo/target --dtype float32"
@@ -130,7 +131,7 @@ TABLES = {main: MAIN, server: SERVER, convert: CONVERT, distill: DISTILL, finetu
 def test_options_are_refused_in_one_line(
     command, options, message, models, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.delenv(server.KEY_VARIABLE, raising=False)
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
     Path("in.txt").write_text("a\n")
     for name in ("empty", "hollow"):

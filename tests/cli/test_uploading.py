@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from convert import main
-from mlx_t5.convert import convert
 
 import sentence_folders
 from command_line import byte_model
+from convert import main
 from fake_hub import FakeApi
 from mlx_t5.cli.uploading import CARD, check_repository, conversion_card, model_files, upload
+from mlx_t5.convert import convert
 from mlx_t5.errors import UserError
 
 SAID = {
@@ -28,7 +28,7 @@ SAID = {
 
 @pytest.fixture
 def api(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.HfApi", FakeApi)
+    monkeypatch.setattr("mlx_t5.cli.uploading.HfApi", FakeApi)
     monkeypatch.setattr(FakeApi, "sent", {})
     return FakeApi
 
@@ -116,7 +116,7 @@ def converted(folder: Path, **more: object) -> Path:
 
 def test_a_card_says_only_known_facts(tmp_path, capsys, monkeypatch):
     """The source is local and has no card, a damaged card, or a card that is a link."""
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: pytest.fail("looked up"))
+    monkeypatch.setattr("mlx_t5.cli.uploading.hf_hub_download", lambda *_: pytest.fail("looked up"))
     folder, source = converted(tmp_path / "made"), tmp_path / "my-t5"
     source.mkdir()
     plain = {"library_name": "mlx", "tags": ["mlx"]}
@@ -141,7 +141,7 @@ def test_a_card_says_only_known_facts(tmp_path, capsys, monkeypatch):
 def test_the_card_of_a_model_of_the_hub_names_it_and_its_license(tmp_path, monkeypatch):
     path = tmp_path / CARD
     path.write_text("---\nlicense: mit\n---\n")
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, _: str(path))
+    monkeypatch.setattr("mlx_t5.cli.uploading.hf_hub_download", lambda name, _: str(path))
     record = {"model": "t5-small", "adapter": "my-lora"}
     card = conversion_card("me/x", converted(tmp_path / "made", converted_from=record), "t5-small")
     assert metadata(card)["base_model"] == "google-t5/t5-small" and "license: mit" in card

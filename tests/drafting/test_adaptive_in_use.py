@@ -1,14 +1,14 @@
 """Tests how many tokens an engine proposes with "auto", on fake models."""
 
 import pytest
-from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.model import load
 
 from fake_model import EOS, FakeModel, contrary, drafter, good, random_table, without
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.disk import BUNDLED
 from mlx_t5.drafting.adaptive import Adaptive
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.engine.rows import Row
+from mlx_t5.model import load
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
 from simulated_decoding import COSTS, Table

@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
-from mlx_t5.decoder import Engine, SpeculativeDecoder
-from mlx_t5.model import load
 
 from draws import check_draws, position_keys, settings
 from fake_model import EOS, FakeModel, drafter, good, greedy, only, random_table
+from mlx_t5.decoder import Engine, SpeculativeDecoder
 from mlx_t5.disk import BUNDLED
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.proposals import NOTHING, Choice
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
+from mlx_t5.model import load
 from mlx_t5.network.cache import round_up, source_width
 from mlx_t5.sampling.draws import Sampling, row_key
 from mlx_t5.sampling.processors import Processing

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from mlx_t5.decoder import SpeculativeDecoder
 
 from fake_model import EOS, FakeModel
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.source_copy import (
     COPY,
     FIRST_COPY,

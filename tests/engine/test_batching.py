@@ -1,10 +1,10 @@
 """Tests continuous batching: when rows join, how many are read ahead, and scarce memory."""
 
 import pytest
-from mlx_t5.decoder import Engine, SpeculativeDecoder
 
 from fake_model import FakeModel, drafter, good, greedy, random_table, without
 from mlx_t5.backend import mx
+from mlx_t5.decoder import Engine, SpeculativeDecoder
 from mlx_t5.engine import batching
 from mlx_t5.engine.rows import Row, Stats
 from mlx_t5.errors import UserError

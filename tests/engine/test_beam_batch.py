@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from mlx_t5.decoder import SpeculativeDecoder
 
 from fake_model import EOS, FakeModel, random_table
 from mlx_t5.backend import mx
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.engine.beams import Beams
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError

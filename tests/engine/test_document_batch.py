@@ -4,9 +4,9 @@ import json
 from dataclasses import asdict
 
 import pytest
-from mlx_t5.decoder import SpeculativeDecoder
 
 from command_line import ROOT
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.engine import document_batch
 from mlx_t5.engine.rows import Stats
 from mlx_t5.errors import UserError

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from mlx_t5.decoder import Engine, SpeculativeDecoder
 
 import decoder
 from fake_model import EOS, FakeModel, drafter, random_table, without
+from mlx_t5.decoder import Engine, SpeculativeDecoder
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings

@@ -1,13 +1,13 @@
 """A failed pass never gives a text, though Metal may return zeros before the error."""
 
 import pytest
-from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.model import T5
 
 from fake_model import EOS, FakeModel, drafter, good, random_table, without
 from families import SHAPE
 from mlx_t5.backend import mx
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.errors import UserError
+from mlx_t5.model import T5
 from mlx_t5.network.config import T5Config
 
 V = 11

@@ -3,9 +3,9 @@
 import random
 
 import pytest
-from mlx_t5.decoder import SpeculativeDecoder
 
 from fake_model import FakeModel, contrary, drafter, good, greedy, random_table
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.disk import BUNDLED
 from mlx_t5.engine.reuse import AnswerStore, key_of, size_of
 from mlx_t5.engine.rows import Row, Stats

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from mlx_t5.model import T5, load
 
 from mlx_t5.backend import mx
+from mlx_t5.model import T5, load
 from mlx_t5.network import attention, cache
 from mlx_t5.network.attention import RelativeBias, relative_buckets
 from mlx_t5.network.config import T5Config

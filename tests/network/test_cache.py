@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from mlx_t5.model import T5
 
 from devices import cpu_allocation
 from families import SHAPE
 from mlx_t5.backend import mx
+from mlx_t5.model import T5
 from mlx_t5.network import layers
 from mlx_t5.network.cache import SLOT_MULTIPLE, round_up, source_width
 from mlx_t5.network.config import T5Config

@@ -5,10 +5,10 @@ import sys
 
 import numpy as np
 import pytest
-from mlx_t5.model import T5
 
 from mlx_t5.backend import mx, nn
 from mlx_t5.checkpoints.quantization import quantize_predicate
+from mlx_t5.model import T5
 from mlx_t5.network import layers
 from mlx_t5.network.config import T5Config
 from random_models import CONFIG, V, random_t5, randomize

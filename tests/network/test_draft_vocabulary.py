@@ -5,12 +5,12 @@ import shutil
 
 import numpy as np
 import pytest
-from mlx_t5.convert import convert
-from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.model import load
 
 from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.convert import convert
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.errors import UserError
+from mlx_t5.model import load
 from mlx_t5.network.draft_vocabulary import narrow, with_all_tokens
 from mlx_t5.network.sharing import shared_draft, whole
 from mlx_t5.training.draft_folder import save_draft

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from mlx_t5.model import load
 
 from mlx_t5.backend import mx
 from mlx_t5.disk import BUNDLED
+from mlx_t5.model import load
 from mlx_t5.network.encoding import encoded, encoder_states, padded
 
 

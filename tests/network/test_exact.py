@@ -5,11 +5,11 @@ import random
 
 import numpy as np
 import pytest
-from mlx_t5.decoder import SpeculativeDecoder
 
 from devices import exact_or_refused, skip_narrow_4_bits
 from fake_model import small
 from mlx_t5.backend import REFERENCE_BLAS, blas_name, mx
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.errors import UserError

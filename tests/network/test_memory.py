@@ -1,16 +1,16 @@
 """Tests the formulas of memory against the bytes that MLX holds."""
 
 import pytest
-from mlx_t5.convert import convert
-from mlx_t5.decoder import Engine
-from mlx_t5.model import T5, load
 
 from devices import cpu_allocation
 from fake_metal import FakeMetal
 from mlx_t5.backend import mx, nn, tree_flatten
+from mlx_t5.convert import convert
+from mlx_t5.decoder import Engine
 from mlx_t5.disk import BUNDLED
 from mlx_t5.engine.batching import decode_rows
 from mlx_t5.engine.rows import Row
+from mlx_t5.model import T5, load
 from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.config import T5Config

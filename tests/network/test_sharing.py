@@ -4,16 +4,16 @@ import json
 
 import numpy as np
 import pytest
-from mlx_t5.convert import convert
-from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.model import load
 
 from devices import cpu_allocation
 from families import Family
 from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.convert import convert
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.errors import UserError
+from mlx_t5.model import load
 from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.memory import folder_bytes
 from mlx_t5.network.sharing import ENTRY, shared_draft

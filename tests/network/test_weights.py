@@ -5,7 +5,6 @@ import shutil
 
 import numpy as np
 import pytest
-from mlx_t5.model import T5, load
 from safetensors.numpy import load_file, save_file
 
 from devices import skip_narrow_4_bits
@@ -13,6 +12,7 @@ from families import SHAPE, UNTIED
 from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.errors import UserError
+from mlx_t5.model import T5, load
 from mlx_t5.network import weights as weights_module
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.layers import keep_float32

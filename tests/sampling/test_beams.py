@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.model import load
 
 from families import FAMILIES
 from mlx_t5.backend import mx
+from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.model import load
 from mlx_t5.sampling.beam_search import NO_BEAM, BeamSearch, largest
 from mlx_t5.settings import Settings
 

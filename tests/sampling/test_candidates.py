@@ -6,11 +6,11 @@ made small, so that small vocabularies exceed it.
 
 import numpy as np
 import pytest
-from mlx_t5.decoder import Engine, SpeculativeDecoder
 
 from draws import check_draws, keys, many_keys, mixed, position_keys
 from fake_model import FakeModel, drafter, good, random_table
 from mlx_t5.backend import mx
+from mlx_t5.decoder import Engine, SpeculativeDecoder
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling import draws
 from mlx_t5.sampling.acceptance import UNDECIDED, accept

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from mlx_t5.decoder import Engine
 
 from draws import many_keys, total_variation_bound
 from fake_model import (
@@ -28,6 +27,7 @@ from fake_model import (
 )
 from kinds import processed
 from mlx_t5.backend import mx
+from mlx_t5.decoder import Engine
 from mlx_t5.drafting.costs import StepCosts
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import COPY, Alignment, CopyOrDraft, SourceCopy

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from mlx_t5.decoder import Engine, SpeculativeDecoder
 
 from fake_model import FakeModel, drafter, good, greedy, random_table
 from mlx_t5.backend import mx
+from mlx_t5.decoder import Engine, SpeculativeDecoder
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
 from mlx_t5.sampling.draws import is_finite, row_key

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from mlx_t5.decoder import SpeculativeDecoder
 
 from draws import rules
 from fake_model import EOS, START, FakeModel, always, drafter, random_table
 from kinds import RULES
 from mlx_t5.backend import mx
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.errors import UserError
 from mlx_t5.sampling.processors import History, penalize_repetition, repeats
 

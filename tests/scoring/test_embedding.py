@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from mlx_t5.convert import convert
-from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.model import load
 
 import adapters
 from mlx_t5.backend import mx
+from mlx_t5.convert import convert
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.errors import UserError
+from mlx_t5.model import load
 
 SOURCES = [[5, 9, 11, 30, 7, 1], [8, 1], [40, 41, 42, 43, 1], [1]]
 ENCODERS = {"t5": transformers.T5EncoderModel, "umt5": transformers.UMT5EncoderModel}

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.model import load
 
 import ranking_models
 from command_line import byte_model
 from mlx_t5.backend import mx
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.errors import UserError
+from mlx_t5.model import load
 from mlx_t5.scoring import scores as scoring
 from mlx_t5.scoring.pairs import Score, ranking
 

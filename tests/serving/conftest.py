@@ -4,10 +4,10 @@ import os
 import shutil
 
 import pytest
-from mlx_t5.decoder import SpeculativeDecoder
 
 from fake_model import drafter, good
 from fake_serving import ENDLESS, PATIENCE, Client, Gated, V, hold, until
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.worker import Worker
 

@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 import tokenizers
-from mlx_t5.decoder import SpeculativeDecoder
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from fake_model import FakeModel, drafter, good, random_table
 from fake_serving import PATIENCE, Client
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.engine.rows import Chunk
 from mlx_t5.serving.answers import CompletionBuilder, TokenSpelling
 from mlx_t5.serving.api import CompletionRequest

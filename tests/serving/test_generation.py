@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from mlx_t5.decoder import Engine
 
 from fake_model import FakeModel, drafter, good, random_table
 from mlx_t5.backend import mx
+from mlx_t5.decoder import Engine
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.serving.generation import LogprobRecorder, likeliest_logprobs

@@ -4,14 +4,14 @@ import re
 
 import numpy as np
 import pytest
-from mlx_t5.convert import convert
-from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.model import load
 from openai import OpenAI
 
 import ranking_models
 from fake_serving import LocalServer
 from mlx_t5.checkpoints.generation_config import read_tasks
+from mlx_t5.convert import convert
+from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.model import load
 from mlx_t5.serving.api import MAX_DOCUMENTS, MAX_INPUTS
 from mlx_t5.serving.service import Presets
 

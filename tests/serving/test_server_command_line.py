@@ -7,27 +7,28 @@ import sys
 
 import pytest
 
-from mlx_t5.cli import server as command
+from mlx_t5.cli.server import listener as listening
 from mlx_t5.convert import convert
+from mlx_t5.server import main
 from serving_process import PATIENCE, ROOT
 from standard_error import messages
 
 
 def test_a_port_in_use_is_reported(capsys):
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        assert command.main(["--port", str(listener.getsockname()[1])]) == 2
+        assert main(["--port", str(listener.getsockname()[1])]) == 2
     assert "choose another --host or --port" in capsys.readouterr().err
 
 
 def test_exact_decoding_needs_a_decoder(tmp_path, capsys):
     folder = convert(str(ROOT / "demo" / "target"), tmp_path / "encoder", encoder_only=True)
-    assert command.main(["--port", "0", "--model", str(folder), "--exact"]) == 2
+    assert main(["--port", "0", "--model", str(folder), "--exact"]) == 2
     message = "error: --exact requires a decoder; encoder is an encoder alone\n"
     assert capsys.readouterr().err == message
 
 
 def test_the_listener_lets_asyncio_send_without_delay():
-    with command.listener("127.0.0.1", 0) as bound:
+    with listening("127.0.0.1", 0) as bound:
         assert bound.proto == socket.IPPROTO_TCP, "or asyncio leaves TCP_NODELAY off"
 
 

@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.model import load
 
 import ranking_models
 from fake_serving import ENDLESS, Gated, LocalServer, V, until
 from mlx_t5.benchmarks import workload
+from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.model import load
 
 TEXT = """translate English to French: I open a lot of white suitcases at noon.  It is going to
 rain next Thursday.

@@ -5,11 +5,11 @@ import os
 import stat
 
 import pytest
-from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.model import load
 
 from fake_serving import LocalServer
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.errors import UserError
+from mlx_t5.model import load
 from mlx_t5.serving.saved_prompts import SavedPrompts
 
 CATS, CHATS = "I have two cats.", "J'ai deux chats."

@@ -1,11 +1,11 @@
 """Tests the thread that owns MLX, on models whose cache is the list of their tokens."""
 
 import pytest
-from mlx_t5.decoder import SpeculativeDecoder
 
 from fake_model import FakeModel, drafter, good, random_table
 from fake_serving import ENDLESS, PATIENCE, Gated, V, hold, until
 from mlx_t5.backend import cpu_only
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.costs import most_proposals
 from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError

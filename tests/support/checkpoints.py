@@ -5,9 +5,9 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from mlx_t5.model import expected_parameters
 
 from mlx_t5.backend import mx
+from mlx_t5.model import expected_parameters
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.weights import HEAD, tensor_names
 

@@ -5,11 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import main
 import torch
 import transformers
 
 import checkpoints
+import main
 
 ROOT = Path(main.__file__).parent
 

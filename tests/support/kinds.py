@@ -3,10 +3,10 @@
 from functools import lru_cache
 
 import numpy as np
-from mlx_t5.decoder import SpeculativeDecoder
 
 from fake_model import EOS, FakeModel, always, contrary, drafter, good, random_table, small
 from mlx_t5.backend import mx
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.engine.rows import Row

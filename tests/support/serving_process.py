@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import httpx
-import server
 
+import server
 from standard_error import messages
 
 ROOT = Path(server.__file__).parent

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import numpy as np
-from mlx_t5.model import T5, load
 
 from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints.quantization import quantize_predicate
+from mlx_t5.model import T5, load
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.sharing import shared_draft

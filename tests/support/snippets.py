@@ -23,8 +23,9 @@ from itertools import takewhile
 from pathlib import Path
 from unittest import mock
 
-import main
 import pytest
+
+import main
 
 ROOT = Path(main.__file__).resolve().parent
 HOME = "/home/me/t5-mlx"  # this repository's folder at the reader of a page

@@ -361,5 +361,5 @@ def test_token_ids_are_no_document():
 def test_a_missing_sentence_library_is_named_in_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencex", None)
     assert sources("One.\nTwo.", "lines") == ["One.", "Two."]
-    with pytest.raises(UserError, match='needs sentencex; pip install "sentencex'):
+    with pytest.raises(UserError, match="needs sentencex; pip install -r requirements.txt"):
         sources("One. Two.")

@@ -4,12 +4,12 @@ from itertools import repeat
 
 import numpy as np
 import pytest
-from mlx_t5.decoder import SpeculativeDecoder
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from fake_model import FakeModel, greedy, random_table
 from mlx_t5 import loading as pair
 from mlx_t5.backend import mx
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.errors import UserError
 from mlx_t5.text.prompts import task_prefix
 from mlx_t5.text.tokenizer import load_tokenizer

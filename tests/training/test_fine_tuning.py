@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from mlx_t5.convert import convert
-from mlx_t5.model import load
 
 import families
 from mlx_t5.backend import mx, tree_flatten, tree_unflatten
 from mlx_t5.checkpoints.adapter_config import LoraConfig
+from mlx_t5.convert import convert
+from mlx_t5.model import load
 from mlx_t5.network.linear import Matrix
 from mlx_t5.network.sharing import plain_weights
 from mlx_t5.network.weights import tensor_names

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from mlx_t5.model import load
 
 from mlx_t5.backend import tree_flatten
 from mlx_t5.checkpoints.adapter_config import LoraConfig
 from mlx_t5.errors import UserError
+from mlx_t5.model import load
 from mlx_t5.training import start
 from mlx_t5.training.fine_tuning import adapt, unfreeze_last
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from mlx_t5.model import T5
 
 from devices import cpu_allocation
 from mlx_t5.backend import mx
+from mlx_t5.model import T5
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.sharing import shared_draft, whole
 from mlx_t5.training import training_memory

@@ -1,0 +1,44 @@
+"""All commands by one name: `mlx-t5 COMMAND …`, or `python -m mlx_t5 COMMAND …`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from mlx_t5 import __version__
+from mlx_t5.cli.arguments import Parser
+
+COMMANDS = {
+    "generate": "write texts with a model",
+    "convert": "convert a Hugging Face checkpoint into an MLX model folder",
+    "server": "serve a model through an HTTP API and a web page",
+    "distill": "make a draft for a model from prompts",
+    "finetune": "fine-tune a model, or adapters for it",
+    "benchmark": "measure speculative decoding on this machine",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command that the first argument names, with the arguments behind it."""
+    program = "python -m mlx_t5" if Path(sys.argv[0]).name == "__main__.py" else "mlx-t5"
+    listed = [f"{name:12}{summary}" for name, summary in COMMANDS.items()]
+    parser = Parser(
+        needs="COMMAND",
+        prog=program,
+        description="T5 in MLX, with speculative decoding. COMMAND --help lists its options.",
+        epilog="\n  ".join(["commands:", *listed]),
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("command", choices=COMMANDS, help=argparse.SUPPRESS)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    given = parser.parse_args(argv)
+    sys.argv = [f"{program} {given.command}", *given.arguments]
+    module = import_module(f"mlx_t5.{given.command}")
+    return int(getattr(module, "start", module.main)())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
