@@ -124,6 +124,14 @@ def test_help_of_convert_and_subcommands_does_not_import_transformers(tmp_path):
         assert "argparse" in modules and not modules & {"transformers", "torch", "huggingface_hub"}
 
 
+def test_a_prompt_imports_what_its_answer_needs(tmp_path):
+    """The bundled pair's tokenizer needs tokenizers and sentencepiece, and nothing else is slow."""
+    modules = imported(tmp_path, "main.py", "--prompt", "fix grammar: She have two cat.")
+    libraries = {"mlx", "numpy", "tokenizers", "sentencepiece", "tqdm"}
+    unneeded = SLOW | {"babel", "sentencex", "pydantic", "google", "peft", "requests", "httpx"}
+    assert libraries <= modules and not modules & (unneeded - libraries)
+
+
 @pytest.mark.slow
 def test_torch_can_be_imported_after_a_tokenizer():
     """Torch is not imported but stays available, for users of transformers' models."""
