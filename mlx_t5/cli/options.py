@@ -168,8 +168,8 @@ def read_options(argv: list[str] | None) -> MainOptions:
         raise UserError("standard output is closed; name an --output-file")
     if options.translation_prefix:
         checked_template(options.translation_prefix)
-    if options.split not in (None, "none") and suffix in UNREADABLE:
-        raise UserError(f"--split cannot read {suffix} files; convert the file to {READABLE}")
+    if suffix in UNREADABLE and (options.target_language or options.split not in (None, "none")):
+        raise UserError(f"{suffix} files cannot be split or translated; convert them to {READABLE}")
     if options.resume and options.is_document:
         raise UserError("--resume cannot be combined with a document; give it as JSON lines")
     pipe = input_file == "-" or Path(input_file or "").is_fifo()
