@@ -127,6 +127,13 @@ class MainOptions:
         return cut and not (self.input_file or ".jsonl").endswith(".jsonl")
 
     @property
+    def is_output_whole(self) -> bool:
+        """Whether the output file appears when it is complete, and not line by line."""
+        path = Path(self.output_file or "")
+        whole = not self.input_file or self.is_document or path.suffix == ".npy"
+        return whole and (path.is_file() or not path.exists())  # not a pipe or a device
+
+    @property
     def file_type(self) -> str:
         """The suffix of subtitles; "" for a plain text, which may begin with a prefix."""
         return suffix if (suffix := Path(self.input_file or "").suffix.lower()) in SUBTITLES else ""
