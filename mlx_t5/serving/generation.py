@@ -204,7 +204,8 @@ class GenerationBatches:
         if job.pieces:
             row.fail(str(failure))
             row.reported = row.decided  # none of its text is reported
-            self._jobs.put(job, self._decoder.codec.chunk(row))
+            for text in texts_of(row):
+                self._jobs.put(job, self._decoder.codec.chunk(text))
         else:
             self._jobs.cancel(job)
             self._jobs.put(job, failure)

@@ -252,6 +252,14 @@ def test_a_prompt_that_the_model_cannot_read_is_the_clients_fault(serve):
     assert failure.status == 400 and "vocabulary" in str(failure)
 
 
+def test_a_search_for_a_piece_that_fails_reports_each_of_its_texts(serve):
+    search = {"num_beams": 2, "num_return_sequences": 2, "max_tokens": 4}
+    searches = serve(Gated(ENDLESS, V)).submit([[V], [2]], samples=2, document="pieces", **search)
+    events = [searches.next() for _ in range(4)]
+    assert [event.index for event in events] == [0, 0, 2, 3]
+    assert [event.result.error is None for event in events] == [False, False, True, True]
+
+
 def test_models_that_cannot_be_loaded_are_an_error_at_the_start():
     def load():
         raise UserError("no such folder")
