@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import transformers
-from mlx_t5.cli.options import read_options
 
+from mlx_t5.cli.generate_options import read_options
 from mlx_t5.cli.output import ArrayFile, LineFile, Painter, summary, text_lines
 from mlx_t5.engine.document_batch import DocumentStats
 from mlx_t5.engine.rows import Result, Stats
