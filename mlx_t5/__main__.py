@@ -32,11 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="\n  ".join(["commands:", *listed]),
     )
     parser.add_argument("--version", action="version", version=__version__)
-    parser.add_argument("command", choices=COMMANDS, help=argparse.SUPPRESS)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    given = parser.parse_args(argv)
-    sys.argv = [f"{program} {given.command}", *given.arguments]
-    module = import_module(f"mlx_t5.{given.command}")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
+    argv = sys.argv[1:] if argv is None else list(argv)
+    name = parser.parse_args(argv[:1]).command
+    sys.argv = [f"{program} {name}", *argv[1:]]
+    module = import_module(f"mlx_t5.{name}")
     return int(getattr(module, "start", module.main)())
 
 

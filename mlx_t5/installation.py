@@ -18,7 +18,8 @@ PACKAGE = Path(__file__).resolve().parent
 IN_CHECKOUT = (PACKAGE.parent / "requirements" / "common.txt").is_file()
 HOME = PACKAGE.parent if IN_CHECKOUT else PACKAGE  # has demo/, the bundled pair
 # Converted models are here, or else in the checkout's models/.
-MODELS = Path(os.environ.get("T5_MODELS") or "models").expanduser()
+_chosen = os.environ.get("T5_MODELS")
+MODELS = Path(_chosen).expanduser().absolute() if _chosen else Path("models")
 ALL_COMMANDS = ("mlx-t5", "python -m mlx_t5")  # start a command by its name
 
 

@@ -11,12 +11,12 @@ from mlx_t5.backend import mx, on_cpu
 from mlx_t5.checkpoints import hub
 from mlx_t5.checkpoints.adapter_config import adapter_folder
 from mlx_t5.checkpoints.reading import TorchTensor, read_weights, stored_dtype
-from mlx_t5.disk import BUNDLED
+from mlx_t5.disk import BUNDLED, SAFETENSORS
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.proposals import Drafter
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.errors import UserError, log
-from mlx_t5.installation import MODELS, command
+from mlx_t5.installation import HOME, MODELS, command
 from mlx_t5.model import T5, load
 from mlx_t5.network.memory import warning
 from mlx_t5.settings import AUTO, LOOKUP, NONE
@@ -143,6 +143,9 @@ def _default_pair() -> tuple[Path, Path, str]:
     target, draft = hub.converted(DEFAULT_TARGET), hub.converted(DEFAULT_DRAFT)
     if target and draft:
         return target, draft, ""
+    if not all((BUNDLED / name / SAFETENSORS).is_file() for name in ("target", "draft")):
+        cure = "install the package again, or name models"
+        raise UserError(f"the bundled pair is missing in {BUNDLED}; {cure}")
     pair = {DEFAULT_TARGET: target, DEFAULT_DRAFT: draft}
     missing = " and ".join(str(MODELS / name) for name, folder in pair.items() if not folder)
     return BUNDLED / "target", BUNDLED / "draft", f"the bundled pair: no {missing}"
@@ -175,10 +178,10 @@ def _default_draft(target: Path) -> tuple[Path | None, str]:
 
 
 def _shown(folder: Path) -> str:
-    """A short name of a folder: its Hub id, or its path from the working directory."""
+    """A short name of a folder: its Hub id, or its path from here or from the package."""
     if hub_id := hub.snapshot_id(folder):
         return hub_id
-    try:
-        return str(folder.resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return str(folder)
+    for base in (Path.cwd(), HOME):
+        if folder.resolve().is_relative_to(base):
+            return str(folder.resolve().relative_to(base))
+    return str(folder)

@@ -1,1 +1,1 @@
-"""The subcommands of benchmark.py, one file each, and the modules that they share."""
+"""The subcommands of `mlx_t5.benchmark`, one file each, and the modules that they share."""

@@ -3,7 +3,7 @@
     python -m demo.grow --shape t5-base --from demo/target --path models/demo-base
 
 The added parameters cost time and memory, but do not change the logits (widening.py explains why).
-The output is a Hugging Face folder, which convert.py and other tools read like a downloaded model.
+The output is a Hugging Face folder, which other tools read like a downloaded model, too.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import http.client
 import json
+import os
 import re
 import signal
 import statistics
@@ -24,7 +25,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,6 @@ from mlx_t5.cli.arguments import Option, at_least, num_draft, setting
 from mlx_t5.errors import UserError
 from mlx_t5.timing import Timed, differing, speed_up
 
-SERVER = Path(__file__).parents[2] / "server.py"
 SERVERS = SINGLE, BATCHED = ("one at a time", "batched")
 
 COLUMNS: printing.Columns = {
@@ -56,8 +55,9 @@ class Measurement:
 
 @contextlib.contextmanager
 def serving(argv: Sequence[str]) -> Iterator[str]:
-    command = [sys.executable, str(SERVER), "--port", "0", *argv]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "mlx_t5.server", "--port", "0", *argv]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     lines: list[str] = []
     try:
         assert process.stderr is not None, "it is a pipe"

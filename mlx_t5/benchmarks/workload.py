@@ -116,7 +116,7 @@ def held_out(task: str, count: int) -> Workload:
 
 
 def from_file(path: str, count: int) -> Workload:
-    """The first prompts of a file in main.py's format, with "target" as the right answer."""
+    """The first prompts of a file as --input-file reads it, with "target" as the right answer."""
     lines: list[tuple[str, str | None]] = []
     for line in itertools.islice(input.Lines(path, optional="target"), count):
         if isinstance(line, UserError):

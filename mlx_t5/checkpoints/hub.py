@@ -38,11 +38,7 @@ def locate(name: str, revision: str | None = None) -> Path:
     """
     if not name:
         raise UserError("a model's name is empty; give a folder or a Hub id")
-    absolute(name)  # refuses impossible paths
-    path = Path(name).expanduser()
-    if not path.exists() and path.parts[0] in ("models", "demo"):
-        folder = MODELS if path.parts[0] == "models" else Path("demo")
-        path = HOME / folder.joinpath(*path.parts[1:])  # README's paths work from any directory
+    path = _local(name)
     if path.is_dir():
         if revision is not None:
             raise UserError(f"{name} is a folder, and a revision is of a Hub id; leave it out")
@@ -65,10 +61,18 @@ def converted(name: str) -> Path | None:
     return None if folder and "/" in name and source_of(folder) != full_id(name) else folder
 
 
+def _local(name: str) -> Path:
+    """The path that a name has if it is one; README's paths work from any directory."""
+    absolute(name)  # refuses impossible paths
+    path = Path(name).expanduser()
+    if path.exists() or path.parts[0] not in ("models", "demo"):
+        return path
+    return HOME / (MODELS if path.parts[0] == "models" else Path("demo")).joinpath(*path.parts[1:])
+
+
 def source_folder(name: str, revision: str | None = None) -> Path:
     """The folder that a conversion reads: a local one, or the snapshot of a Hub id."""
-    absolute(name)
-    folder = Path(name).expanduser()
+    folder = _local(name)
     if name and folder.is_dir():
         return folder
     if folder.exists() or not _HUB_ID.fullmatch(name):  # Path("") exists
@@ -106,7 +110,7 @@ def origin(
     name: str, revision: str | None, folder: Path, adapter: str | Path | None = None
 ) -> dict[str, str]:
     """The entry `converted_from` of an MLX folder's config.json."""
-    if folder == Path(name).expanduser():
+    if folder == _local(name):
         record = {"folder": str(folder.resolve())}
     else:
         record = {"model": full_id(name)}
