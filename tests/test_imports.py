@@ -18,7 +18,7 @@ LIBRARY = "mlx_t5"
 # imported under TYPE_CHECKING.
 FLOORS = """
 errors installation | backend timing disk grouping | settings
-checkpoints | text | sampling | network | model
+text | checkpoints | sampling | network | model
 drafting scoring | engine loading | decoder
 training | serving | cli
 generate convert server distill finetune | benchmarks | benchmark | __main__ main demo

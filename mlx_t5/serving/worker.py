@@ -22,8 +22,8 @@ from mlx_t5.drafting.costs import most_proposals
 from mlx_t5.engine.batching import MAX_JOINING_TOKENS
 from mlx_t5.engine.reuse import AnswerStore
 from mlx_t5.errors import UserError
+from mlx_t5.network.compiled import compile_at_once
 from mlx_t5.network.encoding import encoded
-from mlx_t5.network.modules import compile_at_once
 from mlx_t5.scoring.pairs import LastEncoded, Pair
 from mlx_t5.scoring.passes import NotFinite, Part
 from mlx_t5.serving.api import MAX_BEAMS, MAX_NUM_DRAFT

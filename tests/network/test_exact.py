@@ -13,7 +13,7 @@ from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.errors import UserError
-from mlx_t5.network import layers, linear
+from mlx_t5.network import compiled, linear
 from mlx_t5.network.exact import WIDTHS, ExactTarget, exact_target
 from random_models import V, random_t5
 
@@ -38,7 +38,7 @@ def another_order_for_many_rows(monkeypatch):
 
     monkeypatch.setattr(linear, "faster_forms", lambda *_: ((range(10**4), by_rows),))
     monkeypatch.setattr(
-        layers, "passes_before_compiling", lambda: math.inf
+        compiled, "passes_before_compiling", lambda: math.inf
     )  # like the forms for CPUs
 
 

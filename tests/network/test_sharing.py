@@ -8,6 +8,7 @@ import pytest
 from devices import cpu_allocation
 from families import Family
 from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.checkpoints.checkpoint import ENTRY
 from mlx_t5.convert import convert
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.draft_model import DraftModel
@@ -16,7 +17,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.model import load
 from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.memory import folder_bytes
-from mlx_t5.network.sharing import ENTRY, shared_draft
+from mlx_t5.network.sharing import shared_draft
 from mlx_t5.training.draft_folder import save_draft
 from random_models import random_t5
 
