@@ -254,4 +254,4 @@ def test_a_draft_computes_in_its_targets_type(monkeypatch, tmp_path):
     target = convert(BUNDLED / "target", tmp_path / "target", "float32")
     pair = loading.ModelPair(target, BUNDLED / "draft", False, "")  # the draft is in bfloat16
     loaded = loading.load_pair(pair, None)
-    assert loaded.drafter.model.dtype == loaded.target.dtype == mx.float32
+    assert loaded.draft.model.dtype == loaded.target.dtype == mx.float32

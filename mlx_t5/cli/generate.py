@@ -94,12 +94,12 @@ def _load(
     models: ModelPair, presets: list[generation_config.Preset], job: Job, options: MainOptions
 ) -> SpeculativeDecoder:
     """Loads the models, and logs notes about them and their settings."""
-    target, drafter, tokenizer, other = loading.load_pair(models, options.dtype)
+    pair = loading.load_pair(models, options.dtype)
     if options.writes_text:
-        target.require_decoder()
+        pair.target.require_decoder()
     num_draft = job.settings.num_draft if options.exact else None  # sets the passes' width
     decoder = SpeculativeDecoder(
-        target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=options.exact
+        pair.target, pair.draft, pair.tokenizer, num_draft, copy=pair.copy, exact=options.exact
     )
     if options.translation_prefix:
         template = options.translation_prefix

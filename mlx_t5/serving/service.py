@@ -110,7 +110,8 @@ class Service:
         self.presets, self._base_settings = presets or Presets(), decoder.defaults
         self._default_settings = combined({"delta": delta}, self.presets.general.settings)
         self.defaults = replace(self._base_settings, **self._default_settings)
-        self.drafts, self.exact = decoder.drafter is not None, decoder.exact
+        self.drafts = decoder.draft is not None or decoder.copy is not None
+        self.exact = decoder.exact
         width = decoder.target(worker.max_batch).width if self.exact else api.MAX_NUM_DRAFT + 1
         self.max_num_draft = min(api.MAX_NUM_DRAFT, width - 1)
         try:
