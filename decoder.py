@@ -34,11 +34,11 @@ from typing import Any
 import numpy as np
 
 from mlx_t5.backend import cpu_only, mx
-from mlx_t5.drafting.adaptive import Adaptive
+from mlx_t5.drafting.adaptive import Adaptive, Plan
 from mlx_t5.drafting.costs import StepCosts
-from mlx_t5.drafting.draft_model import DRAFT, DraftModel
-from mlx_t5.drafting.proposals import Drafter, Offer, Proposal
-from mlx_t5.drafting.source_copy import predicting
+from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.drafting.proposals import Copy, Drafter, Proposal
+from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.engine import batching, document_batch
 from mlx_t5.engine.batch import Batch
 from mlx_t5.engine.beams import Beams
@@ -68,39 +68,51 @@ class Engine(Batch):
     """A batch of rows at different positions: `insert` adds rows at any time, `step` advances all.
 
     Attributes:
-        sampling: the rows' sampling settings and random keys.
-        predicted: whether any row has a prediction (expected text) to copy from.
+        draft: the draft model; None without one.
+        copy: proposes tokens that are known without a model.
+        proposes: whether there is anything to propose, or else this is regular decoding.
         committed: the tokens of each row so far, the start token first.
-        offers: the drafter's offers for each row in the last step, at most two per row (`Offer`).
+        sampling: the rows' sampling settings and random keys.
+        copies: the tokens that each row could copy in the last step.
+        plan: what each row proposed in the last step.
         on_verified: a callback that gets, in every step, the rows, the target's logits (rows,
             positions, vocabulary) and the tokens (rows, positions) from `acceptance.accept`. Both
             arrays are lazy; do not wait for them. If a step makes several calls, only the last
             call counts.
     """
 
-    predicted = False
+    copy: Drafter
 
     def __init__(
         self,
         target: Target,
-        drafter: Drafter | None,
+        draft: DraftModel | None = None,
+        copy: Drafter | None = None,
         clock: Callable[[], float] = time.perf_counter,
         adaptive: Adaptive | None = None,
     ) -> None:
-        """Starts without rows; the first three arguments are as in `Batch`.
+        """Starts without rows.
 
-        `adaptive` chooses the number of proposals if num_draft is "auto"; None creates one.
+        Args:
+            target: the model that verifies proposals.
+            draft: a draft model without rows, if any.
+            copy: a drafter without rows; None copies from the rows' predictions alone.
+            clock: returns seconds.
+            adaptive: chooses the number of proposals if num_draft is "auto"; None creates one.
         """
-        super().__init__(target, drafter, clock)
-        self.offers: Sequence[Sequence[Offer]] = ()
-        self.adaptive = adaptive or Adaptive(StepCosts(target, drafter.model if drafter else None))
+        super().__init__(target, clock)
+        self.draft, self.copy = draft, copy or SourceCopy(lookup=False)
+        self.always_proposes = draft is not None or copy is not None
+        self.adaptive = adaptive or Adaptive(StepCosts(target, draft.model if draft else None))
+        self.copies: Sequence[Copy] = ()
+        self.idle = False
         self.begins_early = not cpu_only()  # a pass may start before its token has been read
         self.begun: tuple[Row, int, mx.array] | None = None  # such a pass: row, position, logits
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
     def forget(self) -> None:
         """Discards what was learned from sampled rows; keeps what was learned from greedy rows."""
-        self.adaptive = self.adaptive.fresh()
+        self.adaptive = self.adaptive.new_call()
 
     def step(self) -> None:
         """Drafts, verifies, accepts and commits once; finished rows leave the batch."""
@@ -122,15 +134,18 @@ class Engine(Batch):
         Each row has a key for each of gamma proposals and for the target's own token. The keys are
         None if all rows are greedy.
         """
-        proposal, gamma = None, 0
-        if self.drafter:
-            self.offers = self.drafter.offers()
-            self.choices = self.adaptive.choose(self.rows, self.offers)
-            gamma = max(choice.length for choice in self.choices)
-        keys = self.sampling.step_keys([row.decided for row in self.rows], gamma + 1)
-        if gamma and self.drafter:
-            proposal = self.drafter.propose(self.committed, self.choices, self.sampling, keys)
-        return proposal or Proposal.nothing(len(self.rows)), keys
+        size = len(self.rows)
+        self.plan = Plan([()] * size, [0] * size, idle=True)
+        if self.proposes:
+            self.copies = self.copy.propose()
+            unread = self.draft.unread(self.committed) if self.draft else None
+            self.plan = self.adaptive.choose(self.rows, self.copies, unread, self.idle)
+        self.gamma, self.idle = self.plan.gamma, self.plan.idle
+        keys = self.sampling.step_keys([row.decided for row in self.rows], self.gamma + 1)
+        proposal = Proposal.nothing(size)
+        if self.draft:
+            proposal = self.draft.propose(self.committed, self.plan.drafted, self.sampling, keys)
+        return proposal.with_copies(self.plan.copies), keys
 
     def _verify(self, proposal: Proposal) -> mx.array:
         """Returns the target's logits after each row's last committed token and each proposal.
@@ -163,9 +178,8 @@ class Engine(Batch):
         outcome = mx.concatenate([accepted[:, None], tokens], axis=1)
         if self.on_verified:
             self.on_verified(self.rows, logits, tokens)
-        idle = x is None and (not self.drafter or self.adaptive.idle)
         # Not for several rows, which often join or leave: then the pass is wasted.
-        if self.begins_early and idle and len(self.rows) == 1:
+        if self.begins_early and x is None and self.idle and len(self.rows) == 1:
             self._begin_next(tokens, outcome)
         return outcome
 
@@ -182,31 +196,30 @@ class Engine(Batch):
             mx.async_eval(self.begun[-1])
 
     def _commit(self, proposal: Proposal, outcome: list[list[int]], seconds: float) -> None:
-        """Adds the accepted tokens to the rows; `adaptive` and the drafter learn the outcome."""
+        """Adds the accepted tokens to the rows; `adaptive`, draft and drafter learn the outcome."""
         eos = self.target.config.eos_token_ids
         for i, (row, (accepted, *tokens)) in enumerate(zip(self.rows, outcome, strict=True)):
             drafted, writer = proposal.lengths[i], proposal.writers[i]
             new, count = row.commit(tokens[: accepted + 1], drafted, writer, eos)
             row.stats.decode_seconds += seconds
-            if self.drafter and row.settings.num_draft == AUTO:
-                by_draft = drafted if writer == DRAFT.writer else 0
-                self.adaptive.note(row, self.offers[i], by_draft, new, count)
-        if self.drafter:
-            if self.adaptive.shape:
-                self.adaptive.costs.note(*self.adaptive.shape, seconds)
-            self.drafter.note(self.committed)
+            if self.proposes and row.settings.num_draft == AUTO:
+                by_draft = drafted if writer == "draft" else 0
+                self.adaptive.update(row, self.copies[i], by_draft, new, count)
+        if self.plan.usual:
+            self.adaptive.costs.update(len(self.rows), self.gamma, max(self.plan.drafted), seconds)
+        if self.draft:
+            self.draft.update(self.committed)
+        self.copy.update(self.committed)
         self.drop_finished()
 
     def _collect(self) -> None:
-        """Collects the tokens, settings, keys and predictions of all rows."""
+        """Collects what a step needs of the rows, whenever they have changed."""
         self.committed = [row.committed for row in self.rows]
-        predictions = [row.prediction for row in self.rows]
-        if any(predictions) or self.predicted:
-            self.drafter, self.predicted = predicting(self.drafter, predictions), any(predictions)
-        if self.rows:
-            settings, keys = [row.settings for row in self.rows], [row.key for row in self.rows]
-            rules = Processing.of(settings, self.target.config.eos_token_ids)
-            self.sampling = Sampling.of(settings, rules, keys)
+        settings, keys = [row.settings for row in self.rows], [row.key for row in self.rows]
+        rules = Processing.of(settings, self.target.config.eos_token_ids)
+        self.sampling = Sampling.of(settings, rules, keys)
+        self.proposes = self.always_proposes or any(row.prediction for row in self.rows)
+        self.idle = False  # what the last plan said of the next step is no longer true
 
 
 class SpeculativeDecoder:
@@ -222,11 +235,12 @@ class SpeculativeDecoder:
     def __init__(
         self,
         model: T5,
-        draft_model: T5 | Drafter | None = None,
+        draft_model: T5 | DraftModel | Drafter | None = None,
         tokenizer=None,
         num_draft: int | str | None = None,
         delta: float = 0.0,
         *,
+        copy: Drafter | None = None,
         draft_tokenizer=None,
         clock: Callable[[], float] = time.perf_counter,
         exact: bool = False,
@@ -241,6 +255,7 @@ class SpeculativeDecoder:
             num_draft: proposals per row in a step, at least 1; "auto" or None chooses the number
                 that is fastest at the moment.
             delta: relaxation of the acceptance rule, from 0 (lossless) to 1.
+            copy: a drafter that proposes beside a draft model, such as `SourceCopy(tokenizer)`.
             draft_tokenizer: the draft's tokenizer, to check that it equals `tokenizer`.
             clock: returns seconds, for the statistics.
             exact: whether to give every pass of the target the same shape, so that not even
@@ -258,7 +273,14 @@ class SpeculativeDecoder:
         self.model, self.tokenizer, self.clock = model, tokenizer, clock
         if isinstance(draft_model, T5):
             draft_model = DraftModel(draft_model, model)
-        self.drafter = draft_model
+        self.draft: DraftModel | None = None
+        self.copy = copy
+        if isinstance(draft_model, DraftModel):
+            self.draft = draft_model
+        elif draft_model is not None:
+            if copy is not None:
+                raise UserError("draft_model and copy are drafters; give only one")
+            self.copy = draft_model
         self.codec = Codec(tokenizer, model.config.vocab_size)
         self.scoring, self.embeddings = Scoring(model, tokenizer), Embeddings(model, tokenizer)
         self.exact = checked("exact", exact, FLAG)
@@ -296,8 +318,8 @@ class SpeculativeDecoder:
         name = NONE if draft is None else str(draft)
         chosen = choose_pair(str(model), name, adapter, revision)
         log(chosen.note)
-        target, drafter, tokenizer, draft_tokenizer = load_pair(chosen, dtype)
-        return cls(target, drafter, tokenizer, draft_tokenizer=draft_tokenizer, **options)
+        pair = load_pair(chosen, dtype)
+        return cls(pair.target, pair.draft, pair.tokenizer, copy=pair.copy, **options)
 
     def generate(
         self,
@@ -481,7 +503,8 @@ class SpeculativeDecoder:
         mx.reset_peak_memory()
         if settings.num_beams > 1:
             return Beams(self.model, settings.num_beams, self.clock)
-        drafter = self.drafter.fresh() if self.drafter else None
-        engine = Engine(target, drafter, self.clock, self.adaptive and self.adaptive.fresh())
-        self.adaptive = self.adaptive or engine.adaptive
+        draft, copy = self.draft and self.draft.empty(), self.copy and self.copy.empty()
+        adaptive = self.adaptive and self.adaptive.new_call()
+        engine = Engine(target, draft, copy, self.clock, adaptive)
+        self.adaptive = engine.adaptive if self.adaptive is None else self.adaptive
         return engine

@@ -1,61 +1,310 @@
-"""T5 in MLX: an encoder, and a decoder that reads any number of new tokens at a time.
+"""T5 in MLX, whole: norm and attention, the layers with their parameters, encoder and decoder.
 
 Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
 Transformer" (arXiv 1910.10683). Layers are pre-normed residual blocks without biases. Attention
 scores are not scaled. Self-attention adds a learned bias for the distance of key and query.
 Versions differ in the feed-forward (`feed_forward_proj`) and in the output head; in umT5 every
-layer has its own relative bias. The layers are in mlx_t5/network/layers.py.
+layer has its own relative bias.
 
-Symbols: B rows, S source positions, T target positions, V vocabulary. Residuals are (B·S, d_model)
-in the encoder and (B·T, d_model) in the decoder.
+Modules hold the parameters. Passes compute with functions of arrays (`Block`), because looking up
+parameters would take longer than building the graph, and because `mx.compile` accepts arrays.
+
+Symbols: B rows, P prompts, S source positions, T target positions, N keys, H heads, V vocabulary.
+Residuals are (B·S, d_model) in the encoder and (B·T, d_model) in the decoder.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
-from itertools import cycle
+from functools import partial
+from itertools import chain, cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
-from mlx_t5.backend import announce_kernels, mx, nn, tree_flatten
-from mlx_t5.checkpoints.adapter_config import translation_entry
-from mlx_t5.checkpoints.adapters import open_adapter, read_tensors
+from mlx_t5.backend import ON_CUDA, announce_kernels, mx, nn, tree_flatten
+from mlx_t5.checkpoints.checkpoint import ENTRY, Checkpoint, compute_dtype
+from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.checkpoints.hub import locate
-from mlx_t5.checkpoints.pooling import Pooling, read_pooling
-from mlx_t5.checkpoints.reading import Weights, read_weights, require_float
+from mlx_t5.checkpoints.names import HEAD, has_decoder
+from mlx_t5.checkpoints.pooling import Pooling
+from mlx_t5.checkpoints.reading import type_name
 from mlx_t5.errors import UserError
-from mlx_t5.network import weights
-from mlx_t5.network.attention import source_biases
-from mlx_t5.network.cache import Cache
-from mlx_t5.network.config import T5Config
+from mlx_t5.network.bias import ChunkedBias, Mask, RelativeBias, hiding, source_biases
+from mlx_t5.network.cache import Cache, Slots
+from mlx_t5.network.compiled import checkpointed, checkpointed_decoder, for_pass
 from mlx_t5.network.draft_vocabulary import settle
-from mlx_t5.network.layers import checkpointed, encoder_layer, heads, layer_for
-from mlx_t5.network.linear import Matrix
+from mlx_t5.network.interface import WeightsRead
+from mlx_t5.network.linear import Derived, Matrix, join_layers, matrices
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, room_for_weights, weights_bytes
-from mlx_t5.network.modules import Stack, Stacks
-from mlx_t5.network.sharing import ENTRY, OF_DRAFT, share, target_of
-from mlx_t5.text.tokenizer import load_tokenizer
+from mlx_t5.network.sharing import OF_DRAFT, share, target_of
 
 LAYERS_AT_ONCE = 6  # layers between two submissions of the graph to the device
 
+# ---- norm and attention, each in the form that suits the device ----------------------------------
 
-class T5(Stacks):
+
+class Norm(NamedTuple):
+    """An RMS norm of the residual; `dtype` names the output's type, which may be another."""
+
+    weight: mx.array
+    eps: float
+    dtype: str
+
+    @classmethod
+    def of(cls, module: nn.RMSNorm) -> Norm:
+        dtype = module.weight.dtype
+        return cls(module.weight.astype(residual_dtype(dtype)), module.eps, type_name(dtype))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.fast.rms_norm(x, self.weight, self.eps).astype(getattr(mx, self.dtype))
+
+
+def residual_dtype(dtype: mx.Dtype) -> mx.Dtype:
+    """The residual's type: `dtype`, or float32 for float16, in which it would overflow."""
+    return mx.float32 if dtype == mx.float16 else dtype
+
+
+class Dropout(NamedTuple):
+    """Dropout in training, with a random key for each of a module's two places."""
+
+    rate: float
+    keys: mx.array
+
+    def __call__(self, x: mx.array, place: int) -> mx.array:
+        kept = mx.random.bernoulli(1 - self.rate, x.shape, self.keys[place])
+        return mx.where(kept, x / (1 - self.rate), 0)
+
+
+def attention(
+    q: mx.array, k: mx.array, v: mx.array, mask: Mask, dropout: Dropout | None = None
+) -> mx.array:
+    """Returns softmax(q @ k.T + mask) @ v, (B, H, T, d_kv): scores are not scaled.
+
+    `mask` is added to the scores, broadcast to (B, H, T, N). It may also be a bool array, True
+    where keys are seen, or a `ChunkedBias`; None if all keys are seen.
+    """
+    if isinstance(mask, ChunkedBias):
+        outputs = []
+        for chunk, bias in mask:
+            outputs.append(attention(q[:, :, chunk], k, v, bias, dropout))
+            mx.eval(outputs[-1])  # otherwise memory for several chunks is allocated at once
+        return mx.concatenate(outputs, axis=2)
+    # The one place that chooses between MLX's fused function, which has no dropout, and the formula
+    # written out. With a mask CUDA takes six kernels for the former and three for the latter.
+    if dropout is None and (mask is None or not ON_CUDA):
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask=mask)
+    if mask is None:
+        scores = q @ k.swapaxes(2, 3)
+    else:
+        mask = hiding(mask, q.dtype) if mask.dtype == mx.bool_ else mask
+        scores = mx.addmm(mask, q, k.swapaxes(2, 3))
+    weights = mx.softmax(scores, axis=-1, precise=True)
+    return (weights if dropout is None else dropout(weights, 0)) @ v
+
+
+# ---- layers --------------------------------------------------------------------------------------
+
+
+class Block(NamedTuple):
+    """The arrays of attention or of the feed-forward, with the norm before it.
+
+    There is a single input projection if they are joined. The output is added to the residual.
+    Dropout, in training only, is of attention's weights or of the hidden layer, and of the output.
+    """
+
+    norm: Norm
+    inputs: tuple[Matrix, ...]
+    output: Matrix
+    dropout: Dropout | None = None
+
+    def project(self, x: mx.array) -> list[mx.array]:
+        """Norms the residual x and applies the input projections, one array for all if joined."""
+        x = self.norm(x)
+        return [matrix.times(x) for matrix in self.inputs]
+
+    def attend(self, q: mx.array, k: mx.array, v: mx.array, mask: Mask) -> mx.array:
+        return attention(q, k, v, mask, self.dropout)
+
+    def add(self, y: mx.array, x: mx.array) -> mx.array:
+        """Returns the residual x plus the output projection of y."""
+        if self.dropout is None:
+            return self.output.times(y, x)
+        return x + self.dropout(self.output.times(y), 1)
+
+
+Blocks: TypeAlias = tuple[Block, ...]
+
+
+class Attention(nn.Module):
+    """The parameters of multi-head attention and of the norm before it."""
+
+    dropout: Dropout | None = None  # set in training, see `T5.drop`
+
+    def __init__(self, config: T5Config):
+        super().__init__()
+        inner = config.num_heads * config.d_kv
+        self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
+        for name in "qkv":
+            self[name] = nn.Linear(config.d_model, inner, bias=False)
+        self.o = nn.Linear(inner, config.d_model, bias=False)
+
+    def block(self, letters: str) -> Block:
+        """Norm, output projection, and the input projections named by `letters` ("qkv")."""
+        inputs = matrices(*(self[letter] for letter in letters))
+        return Block(Norm.of(self.norm), inputs, Matrix.of(self.o), self.dropout)
+
+
+def split_heads(
+    config: T5Config, projections: Sequence[mx.array], batch: int, count: int
+) -> Sequence[mx.array]:
+    """Splits `count` projections (B·T, H·d_kv), or one joined array, into (B, H, T, d_kv) each."""
+    length = len(projections[0]) // batch
+    if length == 1:  # without a transposition, which would be a copy on CUDA
+        ys = [y.reshape(batch, -1, 1, config.d_kv) for y in projections]
+    else:
+        ys = [y.reshape(batch, length, -1, config.d_kv).swapaxes(1, 2) for y in projections]
+    return ys if len(ys) == count else mx.split(ys[0], count, axis=1)
+
+
+def merge_heads(y: mx.array, positions: int) -> mx.array:
+    """Merges (B, H, T, d_kv) to (B·T, H·d_kv)."""
+    # With beams, the K beams of a prompt are one row with K·T queries.
+    if y.shape[2] > 1:
+        y = y.swapaxes(1, 2)
+    return y.reshape(positions, -1)
+
+
+class FeedForward(nn.Module):
+    """The parameters of one hidden layer, gated or not, and of the norm before it."""
+
+    dropout: Dropout | None = None
+
+    def __init__(self, config: T5Config):
+        super().__init__()
+        self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
+        for name in ("wi_0", "wi_1") if config.is_gated_act else ("wi",):
+            self[name] = nn.Linear(config.d_model, config.d_ff, bias=False)
+        self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
+
+    def inputs(self) -> list[nn.Module]:
+        return [self[name] for name in ("wi", "wi_0", "wi_1") if name in self]
+
+    def block(self) -> Block:
+        inputs = matrices(*self.inputs())
+        return Block(Norm.of(self.norm), inputs, Matrix.of(self.wo), self.dropout)
+
+
+ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
+    "relu": lambda x: mx.maximum(x, 0),
+    "gelu": nn.gelu,
+    "gelu_new": nn.gelu_approx,
+    "gelu_fast": nn.gelu_approx,  # the same formula, factored differently
+    "gelu_pytorch_tanh": nn.gelu_approx,
+    "quick_gelu": nn.gelu_fast_approx,  # x * sigmoid(1.702 x)
+    "silu": nn.silu,
+    "swish": nn.silu,
+    "relu6": nn.relu6,
+    "tanh": mx.tanh,
+}
+
+
+def feed_forward(config: T5Config, block: Block, x: mx.array) -> mx.array:
+    """Returns x + wo(act(wi x)), or in T5 v1.1 x + wo(act(wi_0 x) * wi_1 x)."""
+    ys, act = block.project(x), ACTIVATIONS[config.dense_act_fn]
+    if config.is_gated_act:
+        gate, linear = ys if len(ys) == 2 else mx.split(ys[0], 2, axis=1)
+        hidden = act(gate).astype(x.dtype) * linear  # float32 in float16 models, as `wo`
+    else:
+        hidden = act(ys[0]).astype(x.dtype)
+    if block.dropout is not None:
+        hidden = block.dropout(hidden, 0)
+    return block.add(hidden, x)
+
+
+class Layer(nn.Module):
+    """The parameters of a decoder layer if `causal`, else of an encoder layer."""
+
+    def __init__(self, config: T5Config, causal: bool):
+        super().__init__()
+        self.self_attention = Attention(config)
+        if causal:
+            self.cross_attention = Attention(config)
+        self.feed_forward = FeedForward(config)
+
+    def blocks(self) -> Blocks:
+        """Self-attention, cross-attention and feed-forward; cross-attention's keys are cached."""
+        cross = [self.cross_attention.block("q")] if "cross_attention" in self else []
+        return self.self_attention.block("qkv"), *cross, self.feed_forward.block()
+
+
+def encoder_layer(
+    config: T5Config, blocks: Blocks, x: mx.array, bias: Mask, batch: int
+) -> mx.array:
+    """Returns the residual (B·S, d_model) after an encoder layer."""
+    own, hidden = blocks
+    q, k, v = split_heads(config, own.project(x), batch, 3)
+    x = own.add(merge_heads(own.attend(q, k, v, bias), len(x)), x)
+    return feed_forward(config, hidden, x)
+
+
+def decoder_layer(
+    config: T5Config, blocks: Blocks, x: mx.array, bias: mx.array, slots: Slots, i: int
+) -> mx.array:
+    """Returns the residual after decoder layer i; updates the cache. The bias is (B, H, T, N)."""
+    own, cross, hidden = blocks
+    q, k, v = split_heads(config, own.project(x), slots.batch, 3)
+    y = slots.self_attention(own.attend, i, q, k, v, bias)
+    x = own.add(merge_heads(y, len(x)), x)
+    (q,) = split_heads(config, cross.project(x), slots.prompts, 1)
+    y = slots.cross_attention(cross.attend, i, q)
+    x = cross.add(merge_heads(y, len(x)), x)
+    return feed_forward(config, hidden, x)
+
+
+class Stack(nn.Module):
+    """The layers of an encoder or a decoder (`causal`), their relative bias and the last norm."""
+
+    dropout: Dropout | None = None  # of the embeddings, and of the last norm's output
+
+    def __init__(self, config: T5Config, causal: bool):
+        super().__init__()
+        depth = config.num_decoder_layers if causal else config.num_layers
+        tables = depth if config.bias_per_layer else 1
+        self.layers: list[Any] = [Layer(config, causal) for _ in range(depth)]
+        self.relative_attention_bias = [RelativeBias(config, causal) for _ in range(tables)]
+        self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
+        self.derived = Derived()
+
+    @property
+    def arrays(self) -> tuple[list[Blocks], Norm]:
+        """The arrays of every layer and of the last norm."""
+        return self.derived.of([*self.layers, self.norm], self._look_up)
+
+    def _look_up(self) -> tuple[list[Blocks], Norm]:
+        return [layer.blocks() for layer in self.layers], Norm.of(self.norm)
+
+    def dropped(self, x: mx.array, place: int) -> mx.array:
+        return x if self.dropout is None else self.dropout(x, place)
+
+
+class T5(nn.Module):
     """The whole model. Parameters are named as in the MLX folders that convert.py writes.
+
+    An array that is assigned to a parameter takes effect in the next pass, but not a change of the
+    array itself (`weight *= 2`) before a call of `update({})`.
 
     Args:
         config: the model's shape.
         separate_head: whether the output head has its own weights (`lm_head`); if not, it is the
-            embedding. See `weights.select`.
+            embedding. See `names.select`.
         encoder_only: whether to leave out the decoder; only `encode` works then.
         shares_with: for a draft, the target whose embedding, encoder and head it uses; the draft's
             own parameters are then only those of its decoder (network/sharing.py).
 
     Attributes:
         folder: the folder from which `load` read the model.
-        passes: number of decoder passes so far; after `layers.PASSES_BEFORE_COMPILING` passes, a
+        passes: number of decoder passes so far; after `compiled.PASSES_BEFORE_COMPILING` passes, a
             GPU compiles the layers.
         grad_checkpoint: whether training recomputes activations within layers to save memory.
         progress: wraps the encoder's layers, as tqdm does, to show how far encoding is; None shows
@@ -63,6 +312,7 @@ class T5(Stacks):
     """
 
     width = 0  # passes are not padded (interface.Target)
+    attention = staticmethod(attention)  # for exact.py, which tests how it rounds
 
     def __init__(
         self,
@@ -72,7 +322,7 @@ class T5(Stacks):
         shares_with: T5 | None = None,
     ):
         super().__init__()
-        self.config, self.pooling = config, Pooling()
+        self.config, self.pooling, self.derived = config, Pooling(), Derived()
         self.shares_with: T5 | None = None
         self.folder, self.passes, self.grad_checkpoint = Path(), 0, False
         self.progress: Callable[[Sequence], Iterable] | None = None
@@ -127,18 +377,22 @@ class T5(Stacks):
         if self.shares_with is not None:
             return self.shares_with.encode(ids, mask)
         batch, length = ids.shape
-        x = self.shared(ids.flatten()).astype(self.encoder.last_norm.weight.dtype)
-        x = self.encoder.dropped(x, 0)
+        x = self._embed(self.encoder, ids)
         tables = source_biases(self.encoder.relative_attention_bias, batch, length, mask)
         layer: Callable[..., mx.array] = partial(encoder_layer, self.config)
         layer = checkpointed(layer) if self.grad_checkpoint else layer
-        layers = self.progress(self.encoder.blocks) if self.progress else self.encoder.blocks
-        for blocks, bias in zip(layers, cycle(tables), strict=False):
+        layers, norm = self.encoder.arrays
+        shown = self.progress(layers) if self.progress else layers
+        for blocks, bias in zip(shown, cycle(tables), strict=False):
             x = layer(blocks, x, bias, batch)
             if self.progress:
                 mx.eval(x)
-        x = self.encoder.dropped(self.encoder.last_norm(x), 1)
+        x = self.encoder.dropped(norm(x), 1)
         return x.reshape(batch, length, -1)
+
+    def _embed(self, stack: Stack, tokens: mx.array) -> mx.array:
+        x = self.shared(tokens.flatten()).astype(residual_dtype(stack.norm.weight.dtype))
+        return stack.dropped(x, 0)
 
     def cache(self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1) -> Cache:
         """Returns a cache with the cross-attention keys and values of encoded prompts.
@@ -149,28 +403,11 @@ class T5(Stacks):
             capacity: target positions to allocate; `decode` adds more when it needs them.
         """
         x, cross = encoded.flatten(0, 1), []
-        for inputs in self.decoder.cross_inputs:
-            k, v = heads(self.config, [matrix.times(x) for matrix in inputs], len(encoded), 2)
+        for layer in self.decoder.layers:
+            inputs = matrices(layer.cross_attention.k, layer.cross_attention.v)
+            k, v = split_heads(self.config, [m.times(x) for m in inputs], len(encoded), 2)
             cross.append((mx.contiguous(k), mx.contiguous(v)))
         return Cache(cross, mask, capacity)
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        """The type that the model computes in, even if its weights are quantized."""
-        return (self.encoder if "encoder" in self else self.decoder).norm.weight.dtype
-
-    def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
-        """Returns the size in bytes of a cache for `prompts` prompts of `source` tokens each.
-
-        The cache also holds `rows` texts of `target` tokens each; 0 stands for one text per prompt.
-        """
-        return cache_bytes(self.config, self.dtype.size, prompts, source, target, rows)
-
-    def encoder_memory(self, rows: int, source: int) -> int:
-        """Returns the bytes for encoding `rows` prompts; 0 for a draft without an encoder."""
-        if self.shares_with is not None:
-            return 0
-        return encoder_bytes(self.config, self.dtype.size, rows, source)
 
     def decode(self, tokens: mx.array, cache: Cache, offsets: list[int]) -> mx.array:
         """Feeds new tokens to the decoder, each row at its own position.
@@ -192,37 +429,40 @@ class T5(Stacks):
         Raises:
             ValueError: the cache has a different number of rows.
         """
-        for i, x in enumerate(self._states(tokens, cache, offsets, self.passes), 1):
+        slots = cache.slots(offsets, tokens.shape[1])
+        layer = for_pass(decoder_layer, self.config, slots, self.passes)
+        for i, x in enumerate(self._states(tokens, slots, layer), 1):
             if i % LAYERS_AT_ONCE == 0:
                 mx.async_eval(x)
         self.passes += 1
         return self.logits(x).reshape(*tokens.shape, -1)
 
-    def decoder_states(self, tokens: mx.array, cache: Cache, offsets: list[int]) -> mx.array:
-        """Returns the last hidden states (B·T, d_model) of tokens (B, T), lazily; for training."""
-        *_, x = self._states(tokens, cache, offsets, passes=-math.inf)
+    def decoder_states(self, tokens: mx.array, cache: Cache) -> mx.array:
+        """Returns the last hidden states (B·T, d_model) of whole texts (B, T); for training."""
+        layer: Callable[..., mx.array] = partial(decoder_layer, self.config)
+        layer = checkpointed_decoder(layer) if self.grad_checkpoint else layer
+        *_, x = self._states(tokens, cache.whole(tokens.shape[1]), layer)
         return x
 
     def _states(
-        self, tokens: mx.array, cache: Cache, offsets: list[int], passes: float
+        self, tokens: mx.array, slots: Slots, layer: Callable[..., mx.array]
     ) -> Iterator[mx.array]:
-        """Yields each layer's residuals, then the last norm's output; see `layer_for`."""
-        slots = cache.slots(offsets, tokens.shape[1])
-        layer = layer_for(self.config, slots, passes, self.grad_checkpoint)
-        x = self.shared(tokens.flatten()).astype(self.decoder.last_norm.weight.dtype)
-        x = self.decoder.dropped(x, 0)
+        """Yields each layer's residuals, then the last norm's output."""
+        x = self._embed(self.decoder, tokens)
         tables = self.decoder.relative_attention_bias
         index = tables[0].index(slots.positions, slots.seen)
         biases = cycle([table(index) for table in tables])
-        for i, (blocks, bias) in enumerate(zip(self.decoder.blocks, biases, strict=False)):
+        layers, norm = self.decoder.arrays
+        for i, (blocks, bias) in enumerate(zip(layers, biases, strict=False)):
             x = layer(blocks, x, bias, slots, i)
             yield x
-        yield self.decoder.dropped(self.decoder.last_norm(x), 1)
+        yield self.decoder.dropped(norm(x), 1)
 
-    @cached_property
+    @property
     def head(self) -> Matrix:
         """The output head's matrix, which may be the embedding."""
-        return Matrix.of(getattr(self, "lm_head", self.shared))
+        layer = getattr(self, "lm_head", self.shared)
+        return self.derived.of([layer], partial(Matrix.of, layer))
 
     def logits(self, states: mx.array, head: Matrix | None = None) -> mx.array:
         """Returns float32 logits (N, V) of N states for V tokens; `head` is the model's if None."""
@@ -230,30 +470,64 @@ class T5(Stacks):
             states = states * self.config.d_model**-0.5
         return (head or self.head).times(states).astype(mx.float32)
 
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The type that the model computes in, even if its weights are quantized."""
+        return self.stacks[0].norm.weight.dtype
 
-def expected_parameters(
-    config: T5Config, separate_head: bool = True, encoder_only: bool = False
-) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every parameter of an unquantized model, by its name in MLX folders."""
-    return weights.shapes_of(T5(config, separate_head and not encoder_only, encoder_only))
+    @property
+    def stacks(self) -> list[Stack]:
+        """Encoder and decoder, except an encoder that belongs to another model."""
+        return [self[name] for name in ("encoder", "decoder") if name in self]
 
+    def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
+        """Returns the size in bytes of a cache for `prompts` prompts of `source` tokens each.
 
-def select_tensors(config: T5Config, tensors: Weights, encoder_only: bool = False) -> Weights:
-    """Takes the tensors that the model needs out of a Hugging Face checkpoint.
+        The cache also holds `rows` texts of `target` tokens each; 0 stands for one text per prompt.
+        """
+        return cache_bytes(self.config, self.dtype.size, prompts, source, target, rows)
 
-    Args:
-        config: from the checkpoint's config.json.
-        tensors: the checkpoint; emptied. If it has no decoder, the model is encoder-only.
-        encoder_only: whether to leave out the decoder.
+    def encoder_memory(self, rows: int, source: int) -> int:
+        """Returns the bytes for encoding `rows` prompts; 0 for a draft without an encoder."""
+        if self.shares_with is not None:
+            return 0
+        return encoder_bytes(self.config, self.dtype.size, rows, source)
 
-    Returns:
-        The tensors by MLX name.
+    def weights_read(self) -> WeightsRead:
+        if not self.can_decode:
+            return WeightsRead(0, 0, "")
+        layers, _ = self.decoder.arrays
+        arrays = [leaf for _, leaf in tree_flatten([layers, self.head])]
+        size = sum(array.nbytes for array in arrays if isinstance(array, mx.array))
+        kind = getattr(self.decoder.layers[0].feed_forward.wo, "mode", type_name(self.dtype))
+        return WeightsRead(len(layers), size, kind)
 
-    Raises:
-        UserError: a tensor is missing, unknown, of a wrong shape or of an unusable type.
-    """
-    encoder_only = encoder_only or not weights.has_decoder(tensors)
-    return weights.select(config, tensors, expected_parameters(config, encoder_only=encoder_only))
+    def join(self) -> None:
+        """Joins projections of the same input into one product, to save operations."""
+        self.update({})
+        for layer in chain(*(stack.layers for stack in self.stacks)):
+            join_layers(*(layer.self_attention[name] for name in "qkv"))
+            if "cross_attention" in layer:
+                join_layers(*(layer.cross_attention[name] for name in "kv"))
+            join_layers(*layer.feed_forward.inputs())
+            mx.clear_cache()  # frees the separate arrays, for joining the next layer
+
+    def drop(self, key: mx.array | None) -> None:
+        """Sets the random key of the model's own dropout in training; None switches it off."""
+        layers = chain(*(stack.layers for stack in self.stacks))
+        modules = [*self.stacks, *chain(*(layer.values() for layer in layers))]
+        keys = None if key is None else mx.random.split(key, 2 * len(modules)).reshape(-1, 2, 2)
+        for i, module in enumerate(modules):
+            # In __dict__, because a module would take the keys for parameters.
+            dropout = None if keys is None else Dropout(self.config.dropout_rate, keys[i])
+            vars(module)["dropout"] = dropout
+        self.update({})
+
+    def update(self, *args: Any, **options: Any) -> T5:
+        self.derived = Derived()  # frees the memory of old arrays now, not in the next pass
+        for stack in self.stacks:
+            stack.derived = Derived()
+        return super().update(*args, **options)
 
 
 def load(
@@ -283,37 +557,20 @@ def load(
             damaged one, the adapter cannot be merged, or a draft is not given the target that it
             was made for.
     """
-    folder = locate(str(folder), revision)
-    raw = weights.read_config(folder) | translation_entry(adapter)
-    config, target = T5Config.from_dict(raw), None
-    if raw.get(ENTRY) is not None:
-        target = target_of(folder, raw[ENTRY], config, shared_with, adapter)
+    checkpoint = Checkpoint.open(locate(str(folder), revision), adapter)
+    config, weights, target = checkpoint.config, checkpoint.weights, None
+    if (entry := checkpoint.raw.get(ENTRY)) is not None:
+        target = target_of(checkpoint.folder, entry, config, shared_with)
         config = replace(target.config, **{name: getattr(config, name) for name in OF_DRAFT})
         dtype = target.dtype if dtype is None else dtype
-    tensors, metadata = read_weights(folder)
-    is_mlx = target is not None or metadata.get("format") == "mlx"
-    quantization = raw.get("quantization") if is_mlx else None
-    tensors = tensors if is_mlx else select_tensors(config, tensors)
-    dtype = weights.compute_dtype(dtype, tensors)
-    encoder_only = target is None and not weights.has_decoder(tensors)
-    new = partial(T5, config, weights.HEAD in tensors, encoder_only, target)
-    model, names = new(), set(tensors)
-    plain = weights.shapes_of(model)
-    if quantization:
-        weights.quantize(model, quantization, names)
-    stored = {name: tensor.shape for name, tensor in tensors.items()}
-    weights.check(stored, weights.shapes_of(model))
-    for name, array in tree_flatten(model.parameters()):
-        if mx.issubdtype(array.dtype, mx.floating):  # not the packed integers
-            require_float(name, tensors[name])
-    lora = open_adapter(adapter, weights.tensor_names(config), plain)
-    if quantization and lora:
-        weights.quantize(model := new(), lora.quantization(quantization), names)
-    with room_for_weights(weights_bytes(tensors, dtype)):
-        weights.fill(model, read_tensors(tensors, lora, quantization), dtype)
+    dtype = compute_dtype(dtype, weights)
+    encoder_only = target is None and not has_decoder(weights)
+    with room_for_weights(weights_bytes(weights, dtype)):
+        new = partial(T5, config, HEAD in weights, encoder_only, target)
+        model = checkpoint.model(new, dtype)
         if config.draft_vocab_size:
             settle(model)
         model.join()
-    model.folder, model.pooling = folder.absolute(), read_pooling(folder, config.d_model)
+    model.folder, model.pooling = checkpoint.folder.absolute(), checkpoint.pooling
     announce_kernels()
-    return model, load_tokenizer(folder)
+    return model, checkpoint.tokenizer

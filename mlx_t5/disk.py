@@ -90,6 +90,20 @@ def lock(descriptor: int) -> bool:
     return True
 
 
+def partial_file(path: str | Path) -> Path:
+    """The name under which a file is written, beside its own; links are resolved."""
+    path = Path(path).resolve()
+    return path.with_name(f"{PARTIAL}{path.name}")
+
+
+def put_in_place(partial: Path, path: str | Path) -> None:
+    """Renames a partial file to `path`, or to where that leads, once it is on the disk."""
+    with contextlib.suppress(OSError):  # there is no old file, or the disk has no modes
+        partial.chmod(Path(path).stat().st_mode & 0o777)
+    sync(partial)
+    os.replace(partial, Path(path).resolve())
+
+
 def replace_file(
     path: Path, write: Callable[[Path], object], cure: str = "go on with --resume"
 ) -> None:
@@ -103,11 +117,10 @@ def replace_file(
     Raises:
         UserError: the file cannot be written.
     """
-    partial = path.with_name(f"{PARTIAL}{path.name}")
+    partial = partial_file(path)
     try:
         write(partial)
-        sync(partial)
-        os.replace(partial, path)
+        put_in_place(partial, path)
     except (OSError, RuntimeError) as error:  # MLX raises the latter when a disk is full
         with contextlib.suppress(OSError):
             partial.unlink()

@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(options: MainOptions) -> int:
     prompts = open_prompts(options)
     if options.output_file:
-        check_output_file(options.output_file, options.input_file)
+        check_output_file(options.output_file, options.input_file, options.is_output_whole)
     from mlx_t5.cli.generate import generate  # only now, because it imports MLX
 
     return generate(options, prompts)

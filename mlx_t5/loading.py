@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mlx_t5.backend import mx, on_cpu
 from mlx_t5.checkpoints import hub
@@ -14,12 +14,13 @@ from mlx_t5.checkpoints.reading import TorchTensor, read_weights, stored_dtype
 from mlx_t5.disk import BUNDLED, SAFETENSORS
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.proposals import Drafter
-from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError, log
 from mlx_t5.installation import HOME, MODELS, command
 from mlx_t5.model import T5, load
 from mlx_t5.network.memory import warning
 from mlx_t5.settings import AUTO, LOOKUP, NONE
+from mlx_t5.text.detokenizer import same_vocabulary
 
 DEFAULT_TARGET, DEFAULT_DRAFT = "t5-11b", "t5-small"
 # The default draft of public models is the family's "small", where it pays: where a pass of the
@@ -91,13 +92,14 @@ def choose_pair(
     return ModelPair(target, draft, lookup, f"{note} ({why})" if why else note, merged)
 
 
-class LoadedPair(NamedTuple):
-    """A target and its drafter."""
+@dataclass(frozen=True)
+class LoadedPair:
+    """A target and its sources of proposals; in regular decoding, it has none."""
 
     target: T5
-    drafter: Drafter | None  # None: regular decoding
+    draft: DraftModel | None
+    copy: Drafter | None
     tokenizer: Any  # None if the target's folder has none
-    draft_tokenizer: Any  # None if the draft has none, or there is no draft
 
 
 def load_pair(chosen: ModelPair, dtype: str | mx.Dtype | None) -> LoadedPair:
@@ -121,15 +123,14 @@ def load_pair(chosen: ModelPair, dtype: str | mx.Dtype | None) -> LoadedPair:
         if large := warning(folders, dtype):
             log(f"warning: {large}")
     target, tokenizer = load(chosen.target, dtype, chosen.adapter)
-    drafter: Drafter | None = None
-    draft_tokenizer = None
+    draft = None
     if chosen.draft:
-        draft, draft_tokenizer = load(chosen.draft, dtype or target.dtype, shared_with=target)
-        drafter = DraftModel(draft, target)
-    if chosen.lookup:
-        copy = SourceCopy(tokenizer)
-        drafter = CopyOrDraft(copy, drafter) if drafter else copy
-    return LoadedPair(target, drafter, tokenizer, draft_tokenizer)
+        model, draft_tokenizer = load(chosen.draft, dtype or target.dtype, shared_with=target)
+        draft = DraftModel(model, target)
+        if tokenizer is not None and draft_tokenizer is not None:
+            same_vocabulary(tokenizer, draft_tokenizer)
+    copy = SourceCopy(tokenizer) if chosen.lookup else None
+    return LoadedPair(target, draft, copy, tokenizer)
 
 
 def _is_slow_to_load(folder: Path) -> bool:

@@ -26,8 +26,8 @@ FILE_TYPES = (".txt", *SUBTITLES)  # of documents
 READABLE = "plain text (.txt), SubRip (.srt) or WebVTT (.vtt)"
 # Files whose markup would be decoded as words; a file of any other name is plain text.
 UNREADABLE = tuple(
-    ".md .mdx .markdown .mdown .rst .html .htm .xml .ass .ssa .sbv .ttml .docx .odt .pdf .epub "
-    ".rtf".split()
+    ".md .mdx .markdown .mdown .rst .tex .html .htm .xhtml .xml .json .po .ass .ssa .sbv .ttml "
+    ".dfxp .smi .sub .lrc .docx .odt .pdf .epub .rtf".split()
 )
 # num_draft: the engine chooses the number; as a draft's name: the target's default draft
 AUTO = "auto"

@@ -136,5 +136,5 @@ def decoder():
     from mlx_t5.disk import BUNDLED
 
     chosen = loading.choose_pair(None, str(BUNDLED / "draft") + "+lookup")
-    target, drafter, tokenizer, other = loading.load_pair(chosen, "float32")
-    return SpeculativeDecoder(target, drafter, tokenizer, 5, draft_tokenizer=other)
+    pair = loading.load_pair(chosen, "float32")
+    return SpeculativeDecoder(pair.target, pair.draft, pair.tokenizer, 5, copy=pair.copy)

@@ -42,7 +42,7 @@ def open_library(name, *args, **kwargs):
     return libraries(name, *args, **kwargs)
 
 ctypes.CDLL, sys.platform = open_library, "linux"
-import model, decoder, mlx_t5.network.weights
+import model, decoder, mlx_t5.checkpoints.names
 from mlx_t5.backend import device_name
 print(device_name(), file=sys.stderr)
 """

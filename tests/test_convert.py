@@ -22,12 +22,12 @@ from convert import main
 from devices import cpu_allocation
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints import writing
+from mlx_t5.checkpoints.config import T5Config
+from mlx_t5.checkpoints.names import tensor_names
 from mlx_t5.convert import convert
 from mlx_t5.disk import TOKENIZER_FILES
 from mlx_t5.errors import UserError
 from mlx_t5.model import load
-from mlx_t5.network.config import T5Config
-from mlx_t5.network.weights import tensor_names
 from tokenizer_folders import TEXTS, write_class
 
 

@@ -13,13 +13,13 @@ import pytest
 import distill
 from fake_hub import FakeApi
 from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.checkpoints.checkpoint import ENTRY
 from mlx_t5.cli import distill as body
 from mlx_t5.cli.distill import Distillation
 from mlx_t5.convert import convert
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.disk import BUNDLED
 from mlx_t5.model import load
-from mlx_t5.network.sharing import ENTRY
 from mlx_t5.training import evaluation, start, teacher_answers
 from mlx_t5.training.evaluation import Acceptance
 from mlx_t5.training.learner import Learner

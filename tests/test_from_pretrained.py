@@ -126,13 +126,13 @@ def test_the_command_line_reads_both_models_from_the_cache(repositories, tmp_pat
 def test_folders_are_loaded_by_path_and_by_name(tmp_path, monkeypatch, capsys):
     """Names work as in main.py; the bundled target has a default draft."""
     decoder = SpeculativeDecoder.from_pretrained(BUNDLED / "target", dtype="float32")
-    assert decoder.drafter and decoder.generate(PROMPT).text == "She has two cats."
+    assert decoder.draft and decoder.generate(PROMPT).text == "She has two cats."
     assert re.search("target .*demo/target, draft .*demo/draft\n", capsys.readouterr().err)
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "mine").symlink_to(BUNDLED / "target")
     monkeypatch.chdir(tmp_path)
     target, draft = (load(BUNDLED / name)[0].config for name in ("target", "draft"))
     assert load("mine")[0].config == target != draft
-    assert SpeculativeDecoder.from_pretrained("mine", None).drafter is None
+    assert SpeculativeDecoder.from_pretrained("mine", None).draft is None
     with pytest.raises(UserError, match="mine is a folder, and a revision is of a Hub id"):
         load("models/mine", revision="main")

@@ -10,8 +10,8 @@ import pytest
 from mlx_t5.backend import mx
 from mlx_t5.benchmarks import grow
 from mlx_t5.benchmarks.widening import SIZES
+from mlx_t5.checkpoints.config import read_config
 from mlx_t5.model import load
-from mlx_t5.network.weights import read_config
 
 
 def logits(folder: Path) -> np.ndarray:

@@ -18,7 +18,7 @@ LIBRARY = "mlx_t5"
 # imported under TYPE_CHECKING.
 FLOORS = """
 errors installation | backend timing disk grouping | settings
-checkpoints | text | sampling | network | model
+text | checkpoints | sampling | network | model
 drafting scoring | engine loading | decoder
 training | serving | cli
 generate convert server distill finetune | benchmarks | benchmark | __main__ main demo
@@ -122,6 +122,14 @@ def test_help_of_convert_and_subcommands_does_not_import_transformers(tmp_path):
     for argv in (["convert.py", "--help"], ["benchmark.py", "peers", "--help"]):
         modules = imported(tmp_path, *argv)
         assert "argparse" in modules and not modules & {"transformers", "torch", "huggingface_hub"}
+
+
+def test_a_prompt_imports_what_its_answer_needs(tmp_path):
+    """The bundled pair's tokenizer needs tokenizers and sentencepiece, and nothing else is slow."""
+    modules = imported(tmp_path, "main.py", "--prompt", "fix grammar: She have two cat.")
+    libraries = {"mlx", "numpy", "tokenizers", "sentencepiece", "tqdm"}
+    unneeded = SLOW | {"babel", "sentencex", "pydantic", "google", "peft", "requests", "httpx"}
+    assert libraries <= modules and not modules & (unneeded - libraries)
 
 
 @pytest.mark.slow

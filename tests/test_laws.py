@@ -60,11 +60,10 @@ def rows_of(sampling, number, kind="none"):
 
 def check_caches(engine):
     """Asserts that the caches of running rows hold exactly the committed tokens."""
-    drafter = engine.drafter
-    draft = getattr(drafter, "draft", drafter)
+    draft = engine.draft
     for i, row in enumerate(engine.rows):
         assert engine.cache.slots[i][: row.decided] == row.committed[:-1]
-        if i < len(getattr(draft, "fed", ())) - len(getattr(draft, "waiting", ())):
+        if draft and i < len(draft.fed) - len(draft.waiting):
             # The draft's last tokens may extend past the tokens that the target kept.
             true, ids = min(draft.fed[i], row.decided), draft.model.config.vocab_size
             known = [token if token < ids else 0 for token in row.committed[:true]]
@@ -152,7 +151,7 @@ def test_one_wait_a_step_and_none_while_drafting(
     inserted = [Row(prompt, settings, row_key(0, i)) for i, prompt in enumerate(PROMPTS)]
     engine.insert(inserted)
     waits = Waits(monkeypatch)
-    propose, while_drafting = engine.drafter.propose, []
+    propose, while_drafting = engine.draft.propose, []
 
     def watched(*args):
         before = waits.count
@@ -160,7 +159,7 @@ def test_one_wait_a_step_and_none_while_drafting(
         while_drafting.append(waits.count - before)
         return proposal
 
-    monkeypatch.setattr(engine.drafter, "propose", watched)
+    monkeypatch.setattr(engine.draft, "propose", watched)
     steps, last_steps = 0, 0
     while running := len(engine.rows):
         engine.step()

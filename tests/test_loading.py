@@ -7,13 +7,12 @@ import pytest
 
 from mlx_t5 import loading
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints import hub
+from mlx_t5.checkpoints import checkpoint, hub
 from mlx_t5.checkpoints.hub import locate
 from mlx_t5.convert import convert
 from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError
 from mlx_t5.loading import choose_pair, default_draft
-from mlx_t5.network import weights
 
 
 @pytest.fixture(autouse=True)
@@ -266,9 +265,9 @@ def test_a_gpu_computes_float32_and_bin_folders_in_bfloat16(
 
 
 def test_a_draft_computes_in_its_targets_type(monkeypatch, tmp_path):
-    for module in (loading, weights):
+    for module in (loading, checkpoint):
         monkeypatch.setattr(module, "on_cpu", lambda: False)  # then each folder's type counts
     target = convert(BUNDLED / "target", tmp_path / "target", "float32")
     pair = loading.ModelPair(target, BUNDLED / "draft", False, "")  # the draft is in bfloat16
     loaded = loading.load_pair(pair, None)
-    assert loaded.drafter.model.dtype == loaded.target.dtype == mx.float32
+    assert loaded.draft.model.dtype == loaded.target.dtype == mx.float32

@@ -70,9 +70,13 @@ def test_an_interrupted_document_keeps_its_finished_pieces(run, file, tmp_path, 
     with monkeypatch.context() as patch:
         patch.setattr(document_batch, "chunks", interrupted)
         status, _, err = run(*source, "--output-file", str(out))
-    assert (status, out.read_text()) == (130, "J'ai deux chats.") and "interrupted: " in err
+    assert status == 130 and not out.exists() and "interrupted: " in err
+    partial = tmp_path / ".partial-out.txt"
+    assert partial.read_text() == "J'ai deux chats." and f"finished is in {partial}\n" in err
     assert run(*source, "--output-file", str(out))[0] == 0
-    assert out.read_bytes().decode() == FRENCH
+    assert out.read_bytes().decode() == FRENCH and not partial.exists()
+    assert run(*source, "--output-file", str(out), "--max-source-tokens", "3")[0] == 2
+    assert out.read_bytes().decode() == FRENCH, "a document that cannot be cut"
 
 
 def test_a_failed_piece_keeps_its_source(run, file, tmp_path, failing):

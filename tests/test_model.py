@@ -12,11 +12,10 @@ from transformers.activations import ACT2FN
 import families
 from families import SHAPE
 from mlx_t5.backend import cpu_only, mx, tree_flatten
-from mlx_t5.model import T5, load
-from mlx_t5.network import config
-from mlx_t5.network.config import T5Config
-from mlx_t5.network.layers import ACTIVATIONS
-from mlx_t5.network.weights import fill
+from mlx_t5.checkpoints import config
+from mlx_t5.checkpoints.checkpoint import fill
+from mlx_t5.checkpoints.config import T5Config
+from mlx_t5.model import ACTIVATIONS, T5, load
 
 S, T = 23, 19
 

@@ -20,6 +20,9 @@ from tqdm import tqdm
 
 from mlx_t5.backend import mx
 from mlx_t5.benchmarks.widening import SIZES, Widening
+from mlx_t5.checkpoints.checkpoint import cast
+from mlx_t5.checkpoints.config import T5Config, read_config
+from mlx_t5.checkpoints.names import HEAD, select, tensors
 from mlx_t5.checkpoints.reading import DTYPES, as_array, read_weights
 from mlx_t5.checkpoints.writing import (
     check_output_folder,
@@ -30,9 +33,6 @@ from mlx_t5.checkpoints.writing import (
 from mlx_t5.cli.arguments import Parser, run
 from mlx_t5.disk import absolute
 from mlx_t5.errors import UserError
-from mlx_t5.model import expected_parameters, select_tensors
-from mlx_t5.network.config import T5Config
-from mlx_t5.network.weights import HEAD, cast, read_config, tensor_names
 
 SHARD_BYTES = 2_000_000_000
 
@@ -87,13 +87,14 @@ def grow(
     weights, metadata = read_weights(source)
     if metadata.get("format") == "mlx":
         raise UserError("the source is an MLX folder; grow the Hugging Face original")
-    small = {name: as_array(t) for name, t in select_tensors(config, weights).items()}
-    shapes = expected_parameters(widening.result, separate_head=HEAD in small)
-    names = {b: a for a, b in tensor_names(widening.result).items() if b in shapes}
+    small = {name: as_array(t) for name, t in select(config, weights).items()}
+    table = tensors(widening.result)
+    if HEAD not in small:
+        del table[HEAD]
 
-    def tensors() -> Iterator[tuple[str, mx.array]]:
-        for name, hub_name in tqdm(names.items(), "growing", disable=None):
-            content = widening.tensor(name, shapes[name], name in small)
+    def grown() -> Iterator[tuple[str, mx.array]]:
+        for hub_name, (name, shape) in tqdm(table.items(), "growing", disable=None):
+            content = widening.tensor(name, shape, name in small)
             # The random numbers depend on the seed and on the tensor's name.
             rng = np.random.default_rng([seed, zlib.crc32(hub_name.encode())])
             old = np.array(small[name].astype(mx.float32)) if name in small else None
@@ -103,9 +104,9 @@ def grow(
             )
 
     with new_model_folder(path, overwrite, source) as partial:
-        save_weights(partial, tensors(), "pt")
+        save_weights(partial, grown(), "pt")
         write_json(partial / "config.json", grown_config(raw, widening, dtype))
-    large = sum(math.prod(shapes[name]) for name in names)
+    large = sum(math.prod(shape) for _, shape in table.values())
     return sum(array.size for array in small.values()), large
 
 

@@ -133,9 +133,9 @@ class MlxT5(Program):
 
 
 def hugging_face_folder(folder: Path, scratch: Path) -> Path:
+    from mlx_t5.checkpoints.config import read_config
     from mlx_t5.checkpoints.reading import read_weights
     from mlx_t5.model import load
-    from mlx_t5.network.weights import read_config
     from mlx_t5.training.fine_tuning import write_model
 
     if read_weights(folder)[1].get("format") != "mlx":

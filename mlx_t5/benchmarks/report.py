@@ -258,8 +258,7 @@ def exactness(
     reason = ""
     try:
         target_only, drafted = (
-            SpeculativeDecoder(subject.target, drafter, subject.tokenizer, num_draft, exact=True)
-            for drafter in (None, subject.drafter(DRAFT))
+            subject.decoder(proposer, num_draft, exact=True) for proposer in (REGULAR, DRAFT)
         )
         speculative = []
         for turn in affordable(seconds, len(prompts)):

@@ -11,15 +11,15 @@ import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.benchmarks import machine, printing
-from mlx_t5.benchmarks.workload import DRAFT, LOOKUP, REGULAR, header_fields
+from mlx_t5.benchmarks.workload import DRAFT, LOOKUP, header_fields
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.draft_model import DraftModel
-from mlx_t5.drafting.proposals import Drafter, Proposal
-from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.drafting.proposals import Proposal
+from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.engine.rows import Result, Tally
 from mlx_t5.errors import UserError
 from mlx_t5.model import T5, load
-from mlx_t5.network.modules import compile_at_once
+from mlx_t5.network.compiled import compile_at_once
 from mlx_t5.sampling.draws import one_hot
 from mlx_t5.text.detokenizer import same_vocabulary
 
@@ -41,37 +41,38 @@ class Subject:
         compile_at_once(target, draft)
         return cls(target, draft, tokenizer)
 
-    def drafter(self, proposer: str, wrong: int = 0) -> Drafter:
-        model: Drafter = DraftModel(self.draft, self.target)
-        if wrong:
-            model = Worsened(model, wrong)
-        if proposer == DRAFT:
-            return model
-        copy = SourceCopy(self.tokenizer)
-        return copy if proposer == LOOKUP else CopyOrDraft(copy, model)
-
     def decoder(
-        self, proposer: str, num_draft: int | str = 0, delta: float = 0.0, wrong: int = 0
+        self,
+        proposer: str,
+        num_draft: int | str = 0,
+        delta: float = 0.0,
+        wrong: int = 0,
+        exact: bool = False,
     ) -> SpeculativeDecoder:
-        drafter = None if proposer == REGULAR else self.drafter(proposer, wrong)
-        return SpeculativeDecoder(self.target, drafter, self.tokenizer, num_draft or None, delta)
+        draft, copy = None, None
+        if DRAFT in proposer.split("+"):
+            draft = DraftModel(self.draft, self.target)
+            if wrong:
+                draft = WorsenedDraft(self.draft, self.target, wrong)
+        if LOOKUP in proposer.split("+"):
+            copy = SourceCopy(self.tokenizer)
+        pair = self.target, draft, self.tokenizer
+        return SpeculativeDecoder(*pair, num_draft or None, delta, copy=copy, exact=exact)
 
 
-class Worsened:
-    """A drafter some of whose proposals (`wrong` percent) are replaced by wrong tokens."""
+class WorsenedDraft(DraftModel):
+    """A draft some of whose proposals (`wrong` percent) are replaced by wrong tokens."""
 
-    def __init__(self, drafter: Drafter, wrong: int) -> None:
-        self.drafter, self.wrong, self.model = drafter, wrong, drafter.model
-        self.random = np.random.default_rng(0)
-        self.offers, self.insert = drafter.offers, drafter.insert
-        self.note, self.keep = drafter.note, drafter.keep
+    def __init__(self, model: T5, target: T5, wrong: int) -> None:
+        super().__init__(model, target)
+        self.wrong, self.random = wrong, np.random.default_rng(0)
 
-    def fresh(self) -> Worsened:
-        return Worsened(self.drafter.fresh(), self.wrong)
+    def empty(self) -> WorsenedDraft:
+        return WorsenedDraft(self.model, self.target, self.wrong)
 
-    def propose(self, *args: Any) -> Proposal | None:
-        proposal = self.drafter.propose(*args)
-        if proposal is None or proposal.tokens is None or self.model is None:
+    def propose(self, *args: Any) -> Proposal:
+        proposal = super().propose(*args)
+        if proposal.tokens is None:
             return proposal
         tokens, size = proposal.tokens, self.model.config.vocab_size
         chosen = mx.array(100 * self.random.random(tokens.shape) < self.wrong)

@@ -15,9 +15,9 @@ from typing import Any
 
 from mlx_t5.backend import ON_CUDA, cpu_only, mx, nn, tree_flatten
 from mlx_t5.benchmarks.passes import ladder, timer
+from mlx_t5.checkpoints.checkpoint import keep_float32
 from mlx_t5.checkpoints.quantization import Quantization, quantize_predicate
 from mlx_t5.model import T5
-from mlx_t5.network.layers import keep_float32
 
 MODE = "mxfp4"
 POINTS = (1, 5, 2, 4, 6, 8)  # positions M

@@ -33,8 +33,8 @@ from typing import Any
 
 import numpy as np
 
+from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.errors import UserError
-from mlx_t5.network.config import T5Config
 
 SIZES = (
     "vocab_size", "d_model", "d_ff", "num_heads", "d_kv", "num_layers", "num_decoder_layers",

@@ -9,7 +9,7 @@ rounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,14 +94,14 @@ def read_tensors(
 
 
 def open_adapter(
-    folder: str | Path | None, names: Mapping[str, str], shapes: Mapping[str, Shape]
+    folder: str | Path | None, tensors: Mapping[str, tuple[str, Shape]], present: Collection[str]
 ) -> LoraAdapter | None:
     """Reads a PEFT adapter for a model; for an encoder alone, ignores the decoder's tensors.
 
     Args:
         folder: has adapter_config.json and adapter_model.safetensors or .bin; None returns None.
-        names: MLX name of the model's tensors, by Hugging Face's name.
-        shapes: the shape of each tensor of the model, by MLX name, before it was quantized.
+        tensors: MLX name and unquantized shape of each tensor, by Hugging Face's name.
+        present: MLX names of the tensors that the model has.
 
     Raises:
         UserError: the adapter is damaged, does not fit, or changes more than linear layers.
@@ -111,11 +111,11 @@ def open_adapter(
     folder = adapter_folder(folder)
     config = LoraConfig.read(folder)
     layers = {
-        name.removesuffix(_WEIGHT): mlx.removesuffix(_WEIGHT)
-        for name, mlx in names.items()
-        if name.endswith(_WEIGHT) and len(shapes.get(mlx, ())) == 2
+        name.removesuffix(_WEIGHT): (mlx.removesuffix(_WEIGHT), shape)
+        for name, (mlx, shape) in tensors.items()
+        if mlx in present and len(shape) == 2
     }
-    can_decode = any(name.startswith("decoder.layers.") for name in shapes)
+    can_decode = any(name.startswith("decoder.layers.") for name in present)
     # A tied output head has no tensor of its own, but an adapter may still name it as a layer.
     targets = config.targets(dict.fromkeys([*layers, *(["lm_head"] if can_decode else [])]))
     for layer in targets:
@@ -127,7 +127,7 @@ def open_adapter(
     weights, _ = read_weights(folder, WEIGHTS)
     matrices: dict[str, LowRank] = {}
     for layer in targets:
-        outputs, inputs = shapes[layers[layer] + _WEIGHT]
+        path, (outputs, inputs) = layers[layer]
         expected: dict[str, Shape] = {
             "lora_A.weight": (config.r, inputs),
             "lora_B.weight": (outputs, config.r),
@@ -144,7 +144,7 @@ def open_adapter(
             require_float(name, tensor)
             arrays.append(as_array(tensor).astype(mx.float32))
         mx.eval(arrays)
-        matrices[layers[layer]] = LowRank(*arrays)
+        matrices[path] = LowRank(*arrays)
     for name in weights:
         if can_decode or not name.startswith(f"{_PREFIX}decoder.block."):
             raise UserError(f"the adapter does not fit this model: unexpected {shown(name)}")

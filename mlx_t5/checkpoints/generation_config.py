@@ -38,7 +38,7 @@ _ENTRIES = {entry: name for name, setting in SETTINGS.items() for entry in setti
 # These settings are not options of the command line; their entries have the same names.
 TOKEN_RULES = ("bad_words_ids", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens")
 BEAMS = ("num_beams", "length_penalty", "early_stopping")
-# Ids are no settings: `network.weights.read_config` reads them.
+# Ids are no settings: `config.read_config` reads them.
 TOKEN_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
 # Entries that do not affect the text: caches, output formats, and entries about drafting and
 # computing in transformers.

@@ -14,23 +14,19 @@ from typing import Any
 from tqdm import tqdm
 
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints import adapters, hub, writing
-from mlx_t5.checkpoints.adapter_config import adapter_folder, translation_entry
-from mlx_t5.checkpoints.pooling import read_pooling
+from mlx_t5.checkpoints import hub, writing
+from mlx_t5.checkpoints.adapter_config import adapter_folder
+from mlx_t5.checkpoints.adapters import read_tensors
+from mlx_t5.checkpoints.checkpoint import ENTRY, Checkpoint, cast, keep_float32
+from mlx_t5.checkpoints.names import has_decoder
 from mlx_t5.checkpoints.quantization import Quantization, Recipe
-from mlx_t5.checkpoints.reading import read_weights
 from mlx_t5.cli.arguments import DTYPES
 from mlx_t5.cli.uploading import check_repository, conversion_card, upload
 from mlx_t5.disk import absolute
 from mlx_t5.errors import UserError
 from mlx_t5.installation import MODELS
-from mlx_t5.model import select_tensors
-from mlx_t5.network.config import T5Config
-from mlx_t5.network.layers import keep_float32
-from mlx_t5.network.sharing import ENTRY
-from mlx_t5.network.weights import cast, has_decoder, read_config, tensor_names
 from mlx_t5.text.languages import checked_template
-from mlx_t5.text.tokenizer import load_tokenizer, save_tokenizer
+from mlx_t5.text.tokenizer import save_tokenizer
 
 
 def convert_and_upload(model: str, upload_repo: str | None = None, **options: Any) -> int:
@@ -101,30 +97,24 @@ def convert(
         adapter_folder(adapter_path)  # before anything is downloaded
     folder = hub.source_folder(str(source), revision)
     writing.check_output_folder(path, overwrite, source=folder)
-    raw = read_config(folder) | translation_entry(adapter_path)
-    if translation_prefix:
-        raw["translation_prefix"] = checked_template(translation_prefix)
-    config = T5Config.from_dict(raw)
-    read_pooling(folder, config.d_model)  # refuses modules that could not be loaded
-    tokenizer = load_tokenizer(folder)  # refuses a folder that could not be used
-    weights, metadata = read_weights(folder)
-    if ENTRY in raw or config.draft_vocab_size:
+    template = checked_template(translation_prefix) if translation_prefix else None
+    checkpoint = Checkpoint.open(folder, adapter_path, encoder_only)
+    raw = checkpoint.raw | ({"translation_prefix": template} if template else {})
+    if ENTRY in raw or checkpoint.config.draft_vocab_size:
         raise UserError("the source is a draft, ready to use: give its folder as --draft-model")
-    if metadata.get("format") == "mlx":
+    if checkpoint.is_mlx:
         raise UserError("the source is an MLX folder already; convert the original")
-    weights = select_tensors(config, weights, encoder_only)
-    shapes = {name: tensor.shape for name, tensor in weights.items()}
-    adapter = adapters.open_adapter(adapter_path, tensor_names(config), shapes)
+    shapes = {name: tensor.shape for name, tensor in checkpoint.weights.items()}
     layers = {}
     if quantize:
-        recipe = Recipe.from_options(*q_options, vocab_size=config.vocab_size)
+        recipe = Recipe.from_options(*q_options, vocab_size=checkpoint.config.vocab_size)
         layers = _quantized_layers(recipe, shapes, dtype, quant_predicate is None)
     bar = tqdm(total=len(shapes), desc="converting", disable=None)
     with writing.new_model_folder(path, overwrite, folder) as partial, bar:
-        tensors = adapters.read_tensors(weights, adapter)
+        tensors = read_tensors(checkpoint.weights, checkpoint.adapter)
         writing.save_weights(partial, _converted(tensors, getattr(mx, dtype), layers, bar), "mlx")
         writing.copy_modules(folder, partial)
-        save_tokenizer(tokenizer, folder, partial)
+        save_tokenizer(checkpoint.tokenizer, folder, partial)
         raw["converted_from"] = hub.origin(str(source), revision, folder, adapter_path)
         # "dtype" is the name in transformers 5.
         raw |= {name: dtype for name in ("torch_dtype", "dtype") if name in {"torch_dtype", *raw}}

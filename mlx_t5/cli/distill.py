@@ -193,8 +193,7 @@ class Distillation:
         if self.before is not None:
             try:
                 before = load(self.before, shared_with=self.target)[0]
-                DraftModel(before, self.target)  # refuses a draft that does not fit the target
-                drafts[str(self.before)] = before
+                drafts[str(self.before)] = DraftModel(before, self.target)
             except UserError as error:
                 say(f"{self.before} is not compared: {error}")
         drafts[evaluation.LOOKUP] = SourceCopy(self.tokenizer)

@@ -41,7 +41,7 @@ class FinetuneOptions(TrainingOptions):
     data: str = option(
         'a .jsonl file of objects {"prompt": …, "completion": …}, a .csv or .tsv file with these '
         "columns, or a folder with train, valid and test files; the names may also be input and "
-        "output, or source and target",
+        "output, source and target, or instruction, input and output",
         REQUIRED,
         metavar="FILE",
     )

@@ -94,12 +94,12 @@ def _load(
     models: ModelPair, presets: list[generation_config.Preset], job: Job, options: MainOptions
 ) -> SpeculativeDecoder:
     """Loads the models, and logs notes about them and their settings."""
-    target, drafter, tokenizer, other = loading.load_pair(models, options.dtype)
+    pair = loading.load_pair(models, options.dtype)
     if options.writes_text:
-        target.require_decoder()
+        pair.target.require_decoder()
     num_draft = job.settings.num_draft if options.exact else None  # sets the passes' width
     decoder = SpeculativeDecoder(
-        target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=options.exact
+        pair.target, pair.draft, pair.tokenizer, num_draft, copy=pair.copy, exact=options.exact
     )
     if options.translation_prefix:
         template = options.translation_prefix
@@ -140,11 +140,11 @@ def _write_all(run: Run, compute: Compute, painter: Painter | None, options: Mai
     unit = "prompts" if run.texts == 1 else "texts"
     mx.reset_peak_memory()
     total, done = run.count and run.count * run.texts, run.first * run.texts
-    with (
-        open_output(options, run.keep, painter) as output,
-        progress_bar(total, done, unit, options) as shown,
-    ):
-        try:
+    try:
+        with (
+            open_output(options, run.keep, painter) as output,
+            progress_bar(total, done, unit, options) as shown,
+        ):
             for n, prompt, outcome in run.outcomes(compute):
                 output.write(prompt, outcome)
                 if error := error_of(outcome):
@@ -155,9 +155,9 @@ def _write_all(run: Run, compute: Compute, painter: Painter | None, options: Mai
                 if of_outcome := getattr(outcome, "stats", None):  # scores and vectors have none
                     stats.add(of_outcome)
                 shown.update()
-        except KeyboardInterrupt:
-            of_all = f" of {total}" if total else ""
-            status, interrupted = INTERRUPTED, f"interrupted: {results}{of_all} {unit} done · "
+    except KeyboardInterrupt:
+        of_all = f" of {total}" if total else ""
+        status, interrupted = INTERRUPTED, f"interrupted: {results}{of_all} {unit} done · "
     stats.peak_memory_bytes = mx.get_peak_memory()
     log(interrupted + summary(stats, results, run.clock() - began, unit, options.writes_text))
     return status

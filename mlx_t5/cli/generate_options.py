@@ -128,6 +128,13 @@ class MainOptions:
         return cut and not (self.input_file or ".jsonl").endswith(".jsonl")
 
     @property
+    def is_output_whole(self) -> bool:
+        """Whether the output file appears when it is complete, and not line by line."""
+        path = Path(self.output_file or "")
+        whole = not self.input_file or self.is_document or path.suffix == ".npy"
+        return whole and (path.is_file() or not path.exists())  # not a pipe or a device
+
+    @property
     def file_type(self) -> str:
         """The suffix of subtitles; "" for a plain text, which may begin with a prefix."""
         return suffix if (suffix := Path(self.input_file or "").suffix.lower()) in SUBTITLES else ""
@@ -169,8 +176,8 @@ def read_options(argv: Sequence[str] | None) -> MainOptions:
         raise UserError("standard output is closed; name an --output-file")
     if options.translation_prefix:
         checked_template(options.translation_prefix)
-    if options.split not in (None, "none") and suffix in UNREADABLE:
-        raise UserError(f"--split cannot read {suffix} files; convert the file to {READABLE}")
+    if suffix in UNREADABLE and (options.target_language or options.split not in (None, "none")):
+        raise UserError(f"{suffix} files cannot be split or translated; convert them to {READABLE}")
     if options.resume and options.is_document:
         raise UserError("--resume cannot be combined with a document; give it as JSON lines")
     pipe = input_file == "-" or Path(input_file or "").is_fifo()

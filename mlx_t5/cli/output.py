@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from mlx_t5.disk import lock, replace_file
+from mlx_t5.disk import lock, partial_file, put_in_place, replace_file
 from mlx_t5.errors import UserError, log, readable
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 OF_RESULTS = ("score", "error", "pieces")  # fields of some results
 ARRAY = ".npy"  # suffix of a NumPy array's file
+UNFINISHED = "note: what was finished is in {}"
 LineOf = Callable[[Any, Any], str]  # makes a line from a prompt and its outcome
 
 
@@ -188,14 +189,21 @@ def summary(
 # ---- files ---------------------------------------------------------------------------------------
 
 
-def check_output_file(output_file: str, input_file: str | None) -> None:
-    """Checks, before the work begins, that results can be written to this file."""
+def check_output_file(output_file: str, input_file: str | None, whole: bool = False) -> None:
+    """Checks, before the work begins, that results can be written to this file.
+
+    Args:
+        output_file: the file.
+        input_file: the file with the prompts, if there is one.
+        whole: whether the file is written beside its name first.
+    """
     path = Path(output_file)
     if path.is_dir():
         raise UserError(f"{output_file} is a folder; name a file for the results")
     if not path.parent.is_dir():
         raise UserError(f"there is no folder {path.parent} for {path.name}; make it first")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    places = [path] * path.exists() + [path.resolve().parent] * (whole or not path.exists())
+    if not all(os.access(place, os.W_OK) for place in places):
         raise UserError(f"{output_file} may not be written; choose another place")
     if input_file not in (None, "-") and path.exists() and path.samefile(input_file):
         raise UserError(f"{output_file} is the input file too; give the results another name")
@@ -211,7 +219,7 @@ def open_output(options: MainOptions, keep: int, painter: Painter | None) -> Lin
     line_of = text_lines(options.json, bool(path) or options.json, painter)
     if not options.writes_text:
         line_of = score_object if options.score else embedding_object
-    return LineFile(path, keep, line_of)
+    return LineFile(path, keep, line_of, whole=options.is_output_whole)
 
 
 class LineFile(contextlib.AbstractContextManager["LineFile"]):
@@ -222,27 +230,38 @@ class LineFile(contextlib.AbstractContextManager["LineFile"]):
             standard output.
         keep: number of bytes at the beginning of an existing file to keep, with earlier results.
         line_of: makes a line from a prompt and its outcome.
-        end: the end of each line; "" if lines contain their ends.
+        whole: whether the lines are written into a partial file, which replaces `path` when the
+            block ends without an exception.
     """
 
     def __init__(
-        self, path: str | None, keep: int = 0, line_of: LineOf = text_object, end: str = "\n"
+        self, path: str | None, keep: int = 0, line_of: LineOf = text_object, whole: bool = False
     ):
-        self._path, self._keep, self._line_of, self._end = path, keep, line_of, end
+        self._path, self._keep, self._line_of = path, keep, line_of
         self._file: TextIO | None = None if path else sys.stdout
+        self._partial = partial_file(path) if path and whole else None
 
-    def __exit__(self, *_) -> None:
-        if self._path and self._file:
-            self._file.close()
+    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+        if not self._path or not self._file:
+            return
+        with self._file:  # stays locked until it has its name
+            if self._partial and kind:
+                log(UNFINISHED.format(self._partial))
+            elif self._partial:
+                try:
+                    put_in_place(self._partial, self._path)
+                except OSError as error:
+                    cause = f"cannot write {self._path} ({error.strerror})"
+                    raise UserError(f"{cause}; the results are in {self._partial}") from None
 
     def write(self, item: Any, outcome: Any) -> None:
-        self.write_line(self._line_of(item, outcome))
+        self.write_text(self._line_of(item, outcome) + "\n")
 
-    def write_line(self, line: str) -> None:
+    def write_text(self, text: str) -> None:
         try:
             if self._path and not self._file:
-                self._file = self._opened(self._path)
-            print(line, end=self._end, file=self._file, flush=True)
+                self._file = self._opened(self._partial or self._path)
+            print(text, end="", file=self._file, flush=True)
             removed = self._path and self._file and not os.fstat(self._file.fileno()).st_nlink
         except BrokenPipeError:  # the reader of our output has stopped
             raise
@@ -252,7 +271,7 @@ class LineFile(contextlib.AbstractContextManager["LineFile"]):
         if removed:
             raise UserError(f"{self._path} was removed while it was written; start again")
 
-    def _opened(self, path: str) -> TextIO:
+    def _opened(self, path: str | Path) -> TextIO:
         """Opens and locks the file, and drops what follows the results to keep."""
         file = open(path, "a", encoding="utf-8", errors="backslashreplace")
         status, cause = os.fstat(file.fileno()), ""
@@ -264,7 +283,7 @@ class LineFile(contextlib.AbstractContextManager["LineFile"]):
             cause = "has become shorter since it was read; start again"
         if cause:
             file.close()
-            raise UserError(f"{path} {cause}")
+            raise UserError(f"{self._path} {cause}")
         file.truncate(self._keep)
         return file
 
@@ -272,14 +291,14 @@ class LineFile(contextlib.AbstractContextManager["LineFile"]):
 class ArrayFile(contextlib.AbstractContextManager["ArrayFile"]):
     """Collects vectors, and writes them as a float32 array for numpy.load when its block ends.
 
-    Without any vector, no file is written. A prompt that cannot be embedded gets a row of NaN, so
-    that row i belongs to line i of the input.
+    Without any vector, no file is written, and after an exception only the partial one. A prompt
+    that cannot be embedded gets a row of NaN, so that row i belongs to line i of the input.
     """
 
     def __init__(self, path: str):
         self._path, self._rows = path, list[Any]()  # a vector each, or None
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
         import numpy as np  # late, as `--help` does not need it
 
         vectors = [row for row in self._rows if row is not None]
@@ -287,7 +306,10 @@ class ArrayFile(contextlib.AbstractContextManager["ArrayFile"]):
             return
         missing = np.full_like(vectors[0], np.nan)
         array = np.stack([missing if row is None else row for row in self._rows])
-        replace_file(Path(self._path), lambda path: np.save(path, array), "start again")
+        path = partial_file(self._path) if kind else Path(self._path)
+        replace_file(path, lambda file: np.save(file, array), "start again")
+        if kind:
+            log(UNFINISHED.format(path))
 
     def write(self, item: Any, outcome: np.ndarray | Exception) -> None:
         self._rows.append(None if isinstance(outcome, Exception) else outcome)

@@ -113,12 +113,11 @@ def _application(options: ServerOptions, chosen: ModelPair) -> FastAPI:
 
 
 def _load(options: ServerOptions, chosen: ModelPair) -> SpeculativeDecoder:
-    target, drafter, tokenizer, other = load_pair(chosen, options.dtype)
-    if options.exact and not target.can_decode:
+    pair = load_pair(chosen, options.dtype)
+    if options.exact and not pair.target.can_decode:
         raise UserError(f"--exact requires a decoder; {model_name(chosen)} is an encoder alone")
-    return SpeculativeDecoder(
-        target, drafter, tokenizer, options.num_draft, draft_tokenizer=other, exact=options.exact
-    )
+    models, num_draft = (pair.target, pair.draft, pair.tokenizer), options.num_draft
+    return SpeculativeDecoder(*models, num_draft, copy=pair.copy, exact=options.exact)
 
 
 def model_name(chosen: ModelPair) -> str:

@@ -34,30 +34,30 @@ def write_text(
         stream = chunks(decoder, [prompt], job, options.batch_size)
     else:
         stream = decoder.chunks(prompt, job, options.batch_size)
-    output = LineFile(options.output_file, end="")
-    with (
-        contextlib.closing(stream) as parts,
-        output,
-        progress_bar(count, 0, "pieces", options) as shown,
-    ):
-        try:
+    output = LineFile(options.output_file, whole=options.is_output_whole)
+    try:
+        with (
+            contextlib.closing(stream) as parts,
+            output,
+            progress_bar(count, 0, "pieces", options) as shown,
+        ):
             for chunk in parts:
                 text = chunk.text
+                if chunk.result and chunk.result.error and not chunk.result.pieces:
+                    raise UserError(chunk.result.error)  # the document could not be cut
                 if painter and not options.output_file:
                     chunk = spelled(chunk, decoder.tokenizer) if split else chunk
                     rest = text[sum(map(len, chunk.pieces)) :]
                     text = painter.paint(chunk.pieces, chunk.writers, rest)
-                output.write_line(text)
+                output.write_text(text)
                 shown.update(bool(split and chunk.writers))
-        except KeyboardInterrupt:
-            status = INTERRUPTED
+    except KeyboardInterrupt:
+        status = INTERRUPTED
     file = split and options.input_file  # kept to the byte, but for a terminal
     if not (file and (options.output_file or not sys.stdout.isatty())):
         print(flush=True)
     if chunk:
         if chunk.result and (error := error_of(chunk.result)):
-            if not chunk.result.pieces:
-                raise UserError(error)  # the document could not be cut
             status = status or BAD_INPUT
             log(f"error: {error}")
         seconds = time.perf_counter() - began if split else chunk.stats.decode_seconds

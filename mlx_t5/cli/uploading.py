@@ -16,12 +16,12 @@ from huggingface_hub import HfApi, ModelCard, ModelCardData, hf_hub_download, ut
 from mlx_t5.backend import device_name, mx
 from mlx_t5.checkpoints.adapter_config import CONFIG
 from mlx_t5.checkpoints.adapters import WEIGHTS
+from mlx_t5.checkpoints.config import read_config
 from mlx_t5.checkpoints.hub import ADAPTED, choose_files, source_of
 from mlx_t5.checkpoints.writing import require_own
 from mlx_t5.cli.arguments import INTERRUPTED, log
 from mlx_t5.disk import SAFETENSORS, absolute
 from mlx_t5.errors import UserError, reason
-from mlx_t5.network.weights import read_config
 
 CARD, TEMPLATE = "README.md", Path(__file__).with_name("card.md")
 TAKEN_OVER = ("license", "license_name", "license_link", "language", "pipeline_tag")

@@ -28,44 +28,49 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from itertools import compress
+from operator import eq
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mlx_t5.drafting.costs import MOST, NUMBERS, StepCosts
-from mlx_t5.drafting.proposals import NOTHING, Choice, Kind, Offer
+from mlx_t5.drafting.draft_model import DRAFT
+from mlx_t5.drafting.proposals import Copy, Kind, Rows
+from mlx_t5.settings import AUTO
 
 if TYPE_CHECKING:
     from mlx_t5.engine.rows import Row
-
-Offers: TypeAlias = Sequence[Sequence[Offer]]  # of each row: at most one draft and one copy
 
 # The weight of an old proposal after each new one. What rows share fades more slowly, or the last
 # rows of a batch, often the hardest ones, would decide how the next batch begins.
 FADE, SHARED_FADE = 1 - 1 / 80, 1 - 1 / 400
 OTHERS = 20.0  # maximum weight of the prior and of other rows, in proposals
-TRIAL, TRIAL_STEPS = 2, 24  # proposals of a trial; steps from one trial to the next
+TRIAL = int(NUMBERS.searchsorted(2))  # the index in `NUMBERS` of a trial's proposals
+TRIAL_STEPS = 24  # steps from one trial to the next
 
 
-class Experience:
+class AcceptanceStats:
     """Counts the proposals of one row, of all greedy rows, or of the sampled rows of a call.
 
     Attributes:
         counts: numbers of accepted and rejected proposals by kind; older proposals count less.
-        rest: number of steps until a draft that does not pay is tried again.
+        until_trial: number of steps until a draft that does not pay is tried again.
         promising: of one row, whether nothing that the draft proposed has been rejected.
     """
 
     def __init__(self) -> None:
         """Starts without proposals."""
         self.counts = defaultdict[Kind, np.ndarray](lambda: np.zeros(2))
-        self.rest, self.promising = 0, True
+        self.until_trial, self.promising = 0, True
 
-    def expected_tokens(self, kind: Kind, most: int, shared: Experience) -> np.ndarray:
+    def expected_tokens(self, kind: Kind, most: int, shared: AcceptanceStats) -> np.ndarray:
         """Returns a step's mean tokens for each of `NUMBERS`, if at most `most` can be proposed.
 
         `shared` counts the proposals of all rows that this row learns from.
         """
+        if most == 0:
+            return np.ones(len(NUMBERS))
         own, prior = self.counts[kind], np.array((kind.accepted, kind.rejected))
         others = np.maximum(shared.counts[kind] - own, 0)
         # If all was right so far, a draft that was mostly wrong elsewhere suits this text better.
@@ -77,108 +82,160 @@ class Experience:
         return np.append(1.0, 1.0 + np.cumsum(powers))[np.minimum(NUMBERS, most)]
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What each row proposes in a step: copied tokens, drafted tokens, or nothing.
+
+    Attributes:
+        copies: each row's copied tokens.
+        drafted: number of tokens that the draft proposes to each row; 0 if the row copies.
+        usual: whether the step takes as long as any step with these numbers.
+        idle: whether nothing will be proposed to the same rows in the next step either.
+    """
+
+    copies: Rows
+    drafted: Sequence[int]
+    usual: bool = False
+    idle: bool = False
+
+    @property
+    def gamma(self) -> int:
+        """The largest number of proposals of a row."""
+        return max(*self.drafted, *map(len, self.copies))
+
+
 @dataclass
 class Adaptive:
     """Chooses for each row whether to propose copied or drafted tokens, and how many.
 
     Attributes:
         costs: the seconds of steps.
-        greedy: the experience of all greedy rows.
-        of_call: the experience of the sampled rows of a call.
-        shape: the numbers of rows, proposals and draft passes of the step chosen last, so that
-            `costs` can learn its seconds; None if `costs` must not learn from that step.
-        idle: the rows of the last step, if nothing will be proposed to the same rows in the next.
+        greedy: the proposals of all greedy rows.
+        of_call: the proposals of the sampled rows of a call.
     """
 
     costs: StepCosts
-    greedy: Experience = field(default_factory=Experience)
-    of_call: Experience = field(default_factory=Experience)
-    shape: tuple[int, int, int] | None = None
-    idle: list[Row] = field(default_factory=list)
+    greedy: AcceptanceStats = field(default_factory=AcceptanceStats)
+    of_call: AcceptanceStats = field(default_factory=AcceptanceStats)
 
-    def fresh(self) -> Adaptive:
+    def new_call(self) -> Adaptive:
         """Returns an `Adaptive` for a new call; both share what they learn from greedy rows."""
-        return replace(self, of_call=Experience())
+        return replace(self, of_call=AcceptanceStats())
 
-    def _shared(self, row: Row) -> Experience:
-        return row.experience if row.settings.delta else self.greedy if row.adapts else self.of_call
+    def choose(
+        self,
+        rows: Sequence[Row],
+        copies: Sequence[Copy],
+        unread: Sequence[int] | None,
+        idle: bool = False,
+    ) -> Plan:
+        """Chooses what each row proposes in the next step.
 
-    def choose(self, rows: Sequence[Row], offers: Offers) -> list[Choice]:
-        """Chooses what each row proposes in the next step; sets `shape` and `idle`."""
-        choices, groups = [NOTHING] * len(rows), defaultdict[Experience, list[int]](list)
-        for i, row in enumerate(rows):
-            if not isinstance(number := row.settings.num_draft, int):
-                groups[self._shared(row)].append(i)
-            elif offers[i]:
-                best = max(offers[i], key=lambda o: (o.kind.alpha, not o.kind.drafted))
-                choices[i] = best.choice(min(number, row.room))
-        for shared, group in groups.items():
-            if rows != self.idle:  # else nothing was learned about the draft in the last step
-                self._choose(group, rows, offers, choices)
-            shared.rest -= 1
-        gamma, passes = max(c.length for c in choices), max(c.passes for c in choices)
-        late = any(c.passes and o[-1].unread > 1 for c, o in zip(choices, offers, strict=True))
-        usual = all(row.adapts for row in rows) and passes in (0, gamma) and not late
-        self.shape = (len(rows), gamma, passes) if usual else None
-        only_drafts = all(len(o) == 1 and o[0].kind.drafted for o in offers)
-        idle = gamma == 0 and only_drafts and all(shared.rest > 1 for shared in groups)
-        self.idle = list(rows) if idle else []
-        return choices
-
-    def _choose(
-        self, group: Sequence[int], rows: Sequence[Row], offers: Offers, choices: list[Choice]
-    ) -> None:
-        """Chooses one number of proposals for some rows, and the better offer for each of them.
-
-        `group` has the indices of all greedy rows, all sampled rows, or one row with delta > 0.
+        Args:
+            rows: the rows.
+            copies: the tokens that each row could copy.
+            unread: for each row, the number of tokens that the draft has to read before it can
+                propose; None without a draft.
+            idle: whether the plan of the last step was idle, and the rows are the same.
         """
-        lead, shared = rows[group[0]], self._shared(rows[group[0]])
+        has_draft = unread is not None
+        numbers, drafts = np.zeros(len(rows), int), np.zeros(len(rows), bool)
+        groups = defaultdict[AcceptanceStats, list[int]](list)
+        for i, (row, copy) in enumerate(zip(rows, copies, strict=True)):
+            if row.settings.num_draft == AUTO:
+                groups[self._shared(row)].append(i)
+            else:
+                numbers[i] = row.settings.num_draft
+                drafts[i] = has_draft and (not copy.tokens or copy.kind.alpha < DRAFT.alpha)
+        for shared, group in groups.items():
+            if not idle:  # else nothing was learned about the draft in the last step
+                of_group = [rows[i] for i in group], [copies[i] for i in group]
+                number, likelier = self._choose_number(*of_group, has_draft, len(rows))
+                numbers[group], drafts[group] = number, likelier
+            shared.until_trial -= 1
+        lengths = np.minimum(numbers, [row.room for row in rows])
+        drafted = np.where(drafts, lengths, 0)
+        copied = [copy.tokens[:n] for copy, n in zip(copies, lengths - drafted, strict=True)]
+        plan = Plan(copied, drafted.tolist())
+        passes, late = drafted.max(), has_draft and (drafted > 0) & (np.array(unread) > 1)
+        usual = all(row.adapts for row in rows) and passes in (0, plan.gamma) and not np.any(late)
+        nothing = plan.gamma == 0 and not any(copy.tokens for copy in copies)
+        resting = has_draft and all(shared.until_trial > 1 for shared in groups)
+        return replace(plan, usual=usual, idle=nothing and resting)
+
+    def _choose_number(
+        self, rows: Sequence[Row], copies: Sequence[Copy], has_draft: bool, batch: int
+    ) -> tuple[int, Any]:
+        """Chooses one number of proposals for rows, and whether the draft makes those of each row.
+
+        The rows learn from the same rows: they are all greedy rows, all sampled rows, or one row
+        with delta > 0. `batch` is the number of rows of the step.
+        """
+        shared = self._shared(rows[0])
         # With delta > 0 the number changes the text, so the batch's other rows must not matter.
-        seconds = self.costs.seconds(1 if lead.settings.delta else len(rows), lead.adapts)
-        best: dict[tuple[int, bool], Offer] = {}
-        tokens = np.ones((2, len(group), len(NUMBERS)))  # of each row, if it copies or drafts
-        for k, i in enumerate(group):
-            for offer in offers[i]:
-                kind, most = offer.kind, offer.choice(rows[i].room).length
-                expected = rows[i].experience.expected_tokens(kind, most, shared)
-                best[k, kind.drafted], tokens[int(kind.drafted), k] = offer, expected
-        tokens[1] = tokens.max(0)  # in a step with drafts, rows may still copy
-        wins = tokens[1] > tokens[0]
-        speeds = tokens.sum(1) / seconds
-        # A gain below 2 % is not worth it. No step is faster than a regular one. It may seem so if
-        # regular steps were measured in a slow moment, and then none would be measured again.
-        speeds[0, 0] = 1.02 * len(group) / min(seconds[0, 0], seconds.flat[speeds.argmax()])
-        drafts, n = divmod(int(speeds.argmax()), len(NUMBERS))
-        new = [rows[i].experience.promising for k, i in enumerate(group) if wins[k, TRIAL]]
-        could_pay = len(group) * np.max((NUMBERS + 1) / seconds[1]) > speeds.max()
-        if not drafts and could_pay and new and (shared.rest <= 1 or all(new)):
-            drafts, n = 1, TRIAL
-        shared.rest = TRIAL_STEPS + 1 if drafts else shared.rest
-        for k, i in enumerate(group):
-            if chosen := best.get((k, bool(drafts and wins[k, n]))):
-                choices[i] = chosen.choice(min(int(NUMBERS[n]), rows[i].room))
+        seconds = self.costs.seconds(1 if rows[0].settings.delta else batch, rows[0].adapts)
+        copied, drafted = np.ones((2, len(rows), len(NUMBERS)))  # each row's mean tokens
+        for i, (row, copy) in enumerate(zip(rows, copies, strict=True)):
+            stats, most = row.acceptance, min(len(copy.tokens), row.room)
+            copied[i] = stats.expected_tokens(copy.kind, most, shared)
+            if has_draft:
+                drafted[i] = stats.expected_tokens(DRAFT, row.room, shared)
+        likelier = drafted > copied
+        # In a step with drafts, rows may still copy.
+        speeds = speeds_of(np.stack([copied, np.maximum(copied, drafted)]), seconds)
+        with_drafts, n = divmod(int(speeds.argmax()), len(NUMBERS))
+        could_pay = len(rows) * np.max((NUMBERS + 1) / seconds[1]) > speeds.max()
+        if not with_drafts and could_pay and is_trial_due(rows, likelier[:, TRIAL], shared):
+            with_drafts, n = 1, TRIAL
+        if not with_drafts:
+            return NUMBERS[n], False
+        shared.until_trial = TRIAL_STEPS + 1
+        return NUMBERS[n], likelier[:, n]
 
-    def note(
-        self, row: Row, offers: Sequence[Offer], drafted: int, written: list[int], accepted: int
+    def update(
+        self, row: Row, copy: Copy, drafted: int, written: Sequence[int], accepted: int
     ) -> None:
-        """Learns from the outcome of a row's offers, if the row has no fixed number of proposals.
-
-        An offer of copied tokens is compared with the text, even if the row did not choose it.
+        """Learns from the outcome of a step, for a row without a fixed number of proposals.
 
         Args:
             row: the row after the step.
-            offers: the row's offers in the step.
-            drafted: number of tokens that the draft proposed to the row in the step.
+            copy: the tokens that the row could copy; compared with the text, even if the row did
+                not propose them.
+            drafted: number of tokens that the draft proposed to the row.
             written: tokens that the step wrote.
             accepted: number of written tokens that were proposals.
         """
-        row.experience.promising &= accepted >= drafted
-        text = written[: len(written) - row.ended]
-        for kind, tokens, _ in offers:
-            right, wrong = accepted * bool(drafted), accepted < drafted
-            if tokens is not None:  # known without a draft, so judged even if not proposed
-                same = [a == b for a, b in zip(tokens, text, strict=False)]
-                right, wrong = int(np.cumprod(same).sum()), not all(same)
-            for seen in {row.experience, self._shared(row)}:
-                fade = FADE if seen is row.experience else SHARED_FADE
-                seen.counts[kind] = seen.counts[kind] * fade ** (right + wrong) + (right, wrong)
+        if drafted:
+            row.acceptance.promising &= accepted == drafted
+            self._count(row, DRAFT, accepted, drafted)
+        text = written[:-1] if row.ended else written
+        equal = [*map(eq, copy.tokens, text)]
+        self._count(row, copy.kind, [*equal, False].index(False), len(equal))
+
+    def _count(self, row: Row, kind: Kind, accepted: int, proposed: int) -> None:
+        counts = accepted, 1 if accepted < proposed else 0
+        fades = {self._shared(row): SHARED_FADE, row.acceptance: FADE}  # with delta > 0, only one
+        for stats, fade in fades.items():
+            stats.counts[kind] = stats.counts[kind] * fade ** sum(counts) + counts
+
+    def _shared(self, row: Row) -> AcceptanceStats:
+        """Returns the counts of all rows that a row learns from."""
+        if row.settings.delta:
+            return row.acceptance
+        return self.greedy if row.adapts else self.of_call
+
+
+def speeds_of(tokens: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Returns tokens per second (2, N), from the mean tokens (2, rows, N) of each row's step."""
+    speeds = tokens.sum(1) / seconds
+    # A gain below 2 % is not worth it. No step is faster than a regular one. It may seem so if
+    # regular steps were measured in a slow moment, and then none would be measured again.
+    regular = min(seconds[0, 0], seconds.flat[speeds.argmax()])
+    speeds[0, 0] = 1.02 * tokens.shape[1] / regular
+    return speeds
+
+
+def is_trial_due(rows: Sequence[Row], likelier: np.ndarray, shared: AcceptanceStats) -> bool:
+    """Returns whether to try a draft that does not pay in the rows in which it is `likelier`."""
+    promising = [row.acceptance.promising for row in compress(rows, likelier)]
+    return bool(promising) and (all(promising) or shared.until_trial <= 1)

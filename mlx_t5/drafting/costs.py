@@ -127,9 +127,11 @@ class StepCosts:
             passes: how many passes the draft makes; a number or an array.
             sampled: whether the rows are sampled, not greedy.
         """
-        models = self._pass(self.target, rows * (self.width or positions))
-        models = models + (passes * self._pass(self.draft, rows) if self.draft else 0)
-        return models + sampled * self.softmax * rows * (positions + passes)
+        draft_pass = self._pass(self.draft, rows) if self.draft else 0.0
+        seconds = self._pass(self.target, rows * (self.width or positions)) + passes * draft_pass
+        if sampled:
+            seconds = seconds + self.softmax * rows * (positions + passes)
+        return seconds
 
     def _pass(self, weights: WeightsRead, positions: Any) -> Any:
         (*_, m1, m2), (*_, v1, v2) = self.v
@@ -147,7 +149,7 @@ class StepCosts:
         errors = self.errors.get(rows.bit_length(), 0.0) if measured else 0.0
         return np.where(self.most < NUMBERS, np.inf, table * np.exp(errors))
 
-    def note(self, rows: int, gamma: int, passes: int, seconds: float) -> None:
+    def update(self, rows: int, gamma: int, passes: int, seconds: float) -> None:
         """Learns from a step with gamma proposals per row, if gamma is one of `NUMBERS`.
 
         The first step with about the same `rows` and the same `gamma` and `passes` is ignored, as
@@ -157,7 +159,7 @@ class StepCosts:
         if gamma in NUMBERS and seconds > 0 and shape in self.seen:
             error = math.log(seconds / self.expected(rows, gamma + 1, passes))
             errors = self.errors.setdefault(shape[0], np.full((2, len(NUMBERS)), error))
-            own, n = errors[int(passes > 0)], int(NUMBERS.searchsorted(gamma))
+            own, n = errors[1 if passes else 0], int(NUMBERS.searchsorted(gamma))
             own += RATE * min(max(error - own[n], -CLAMP), CLAMP) * NEAR ** abs(NUMBERS - gamma)
             errors += FORGET * (own[n] - errors)
         self.seen.add(shape)

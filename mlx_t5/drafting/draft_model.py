@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlx_t5.backend import mx
-from mlx_t5.drafting.proposals import Choice, Kind, Offer, Proposal, Rows
+from mlx_t5.drafting.proposals import Kind, Proposal, Rows
 from mlx_t5.errors import UserError
 from mlx_t5.model import T5
 from mlx_t5.network.draft_vocabulary import DraftVocabulary
@@ -19,13 +19,35 @@ from mlx_t5.sampling.acceptance import accepted_length
 from mlx_t5.sampling.draws import OWN, Sampling, fold, is_finite, likeliest, probabilities, sample
 from mlx_t5.sampling.processors import History
 
-DRAFT = Kind("draft", 1.2, 0.4, writer="draft", drafted=True)
+DRAFT = Kind("draft", 1.2, 0.4)
+
+
+def check_pair(draft: T5, target: T5) -> None:
+    """Checks that a draft can propose tokens to a target.
+
+    Raises:
+        UserError: the draft has no decoder, the special tokens differ, or the draft uses the
+            encoder of a different target.
+    """
+    draft.require_decoder("the draft")
+    partner = getattr(draft, "shares_with", None)
+    if partner is not None and partner.encoder is not getattr(target, "encoder", None):
+        cure = "load it with shared_with=target"
+        raise UserError(f"the draft uses the encoder of another target; {cure}")
+    ends = {"eos_token_id": target.config.eos_token_ids}
+    starts = {"decoder_start_token_id": [target.config.decoder_start_token_id]}
+    for name, allowed in (ends | starts).items():
+        in_target, in_draft = getattr(target.config, name), getattr(draft.config, name)
+        if in_draft not in allowed:
+            cause = f"{name} is {in_target} in the target and {in_draft} in the draft"
+            cure = "use a draft with the same tokenizer"
+            raise UserError(f"vocabularies differ: {cause}; {cure}")
 
 
 class DraftModel:
     """A small T5 that decodes ahead of the target, token by token.
 
-    Between two steps, the draft's cache holds a prefix of each row's committed tokens. A rollback
+    Between two steps, the draft's cache holds a prefix of each row's tokens. A rollback
     only lowers a row's number of valid positions: the next pass overwrites the positions after the
     last accepted proposal.
 
@@ -43,73 +65,64 @@ class DraftModel:
             vocabulary: the tokens that the draft can propose; None reads them from the draft.
 
         Raises:
-            UserError: the draft has no decoder, the special tokens differ, or the draft uses the
-                encoder of a different target.
+            UserError: see `check_pair`.
         """
-        model.require_decoder("the draft")
-        partner = getattr(model, "shares_with", None)
-        self.shares_encoder = partner is not None
-        if partner is not None and partner.encoder is not getattr(target, "encoder", None):
-            cure = "load it with shared_with=target"
-            raise UserError(f"the draft uses the encoder of another target; {cure}")
-        ends = {"eos_token_id": target.config.eos_token_ids}
-        starts = {"decoder_start_token_id": [target.config.decoder_start_token_id]}
-        for name, allowed in (ends | starts).items():
-            in_target, in_draft = getattr(target.config, name), getattr(model.config, name)
-            if in_draft not in allowed:
-                cause = f"{name} is {in_target} in the target and {in_draft} in the draft"
-                cure = "use a draft with the same tokenizer"
-                raise UserError(f"vocabularies differ: {cause}; {cure}")
+        check_pair(model, target)
         self.model, self.target = model, target
+        self.shares_encoder = getattr(model, "shares_with", None) is not None
         self.vocabulary = vocabulary or DraftVocabulary(model, target.config.vocab_size)
         self.cache: Any = None  # a `Cache`; None if no row is encoded
         self.fed: list[int] = []  # number of each row's tokens in the cache
-        self.unread: list[int] = []  # number of each row's tokens to feed, without the last
         self.sources: list[list[int]] = []  # source tokens of each row
         self.waiting: list[Any] = []  # encoder states, or None, of the rows not yet in the cache
 
-    def fresh(self) -> DraftModel:
-        """Returns a drafter with the same model and no rows."""
+    def empty(self) -> DraftModel:
+        """Returns a `DraftModel` with the same model and no rows."""
         return DraftModel(self.model, self.target, self.vocabulary)
 
     def insert(self, sources: Rows, states: Sequence[mx.array] | None = None) -> None:
-        """Adds rows; their sources are encoded at the first proposal."""
+        """Adds rows at the end of the batch; they are encoded at the first proposal.
+
+        Args:
+            sources: source tokens of each row.
+            states: the target's encoder output (source tokens, d_model) of each source, for drafts
+                that use it.
+        """
         config = self.model.config
         unknown, pad = config.vocab_size, config.pad_token_id
         self.sources += [[t if t < unknown else pad for t in source] for source in sources]
         self.waiting += states if states and self.shares_encoder else [None] * len(sources)
         self.fed += [0] * len(sources)
-        self.unread += [0] * len(sources)
-
-    def offers(self) -> Sequence[Sequence[Offer]]:
-        """Returns one `Offer` per row, without tokens: the draft runs only if one is chosen."""
-        waiting = [len(source) for source in self.sources[len(self.fed) - len(self.waiting) :]]
-        lacking = [0] * (len(self.fed) - len(waiting)) + waiting
-        return [[Offer(DRAFT, None, n + m)] for n, m in zip(self.unread, lacking, strict=True)]
 
     def propose(
-        self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
-    ) -> Proposal | None:
-        """Returns drafted tokens, without waiting for the device; see `Drafter.propose`.
+        self, tokens: Rows, lengths: Sequence[int], sampling: Sampling, keys: mx.array | None
+    ) -> Proposal:
+        """Returns drafted tokens, without waiting for the device.
 
-        All rows draft gamma tokens, the largest number chosen for any row. For a row that chose
-        fewer, the last tokens are padding.
+        All rows draft gamma tokens, the largest of `lengths`. For a row that proposes fewer, the
+        last tokens are padding.
+
+        Args:
+            tokens: tokens of each row so far, the start token first.
+            lengths: number of proposals of each row.
+            sampling: settings of the rows.
+            keys: (rows, positions, 2) random keys of each row's next positions; None if every row
+                is greedy.
         """
-        lengths = [choice.passes for choice in choices]
         gamma = max(lengths)
         if gamma == 0:
-            return None
-        self.note(committed)  # proposals that were not verified are forgotten
+            return Proposal.nothing(len(lengths))
+        self.update(tokens)  # proposals that were not verified are forgotten
         try:
-            logits = self._catch_up(committed)
+            logits = self._catch_up(tokens)
         except (RuntimeError, MemoryError):
-            return None  # no memory: the target decodes without proposals
+            return Proposal.nothing(len(lengths))  # no memory: the target decodes alone
         process, vocabulary = sampling.processing, self.vocabulary
-        history = History.align(committed) if process else None
+        history = History.align(tokens) if process else None
         xs, qs, finite = list[mx.array](), list[mx.array](), list[mx.array]()
         for i in range(gamma):
             if i > 0:
-                positions = [len(row) + i - 1 for row in committed]
+                positions = [len(row) + i - 1 for row in tokens]
                 logits = self._feed(xs[-1], positions)
             if process and history:
                 # Not needed for correctness; it improves the draft's guesses.
@@ -129,25 +142,29 @@ class DraftModel:
             mx.async_eval(token)  # the device starts while Python builds the rest of the graph
             xs.append(token)
         # Only a row's own proposals can be committed; tokens fed after these count as not fed.
-        self.fed = [len(row) + max(n, 1) - 1 for row, n in zip(committed, lengths, strict=True)]
+        self.fed = [len(row) + max(n, 1) - 1 for row, n in zip(tokens, lengths, strict=True)]
         q = mx.concatenate(qs, axis=1) if qs and sampling.any_lenient else None
         valid = mx.array(lengths, mx.int32)
         valid = accepted_length(mx.concatenate(finite, axis=1), valid) if finite else valid
-        writers = [DRAFT.writer] * len(lengths)
-        return Proposal(mx.concatenate(xs, axis=1), q, lengths, writers, valid)
+        writers = ["draft"] * len(lengths)
+        return Proposal(mx.concatenate(xs, axis=1), q, list(lengths), writers, valid)
 
-    def note(self, committed: Rows) -> None:
+    def update(self, tokens: Rows) -> None:
         """Rolls each row's cache back to the last accepted proposal."""
-        known = [len(row) - 1 for row in committed]
-        self.fed = list(map(min, self.fed, known))
-        self.unread = [n - fed for n, fed in zip(known, self.fed, strict=True)]
+        self.fed = [min(fed, len(row) - 1) for fed, row in zip(self.fed, tokens, strict=True)]
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def unread(self, tokens: Rows) -> list[int]:
+        """Returns how many tokens must be read before each row's last one, those of sources too."""
+        unread = [len(row) - 1 - fed for fed, row in zip(self.fed, tokens, strict=True)]
+        for i in range(len(unread) - len(self.waiting), len(unread)):
+            unread[i] += len(self.sources[i])
+        return unread
+
+    def filter(self, rows: Sequence[int]) -> None:
         """Keeps only the rows with these indices, which are ascending."""
         encoded = len(self.fed) - len(self.waiting)
         self.waiting = [self.waiting[row - encoded] for row in rows if row >= encoded]
         self.fed = [self.fed[row] for row in rows]
-        self.unread = [self.unread[row] for row in rows]
         self.sources = [self.sources[row] for row in rows]
         rows = [row for row in rows if row < encoded]
         if rows:
@@ -156,7 +173,7 @@ class DraftModel:
         else:
             self.cache = None
 
-    def _catch_up(self, committed: Rows) -> mx.array:
+    def _catch_up(self, rows: Rows) -> mx.array:
         """Reads the sources and feeds the tokens that the cache lacks.
 
         Usually the cache lacks one token of a row: the target's own. If all proposals of a row were
@@ -177,7 +194,7 @@ class DraftModel:
             else:
                 self.cache.append(cache)
             self.waiting = []
-        pending = [list(row[fed:]) for fed, row in zip(self.fed, committed, strict=True)]
+        pending = [list(row[fed:]) for fed, row in zip(self.fed, rows, strict=True)]
         width = max(map(len, pending))
         tokens = mx.array([row + [0] * (width - len(row)) for row in pending], mx.int32)
         logits = self._feed(tokens, self.fed)

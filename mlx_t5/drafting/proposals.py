@@ -1,10 +1,11 @@
-"""The interface of a drafter: offers, choices and proposals.
+"""The proposals of a step, and the interface of a drafter.
 
-A drafter guesses the next tokens of every row of a batch, and the target checks them. A poor
-drafter only costs time: the output stays correct. A step asks the drafter for `offers`, chooses an
-offer and a number of its tokens for each row (adaptive.py), and lets the drafter `propose` them.
+A batch has two sources of proposals: a draft model (draft_model.py) computes tokens, and a drafter
+knows tokens without a model, as `SourceCopy` does (source_copy.py). The target checks all of them,
+so a poor source only costs time: the output stays correct. In each step, `Adaptive.choose` selects
+one of the two for each row, and the number of its tokens (adaptive.py).
 
-A new source of proposals needs one file with a `Kind` and a `Drafter`.
+A new drafter needs one file with a `Kind` and a `Drafter`.
 
 Symbols: gamma proposals; delta leniency of the target's check (sampling/acceptance.py).
 """
@@ -13,11 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from mlx_t5.backend import mx
-from mlx_t5.model import T5
-from mlx_t5.sampling.draws import Sampling
+from mlx_t5.sampling.draws import one_hot
 
 Rows = Sequence[Sequence[int]]  # tokens of each row
 
@@ -30,15 +30,11 @@ class Kind:
         name: the kind's name, for messages and tests.
         accepted: number of accepted proposals with which the estimate of the rate starts.
         rejected: number of rejected proposals with which the estimate of the rate starts.
-        writer: origin of the tokens, for statistics and results: "draft" or "copy".
-        drafted: whether each proposal costs a pass of a draft model.
     """
 
     name: str
     accepted: float
     rejected: float
-    writer: str = "copy"
-    drafted: bool = False
 
     @property
     def alpha(self) -> float:
@@ -46,43 +42,39 @@ class Kind:
         return self.accepted / (self.accepted + self.rejected)
 
 
-class Offer(NamedTuple):
-    """Tokens that a drafter could propose for a row.
-
-    Attributes:
-        kind: the kind of the tokens.
-        tokens: the tokens if they are known already; None if a draft model has to run.
-        unread: number of tokens that the draft model has not read yet: the source's tokens, and
-            the row's tokens except the last.
-    """
+@dataclass(frozen=True)
+class Copy:
+    """Tokens that a drafter proposes for a row; empty if it proposes nothing."""
 
     kind: Kind
-    tokens: Sequence[int] | None = None
-    unread: int = 0
-
-    def choice(self, length: int) -> Choice:
-        """Returns the choice of this offer's first `length` tokens."""
-        if self.tokens is None:
-            return Choice(length, length)
-        copied = self.tokens[:length]
-        return Choice(len(copied), 0, copied)
+    tokens: Sequence[int]
 
 
-class Choice(NamedTuple):
-    """What a row proposes in a step.
+class Drafter(Protocol):
+    """Proposes tokens that are known without a model, for the rows of one batch.
 
-    Attributes:
-        length: number of proposals.
-        passes: number of draft passes; 0 if the proposals are copied.
-        tokens: the copied tokens; empty if a draft model proposes.
+    A row is identified by its index in the batch.
     """
 
-    length: int = 0
-    passes: int = 0
-    tokens: Sequence[int] = ()
+    def empty(self) -> Drafter:
+        """Returns a drafter of the same kind without rows, for another batch."""
 
+    def insert(self, sources: Rows, predictions: Rows) -> None:
+        """Adds rows at the end of the batch.
 
-NOTHING = Choice()
+        Args:
+            sources: source tokens of each row.
+            predictions: tokens of the text that the caller expects; empty if there is none.
+        """
+
+    def propose(self) -> Sequence[Copy]:
+        """Returns the tokens that may come next in each row."""
+
+    def update(self, tokens: Rows) -> None:
+        """Tells the drafter the tokens of each row after a step, the start token first."""
+
+    def filter(self, rows: Sequence[int]) -> None:
+        """Keeps only the rows with these indices, which are ascending."""
 
 
 @dataclass
@@ -95,7 +87,7 @@ class Proposal:
         q: (rows, gamma, vocabulary) probabilities that the tokens were sampled from; None if no row
             has delta > 0, or if all proposals are deterministic: q(x) = 1.
         lengths: number of proposals of each row, without padding.
-        writers: origin of each row's proposals, "draft" or "copy"; "" if no row has any.
+        writers: origin of each row's proposals, if it has any: "draft" or "copy".
         valid_lengths: int32, each row's number of proposals before the draft's first non-finite
             logits; only these may be accepted. The logits are not checked if all rows are greedy
             with delta = 0, as the target then accepts only tokens that it chooses itself.
@@ -112,47 +104,29 @@ class Proposal:
         """Returns a proposal without tokens for `rows` rows."""
         return cls(None, None, [0] * rows, [""] * rows, mx.array([0] * rows, mx.int32))
 
+    def with_copies(self, copies: Rows) -> Proposal:
+        """Returns this proposal, but the rows with copied tokens propose these instead."""
+        lengths = [len(copy) for copy in copies]
+        gamma = max(lengths)
+        if gamma == 0:
+            return self
+        tokens = mx.array([[*copy, *[0] * (gamma - len(copy))] for copy in copies], mx.int32)
+        valid, writers = mx.array(lengths, mx.int32), ["copy"] * len(lengths)
+        if self.tokens is None:
+            return Proposal(tokens, None, lengths, writers, valid)
+        gamma = max(gamma, self.tokens.shape[1])
+        is_copy = mx.array([length > 0 for length in lengths])
+        tokens = mx.where(is_copy[:, None], _padded(tokens, gamma), _padded(self.tokens, gamma))
+        q = self.q
+        if q is not None:
+            certain = one_hot(tokens, q.shape[-1])
+            q = mx.where(is_copy[:, None, None], certain, _padded(q, gamma))
+        pairs = zip(lengths, self.lengths, strict=True)
+        writers = ["copy" if length else "draft" for length in lengths]
+        valid = mx.where(is_copy, valid, self.valid_lengths)
+        return Proposal(tokens, q, [copied or drafted for copied, drafted in pairs], writers, valid)
 
-class Drafter(Protocol):
-    """Proposes tokens for the rows of one batch. A row is identified by its index in the batch."""
 
-    @property
-    def model(self) -> T5 | None:
-        """The draft model; None if the drafter has no model."""
-
-    def fresh(self) -> Drafter:
-        """Returns an empty drafter of the same kind, for a new batch."""
-
-    def insert(self, sources: Rows, states: Sequence[mx.array] | None = None) -> None:
-        """Adds rows at the end of the batch, without using the device.
-
-        Args:
-            sources: source tokens of each row.
-            states: the target's encoder output (source tokens, d_model) of each source, for drafts
-                that use it.
-        """
-
-    def offers(self) -> Sequence[Sequence[Offer]]:
-        """Returns for each row at most one offer of draft tokens and one of copied tokens."""
-
-    def propose(
-        self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
-    ) -> Proposal | None:
-        """Returns the proposed next tokens, without waiting for the device.
-
-        Args:
-            committed: tokens of each row so far, the start token first.
-            choices: the chosen number of proposals of each row, and the tokens if it copies.
-            sampling: settings of the rows.
-            keys: (rows, positions, 2) random keys of each row's next positions; None if every row
-                is greedy.
-
-        Returns:
-            The proposal; None if no row gets any tokens.
-        """
-
-    def note(self, committed: Rows) -> None:
-        """Updates the drafter with the tokens of each row after a step."""
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only the rows with these indices, which are ascending."""
+def _padded(array: mx.array, gamma: int) -> mx.array:
+    """Pads an array (rows, positions, …) to gamma positions."""
+    return mx.pad(array, [(0, 0), (0, gamma - array.shape[1]), *[(0, 0)] * (array.ndim - 2)])

@@ -19,7 +19,7 @@ the tokens that followed them there are proposed. But if the last three output t
 source tokens just before the expected token, source tokens are proposed.
 
 The caller's expected text (`prediction` of `generate`) is put in front of the source, and the
-alignment begins with it. Any drafter, even a draft model alone, also copies from this text.
+alignment begins with it. An engine without `SourceCopy(lookup=True)` copies from this text alone.
 """
 
 from __future__ import annotations
@@ -29,17 +29,14 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any
 
-from mlx_t5.backend import mx
-from mlx_t5.drafting.proposals import Choice, Drafter, Kind, Offer, Proposal, Rows
-from mlx_t5.model import T5
-from mlx_t5.sampling.draws import Sampling, one_hot
+from mlx_t5.drafting.proposals import Copy, Kind, Rows
 from mlx_t5.text.prompts import task_prefix
 
 LONGEST_MATCH = 8  # tokens; longer matches count the same
 SHORTEST_REPEAT = 3  # tokens that must recur before the output is copied from itself
 CANDIDATES = 16  # places compared: the latest in the output, the nearest in the source
 RECENT = 4  # number of last tokens; if fewer than half of them are copies, copying is unlikely
-COMPARED = 16  # maximum number of tokens offered, and compared with the text even if not proposed
+COMPARED = 16  # maximum number of copied tokens; not all of them may be proposed
 COPY = Kind("copy", 2.0, 0.35)
 WEAK_COPY = Kind("weak copy", 0.75, 2.25)  # after few copies, see `RECENT`
 FIRST_COPY = Kind("first copy", 0.4, 0.6)  # alpha: near 0.9 in corrections, 0.1 in translations
@@ -63,26 +60,20 @@ class Alignment:
             filled when first needed.
     """
 
-    def __init__(self, source: Sequence[int], begin: int):
-        """Starts at source[begin], the first token after a task prefix."""
-        self.source = list(source)
-        self.predicted = 0
-        self.place = begin
+    def __init__(self, source: Sequence[int], begin: int, prediction: Sequence[int] = ()):
+        """Starts with the prediction, or at source[begin], the first token after a task prefix."""
+        self.source = [*prediction, *source]
+        self.predicted = len(prediction)
+        self.place = 0 if prediction else begin
         self.match = 0
         self.output: list[int] = []
         self.copies: deque[bool] = deque(maxlen=RECENT)
         self.phrases = defaultdict[tuple[int, ...], list[int]](list)
         self.places = defaultdict[tuple[int, ...], list[int]](list)
 
-    def predict(self, prediction: Sequence[int]) -> None:
-        """Puts a prediction before the source and starts with it; ignores a second prediction."""
-        if prediction and not self.predicted:
-            self.source, self.place = [*prediction, *self.source], 0
-            self.predicted = len(prediction)
-
     def follow(self, tokens: Sequence[int]) -> None:
         """Adds newly committed tokens to the output, and moves to the place after them."""
-        for token in tokens:
+        for token in tokens if self.source else ():
             if len(self.output) >= SHORTEST_REPEAT:
                 phrase = tuple(self.output[-SHORTEST_REPEAT:])
                 self.phrases[phrase].append(len(self.output))
@@ -95,10 +86,10 @@ class Alignment:
             else:
                 self._find_again()
 
-    def find(self, length: int = COMPARED) -> Offer | None:
-        """Returns an offer of up to `length` tokens that may come next, or None."""
+    def find(self, length: int = COMPARED) -> Copy:
+        """Returns up to `length` tokens that may come next."""
         if tokens := self._repeated(length):
-            return Offer(COPY, tokens)
+            return Copy(COPY, tokens)
         predicted = self.place < self.predicted
         end = min(self.place + length, self.predicted if predicted else len(self.source))
         kind = PREDICTION if predicted else COPY
@@ -106,10 +97,9 @@ class Alignment:
             kind = FIRST_PREDICTION if predicted else FIRST_COPY
         elif 2 * sum(self.copies) < len(self.copies):
             if predicted and not self.match:
-                return None  # so that a wrong prediction does not cost time in every step
+                return Copy(kind, ())  # or a wrong prediction would cost time in every step
             kind = WEAK_PREDICTION if predicted else WEAK_COPY
-        tokens = self.source[self.place : end]
-        return Offer(kind, tokens) if tokens else None
+        return Copy(kind, self.source[self.place : end])
 
     def _repeated(self, length: int) -> list[int]:
         """Returns up to `length` tokens that follow an earlier match of the last output tokens."""
@@ -156,8 +146,7 @@ def count_predicted(prediction: Sequence[int], text: Sequence[int]) -> tuple[int
         The number of the prediction's tokens up to the end of the text, and how many of these
         tokens are in the text.
     """
-    alignment, agreed, compared = Alignment((), 0), set[int](), 0
-    alignment.predict(prediction)
+    alignment, agreed, compared = Alignment((), 0, prediction), set[int](), 0
     for token in text:
         alignment.follow([token])
         compared = max(compared, alignment.place)
@@ -168,8 +157,6 @@ def count_predicted(prediction: Sequence[int], text: Sequence[int]) -> tuple[int
 
 class SourceCopy:
     """A drafter that copies from sources and predictions; its methods are those of `Drafter`."""
-
-    model = None
 
     def __init__(self, tokenizer: Any = None, lookup: bool = True):
         """Starts without rows.
@@ -182,120 +169,26 @@ class SourceCopy:
         self.tokenizer, self.lookup = tokenizer, lookup
         self.alignments: list[Alignment] = []
 
-    def fresh(self) -> SourceCopy:
-        """Returns an empty drafter for another batch."""
+    def empty(self) -> SourceCopy:
+        """Returns a drafter without rows for another batch."""
         return SourceCopy(self.tokenizer, self.lookup)
 
-    def insert(self, sources: Rows, states: Sequence[mx.array] | None = None) -> None:
-        """Starts an alignment for each source; see `Drafter.insert`."""
-        known = sources if self.lookup else [()] * len(sources)
-        self.alignments += [Alignment(s, len(task_prefix(s, self.tokenizer))) for s in known]
+    def insert(self, sources: Rows, predictions: Rows) -> None:
+        """Starts the alignments of new rows; see `Drafter.insert`."""
+        for source, prediction in zip(sources, predictions, strict=True):
+            known = source if self.lookup else ()
+            prefix = task_prefix(known, self.tokenizer)
+            self.alignments.append(Alignment(known, len(prefix), prediction))
 
-    def offers(self) -> Sequence[Sequence[Offer]]:
-        """Returns for each row an offer of copied tokens, or none if it has nothing to copy."""
-        offers = (alignment.find() for alignment in self.alignments)
-        return [[offer] if offer else [] for offer in offers]
+    def propose(self) -> list[Copy]:
+        """Returns the tokens that each row could copy next; see `Drafter.propose`."""
+        return [alignment.find() for alignment in self.alignments]
 
-    def propose(
-        self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
-    ) -> Proposal | None:
-        """Returns a proposal of the chosen tokens; see `Drafter.propose`."""
-        rows = [list(choice.tokens) for choice in choices]
-        lengths = [len(row) for row in rows]
-        if not any(lengths):
-            return None
-        padded = [row + [0] * (max(lengths) - len(row)) for row in rows]
-        tokens, valid = mx.array(padded, mx.int32), mx.array(lengths, mx.int32)
-        return Proposal(tokens, None, lengths, [COPY.writer] * len(rows), valid)
-
-    def note(self, committed: Rows) -> None:
+    def update(self, tokens: Rows) -> None:
         """Moves each alignment on by the row's new tokens, without the start token."""
-        for alignment, row in zip(self.alignments, committed, strict=True):
+        for alignment, row in zip(self.alignments, tokens, strict=True):
             alignment.follow(row[1 + len(alignment.output) :])
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def filter(self, rows: Sequence[int]) -> None:
         """Keeps only the rows with these indices, which are ascending."""
         self.alignments = [self.alignments[row] for row in rows]
-
-
-class CopyOrDraft:
-    """A drafter that either copies or runs a draft model, as chosen for each row."""
-
-    def __init__(self, copy: SourceCopy, draft: Drafter):
-        """Combines two drafters; while all rows copy, the draft model is not run."""
-        self.copy, self.draft = copy, draft
-
-    @property
-    def model(self) -> T5 | None:
-        """The draft model."""
-        return self.draft.model
-
-    def fresh(self) -> CopyOrDraft:
-        """Returns an empty drafter for another batch."""
-        return CopyOrDraft(self.copy.fresh(), self.draft.fresh())
-
-    def insert(self, sources: Rows, states: Sequence[mx.array] | None = None) -> None:
-        """Adds the rows to both drafters; see `Drafter.insert`."""
-        self.copy.insert(sources)
-        self.draft.insert(sources, states)
-
-    def offers(self) -> Sequence[Sequence[Offer]]:
-        """Returns the offers of both drafters."""
-        offers = zip(self.copy.offers(), self.draft.offers(), strict=True)
-        return [[*copied, *drafted] for copied, drafted in offers]
-
-    def propose(
-        self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
-    ) -> Proposal | None:
-        """Returns the chosen proposals of both drafters, merged; see `Drafter.propose`."""
-        copies = self.copy.propose(committed, choices, sampling, keys)
-        drafts = self.draft.propose(committed, choices, sampling, keys)
-        return merged(copies, drafts) if copies and drafts else copies or drafts
-
-    def note(self, committed: Rows) -> None:
-        """Passes the rows' tokens on to both drafters."""
-        self.copy.note(committed)
-        self.draft.note(committed)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only the rows with these indices, which are ascending."""
-        self.copy.keep(rows)
-        self.draft.keep(rows)
-
-
-def merged(copies: Proposal, drafts: Proposal) -> Proposal:
-    """Merges two proposals: rows with copied tokens use `copies`, all other rows `drafts`."""
-    a, b = copies.tokens, drafts.tokens
-    assert a is not None and b is not None, "as both propose"
-    width = max(a.shape[1], b.shape[1])
-    a, b = (mx.pad(tokens, ((0, 0), (0, width - tokens.shape[1]))) for tokens in (a, b))
-    copying = mx.array([n > 0 for n in copies.lengths])[:, None]
-    tokens, q = mx.where(copying, a, b), drafts.q
-    if q is not None:
-        q = mx.pad(q, ((0, 0), (0, width - q.shape[1]), (0, 0)))
-        q = mx.where(copying[..., None], one_hot(tokens, q.shape[-1]), q)
-    lengths = [a or b for a, b in zip(copies.lengths, drafts.lengths, strict=True)]
-    writers = [COPY.writer if length else "draft" for length in copies.lengths]
-    valid = mx.where(copying[:, 0], copies.valid_lengths, drafts.valid_lengths)
-    return Proposal(tokens, q, lengths, writers, valid)
-
-
-def predicting(drafter: Drafter | None, predictions: Rows) -> Drafter | None:
-    """Returns a drafter that also copies from these predictions.
-
-    If no row has a prediction, removes the copying that an earlier call added.
-
-    Args:
-        drafter: the batch's current drafter; None if nothing is proposed.
-        predictions: each row's prediction, empty if it has none.
-    """
-    copy = drafter.copy if isinstance(drafter, CopyOrDraft) else drafter
-    if not isinstance(copy, SourceCopy):
-        copy = SourceCopy(lookup=False)
-        copy.insert(predictions)
-        drafter = CopyOrDraft(copy, drafter) if drafter else copy
-    elif not copy.lookup and not any(predictions):
-        return drafter.draft if isinstance(drafter, CopyOrDraft) else None
-    for alignment, prediction in zip(copy.alignments, predictions, strict=True):
-        alignment.predict(prediction)
-    return drafter

@@ -1,7 +1,7 @@
 """A batch of rows in flight: how rows join it and leave it.
 
 A row's source is encoded when the row joins, or earlier. While the row is in the batch, the batch
-holds its target cache, and the drafter its own state for the row. Rows keep their order.
+holds its target cache, and the draft and the drafter their own state for it. Rows keep their order.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mlx_t5.backend import mx
-from mlx_t5.drafting.proposals import Choice, Drafter
+from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.drafting.proposals import Drafter
 from mlx_t5.engine.rows import Row
 from mlx_t5.network.encoding import encoder_states, prepared
 from mlx_t5.network.interface import Target
@@ -22,18 +23,19 @@ class Batch:
     """The rows in flight, with the target's cache and the settings for all rows."""
 
     beams = 1  # sequences that the target continues for each row
+    gamma = 0  # the largest number of proposals of a row in the last step
+    draft: DraftModel | None = None
+    copy: Drafter | None = None
 
-    def __init__(
-        self,
-        target: Target,
-        drafter: Drafter | None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self.target, self.drafter, self.clock = target, drafter, clock
+    def __init__(self, target: Target, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.target, self.clock = target, clock
         self.cache: Any = None  # the target's; None without rows
-        self.choices: list[Choice] = []  # each row's proposals in the last step
         self.rows: list[Row] = []
-        self._collect()
+
+    @property
+    def models(self) -> list[Any]:
+        """The models that need memory for each row."""
+        return [self.target, self.draft.model] if self.draft else [self.target]
 
     def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
         """Encodes the sources of new rows and adds the rows to the batch.
@@ -47,8 +49,7 @@ class Batch:
         """
         started = self.clock()
         sources = [row.ids for row in rows]
-        models = [self.target, self.drafter.model if self.drafter else None]
-        require_for(models, rows, self.rows, ahead, self.beams)
+        require_for(self.models, rows, self.rows, ahead, self.beams)
         new = [row for row in (*rows, *ahead) if row.states is None]
         states = encoder_states(self.target, [row.ids for row in new])
         by_row = dict(zip(new, states, strict=True))
@@ -56,8 +57,10 @@ class Batch:
         cache = prepared(self.target, sources, encoded, self.beams)
         mx.async_eval(cache.state, states)
         mx.synchronize()  # waiting for the arrays alone may miss a failed pass
-        if self.drafter:
-            self.drafter.insert(sources, encoded)
+        if self.draft:
+            self.draft.insert(sources, encoded)
+        if self.copy:
+            self.copy.insert(sources, [row.prediction for row in rows])
         if self.cache is None:
             self.cache = cache
         else:
@@ -90,15 +93,17 @@ class Batch:
         except (RuntimeError, MemoryError) as error:
             for row in self.rows:
                 row.fail(f"the last pass failed ({error}); decode fewer texts at a time")
-        self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
+        self.filter([i for i, row in enumerate(self.rows) if row.finish_reason is None])
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def filter(self, rows: Sequence[int]) -> None:
         """Keeps only the rows with these ascending indices."""
         if list(rows) == list(range(len(self.rows))):
             return
         remaining = [self.rows[row] for row in rows]
-        if self.drafter:
-            self.drafter.keep(rows)
+        if self.draft:
+            self.draft.filter(rows)
+        if self.copy:
+            self.copy.filter(rows)
         if remaining:
             self.cache.keep(rows)
             # Otherwise one long prompt would pad all later rows of a batch that never empties.

@@ -69,9 +69,8 @@ class Queue:
 
     def _lower_max_tokens(self, row: Row) -> None:
         """Lowers max_tokens to what memory allows; the first time, a note says so."""
-        drafter, wanted = self.engine.drafter, row.settings.max_tokens
-        models = [self.engine.target, drafter.model if drafter else None]
-        most = memory.longest_text(models, wanted, self.size, self.engine.beams, self._space)
+        engine, wanted = self.engine, row.settings.max_tokens
+        most = memory.longest_text(engine.models, wanted, self.size, engine.beams, self._space)
         if most < wanted:
             row.settings = replace(row.settings, max_tokens=most)
             if not self._lowered:

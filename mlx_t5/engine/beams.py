@@ -29,7 +29,7 @@ class Beams(Batch):
         self, target: T5, num_beams: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.beams = num_beams
-        super().__init__(target, None, clock)
+        super().__init__(target, clock)
 
     def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
         config = self.target.config

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mlx_t5.drafting.adaptive import Experience
+from mlx_t5.drafting.adaptive import AcceptanceStats
 from mlx_t5.settings import AUTO, Settings
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Row:
     ended: bool = False  # whether the last token is an end token
     prediction: Sequence[int] = ()  # the text that the caller expects, to copy proposals from
     shareable: bool = False  # whether an equal row may have the same answer, see engine/reuse.py
-    experience: Experience = field(default_factory=Experience)
+    acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)  # of its proposals
     search: BeamSearch | None = None  # its best beam is `committed`; None without beams
     score: float | None = None
     states: mx.array | None = None  # the target's encoder output, until the row joins the batch

@@ -14,17 +14,18 @@ positions, T new positions. Self-attention is (B, H, N, d_kv), cross-attention (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TypeAlias
 
 from mlx_t5.backend import ON_CUDA, cpu_only, mx
-from mlx_t5.network.attention import attention, hiding
+from mlx_t5.network.bias import hiding
 
 SLOT_MULTIPLE = 32  # slots are added, and attended to, in multiples of this; see `round_up`
 FEW_SHAPES = not cpu_only()  # a GPU needs time to prepare for each new shape
 KeysValues: TypeAlias = tuple[mx.array, mx.array]
+Attend: TypeAlias = Callable[..., mx.array]  # model.attention
 
 
 def round_up(n: int) -> int:
@@ -47,7 +48,7 @@ def source_width(longest: int, rows: int = 2) -> int:
 class Slots:
     """The slots that one forward pass of the decoder writes to and attends to."""
 
-    keys: list[mx.array]  # one per layer; updated in place
+    keys: list[mx.array]  # one per layer, updated in place; empty if nothing is kept
     values: list[mx.array]
     positions: mx.array  # (B, T) absolute positions; (1, T) if equal in all rows
     start: int | None  # the first position if it is the same in all rows
@@ -70,13 +71,15 @@ class Slots:
         return self.keys[layer][:, :, : self.seen], self.values[layer][:, :, : self.seen]
 
     def self_attention(
-        self, layer: int, queries: mx.array, keys: mx.array, values: mx.array, bias: mx.array
+        self, attend: Attend, layer: int, q: mx.array, k: mx.array, v: mx.array, bias: mx.array
     ) -> mx.array:
-        return attention(queries, *self.update(layer, keys, values), bias)
+        if self.keys:
+            k, v = self.update(layer, k, v)
+        return attend(q, k, v, bias)
 
-    def cross_attention(self, layer: int, queries: mx.array) -> mx.array:
+    def cross_attention(self, attend: Attend, layer: int, q: mx.array) -> mx.array:
         """Attends to the source with queries (P, H, K·T, d_kv)."""
-        return attention(queries, *self.cross[layer], self.mask)
+        return attend(q, *self.cross[layer], self.mask)
 
 
 class Cache:
@@ -133,6 +136,10 @@ class Cache:
             mask = mx.contiguous(mx.broadcast_to(mask, shape))
         arrays, seen = (self.keys, self.values), round_up(end)
         return Slots(*arrays, positions, start, seen, batch, prompts, self.cross, mask)
+
+    def whole(self, length: int) -> Slots:
+        """Returns slots for whole texts of `length` tokens, of which nothing is kept (training)."""
+        return replace(self.slots([0] * self.batch, length), keys=[], values=[], seen=length)
 
     def shared(self, beams: int, capacity: int) -> Cache:
         """Returns a cache with the same cross-attention and `beams` empty rows per prompt."""

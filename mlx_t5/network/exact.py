@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
-from mlx_t5.network.attention import attention
-from mlx_t5.network.cache import SLOT_MULTIPLE, Cache, Slots, round_up
-from mlx_t5.network.layers import residual_dtype
+from mlx_t5.network.cache import SLOT_MULTIPLE, Attend, Cache, Slots, round_up
 from mlx_t5.network.linear import QUANTIZATION, Matrix
 from mlx_t5.sampling.draws import Sampling, probabilities
 from mlx_t5.settings import Settings, check_exact
@@ -112,18 +110,18 @@ class ExactSlots:
         self.seen = max(slots.seen for slots in rows)
 
     def self_attention(
-        self, layer: int, queries: mx.array, keys: mx.array, values: mx.array, bias: mx.array
+        self, attend: Attend, layer: int, q: mx.array, k: mx.array, v: mx.array, bias: mx.array
     ) -> mx.array:
         rows = []
         for i, slots in enumerate(self.rows):
             row = slice(i, i + 1)
-            seen = slots.update(layer, keys[row], values[row])
-            rows.append(_over_slots(queries[row], *seen, bias[row], self.offsets[i]))
+            seen = slots.update(layer, k[row], v[row])
+            rows.append(_over_slots(attend, q[row], *seen, bias[row], self.offsets[i]))
         return self._padded(rows)
 
-    def cross_attention(self, layer: int, queries: mx.array) -> mx.array:
+    def cross_attention(self, attend: Attend, layer: int, q: mx.array) -> mx.array:
         rows = enumerate(self.rows)
-        return self._padded([s.cross_attention(layer, queries[i : i + 1]) for i, s in rows])
+        return self._padded([s.cross_attention(attend, layer, q[i : i + 1]) for i, s in rows])
 
     def _padded(self, rows: list[mx.array]) -> mx.array:
         padding = mx.zeros((self.batch - len(rows), *rows[0].shape[1:]), rows[0].dtype)
@@ -131,16 +129,16 @@ class ExactSlots:
 
 
 def _over_slots(
-    queries: mx.array, keys: mx.array, values: mx.array, bias: mx.array, offset: int
+    attend: Attend, q: mx.array, k: mx.array, v: mx.array, bias: mx.array, offset: int
 ) -> mx.array:
     """Attends from W queries, the first at position `offset`."""
 
     def over(slots: int) -> mx.array:
-        return attention(queries, keys[:, :, :slots], values[:, :, :slots], bias[..., :slots])
+        return attend(q, k[:, :, :slots], v[:, :, :slots], bias[..., :slots])
 
     # More slots may change how attention rounds, even if they are hidden. So the number of slots
     # depends on the query's own position p, not on the pass's other queries: it is round_up(p + 1).
-    near, last = round_up(offset + 1), offset + queries.shape[2]
+    near, last = round_up(offset + 1), offset + q.shape[2]
     if last <= near:
         return over(near)
     inside = near - offset  # queries that attend to the first `near` slots
@@ -208,9 +206,11 @@ def products(model: T5) -> Iterator[tuple[Product, Callable[[int], list[mx.array
     order of summation even in 16 bits. The halves are shifted against each other, because an order
     that adds the two terms of a pair first would leave nothing.
     """
-    dtype, wide, seen = model.dtype, residual_dtype(model.dtype), set()
+    dtype, seen = model.dtype, set()
+    layers, norm = model.decoder.arrays
+    wide = norm.weight.dtype  # the residual's type
     every = [(model.head, dtype, False)]
-    for *attentions, feed_forward in model.decoder.blocks:
+    for *attentions, feed_forward in layers:
         for block in (*attentions, feed_forward):
             every += [(matrix, dtype, False) for matrix in block.inputs]
             every.append((block.output, dtype if block is not feed_forward else wide, True))
@@ -264,7 +264,7 @@ def attention_is_exact(model: T5, width: int) -> bool:
 
         def over(x: mx.array, keys=keys, values=values, mask=mask) -> mx.array:
             queries = x.astype(dtype).swapaxes(0, 1)[None]
-            return attention(queries, keys, values, mask)[0].swapaxes(0, 1)
+            return model.attention(queries, keys, values, mask)[0].swapaxes(0, 1)
 
         x = mx.random.normal((width, heads, size)) * size**-0.5
         if not place_is_irrelevant(over, x, over(x)):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from mlx_t5.backend import mx
-    from mlx_t5.network.config import T5Config
+    from mlx_t5.checkpoints.config import T5Config
 
 
 class WeightsRead(NamedTuple):

@@ -10,12 +10,12 @@ chose the slower form, and equal commands could round differently.
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple, TypeAlias
 
 from mlx_t5.backend import blas_name, cpu_only, mx, nn
@@ -25,6 +25,26 @@ QUANTIZATION = ("group_size", "bits", "mode")  # attributes of `nn.QuantizedLine
 
 Form = Callable[[mx.array, mx.array], mx.array]  # x (M, K), weight (N, K) -> (M, N)
 Forms: TypeAlias = tuple[tuple[range, Form], ...]  # by the number of rows M
+
+
+class Derived:
+    """Something computed from parameters, and computed again if one of them has been replaced."""
+
+    def __init__(self) -> None:
+        self._modules: list[nn.Module] = []
+        self._contents: list[Any] = []
+        self._value: Any = None
+
+    def of(self, modules: Sequence[nn.Module], compute: Callable[[], Any]) -> Any:
+        """Returns what `compute` makes of the parameters of these modules."""
+        # By identity, as comparing numbers would wait for the device; in C, as every pass does it.
+        contents = [*modules, *chain.from_iterable(map(dict.values, self._modules))]
+        same = all(map(operator.is_, contents, self._contents))
+        if not same or len(contents) != len(self._contents):
+            self._value = compute()
+            self._modules = [part for module in modules for part in module.modules()]
+            self._contents = [*modules, *chain.from_iterable(map(dict.values, self._modules))]
+        return self._value
 
 
 class Matrix(NamedTuple):
@@ -73,18 +93,8 @@ class Matrix(NamedTuple):
 
 def matrices(*layers: nn.Module) -> tuple[Matrix, ...]:
     """The matrices of layers with the same input; one if they are joined and unchanged since."""
-    joined = getattr(layers[0], "joined", None)
-    if not joined or any(m["weight"] is not w for m, w in zip(layers, joined.weights, strict=True)):
-        return tuple(map(Matrix.of, layers))
-    return (Matrix.of(joined.layer),)
-
-
-@dataclass
-class Joined:
-    """Several layers with the same input, as one; their weights are views of its weight."""
-
-    layer: nn.Module
-    weights: list[mx.array]
+    joined = getattr(layers[0], "joined", Derived()).of(layers, lambda: None)
+    return tuple(map(Matrix.of, [joined] if joined else layers))
 
 
 def join_layers(*layers: nn.Module) -> None:
@@ -93,8 +103,8 @@ def join_layers(*layers: nn.Module) -> None:
     The layers' parameters become views of the joined ones, so joining needs no memory.
     """
     kinds = [(type(m), *(getattr(m, name, None) for name in QUANTIZATION)) for m in layers]
-    if kinds != kinds[:1] * len(layers):
-        return  # quantized differently
+    if len(layers) == 1 or kinds != kinds[:1] * len(layers):
+        return  # nothing to join, or quantized differently
     one = copy(layers[0])
     ends = list(accumulate(len(layer["weight"]) for layer in layers))[:-1]
     for name in layers[0].parameters():
@@ -102,7 +112,8 @@ def join_layers(*layers: nn.Module) -> None:
         for layer, array in zip(layers, mx.split(one[name], ends), strict=True):
             layer[name] = array
     mx.eval(one, *layers)
-    layers[0].joined = Joined(one, [layer["weight"] for layer in layers])
+    layers[0].joined = Derived()
+    layers[0].joined.of(layers, lambda: one)
 
 
 def as_written(x: mx.array, weight: mx.array) -> mx.array:

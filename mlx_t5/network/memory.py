@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import cpu_only, device_info, mx, on_cpu
+from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.checkpoints.reading import EMBEDDINGS, Weights, read_weights, type_name
 from mlx_t5.errors import readable
 from mlx_t5.grouping import PASS_POSITIONS, by_length
-from mlx_t5.network.attention import queries_at_once
+from mlx_t5.network.bias import queries_at_once
 from mlx_t5.network.cache import round_up, source_width
-from mlx_t5.network.config import T5Config
 
 SHARE = 0.9  # share of a CPU's memory to use, or of a Mac's working set to use without a warning
 WORKING_SET = "max_recommended_working_set_size"  # Metal's name for it; other devices have none

@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx, nn
+from mlx_t5.checkpoints.checkpoint import fill
+from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.checkpoints.hub import ADAPTED, source_of
 from mlx_t5.errors import UserError, log, shown
-from mlx_t5.network.config import T5Config
 from mlx_t5.network.linear import QUANTIZATION
-from mlx_t5.network.weights import fill
 
 if TYPE_CHECKING:
     from mlx_t5.model import T5
 
 SHARED = ("shared", "encoder", "lm_head")  # modules of a T5 that a draft can use
-ENTRY = "shares_encoder_with"  # in a draft's config.json: {"model": the target's name}
 OF_DRAFT = ("num_decoder_layers", "draft_vocab_size")  # fields that are the draft's own
 OF_TARGET = (  # fields of the shape that both must have
     "vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads", "is_gated_act",
@@ -90,9 +89,7 @@ def target_name(folder: Path) -> str:
     return (source_of(folder) or folder.resolve().name).partition(ADAPTED)[0]
 
 
-def target_of(
-    folder: Path, entry: Any, config: T5Config, target: T5 | None, adapter: str | Path | None
-) -> T5:
+def target_of(folder: Path, entry: Any, config: T5Config, target: T5 | None) -> T5:
     """Checks that a draft can use the encoder of `target`, and returns `target`."""
     name = entry.get("model") if isinstance(entry, dict) else None
     made_for = f"{folder} is a draft for {shown(name or 'a target without a name')}"
@@ -102,8 +99,6 @@ def target_of(
     if any(getattr(config, field) != getattr(target.config, field) for field in OF_TARGET):
         cure = "give it with its own target, or make a draft for this one"
         raise UserError(f"{made_for}, and the target has another shape; {cure}")
-    if adapter is not None:
-        raise UserError(f"{folder} uses its target's encoder; merge the adapter into that")
     if name != (actual := target_name(target.folder)):
         log(f"{made_for}, and the target is {actual}: the text stays right, but may take longer")
     return target

@@ -78,7 +78,7 @@ class GenerationBatches:
             del self._job_of[row]
         for queue in self._queues.values():
             batch = queue.engine
-            batch.keep([i for i, row in enumerate(batch.rows) if row in self._job_of])
+            batch.filter([i for i, row in enumerate(batch.rows) if row in self._job_of])
             queue.remove(gone)
         self._decode_first(self._answers.drop(gone))
 
@@ -134,8 +134,7 @@ class GenerationBatches:
             batch.step()
             for row, entries in self._recorder.collect():
                 row.logprobs += entries
-            proposals = max((choice.length for choice in batch.choices), default=0)
-            self._metrics.stepped(size, proposals, self._jobs.clock() - began)
+            self._metrics.stepped(size, batch.gamma, self._jobs.clock() - began)
         self._metrics.wrote(*(b - a for a, b in zip(before, row_counts(rows), strict=True)))
         for row in rows:
             self._report(row)
@@ -204,7 +203,8 @@ class GenerationBatches:
         if job.pieces:
             row.fail(str(failure))
             row.reported = row.decided  # none of its text is reported
-            self._jobs.put(job, self._decoder.codec.chunk(row))
+            for text in texts_of(row):
+                self._jobs.put(job, self._decoder.codec.chunk(text))
         else:
             self._jobs.cancel(job)
             self._jobs.put(job, failure)

@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_PIECES = 5_000  # of a document
+SHORT = 20_000  # characters of texts that are cut at once; longer texts are cut one after another
 DOUBTFUL = "a text may begin with a prefix; to use one, send task or system message"
 PASSES_A_TEXT = 16  # this many full batches to score or embed count as one text in the queue
 NO_TASK = Preset("no task")
@@ -109,7 +110,8 @@ class Service:
         self.presets, self._base_settings = presets or Presets(), decoder.defaults
         self._default_settings = combined({"delta": delta}, self.presets.general.settings)
         self.defaults = replace(self._base_settings, **self._default_settings)
-        self.drafts, self.exact = decoder.drafter is not None, decoder.exact
+        self.drafts = decoder.draft is not None or decoder.copy is not None
+        self.exact = decoder.exact
         width = decoder.target(worker.max_batch).width if self.exact else api.MAX_NUM_DRAFT + 1
         self.max_num_draft = min(api.MAX_NUM_DRAFT, width - 1)
         try:
@@ -128,7 +130,7 @@ class Service:
         self._model, self._config = decoder.model, decoder.model.config
         self.tokenizer = copy.deepcopy(decoder.tokenizer)  # the worker's thread uses the original
         self._longest = max(map(len, self.tokenizer.get_vocab()))  # characters of a token
-        self._cutting = asyncio.Lock()  # one document at a time, so that short texts find a thread
+        self._cutting = asyncio.Lock()  # for long texts, so that short ones find a thread
         most = limits.prompt_tokens
         self._max_source_tokens = min(self._config.n_positions or most, most)
         self.spell = TokenSpelling(self.tokenizer)
@@ -249,8 +251,10 @@ class Service:
                     raise ApiError(400, message, param, "context_length_exceeded")
             return documents
 
+        # A text of a few characters takes as long as 100 characters of a long one.
+        long = sum(len(text) + 100 for text in texts) > SHORT
         with refusing(param):
-            async with self._cutting:
+            async with self._cutting if long else nullcontext():
                 return await asyncio.to_thread(cut)
 
     def _prefix(self, body: api.Decoding) -> tuple[str, str]:
@@ -270,7 +274,7 @@ class Service:
         Raises:
             ApiError: the request is not valid, or the queue is full or closed.
         """
-        self._require_decoder()
+        self.require_decoder()
         samples, reported, by_token, document = 1, dict[str, Any](), False, None
         if not isinstance(body, api.PredictRequest):
             samples, by_token = body.n or 1, bool(body.speculation)
@@ -339,7 +343,7 @@ class Service:
             ApiError: the model cannot score, the queue is full or closed, or the job fails.
         """
         if job.kind != "embed":
-            self._require_decoder()
+            self.require_decoder()
         # Limited, so that even the largest request fits into a small, empty queue.
         batches = math.ceil(job.count / self.worker.max_batch / PASSES_A_TEXT)
         job.size = job.texts = min(batches, self.limits.rows)
@@ -351,7 +355,7 @@ class Service:
             most = f"more than one request may ask for here ({self.limits.rows})"
             raise ApiError(400, f"{texts} texts are {most}; send several", param)
 
-    def _require_decoder(self) -> None:
+    def require_decoder(self) -> None:
         if not self._model.can_decode:
             message = f"{self.model} is an encoder alone and writes no text; ask for embeddings"
             raise ApiError(400, message, "model")

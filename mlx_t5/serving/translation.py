@@ -1,16 +1,18 @@
 """LibreTranslate's API (https://docs.libretranslate.com): POST /translate and GET /languages.
 
 Programs for subtitles, books and browsers speak it. Their requests come as JSON, as a form or as
-query parameters, and a key may be in the body. Each text is decoded sentence by sentence. Errors
-are {"error": "…"}, see `ApiError.response_for`.
+query parameters, and a key may be in the body. Each text is decoded sentence by sentence, and
+`alternatives` adds further translations without changing the first. Errors are {"error": "…"}, see
+`ApiError.response_for`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request, Response
@@ -18,12 +20,15 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mlx_t5.engine.codec import Job
+from mlx_t5.engine.document_batch import DocumentInFlight
+from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
 from mlx_t5.serving.answers import EventStream
-from mlx_t5.serving.api import MAX_BEAMS
+from mlx_t5.serving.api import MAX_BEAMS, MAX_LANGUAGE
 from mlx_t5.serving.api_error import ApiError, error_of_validation
 from mlx_t5.serving.jobs import GenerationJob
 from mlx_t5.serving.routes import StrictRoute, has_key
+from mlx_t5.serving.service import MAX_PIECES
 from mlx_t5.settings import AUTO
 from mlx_t5.text.documents import Cutting
 
@@ -31,7 +36,11 @@ if TYPE_CHECKING:
     from mlx_t5.serving.service import Service
 
 UNDETERMINED = "und"  # BCP 47
-FORM = "application/x-www-form-urlencoded"
+OWN_CODES = {"zt": "zh-Hant", "pb": "pt-BR"}  # LibreTranslate's, by those of BCP 47
+FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
+MAX_FIELDS = MAX_PIECES + 20  # of a form: its texts, and the other fields
+_NAME = re.compile(rb'\bname="?([^";\r\n]*)')
+Others = Mapping[str, Sequence[str]]  # further texts of each prompt, the best first
 
 router = APIRouter(route_class=StrictRoute, tags=["LibreTranslate"])
 
@@ -40,11 +49,11 @@ class TranslateRequest(BaseModel):
     """The body of POST /translate; fields that LibreTranslate does not have are ignored."""
 
     model_config = ConfigDict(strict=True)
-    q: str | list[str] = Field(description="one text or several")
-    source: str = Field(AUTO, description="a language's code; auto: the model's only source")
-    target: str
-    format: Literal["text"] = "text"
-    alternatives: int = Field(0, ge=0, lt=MAX_BEAMS, description="further translations, by beams")
+    q: str | Annotated[list[str], Field(max_length=MAX_PIECES, fail_fast=True)]
+    source: str = Field(AUTO, max_length=MAX_LANGUAGE, description="auto: the model's only source")
+    target: str = Field(max_length=MAX_LANGUAGE)
+    format: Literal["text", ""] | None = None
+    alternatives: int | None = Field(None, ge=0, lt=MAX_BEAMS, strict=False)
     api_key: str | None = None
 
 
@@ -63,7 +72,7 @@ class SimpleError(BaseModel):
 
 
 class Language(BaseModel):
-    """A language that can be the source, and its targets."""
+    """A language, and those into which it is translated; none if it is only a target."""
 
     code: str
     name: str
@@ -72,26 +81,44 @@ class Language(BaseModel):
 
 async def _values(request: Request) -> dict[str, Any]:
     """The fields of a request, from its query parameters and its body."""
-    query, raw = request.url.query, await request.body()
-    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    raw, content_type = await request.body(), request.headers.get("content-type", "")
+    is_form = content_type.split(";")[0].strip().lower() in (FORM, MULTIPART)
     try:
-        form = raw.decode() if kind == FORM else ""
-        fields = {**parse_qs(query, True), **parse_qs(form, True, errors="strict")}
-        values: dict[str, Any] = {n: v[0] if len(v) == 1 else v for n, v in fields.items()}
-        if str(values.get("alternatives")).isdecimal():
-            values["alternatives"] = int(values["alternatives"])
-        body = await request.json() if raw and kind != FORM else {}
+        form = raw if is_form else b""
+        query = request.scope["query_string"].decode()
+        values = await asyncio.to_thread(_fields, query, form, content_type)
+        body = await request.json() if raw and not is_form else {}
     except json.JSONDecodeError as error:
         raise ApiError(400, f"the body is not JSON: {error.msg}") from None
-    except ValueError:
+    except UnicodeDecodeError:
         raise ApiError(400, "the form is not valid UTF-8") from None
+    except ValueError:
+        raise ApiError(400, f"the form has over {MAX_FIELDS} fields; send fewer") from None
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be an object")
     return values | body
 
 
+def _fields(query: str, form: bytes, content_type: str) -> dict[str, Any]:
+    """The fields of a query and a form; several of one name are a list. Files are left out."""
+    fields = parse_qs(query, True, max_num_fields=MAX_FIELDS)
+    if boundary := re.search('boundary="?([^";]+)', content_type):
+        delimiter = b"\r\n--" + boundary[1].encode()
+        if form.count(delimiter) > MAX_FIELDS:
+            raise ValueError("too many fields")
+        for part in (b"\r\n" + form).split(delimiter)[1:]:
+            head, _, value = part.partition(b"\r\n\r\n")
+            if (name := _NAME.search(head)) and b"filename" not in head:
+                fields.setdefault(name[1].decode(), []).append(value.decode())
+    else:
+        fields |= parse_qs(form.decode(), True, errors="strict", max_num_fields=MAX_FIELDS)
+    # Browsers send line breaks in forms as MIME's, not as the user typed them.
+    fields = {name: [one.replace("\r\n", "\n") for one in fields[name]] for name in fields}
+    return {name: one[0] if len(one) == 1 else one for name, one in fields.items()}
+
+
 SCHEMA = {"schema": TranslateRequest.model_json_schema()}
-CONTENT = {"application/json": SCHEMA, FORM: SCHEMA}
+CONTENT = {"application/json": SCHEMA, FORM: SCHEMA, MULTIPART: SCHEMA}
 DESCRIBED = {"requestBody": {"required": True, "content": CONTENT}}
 STATUSES: tuple[int | str, ...] = (400, 403, 413, 415, 429, "4XX", 500, 503)
 ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": SimpleError} for status in STATUSES}
@@ -111,20 +138,24 @@ async def translate(request: Request) -> Response:
     texts = [body.q] if isinstance(body.q, str) else body.q
     if not any(text.strip() for text in texts):
         raise ApiError(400, "q is empty; give a text to translate", "q")
-    source = "" if body.source == AUTO else body.source
+    target, source = (OWN_CODES.get(code.lower(), code) for code in (body.target, body.source))
     service: Service = request.app.state.service
+    service.require_decoder()
     try:
-        prefix, code = service.translations.prefix(body.target, source)
+        prefix, code = service.translations.prefix(target, "" if source == AUTO else source)
     except UserError as error:
         raise ApiError(400, str(error).replace("_language", "")) from None
     service.log_prompts(texts)
-    if body.alternatives:
-        answers = await _whole(service, texts, prefix, body.alternatives + 1, request.receive)
-    else:
-        answers = await _by_sentence(service, texts, prefix, code, request.receive)
-    result: dict[str, Any] = {"translatedText": [first for first, *_ in answers]}
-    if body.alternatives:
-        result["alternatives"] = [others for _, *others in answers]
+    documents = await service.documents(texts, Cutting("sentences", prefix, code), "q")
+    prompts = [prompt for document in documents for prompt in document.prompts]
+    answers = [best for (best,) in await _decoded(service, prompts, request.receive)]
+    others, count = dict[str, Sequence[str]](), body.alternatives or 0
+    if count and not service.exact:  # exact decoding has no beams
+        prompts = [*dict.fromkeys(prompts)]
+        searches = await _decoded(service, prompts, request.receive, count + 1)
+        for prompt, results in zip(prompts, searches, strict=True):
+            others[prompt] = [result.text for result in results if result.text]
+    result = await asyncio.to_thread(_joined, documents, answers, others, count)
     if body.source == AUTO:
         detected = {"confidence": 0, "language": code or UNDETERMINED}
         result["detectedLanguage"] = [detected] * len(texts)
@@ -133,47 +164,55 @@ async def translate(request: Request) -> Response:
     return JSONResponse(result)
 
 
-async def _by_sentence(
-    service: Service, texts: Sequence[str], prefix: str, source: str, receive: Any
-) -> list[list[str]]:
-    documents = await service.documents(texts, Cutting("sentences", prefix, source), "q")
-    prompts = [prompt for document in documents for prompt in document.prompts]
+async def _decoded(
+    service: Service, prompts: Sequence[str], receive: Any, beams: int = 1
+) -> list[list[Result]]:
+    """The best `beams` texts of each prompt."""
     size = min(len(prompts), service.worker.max_batch, service.limits.rows)
-    spec = Job(service.settings())
-    job = GenerationJob(size=size, texts=len(prompts), spec=spec, prompts=prompts, pieces=True)
+    spec = Job(service.settings({"num_beams": beams, "num_return_sequences": beams}))
+    texts = len(prompts) * beams
+    job = GenerationJob(size=size, texts=texts, spec=spec, prompts=prompts, pieces=True)
     job.sources = prompts
     results = await service.results(EventStream(job, service.worker.jobs, receive))
-
-    def joined() -> list[list[str]]:
-        answers = iter(results)
-        for document in documents:
-            for _ in document.prompts:
-                document.add(next(answers))
-            document.finish()
-        return [[document.result.text or ""] for document in documents]
-
-    answers = await asyncio.to_thread(joined)
-    if error := next((d.result.error for d in documents if d.result.error), None):
-        raise ApiError(500, error)
-    return answers
+    return [results[i : i + beams] for i in range(0, texts, beams)]
 
 
-async def _whole(
-    service: Service, texts: Sequence[str], prefix: str, count: int, receive: Any
-) -> list[list[str]]:
-    """Searches `count` translations of each text, which is not cut."""
-    spec = Job(service.settings({"num_beams": count, "num_return_sequences": count}))
-    prompts, number = await service.token_ids(texts, "q", prefix), len(texts) * count
-    service.require_rows(number, "q")
-    job = GenerationJob(size=number, texts=number, spec=spec, prompts=prompts)
-    job.sources = [prefix + text for text in texts]
-    results = await service.results(EventStream(job, service.worker.jobs, receive))
-    answers = [result.text or "" for result in results]
-    return [answers[i : i + count] for i in range(0, number, count)]
+def _joined(
+    documents: Sequence[DocumentInFlight], answers: Iterable[Result], others: Others, count: int
+) -> dict[str, list[Any]]:
+    """The translations of all texts, with `count` alternatives, as fields of the answer."""
+    answers = iter(answers)
+    for document in documents:
+        for _ in document.prompts:
+            document.add(next(answers))
+        document.finish()
+        if document.result.error:
+            raise ApiError(500, document.result.error)
+    fields: dict[str, list[Any]] = {"translatedText": [d.result.text or "" for d in documents]}
+    if count:
+        fields["alternatives"] = [_alternatives(d, others, count) for d in documents]
+    return fields
 
 
-@router.get("/languages", responses={status: ERRORS[status] for status in (403, "4XX")})
-async def languages(request: Request) -> list[Language]:
-    """Returns the languages that the model translates, with the targets of each."""
-    pairs = request.app.state.service.translations.pairs()
+def _alternatives(document: DocumentInFlight, others: Others, count: int) -> list[str]:
+    """Up to `count` further translations: the n-th has the n-th other text of each sentence."""
+    source: Any = document.document
+    best, rows = [piece.text for piece in document.result.pieces], list[list[str]]()
+    for piece, prompt, text in zip(source.pieces, document.prompts, best, strict=True):
+        found = [one for one in others.get(prompt, ()) if not source.loses_address(piece, one)]
+        rows.append([one for one in (source.answered(piece, o) for o in found) if one != text])
+    texts = dict[str, None]()
+    for n in range(count):
+        pieces = [row[n] if n < len(row) else text for row, text in zip(rows, best, strict=True)]
+        parts = [source.part(i, pieces) for i in range(len(pieces))]
+        texts["".join([*parts, source.before(len(pieces))])] = None
+    return [text for text in texts if text != document.result.text]
+
+
+@router.get("/languages", responses={status: ERRORS[status] for status in (400, 403, "4XX")})
+def languages(request: Request) -> list[Language]:  # in a thread: MADLAD-400 has 200,000 pairs
+    """Returns all languages of the model, with the targets of each."""
+    service: Service = request.app.state.service
+    service.require_decoder()
+    pairs = service.translations.pairs()
     return [Language(code=code, name=name, targets=targets) for code, name, targets in pairs]

@@ -22,8 +22,8 @@ from mlx_t5.drafting.costs import most_proposals
 from mlx_t5.engine.batching import MAX_JOINING_TOKENS
 from mlx_t5.engine.reuse import AnswerStore
 from mlx_t5.errors import UserError
+from mlx_t5.network.compiled import compile_at_once
 from mlx_t5.network.encoding import encoded
-from mlx_t5.network.modules import compile_at_once
 from mlx_t5.scoring.pairs import LastEncoded, Pair
 from mlx_t5.scoring.passes import NotFinite, Part
 from mlx_t5.serving.api import MAX_BEAMS, MAX_NUM_DRAFT
@@ -257,7 +257,7 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
     if not model.can_decode:
         decoder.embed([prompt])
         return
-    compile_at_once(model, decoder.drafter and decoder.drafter.model)
+    compile_at_once(model, decoder.draft and decoder.draft.model)
     # The number of proposals is fixed, so that "auto" learns nothing from dummy texts.
     fixed, most = (num_draft, num_draft) if isinstance(num_draft, int) else (1, most_proposals())
     common: Any = {"max_tokens": DUMMY_TOKENS, "batch_size": batch_size, "num_draft": fixed}
@@ -271,5 +271,5 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
     if decoder.exact:  # all its passes have the same number of positions
         return
     cache = encoded(model, [prompt])
-    for width in range(1, most + 2 if decoder.drafter else 2):
+    for width in range(1, most + 2 if decoder.draft or decoder.copy else 2):
         mx.eval(model.decode(mx.array([prompt[:1] * width], mx.int32), cache, [0]))

@@ -48,7 +48,8 @@ def byte_speller(tokenizer: Any) -> Callable[[int], bytes] | None:
 
     if type(tokenizer).__name__ == "ByT5Tokenizer":
         return byt5
-    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    # An attribute of our own class and of transformers'.
+    decoder = getattr(getattr(tokenizer, "_tokenizer", None), "decoder", None)
     return byte_level if type(decoder).__name__ == "ByteLevel" else None
 
 

@@ -172,7 +172,8 @@ class Document:
 
     def answered(self, piece: Piece, answer: str | None) -> str:
         source = self._kept(piece.start, piece.end)
-        if answer is None or answer == self.source(piece):
+        ends_cue = self._turns is not None and not (answer or "").strip()  # as an empty line
+        if answer is None or answer == self.source(piece) or ends_cue:
             return source
         escapes = self._file_type == ".vtt"
         return rewrapped(source, html.escape(answer, quote=False) if escapes else answer)

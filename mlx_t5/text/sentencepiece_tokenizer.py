@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from sentencepiece import SentencePieceProcessor
 from transformers import PreTrainedTokenizerFast
+
+from mlx_t5.text.added_tokens import EXTRA, AddedTokens
+from mlx_t5.text.pieces import Pieces
 
 SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
@@ -40,27 +41,17 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
     def __init__(self, vocab_file: str, extra_ids: int = 100, **kwargs: Any):
         kwargs = SPECIAL | kwargs
         kwargs.pop("tokenizer_file", None)
-        self._cutter = _Cutter(vocab_file)
-        sentinels = [f"<extra_id_{i}>" for i in reversed(range(extra_ids))]
-        self._tokenizer = self._cutter.tokenizer(sentinels)
-        # sentencepiece recognizes its own symbols in a text without ending a piece there.
-        added = kwargs.get("added_tokens_decoder") or {}
-        own = {i: t for i, t in added.items() if t.special or not self._cutter.has(t)}
-        processor = self._cutter.processor
-        ids = [i for i in range(processor.get_piece_size()) if processor.is_control(i)]
-        control = processor.id_to_piece(ids)
-        token = partial(tokenizers.AddedToken, special=True, normalized=False)
-        special = [token(text) for text in (*control, *sentinels)]
-        listed = kwargs.pop("extra_special_tokens", None) or []
-        names = {str(t) for t in (*listed, *own.values(), *(kwargs[name] for name in SPECIAL))}
-        kwargs["added_tokens_decoder"] = own
-        kwargs["extra_special_tokens"] = [*listed, *(t for t in special if str(t) not in names)]
-        super().__init__(vocab_file=vocab_file, extra_ids=extra_ids, **kwargs)
-        end = (str(self.eos_token), self.eos_token_id)
-        self._tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-            single=["$A", end[0]], pair=["$A", end[0], "$B", end[0]], special_tokens=[end]
+        self._pieces = Pieces(vocab_file)
+        self._tokenizer = self._pieces.tokenizer(extra_ids)
+        added = AddedTokens(
+            {name: kwargs[name] for name in SPECIAL},
+            next((list(kwargs.pop(name)) for name in EXTRA if kwargs.get(name)), []),
+            kwargs.get("added_tokens_decoder") or {},
         )
-        self._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.PreTokenizer.custom(self._cutter)
+        self._pieces.add_special(added, extra_ids)
+        kwargs |= {"added_tokens_decoder": added.by_id, "extra_special_tokens": added.extra}
+        super().__init__(vocab_file=vocab_file, extra_ids=extra_ids, **kwargs)
+        self._pieces.cut_texts_of(self._tokenizer, str(self.eos_token))
 
     @classmethod
     def convert_to_native_format(cls, **kwargs: Any) -> dict[str, Any]:
@@ -69,14 +60,14 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
     def __getstate__(self) -> dict[str, Any]:
         # Without the pre-tokenizer, a Python object that cannot be copied.
         plain, own = tokenizers.Tokenizer(self._tokenizer.model), self._tokenizer
-        plain.decoder, plain.post_processor = own.decoder, own.post_processor
+        plain.decoder = own.decoder
         plain.encode_special_tokens = own.encode_special_tokens
         plain.add_tokens([token for _, token in sorted(own.get_added_tokens_decoder().items())])
         return {**self.__dict__, "_tokenizer": plain}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.PreTokenizer.custom(self._cutter)
+        self._pieces.cut_texts_of(self._tokenizer, str(self.eos_token))
 
     def save_vocabulary(
         self, save_directory: str, filename_prefix: str | None = None
@@ -94,34 +85,3 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
         added.write_text(json.dumps(self.get_added_vocab()), "utf-8")
         vocabulary = self.save_vocabulary(save_directory, filename_prefix)
         return (*file_names, str(added), *vocabulary)
-
-
-class _Cutter:
-    """Cuts text into pieces for `PreTokenizer.custom`, which calls `pre_tokenize`."""
-
-    def __init__(self, file: str):
-        self.processor = SentencePieceProcessor(model_file=str(file))
-
-    def tokenizer(self, sentinels: list[str]) -> tokenizers.Tokenizer:
-        size = self.processor.get_piece_size()
-        pieces = self.processor.id_to_piece(list(range(size)))
-        vocabulary = {piece: i for i, piece in enumerate(pieces)}
-        for i, sentinel in enumerate(sentinels, size):
-            vocabulary.setdefault(sentinel, i)
-        unknown = pieces[self.processor.unk_id()]
-        tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=unknown))
-        steps = [tokenizers.decoders.Metaspace(replacement="▁", prepend_scheme="always")]
-        if any(map(self.processor.is_byte, range(size))):
-            steps.insert(0, tokenizers.decoders.ByteFallback())
-        tokenizer.decoder = tokenizers.decoders.Sequence(steps)
-        return tokenizer
-
-    def has(self, token: str | tokenizers.AddedToken) -> bool:
-        return self.processor.id_to_piece(self.processor.piece_to_id(str(token))) == str(token)
-
-    def pre_tokenize(self, text: tokenizers.PreTokenizedString) -> None:
-        text.split(self._cut)
-
-    def _cut(self, _: int, part: tokenizers.NormalizedString) -> list[tokenizers.NormalizedString]:
-        pieces = self.processor.id_to_piece(self.processor.encode(str(part)))
-        return [tokenizers.NormalizedString(piece) for piece in pieces]

@@ -50,7 +50,9 @@ _MARK = (
 )
 # A cue in which each word has a time: <00:00:00.480><c> word</c>.
 _INLINE_TIME = re.compile(r"<\d+:\d\d[:.\d]*>")
-_OF_A_WORD = re.compile(r"<\d+:\d\d[:.\d]*>|</?c(?:\.[^<>\s]*)?>")
+_TIMING = r"(?:<\d+:\d\d[:.\d]*>|</?c(?:\.[^<>\s]*)?>)"
+# A line of nothing else goes as a whole, because an empty line would end the cue.
+_OF_A_WORD = re.compile(rf"(?<![^\r\n])(?:[ \t]*{_TIMING})+[ \t]*(?:\r\n?|\n|\Z)|{_TIMING}")
 _LETTERS = r"[0-9A-Za-z_\u00aa-\u058f]+"  # of scripts with spaces between words
 # A word with a mark inside stays whole, because its parts would be decoded as separate words.
 _KEPT = re.compile(rf"(?m)\b{_LETTERS}(?:{_MARK}+{_LETTERS})+|{_MARK}")
@@ -74,10 +76,10 @@ def find_words(text: str, suffix: str) -> tuple[list[tuple[int, int]], str]:
         for block in _BLOCK.finditer(masked, time.end(), end):
             if suffix == ".vtt" and block.start() > time.end():
                 break  # an empty line ends a cue; but sloppy .srt files have empty lines in cues
-            cue = block[0]
-            if _INLINE_TIME.search(cue):
-                cue = _OF_A_WORD.sub(lambda tag: GONE * len(tag[0]), cue)
-                characters[block.start() : block.end()] = cue
+            if _INLINE_TIME.search(block[0]):
+                for tag in _OF_A_WORD.finditer(text, *block.span()):
+                    characters[slice(*tag.span())] = GONE * len(tag[0])
+            cue = "".join(characters[slice(*block.span())])
             words += ((block.start() + a, block.start() + b) for a, b in _words(cue))
     return words, "".join(characters)
 

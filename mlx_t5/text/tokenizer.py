@@ -1,5 +1,8 @@
 """Loads the tokenizer of a model folder, and encodes texts.
 
+Importing transformers takes longer than everything else before the first token, so the usual two
+kinds of folders get a `Tokenizer`, which needs only the tokenizers library and sentencepiece.
+
 The files of the folder decide which tokenizer is used; the first that applies is taken:
 
     spiece.model     sentencepiece, as in training (sentencepiece_tokenizer.py), unless the
@@ -14,19 +17,25 @@ The files of the folder decide which tokenizer is used; the first that applies i
 
 from __future__ import annotations
 
+import copy
 import json
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.disk import TOKENIZER_FILES
 from mlx_t5.errors import UserError
+from mlx_t5.text.added_tokens import AddedTokens
+
+if TYPE_CHECKING:
+    import tokenizers
 
 SPIECE, JSON = "spiece.model", "tokenizer.json"
 _T5_CLASSES = ("T5Tokenizer", "MT5Tokenizer")
 _SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+_NO_LIMIT = int(1e30)  # relative positions have no limit, so transformers must not warn of one
 _MOST_SENTINELS = 10_000  # published models have up to 300; a file with more is broken
 # No code of the folder runs, and transformers finds the files in the folder: without the None, it
 # would take paths from tokenizer_config.json.
@@ -37,8 +46,104 @@ _LOCAL: dict[str, Any] = {
 }
 
 
+class Tokenizer:
+    """The tokenizer of a folder with tokenizer.json or spiece.model, without transformers.
+
+    It answers what decoding asks: ids, texts, pieces, the vocabulary and the names of special
+    tokens. Everything else, such as `tokenizer(texts, return_tensors="np")`, is answered by
+    `transformers_tokenizer`. Once that has been made, it answers everything, so that an assigned
+    attribute or `add_tokens` changes all answers.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, added: AddedTokens, make: Callable[[], Any]
+    ) -> None:
+        """Wraps a tokenizer with added tokens; `make` returns transformers' one of the folder."""
+        names: dict[str, Any] = {name: str(token) for name, token in added.named.items()}
+        special = list(dict.fromkeys([*names.values(), *map(str, added.extra)]))
+        names |= {f"{name}_id": backend.token_to_id(token) for name, token in names.items()}
+        names |= {"all_special_tokens": special}
+        names |= {"all_special_ids": [backend.token_to_id(token) for token in special]}
+        # Not by assignment, which changes transformers' tokenizer.
+        self.__dict__.update(_tokenizer=backend, _names=names, _make=make, _made=None)
+
+    @property
+    def transformers_tokenizer(self) -> Any:
+        """transformers' tokenizer of the same folder, made when it is first needed."""
+        if self._made is None:
+            made = self._make()
+            self.__dict__.update(_made=made, _tokenizer=made.backend_tokenizer, _names={})
+        return self._made
+
+    def encode(self, text: str, *args: Any, **options: Any) -> list[int]:
+        if self._made is None and isinstance(text, str) and not args and not options:
+            return self._tokenizer.encode(text).ids
+        return self.transformers_tokenizer.encode(text, *args, **options)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False, **options: Any) -> str:
+        plain = options in ({}, {"clean_up_tokenization_spaces": False})
+        if self._made is None and plain and isinstance(ids, list):
+            return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        options["skip_special_tokens"] = skip_special_tokens
+        return self.transformers_tokenizer.decode(ids, **options)
+
+    def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
+        if self._made is None and isinstance(ids, int):
+            return self._tokenizer.id_to_token(ids)
+        return self.transformers_tokenizer.convert_ids_to_tokens(ids, skip_special_tokens)
+
+    def get_vocab(self) -> dict[str, int]:
+        return self._tokenizer.get_vocab(with_added_tokens=True)
+
+    def __len__(self) -> int:
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self.transformers_tokenizer(*args, **options)
+
+    def __contains__(self, token: Any) -> bool:
+        return token in self.transformers_tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # protocols of copy, pickle and numpy look for these
+            raise AttributeError(name)
+        if name in self._names:
+            return self._names[name]
+        return getattr(self.transformers_tokenizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A method that calls the one it replaces would call itself if it were transformers'.
+        if hasattr(type(self), name):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.transformers_tokenizer, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if hasattr(type(self), name):
+            object.__delattr__(self, name)
+        else:
+            delattr(self.transformers_tokenizer, name)
+
+    def __deepcopy__(self, memo: dict) -> Tokenizer:
+        if self._made is not None:
+            return _around(copy.deepcopy(self._made, memo))
+        twin = Tokenizer.__new__(Tokenizer)  # nothing that both share can change
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    def __reduce__(self) -> tuple:
+        return _around, (self.transformers_tokenizer,)
+
+
+def _around(made: Any) -> Tokenizer:
+    """A `Tokenizer` whose answers are those of a transformers tokenizer."""
+    tokenizer = Tokenizer(made.backend_tokenizer, AddedTokens(), lambda: made)
+    assert tokenizer.transformers_tokenizer is made
+    return tokenizer
+
+
 def load_tokenizer(folder: str | Path) -> Any:
-    """The transformers tokenizer of a folder; None if it has no files for one."""
+    """A folder's `Tokenizer`, or transformers' own; None if the folder has no files for one."""
     folder = Path(folder)
     with _refusing(f"{folder}: cannot load the tokenizer", ": fetch it again"):
         names = ("config.json", "tokenizer_config.json", "special_tokens_map.json", JSON)
@@ -53,27 +158,26 @@ def load_tokenizer(folder: str | Path) -> Any:
             raise ValueError(f"its settings name other files to read: {paths[0]}")
         # Without this variable, transformers would advise the user to install torch.
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-        if (folder / SPIECE).is_file() and (not state or _same_tokens(folder / SPIECE, state)):
-            tokenizer = _from_sentencepiece(folder / SPIECE, named, own)
-        elif state:
-            tokenizer = _from_json(folder, state, own.keys() | special.keys())
-        elif is_byt5:
+        spiece, is_t5 = folder / SPIECE, named in _T5_CLASSES
+        if not spiece.is_file() and not state and is_t5:
+            spiece = folder / "tokenizer.model"
+        if spiece.is_file() and (not state or _same_tokens(spiece, state)):
+            return _from_sentencepiece(spiece, own, special, state, 100 if is_t5 else 0)
+        if state:
+            return _from_json(folder, own, special, state)
+        if is_byt5:
             from transformers import ByT5Tokenizer  # slow to import
 
             tokenizer = ByT5Tokenizer.from_pretrained(folder, **_LOCAL)
-        elif named in _T5_CLASSES and (folder / "tokenizer.model").is_file():
-            tokenizer = _from_sentencepiece(folder / "tokenizer.model", named, own)
         else:
             tokenizer = _from_vocabulary(folder, named)
-    tokenizer.model_max_length = int(1e30)  # relative positions have no limit, so no warnings
+    tokenizer.model_max_length = _NO_LIMIT
     return tokenizer
 
 
 def save_tokenizer(tokenizer: Any, source: Path, folder: Path) -> None:
-    from mlx_t5.text.sentencepiece_tokenizer import SentencePieceTokenizer  # slow to import
-
-    is_own = isinstance(tokenizer, SentencePieceTokenizer) or (source / JSON).is_file()
-    if getattr(tokenizer, "is_fast", False) and not is_own:
+    """Writes tokenizer.json for a tokenizer of other files; the files of a `Tokenizer` suffice."""
+    if getattr(tokenizer, "is_fast", False) and not isinstance(tokenizer, Tokenizer):
         tokenizer.backend_tokenizer.save(str(folder / JSON))
         # The names of special tokens are in the class, or were read from other files.
         own = _read(source / "tokenizer_config.json") | tokenizer.special_tokens_map
@@ -116,31 +220,64 @@ def _same_tokens(spiece: Path, state: dict) -> bool:
     return all(vocabulary.get(piece) == i for i, piece in enumerate(pieces))
 
 
-def _from_sentencepiece(file: Path, named: str, own: dict) -> Any:
-    from mlx_t5.text.sentencepiece_tokenizer import SentencePieceTokenizer  # slow to import
+def _from_sentencepiece(file: Path, own: dict, special: dict, state: dict, extra_ids: int) -> Any:
+    from mlx_t5.text.pieces import Pieces
 
-    sentinels = own.get("extra_ids", 100 if named in _T5_CLASSES else 0)
+    sentinels = own.get("extra_ids", extra_ids)
     if type(sentinels) is not int or not 0 <= sentinels <= _MOST_SENTINELS:
         raise ValueError(f"extra_ids is {sentinels!r:.40}")
-    files = _LOCAL | {"vocab_file": str(file)}
-    return SentencePieceTokenizer.from_pretrained(file.parent, **files, extra_ids=sentinels)
+
+    def make() -> Any:
+        from mlx_t5.text.sentencepiece_tokenizer import SentencePieceTokenizer  # slow to import
+
+        files = _LOCAL | {"vocab_file": str(file)}
+        made = SentencePieceTokenizer.from_pretrained(file.parent, **files, extra_ids=sentinels)
+        made.model_max_length = _NO_LIMIT
+        return made
+
+    added = AddedTokens.read(file.parent, own, special, state, _SPECIAL)
+    if added is None:
+        return make()
+    pieces = Pieces(str(file))
+    pieces.add_special(added, sentinels)
+    backend = pieces.tokenizer(sentinels)
+    added.add_to(backend)
+    pieces.cut_texts_of(backend, str(added.named["eos_token"]))
+    return Tokenizer(backend, added, make)
 
 
-def _from_json(folder: Path, state: dict, names: Set[str]) -> Any:
-    # AutoTokenizer would also import an installed torch, which takes longer than everything else
-    # before the first token.
-    from transformers import PreTrainedTokenizerFast  # slow to import
+def _from_json(folder: Path, own: dict, special: dict, state: dict) -> Any:
+    import tokenizers
 
-    added = [token["content"] for token in state.get("added_tokens") or ()]
-    default = {name: t for name, t in _SPECIAL.items() if name not in names and t in added}
-    files = _LOCAL | {"tokenizer_file": str(folder / JSON)}
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, **files, **default)
-    if isinstance(state["model"]["vocab"], list):  # unigram
-        _restore_fallback(tokenizer, state["model"])
-    return tokenizer
+    contents = [token["content"] for token in state.get("added_tokens") or ()]
+    names = own.keys() | special.keys()
+    default = {n: t for n, t in _SPECIAL.items() if n not in names and t in contents}
+    unigram = state["model"] if isinstance(state["model"]["vocab"], list) else None
+
+    def make() -> Any:
+        # AutoTokenizer would also import an installed torch.
+        from transformers import PreTrainedTokenizerFast  # slow to import
+
+        files = _LOCAL | {"tokenizer_file": str(folder / JSON)}
+        made = PreTrainedTokenizerFast.from_pretrained(folder, **files, **default)
+        if unigram:
+            _restore_fallback(made.backend_tokenizer, made.unk_token, unigram)
+        made.model_max_length = _NO_LIMIT
+        return made
+
+    added = AddedTokens.read(folder, own, special, state, default)
+    if added is None:
+        return make()
+    backend = tokenizers.Tokenizer.from_file(str(folder / JSON))
+    backend.no_truncation()
+    backend.no_padding()
+    added.add_to(backend)
+    if unigram:
+        _restore_fallback(backend, str(added.named.get("unk_token", "<unk>")), unigram)
+    return Tokenizer(backend, added, make)
 
 
-def _restore_fallback(tokenizer: Any, model: dict) -> None:
+def _restore_fallback(backend: tokenizers.Tokenizer, unk_token: str | None, model: dict) -> None:
     """Restores what transformers 5 loses when it saves a unigram tokenizer.
 
     It saves id 2 for the unknown token, although token 2 may be another one: an unknown character
@@ -149,9 +286,9 @@ def _restore_fallback(tokenizer: Any, model: dict) -> None:
     """
     from tokenizers import decoders, models
 
-    backend, ids = tokenizer.backend_tokenizer, {p: i for i, (p, _) in enumerate(model["vocab"])}
+    ids = {piece: i for i, (piece, _) in enumerate(model["vocab"])}
     spells = "<0x00>" in ids
-    unknown = ids.get(tokenizer.unk_token or "<unk>", model.get("unk_id"))
+    unknown = ids.get(unk_token or "<unk>", model.get("unk_id"))
     if (unknown, spells) != (model.get("unk_id"), model.get("byte_fallback", False)):
         vocabulary = [(piece, score) for piece, score in model["vocab"]]
         backend.model = models.Unigram(vocabulary, unk_id=unknown, byte_fallback=spells)

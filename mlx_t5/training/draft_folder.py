@@ -12,14 +12,14 @@ from pathlib import Path
 
 from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints import writing
+from mlx_t5.checkpoints.checkpoint import ENTRY, cast, keep_float32
+from mlx_t5.checkpoints.config import read_config
 from mlx_t5.checkpoints.quantization import Quantization, Recipe
 from mlx_t5.checkpoints.reading import DTYPES, read_weights, stored_dtype, type_name
 from mlx_t5.disk import MODULES, SENTENCE_SETTINGS, absolute
 from mlx_t5.model import T5
 from mlx_t5.network.draft_vocabulary import TABLE
-from mlx_t5.network.layers import keep_float32
-from mlx_t5.network.sharing import ENTRY, OF_DRAFT, SHARED, target_name
-from mlx_t5.network.weights import cast, read_config
+from mlx_t5.network.sharing import OF_DRAFT, SHARED, target_name
 
 
 def save_draft(

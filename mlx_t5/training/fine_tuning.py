@@ -1,7 +1,7 @@
 """Prepares a model for fine-tuning, and writes the result.
 
 Training changes either the model's own weights or LoRA adapters of some layers
-(network/adapting.py). Other programs can read the result: adapters have PEFT's format, and whole
+(training/adapting.py). Other programs can read the result: adapters have PEFT's format, and whole
 models have the format of Hugging Face.
 """
 
@@ -14,13 +14,15 @@ from typing import Any
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.adapter_config import LoraConfig
 from mlx_t5.checkpoints.adapters import save_adapter
+from mlx_t5.checkpoints.checkpoint import cast
+from mlx_t5.checkpoints.config import read_config
 from mlx_t5.checkpoints.hub import ADAPTED, source_of
+from mlx_t5.checkpoints.names import EMBEDDING, HEAD, tensor_names
 from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.checkpoints.writing import new_model_folder, save_weights, write_json
 from mlx_t5.errors import UserError
 from mlx_t5.model import T5
-from mlx_t5.network.adapting import Adapters
-from mlx_t5.network.weights import EMBEDDING, HEAD, cast, read_config, tensor_names
+from mlx_t5.training.adapting import Adapters
 from mlx_t5.training.draft_folder import stored_dtype_of
 
 _OF_MLX = ("quantization", "quantization_config", "converted_from")  # dropped from config.json

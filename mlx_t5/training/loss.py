@@ -50,9 +50,8 @@ def token_loss(draft: T5, temp: float) -> Callable[..., tuple[mx.array, mx.array
             encoded = draft.encode(batch.source, batch.mask)
         else:
             encoded = batch.states.astype(mx.float32)
-        rows, length = batch.tokens.shape
-        cache = draft.cache(encoded, batch.mask, capacity=length)
-        states = draft.decoder_states(batch.tokens, cache, [0] * rows)
+        cache = draft.cache(encoded, batch.mask, capacity=batch.tokens.shape[1])
+        states = draft.decoder_states(batch.tokens, cache)
         heads = ("lm_head.weight", "shared.weight")
         trained = [weights[name] for name in heads if name in weights][:1]
 

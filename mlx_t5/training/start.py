@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.drafting.draft_model import check_pair
 from mlx_t5.errors import UserError
 from mlx_t5.model import T5
 from mlx_t5.network.draft_vocabulary import TABLE, require_all_tokens, with_all_tokens
@@ -22,7 +22,7 @@ def start_from(draft: T5, target: T5, name: str, trained: bool) -> Any:
     """The draft that is trained: `draft`, or a copy that proposes all tokens of the target."""
     if trained:
         require_plain(draft, name)
-    DraftModel(draft, target)  # refuses a draft that does not fit
+    check_pair(draft, target)
     size, needed = draft.config.vocab_size, target.config.vocab_size
     if trained and size < needed:
         raise UserError(

@@ -13,11 +13,11 @@ import adapters
 import checkpoints
 from checkpoints import TINY, arrays
 from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.checkpoints.config import T5Config
+from mlx_t5.checkpoints.names import tensor_names
 from mlx_t5.convert import convert
 from mlx_t5.errors import UserError
 from mlx_t5.model import T5, load
-from mlx_t5.network.config import T5Config
-from mlx_t5.network.weights import tensor_names
 
 Q = "decoder.block.1.layer.0.SelfAttention.q"
 Q_LAYERS = {

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 
+from mlx_t5.checkpoints.config import read_config
 from mlx_t5.checkpoints.generation_config import (
     FILE,
     Preset,
@@ -18,7 +19,6 @@ from mlx_t5.checkpoints.generation_config import (
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.errors import UserError
 from mlx_t5.model import load
-from mlx_t5.network.weights import read_config
 from mlx_t5.settings import SMALLEST
 
 # From t5-small's config.json.

@@ -11,13 +11,12 @@ import checkpoints
 from checkpoints import TINY, arrays
 from devices import skip_narrow_4_bits
 from mlx_t5.backend import mx, nn, tree_flatten
-from mlx_t5.checkpoints import quantization
+from mlx_t5.checkpoints import checkpoint, quantization
 from mlx_t5.checkpoints.quantization import MODES, Quantization, Recipe
 from mlx_t5.convert import convert
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.errors import UserError
 from mlx_t5.model import load
-from mlx_t5.network import weights as weights_module
 
 
 @pytest.mark.parametrize(
@@ -119,7 +118,7 @@ def test_a_quantized_embedding_does_not_hide_the_type_of_a_model(
     tiny, tmp_path, dtype, monkeypatch
 ):
     """By default a GPU computes in the folder's type, and memory is counted in that type."""
-    monkeypatch.setattr(weights_module, "on_cpu", lambda: False)
+    monkeypatch.setattr(checkpoint, "on_cpu", lambda: False)
     out = convert(tiny, tmp_path / "out", dtype, quantize=True, quant_predicate="embed_8")
     quantized, plain = load(out)[0], load(tiny, dtype)[0]
     assert quantized.dtype == quantized.shared.scales.dtype == getattr(mx, dtype)

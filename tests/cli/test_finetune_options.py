@@ -1,5 +1,6 @@
 """Tests files of pairs and the options of finetune.py."""
 
+import csv
 import json
 
 import pytest
@@ -22,6 +23,21 @@ OBJECT = json.dumps({"en": PAIR[0], "fr": PAIR[1]})
         ("a.csv", 'id,target,source\n1,"say ""c""",a\tb\n', None, PAIR),
         ("a.csv", '\ufeffinput,output\r\na\tb,"two\nlines"\r\n', None, ("a\tb", "two\nlines")),
         ("a.tsv", 'say "c"\tb\n', None, ('say "c"', "b")),  # without a header
+        ("a.tsv", '"c"\t"b"\n', None, ('"c"', '"b"')),
+        ("a.tsv", '\ufeffinput\toutput\r\n"say ""c"""\tb\r\n', None, ('say "c"', "b")),
+        ("a.tsv", '"source"\t"target"\n\n"two\nlines"\t"a\tb"\n', None, ("two\nlines", "a\tb")),
+        ("a.tsv", 'source\ttarget\n"c", she said\t"b"\n', None, ('"c", she said', '"b"')),
+        ("a.tsv", 'source\ttarget\n"c\t"b\n', None, ('"c', '"b')),
+        ("a.jsonl", '{"instruction": "fix: ", "input": "a", "output": "b"}', None, ("fix: a", "b")),
+        (
+            "a.jsonl",
+            '{"instruction": "Say b.", "input": " ", "output": "b"}',
+            None,
+            ("Say b.", "b"),
+        ),
+        ("a.csv", f"input,output\na,{'b' * 200_000}\n", None, ("a", "b" * 200_000)),
+        ("a.tsv", "output\tinstruction\nb\tSay b.\n", None, ("Say b.", "b")),
+        ("a.csv", "input,output,instruction\na,b,fix:\n", None, ("fix: a", "b")),
         ("a.tsv", 'fr\ten\nb\tsay "c"\n', ("en", "fr"), ('say "c"', "b")),
     ],
 )
@@ -32,6 +48,50 @@ def test_pairs_are_read_from_files_of_many_kinds(tmp_path, name, content, langua
     ((prompt, completion),) = read_lines(str(tmp_path / name), names, prompts_only=True)
     assert prompt == expected[0]
     assert completion == (expected[1] if "completion" in content else None)
+
+
+@pytest.mark.parametrize(
+    "name, content, languages, unread",
+    [
+        ("a.csv", "id,source,prefix,target\n1,a,fix,b\n", None, "id, prefix"),
+        (
+            "a.jsonl",
+            '{"input": "a", "output": "b", "n": 5}\n{"input": "a", "output": "b", "task": "fix"}',
+            None,
+            "task",
+        ),
+        (
+            "a.jsonl",
+            '{"id": "1", "translation": {"en": "a", "fr": "b", "de": "c"}}',
+            ("en", "fr"),
+            "id, de",
+        ),
+        ("a.jsonl", '{"instruction": "a", "input": "b", "output": "c", "text": "d"}', None, "text"),
+        ("a.tsv", "prompt\tcompletion\na\tb\n", None, ""),
+    ],
+)
+def test_columns_that_are_not_read_are_named_once(
+    tmp_path, capsys, name, content, languages, unread
+):
+    (tmp_path / name).write_text(content)
+    for pair in read_lines(str(tmp_path / name), [languages] if languages else NAMES):
+        assert isinstance(pair, tuple)
+    note = f"note: {tmp_path / name} has columns that are not read: {unread}\n"
+    assert capsys.readouterr().err == (note if unread else "")
+
+
+def test_quotes_of_a_table_program_are_told_apart_from_quotes_of_texts(tmp_path, capsys):
+    file, note = tmp_path / "a.tsv", "has texts in quotes, which are read without the quotes\n"
+    rows = [NAMES[0], ('fix: say "hi"', '"Hi"'), ("fix: two\nlines", "two\tlines"), ("a", "b")]
+    for quoting in csv.QUOTE_MINIMAL, csv.QUOTE_ALL:
+        with open(file, "w", newline="") as out:
+            csv.writer(out, delimiter="\t", quoting=quoting).writerows(rows)
+        assert list(read_lines(str(file))) == rows[1:]
+        assert capsys.readouterr().err == f"note: {file} {note}"
+    for odd in 'say "c"\td\n', "one text\n":
+        file.write_text('prompt\tcompletion\n"a"\tb\n' + odd)
+        assert next(read_lines(str(file))) == ('"a"', "b")
+        assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import transformers
 
+from mlx_t5.cli.generate_options import read_options
 from mlx_t5.cli.output import ArrayFile, LineFile, Painter, summary, text_lines
 from mlx_t5.engine.document_batch import DocumentStats
 from mlx_t5.engine.rows import Result, Stats
@@ -74,6 +75,56 @@ def test_a_file_is_not_shared_or_continued_where_it_has_become_shorter(tmp_path)
     assert path.read_text() == "one\n"
 
 
+def test_a_whole_file_appears_when_it_is_complete(tmp_path, capsys):
+    """A link still leads to it, and it keeps the old file's permissions."""
+    path, link, partial = (tmp_path / name for name in ("out.txt", "link", ".partial-out.txt"))
+    path.write_text("from yesterday")
+    path.chmod(0o600)
+    link.symlink_to(path)
+
+    def write(end: Exception | None = None) -> None:
+        with LineFile(str(link), whole=True) as file:
+            file.write_text("one ")
+            with pytest.raises(UserError, match="link is being written by another process"):
+                LineFile(str(path.with_name("link")), whole=True).write_text("two")
+            file.write_text("two")
+            assert (path.read_text(), partial.read_text()) == ("from yesterday", "one two")
+            if end:
+                raise end
+
+    with pytest.raises(ZeroDivisionError):
+        write(ZeroDivisionError())
+    assert capsys.readouterr().err == f"note: what was finished is in {partial}\n"
+    write()
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("one two", 0o600)
+    assert link.is_symlink() and not partial.exists() and not capsys.readouterr().err
+    path.unlink()
+    where = r"cannot write .*; the results are in .*\.partial-out\.txt"
+    with pytest.raises(UserError, match=where), LineFile(str(link), whole=True) as file:
+        file.write_text("three")
+        path.mkdir()
+    assert partial.read_text() == "three"
+
+
+@pytest.mark.parametrize(
+    "options, whole",
+    [
+        ("--prompt a --output-file b", True),
+        ("--input-file a.txt --output-file b", False),
+        ("--input-file - --output-file b", False),
+        ("--input-file a.txt --split lines --output-file b", True),
+        ("--input-file a.SRT --json --output-file b", True),
+        ("--input-file a.srt --split none --output-file b", False),
+        ("--input-file a.jsonl --split lines --output-file b", False),
+        ("--input-file a.txt --embed --output-file b.npy", True),
+        ("--prompt a --output-file /dev/null", False),
+        ("--prompt a", False),
+    ],
+)
+def test_what_cannot_be_resumed_appears_as_a_whole(options, whole):
+    assert read_options(options.split()).is_output_whole == whole
+
+
 def test_a_json_result_is_exact_even_if_colored(capsys):
     with results(None, as_json=True, painter=Colored()) as file:
         file.write("p\u2028é", result("one\ntwo"))
@@ -105,8 +156,8 @@ def test_a_prompt_without_a_result_keeps_its_place(tmp_path):
 
 
 @pytest.mark.parametrize("end", [None, KeyboardInterrupt])
-def test_each_row_of_an_array_belongs_to_its_prompt(tmp_path, end):
-    """The file is replaced at the end, also after Ctrl-C, but only if there is a vector."""
+def test_each_row_of_an_array_belongs_to_its_prompt(tmp_path, capsys, end):
+    """The file is replaced at the end, but only if there is a vector, and not after Ctrl-C."""
     path, rows = tmp_path / "vectors.npy", np.arange(6, dtype=np.float32).reshape(2, 3) / 7
     path.write_text("from earlier")
     with ArrayFile(str(path)) as output:
@@ -119,7 +170,9 @@ def test_each_row_of_an_array_belongs_to_its_prompt(tmp_path, end):
             if end:
                 raise end
     except KeyboardInterrupt:
-        pass
+        assert path.read_text() == "from earlier"
+        path = tmp_path / ".partial-vectors.npy"
+        assert capsys.readouterr().err == f"note: what was finished is in {path}\n"
     array = np.load(path)
     assert (array.shape, array.dtype) == ((4, 3), np.float32) and np.isnan(array[[0, 2]]).all()
     assert np.array_equal(array[[1, 3]], rows)

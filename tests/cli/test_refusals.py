@@ -69,7 +69,11 @@ MAIN = {
     f"{SPLIT} --num-samples 2 --temp 1": "--split cannot be combined with --num-samples",
     f"{SPLIT} --resume --output-file x": "--resume cannot be combined with a document",
     f"{LINES} --embed --resume --output-file x.npy": "--resume cannot be combined with --output-fi",
-    **{f"--split lines --input-file a{end}": f"--split cannot read {end}" for end in UNREADABLE},
+    **{
+        f"{cut} --input-file a{end}": f"{end} files cannot be split or translated; convert them to"
+        for end in (*UNREADABLE, ".lrc", ".sub")
+        for cut in ("--split lines", "--target-language fr")
+    },
 }
 SERVER = {
     "--host 0.0.0.0": "set --api-key, or say --no-auth",

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from mlx_t5.drafting.adaptive import Adaptive, Experience
+from mlx_t5.drafting.adaptive import AcceptanceStats, Adaptive
 from mlx_t5.drafting.costs import MOST, NUMBERS
 from mlx_t5.drafting.draft_model import DRAFT
-from mlx_t5.drafting.proposals import NOTHING, Choice, Offer
+from mlx_t5.drafting.proposals import Copy
 from mlx_t5.drafting.source_copy import COPY, WEAK_COPY
 from mlx_t5.engine.rows import Row
 from mlx_t5.settings import Settings
@@ -117,7 +117,7 @@ def test_nothing_is_tried_if_even_a_perfect_draft_would_not_pay():
 def test_a_regular_step_measured_in_a_slow_moment_does_not_make_a_useless_draft_pay():
     simulation = Simulation(table("CPU, MKL"), 7)
     for _ in range(2):
-        simulation.table.note(1, 0, 0, 10.0)
+        simulation.table.update(1, 0, 0, 10.0)
     simulation.auto([Line({DRAFT: np.zeros(300, bool)})])
     assert sum(n == 0 for (n,) in simulation.chosen) >= 250
 
@@ -192,11 +192,11 @@ def test_sampled_rows_learn_from_each_other_but_not_from_greedy_rows():
 
 
 def test_a_text_without_rejections_believes_other_texts_only_if_they_went_well():
-    own = Experience()
+    own = AcceptanceStats()
     own.counts[DRAFT] += (4, 0)
 
     def tokens(*others):
-        shared = Experience()
+        shared = AcceptanceStats()
         shared.counts[DRAFT] += own.counts[DRAFT] + others
         return own.expected_tokens(DRAFT, MOST, shared)[4]
 
@@ -206,9 +206,9 @@ def test_a_text_without_rejections_believes_other_texts_only_if_they_went_well()
 
 def test_expected_tokens_are_those_of_a_beta_distribution():
     def expected(most, accepted, rejected):
-        own = Experience()
+        own = AcceptanceStats()
         own.counts[DRAFT] += (accepted, rejected)
-        return own.expected_tokens(DRAFT, most, Experience())
+        return own.expected_tokens(DRAFT, most, AcceptanceStats())
 
     a, b = DRAFT.accepted + 1.5, DRAFT.rejected + 1.1
     alphas = np.random.default_rng(0).beta(a, b, 400_000)
@@ -217,15 +217,17 @@ def test_expected_tokens_are_those_of_a_beta_distribution():
     assert expected(1, 1.5, 1.1)[1:] == pytest.approx([1 + a / (a + b)] * (len(NUMBERS) - 1))
 
 
-def counted(drafted, offers, accepted, written, **end):
+NOTHING = Copy(COPY, ())
+
+
+def counted(drafted, copy, accepted, written, **end):
     """Returns the accepted and rejected proposals that a row and all greedy rows have seen."""
     adaptive, seen = Adaptive(COSTS["a CPU"].fresh()), row("auto")
     for name, value in end.items():
         setattr(seen, name, value)
-    adaptive.note(seen, offers, drafted, written, accepted)
-    own, common = (
-        tuple(sum(experience.counts.values())) for experience in (seen.experience, adaptive.greedy)
-    )
+    adaptive.update(seen, copy, drafted, written, accepted)
+    both = seen.acceptance, adaptive.greedy
+    own, common = (tuple(sum(stats.counts.values(), np.zeros(2))) for stats in both)
     assert own == common
     return own
 
@@ -243,7 +245,7 @@ def counted(drafted, offers, accepted, written, **end):
 )
 def test_verified_proposals_are_counted(proposed, accepted, written, ended, counts):
     end = {"ended": ended, "finish_reason": "stop" if ended else None}
-    assert counted(proposed, [Offer(DRAFT)], accepted, [7] * written, **end) == counts
+    assert counted(proposed, NOTHING, accepted, [7] * written, **end) == counts
 
 
 @pytest.mark.parametrize(
@@ -257,7 +259,7 @@ def test_verified_proposals_are_counted(proposed, accepted, written, ended, coun
     ],
 )
 def test_copies_are_compared_with_the_written_tokens(copy, written, counts):
-    assert counted(0, [Offer(COPY, copy)], 0, written) == counts
+    assert counted(0, Copy(COPY, copy), 0, written) == counts
 
 
 def row(num_draft, decided=0, max_tokens=20, **settings):
@@ -267,18 +269,19 @@ def row(num_draft, decided=0, max_tokens=20, **settings):
 
 def test_a_given_number_is_proposed_up_to_the_end_of_text_or_copy():
     adaptive = Adaptive(COSTS["a CPU"].fresh())
-    draft, copied, weak = Offer(DRAFT), Offer(COPY, [3, 4]), Offer(WEAK_COPY, [3, 4])
+    copied, weak = Copy(COPY, [3, 4]), Copy(WEAK_COPY, [3, 4])
 
-    def choice(row, *offers):
-        (choice,) = adaptive.choose([row], [offers])
-        return choice
+    def choice(row, copy=NOTHING, unread=(0,)):
+        """Returns the row's copied tokens and its number of drafted tokens."""
+        plan = adaptive.choose([row], [copy], unread)
+        return list(*plan.copies), *plan.drafted
 
-    assert choice(row(3), draft) == Choice(3, 3)
-    assert choice(row(30), draft) == Choice(19, 19)
-    assert choice(row(3, decided=18), draft) == Choice(1, 1)
-    assert choice(row(3, decided=19), draft) == choice(row(0), draft) == NOTHING
-    assert choice(row(3)) == NOTHING
-    assert choice(row(3), copied, draft) == Choice(2, 0, [3, 4])
-    assert choice(row(3), weak, draft) == Choice(3, 3)
-    assert choice(row(3), weak) == Choice(2, 0, [3, 4])
-    assert choice(row(1, temp=1.0), draft) == Choice(1, 1)
+    assert choice(row(3)) == ([], 3)
+    assert choice(row(30)) == ([], 19)
+    assert choice(row(3, decided=18)) == ([], 1)
+    assert choice(row(3, decided=19)) == choice(row(0)) == ([], 0)
+    assert choice(row(3), unread=None) == ([], 0)
+    assert choice(row(3), copied) == ([3, 4], 0)
+    assert choice(row(3), weak) == ([], 3)
+    assert choice(row(3), weak, unread=None) == ([3, 4], 0)
+    assert choice(row(1, temp=1.0)) == ([], 1)

@@ -6,7 +6,7 @@ from fake_model import EOS, FakeModel, contrary, drafter, good, random_table, wi
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.disk import BUNDLED
 from mlx_t5.drafting.adaptive import Adaptive
-from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.engine.rows import Row
 from mlx_t5.model import load
 from mlx_t5.sampling.draws import row_key
@@ -43,7 +43,7 @@ def auto(draft, prices, **options):
     decoder = SpeculativeDecoder(ENDLESS, DRAFTS.get(draft), clock=Ticks(), **options)
     decoder.adaptive = Adaptive(prices.fresh())
     if draft == "never right":
-        decoder.adaptive.costs.note = lambda *_: None  # keeps the table of costs
+        decoder.adaptive.costs.update = lambda *_: None  # keeps the table of costs
     return decoder
 
 
@@ -92,7 +92,7 @@ def test_a_draft_that_is_not_asked_is_not_called_and_catches_up_in_one_pass():
     proposer = drafter(contrary(target.table), target)
     decoder = SpeculativeDecoder(target, proposer)
     decoder.adaptive = Adaptive(COSTS["a CPU"].fresh())
-    decoder.adaptive.costs.note = lambda *_: None  # keeps the table of costs
+    decoder.adaptive.costs.update = lambda *_: None  # keeps the table of costs
     stats = decoder.generate(SOURCE, 200).stats
     calls = proposer.model.calls
     assert len(calls) == stats.drafted < 60, "one pass a proposal"
@@ -111,8 +111,9 @@ def test_a_row_with_a_fixed_number_keeps_it_beside_auto_rows():
 
 @pytest.mark.parametrize("temp", [0.0, 1.0])
 def test_nothing_is_learned_where_a_number_is_given(temp):
-    for draft in (DRAFTS["good"], SourceCopy(), CopyOrDraft(SourceCopy(), DRAFTS["good"])):
-        decoder = SpeculativeDecoder(ENDLESS, draft, None, 3)
+    good_draft = DRAFTS["good"]
+    for draft, copy in ((good_draft, None), (None, SourceCopy()), (good_draft, SourceCopy())):
+        decoder = SpeculativeDecoder(ENDLESS, draft, None, 3, copy=copy)
         assert decoder.generate(SOURCE, max_tokens=9, temp=temp).stats.drafted
         assert not decoder.adaptive.greedy.counts
         assert not decoder.adaptive.costs.errors
@@ -131,7 +132,7 @@ def test_a_draft_that_is_not_asked_does_not_read_the_source(monkeypatch):
     proposer = drafter(target.table, target)
     decoder = SpeculativeDecoder(target, proposer)
     decoder.adaptive = Adaptive(COSTS["a CPU that pays for every position"].fresh())
-    monkeypatch.setattr(decoder.adaptive.costs, "note", lambda *_: None)
+    monkeypatch.setattr(decoder.adaptive.costs, "update", lambda *_: None)
     monkeypatch.setattr(proposer.model, "encode", pytest.fail)
     assert decoder.generate(SOURCE, 50).stats.drafted == 0
 
@@ -141,7 +142,7 @@ def test_a_draft_without_memory_to_read_the_source_reads_it_later(monkeypatch):
     decoder = SpeculativeDecoder(target, drafter(target.table, target))
     prompts = [SOURCE, SOURCE[1:], SOURCE[2:]]
     expected = SpeculativeDecoder(target).generate(prompts, 9)
-    model, failures = decoder.drafter.model, [RuntimeError("[malloc] Unable to allocate")]
+    model, failures = decoder.draft.model, [RuntimeError("[malloc] Unable to allocate")]
     encode = model.encode
 
     def failing(*args):

@@ -86,7 +86,7 @@ def ratios(learned, rows=1):
 
 def measure(learned, factor, gamma, passes, times=1):
     for _ in range(times):
-        learned.note(1, gamma, passes, factor * learned.expected(1, 1 + gamma, passes))
+        learned.update(1, gamma, passes, factor * learned.expected(1, 1 + gamma, passes))
 
 
 def greedy():

@@ -8,7 +8,6 @@ from fake_model import EOS, FakeModel, drafter, good, greedy, only, random_table
 from mlx_t5.decoder import Engine, SpeculativeDecoder
 from mlx_t5.disk import BUNDLED
 from mlx_t5.drafting.draft_model import DraftModel
-from mlx_t5.drafting.proposals import NOTHING, Choice
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
 from mlx_t5.model import load
@@ -32,10 +31,6 @@ def started(draft, sources=(SOURCE,)):
     return draft
 
 
-def drafted(lengths):
-    return [Choice(n, n) for n in lengths]
-
-
 def continuation(table, seen, count):
     """Returns the tokens that greedy decoding of the table writes after `seen`."""
     seen = list(seen)
@@ -46,7 +41,7 @@ def continuation(table, seen, count):
 
 def test_the_draft_proposes_its_own_greedy_continuation():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)))
-    proposal = draft.propose([[0]], drafted([4]), sampling(1), None)
+    proposal = draft.propose([[0]], [4], sampling(1), None)
     assert proposal.tokens.tolist() == [continuation(TABLE, [0], 4)]
     assert proposal.q is None
     assert proposal.lengths == [4]
@@ -54,21 +49,18 @@ def test_the_draft_proposes_its_own_greedy_continuation():
 
 def test_a_row_with_zero_proposals_gets_none():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE, SOURCE))
-    copied = Choice(2, 0, [3, 4])
-    choices = [copied, *drafted([1]), NOTHING]
-    assert draft.propose([[0]] * 3, choices, sampling(3), None).lengths == [0, 1, 0]
-    choices = [copied, *drafted([0]), NOTHING]
-    assert draft.propose([[0]] * 3, choices, sampling(3), None) is None
+    assert draft.propose([[0]] * 3, [0, 1, 0], sampling(3), None).lengths == [0, 1, 0]
+    assert draft.propose([[0]] * 3, [0, 0, 0], sampling(3), None).tokens is None
 
 
 def test_the_draft_catches_up_with_the_committed_tokens():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE, SOURCE))
     rows = [[0], [0], [0]]
-    first = draft.propose(rows, drafted([3] * 3), sampling(3), None).tokens[0].tolist()
+    first = draft.propose(rows, [3] * 3, sampling(3), None).tokens[0].tolist()
     # Rows with all proposals accepted and one more token, one accepted, and none.
     rows = [[0, *first, 5], [0, first[0], 5], [0, 6]]
-    draft.note(rows)
-    second = draft.propose(rows, drafted([2] * 3), sampling(3), None)
+    draft.update(rows)
+    second = draft.propose(rows, [2] * 3, sampling(3), None)
     assert second.tokens.tolist() == [continuation(TABLE, row, 2) for row in rows]
     # The first row lacks its last proposal and the new token; other rows lack the new token.
     offsets, block = draft.model.calls[3]
@@ -78,17 +70,17 @@ def test_the_draft_catches_up_with_the_committed_tokens():
     # After rejections and steps without a draft there are more tokens to catch up with.
     for token in (2, 3, 4, 5):
         rows = [[*row, token] for row in rows]
-        draft.note(rows)
+        draft.update(rows)
         if token < 5:
-            assert draft.propose(rows, drafted([0] * 3), sampling(3), None) is None
-    third = draft.propose(rows, drafted([1, 3, 2]), sampling(3), None)
+            assert draft.propose(rows, [0] * 3, sampling(3), None).tokens is None
+    third = draft.propose(rows, [1, 3, 2], sampling(3), None)
     assert third.lengths == [1, 3, 2]
     assert third.tokens.tolist() == [continuation(TABLE, row, 3) for row in rows]
 
 
 def test_unverified_proposals_are_proposed_again():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)))
-    first, second = (draft.propose([[0]], drafted([3]), sampling(1), None) for _ in range(2))
+    first, second = (draft.propose([[0]], [3], sampling(1), None) for _ in range(2))
     assert first.tokens.tolist() == second.tokens.tolist() == [continuation(TABLE, [0], 3)]
     assert draft.model.calls[3] == ([0], [[0]])
 
@@ -111,18 +103,16 @@ def test_the_drafts_cache_is_sized_for_the_remaining_rows():
         assert (cache.source, cache.capacity) == (source_width(2), 32)
 
 
-def test_a_fresh_drafter_shares_the_model_and_nothing_else():
+def test_an_empty_draft_shares_the_model_and_nothing_else():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)))
-    other = draft.fresh()
+    other = draft.empty()
     assert other.model is draft.model and (other.cache, other.fed) == (None, [])
 
 
 def test_sampled_proposals_come_from_q():
     rows = 4000
     draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE,) * rows)
-    proposal = draft.propose(
-        [[0]] * rows, drafted([1] * rows), sampling(rows, 1.0), position_keys(rows, 5)
-    )
+    proposal = draft.propose([[0]] * rows, [1] * rows, sampling(rows, 1.0), position_keys(rows, 5))
     assert proposal.q.shape == (rows, 1, V)
     logits = TABLE(SOURCE, (0,)).astype(np.float64)
     q = np.exp(logits) / np.exp(logits).sum()
@@ -141,10 +131,10 @@ def test_a_wider_draft_proposes_common_ids_only():
     model = FakeModel(TABLE, V)
     draft = started(drafter(beyond, model, V + 3))
     common = lambda source, seen: beyond(source, seen)[:V]  # noqa: E731
-    assert draft.propose([[0]], drafted([3]), sampling(1), None).tokens.tolist() == [
+    assert draft.propose([[0]], [3], sampling(1), None).tokens.tolist() == [
         continuation(common, [0], 3)
     ]
-    q = draft.propose([[0]], drafted([3]), sampling(1, 1.0), position_keys(1, 5)).q
+    q = draft.propose([[0]], [3], sampling(1, 1.0), position_keys(1, 5)).q
     assert q.shape == (1, 3, V)
     np.testing.assert_allclose(q.sum(-1), 1, atol=1e-6)
 
@@ -152,7 +142,7 @@ def test_a_wider_draft_proposes_common_ids_only():
 def test_a_narrower_draft_sees_padding_for_ids_it_does_not_have():
     model = FakeModel(TABLE, V)
     draft = started(drafter(random_table(V - 2), model, V - 2), ((3, V - 1),))
-    q = draft.propose([[0, V - 1, 2]], drafted([2]), sampling(1, 1.0), position_keys(1, 5)).q
+    q = draft.propose([[0, V - 1, 2]], [2], sampling(1, 1.0), position_keys(1, 5)).q
     assert draft.cache.sources == [(3, 0)]
     assert draft.model.calls[0][1] == [[0, 0, 2]]
     assert q.shape == (1, 2, V)
@@ -180,16 +170,16 @@ def test_a_draft_proposes_only_its_own_vocabulary(monkeypatch):
     """All other logits count as -inf; a greedy step never computes logits of all tokens."""
     target = FakeModel(TABLE, V)
     draft = started(drafter(TABLE, target, d2t=OWN))
-    proposal = draft.propose([[0]], drafted([4]), sampling(1, 1.0), position_keys(1, 5))
+    proposal = draft.propose([[0]], [4], sampling(1, 1.0), position_keys(1, 5))
     assert set(proposal.tokens[0].tolist()) <= set(OWN)
     assert proposal.q.shape == (1, 4, V) and proposal.q[..., [0, 3, 4]].max().item() == 0
     np.testing.assert_allclose(proposal.q.sum(-1), 1, atol=1e-6)
     masked = started(drafter(only(TABLE, OWN), target))
-    same = masked.propose([[0]], drafted([4]), sampling(1, 1.0), position_keys(1, 5))
+    same = masked.propose([[0]], [4], sampling(1, 1.0), position_keys(1, 5))
     assert same.tokens.tolist() == proposal.tokens.tolist()
     draft, wide = started(drafter(TABLE, target, d2t=OWN)), []
     monkeypatch.setattr(draft.vocabulary, "spread", lambda *args: wide.append(args))
-    proposal = draft.propose([[0]], drafted([4]), sampling(1), None)
+    proposal = draft.propose([[0]], [4], sampling(1), None)
     assert proposal.tokens.tolist() == [continuation(only(TABLE, OWN), [0], 4)] and not wide
 
 
@@ -198,7 +188,7 @@ def test_rules_for_the_text_apply_to_a_vocabulary_of_its_own():
     draft = started(drafter(low, FakeModel(TABLE, V), d2t=OWN))
     settings = [Settings(no_repeat_ngram_size=1, min_tokens=3)]
     greedily = Sampling.of(settings, Processing.of(settings, [EOS]))
-    proposal = draft.propose([[0]], drafted([3]), greedily, None)
+    proposal = draft.propose([[0]], [3], greedily, None)
     assert sorted(proposal.tokens[0].tolist()) == [2, 5, 6]
 
 
@@ -206,7 +196,7 @@ def test_draft_tokens_that_the_target_lacks_are_never_proposed():
     wide = random_table(V + 3)
     target = FakeModel(TABLE, V)
     draft = started(drafter(wide, target, V + 3, [2, 5, V + 1]))
-    assert draft.propose([[0]], drafted([4]), sampling(1), None).tokens.max().item() < V
+    assert draft.propose([[0]], [4], sampling(1), None).tokens.max().item() < V
     with pytest.raises(UserError, match="the draft has none of the target's tokens"):
         drafter(wide, target, V + 3, [V, V + 1])
 

@@ -25,8 +25,7 @@ SENTENCE = [A, B, C, D, E, F, G, EOS]
 def ahead(source, output, length=3, begin=0):
     alignment = Alignment(source, begin)
     alignment.follow(output)
-    offer = alignment.find(length)
-    return offer.tokens if offer else []
+    return list(alignment.find(length).tokens)
 
 
 def test_the_first_tokens_need_no_match():
@@ -106,11 +105,10 @@ def test_copies_are_likely_where_half_of_the_last_four_tokens_were_copies():
 
 
 def predicted(prediction, output, source=(), length=3):
-    alignment = Alignment(source, 0)
-    alignment.predict(prediction)
+    alignment = Alignment(source, 0, prediction)
     alignment.follow(output)
-    offer = alignment.find(length)
-    return offer and (offer.kind, offer.tokens)
+    copy = alignment.find(length)
+    return (copy.kind, copy.tokens) if copy.tokens else None
 
 
 def test_a_prediction_is_read_from_its_beginning_and_found_again():
@@ -163,8 +161,8 @@ def test_a_task_prefix_is_skipped():
             return "".join(map(self.convert_ids_to_tokens, tokens)).replace("▁", " ")
 
     sources = [[3, 4, 5, A, B, EOS], [A, B, EOS], [A] * 30 + [5, B]]
-    for copy in (SourceCopy(Vocabulary()), SourceCopy(Vocabulary()).fresh()):
-        copy.insert(sources)
+    for copy in (SourceCopy(Vocabulary()), SourceCopy(Vocabulary()).empty()):
+        copy.insert(sources, [()] * 3)
         assert [alignment.place for alignment in copy.alignments] == [3, 0, 0]
 
 

@@ -5,10 +5,10 @@ import pytest
 from fake_model import EOS, FakeModel, drafter, good, random_table, without
 from families import SHAPE
 from mlx_t5.backend import mx
+from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.errors import UserError
 from mlx_t5.model import T5
-from mlx_t5.network.config import T5Config
 
 V = 11
 TABLE = random_table(V, eos_bias=0.5)

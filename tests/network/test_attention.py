@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from mlx_t5.backend import mx
+from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.model import T5, load
-from mlx_t5.network import attention, cache
-from mlx_t5.network.attention import RelativeBias, relative_buckets
-from mlx_t5.network.config import T5Config
+from mlx_t5.network import bias as position_bias
+from mlx_t5.network.bias import RelativeBias, relative_buckets
 from mlx_t5.network.memory import encoder_bytes
 from random_models import random_t5
 
@@ -78,7 +78,7 @@ def test_chunks_give_transformers_states(reference_of, monkeypatch, family):
     ids = rng.integers(3, 96, (2, 150))
     mask = np.arange(150) < np.array([[150], [97]])
     at_once = np.array(model.encode(mx.array(ids), mx.array(mask)))
-    monkeypatch.setattr(attention, "MAX_SCORES", 2 * 4 * 150 * 40)
+    monkeypatch.setattr(position_bias, "MAX_SCORES", 2 * 4 * 150 * 40)
     in_chunks = np.array(model.encode(mx.array(ids), mx.array(mask)))
     expected = reference.encode(ids.tolist(), mask.astype(int).tolist())
     for states in (at_once, in_chunks):
@@ -92,8 +92,8 @@ def test_attention_on_cuda_equals_attention_of_mlx(monkeypatch, mode):
     ids = mx.arange(24).reshape(3, 8) + 3
     mask = mx.arange(8) < mx.array([[8], [3], [5]])
     for cuda in (False, True):
-        for module in (attention, cache):
-            monkeypatch.setattr(module, "ON_CUDA", cuda)
+        for module in ("model", "mlx_t5.network.cache"):
+            monkeypatch.setattr(f"{module}.ON_CUDA", cuda)
         prompts = model.cache(model.encode(ids, mask), mask, 8)
         both = prompts, prompts.shared(2, 8)
         for length in (5, 1):
@@ -114,7 +114,7 @@ def test_chunks_reduce_the_memory_of_a_long_source(monkeypatch):
     ids = mx.zeros((1, 600), mx.int32)
     peaks = []
     for most in (16 * 600 * 600, 16 * 600 * 75):
-        monkeypatch.setattr(attention, "MAX_SCORES", most)
+        monkeypatch.setattr(position_bias, "MAX_SCORES", most)
         mx.clear_cache()
         before = mx.get_active_memory()
         mx.reset_peak_memory()

@@ -8,10 +8,10 @@ import pytest
 from devices import cpu_allocation
 from families import SHAPE
 from mlx_t5.backend import mx
+from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.model import T5
-from mlx_t5.network import layers
+from mlx_t5.network import compiled
 from mlx_t5.network.cache import SLOT_MULTIPLE, round_up, source_width
-from mlx_t5.network.config import T5Config
 
 T = 12
 
@@ -157,7 +157,7 @@ def test_offsets_that_do_not_fit_are_refused(model, rows, offsets):
 @pytest.mark.parametrize("offsets", [[5, 5], [5, 9]])
 def test_decoding_is_in_place(model, rows, offsets, passes, monkeypatch):
     """Neither the model nor the graph keeps arrays of an earlier pass."""
-    monkeypatch.setattr(layers, "passes_before_compiling", lambda: passes)
+    monkeypatch.setattr(compiled, "passes_before_compiling", lambda: passes)
     before = mx.get_active_memory()
     cache = cache_of(model, [rows[0][1], rows[0][4]], capacity=256 * SLOT_MULTIPLE)
     size = sum(a.nbytes for a in cache.keys + cache.values)

@@ -1,4 +1,4 @@
-"""Compiled layers compute what plain layers compute, also after weights are replaced."""
+"""Compiled layers compute what plain layers compute; every parameter may be replaced."""
 
 import math
 import sys
@@ -6,11 +6,11 @@ import sys
 import numpy as np
 import pytest
 
-from mlx_t5.backend import mx, nn
+from mlx_t5.backend import mx, nn, tree_flatten
+from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.model import T5
-from mlx_t5.network import layers
-from mlx_t5.network.config import T5Config
+from mlx_t5.network import compiled as layers
 from random_models import CONFIG, V, random_t5, randomize
 
 FAMILIES = {
@@ -21,9 +21,9 @@ FAMILIES = {
 }
 
 
-def random_model(family, kind):
+def random_model(family, kind, separate_head=False):
     """Returns a random model of a family in a type, or quantized."""
-    model = T5(T5Config.from_dict(CONFIG | FAMILIES[family]))
+    model = T5(T5Config.from_dict(CONFIG | FAMILIES[family]), separate_head)
     dtype = getattr(mx, kind, mx.float32)
     randomize(model, mx.random.split(mx.random.key(3), 200), 0.0, dtype)
     if "bits" in kind:
@@ -106,3 +106,53 @@ def test_compiled_layers_use_replaced_weights(monkeypatch):
     assert not mx.array_equal(before, changed)
     nn.quantize(model, group_size=32, bits=4, class_predicate=quantize_predicate)
     assert not mx.array_equal(changed, model.decode(mx.array([[5]]), cache, [0]))
+
+
+def assign(part, name, value):
+    """Assigns a parameter or a module by its name, as in `model.decoder.norm.weight = value`."""
+    *path, last = name.split(".")
+    for step in path:
+        part = part[int(step)] if step.isdigit() else getattr(part, step)
+    if isinstance(part, list):
+        part[int(last)] = value
+    else:
+        setattr(part, last, value)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [("t5", "float32"), ("umt5", "float16"), ("v1.1", "4 bits")]
+)
+def test_an_assigned_parameter_acts_in_the_next_pass(family, kind):
+    """After each assignment the model equals one that has got the same arrays by `update`."""
+    model, other = (random_model(family, kind, separate_head=True) for _ in range(2))
+
+    def logits(model):
+        return np.array(model(mx.arange(3, 12)[None], mx.arange(9)[None]))
+
+    before = logits(model)
+    for i, (name, array) in enumerate(tree_flatten(model.parameters())):
+        if mx.issubdtype(array.dtype, mx.floating):
+            change = mx.abs(array).max() * mx.random.normal(array.shape, key=mx.random.key(i))
+            assign(model, name, array + change.astype(array.dtype))
+        else:  # the packed integers of quantized weights
+            assign(model, name, array ^ 0x11111111)
+        after = logits(model)
+        other.update(model.parameters())
+        assign(model, name, array)
+        off = (0.01 if kind == "float16" else 1e-4) * np.abs(after).max()
+        np.testing.assert_allclose(after, logits(other), rtol=0, atol=off, err_msg=name)
+        assert np.abs(after - before).max() > 5 * off, name
+
+
+@pytest.mark.parametrize(
+    "name", ["layers.0.feed_forward.wo", "layers.1.cross_attention", "layers.0"]
+)
+def test_an_assigned_module_acts_in_the_next_pass(name):
+    model, other = random_t5(), random_t5(seed=1)
+    cache = cache_of(model, 1)
+    before = model.decode(mx.array([[5]]), cache, [0])
+    assign(model.decoder, name, dict(other.decoder.named_modules())[name])
+    after = model.decode(mx.array([[5]]), cache, [0])
+    assert not mx.array_equal(before, after)
+    model.update({})
+    assert mx.array_equal(after, model.decode(mx.array([[5]]), cache, [0]))

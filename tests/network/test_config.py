@@ -4,8 +4,8 @@ import pytest
 import transformers
 
 from families import SHAPE
+from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.errors import UserError
-from mlx_t5.network.config import T5Config
 
 RAW = {"model_type": "t5", **SHAPE}
 

@@ -11,9 +11,9 @@ from fake_model import small
 from mlx_t5.backend import REFERENCE_BLAS, blas_name, mx
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.draft_model import DraftModel
-from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
-from mlx_t5.network import layers, linear
+from mlx_t5.network import compiled, linear
 from mlx_t5.network.exact import WIDTHS, ExactTarget, exact_target
 from random_models import V, random_t5
 
@@ -38,7 +38,7 @@ def another_order_for_many_rows(monkeypatch):
 
     monkeypatch.setattr(linear, "faster_forms", lambda *_: ((range(10**4), by_rows),))
     monkeypatch.setattr(
-        layers, "passes_before_compiling", lambda: math.inf
+        compiled, "passes_before_compiling", lambda: math.inf
     )  # like the forms for CPUs
 
 
@@ -95,22 +95,25 @@ def test_bits_depend_on_neither_blocks_nor_neighbors(mode, runs):
     assert differ or blas_name() == REFERENCE_BLAS, "without padding some bits differ"
 
 
-DRAFTERS = {
-    "none": lambda target: None,
-    "good": lambda target: DraftModel(small(random_t5("float32", noise=0.05)), target),
-    "bad": lambda target: DraftModel(random_t5("float32", seed=9), target),
-    "copy": lambda target: SourceCopy(),
-    "both": lambda target: CopyOrDraft(DRAFTERS["copy"](target), DRAFTERS["good"](target)),
-}
+def proposers(target):
+    """Returns every kind of draft and drafter."""
+    good_draft = DraftModel(small(random_t5("float32", noise=0.05)), target)
+    return {
+        "none": {},
+        "good": {"draft_model": good_draft},
+        "bad": {"draft_model": DraftModel(random_t5("float32", seed=9), target)},
+        "copy": {"copy": SourceCopy()},
+        "both": {"draft_model": good_draft, "copy": SourceCopy()},
+    }
 
 
 @pytest.fixture(scope="module")
 def decoders():
-    """Returns a decoder with each drafter; all share one checked 4-bit target."""
+    """Returns a decoder with each of `proposers`; all share one checked 4-bit target."""
     model = random_t5("4 bit")
     all_decoders = {
-        name: SpeculativeDecoder(model, drafter(model), None, 5, exact=True)
-        for name, drafter in DRAFTERS.items()
+        name: SpeculativeDecoder(model, num_draft=5, exact=True, **proposer)
+        for name, proposer in proposers(model).items()
     }
     for decoder in all_decoders.values():
         decoder.target = all_decoders["none"].target

@@ -5,6 +5,7 @@ import pytest
 from devices import cpu_allocation
 from fake_metal import FakeMetal
 from mlx_t5.backend import mx, nn, tree_flatten
+from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.convert import convert
 from mlx_t5.decoder import Engine
 from mlx_t5.disk import BUNDLED
@@ -13,7 +14,6 @@ from mlx_t5.engine.rows import Row
 from mlx_t5.model import T5, load
 from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
-from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, folder_bytes, warning
 from mlx_t5.settings import Settings
 

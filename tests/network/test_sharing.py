@@ -8,15 +8,16 @@ import pytest
 from devices import cpu_allocation
 from families import Family
 from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.checkpoints.checkpoint import ENTRY
 from mlx_t5.convert import convert
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.draft_model import DraftModel
-from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
 from mlx_t5.model import load
 from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.memory import folder_bytes
-from mlx_t5.network.sharing import ENTRY, shared_draft
+from mlx_t5.network.sharing import shared_draft
 from mlx_t5.training.draft_folder import save_draft
 from random_models import random_t5
 
@@ -99,7 +100,7 @@ def test_shared_weights_are_held_once(reference_of, tmp_path):
 def decoders(target, draft, **options):
     model = DraftModel(draft, target)
     yield SpeculativeDecoder(target, model, None, 3, **options)
-    yield SpeculativeDecoder(target, CopyOrDraft(SourceCopy(), model), None, 7, **options)
+    yield SpeculativeDecoder(target, model, None, 7, copy=SourceCopy(), **options)
 
 
 def narrowed(target):

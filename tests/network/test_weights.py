@@ -10,13 +10,13 @@ from safetensors.numpy import load_file, save_file
 from devices import skip_narrow_4_bits
 from families import SHAPE, UNTIED
 from mlx_t5.backend import mx, nn, tree_flatten
+from mlx_t5.checkpoints import checkpoint
+from mlx_t5.checkpoints.checkpoint import keep_float32
+from mlx_t5.checkpoints.config import T5Config
+from mlx_t5.checkpoints.names import HEAD
 from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.errors import UserError
 from mlx_t5.model import T5, load
-from mlx_t5.network import weights as weights_module
-from mlx_t5.network.config import T5Config
-from mlx_t5.network.layers import keep_float32
-from mlx_t5.network.weights import HEAD
 
 IDS, TARGET = mx.array([[5, 9, 40, 1]]), mx.array([[0, 7, 30]])
 RAW = {"model_type": "t5", **SHAPE, **UNTIED, "d_ff": 64, "d_model": 64, "d_kv": 32}
@@ -260,7 +260,7 @@ def test_the_default_dtype_depends_on_the_device(tmp_path, monkeypatch, plain, s
     plain.set_dtype(stored)
     folder = mlx_folder(tmp_path / "m", plain, RAW)
     for cpu in (True, False):
-        monkeypatch.setattr(weights_module, "on_cpu", lambda cpu=cpu: cpu)
+        monkeypatch.setattr(checkpoint, "on_cpu", lambda cpu=cpu: cpu)
         weights = dict(tree_flatten(load(folder, dtype)[0].parameters()))
         expected = (mx.float32 if cpu else stored) if dtype is None else dtype
         expected = getattr(mx, expected) if isinstance(expected, str) else expected

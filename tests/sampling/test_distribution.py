@@ -30,7 +30,7 @@ from mlx_t5.backend import mx
 from mlx_t5.decoder import Engine
 from mlx_t5.drafting.costs import StepCosts
 from mlx_t5.drafting.draft_model import DraftModel
-from mlx_t5.drafting.source_copy import COPY, Alignment, CopyOrDraft, SourceCopy
+from mlx_t5.drafting.source_copy import COPY, Alignment, SourceCopy
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling import draws
 from mlx_t5.settings import Settings
@@ -86,7 +86,7 @@ def expected(target, draft, num_draft, delta, **sampling):
 def sampled(target, make, num_draft, draws=DRAWS, **settings):
     """Returns {sequence: count} from the engine, with one batch of rows of the same prompt."""
     model = FakeModel(target, V)
-    engine = Engine(model, make(model))
+    engine = Engine(model, *make(model))
     settings = Settings(MAX_TOKENS, num_draft=num_draft, **settings)
     prediction = PREDICTION if make is nothing else ()
     rows = [Row(list(SOURCE), settings, key, prediction=prediction) for key in many_keys(draws)]
@@ -111,8 +111,8 @@ def compare(seen, exact):
 
 
 def modeled(table, ids=None):
-    """Returns a maker of draft model drafters; `ids` limits the draft's tokens."""
-    return lambda model: drafter(table, model, d2t=ids)
+    """Returns a maker of draft models; `ids` limits the draft's tokens."""
+    return lambda model: (drafter(table, model, d2t=ids),)
 
 
 def copying(source, seen, likely_only=False):
@@ -120,7 +120,7 @@ def copying(source, seen, likely_only=False):
     alignment = Alignment(source, 0)
     alignment.follow(seen[1:])
     copy = alignment.find(1)
-    has_proposal = copy and (copy.kind is COPY or not likely_only)
+    has_proposal = copy.tokens and (copy.kind is COPY or not likely_only)
     return always(copy.tokens[0], V)(source, seen) if has_proposal else None
 
 
@@ -128,16 +128,16 @@ PREDICTION = (4, 2, 3)
 
 
 def nothing(model):
-    """Makes no drafter; the rows have a prediction in this case."""
+    """Makes no draft and no drafter; the rows have a prediction in this case."""
+    return ()
 
 
 def predicted(source, seen):
     """Returns the law of tokens copied from the prediction, None without a copy."""
-    alignment = Alignment((), 0)
-    alignment.predict(PREDICTION)
+    alignment = Alignment((), 0, PREDICTION)
     alignment.follow(seen[1:])
     copy = alignment.find(1)
-    return always(copy.tokens[0], V)(source, seen) if copy else None
+    return always(copy.tokens[0], V)(source, seen) if copy.tokens else None
 
 
 def copying_or_good(source, seen):
@@ -161,7 +161,7 @@ VOCABULARIES = {
 }
 PLAIN = {"temp": 1.0, "top_k": 0, "top_p": 1.0}
 NAN = np.full(V, np.nan, np.float32)
-# Target, law of the proposals, maker of the drafter, and number of proposals.
+# Target, law of the proposals, maker of draft and drafter, and number of proposals.
 CASES = {
     "draft = target": (TABLE, TABLE, modeled(TABLE), 2),
     "good draft": (TABLE, GOOD, modeled(GOOD), 2),
@@ -169,7 +169,7 @@ CASES = {
     "disagrees everywhere": (TABLE, contrary(TABLE), modeled(contrary(TABLE)), 2),
     "always EOS": (TABLE, always(EOS, V), modeled(always(EOS, V)), 2),
     "p = 0 where q = 1": (NO_FOUR, always(4, V), modeled(always(4, V)), 2),
-    "copies": (TABLE, copying, lambda model: SourceCopy(), 2),
+    "copies": (TABLE, copying, lambda model: (None, SourceCopy()), 2),
     "prediction": (TABLE, predicted, nothing, 2),
     **{
         f"own vocabulary without {name}": (TABLE, only(GOOD, ids), modeled(GOOD, ids), 2)
@@ -177,7 +177,7 @@ CASES = {
     },
     # One proposal a step, so that a row's behavior depends on its tokens alone.
     "copies beside drafts": (
-        TABLE, copying_or_good, lambda model: CopyOrDraft(SourceCopy(), drafter(GOOD, model)), 1,
+        TABLE, copying_or_good, lambda model: (drafter(GOOD, model), SourceCopy()), 1,
     ),
     # It proposes nothing there, so the step ends with the proposals before.
     "draft whose logits break": (TABLE, first_only(None), modeled(first_only(NAN)), 2),
@@ -262,13 +262,13 @@ def test_with_processors_the_law_is_that_of_the_processed_target(rules, draws, d
 class Unprocessed(DraftModel):
     """A draft whose logits the rules do not change."""
 
-    def propose(self, committed, chosen, sampling, keys):
-        return super().propose(committed, chosen, replace(sampling, processing=None), keys)
+    def propose(self, tokens, lengths, sampling, keys):
+        return super().propose(tokens, lengths, replace(sampling, processing=None), keys)
 
 
 UNLIKE = {
-    "not processed": lambda model: Unprocessed(FakeModel(GOOD, V), model),
-    "not processed, always EOS": lambda model: Unprocessed(FakeModel(always(EOS, V), V), model),
+    "not processed": lambda model: (Unprocessed(FakeModel(GOOD, V), model),),
+    "not processed, always EOS": lambda model: (Unprocessed(FakeModel(always(EOS, V), V), model),),
     **{f"without {name}": modeled(GOOD, ids) for name, ids in VOCABULARIES.items()},
 }
 
@@ -294,12 +294,12 @@ def test_adaptive_numbers_of_proposals_keep_the_law(table, monkeypatch):
         draft = drafter(table, model)
         propose = draft.propose
 
-        def watched(committed, choices, *args):
-            lengths.extend(choice.length for choice in choices)
-            return propose(committed, choices, *args)
+        def watched(tokens, numbers, *args):
+            lengths.extend(numbers)
+            return propose(tokens, numbers, *args)
 
         draft.propose = watched
-        return draft
+        return (draft,)
 
     compare(sampled(TABLE, make, "auto", **PLAIN), expected(TABLE, None, 0, 0.0, **PLAIN))
     assert lengths

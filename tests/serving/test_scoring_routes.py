@@ -218,5 +218,12 @@ def test_an_encoder_alone_serves_embeddings_and_nothing_else(folder, tmp_path):
             answer = encoder.http.post(f"/v1/{path}", json=body)
             assert answer.status_code == 400
             assert "encoder is an encoder alone" in answer.json()["error"]["message"]
+        words = {"q": "a", "target": "fr"}
+        for answer in (
+            encoder.http.post("/translate", json=words),
+            encoder.http.get("/languages"),
+        ):
+            assert answer.status_code == 400
+            assert "encoder is an encoder alone" in answer.json()["error"]
         (served,) = encoder.http.get("/v1/models").json()["data"]
         assert served["capabilities"] == ["embeddings"]

@@ -3,16 +3,26 @@
 import json
 import os
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
-from fake_serving import LocalServer
+from fake_serving import PATIENCE, LocalServer
 from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.engine.document_batch import fitted_document
 from mlx_t5.errors import UserError
 from mlx_t5.model import load
+from mlx_t5.serving import service as serving
+from mlx_t5.serving import translation
+from mlx_t5.serving.api_error import error_of_validation
 from mlx_t5.serving.saved_prompts import SavedPrompts
+from mlx_t5.serving.service import MAX_PIECES
+from mlx_t5.serving.translation import MAX_FIELDS
 
 CATS, CHATS = "I have two cats.", "J'ai deux chats."
+ENGLISH = "translate English to French: "
 JSON = {"Content-Type": "application/json"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
@@ -37,14 +47,45 @@ def test_auto_is_the_models_only_source(server):
     assert asked(server, q=[CATS, CATS])["detectedLanguage"] == [detected, detected]
 
 
-def test_alternatives_are_the_beams_of_a_whole_text(server, decoder):
+def test_alternatives_are_the_further_beams_of_each_sentence(server, decoder):
     beams = {"num_beams": 3, "num_return_sequences": 3}
-    prompt = "translate English to French: " + CATS
-    best, *others = (result.text for result in decoder.generate([prompt], **beams))
+    dogs = "We have two dogs."
+    searches = [[r.text for r in decoder.generate([ENGLISH + q], **beams)] for q in (CATS, dogs)]
+    best, *others = map("\n".join, zip(*searches, strict=True))
     expected = {"translatedText": best, "alternatives": others}
-    assert asked(server, q=CATS, source="en", alternatives=2) == expected
+    assert asked(server, q=f"{CATS}\n{dogs}", source="en", alternatives=2) == expected
     listed = asked(server, q=[CATS], source="en", alternatives=2)
-    assert listed == {"translatedText": [best], "alternatives": [others]}
+    assert listed == {"translatedText": [CHATS], "alternatives": [searches[0][1:]]}
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("I have two cats.\nWe have two dogs.\n\nShe has a dog.", [3]),
+        ("12:30", [0]),
+        ("See https://example.org/a now.", [0]),  # this pair writes no address
+        (f"{CATS} " * 30, [3]),
+        ([" ", f"{CATS}<br>12:30", "She has a dog. We eat."], [0, 3, 3]),
+    ],
+)
+def test_alternatives_do_not_change_the_translation(server, text, counts):
+    plain = asked(server, q=text)["translatedText"]
+    more = asked(server, q=text, alternatives=3)
+    assert more["translatedText"] == plain
+    whole = isinstance(text, str)
+    bests, lists = ([plain], [more["alternatives"]]) if whole else (plain, more["alternatives"])
+    for best, others, count in zip(bests, lists, counts, strict=True):
+        assert len({best, *others}) == 1 + count == 1 + len(others)
+        for other in others:
+            for mark in ("\n", ".", "<br>", "12:30"):
+                assert other.count(mark) == best.count(mark)
+
+
+def test_exact_decoding_has_no_beams_and_so_no_alternatives(server, monkeypatch):
+    monkeypatch.setattr(server.http.app.state.service, "exact", True)
+    monkeypatch.setattr(server.http.app.state.service, "max_num_draft", 7)
+    answer = asked(server, q=CATS, source="en", alternatives=3)
+    assert answer == {"translatedText": CHATS, "alternatives": []}
 
 
 @pytest.mark.parametrize("headers", [FORM, {}])
@@ -60,6 +101,47 @@ def test_forms_and_query_parameters_are_read_too(server, headers):
     assert len(answer["translatedText"]) == 2 and len(answer["alternatives"][0]) == 1
 
 
+def multipart(*parts):
+    """A form as a browser sends it, of pairs of a part's description and its value."""
+    body = "".join(f"--X\r\nContent-Disposition: form-data; {d}\r\n\r\n{v}\r\n" for d, v in parts)
+    headers = {"Content-Type": 'multipart/form-data; boundary="X"'}
+    return {"content": body + "--X--\r\n", "headers": headers}
+
+
+def test_multipart_forms_are_read_as_libretranslate_reads_them(server):
+    fields = {"source": (None, "en"), "target": (None, "fr"), "alternatives": (None, "0")}
+    more = {"q": (None, CATS), "format": (None, ""), "file": ("a.txt", "target")}
+    assert server.http.post("/translate", files=fields | more).json() == {"translatedText": CHATS}
+    # .NET quotes no names. Browsers send a line break as CR LF, and LibreTranslate returns LF.
+    parts = multipart(("name=q", f"{CATS}\r\n{CATS}"), ('name="q"', "12:30"), ("name=target", "fr"))
+    several = server.http.post("/translate", **parts).json()["translatedText"]
+    assert several == [f"{CHATS}\n{CHATS}", "12:30"]
+    broken = multipart(("name=q", "\xff"))
+    broken["content"] = broken["content"].encode("latin-1")
+    answer = server.http.post("/translate", **broken)
+    assert answer.json() == {"error": "the form is not valid UTF-8"}
+
+
+@pytest.mark.parametrize("fields", [{"format": None}, {"format": ""}, {"alternatives": "0"}])
+def test_empty_values_ask_for_nothing(server, fields):
+    assert asked(server, q=CATS, source="en", **fields) == {"translatedText": CHATS}
+    assert asked(server, q=CATS, source="en", alternatives=None) == {"translatedText": CHATS}
+
+
+def test_libretranslates_own_codes_are_those_of_bcp_47(server, monkeypatch):
+    pairs = []
+
+    def prefix(target, source=""):
+        pairs.append((source, target))
+        return ENGLISH, "en"
+
+    service = server.http.app.state.service
+    monkeypatch.setattr(service, "translations", SimpleNamespace(prefix=prefix))
+    for source, target in (("zt", "pb"), ("PB", "ZT"), ("zh-Hant", "pt-BR")):
+        assert asked(server, q=CATS, source=source, target=target) == {"translatedText": CHATS}
+    assert pairs == [("zh-Hant", "pt-BR"), ("pt-BR", "zh-Hant"), ("zh-Hant", "pt-BR")]
+
+
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
@@ -71,7 +153,7 @@ def test_forms_and_query_parameters_are_read_too(server, headers):
         ({"q": []}, "q is empty; give a text to translate"),
         ({"q": 5}, "q: it must be a valid string or a valid list"),
         ({"q": [CATS, 5]}, "q[1]: it must be a valid string"),
-        ({"q": [f"{n} cats." for n in range(10_000)]}, "there are more than 5000 pieces to decode"),
+        ({"q": ["A cat eats. " * 600] * 10}, "there are more than 5000 pieces to decode"),
         ({"format": "html"}, "format: it must be 'text'"),
         ({"alternatives": -1}, "alternatives: it must be greater than or equal to 0"),
         ({"alternatives": 10**9}, "alternatives: it must be less than"),
@@ -99,8 +181,63 @@ def test_every_error_has_the_same_shape(server):
     assert server.http.put("/languages").json() == {
         "error": "this address does not take this method; see /docs"
     }
-    full = server.http.post("/translate", json={"q": CATS, "target": "fr", "alternatives": 7})
-    assert full.status_code == 400 and "8 texts are more" in full.json()["error"]
+
+
+TOO_MANY = MAX_PIECES + 1
+SEVERAL = f"at most {MAX_PIECES} items"
+
+
+@pytest.mark.parametrize(
+    ("sent", "error"),
+    [
+        ({"json": {"target": "fr", "q": [1] * TOO_MANY}}, "q[0]: it must be a valid string"),
+        ({"json": {"target": "fr", "q": ["1"] * TOO_MANY}}, SEVERAL),
+        ({"json": {"target": "fr", "q": ["a"] * TOO_MANY, "alternatives": 1}}, SEVERAL),
+        ({"json": {"target": "-" * 17, "q": CATS}}, "target: it must have at most 16 characters"),
+        ({"json": {"target": "fr", "source": "a" * 17, "q": CATS}}, "source: it must have at most"),
+        ({"content": "q=&" * (MAX_FIELDS + 1), "headers": FORM}, "the form has over"),
+        (multipart(*[("name=q", "1")] * (MAX_FIELDS + 1)), "the form has over"),
+        ({"content": f"alternatives={'9' * 5000}&target=fr&q=a", "headers": FORM}, "alternatives"),
+    ],
+)
+def test_a_request_is_bounded_before_anything_is_done_with_it(server, monkeypatch, sent, error):
+    """One request of 1 MiB must not stop all others: here only its items are too many."""
+    service, counts = server.http.app.state.service, []
+
+    def validated(errors, body):
+        counts.append(len(errors))
+        return error_of_validation(errors, body)
+
+    monkeypatch.setattr(translation, "error_of_validation", validated)
+    monkeypatch.setattr(service, "translations", None)  # neither languages nor
+    monkeypatch.setattr(service, "documents", None)  # texts are looked at
+    answer = server.http.post("/translate", **sent)
+    assert answer.status_code == 400 and error in answer.json()["error"], answer.text
+    assert all(count <= 2 for count in counts)
+
+
+def test_others_are_served_while_long_lists_are_cut_one_by_one(server, monkeypatch):
+    started, gate = threading.Semaphore(0), threading.Event()
+
+    def slow(text, *arguments):
+        if text == "1" and not gate.is_set():
+            started.release()
+            assert gate.wait(PATIENCE)
+        return fitted_document(text, *arguments)
+
+    monkeypatch.setattr(serving, "fitted_document", slow)
+    numbers = ["1"] * 250
+    with ThreadPoolExecutor(4) as threads:
+        long = [threads.submit(asked, server, q=numbers) for _ in range(3)]
+        try:
+            assert started.acquire(timeout=PATIENCE)
+            assert server.http.get("/health").json()["status"] == "ok"
+            short = threads.submit(asked, server, q=CATS)
+            assert short.result(PATIENCE)["translatedText"] == CHATS
+            assert not started.acquire(blocking=False), "only one list holds a thread"
+        finally:
+            gate.set()
+        assert [future.result()["translatedText"] for future in long] == [numbers] * 3
 
 
 def test_errors_of_the_queue_have_this_shape_too(decoder):
@@ -117,8 +254,9 @@ def test_errors_of_the_queue_have_this_shape_too(decoder):
 
 def test_languages_have_their_targets(server):
     english = {"code": "en", "name": "English", "targets": ["fr"]}
-    assert server.http.get("/languages").json() == [english]
-    assert server.http.request("GET", "/languages", json={"api_key": "x"}).json() == [english]
+    both = [english, {"code": "fr", "name": "French", "targets": []}]
+    assert server.http.get("/languages").json() == both
+    assert server.http.request("GET", "/languages", json={"api_key": "x"}).json() == both
 
 
 def test_a_key_may_be_in_the_body(decoder):
@@ -167,11 +305,10 @@ def test_decoded_prompts_are_saved_once_with_their_prefix(decoder, tmp_path):
             assert server.http.post("/v1/completions", json={"prompt": prompt}).is_success
         assert server.http.post("/v1/completions", json={"prompt": "x", "n": 9}).is_error
         assert server.http.post("/predict", json={"prompt": "fix grammar: He go."}).is_success
-        french = "translate English to French: "
-        expected = [french + CATS, french + "We eat.", "fix grammar: She have two cat."]
+        expected = [ENGLISH + CATS, ENGLISH + "We eat.", "fix grammar: She have two cat."]
         assert lines(path) == [*expected, "fix grammar: He go."]
         asked(server, q=["A é.", "B.", "C."])
-        assert lines(path)[4:] == [french + "A é."], "five lines at most"
+        assert lines(path)[4:] == [ENGLISH + "A é."], "five lines at most"
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
 
 

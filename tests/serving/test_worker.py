@@ -9,7 +9,7 @@ from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.costs import most_proposals
 from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
-from mlx_t5.network.layers import PASSES_BEFORE_COMPILING
+from mlx_t5.network.compiled import PASSES_BEFORE_COMPILING
 from mlx_t5.serving.api import MAX_NUM_DRAFT
 from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.metrics import Metrics
@@ -250,6 +250,14 @@ def test_a_prompt_that_the_model_cannot_read_is_the_clients_fault(serve):
     served = serve(Gated(ENDLESS, V))
     failure = served.submit([[2], [V]]).next()
     assert failure.status == 400 and "vocabulary" in str(failure)
+
+
+def test_a_search_for_a_piece_that_fails_reports_each_of_its_texts(serve):
+    search = {"num_beams": 2, "num_return_sequences": 2, "max_tokens": 4}
+    searches = serve(Gated(ENDLESS, V)).submit([[V], [2]], samples=2, document="pieces", **search)
+    events = [searches.next() for _ in range(4)]
+    assert [event.index for event in events] == [0, 0, 2, 3]
+    assert [event.result.error is None for event in events] == [False, False, True, True]
 
 
 def test_models_that_cannot_be_loaded_are_an_error_at_the_start():

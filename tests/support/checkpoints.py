@@ -7,9 +7,8 @@ import safetensors.torch
 import torch
 
 from mlx_t5.backend import mx
-from mlx_t5.model import expected_parameters
-from mlx_t5.network.config import T5Config
-from mlx_t5.network.weights import HEAD, tensor_names
+from mlx_t5.checkpoints.config import T5Config
+from mlx_t5.checkpoints.names import HEAD, tensors
 
 TINY = {
     "model_type": "t5", "vocab_size": 40, "d_model": 64, "d_kv": 16, "d_ff": 128,
@@ -65,9 +64,8 @@ def random_state(config: dict, dtype="float32", noise=0.0, seed=0) -> dict[str, 
     """
     t5_config, state = T5Config.from_dict(config), {}
     base, offset = (torch.Generator().manual_seed(n) for n in (seed, seed + 1))
-    names = {hf_name: name for hf_name, name in tensor_names(t5_config).items() if name != HEAD}
-    for hf_name, name in names.items():
-        shape = expected_parameters(t5_config)[name]
+    names = {hf_name: own for hf_name, own in tensors(t5_config).items() if hf_name != HEAD}
+    for hf_name, (name, shape) in names.items():
         weight = torch.randn(shape, generator=base) + noise * torch.randn(shape, generator=offset)
         scale = 1.0 if "norm" in name or "shared" in name else shape[-1] ** -0.5
         state[hf_name] = (scale * weight).to(getattr(torch, dtype))

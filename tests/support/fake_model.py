@@ -10,9 +10,9 @@ from functools import lru_cache
 import numpy as np
 
 from mlx_t5.backend import mx
+from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.checkpoints.pooling import Pooling
 from mlx_t5.drafting.draft_model import DraftModel
-from mlx_t5.network.config import T5Config
 from mlx_t5.network.interface import WeightsRead
 
 START, EOS = 0, 1

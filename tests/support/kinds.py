@@ -8,7 +8,7 @@ from fake_model import EOS, FakeModel, always, contrary, drafter, good, random_t
 from mlx_t5.backend import mx
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.draft_model import DraftModel
-from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.sampling.processors import History, Processing
@@ -73,7 +73,7 @@ def table_of(eos_bias=-1.0):
 
 
 def drafters(target, table=None):
-    """Returns every kind of drafter; draft models disagree with the target and with copies."""
+    """Returns every kind of draft and drafter; drafts disagree with the target and with copies."""
     table = table or random_table(V, eos_bias=-1.0)
     good_draft, contrary_draft = drafter(good(table), target), drafter(contrary(table), target)
     own_vocabulary = drafter(good(table), target, d2t=WRITTEN)
@@ -81,21 +81,21 @@ def drafters(target, table=None):
     sharing = small(FakeModel(good(table), V))  # must not encode
     sharing.shares_with, sharing.encode = target, None
     return {
-        "none": None,
-        "good": good_draft,
-        "the target itself": drafter(target.table, target),
-        "disagrees everywhere": contrary_draft,
-        "always the same": drafter(always(8, V), target),
-        "always ends": drafter(always(EOS, V), target),
-        "fewer ids": drafter(lambda source, seen: table(source, seen)[: V - 3], target, V - 3),
-        "own vocabulary": own_vocabulary,
-        "shared encoder": DraftModel(sharing, target),
-        "copy": SourceCopy(),
-        "copy or good": CopyOrDraft(SourceCopy(), good_draft),
-        "copy or own vocabulary": CopyOrDraft(SourceCopy(), own_vocabulary),
-        "copy or disagrees": CopyOrDraft(SourceCopy(), contrary_draft),
-        "prediction": None,
-        "prediction or disagrees": contrary_draft,
+        "none": (None, None),
+        "good": (good_draft, None),
+        "the target itself": (drafter(target.table, target), None),
+        "disagrees everywhere": (contrary_draft, None),
+        "always the same": (drafter(always(8, V), target), None),
+        "always ends": (drafter(always(EOS, V), target), None),
+        "fewer ids": (drafter(lambda *args: table(*args)[: V - 3], target, V - 3), None),
+        "own vocabulary": (own_vocabulary, None),
+        "shared encoder": (DraftModel(sharing, target), None),
+        "copy": (None, SourceCopy()),
+        "copy or good": (good_draft, SourceCopy()),
+        "copy or own vocabulary": (own_vocabulary, SourceCopy()),
+        "copy or disagrees": (contrary_draft, SourceCopy()),
+        "prediction": (None, None),
+        "prediction or disagrees": (contrary_draft, None),
     }
 
 
@@ -127,13 +127,15 @@ class PassClock:
 
 def decoder_of(target, kind, number=5):
     """Returns a decoder with a kind of drafts; `number`: per step, or a price for "auto"."""
+    draft, copy = kind
     if number not in PRICES:
-        return SpeculativeDecoder(target, kind, None, number)
+        return SpeculativeDecoder(target, draft, None, number, copy=copy)
     draft_pass, verify = PRICES[number]
     passes = [(target, verify)]
-    if kind and kind.model:
-        passes.append((kind.model, lambda _: draft_pass))
-    return SpeculativeDecoder(target, kind, None, "auto", clock=PassClock(*passes))
+    if draft:
+        passes.append((draft.model, lambda _: draft_pass))
+    clock = PassClock(*passes)
+    return SpeculativeDecoder(target, draft, None, "auto", copy=copy, clock=clock)
 
 
 def rows(sampling="greedy", numbers=NUMBERS, max_tokens=20, sources=SOURCES, kind="none"):

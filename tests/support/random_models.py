@@ -1,9 +1,9 @@
 """Makes small random T5s without transformers, in any type."""
 
 from mlx_t5.backend import mx, nn, tree_flatten
+from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.model import T5
-from mlx_t5.network.config import T5Config
 
 V = 61
 CONFIG = {

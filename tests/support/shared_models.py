@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from mlx_t5.backend import mx, nn, tree_flatten
+from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.model import T5, load
-from mlx_t5.network.config import T5Config
 from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.sharing import shared_draft
 from mlx_t5.training.draft_folder import save_draft

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from mlx_t5.drafting.adaptive import Adaptive, Experience
+from mlx_t5.drafting.adaptive import AcceptanceStats, Adaptive, Plan
 from mlx_t5.drafting.costs import MOST, StepCosts
 from mlx_t5.drafting.draft_model import DRAFT
-from mlx_t5.drafting.proposals import Choice, Offer
+from mlx_t5.drafting.proposals import Copy
+from mlx_t5.drafting.source_copy import COPY
 from mlx_t5.settings import AUTO
 
 RIGHT, WRONG = 1, 2
@@ -75,7 +76,7 @@ class Line:
     sampled: bool = False
     delta: float = 0.0
     place: int = 0
-    experience: Experience = field(default_factory=Experience)
+    acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
     finish_reason: None = None
     ended: bool = False
 
@@ -95,14 +96,14 @@ class Line:
     def room(self):
         return self.tokens - self.place - 1
 
-    def offers(self):
-        offers = []
-        for kind, right in self.right.items():
-            ahead = right[self.place : self.place + min(MOST, self.room)]
-            known = [RIGHT if r else WRONG for r in ahead]
-            if kind.drafted or known:
-                offers.append(Offer(kind, None if kind.drafted else known))
-        return offers
+    @property
+    def copied(self):
+        """Its kind of copied proposals, or None."""
+        return next((kind for kind in self.right if kind is not DRAFT), None)
+
+    def copy(self):
+        ahead = self.right.get(self.copied, [])[self.place : self.place + min(MOST, self.room)]
+        return Copy(self.copied or COPY, [RIGHT if right else WRONG for right in ahead])
 
     def kept(self, kind, length):
         """Returns how many of `length` proposals are accepted."""
@@ -131,13 +132,12 @@ class Simulation:
     def fixed(self, lines, gamma, kind=DRAFT):
         """Returns the seconds with a fixed number of proposals of a kind."""
 
-        def choose(rows, offers):
+        def choose(rows, copies, unread, idle):
             lengths = [min(gamma, row.room) for row in rows]
-            if kind.drafted:
-                return [Choice(n, n) for n in lengths]
-            pairs = zip(offers, lengths, strict=True)
-            known = [{o.kind: o.tokens for o in row}.get(kind, ())[:n] for row, n in pairs]
-            return [Choice(len(tokens), 0, tokens) for tokens in known]
+            if kind is DRAFT:
+                return Plan([()] * len(rows), lengths)
+            known = [c.tokens[:n] for c, n in zip(copies, lengths, strict=True)]
+            return Plan(known, [0] * len(rows))
 
         return self._decode(lines, choose, learn=False)
 
@@ -146,29 +146,33 @@ class Simulation:
         return min(self.fixed(make(), gamma, kind) for gamma in range(self.most + 1))
 
     def _decode(self, lines, choose, learn):
-        total, running = 0.0, list(lines)
+        total, running, idle = 0.0, list(lines), False
         while running:
-            offers = [line.offers() for line in running]
-            choices = choose(running, offers)
-            positions = 1 + max(choice.length for choice in choices)
-            passes = max(choice.passes for choice in choices)
-            seconds = self.table.true(len(running), positions, passes)
+            copies = [line.copy() for line in running]
+            unread = [0] * len(running) if DRAFT in running[0].right else None
+            plan = choose(running, copies, unread, idle)
+            seconds = self.table.true(len(running), 1 + plan.gamma, max(plan.drafted))
             total += seconds
-            for line, offered, choice in zip(running, offers, choices, strict=True):
-                kind = next((k for k in line.right if k.drafted == bool(choice.passes)), DRAFT)
-                num_accepted = line.kept(kind, choice.length) if choice.length else 0
+            of_lines = zip(running, copies, plan.copies, plan.drafted, strict=True)
+            for line, copy, copied, drafted in of_lines:
+                num_accepted = 0
+                if copied or drafted:
+                    kind = DRAFT if drafted else line.copied
+                    num_accepted = line.kept(kind, drafted or len(copied))
                 written = [RIGHT] * num_accepted + [0]
                 right_after = line.place + num_accepted
-                for kind, right in line.right.items():
-                    if not kind.drafted and right_after < len(right) and right[right_after]:
-                        written[-1] = RIGHT  # what could have been copied
+                if line.copied and line.right[line.copied][right_after : right_after + 1].any():
+                    written[-1] = RIGHT  # what could have been copied
                 if learn:
-                    self.adaptive.note(line, offered, choice.passes, written, num_accepted)
+                    self.adaptive.update(line, copy, drafted, written, num_accepted)
                 line.place += num_accepted + 1
             if learn:
                 noise = np.exp(self.rng.normal(0, self.noise)) if self.noise else 1.0
-                if self.adaptive.shape:
-                    self.adaptive.costs.note(*self.adaptive.shape, seconds * noise)
-                self.chosen.append([choice.length for choice in choices])
-            running = [line for line in running if line.place < line.tokens]
+                if plan.usual:
+                    shape = len(running), plan.gamma, max(plan.drafted)
+                    self.adaptive.costs.update(*shape, seconds * noise)
+                lengths = zip(plan.copies, plan.drafted, strict=True)
+                self.chosen.append([len(copied) or drafted for copied, drafted in lengths])
+            before, running = running, [line for line in running if line.place < line.tokens]
+            idle = plan.idle and running == before
         return total

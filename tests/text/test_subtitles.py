@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable
-from itertools import combinations
+from itertools import combinations, permutations
 from pathlib import Path
 from random import Random
 from string import ascii_letters
@@ -83,7 +83,9 @@ def decoded(text: str, suffix: str) -> list[str]:
 
 def timeless(text: str) -> str:
     """Returns a text without the times of words, the one thing that a translation cannot keep."""
-    return re.sub(r"<\d+:\d\d[\d:.]*>|</?c(\.[^<>\s]*)?>", "", text)
+    time = r"(?:<\d+:\d\d[\d:.]*>|</?c(?:\.[^<>\s]*)?>)"
+    line = rf"(?<![^\r\n])(?:[ \t]*{time})+[ \t]*(?:\r\n?|\n|\Z)"
+    return re.sub(f"{line}|{time}", "", text)
 
 
 # ---- what is decoded -----------------------------------------------------------------------------
@@ -184,6 +186,20 @@ def test_files_full_of_marks_are_read_in_linear_time():
     for mark in marks.split("|"):
         text = SRT + (mark * 200_000)[:200_000] + " y"
         assert decoded(text, ".srt")[0].startswith("Hello")
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("lone", ["<00:00:01.500>", "<c>", " <c.red></c> <00:00:01.500>"])
+def test_no_line_of_a_cue_becomes_empty(lone, newline):
+    """An empty line would end the cue."""
+    cue = "WEBVTT\n\n00:00:01.000 --> 00:00:02.000\n{}\n\n00:00:03.000 --> 00:00:04.000\nBye"
+    lines = "Hello", lone, "my<00:00:01.700> friend", "♪ la ♪"
+    for order in permutations(lines):
+        text = cue.format("\n".join(order)).replace("\n", newline)
+        kept = cue.format("\n".join(line for line in order if line != lone))
+        expected = timeless(kept.replace("\n", newline))
+        assert translated(text, ".vtt", lambda source: source) == expected
+        assert translated(text, ".vtt", lambda source: " ") == expected, "an empty answer"
 
 
 # ---- lines ---------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 import random
 import re
 import shutil
@@ -11,8 +12,8 @@ import sentencepiece
 import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from mlx_t5.text.detokenizer import decode
-from mlx_t5.text.tokenizer import load_tokenizer, save_tokenizer
+from mlx_t5.text.detokenizer import StreamingDetokenizer, decode
+from mlx_t5.text.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from tokenizer_folders import (
     CLASSES,
     JSON,
@@ -26,6 +27,8 @@ from tokenizer_folders import (
     train,
     write,
 )
+
+NAMES_IN_TEXT = ["a <new> b<new>", "<two><mark> c", " <mark>a", "x <sep> y", "<s>a</s>b<pad>"]
 
 
 def random_texts(count, seed=0):
@@ -305,3 +308,70 @@ def test_a_vocabulary_is_read_whatever_its_class_was_called(folders, tmp_path, m
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name, **SPECIAL}))
     expected = [*processor(folder).encode(TEXTS[2]), processor(folder).eos_id()]
     assert load_tokenizer(folder).encode(TEXTS[2]) == expected
+
+
+def answers(tokenizer, texts):
+    """What decoding asks of a tokenizer."""
+    ids = [tokenizer.encode(text) for text in texts]
+    names = ("eos_token", "pad_token", "unk_token")
+    vocabulary = tokenizer.get_vocab()
+    return {
+        "ids": ids,
+        "texts": [decode(tokenizer, row) for row in ids],
+        "with special": [tokenizer.decode(row) for row in ids],
+        "streamed": ["".join(map(StreamingDetokenizer(tokenizer).add, row)) for row in ids[:20]],
+        "vocabulary": vocabulary,
+        "pieces": [tokenizer.convert_ids_to_tokens(i) for i in sorted(vocabulary.values())],
+        "named": [getattr(tokenizer, n) for n in (*names, *(f"{n}_id" for n in names))],
+        "special": (tokenizer.all_special_tokens, tokenizer.all_special_ids),
+        "size": len(tokenizer),
+    }
+
+
+def agrees_with_transformers(folder, texts):
+    tokenizer = load_tokenizer(folder)
+    ours = answers(tokenizer, texts)
+    assert isinstance(tokenizer, Tokenizer) and tokenizer._made is None
+    assert ours == answers(tokenizer.transformers_tokenizer, texts)
+    assert ours == answers(tokenizer, texts), "transformers' tokenizer answers by now"
+
+
+@pytest.mark.parametrize("kind", [*SPIECE, *JSON, *RESAVED])
+def test_answers_are_those_of_the_transformers_tokenizer(folders, kind):
+    agrees_with_transformers(folders / kind, [*TEXTS, *random_texts(200), *NAMES_IN_TEXT])
+
+
+@pytest.mark.parametrize("own", OWN)
+@pytest.mark.parametrize("with_model", [False, True])
+def test_added_tokens_are_those_of_the_transformers_tokenizer(folders, tmp_path, own, with_model):
+    if with_model:
+        shutil.copytree(folders / "t5", tmp_path / "m")
+    folder = write(tmp_path / "m", None if with_model else unigram(folders), OWN[own])
+    size = len(unigram(folders)["model"]["vocab"])
+    added = {"<new>": size, "<mark>": size + 1}
+    (folder / "added_tokens.json").write_text(json.dumps(added))
+    mark = {"content": "<mark>", "lstrip": True, "rstrip": False, "normalized": False}
+    special = {**SPECIAL, "sep_token": mark, "additional_special_tokens": ["<two>", "<mark>"]}
+    (folder / "special_tokens_map.json").write_text(json.dumps(special))
+    agrees_with_transformers(folder, [*TEXTS, *random_texts(100), *NAMES_IN_TEXT])
+
+
+def test_transformers_reads_what_only_it_understands(folders, tmp_path):
+    for own in ({"image_token": "<image>"}, {"extra_special_tokens": {"a_token": "<a>"}}):
+        folder = write(tmp_path / "m", unigram(folders), settings("t5", **own))
+        assert isinstance(load_tokenizer(folder), PreTrainedTokenizerFast)
+
+
+@pytest.mark.parametrize("kind", ["madlad", "madlad-json"])
+def test_a_changed_tokenizer_is_changed_in_all_answers(folders, kind):
+    tokenizer, copied = load_tokenizer(folders / kind), None
+    before = tokenizer.encode("a <new> b")
+    copied = copy.deepcopy(tokenizer)
+    tokenizer.add_tokens(["<new>"])
+    assert len(tokenizer) - 1 in tokenizer.encode("a <new> b") and "<new>" in tokenizer.get_vocab()
+    assert copied.encode("a <new> b") == before and "<new>" not in copied.get_vocab()
+    copied.pad_token = "▁the"
+    assert copied.pad_token_id == copied.get_vocab()["▁the"] != tokenizer.pad_token_id
+    for again in (pickle.loads(pickle.dumps(tokenizer)), copy.deepcopy(tokenizer)):
+        assert answers(again, TEXTS) == answers(tokenizer, TEXTS)
+    assert tokenizer(TEXTS[:2], return_tensors="np", padding=True)["input_ids"].shape[0] == 2

@@ -8,6 +8,7 @@ import pytest
 import checkpoints
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.benchmarks.peer_programs import MlxT5
+from mlx_t5.checkpoints.checkpoint import ENTRY
 from mlx_t5.checkpoints.reading import read_weights, type_name
 from mlx_t5.convert import convert
 from mlx_t5.decoder import SpeculativeDecoder
@@ -15,7 +16,7 @@ from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError
 from mlx_t5.model import load
 from mlx_t5.network.draft_vocabulary import narrow
-from mlx_t5.network.sharing import ENTRY, shared_draft
+from mlx_t5.network.sharing import shared_draft
 from mlx_t5.training.draft_folder import save_draft
 
 

@@ -15,11 +15,11 @@ import transformers
 import families
 from mlx_t5.backend import mx, tree_flatten, tree_unflatten
 from mlx_t5.checkpoints.adapter_config import LoraConfig
+from mlx_t5.checkpoints.names import tensor_names
 from mlx_t5.convert import convert
 from mlx_t5.model import load
 from mlx_t5.network.linear import Matrix
 from mlx_t5.network.sharing import plain_weights
-from mlx_t5.network.weights import tensor_names
 from mlx_t5.training.batches import collate
 from mlx_t5.training.fine_tuning import adapt, write_adapter, write_model
 from mlx_t5.training.learner import Learner, adafactor, adamw, constant, linear

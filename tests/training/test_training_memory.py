@@ -7,8 +7,8 @@ import pytest
 
 from devices import cpu_allocation
 from mlx_t5.backend import mx
+from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.model import T5
-from mlx_t5.network.config import T5Config
 from mlx_t5.network.sharing import shared_draft, whole
 from mlx_t5.training import training_memory
 from mlx_t5.training.batches import collate

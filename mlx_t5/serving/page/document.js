@@ -5,7 +5,7 @@ import { $, element, tell } from "./dom.js";
 import { complain } from "./errors.js";
 import { append } from "./panel.js";
 
-const UNREADABLE = /\.(md|mdx|markdown|mdown|rst|html?|xml|ass|ssa|sbv|ttml|docx|odt|pdf|epub|rtf)$/i;
+const UNREADABLE = /\.(md|mdx|markdown|mdown|rst|tex|x?html|htm|xml|json|po|ass|ssa|sbv|ttml|dfxp|smi|sub|lrc|docx|odt|pdf|epub|rtf)$/i;
 const NOTE = $("document-note").textContent;
 const EXAMPLE = "I open a lot of white suitcases at noon. It is going to rain next Thursday.\n\nThe windows that you have broken were not new. My sisters want to buy some tools including saws, hammers, and brushes.";
 

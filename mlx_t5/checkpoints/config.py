@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from mlx_t5.errors import UserError
+from mlx_t5.checkpoints.generation_config import FILE, TOKEN_IDS
+from mlx_t5.disk import read_object
+from mlx_t5.errors import UserError, shown
+from mlx_t5.installation import command
 
 MODEL_TYPES = ("t5", "mt5", "umt5")
 ACTIVATION_NAMES = (
@@ -144,6 +149,18 @@ class T5Config:
         if self.scale_decoder_outputs is not None:
             return self.scale_decoder_outputs
         return self.tie_word_embeddings
+
+
+def read_config(folder: Path) -> dict:
+    """Reads config.json; its token ids are those of generation_config.json, if it has any."""
+    raw = read_object(folder / "config.json", "give a model folder, MLX or Hugging Face")
+    entry = raw.get("quantization_config")
+    if isinstance(entry, Mapping) and (method := entry.get("quant_method")):
+        cause = f"{folder} is quantized by {shown(method)}, which cannot be read here"
+        cure = f"give the original model, and quantize it with {command('convert')} -q"
+        raise UserError(f"{cause}; {cure}")
+    ids = read_object(folder / FILE, "fetch it again") if (folder / FILE).exists() else {}
+    return raw | {name: ids[name] for name in TOKEN_IDS if ids.get(name) not in (None, [])}
 
 
 def _tasks(tasks: Any) -> tuple[tuple[str, str], ...]:

@@ -15,15 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from mlx_t5.backend import mx
-from mlx_t5.network.attention import Dropout
+from mlx_t5.model import T5, Dropout
 from mlx_t5.network.linear import Matrix
 from mlx_t5.network.sharing import plain_weights
-
-if TYPE_CHECKING:
-    from mlx_t5.model import T5
 
 DOWN, UP, MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"  # as PEFT calls A, B and m
 
@@ -108,7 +105,6 @@ class Adapters:
                 layer.adapter.squares, layer[MAGNITUDE] = squares, mx.sqrt(squares)
                 mx.eval(squares)
             mx.eval(layer.parameters())
-        model.update({})  # makes the model look up the layers' arrays again
 
     def drop(self, key: mx.array | None) -> None:
         """Sets the random key of the adapters' dropout; None switches it off."""
