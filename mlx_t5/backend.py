@@ -8,7 +8,7 @@ MLX's CPU wheel for Linux has a reference BLAS on one core, where six rows take 
 one, so speculative decoding would gain nothing. A faster library is therefore loaded first, with
 RTLD_GLOBAL, and MLX uses that:
 
-1. Intel's MKL, which `requirements.txt` installs on x86-64. For few rows it reads weights at the
+1. Intel's MKL, which is installed with MLX on x86-64. For few rows it reads weights at the
    memory's speed, on AMD processors too. It runs on TBB's threads, which sleep when idle; OpenMP's
    would spin and take a core from MLX between multiplications (docs/performance.md).
 2. OpenBLAS, if the system has it. It does not recognize processors newer than its release, so its
@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.errors import UserError, log
+from mlx_t5.installation import cure
 
 DEVICE = "T5_DEVICE"  # set by the user: cpu or gpu
 REHEARSE = "T5_REHEARSE"  # if set, a CPU uses the code paths of GPUs; see `cpu_only`
@@ -185,9 +186,11 @@ def _answer(library: Any, question: str) -> str:
     return ask().decode()
 
 
+# On Linux, MLX would not see the variables, and would keep its own BLAS.
+_too_late = "mlx.core" in sys.modules and sys.platform.startswith("linux")
 for _name, _value in SETTINGS.items():  # MLX reads its environment variables only once
     os.environ.setdefault(_name, _value)  # the user's own values stay
-_loaded = load_blas(sys.platform)
+_loaded = None if _too_late else load_blas(sys.platform)
 
 import mlx.core as mx  # noqa: E402  (only now: the library above must come first)
 from mlx import nn as nn  # noqa: E402
@@ -258,7 +261,7 @@ def hint(blas_in_use: str, wish: str, cpu: bool) -> str:
         return ""
     return (
         "hint: there is no fast BLAS, so MLX computes on one core and about 20 times slower; on "
-        "x86-64: pip install -r requirements.txt, elsewhere the system's OpenBLAS is used"
+        f"x86-64: {cure('mkl')}, elsewhere the system's OpenBLAS is used"
     )
 
 
@@ -321,5 +324,8 @@ def announce_kernels() -> None:
         log(COMPILING)
 
 
-if advice := hint(blas_name(), os.environ.get(BLAS, ""), on_cpu()):
+if _too_late:
+    cause = "mlx was imported before mlx_t5, which is too late for a fast BLAS and MLX's variables"
+    log(f"hint: {cause}; import from mlx_t5 first")
+elif advice := hint(blas_name(), os.environ.get(BLAS, ""), on_cpu()):
     log(advice)

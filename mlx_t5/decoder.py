@@ -7,5 +7,6 @@ from mlx_t5.installation import root_module
 
 if TYPE_CHECKING:
     from decoder import *  # noqa: F403
+    from decoder import SpeculativeDecoder as SpeculativeDecoder
 
 sys.modules[__name__] = root_module("decoder")

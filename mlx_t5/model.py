@@ -7,5 +7,7 @@ from mlx_t5.installation import root_module
 
 if TYPE_CHECKING:
     from model import *  # noqa: F403
+    from model import T5 as T5
+    from model import load as load
 
 sys.modules[__name__] = root_module("model")

@@ -91,6 +91,22 @@ def test_models_of_the_working_directory_come_before_those_of_the_clone():
     assert locate("t5-11b").resolve() == here.resolve()
 
 
+def test_another_folder_of_converted_models_replaces_models(tmp_path, monkeypatch):
+    converted("t5-11b", "google-t5/t5-11b", "clone/models")
+    mine = converted("t5-base", None, "mine").absolute()
+    monkeypatch.setattr(hub, "MODELS", tmp_path / "mine")
+    assert locate("t5-base") == locate("models/t5-base") == mine
+    assert hub.source_folder("models/t5-base") == mine
+    assert hub.origin("models/t5-base", None, mine) == {"folder": str(mine)}
+    assert hub.converted("t5-11b") is None
+
+
+def test_a_bundled_pair_that_is_not_there_is_named_with_its_cure(tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "BUNDLED", tmp_path)
+    with pytest.raises(UserError, match=f"missing in {tmp_path}; install the package again, or"):
+        choose_pair(None, None)
+
+
 @pytest.mark.parametrize("source", ["google-t5/t5-small", "t5-small"])
 @pytest.mark.parametrize("name", ["google-t5/t5-small", "t5-small", "models/t5-small"])
 def test_an_old_id_names_the_same_repository(source, name):
