@@ -160,12 +160,11 @@ class Adaptive:
         # Other steps take longer: some rows copy more tokens than others draft, or the draft reads
         # more than a token for a row.
         late = np.any((drafted > 0) & (np.array(unread or 0) > 1))
-        usual = (
-            all(row.adapts for row in rows) and max(plan.drafted) in (0, plan.gamma) and not late
-        )
+        alike = not late and max(plan.drafted) in (0, plan.gamma)
+        usual = alike and all(row.adapts for row in rows)
         nothing = plan.gamma == 0 and not any(copy.tokens for copy in copies)
         resting = has_draft and all(shared.until_trial > 1 for shared in groups)
-        return replace(plan, usual=bool(usual), idle=nothing and resting)
+        return replace(plan, usual=usual, idle=nothing and resting)
 
     def _choose_number(
         self, rows: Sequence[Row], copies: Sequence[Copy], has_draft: bool, batch: int
