@@ -158,7 +158,7 @@ class Cache:
             self.keys = [_widened(a, capacity) for a in self.keys]
             self.values = [_widened(a, capacity) for a in self.values]
 
-    def keep(self, prompts: Sequence[int]) -> None:
+    def filter(self, prompts: Sequence[int]) -> None:
         """Keeps only these prompts and their rows, in this order; a prompt may be repeated."""
         if list(prompts) == list(range(self.prompts)):
             return
@@ -187,7 +187,7 @@ class Cache:
             self.keys = [_narrowed(a, capacity) for a in self.keys]
             self.values = [_narrowed(a, capacity) for a in self.values]
 
-    def append(self, other: Cache) -> None:
+    def extend(self, other: Cache) -> None:
         """Adds the prompts of `other`, which has the same `beams`; pads shorter arrays."""
         capacity = max(self.capacity, other.capacity)
         source = max(self.source, other.source)

@@ -85,13 +85,13 @@ class ExactCache:
     def trim(self, source: int, capacity: int) -> None:
         """Does nothing: no row is longer than it needs to be."""
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def filter(self, rows: Sequence[int]) -> None:
         kept: list[Cache] = []
         for row in (self.rows[i] for i in rows):
             kept.append(row.twin() if row in kept else row)
         self.rows = kept
 
-    def append(self, other: ExactCache) -> None:
+    def extend(self, other: ExactCache) -> None:
         self.rows = self.rows + other.rows
 
     def slots(self, offsets: list[int], length: int) -> ExactSlots:

@@ -60,8 +60,8 @@ def decoded(monkeypatch):
             mx.eval(logits[-1], cache.state)
             at = [place + length - (row + len(logits)) % 2 for row, place in enumerate(at)]
             if len(logits) == 4 and rows > 1:  # one row leaves and another joins
-                cache.keep([2, 0])
-                cache.append(cache_of(model, 1, source=11))
+                cache.filter([2, 0])
+                cache.extend(cache_of(model, 1, source=11))
                 at = [at[2], at[0], 0]
         return logits, cache.state
 
