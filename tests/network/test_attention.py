@@ -50,7 +50,7 @@ def test_the_bias_of_every_pair_equals_a_loop(queries, causal):
     """The gather over clipped distances equals a loop over pairs, far past the last bucket."""
     num_buckets, max_distance, heads, keys = 8, 20, 3, 64
     bias = RelativeBias(SMALL, causal)
-    out = np.array(bias(bias.index(mx.array(queries), keys)))
+    out = np.array(bias(bias.index(np.array(queries), keys)))
     assert out.shape == (len(queries), heads, len(queries[0]), keys)
     learned = np.array(bias.weight)
     for b, row in enumerate(queries):
