@@ -64,7 +64,7 @@ def test_the_bias_of_every_pair_equals_a_loop(queries, causal):
 
 def test_other_weights_make_another_table():
     bias = RelativeBias(SMALL, causal=True)
-    index = bias.index(mx.array([[3, 4]]), 8)
+    index = bias.index(np.array([[3, 4]]), 8)
     old = bias(index)
     bias.weight = 2 * bias.weight
     assert mx.array_equal(bias(index), 2 * old)
