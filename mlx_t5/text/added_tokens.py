@@ -1,4 +1,4 @@
-"""The tokens that a folder's settings add to its tokenizer, read as transformers 5 reads them."""
+"""What a folder's settings add to its tokenizer, read as transformers 5 reads them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
 NAMED = tuple(f"{name}_token" for name in "bos eos unk sep pad cls mask".split())
+CLEANS = "clean_up_tokenization_spaces"
 EXTRA = ("extra_special_tokens", "additional_special_tokens")  # the latter until transformers 4
 
 
 @dataclass
 class AddedTokens:
-    """The special tokens with a name, those without one, and the added tokens by their ids."""
+    """The special tokens with a name, those without one, and the added tokens by their ids.
+
+    `cleans` says whether texts lose spaces, see `detokenizer.cleaned`.
+    """
 
     named: dict[str, str | AddedToken] = field(default_factory=dict)
     extra: list[str | AddedToken] = field(default_factory=list)
     by_id: dict[int, AddedToken] = field(default_factory=dict)
+    cleans: bool = False
 
     @classmethod
     def read(
@@ -50,7 +55,7 @@ class AddedTokens:
             return None
         extra = _extra(own)
         named = {name: entries[name] for name in NAMED if entries.get(name) is not None}
-        added = cls({name: _token(token) for name, token in named.items()})
+        added = cls({n: _token(t) for n, t in named.items()}, cleans=bool(own.get(CLEANS)))
         if listed is not None:
             added.by_id = {int(i): AddedToken(**token) for i, token in listed.items()}
         else:

@@ -14,30 +14,28 @@ from functools import cache
 from typing import Any
 
 from mlx_t5.errors import UserError
+from mlx_t5.text.added_tokens import CLEANS
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-# What `clean_up_tokenization_spaces` in tokenizer_config.json strips of spaces, in this order.
+# What loses its spaces, in this order, if `CLEANS` is true in tokenizer_config.json.
 _SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 # The end of a text that the next characters may make one of these: no other begins before it.
-_OPEN_END = re.compile(f" [{''.join({*''.join(_SPACED)})}]*$")
+_OPEN_END = re.compile(f"(?: [{''.join({*''.join(_SPACED)})}]*)?$")
 
 
 def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
-    text = _spelled(tokenizer, tokens)
-    return cleaned(text) if cleans(tokenizer) else text
+    return _cleaner(tokenizer)(_spelled(tokenizer, tokens))
 
 
 def _spelled(tokenizer: Any, tokens: Sequence[int]) -> str:
-    return tokenizer.decode(
-        list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
-    )
+    return tokenizer.decode(list(tokens), skip_special_tokens=True, **{CLEANS: False})
 
 
-def cleans(tokenizer: Any) -> bool:
-    """Whether texts are to be `cleaned`; as in transformers, BPE's never are."""
+def _cleaner(tokenizer: Any) -> Callable[[str], str]:
+    """`cleaned`, or `str` if texts stay as they are, like all of BPE in transformers."""
     model = getattr(getattr(tokenizer, "_tokenizer", None), "model", None)
-    asked = getattr(tokenizer, "clean_up_tokenization_spaces", False)
-    return bool(asked) and type(model).__name__ != "BPE"
+    plain = type(model).__name__ == "BPE" or not getattr(tokenizer, CLEANS, False)
+    return str if plain else cleaned
 
 
 def cleaned(text: str) -> str:
@@ -98,7 +96,7 @@ class StreamingDetokenizer:
         self._context: list[int] = []
         self._pending: list[int] = []
         self._open = ""  # text that is not cleaned yet
-        self._cleans, self._spell = cleans(tokenizer), byte_speller(tokenizer)
+        self._clean, self._spell = _cleaner(tokenizer), byte_speller(tokenizer)
         # ByT5's tokenizer drops bytes that are no UTF-8.
         errors = "ignore" if type(tokenizer).__name__ == "ByT5Tokenizer" else "replace"
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors)
@@ -112,11 +110,8 @@ class StreamingDetokenizer:
 
     def add(self, token: int) -> str:
         text = self._open + self._added(token)
-        if not self._cleans:
-            return text
-        end = _OPEN_END.search(text)
-        self._open = end[0] if end else ""
-        return cleaned(text.removesuffix(self._open))
+        self._open = _OPEN_END.findall(text)[0] if self._clean is cleaned else ""
+        return self._clean(text.removesuffix(self._open))
 
     def _added(self, token: int) -> str:
         if self._spell:
@@ -141,8 +136,7 @@ class StreamingDetokenizer:
 
     def peek(self, more: str = "") -> str:
         """The text held back as it is if no token follows, without half a character."""
-        text = self._open + self._waiting() + more
-        return cleaned(text) if self._cleans else text
+        return self._clean(self._open + self._waiting() + more)
 
     def finish(self) -> str:
         return self.peek(self._utf8.decode(b"", final=True))

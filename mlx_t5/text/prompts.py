@@ -38,18 +38,11 @@ def as_list(prompts: Any, name: str = "prompts") -> tuple[list, bool]:
 
 
 def token_ids(
-    prompt: str | Sequence[int],
-    tokenizer: Any,
-    vocab_size: int,
-    what: str = "prompt",
-    blank: bool = False,
+    prompt: str | Sequence[int], tokenizer: Any, vocab_size: int, what: str = "prompt"
 ) -> list[int]:
-    """The tokens of one prompt, checked against the vocabulary; a text gets the end token.
-
-    A text without a word is refused unless `blank`.
-    """
+    """The tokens of one prompt, checked against the vocabulary; a text gets the end token."""
     if isinstance(prompt, str):
-        if not (blank or prompt.strip()):
+        if not prompt.strip():
             raise UserError(f"a {what} is empty; write the text to work on")
         try:
             prompt.encode()

@@ -18,9 +18,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from mlx_t5.text.detokenizer import StreamingDetokenizer, decode
-
-_FIRST_MARK = 0xD800  # half of a surrogate pair, which no tokenizer writes
+from mlx_t5.text.detokenizer import StreamingDetokenizer
 
 
 class TextWatch:
@@ -36,11 +34,11 @@ class TextWatch:
         self._detokenizer = StreamingDetokenizer(tokenizer)
         self._marks: dict[int, str] = {}  # by token
         marked = list(stop)
-        for token, name in getattr(tokenizer, "added_tokens_decoder", {}).items() if stop else ():
-            named = any(str(name) in text for text in marked)
-            if named and not decode(tokenizer, [token, token]):
-                mark = self._marks[token] = chr(_FIRST_MARK + len(self._marks))
-                marked = [text.replace(str(name), mark) for text in marked]
+        for token, added in getattr(tokenizer, "added_tokens_decoder", {}).items() if stop else ():
+            if added.special and any(added.content in text for text in stop):
+                # Half of a surrogate pair: no tokenizer writes it.
+                mark = self._marks[token] = chr(0xD800 + len(self._marks))
+                marked = [text.replace(added.content, mark) for text in marked]
         self._stop = {*stop, *marked}
         self._held = ""
         self.pieces: list[str] = []

@@ -27,13 +27,12 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.disk import TOKENIZER_FILES
 from mlx_t5.errors import UserError
-from mlx_t5.text.added_tokens import AddedTokens
+from mlx_t5.text.added_tokens import CLEANS, AddedTokens
 
 if TYPE_CHECKING:
     import tokenizers
 
 SPIECE, JSON = "spiece.model", "tokenizer.json"
-CLEANS = "clean_up_tokenization_spaces"
 _T5_CLASSES = ("T5Tokenizer", "MT5Tokenizer")
 _SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _NO_LIMIT = int(1e30)  # relative positions have no limit, so transformers must not warn of one
@@ -57,20 +56,14 @@ class Tokenizer:
     """
 
     def __init__(
-        self,
-        backend: tokenizers.Tokenizer,
-        added: AddedTokens,
-        make: Callable[[], Any],
-        cleans: bool = False,
+        self, backend: tokenizers.Tokenizer, added: AddedTokens, make: Callable[[], Any]
     ) -> None:
-        """Wraps a tokenizer with added tokens; `make` returns transformers' one of the folder.
-
-        `cleans` is `clean_up_tokenization_spaces` in tokenizer_config.json.
-        """
+        """Wraps a tokenizer with added tokens; `make` returns transformers' one of the folder."""
         names: dict[str, Any] = {name: str(token) for name, token in added.named.items()}
         special = list(dict.fromkeys([*names.values(), *map(str, added.extra)]))
         names |= {f"{name}_id": backend.token_to_id(token) for name, token in names.items()}
-        names |= {"all_special_tokens": special, CLEANS: cleans}
+        names |= {"all_special_tokens": special, CLEANS: added.cleans}
+        names |= {"added_tokens_decoder": backend.get_added_tokens_decoder()}
         names |= {"all_special_ids": [backend.token_to_id(token) for token in special]}
         # Not by assignment, which changes transformers' tokenizer.
         self.__dict__.update(_tokenizer=backend, _names=names, _make=make, _made=None)
@@ -99,10 +92,6 @@ class Tokenizer:
         if self._made is None and isinstance(ids, int):
             return self._tokenizer.id_to_token(ids)
         return self.transformers_tokenizer.convert_ids_to_tokens(ids, skip_special_tokens)
-
-    @property
-    def added_tokens_decoder(self) -> dict[int, tokenizers.AddedToken]:
-        return self._tokenizer.get_added_tokens_decoder()
 
     def get_vocab(self) -> dict[str, int]:
         return self._tokenizer.get_vocab(with_added_tokens=True)
@@ -255,7 +244,7 @@ def _from_sentencepiece(file: Path, own: dict, special: dict, state: dict, extra
     backend = pieces.tokenizer(sentinels)
     added.add_to(backend)
     pieces.cut_texts_of(backend, str(added.named["eos_token"]))
-    return Tokenizer(backend, added, make, bool(own.get(CLEANS)))
+    return Tokenizer(backend, added, make)
 
 
 def _from_json(folder: Path, own: dict, special: dict, state: dict) -> Any:
@@ -286,7 +275,7 @@ def _from_json(folder: Path, own: dict, special: dict, state: dict) -> Any:
     added.add_to(backend)
     if unigram:
         _restore_fallback(backend, str(added.named.get("unk_token", "<unk>")), unigram)
-    return Tokenizer(backend, added, make, bool(own.get(CLEANS)))
+    return Tokenizer(backend, added, make)
 
 
 def _restore_fallback(backend: tokenizers.Tokenizer, unk_token: str | None, model: dict) -> None:
