@@ -107,9 +107,9 @@ def test_what_only_sampling_reads_is_named_if_nothing_is_sampled(run, wishing):
     assert note in generated(run, *model)[1]
     assert note not in generated(run, *model, "--temp", "1")[1]
     general = read_generation_config(Path(model[1]))
-    tasks = {name: Preset(name, unread=("min_p",)) for name in "ab"}
-    of_tasks = note.replace("generation_config.json", "tasks").replace("top_k, top_p", "min_p")
-    assert [f"{one}\n" for one in Presets(general, tasks).notes] == [note, of_tasks]
+    tasks = {"t": Preset("task t", unread=("min_p",))}
+    of_task = note.replace("generation_config.json", "task t").replace("top_k, top_p", "min_p")
+    assert [f"{one}\n" for one in Presets(general, tasks).notes] == [note, of_task]
     assert Presets(replace(general, settings={"temp": 1.0}), tasks).notes == []
 
 
@@ -154,5 +154,5 @@ def test_the_server_reads_tasks_and_defaults(wishing, ignored):
     assert service.presets.general.settings == ({} if ignored else {"max_tokens": 2})
     assert list(service.presets.tasks) == ["fixing", "french"]
     left_out, beams = service.presets.notes
-    assert left_out == "tasks: left out, as not supported: num_beam_groups"
+    assert left_out == "task fixing: left out, as not supported: num_beam_groups"
     assert beams.startswith("the model's files ask for 4 beams")

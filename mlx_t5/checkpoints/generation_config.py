@@ -43,7 +43,6 @@ BEAMS = ("num_beams", "length_penalty", "early_stopping")
 TOKEN_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id", "bos_token_id")
 # Entries that do not affect the text: caches, output formats, and entries about drafting and
 # computing in transformers.
-_SAMPLING = ("do_sample", "temperature")  # these two affect the text; see `_preset`
 _WITHOUT_EFFECT = frozenset(
     "prefix transformers_version use_cache cache_implementation cache_config "
     "max_cache_len output_attentions output_hidden_states output_scores output_logits "
@@ -114,7 +113,7 @@ def read_generation_config(folder: Path) -> Preset:
     name = FILE if (folder / FILE).exists() else CONFIG
     raw = read_object(folder / name, _DAMAGED)
     if name == CONFIG:
-        known = {*_ENTRIES, *_OFF, *_SAMPLING, *BEAMS}
+        known = {*_ENTRIES, *_OFF, "do_sample", *_SAMPLED, *BEAMS}
         raw = {entry: value for entry, value in raw.items() if entry in known}
     try:
         return _preset(name, raw)
@@ -163,7 +162,6 @@ def _preset(source: str, raw: Mapping[str, Any]) -> Preset:
         raise UserError(f"{source}: {error}") from None
     sampling = {} if raw.get("do_sample") else _SAMPLED
     unread = [name for name, off in sampling.items() if raw.get(name, off[0]) not in off]
-    unread = [name for name in unread if name not in left_out]
     count = beams if type(beams) is int else 1
     return Preset(source, prefix, settings, tuple(left_out), tuple(unread), count)
 
@@ -195,8 +193,7 @@ def _settings(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
                 expected = least if entry == "max_length" else setting.range.expected
                 raise refusal(entry, raw[entry], expected)
             del settings[name]  # transformers does not read it either
-            left_out.append(entry)
-    silent = {*_ENTRIES, *_WITHOUT_EFFECT, *_SAMPLING, *TOKEN_IDS, *BEAMS}
+    silent = {*_ENTRIES, *_WITHOUT_EFFECT, "do_sample", *_SAMPLED, *TOKEN_IDS, *BEAMS}
     for entry, value in raw.items():
         flag = isinstance(value, bool)  # False would equal 0, and True 1
         off = [v for v in _OFF.get(entry, _NOTHING) if isinstance(v, bool) == flag]

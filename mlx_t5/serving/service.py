@@ -69,15 +69,12 @@ class Presets:
     @property
     def notes(self) -> list[str]:
         """What the model's files ask for in vain: unsupported entries, samples' values, beams."""
-        tasks = self.tasks.values()
-        left_out = dict.fromkeys(name for task in tasks for name in task.left_out)
-        unread = dict.fromkeys(name for task in tasks for name in task.unread)
-        beams = max(preset.num_beams for preset in (self.general, *tasks))
-        presets = self.general, Preset("tasks", "", {}, tuple(left_out), tuple(unread), beams)
+        presets = self.general, *self.tasks.values()
         notes = [preset.note for preset in presets]
         if not self.general.settings.get("temp"):  # requests are greedy unless they ask for more
             notes += [preset.unread_note for preset in presets]
-        return [note for note in (*notes, presets[1].beams_note) if note]
+        notes.append(max(presets, key=lambda preset: preset.num_beams).beams_note)
+        return [note for note in notes if note]
 
 
 class Service:

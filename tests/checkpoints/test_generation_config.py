@@ -115,7 +115,6 @@ def test_unsupported_numbers_are_named_only_where_transformers_uses_them(
     ("entries", "named"),
     [
         ({"diversity_penalty": 1, "begin_suppress_tokens": [5], "an_entry_of_tomorrow": 1}, True),
-        ({"top_k": -1}, True),  # greedy decoding, for which transformers does not look at it
         ({"diversity_penalty": 0.0, "num_beam_groups": 1, "num_return_sequences": 1}, False),
         ({"use_cache": False, "suppress_tokens": [], "epsilon_cutoff": 0.0}, False),
         ({"a_flag_of_tomorrow": False, "a_list_of_tomorrow": [], "use_mtp": True}, False),
