@@ -122,9 +122,8 @@ def open_adapter(
     targets = config.targets(dict.fromkeys([*layers, *tied]))
     for layer in targets:
         if layer in tied:
-            cause = "not even by PEFT: the merge would change all places that share its weight"
-            what = f"{CONFIG}: LoRA on {layer} cannot be merged, {cause}"
-            raise UserError(f"{what}; train an adapter without {layer}")
+            cause = "the merge would change all places that share its weight; train without it"
+            raise UserError(f"{CONFIG}: LoRA on {layer} cannot be merged, even by PEFT: {cause}")
         if layer.rpartition(".")[2] in adapter_config.OTHERS:
             raise UserError(f"{CONFIG}: LoRA on {layer} cannot be merged here; merge it with PEFT")
     if not targets:

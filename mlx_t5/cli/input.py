@@ -80,9 +80,7 @@ class Lines(Iterator[Line]):
     CR; blank lines at the end are ignored. A pipe is read ahead in a thread, and `count` is None.
     """
 
-    def __init__(
-        self, name: str, targets: bool = False, optional: str = "", blank: bool = False
-    ) -> None:
+    def __init__(self, name: str, targets: bool = False, optional: str = "", blank: bool = False):
         """Opens the file.
 
         Args:

@@ -20,6 +20,7 @@ from mlx_t5.network.encoding import padded
 from mlx_t5.scoring.passes import NotFinite, Part, each_read, in_order, no_memory
 from mlx_t5.settings import DEFAULT_BATCH_SIZE, FLAG, checked
 from mlx_t5.text.prompts import as_list, checked_prompts, token_ids
+from mlx_t5.text.tokenizer import encode
 
 NOT_FINITE = "the model's states are NaN or infinite for this prompt; compute in another --dtype"
 
@@ -29,7 +30,8 @@ def embedding_ids(prompt: str | Sequence[int], tokenizer: Any, model: T5) -> lis
     if not isinstance(prompt, str):
         return token_ids(prompt, tokenizer, model.config.vocab_size)
     text = model.pooling.prompt + prompt
-    return model.pooling.cut(token_ids(text, tokenizer, model.config.vocab_size, blank=True))
+    ids = encode(tokenizer, text) if tokenizer and not text.strip() else text
+    return model.pooling.cut(token_ids(ids, tokenizer, model.config.vocab_size))
 
 
 class Embeddings:

@@ -196,7 +196,7 @@ def test_peft_is_recommended_only_where_it_merges_what_was_trained(
     with torch.no_grad():
         one, other = (m(input_ids=tokens, labels=tokens).logits for m in (adapted, merged))
     equal = torch.allclose(one, other, atol=1e-3)
-    advice = "cannot be merged here; merge it with PEFT" if equal else "not even by PEFT: .*; train"
+    advice = "cannot be merged here; merge it with PEFT" if equal else "even by PEFT: .*; train"
     with pytest.raises(UserError, match=f"LoRA on .*{advice}"):
         load(reference.folder, adapter=folder)
     assert equal == (layer == "relative_attention_bias" or (layer, family) == ("lm_head", "flan"))
