@@ -30,7 +30,7 @@ from mlx_t5.checkpoints.names import HEAD, has_decoder
 from mlx_t5.checkpoints.pooling import Pooling
 from mlx_t5.checkpoints.reading import type_name
 from mlx_t5.errors import UserError
-from mlx_t5.network.bias import ChunkedBias, Mask, RelativeBias, hiding, source_biases
+from mlx_t5.network.bias import Mask, RelativeBias, hiding, source_biases
 from mlx_t5.network.cache import Cache, Slots
 from mlx_t5.network.compiled import checkpointed, checkpointed_decoder, for_pass
 from mlx_t5.network.draft_vocabulary import settle
@@ -100,11 +100,11 @@ def attention(
     """Returns softmax(q @ k.T + mask) @ v, (B, H, T, d_kv): scores are not scaled.
 
     `mask` is added to the scores, broadcast to (B, H, T, N). It may also be a bool array, True
-    where keys are seen, or a `ChunkedBias`; None if all keys are seen.
+    where keys are seen, or a function that yields chunks of the bias; None if all keys are seen.
     """
-    if isinstance(mask, ChunkedBias):
+    if callable(mask):
         outputs = []
-        for chunk, bias in mask:
+        for chunk, bias in mask():
             outputs.append(attention(q[:, :, chunk], k, v, bias, dropout))
             mx.eval(outputs[-1])  # otherwise memory for several chunks is allocated at once
         return mx.concatenate(outputs, axis=2)

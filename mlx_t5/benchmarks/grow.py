@@ -20,10 +20,10 @@ from tqdm import tqdm
 
 from mlx_t5.backend import mx
 from mlx_t5.benchmarks.widening import SIZES, Widening
-from mlx_t5.checkpoints.checkpoint import cast
-from mlx_t5.checkpoints.config import T5Config, read_config
-from mlx_t5.checkpoints.names import HEAD, select, tensors
-from mlx_t5.checkpoints.reading import DTYPES, as_array, read_weights
+from mlx_t5.checkpoints.checkpoint import Checkpoint, cast
+from mlx_t5.checkpoints.config import T5Config
+from mlx_t5.checkpoints.names import HEAD, tensors
+from mlx_t5.checkpoints.reading import DTYPES, as_array
 from mlx_t5.checkpoints.writing import (
     check_output_folder,
     new_model_folder,
@@ -79,15 +79,14 @@ def grow(
     if seed < 0:
         raise UserError(f"the seed must be 0 or more, not {seed}")
     check_output_folder(path, overwrite, source=source)
-    raw = read_config(source)
-    config = T5Config.from_dict(raw)
+    checkpoint = Checkpoint.open(source)
+    if checkpoint.is_mlx:
+        raise UserError("the source is an MLX folder; grow the Hugging Face original")
+    raw, config = checkpoint.raw, checkpoint.config
     sizes = {name: sizes.get(name, getattr(config, name)) for name in SIZES}
     widening = Widening(config, sizes)
     T5Config.from_dict(raw | sizes)  # refuses sizes that no model has
-    weights, metadata = read_weights(source)
-    if metadata.get("format") == "mlx":
-        raise UserError("the source is an MLX folder; grow the Hugging Face original")
-    small = {name: as_array(t) for name, t in select(config, weights).items()}
+    small = {name: as_array(tensor) for name, tensor in checkpoint.weights.items()}
     table = tensors(widening.result)
     if HEAD not in small:
         del table[HEAD]

@@ -133,14 +133,14 @@ class MlxT5(Program):
 
 
 def hugging_face_folder(folder: Path, scratch: Path) -> Path:
-    from mlx_t5.checkpoints.config import read_config
-    from mlx_t5.checkpoints.reading import read_weights
+    from mlx_t5.checkpoints.checkpoint import Checkpoint
     from mlx_t5.model import load
     from mlx_t5.training.fine_tuning import write_model
 
-    if read_weights(folder)[1].get("format") != "mlx":
+    checkpoint = Checkpoint.open(folder)
+    if not checkpoint.is_mlx:
         return folder
-    if read_config(folder).get("quantization"):
+    if checkpoint.raw.get("quantization"):
         cause = "is quantized for MLX, which other programs cannot read"
         raise UserError(f"{folder} {cause}; give an unquantized model")
     return write_model(scratch, load(folder)[0], folder)

@@ -9,8 +9,8 @@ Symbols: B rows, H heads, T queries per row, N keys, S source positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -97,29 +97,22 @@ def queries_at_once(rows: int, heads: int, source: int) -> int:
     return source if fitting >= source else max(LEAST_QUERIES, fitting)
 
 
-@dataclass(frozen=True)
-class ChunkedBias:
-    """The bias of an encoder layer for a long source, computed one chunk of queries at a time."""
+Chunks: TypeAlias = Iterator[tuple[slice, mx.array]]
+# For a long source, the bias of an encoder layer is a function that yields it in chunks.
+Mask: TypeAlias = mx.array | Callable[[], Chunks] | None
 
-    table: RelativeBias
-    source: int
-    queries: int
-    hidden: mx.array | int  # (B, 1, 1, S), very negative at padding; 0 without padding
 
-    def __iter__(self) -> Iterator[tuple[slice, mx.array]]:
-        """Yields the positions of each chunk of queries, and its bias (B or 1, H, T, S)."""
-        for start in range(0, self.source, self.queries):
-            chunk = slice(start, min(start + self.queries, self.source))
-            index = self.table.index(np.arange(start, chunk.stop)[None], self.source)
-            yield chunk, self.table(index) + self.hidden
+def chunks(table: RelativeBias, source: int, queries: int, hidden: mx.array | int) -> Chunks:
+    """Yields the positions of each chunk of queries, and its bias (B or 1, H, T, S)."""
+    for start in range(0, source, queries):
+        chunk = slice(start, min(start + queries, source))
+        index = table.index(np.arange(start, chunk.stop)[None], source)
+        yield chunk, table(index) + hidden
 
 
 def hiding(mask: mx.array, dtype: mx.Dtype) -> mx.array:
     """A bias that hides scores where a mask is False; finite, because -inf alone gives NaN."""
     return mx.where(mask, 0.0, mx.finfo(dtype).min).astype(dtype)
-
-
-Mask: TypeAlias = mx.array | ChunkedBias | None
 
 
 def source_biases(
@@ -129,6 +122,6 @@ def source_biases(
     queries = queries_at_once(batch, tables[0].weight.shape[1], length)
     hidden = 0 if mask is None else hiding(mask[:, None, None], tables[0].weight.dtype)
     if queries < length:
-        return [ChunkedBias(table, length, queries, hidden) for table in tables]
+        return [partial(chunks, table, length, queries, hidden) for table in tables]
     index = tables[0].index(np.arange(length)[None], length)
     return [table(index) if mask is None else table(index) + hidden for table in tables]

@@ -31,7 +31,7 @@ class Derived:
     """Something computed from parameters, and computed again if one of them has been replaced."""
 
     def __init__(self) -> None:
-        self._modules: list[nn.Module] = []
+        self._modules: list[Any] = []
         self._contents: list[Any] = []
         self._value: Any = None
 
