@@ -25,7 +25,7 @@ class DistillOptions(TrainingOptions):
     data: str = option(
         'prompts, one a line, or objects {"prompt": …, "completion": …} if the name ends in '
         ".jsonl; a completion is the target's own answer, if you have it already. Of other files "
-        "for finetune.py, only the prompts are read",
+        "for fine-tuning, only the prompts are read",
         REQUIRED,
         metavar="FILE",
     )

@@ -60,8 +60,8 @@ class ServerOptions:
     )
     log_prompts: bool = switch("log prompts and texts; otherwise never")
     save_prompts: str | None = option(
-        "append prompts that were decoded to this file, one JSON object a line, for distill.py "
-        "--data",
+        "append prompts that were decoded to this file, one JSON object a line, to make a "
+        "draft from them",
         metavar="FILE",
     )
     save_prompts_limit: int = option("maximum number of lines in that file", 100_000, at_least(1))
