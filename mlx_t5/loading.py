@@ -13,13 +13,13 @@ from mlx_t5.checkpoints.adapter_config import adapter_folder
 from mlx_t5.checkpoints.reading import TorchTensor, read_weights, stored_dtype
 from mlx_t5.disk import BUNDLED, SAFETENSORS
 from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.drafting.named import DRAFTERS, make_drafter, split_name
 from mlx_t5.drafting.proposals import Drafter
-from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError, log
 from mlx_t5.installation import HOME, MODELS, command
 from mlx_t5.model import T5, load
 from mlx_t5.network.memory import warning
-from mlx_t5.settings import AUTO, LOOKUP, NONE
+from mlx_t5.settings import AUTO, NONE
 from mlx_t5.text.detokenizer import same_vocabulary
 
 DEFAULT_TARGET, DEFAULT_DRAFT = "t5-11b", "t5-small"
@@ -48,7 +48,7 @@ class ModelPair:
 
     target: Path
     draft: Path | None
-    lookup: bool  # whether proposals are also copied from the source
+    copy: str  # the name of a drafter that proposes, too, or ""
     note: str  # tells the user which models run and, if there is a reason, why
     adapter: Path | None = None  # a LoRA adapter to merge into the target
 
@@ -64,8 +64,8 @@ def choose_pair(
     Args:
         model: name of the target. If None: t5-11b with t5-small if both have been converted,
             otherwise the bundled pair.
-        draft_model: name of the draft; "lookup" to copy from the source instead, "NAME+lookup" to
-            use a draft and copy, "none" for no draft. If None or "auto": the target's default
+        draft_model: name of the draft; that of a drafter, such as "lookup", to use it instead;
+            "NAME+lookup" to use both; "none" for no draft. If None or "auto": the target's default
             draft, if it is available.
         adapter: folder of a LoRA adapter to merge into the target.
         revision: revision of the target, if it is a Hub id.
@@ -79,17 +79,17 @@ def choose_pair(
         target, draft, why = _default_pair()
     else:
         target, draft, why = hub.locate(model, revision), None, ""
-    lookup = draft_model is not None and draft_model.split("+")[-1] == LOOKUP
-    if draft_model in (NONE, LOOKUP):
+    name, copy = split_name(draft_model or AUTO)
+    if draft_model in (NONE, *DRAFTERS):
         draft = None
-    elif draft_model not in (None, AUTO):
-        draft = hub.locate(draft_model.removesuffix(f"+{LOOKUP}"))
+    elif name != AUTO:
+        draft = hub.locate(name)
     elif model is not None:
         draft, why = _default_draft(target)
     note = f"target {_shown(target)}" + (f" with {_shown(merged)}" if merged else "")
     note += f", draft {_shown(draft)}" if draft else ", no draft" if draft_model == NONE else ""
-    note += ", copying from the source" if lookup else ""
-    return ModelPair(target, draft, lookup, f"{note} ({why})" if why else note, merged)
+    note += f", {DRAFTERS[copy].does}" if copy else ""
+    return ModelPair(target, draft, copy, f"{note} ({why})" if why else note, merged)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def load_pair(chosen: ModelPair, dtype: str | mx.Dtype | None) -> LoadedPair:
         draft = DraftModel(model, target)
         if tokenizer is not None and draft_tokenizer is not None:
             same_vocabulary(tokenizer, draft_tokenizer)
-    copy = SourceCopy(tokenizer) if chosen.lookup else None
+    copy = make_drafter(chosen.copy, tokenizer) if chosen.copy else None
     return LoadedPair(target, draft, copy, tokenizer)
 
 

@@ -31,7 +31,7 @@ UNREADABLE = tuple(
 )
 # num_draft: the engine chooses the number; as a draft's name: the target's default draft
 AUTO = "auto"
-NONE, LOOKUP = "none", "lookup"  # further names of drafts: no draft, copying from the source
+NONE = "none"  # as a draft's name: no draft
 DEFAULT_BATCH_SIZE = 8  # rows decoded at the same time, or items in one pass
 
 

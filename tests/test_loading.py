@@ -161,11 +161,11 @@ def test_lookup_can_be_chosen_alone_or_beside_a_draft():
     converted("flan-t5-xl")
     draft = converted("flan-t5-small")
     alone = choose_pair("flan-t5-xl", "lookup")
-    assert (alone.draft, alone.lookup) == (None, True)
+    assert (alone.draft, alone.copy) == (None, "lookup")
     both = choose_pair("flan-t5-xl", "flan-t5-small+lookup")
-    assert (both.draft, both.lookup) == (draft, True)
+    assert (both.draft, both.copy) == (draft, "lookup")
     assert both.note.endswith("draft models/flan-t5-small, copying from the source")
-    assert not choose_pair("flan-t5-xl", "flan-t5-small").lookup
+    assert not choose_pair("flan-t5-xl", "flan-t5-small").copy
     with pytest.raises(UserError, match="name is empty"):
         choose_pair("flan-t5-xl", "+lookup")
 
@@ -257,7 +257,7 @@ def test_a_gpu_computes_float32_and_bin_folders_in_bfloat16(
 
     monkeypatch.setattr(loading, "load", load)
     with pytest.raises(UserError, match="enough"):
-        loading.load_pair(loading.ModelPair(folder, None, False, ""), dtype)
+        loading.load_pair(loading.ModelPair(folder, None, "", ""), dtype)
     assert dtypes == [expected]
     noted = dtype is None and expected is not None
     line = "computing in bfloat16; later starts are faster after: python convert.py --model source"
@@ -268,6 +268,6 @@ def test_a_draft_computes_in_its_targets_type(monkeypatch, tmp_path):
     for module in (loading, checkpoint):
         monkeypatch.setattr(module, "on_cpu", lambda: False)  # then each folder's type counts
     target = convert(BUNDLED / "target", tmp_path / "target", "float32")
-    pair = loading.ModelPair(target, BUNDLED / "draft", False, "")  # the draft is in bfloat16
+    pair = loading.ModelPair(target, BUNDLED / "draft", "", "")  # the draft is in bfloat16
     loaded = loading.load_pair(pair, None)
     assert loaded.draft.model.dtype == loaded.target.dtype == mx.float32

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from command_line import ROOT, start
@@ -13,7 +14,8 @@ from devices import cpu_allocation
 from mlx_t5.backend import device_name
 from mlx_t5.cli.generate_options import DEFAULT_PROMPT
 from mlx_t5.cli.output import one_line
-from mlx_t5.model import T5
+from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.model import T5, load
 from standard_error import messages
 
 BUNDLED = ROOT / "demo"
@@ -84,6 +86,23 @@ def test_the_draft_changes_how_the_text_is_made_and_not_the_text(run, draft):
     assert (slow["stats"]["drafted"], slow["stats"]["tokens_per_call"]) == (0, 1)
     copied = fast["stats"]["speculation"]["copied_accepted"]
     assert copied > 5 if "lookup" in str(draft) else copied == 0
+
+
+@pytest.mark.parametrize("name", ["in.txt", "in.jsonl"])
+def test_an_empty_text_has_a_vector_of_its_own(run, tmp_path, name):
+    """It is that of the end token alone, as in sentence-transformers."""
+    texts, lines = ["a", "", "b"], ["a", "", "b"]
+    if name == "in.jsonl":
+        lines = [json.dumps({"prompt": text}) for text in texts]
+    (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    argv = ["--model", str(BUNDLED / "target"), "--dtype", "float32", "--embed"]
+    files = ["--input-file", str(tmp_path / name), "--output-file", str(tmp_path / "v.npy")]
+    assert run(*argv, *files)[0] == 0
+    vectors = np.load(tmp_path / "v.npy")
+    model, tokenizer = load(BUNDLED / "target", "float32")
+    expected = SpeculativeDecoder(model, None, tokenizer).embed([[*tokenizer.encode("a")], [1]])
+    np.testing.assert_allclose(vectors[:2], expected, atol=1e-5)
+    assert run(*argv, "--prompt", "")[0] == 0 and run(*argv[:-1], "--prompt", "")[0] == 2
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 import adapters
 from command_line import ROOT
 from convert import main as convert
+from mlx_t5.checkpoints.generation_config import Preset, read_generation_config
 from mlx_t5.cli import server
 from mlx_t5.cli.server_options import read_server_options
 from mlx_t5.loading import choose_pair
+from mlx_t5.serving.service import Presets
 
 TARGET = ROOT / "demo" / "target"
 SENTENCE = "She have two cat."
@@ -96,6 +99,18 @@ def test_generation_config_gives_defaults(run, wishing):
     samples, _ = generated(run, *model, *prompt, "--num-samples", "2")  # the file's default
     assert len(samples) == 2
     assert run(*model, *prompt, "--num-samples", "2", "--temp", "0")[0] == 2
+
+
+def test_what_only_sampling_reads_is_named_if_nothing_is_sampled(run, wishing):
+    model = [*wishing(top_k=1, top_p=0.5), "-m", "1", "--prompt", SENTENCE]
+    note = "generation_config.json: without effect, as only sampling reads it: top_k, top_p\n"
+    assert note in generated(run, *model)[1]
+    assert note not in generated(run, *model, "--temp", "1")[1]
+    general = read_generation_config(Path(model[1]))
+    tasks = {name: Preset(name, unread=("min_p",)) for name in "ab"}
+    of_tasks = note.replace("generation_config.json", "tasks").replace("top_k, top_p", "min_p")
+    assert [f"{one}\n" for one in Presets(general, tasks).notes] == [note, of_tasks]
+    assert Presets(replace(general, settings={"temp": 1.0}), tasks).notes == []
 
 
 def test_a_prompt_longer_than_n_positions_gets_one_note(run, wishing, monkeypatch):

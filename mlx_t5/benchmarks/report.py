@@ -162,7 +162,7 @@ def log(line: str) -> None:
 def chosen_pair(args: argparse.Namespace) -> tuple[str, str, str | None]:
     """The models to measure; without converted ones, an enlarged copy of the bundled pair."""
     pair = loading.choose_pair(args.model, args.draft_model)
-    if pair.lookup or pair.draft is None:
+    if pair.copy or pair.draft is None:
         raise UserError("a report needs a draft model: name one with --draft-model")
     if args.model or args.draft_model or pair.target.parent != BUNDLED:
         return str(pair.target), str(pair.draft), args.dtype

@@ -11,11 +11,11 @@ import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.benchmarks import machine, printing
-from mlx_t5.benchmarks.workload import DRAFT, LOOKUP, header_fields
+from mlx_t5.benchmarks.workload import DRAFT, header_fields
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.drafting.named import make_drafter, split_name
 from mlx_t5.drafting.proposals import Proposal
-from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.engine.rows import Result, Tally
 from mlx_t5.errors import UserError
 from mlx_t5.model import T5, load
@@ -49,13 +49,13 @@ class Subject:
         wrong: int = 0,
         exact: bool = False,
     ) -> SpeculativeDecoder:
-        draft, copy = None, None
-        if DRAFT in proposer.split("+"):
+        name, drafter = split_name(proposer)
+        draft = None
+        if name == DRAFT:
             draft = DraftModel(self.draft, self.target)
             if wrong:
                 draft = WorsenedDraft(self.draft, self.target, wrong)
-        if LOOKUP in proposer.split("+"):
-            copy = SourceCopy(self.tokenizer)
+        copy = make_drafter(drafter, self.tokenizer) if drafter else None
         pair = self.target, draft, self.tokenizer
         return SpeculativeDecoder(*pair, num_draft or None, delta, copy=copy, exact=exact)
 

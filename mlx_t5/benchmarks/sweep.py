@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.benchmarks import pictures, printing, workload
 from mlx_t5.benchmarks.figures import figures
 from mlx_t5.benchmarks.subject import Subject, begin, decided, decoding
-from mlx_t5.benchmarks.workload import DRAFT, LOOKUP, REGULAR, Workload
+from mlx_t5.benchmarks.workload import DRAFT, REGULAR, Workload
 from mlx_t5.cli.arguments import Option, at_least, between, setting
+from mlx_t5.drafting.named import DRAFTERS
 from mlx_t5.timing import interleave
 from mlx_t5.training.evaluation import chrf
 
@@ -63,7 +64,7 @@ OPTIONS = {
         default=(0.0, 0.5, 0.9, 1.0),
         several=True,
     ),
-    "way": Option("the proposer", DRAFT, (DRAFT, LOOKUP)),
+    "way": Option("the proposer", DRAFT, (DRAFT, *DRAFTERS)),
     "quality_count": Option("number of prompts for measuring quality", 60, at_least(1)),
     "quality_batch": Option("prompts decoded together while measuring quality", 20, at_least(1)),
     "tolerance": Option(

@@ -18,10 +18,12 @@ from typing import Any
 from mlx_t5.cli import input
 from mlx_t5.cli.arguments import DTYPES, Option, at_least, setting
 from mlx_t5.disk import BUNDLED
+from mlx_t5.drafting.named import DRAFTERS
 from mlx_t5.errors import UserError
 
 REGULAR = "regular"  # decoding by the target alone
-DRAFT, LOOKUP, BOTH = PROPOSERS = ("draft", "lookup", "draft+lookup")
+DRAFT = "draft"
+PROPOSERS = (DRAFT, *DRAFTERS, *(f"{DRAFT}+{name}" for name in DRAFTERS))
 HELD_OUT = BUNDLED / "heldout.jsonl"  # 1,000 of each task, alternating
 MIXED = "mixed"  # both tasks, alternating
 TASKS = ("translate", "fix", MIXED)

@@ -18,7 +18,7 @@ from mlx_t5.backend import mx
 from mlx_t5.checkpoints import adapter_config
 from mlx_t5.checkpoints.adapter_config import CONFIG, LoraConfig, adapter_folder
 from mlx_t5.checkpoints.quantization import PARTS, changed_settings, layer_settings
-from mlx_t5.checkpoints.reading import Weights, as_array, read_weights, require_float
+from mlx_t5.checkpoints.reading import EMBEDDINGS, Weights, as_array, read_weights, require_float
 from mlx_t5.checkpoints.writing import new_folder, write_json
 from mlx_t5.errors import UserError, reason, shown
 
@@ -116,9 +116,15 @@ def open_adapter(
         if mlx in present and len(shape) == 2
     }
     can_decode = any(name.startswith("decoder.layers.") for name in present)
-    # A tied output head has no tensor of its own, but an adapter may still name it as a layer.
-    targets = config.targets(dict.fromkeys([*layers, *(["lm_head"] if can_decode else [])]))
+    # The places that share the embedding's weight: PEFT adapts a single one, but merges into all.
+    tied = [name.removesuffix(_WEIGHT) for name in EMBEDDINGS]
+    tied += ["lm_head"] if can_decode and "lm_head" not in layers else []
+    targets = config.targets(dict.fromkeys([*layers, *tied]))
     for layer in targets:
+        if layer in tied:
+            cause = "not even by PEFT: the merge would change all places that share its weight"
+            what = f"{CONFIG}: LoRA on {layer} cannot be merged, {cause}"
+            raise UserError(f"{what}; train an adapter without {layer}")
         if layer.rpartition(".")[2] in adapter_config.OTHERS:
             raise UserError(f"{CONFIG}: LoRA on {layer} cannot be merged here; merge it with PEFT")
     if not targets:

@@ -19,6 +19,7 @@ ACTIVATION_NAMES = (
     "relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "silu", "swish",
     "relu6", "tanh",
 )  # fmt: skip
+START = "decoder_start_token_id"
 _MAX_END_TOKENS = 256  # ids in eos_token_id
 # No published model comes near; a larger number means that the file is broken or hostile.
 _MAX_SIZE = 2**24
@@ -160,7 +161,13 @@ def read_config(folder: Path) -> dict:
         cure = f"give the original model, and quantize it with {command('convert')} -q"
         raise UserError(f"{cause}; {cure}")
     ids = read_object(folder / FILE, "fetch it again") if (folder / FILE).exists() else {}
-    return raw | {name: ids[name] for name in TOKEN_IDS if ids.get(name) not in (None, [])}
+    # As in transformers: without a start token, a text starts with `bos_token_id`.
+    starts = [file.get(name) for file in (ids, raw) for name in (START, "bos_token_id")]
+    raw |= {name: ids[name] for name in TOKEN_IDS if ids.get(name) not in (None, [])}
+    start = next((start for start in starts if start not in (None, [])), None)
+    if start is not None:
+        raw[START] = start[0] if isinstance(start, list) and len(start) == 1 else start
+    return raw
 
 
 def _tasks(tasks: Any) -> tuple[tuple[str, str], ...]:

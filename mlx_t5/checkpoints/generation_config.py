@@ -13,7 +13,8 @@ entries become `settings.Settings` with the same meaning as in transformers:
 | `top_k`, `bad_words_ids`, … (see settings.py and `TOKEN_RULES`) | the setting of the same name |
 
 Unsupported entries that would change the text are reported, because without them the text differs
-from the text of transformers. So is `num_beams`, because only the user starts a beam search.
+from the text of transformers. So is `num_beams`, because only the user starts a beam search, and
+what only sampling reads, if the file does not ask for samples.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ _ENTRIES = {entry: name for name, setting in SETTINGS.items() for entry in setti
 TOKEN_RULES = ("bad_words_ids", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens")
 BEAMS = ("num_beams", "length_penalty", "early_stopping")
 # Ids are no settings: `config.read_config` reads them.
-TOKEN_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
+TOKEN_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id", "bos_token_id")
 # Entries that do not affect the text: caches, output formats, and entries about drafting and
 # computing in transformers.
 _SAMPLING = ("do_sample", "temperature")  # these two affect the text; see `_preset`
 _WITHOUT_EFFECT = frozenset(
-    "bos_token_id prefix transformers_version use_cache cache_implementation cache_config "
+    "prefix transformers_version use_cache cache_implementation cache_config "
     "max_cache_len output_attentions output_hidden_states output_scores output_logits "
     "return_dict_in_generate return_legacy_cache disable_compile compile_config low_memory "
     "prefill_chunk_size continuous_batching_config num_assistant_tokens "
@@ -52,6 +53,8 @@ _WITHOUT_EFFECT = frozenset(
     "assistant_lookbehind target_lookbehind prompt_lookup_num_tokens max_matching_ngram_size "
     "speculation_type use_mtp".split()
 )
+# The entries that only sampling reads, each with the values that change nothing even then.
+_SAMPLED = {"temperature": (1,), "top_k": (50, 0), "top_p": (1,), "min_p": (0,)}
 # Unsupported entries, each with the values (besides null) that have no effect in transformers. An
 # entry with an id has no such value.
 _NOTHING: tuple[Any, ...] = (False, "", [], {})
@@ -79,6 +82,7 @@ class Preset:
         prefix: text to put before every prompt.
         settings: values for `Settings` by name.
         left_out: the entries that are not supported, or have a value that is not.
+        unread: the entries that only sampling reads, where the file does not ask for samples.
         num_beams: the number of beams that the file asks for; nothing is searched because of it.
     """
 
@@ -86,12 +90,18 @@ class Preset:
     prefix: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
     num_beams: int = 1
 
     @property
     def note(self) -> str:
         names = ", ".join(self.left_out)
         return f"{self.source}: left out, as not supported: {names}" if names else ""
+
+    @property
+    def unread_note(self) -> str:
+        names = ", ".join(self.unread)
+        return f"{self.source}: without effect, as only sampling reads it: {names}" if names else ""
 
     @property
     def beams_note(self) -> str:
@@ -151,7 +161,11 @@ def _preset(source: str, raw: Mapping[str, Any]) -> Preset:
         Settings(**settings)
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
-    return Preset(source, prefix, settings, tuple(left_out), beams if type(beams) is int else 1)
+    sampling = {} if raw.get("do_sample") else _SAMPLED
+    unread = [name for name, off in sampling.items() if raw.get(name, off[0]) not in off]
+    unread = [name for name in unread if name not in left_out]
+    count = beams if type(beams) is int else 1
+    return Preset(source, prefix, settings, tuple(left_out), tuple(unread), count)
 
 
 def _settings(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -182,17 +182,13 @@ def download(name: str, revision: str | None = None) -> Path:
 def cached(name: str, revision: str | None = None) -> Path | None:
     from huggingface_hub import snapshot_download
 
-    for main in (SAFETENSORS, TORCH):
-        stem, suffix = main.rsplit(".", 1)
-        patterns = [*SMALL_FILES, main, f"{main}.index.json", f"{stem}-*-of-*.{suffix}"]
-        try:
-            folder = snapshot_download(name, revision=revision, allow_patterns=patterns,
-                                       local_files_only=True)  # fmt: skip
-        except (OSError, ValueError):
-            continue
-        if _is_complete(choose_files(os.listdir(folder))):
-            return Path(folder)
-    return None
+    try:
+        # Of the small files only: of the weights, all but one set were left out on purpose.
+        folder = snapshot_download(name, revision=revision, allow_patterns=[*SMALL_FILES],
+                                   local_files_only=True)  # fmt: skip
+    except (OSError, ValueError):
+        return None
+    return Path(folder) if _is_complete(choose_files(os.listdir(folder))) else None
 
 
 def _is_complete(files: list[str]) -> bool:

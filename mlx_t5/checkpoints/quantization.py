@@ -13,7 +13,8 @@ at least `LARGE_VOCABULARY` tokens. docs/converting.md has the figures.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -62,11 +63,21 @@ class Quantization:
     def fits(self, shape: tuple[int, ...]) -> bool:
         return len(shape) == 2 and shape[-1] % self.group_size == 0
 
-    def quantize(self, name: str, rows: mx.array) -> dict[str, mx.array]:
-        """Arrays named .weight (packed uint32), .scales and, in mode affine only, .biases."""
-        arrays = mx.quantize(rows, group_size=self.group_size, bits=self.bits, mode=self.mode)
-        path = name.removesuffix("weight")
-        return {path + part: array for part, array in zip(PARTS, arrays, strict=False)}
+    def quantize(self, rows: mx.array) -> Sequence[mx.array]:
+        """The weight (packed uint32), the scales and, in mode affine only, the offsets."""
+        return mx.quantize(rows, group_size=self.group_size, bits=self.bits, mode=self.mode)
+
+    def lost(self, rows: mx.array, arrays: Sequence[mx.array]) -> float:
+        """The part of the groups that is all zeros once quantized; 1 if anything is infinite."""
+        restored = mx.dequantize(*arrays, **asdict(self))
+        before, after = (
+            mx.any(x.reshape(-1, self.group_size) != 0, axis=1) for x in (rows, restored)
+        )
+        finite = mx.all(mx.isfinite(restored))
+        return mx.where(finite, mx.mean(before & ~after), 1).item()
+
+
+MXFP4 = Quantization.from_options(mode="mxfp4")
 
 
 @dataclass(frozen=True)
@@ -124,6 +135,50 @@ class Recipe:
         """The entry `quantization` of config.json; layers that differ are keyed by their path."""
         special = {path: asdict(how) for path, how in layers.items() if how != self.general}
         return asdict(self.general) | special
+
+
+class Quantizer:
+    """Quantizes layers one by one, those that a mode would make zero in another mode.
+
+    Each mode has a smallest scale. That of nvfp4 is 2**-9, and T5's queries are small, as T5 does
+    not scale attention: they start with a deviation of (d_model * d_kv)**-0.5, with which most of
+    t5-11b's would become zero. Layers that lose more than `MOST_LOST` of their weights take mxfp4
+    if they were to have 4 bits, or stay as they are.
+
+    Attributes:
+        layers: the settings of each layer by its weight's name; kept up to date.
+    """
+
+    MOST_LOST = 0.01
+
+    def __init__(self, layers: dict[str, Quantization]):
+        self.layers = layers
+        self._lost: dict[str, tuple[str, float]] = {}  # the mode left, and what it would lose
+
+    def __call__(self, name: str, rows: mx.array) -> dict[str, mx.array]:
+        asked = self.layers.pop(name, None)
+        for how in (asked, MXFP4 if asked and asked.bits == 4 else None):
+            if how is None or not how.fits(rows.shape):
+                continue
+            arrays = how.quantize(rows)
+            if (lost := how.lost(rows, arrays)) <= self.MOST_LOST:
+                self.layers[name] = how
+                path = name.removesuffix("weight")
+                return {path + part: array for part, array in zip(PARTS, arrays, strict=False)}
+            self._lost.setdefault(name, (how.mode, lost))
+        return {name: rows}
+
+    def notes(self, dtype: str) -> Iterator[str]:
+        """A line for the layers that have left a mode; those that stay have the type `dtype`."""
+        moves: dict[tuple[str, str], list[str]] = {}
+        for name, (mode, _) in self._lost.items():
+            cure = f"take {self.layers[name].mode}" if name in self.layers else f"stay {dtype}"
+            moves.setdefault((mode, cure), []).append(name)
+        for (mode, cure), names in moves.items():
+            most = max(self._lost[name][1] for name in names)
+            kinds = {re.sub(r"\.\d+\.", ".*.", name.removesuffix(".weight")) for name in names}
+            what = f"up to {most:.0%} of the weights of {len(names)} layers"
+            yield f"{mode} would make {what} zero; they {cure}: {', '.join(sorted(kinds))}"
 
 
 def layer_settings(entry: Mapping[str, Any], path: str) -> dict[str, Any]:

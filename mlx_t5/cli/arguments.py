@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, NoReturn
 
+from mlx_t5.drafting.named import DRAFTERS
 from mlx_t5.errors import UserError, is_out_of_memory, log, reason
 from mlx_t5.installation import command, cure
 from mlx_t5.settings import AUTO, LARGEST_COUNT, NONE, SETTINGS, Range, written
@@ -211,9 +212,10 @@ MODEL = Option(
     metavar="NAME",
     group="models",
 )
+_DRAFTERS = [f"{name}: {d.does} instead; NAME+{name}: both" for name, d in DRAFTERS.items()]
 DRAFT_MODEL = Option(
-    "the draft, named in the same way; lookup: copy from the source instead; NAME+lookup: both; "
-    "none: regular decoding (default: the target's default draft)",
+    f"the draft, named in the same way; {'; '.join(_DRAFTERS)}; none: regular decoding "
+    "(default: the target's default draft)",
     names="--draft-model-name",
     metavar="NAME",
 )

@@ -19,7 +19,7 @@ from mlx_t5.checkpoints.adapter_config import adapter_folder
 from mlx_t5.checkpoints.adapters import read_tensors
 from mlx_t5.checkpoints.checkpoint import ENTRY, Checkpoint, cast, keep_float32
 from mlx_t5.checkpoints.names import has_decoder
-from mlx_t5.checkpoints.quantization import Quantization, Recipe
+from mlx_t5.checkpoints.quantization import Quantization, Quantizer, Recipe
 from mlx_t5.cli.arguments import DTYPES
 from mlx_t5.cli.uploading import check_repository, conversion_card, upload
 from mlx_t5.disk import absolute
@@ -105,14 +105,16 @@ def convert(
     if checkpoint.is_mlx:
         raise UserError("the source is an MLX folder already; convert the original")
     shapes = {name: tensor.shape for name, tensor in checkpoint.weights.items()}
-    layers = {}
+    quantizer = Quantizer({})
     if quantize:
         recipe = Recipe.from_options(*q_options, vocab_size=checkpoint.config.vocab_size)
         layers = _quantized_layers(recipe, shapes, dtype, quant_predicate is None)
+        quantizer = Quantizer(layers)
     bar = tqdm(total=len(shapes), desc="converting", disable=None)
     with writing.new_model_folder(path, overwrite, folder) as partial, bar:
         tensors = read_tensors(checkpoint.weights, checkpoint.adapter)
-        writing.save_weights(partial, _converted(tensors, getattr(mx, dtype), layers, bar), "mlx")
+        tensors = _converted(tensors, getattr(mx, dtype), quantizer, bar)
+        writing.save_weights(partial, tensors, "mlx")
         writing.copy_modules(folder, partial)
         save_tokenizer(checkpoint.tokenizer, folder, partial)
         raw["converted_from"] = hub.origin(str(source), revision, folder, adapter_path)
@@ -121,22 +123,25 @@ def convert(
         if not has_decoder(shapes):
             raw["architectures"] = [f"{raw['model_type'].upper()}EncoderModel"]
         if recipe:
+            layers = quantizer.layers  # after each has been looked at
             entry = recipe.entry({n.removesuffix(".weight"): how for n, how in layers.items()})
             # Two entries, as in mlx-lm: MLX reads the first, the Hugging Face Hub shows the second.
             raw["quantization"] = raw["quantization_config"] = entry
         writing.write_json(partial / "config.json", raw)
+    for note in quantizer.notes(dtype):
+        print(note, file=sys.stderr)
     return path
 
 
 def _converted(
     tensors: Iterator[tuple[str, mx.array]],
     dtype: mx.Dtype,
-    layers: Mapping[str, Quantization],
+    quantizer: Quantizer,
     bar: tqdm,
 ) -> Iterator[tuple[str, mx.array]]:
     for name, array in tensors:
         array = cast(name, array, mx.float32 if keep_float32(name, dtype) else dtype)
-        yield from layers[name].quantize(name, array).items() if name in layers else [(name, array)]
+        yield from quantizer(name, array).items()
         del array  # before the next tensor is read
         bar.update()
 

@@ -25,8 +25,8 @@ from mlx_t5.cli.training_pairs import SUFFIXES, read_lines
 from mlx_t5.cli.uploading import draft_card, upload
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.drafting.named import DRAFTERS, make_drafter
 from mlx_t5.drafting.proposals import Drafter
-from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError, readable
 from mlx_t5.installation import command
 from mlx_t5.loading import choose_pair
@@ -196,7 +196,7 @@ class Distillation:
                 drafts[str(self.before)] = DraftModel(before, self.target)
             except UserError as error:
                 say(f"{self.before} is not compared: {error}")
-        drafts[evaluation.LOOKUP] = SourceCopy(self.tokenizer)
+        drafts |= {name: make_drafter(name, self.tokenizer) for name in DRAFTERS}
 
         def decoding(name: str) -> Any:
             decode = self._decoding(drafts.get(name))  # adapts the number of proposals

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from mlx_t5.cli import arguments
 from mlx_t5.cli.arguments import REQUIRED, Parser, at_least, between, option, setting
 from mlx_t5.cli.training import TrainingOptions
+from mlx_t5.drafting.named import split_name
 from mlx_t5.errors import UserError
-from mlx_t5.settings import AUTO, LOOKUP, NONE
+from mlx_t5.settings import AUTO, NONE
 
 ALL = "all"  # value of --draft-vocab-size
 CONFLICTS = (
@@ -69,6 +70,6 @@ def read_distill_options(argv: Sequence[str]) -> DistillOptions:
     arguments.refuse(options, given, [("--iters 0", "--draft-model")], CONFLICTS)
     args = DistillOptions(**given)
     for name in (args.output, args.draft_model):  # main.py would not read these as folders
-        if name in (NONE, AUTO, LOOKUP) or (name or "").endswith(f"+{LOOKUP}"):
+        if name in (NONE, AUTO) or split_name(name or "")[1]:
             raise UserError(f"{name} is not a folder for --draft-model; choose another name")
     return args

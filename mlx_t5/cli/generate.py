@@ -108,7 +108,8 @@ def _load(
         decoder.engine(job.settings, options.batch_size)  # refuses settings that do not fit
     notes = [models.note, f"on {device_name()}" if options.verbose else ""]
     if options.writes_text:
-        notes += [preset.note for preset in presets if preset.left_out]
+        notes += [preset.note for preset in presets]
+        notes += [preset.unread_note for preset in presets if job.settings.temp == 0]
         beams = [preset.beams_note for preset in presets if preset.num_beams > 1]
         notes += beams[-1:] if "num_beams" not in options.settings else []
     notes += [] if options.prompt or options.input_file else [f"prompt: {DEFAULT_PROMPT}"]

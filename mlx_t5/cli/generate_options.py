@@ -188,10 +188,12 @@ def read_options(argv: Sequence[str] | None) -> MainOptions:
 
 def open_prompts(options: MainOptions) -> list[str] | Lines:
     if not options.input_file:
-        return read_prompts(options.prompt or [DEFAULT_PROMPT], options.unit == "none")
+        prompts, whole = options.prompt or [DEFAULT_PROMPT], options.unit == "none"
+        return read_prompts(prompts, whole, blank=options.embed)
     if options.is_document:
         return [read_document(options.input_file, options.file_type)]
     if options.input_file == "-" and sys.stdin.isatty():
         log("type one line per prompt; Ctrl-D ends the input")
     proposing = options.writes_text and not options.regular_decode
-    return Lines(options.input_file, options.score, "prediction" if proposing else "")
+    second = "prediction" if proposing else ""
+    return Lines(options.input_file, options.score, second, blank=options.embed)

@@ -42,8 +42,11 @@ class LineError(UserError):
     fields: Mapping[str, Any]
 
 
-def read_prompts(prompts: Sequence[str], whole: bool = False) -> list[str]:
-    """Checks the prompts, and replaces "-" by standard input, of any length unless `whole`."""
+def read_prompts(prompts: Sequence[str], whole: bool = False, blank: bool = False) -> list[str]:
+    """Checks the prompts, and replaces "-" by standard input, of any length unless `whole`.
+
+    Prompts without a word are refused unless `blank`.
+    """
     texts = []
     for prompt in prompts:
         where = "standard input" if prompt == "-" else "the prompt"
@@ -52,7 +55,7 @@ def read_prompts(prompts: Sequence[str], whole: bool = False) -> list[str]:
             if whole and len(data) > LONGEST_LINE:
                 raise UserError(f"{where} {TOO_LONG}")
             prompt = _text(data, where)
-        texts.append(_checked(prompt, where))
+        texts.append(_checked(prompt, where, blank))
     return texts
 
 
@@ -77,7 +80,9 @@ class Lines(Iterator[Line]):
     CR; blank lines at the end are ignored. A pipe is read ahead in a thread, and `count` is None.
     """
 
-    def __init__(self, name: str, targets: bool = False, optional: str = "") -> None:
+    def __init__(
+        self, name: str, targets: bool = False, optional: str = "", blank: bool = False
+    ) -> None:
         """Opens the file.
 
         Args:
@@ -86,13 +91,14 @@ class Lines(Iterator[Line]):
             targets: whether each line is an object with a "prompt" and a "target", whatever the
                 suffix of the name is.
             optional: the name of a second text that each object may have; "" for none.
+            blank: whether a prompt may be empty.
 
         Raises:
             UserError: the file cannot be read or is empty; an empty pipe raises at `next`.
         """
         self._shown = "standard input" if name == "-" else name
         self._as_json, self._targets = targets or name.endswith(".jsonl"), targets
-        self._optional = optional
+        self._optional, self._blank = optional, blank
         data = _opened(name)
         is_file = stat.S_ISREG(os.fstat(data.fileno()).st_mode)
         # A pipe is not waited for, not even for a byte order mark.
@@ -132,11 +138,11 @@ class Lines(Iterator[Line]):
                     yield bad
 
     def _of(self, line: bytes, where: str) -> str | tuple[str, str | None]:
-        if not line:
+        if self._as_json and not line:
             return _checked("", where)
         text = _text(line, where)
         if not self._as_json:
-            prompt = _checked(text, where)
+            prompt = _checked(text, where, self._blank)
             return (prompt, None) if self._optional else prompt
         record = _record(text, where)
         read = ("prompt", "target") if self._targets else ("prompt", self._optional)
@@ -146,7 +152,7 @@ class Lines(Iterator[Line]):
             if not isinstance(record.get(name), str):
                 example = ", ".join(f'"{name}": "…"' for name in required)
                 raise UserError(f"{where} has no {name}; write {{{example}}}")
-        prompt = Prompt(_checked(record["prompt"], where))
+        prompt = Prompt(_checked(record["prompt"], where, self._blank))
         prompt.fields = self._fields
         if self._optional:
             second = record.get(self._optional)
@@ -212,8 +218,8 @@ def _record(line: str, where: str) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _checked(text: str, where: str) -> str:
-    if not text.strip():
+def _checked(text: str, where: str, blank: bool = False) -> str:
+    if not (blank or text.strip()):
         raise UserError(f"{where} is empty; write what the model is to work on")
     try:
         text.encode()

@@ -157,8 +157,11 @@ class Adaptive:
         drafted = np.where(drafts, lengths, 0)
         copied = [copy.tokens[:n] for copy, n in zip(copies, lengths - drafted, strict=True)]
         plan = Plan(copied, drafted.tolist())
-        passes, late = drafted.max(), has_draft and (drafted > 0) & (np.array(unread) > 1)
-        usual = all(row.adapts for row in rows) and passes in (0, plan.gamma) and not np.any(late)
+        # Other steps take longer: some rows copy more tokens than others draft, or the draft reads
+        # more than a token for a row.
+        late = np.any((drafted > 0) & (np.array(unread or 0) > 1))
+        alike = not late and max(plan.drafted) in (0, plan.gamma)
+        usual = alike and all(row.adapts for row in rows)
         nothing = plan.gamma == 0 and not any(copy.tokens for copy in copies)
         resting = has_draft and all(shared.until_trial > 1 for shared in groups)
         return replace(plan, usual=usual, idle=nothing and resting)
@@ -186,7 +189,7 @@ class Adaptive:
         with_drafts, n = divmod(int(speeds.argmax()), len(NUMBERS))
         could_pay = len(rows) * np.max((NUMBERS + 1) / seconds[1]) > speeds.max()
         if not with_drafts and could_pay and is_trial_due(rows, likelier[:, TRIAL], shared):
-            with_drafts, n = 1, TRIAL
+            with_drafts, n = True, TRIAL
         if not with_drafts:
             return NUMBERS[n], False
         shared.until_trial = TRIAL_STEPS + 1
@@ -206,7 +209,8 @@ class Adaptive:
             accepted: number of written tokens that were proposals.
         """
         if drafted:
-            row.acceptance.promising &= accepted == drafted
+            if accepted < drafted:
+                row.acceptance.promising = False
             self._count(row, DRAFT, accepted, drafted)
         text = written[:-1] if row.ended else written
         equal = [*map(eq, copy.tokens, text)]

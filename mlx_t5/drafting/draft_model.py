@@ -168,7 +168,7 @@ class DraftModel:
         self.sources = [self.sources[row] for row in rows]
         rows = [row for row in rows if row < encoded]
         if rows:
-            self.cache.keep(rows)
+            self.cache.filter(rows)
             self.cache.trim(max(map(len, self.sources[: len(rows)])), max(self.fed))
         else:
             self.cache = None
@@ -192,7 +192,7 @@ class DraftModel:
             if self.cache is None:
                 self.cache = cache
             else:
-                self.cache.append(cache)
+                self.cache.extend(cache)
             self.waiting = []
         pending = [list(row[fed:]) for fed, row in zip(self.fed, rows, strict=True)]
         width = max(map(len, pending))

@@ -64,7 +64,7 @@ class Batch:
         if self.cache is None:
             self.cache = cache
         else:
-            self.cache.append(cache)
+            self.cache.extend(cache)
         seconds = self.clock() - started
         for row in (*rows, *ahead):
             row.stats.encode_seconds += seconds
@@ -105,7 +105,7 @@ class Batch:
         if self.copy:
             self.copy.filter(rows)
         if remaining:
-            self.cache.keep(rows)
+            self.cache.filter(rows)
             # Otherwise one long prompt would pad all later rows of a batch that never empties.
             longest = max(len(row.committed) for row in remaining)
             self.cache.trim(max(len(row.ids) for row in remaining), longest - 1)

@@ -74,7 +74,7 @@ class Beams(Batch):
         """The best continuations: scores (B, C), indices (B, C); bool (B,): all below +inf."""
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         if self._processing:
-            counts = [int(beam.score > NO_BEAM) for beam in beams]
+            counts = [1 if beam.score > NO_BEAM else 0 for beam in beams]
             history = History.align([beam.tokens for beam in beams])
             logprobs = self._processing(history, logprobs[:, None], counts)[:, 0]
         before = np.array([beam.score for beam in beams], np.float32)

@@ -176,9 +176,9 @@ class Codec:
         pieces = row.watch.pieces[row.reported :] if row.watch else []
         text = "".join(pieces) + (row.watch.rest if row.watch else "")
         result = self.result(row) if row.finish_reason else None
-        row.stats.update_rates(row.decided - row.ended, row.decided)
+        row.stats.update_rates(row.generated, row.decided)
         # If the end token alone released held-back text, its log-probability is reported.
-        logprobs = row.logprobs[: len(tokens) or bool(text)]
+        logprobs = row.logprobs[: len(tokens) or (1 if text else 0)]
         row.reported, row.logprobs = row.decided, []
         return Chunk(text, tokens, writers, pieces, row.stats, result, row.index, logprobs)
 

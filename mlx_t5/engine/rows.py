@@ -153,6 +153,11 @@ class Row:
         return len(self.committed) - 1
 
     @property
+    def generated(self) -> int:
+        """The number of decided tokens without an end token."""
+        return self.decided - 1 if self.ended else self.decided
+
+    @property
     def room(self) -> int:
         """The maximum number of proposals in the next step; the target adds one more token."""
         return self.settings.max_tokens - len(self.committed)
@@ -166,13 +171,14 @@ class Row:
         row fails unless the text ends before. Returns the tokens added, and how many are proposals.
         """
         accepted, finite = len(tokens) - 1, tokens[-1] >= 0
-        tokens = tokens[: accepted + finite]
+        if not finite:
+            tokens = tokens[:accepted]
         end = next((i for i, token in enumerate(tokens) if token in eos), None)
         self.ended = end is not None
         if end is not None:
             tokens = tokens[: end + 1]
         if self.watch:
-            count = self.watch.take(tokens[: len(tokens) - self.ended])
+            count = self.watch.take(tokens[:-1] if self.ended else tokens)
             if self.watch.stopped:
                 tokens, self.ended = tokens[:count], False
         if self.ended or (self.watch and self.watch.stopped):
@@ -197,7 +203,7 @@ class Row:
         self.settings = settings  # max_tokens may have been lowered to what memory allows
         self.commit(committed[1:], len(committed) - 2, "target", eos)
         self.writers = list(writers)
-        self.stats = Stats(len(self.ids), reused=1, reused_tokens=self.decided - self.ended)
+        self.stats = Stats(len(self.ids), reused=1, reused_tokens=self.generated)
 
     def fail(self, error: str) -> None:
         self.finish_reason, self.error = "error", error
@@ -209,7 +215,7 @@ class Row:
 
     def output(self, start: int = 0) -> tuple[list[int], list[str]]:
         """The decided tokens from `start` on, without EOS, and the origin of each."""
-        end = self.decided - self.ended
+        end = self.generated
         return self.committed[1 + start : 1 + end], self.writers[start:end]
 
 

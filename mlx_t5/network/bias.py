@@ -73,10 +73,11 @@ class RelativeBias(nn.Module):
             self._buckets[-1] = buckets
         self._table = Derived()  # making it takes a tenth of a small pass
 
-    def index(self, queries: mx.array, keys: int) -> mx.array:
+    def index(self, queries: np.ndarray, keys: int) -> mx.array:
         """Indices into the table (B, T, N), for queries at positions (B, T) and keys at 0 … N-1."""
-        distance = mx.arange(keys) - queries[:, :, None]
-        return mx.clip(distance, -self._left, self._right) + self._left
+        # In NumPy, as a device would need about ten operations for so few numbers.
+        distance = np.arange(keys, dtype=np.int32) - queries[:, :, None].astype(np.int32)
+        return mx.array(np.clip(distance, -self._left, self._right) + self._left)
 
     def __call__(self, index: mx.array) -> mx.array:
         """The bias (B, H, T, N) for indices from `index`."""
@@ -109,7 +110,7 @@ class ChunkedBias:
         """Yields the positions of each chunk of queries, and its bias (B or 1, H, T, S)."""
         for start in range(0, self.source, self.queries):
             chunk = slice(start, min(start + self.queries, self.source))
-            index = self.table.index(mx.arange(start, chunk.stop)[None], self.source)
+            index = self.table.index(np.arange(start, chunk.stop)[None], self.source)
             yield chunk, self.table(index) + self.hidden
 
 
@@ -129,5 +130,5 @@ def source_biases(
     hidden = 0 if mask is None else hiding(mask[:, None, None], tables[0].weight.dtype)
     if queries < length:
         return [ChunkedBias(table, length, queries, hidden) for table in tables]
-    index = tables[0].index(mx.arange(length)[None], length)
+    index = tables[0].index(np.arange(length)[None], length)
     return [table(index) if mask is None else table(index) + hidden for table in tables]

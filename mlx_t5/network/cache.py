@@ -19,11 +19,15 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TypeAlias
 
+import numpy as np
+
 from mlx_t5.backend import ON_CUDA, cpu_only, mx
 from mlx_t5.network.bias import hiding
 
 SLOT_MULTIPLE = 32  # slots are added, and attended to, in multiples of this; see `round_up`
+ADDS_MASKS = ON_CUDA or cpu_only()  # where attention takes no bool masks, see model.attention
 FEW_SHAPES = not cpu_only()  # a GPU needs time to prepare for each new shape
+NO_QUERIES = np.empty((0, 0), np.int32)
 KeysValues: TypeAlias = tuple[mx.array, mx.array]
 Attend: TypeAlias = Callable[..., mx.array]  # model.attention
 
@@ -44,6 +48,11 @@ def source_width(longest: int, rows: int = 2) -> int:
     return -(-longest // 32) * 32
 
 
+def positions_of(offsets: Sequence[int], length: int) -> np.ndarray:
+    """The positions (B, T) of T tokens a row, from each row's offset on."""
+    return np.array(offsets, np.int32)[:, None] + np.arange(length, dtype=np.int32)
+
+
 @dataclass(frozen=True)
 class Slots:
     """The slots that one forward pass of the decoder writes to and attends to."""
@@ -51,6 +60,7 @@ class Slots:
     keys: list[mx.array]  # one per layer, updated in place; empty if nothing is kept
     values: list[mx.array]
     positions: mx.array  # (B, T) absolute positions; (1, T) if equal in all rows
+    queries: np.ndarray  # the same, outside of the device; unknown (NO_QUERIES) to a compiled layer
     start: int | None  # the first position if it is the same in all rows
     seen: int  # number of slots, counted from slot 0, that attention reads
     batch: int
@@ -62,12 +72,13 @@ class Slots:
         """Writes a layer's new keys and values (B, H, T, d_kv); returns what attention reads."""
         length = self.positions.shape[1]
         # Lazy, and without a copy if nothing else refers to the arrays.
+        if self.start is None:
+            index = mx.broadcast_to(self.positions[:, None, :, None], keys.shape)
         for arrays, new in ((self.keys, keys), (self.values, values)):
-            if self.start is not None:
-                arrays[layer][:, :, self.start : self.start + length] = new
-            else:
-                index = mx.broadcast_to(self.positions[:, None, :, None], new.shape)
+            if self.start is None:
                 arrays[layer] = mx.put_along_axis(arrays[layer], index, new, axis=2)
+            else:
+                arrays[layer][:, :, self.start : self.start + length] = new
         return self.keys[layer][:, :, : self.seen], self.values[layer][:, :, : self.seen]
 
     def self_attention(
@@ -126,16 +137,16 @@ class Cache:
         if end > capacity:
             self.reserve(end)
         start = offsets[0] if len(set(offsets)) == 1 else None
-        first = mx.array(offsets if start is None else offsets[:1])
-        positions = first[:, None] + mx.arange(length)
+        queries = positions_of(offsets if start is None else offsets[:1], length)
         mask = None if self.mask is None else self.mask[:, None, None]
-        if mask is not None and ON_CUDA:
+        if mask is not None and ADDS_MASKS:
             mask = hiding(mask, self.keys[0].dtype)
         if mask is not None and prompts > 1:  # broadcast once, or attention does so in every layer
             shape = prompts, heads, self.beams * length, source
             mask = mx.contiguous(mx.broadcast_to(mask, shape))
         arrays, seen = (self.keys, self.values), round_up(end)
-        return Slots(*arrays, positions, start, seen, batch, prompts, self.cross, mask)
+        positions = mx.array(queries)
+        return Slots(*arrays, positions, queries, start, seen, batch, prompts, self.cross, mask)
 
     def whole(self, length: int) -> Slots:
         """Returns slots for whole texts of `length` tokens, of which nothing is kept (training)."""
@@ -158,7 +169,7 @@ class Cache:
             self.keys = [_widened(a, capacity) for a in self.keys]
             self.values = [_widened(a, capacity) for a in self.values]
 
-    def keep(self, prompts: Sequence[int]) -> None:
+    def filter(self, prompts: Sequence[int]) -> None:
         """Keeps only these prompts and their rows, in this order; a prompt may be repeated."""
         if list(prompts) == list(range(self.prompts)):
             return
@@ -187,7 +198,7 @@ class Cache:
             self.keys = [_narrowed(a, capacity) for a in self.keys]
             self.values = [_narrowed(a, capacity) for a in self.values]
 
-    def append(self, other: Cache) -> None:
+    def extend(self, other: Cache) -> None:
         """Adds the prompts of `other`, which has the same `beams`; pads shorter arrays."""
         capacity = max(self.capacity, other.capacity)
         source = max(self.source, other.source)

@@ -57,7 +57,7 @@ def prepared(
     cache = model.cache(mx.stack(encoded), mask)
     if len(distinct) < len(keys):
         rows = {key: row for row, key in enumerate(distinct)}
-        cache.keep([rows[key] for key in keys])
+        cache.filter([rows[key] for key in keys])
     return cache if beams == 1 else cache.shared(beams, 1)
 
 

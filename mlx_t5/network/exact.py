@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
-from mlx_t5.network.cache import SLOT_MULTIPLE, Attend, Cache, Slots, round_up
+from mlx_t5.network.cache import SLOT_MULTIPLE, Attend, Cache, Slots, positions_of, round_up
 from mlx_t5.network.linear import QUANTIZATION, Matrix
 from mlx_t5.sampling.draws import Sampling, probabilities
 from mlx_t5.settings import Settings, check_exact
@@ -85,13 +85,13 @@ class ExactCache:
     def trim(self, source: int, capacity: int) -> None:
         """Does nothing: no row is longer than it needs to be."""
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def filter(self, rows: Sequence[int]) -> None:
         kept: list[Cache] = []
         for row in (self.rows[i] for i in rows):
             kept.append(row.twin() if row in kept else row)
         self.rows = kept
 
-    def append(self, other: ExactCache) -> None:
+    def extend(self, other: ExactCache) -> None:
         self.rows = self.rows + other.rows
 
     def slots(self, offsets: list[int], length: int) -> ExactSlots:
@@ -106,7 +106,7 @@ class ExactSlots:
     def __init__(self, rows: list[Slots], offsets: list[int], length: int) -> None:
         self.rows, self.offsets = rows, offsets
         self.batch = self.prompts = len(offsets)
-        self.positions = mx.array(offsets)[:, None] + mx.arange(length)
+        self.queries = positions_of(offsets, length)
         self.seen = max(slots.seen for slots in rows)
 
     def self_attention(

@@ -154,12 +154,12 @@ def cache_bytes(
 
 def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
     """Estimates the peak size of the encoder's activations, with `width` bytes a number."""
-    # Four times the sum of one layer's scores (of a chunk), hidden units, residual and heads, as
+    # Five times the sum of one layer's scores (of a chunk), hidden units, residual and heads, as
     # measured on a CPU. Kernels that do not store the scores need less.
     heads = config.num_heads
     scores = heads * min(source, queries_at_once(rows, heads, source))
     features = (1 + config.is_gated_act) * config.d_ff + config.d_model + heads * config.d_kv
-    return 4 * width * rows * source * (scores + features)
+    return 5 * width * rows * source * (scores + features)
 
 
 def folder_bytes(folder: Path, dtype: str | mx.Dtype | None) -> int:

@@ -25,11 +25,11 @@ NOT_FINITE = "the model's states are NaN or infinite for this prompt; compute in
 
 
 def embedding_ids(prompt: str | Sequence[int], tokenizer: Any, model: T5) -> list[int]:
-    """A prompt's tokens; a text gets the prefix and the length of the pooling settings."""
+    """A prompt's tokens; a text, even an empty one, gets the pooling's prefix and length."""
     if not isinstance(prompt, str):
         return token_ids(prompt, tokenizer, model.config.vocab_size)
-    text = model.pooling.prompt + prompt if prompt.strip() else prompt
-    return model.pooling.cut(token_ids(text, tokenizer, model.config.vocab_size))
+    text = model.pooling.prompt + prompt
+    return model.pooling.cut(token_ids(text, tokenizer, model.config.vocab_size, blank=True))
 
 
 class Embeddings:

@@ -68,13 +68,16 @@ class Presets:
 
     @property
     def notes(self) -> list[str]:
-        """What the model's files ask for in vain: unsupported entries, and beams."""
-        names = dict.fromkeys(name for task in self.tasks.values() for name in task.left_out)
-        tasks = Preset("tasks", left_out=tuple(names))
-        count = max(preset.num_beams for preset in (self.general, *self.tasks.values()))
-        beams = Preset("beams", num_beams=count).beams_note
-        notes = [preset.note for preset in (self.general, tasks) if preset.left_out]
-        return [*notes, beams] if beams else notes
+        """What the model's files ask for in vain: unsupported entries, samples' values, beams."""
+        tasks = self.tasks.values()
+        left_out = dict.fromkeys(name for task in tasks for name in task.left_out)
+        unread = dict.fromkeys(name for task in tasks for name in task.unread)
+        beams = max(preset.num_beams for preset in (self.general, *tasks))
+        presets = self.general, Preset("tasks", "", {}, tuple(left_out), tuple(unread), beams)
+        notes = [preset.note for preset in presets]
+        if not self.general.settings.get("temp"):  # requests are greedy unless they ask for more
+            notes += [preset.unread_note for preset in presets]
+        return [note for note in (*notes, presets[1].beams_note) if note]
 
 
 class Service:

@@ -16,12 +16,34 @@ from typing import Any
 from mlx_t5.errors import UserError
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+# What `clean_up_tokenization_spaces` in tokenizer_config.json strips of spaces, in this order.
+_SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+# The end of a text that the next characters may make one of these: no other begins before it.
+_OPEN_END = re.compile(f" [{''.join({*''.join(_SPACED)})}]*$")
 
 
 def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
+    text = _spelled(tokenizer, tokens)
+    return cleaned(text) if cleans(tokenizer) else text
+
+
+def _spelled(tokenizer: Any, tokens: Sequence[int]) -> str:
     return tokenizer.decode(
         list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
+
+
+def cleans(tokenizer: Any) -> bool:
+    """Whether texts are to be `cleaned`; as in transformers, BPE's never are."""
+    model = getattr(getattr(tokenizer, "_tokenizer", None), "model", None)
+    asked = getattr(tokenizer, "clean_up_tokenization_spaces", False)
+    return bool(asked) and type(model).__name__ != "BPE"
+
+
+def cleaned(text: str) -> str:
+    for part in _SPACED:
+        text = text.replace(part, part.strip())
+    return text
 
 
 def same_vocabulary(a: Any, b: Any) -> None:
@@ -42,7 +64,7 @@ def byte_speller(tokenizer: Any) -> Callable[[int], bytes] | None:
         return bytes([ord(name)]) if len(name) == 1 else name.encode()
 
     def byte_level(token: int) -> bytes:
-        name = tokenizer.convert_ids_to_tokens(token) if decode(tokenizer, [token]) else ""
+        name = tokenizer.convert_ids_to_tokens(token) if _spelled(tokenizer, [token]) else ""
         letters = _byte_level_alphabet()
         return bytes(letters[c] for c in name) if letters.keys() >= set(name) else name.encode()
 
@@ -67,7 +89,7 @@ class StreamingDetokenizer:
     """Decodes a growing list of tokens to pieces of text that later tokens do not change.
 
     The pieces, joined, equal `decode` of all tokens. The text of byte tokens is held back while the
-    next token may still change its characters.
+    next token may still change its characters, and a space while it may still be cleaned away.
     """
 
     def __init__(self, tokenizer: Any):
@@ -75,7 +97,8 @@ class StreamingDetokenizer:
         # The last visible token, decoded before the next tokens so that their space is kept.
         self._context: list[int] = []
         self._pending: list[int] = []
-        self._spell = byte_speller(tokenizer)
+        self._open = ""  # text that is not cleaned yet
+        self._cleans, self._spell = cleans(tokenizer), byte_speller(tokenizer)
         # ByT5's tokenizer drops bytes that are no UTF-8.
         errors = "ignore" if type(tokenizer).__name__ == "ByT5Tokenizer" else "replace"
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors)
@@ -88,26 +111,38 @@ class StreamingDetokenizer:
         return other
 
     def add(self, token: int) -> str:
+        text = self._open + self._added(token)
+        if not self._cleans:
+            return text
+        end = _OPEN_END.search(text)
+        self._open = end[0] if end else ""
+        return cleaned(text.removesuffix(self._open))
+
+    def _added(self, token: int) -> str:
         if self._spell:
             return self._utf8.decode(self._spell(token))
         # Decoded twice, so that a single space shows; a special or unknown token has no text.
-        if not decode(self._tokenizer, [token, token]):
+        if not _spelled(self._tokenizer, [token, token]):
             return ""
         self._pending.append(token)
         if BYTE.fullmatch(self._tokenizer.convert_ids_to_tokens(token)):
             return ""
-        text = self.peek()
+        text = self._waiting()
         if text.endswith("\ufffd"):
             return ""
         self._context, self._pending = [token], []
         return text
 
-    def peek(self) -> str:
-        """The text held back as it is if no token follows, without half a character."""
+    def _waiting(self) -> str:
         if not self._pending:
             return ""
-        known = decode(self._tokenizer, self._context)
-        return decode(self._tokenizer, self._context + self._pending)[len(known) :]
+        known = _spelled(self._tokenizer, self._context)
+        return _spelled(self._tokenizer, self._context + self._pending)[len(known) :]
+
+    def peek(self, more: str = "") -> str:
+        """The text held back as it is if no token follows, without half a character."""
+        text = self._open + self._waiting() + more
+        return cleaned(text) if self._cleans else text
 
     def finish(self) -> str:
-        return self.peek() + self._utf8.decode(b"", final=True)
+        return self.peek(self._utf8.decode(b"", final=True))

@@ -7,8 +7,8 @@ The text between the pieces is kept byte for byte: white space, line breaks, emp
 of list items, the names of speakers, and passages without a letter. Only the pieces are decoded,
 each after the task's prefix. They are found in the masked text (masking.py), where positions stay.
 
-sentencex (https://github.com/wikimedia/sentencex) finds the sentences of each paragraph. A
-paragraph is one line, or several lines of hard-wrapped text: see `_is_hard_wrapped`.
+The pieces are sentences (sentences.py) of a paragraph, which is one line, or several lines of
+hard-wrapped text: see `_is_hard_wrapped`.
 
 Nothing here depends on a model: the caller passes a function that counts tokens.
 """
@@ -17,28 +17,23 @@ from __future__ import annotations
 
 import html
 import re
-import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise, takewhile
+from itertools import chain, takewhile
 
 from mlx_t5.errors import UserError
-from mlx_t5.installation import cure
 from mlx_t5.settings import FILE_TYPES, POSITIVE, READABLE, SPLITS, SUBTITLES, checked, refusal
 from mlx_t5.text.languages import checked_code, source_language_of
 from mlx_t5.text.masking import GONE, NAME, REST, mask, unescaped
 from mlx_t5.text.prompts import guessed_prefix_end
+from mlx_t5.text.sentences import LONGEST_SENTENCE, ORDINALS, sentences
 from mlx_t5.text.subtitles import find_words, rewrapped, unwrapped
 
 MOST_ACCENTS = 32  # combining accents that stay with their letter if a word is cut
-# In characters. No T5 was trained on longer sentences. This also bounds the cost of a hostile text.
-LONGEST_SENTENCE = 5_000
 WRAPPED_WIDTHS = range(40, 121)  # characters of the longest line of hard-wrapped prose
 
 _LINE = re.compile(r"[^\n]+")
-# sentencex fails on white space of several UTF-8 bytes, and on unpaired surrogates.
-_NO_TEXT = re.compile(r"[\s\ud800-\udfff]")
 _ITEM = re.compile(rf"\s*(?:{NAME}+|(?:[-*+•‣–—]|\d{{1,3}}[.)])[ \t]+(?=[\S{NAME}]))")
 _WORD = re.compile(r"\s*([\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]|\S+)")  # one Chinese character
 # A sentence is not cut at a comma between digits, but at any comma of languages without spaces.
@@ -52,6 +47,8 @@ _BETWEEN = re.compile(
 )
 _ADDRESS = re.compile(r"(?:https?://|www\.)[^\s<>\"]*\w/?|(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 _MADLAD = r"<2[\w-]+>"
+
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +140,7 @@ class Document:
         self.pieces: list[Piece] = []
         self._split, self._tokens, self._file_type = cutting.split, tokens, cutting.file_type
         self._limit = cutting.max_source_tokens or n_positions
-        self._turns: list[tuple[int, int]] | None = None
+        self._turns: list[Span] | None = None
         self._masked = text[: self.start or mark] + mask(text[self.start or mark :])
         if self._file_type in SUBTITLES:
             self._turns, self._masked = find_words(text, self._file_type)
@@ -155,7 +152,7 @@ class Document:
     def cut(self) -> Iterator[Piece]:
         for n, stretch in enumerate(self._stretches()):
             split = self._split == "sentences"
-            for unit in _sentences(self._masked, *stretch, self._language) if split else [stretch]:
+            for unit in sentences(self._masked, *stretch, self._language) if split else [stretch]:
                 for piece in self._fitting(*unit, n):
                     self.pieces.append(piece)
                     yield piece
@@ -201,7 +198,7 @@ class Document:
         pairs = zip(self.text[start:end], self._masked[start:end], strict=True)
         return "".join(char for char, mark in pairs if mark != GONE)
 
-    def _stretches(self) -> Iterable[tuple[int, int]]:
+    def _stretches(self) -> Iterable[Span]:
         if self._turns is not None:
             return self._turns
         start = self.start or int(self.text.startswith("\ufeff"))
@@ -209,7 +206,7 @@ class Document:
             return [(start, len(self.text))]
         lines = (line.span() for line in _LINE.finditer(self._masked, start))
         if self._split == "sentences":
-            return _paragraphs(self._masked, lines)
+            return _paragraphs(self._masked, lines, self._language)
         return ((max(a, self._masked.rfind(NAME, a, b) + 1), b) for a, b in lines)
 
     def _fitting(self, start: int, end: int, stretch: int, cut: bool = False) -> Iterator[Piece]:
@@ -228,18 +225,25 @@ class Document:
             yield piece
 
 
-def _paragraphs(text: str, lines: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    block: list[tuple[int, int]] = []
+def _paragraphs(text: str, lines: Iterable[Span], language: str) -> Iterator[Span]:
+    block: list[Span] = []
     for first, last in chain(lines, [(len(text), len(text))]):
         blank = not text[first:last].strip()
         adjacent = block and text[block[-1][1] : first] == "\n"
-        if blank or not adjacent or _ITEM.match(text, first, last):
+        if blank or not adjacent or _item(text, first, last, language):
             wrapped = _is_hard_wrapped([text[begin:end] for begin, end in block])
             for begin, end in [(block[0][0], block[-1][1])] if wrapped else block:
-                item = _ITEM.match(text, begin, end)
-                yield item.end() if item else begin, end
+                yield begin + len(_item(text, begin, end, language)), end
             block = []
         block += [] if blank else [(first, last)]
+
+
+def _item(text: str, start: int, end: int, language: str) -> str:
+    """The mark of a list item; "" for an ordinal, as in "5. května"."""
+    item = match[0] if (match := _ITEM.match(text, start, end)) else ""
+    numbered = item.rstrip().endswith(".")
+    ordinal = numbered and language in ORDINALS and text[start + len(item)].islower()
+    return "" if ordinal else item
 
 
 def _is_hard_wrapped(lines: Sequence[str]) -> bool:
@@ -251,35 +255,6 @@ def _is_hard_wrapped(lines: Sequence[str]) -> bool:
     ends = [len(line.rstrip()) + 1 + len(word) for line, word in zip(lines, words, strict=False)]
     continued = any(word[:1].isalpha() and not word[:1].isupper() for word in words)
     return width in WRAPPED_WIDTHS and min(ends) > width and continued
-
-
-def _sentences(text: str, start: int, end: int, language: str) -> Iterator[tuple[int, int]]:
-    while start < end:
-        window = _NO_TEXT.sub(" ", text[start : min(end, start + 2 * LONGEST_SENTENCE)])
-        if start + len(window) < end:
-            window = window[: window.rfind(" ") + 1] or window
-        ends = _sentence_ends(window, language)
-        if start + len(window) < end and len(ends) > 1:
-            ends = ends[:-1]  # the window may end within a sentence: the next begins with it
-        yield from pairwise(start + at for at in (0, *ends))
-        start += ends[-1]
-
-
-def _sentence_ends(text: str, language: str) -> list[int]:
-    try:
-        from sentencex import get_sentence_boundaries
-
-        starts = [*(i for i, char in enumerate(text) if char != REST), len(text)]
-        sentences = get_sentence_boundaries(language, text.replace(REST, ""))
-        return [starts[sentence["end_index"]] for sentence in sentences] or [len(text)]
-    except ImportError:
-        remedy = f"{cure('sentencex')} (on a Mac with Python 3.11 or later)"
-        raise UserError(f'split="sentences" needs sentencex; {remedy}') from None
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # a panic of Rust is not an Exception
-        print("warning: sentencex failed; a paragraph is taken as one sentence", file=sys.stderr)
-        return [len(text)]
 
 
 def _cut_point(text: str, start: int, end: int) -> int:

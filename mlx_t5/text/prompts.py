@@ -38,11 +38,18 @@ def as_list(prompts: Any, name: str = "prompts") -> tuple[list, bool]:
 
 
 def token_ids(
-    prompt: str | Sequence[int], tokenizer: Any, vocab_size: int, what: str = "prompt"
+    prompt: str | Sequence[int],
+    tokenizer: Any,
+    vocab_size: int,
+    what: str = "prompt",
+    blank: bool = False,
 ) -> list[int]:
-    """The tokens of one prompt, checked against the vocabulary; a text gets the end token."""
+    """The tokens of one prompt, checked against the vocabulary; a text gets the end token.
+
+    A text without a word is refused unless `blank`.
+    """
     if isinstance(prompt, str):
-        if not prompt.strip():
+        if not (blank or prompt.strip()):
             raise UserError(f"a {what} is empty; write the text to work on")
         try:
             prompt.encode()

@@ -7,6 +7,9 @@ contain other text. All of this happens in Python, after a step's tokens have ar
 Text that may be the beginning of a stop string is held back, so that a stream never shows a part of
 a stop string. Only the held-back text is searched, because a stop string cannot begin in text that
 was released. So the work per token does not grow with the length of the text.
+
+Special tokens are no part of a text, but a stop string may name them ("<extra_id_1>"). So each of
+those that are named is searched as one character that no text has, and left out of what is shown.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from mlx_t5.text.detokenizer import StreamingDetokenizer
+from mlx_t5.text.detokenizer import StreamingDetokenizer, decode
+
+_FIRST_MARK = 0xD800  # half of a surrogate pair, which no tokenizer writes
 
 
 class TextWatch:
@@ -29,7 +34,14 @@ class TextWatch:
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = ()):
         self._detokenizer = StreamingDetokenizer(tokenizer)
-        self._stop = tuple(stop)
+        self._marks: dict[int, str] = {}  # by token
+        marked = list(stop)
+        for token, name in getattr(tokenizer, "added_tokens_decoder", {}).items() if stop else ():
+            named = any(str(name) in text for text in marked)
+            if named and not decode(tokenizer, [token, token]):
+                mark = self._marks[token] = chr(_FIRST_MARK + len(self._marks))
+                marked = [text.replace(str(name), mark) for text in marked]
+        self._stop = {*stop, *marked}
         self._held = ""
         self.pieces: list[str] = []
         self.rest = ""
@@ -47,21 +59,26 @@ class TextWatch:
     def take(self, tokens: Sequence[int]) -> int:
         for count, token in enumerate(tokens, 1):
             self._held += self._detokenizer.add(token)
+            mark = self._marks.get(token, "")
             # The held-back text if this token were the last.
-            ending = self._held + self._detokenizer.peek()
+            ending = self._held + self._detokenizer.peek() + mark
             stops = [index for index in map(ending.find, self._stop) if index >= 0]
             if stops:
-                self.pieces.append(ending[: min(stops)])
+                self.pieces.append(self._shown(ending[: min(stops)]))
                 self.stopped = True
                 return count
+            self._held += mark
             certain = len(self._held) - self._beginning()
-            self.pieces.append(self._held[:certain])
+            self.pieces.append(self._shown(self._held[:certain]))
             self._held = self._held[certain:]
         return len(tokens)
 
     def finish(self) -> None:
         if not self.stopped:
-            self.rest = self._held + self._detokenizer.finish()
+            self.rest = self._shown(self._held + self._detokenizer.finish())
+
+    def _shown(self, text: str) -> str:
+        return text.translate(dict.fromkeys(map(ord, self._marks.values())))
 
     def _beginning(self) -> int:
         """The length of the longest suffix of `_held` that may begin a stop string."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 SPIECE, JSON = "spiece.model", "tokenizer.json"
+CLEANS = "clean_up_tokenization_spaces"
 _T5_CLASSES = ("T5Tokenizer", "MT5Tokenizer")
 _SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _NO_LIMIT = int(1e30)  # relative positions have no limit, so transformers must not warn of one
@@ -56,13 +57,20 @@ class Tokenizer:
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, added: AddedTokens, make: Callable[[], Any]
+        self,
+        backend: tokenizers.Tokenizer,
+        added: AddedTokens,
+        make: Callable[[], Any],
+        cleans: bool = False,
     ) -> None:
-        """Wraps a tokenizer with added tokens; `make` returns transformers' one of the folder."""
+        """Wraps a tokenizer with added tokens; `make` returns transformers' one of the folder.
+
+        `cleans` is `clean_up_tokenization_spaces` in tokenizer_config.json.
+        """
         names: dict[str, Any] = {name: str(token) for name, token in added.named.items()}
         special = list(dict.fromkeys([*names.values(), *map(str, added.extra)]))
         names |= {f"{name}_id": backend.token_to_id(token) for name, token in names.items()}
-        names |= {"all_special_tokens": special}
+        names |= {"all_special_tokens": special, CLEANS: cleans}
         names |= {"all_special_ids": [backend.token_to_id(token) for token in special]}
         # Not by assignment, which changes transformers' tokenizer.
         self.__dict__.update(_tokenizer=backend, _names=names, _make=make, _made=None)
@@ -81,7 +89,7 @@ class Tokenizer:
         return self.transformers_tokenizer.encode(text, *args, **options)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False, **options: Any) -> str:
-        plain = options in ({}, {"clean_up_tokenization_spaces": False})
+        plain = options == {CLEANS: False} or (not options and not self._names.get(CLEANS))
         if self._made is None and plain and isinstance(ids, list):
             return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         options["skip_special_tokens"] = skip_special_tokens
@@ -91,6 +99,10 @@ class Tokenizer:
         if self._made is None and isinstance(ids, int):
             return self._tokenizer.id_to_token(ids)
         return self.transformers_tokenizer.convert_ids_to_tokens(ids, skip_special_tokens)
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, tokenizers.AddedToken]:
+        return self._tokenizer.get_added_tokens_decoder()
 
     def get_vocab(self) -> dict[str, int]:
         return self._tokenizer.get_vocab(with_added_tokens=True)
@@ -243,7 +255,7 @@ def _from_sentencepiece(file: Path, own: dict, special: dict, state: dict, extra
     backend = pieces.tokenizer(sentinels)
     added.add_to(backend)
     pieces.cut_texts_of(backend, str(added.named["eos_token"]))
-    return Tokenizer(backend, added, make)
+    return Tokenizer(backend, added, make, bool(own.get(CLEANS)))
 
 
 def _from_json(folder: Path, own: dict, special: dict, state: dict) -> Any:
@@ -274,7 +286,7 @@ def _from_json(folder: Path, own: dict, special: dict, state: dict) -> Any:
     added.add_to(backend)
     if unigram:
         _restore_fallback(backend, str(added.named.get("unk_token", "<unk>")), unigram)
-    return Tokenizer(backend, added, make)
+    return Tokenizer(backend, added, make, bool(own.get(CLEANS)))
 
 
 def _restore_fallback(backend: tokenizers.Tokenizer, unk_token: str | None, model: dict) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from mlx_t5.drafting.named import DRAFTERS
 from mlx_t5.engine.rows import Result, Tally
 from mlx_t5.errors import shown
 from mlx_t5.timing import Columns, Ratio, interleave, markdown, percent, speed_up
@@ -23,7 +24,7 @@ NUM_DRAFT = 5  # proposals a step where acceptance is measured, so that evaluati
 STILL = 0.9  # what falls to no less than this share of what it was stands still
 BUDGET_SECONDS = 60.0  # approximate time for measuring
 LEAST_TURNS, REPEATS = 4, 3  # a turn decodes one prompt
-REGULAR, LOOKUP = "", "lookup"  # the names of regular decoding and of copying
+REGULAR = ""  # the name of regular decoding
 NEAR = 0.02  # speeds that differ by less than this share count as equal
 
 
@@ -177,7 +178,7 @@ def measure_proposers(
 
 def report(proposers: Sequence[Proposer], new: str, prompts: int, public: str | None = None) -> str:
     if public:
-        proposers = [p for p in proposers if p.name in (new, LOOKUP)]
+        proposers = [p for p in proposers if p.name in (new, *DRAFTERS)]
         proposers = [replace(p, name=public) if p.name == new else p for p in proposers]
         new = public
     columns: Columns = {
@@ -201,6 +202,6 @@ def advice(proposers: Sequence[Proposer], new: str) -> str:
     near = [p for p in useful if p.measured.value >= (1 - NEAR) * fastest]
     best = min(near, key=lambda p: (p.name == new, -p.measured.value))
     line = f"--draft-model {best.name}, {best.measured} times as fast"
-    if best.name == LOOKUP:
+    if best.name in DRAFTERS:
         return f"keep to copying, without a draft: {line}"
     return f"recommended: {line}" if best.name == new else f"keep what you have: {line}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import numpy as np
@@ -13,6 +14,7 @@ import adapters
 import checkpoints
 from checkpoints import TINY, arrays
 from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.checkpoints.adapter_config import OTHERS
 from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.checkpoints.names import tensor_names
 from mlx_t5.convert import convert
@@ -174,6 +176,30 @@ def test_a_damaged_or_mismatched_adapter_is_refused(tiny, adapter, tmp_path, nam
         with pytest.raises(UserError, match=message):
             attempt()
     assert checkpoints.siblings(tmp_path / "out") == {"source", "adapter"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["t5", "flan"])
+@pytest.mark.parametrize("layer", [*OTHERS, "encoder.embed_tokens"])
+def test_peft_is_recommended_only_where_it_merges_what_was_trained(
+    reference_of, tmp_path, family, layer
+):
+    """That is not so where places share a weight: the embedding, and an output head tied to it."""
+    import peft
+
+    reference, folder = reference_of(family), tmp_path / "lora"
+    state = adapters.by_peft(reference.model, folder, target_modules=["q", layer])
+    merged = copy.deepcopy(reference.model)
+    merged.load_state_dict(state)
+    adapted = peft.PeftModel.from_pretrained(copy.deepcopy(reference.model), folder)
+    tokens = torch.tensor([[5, 9, 1]])
+    with torch.no_grad():
+        one, other = (m(input_ids=tokens, labels=tokens).logits for m in (adapted, merged))
+    equal = torch.allclose(one, other, atol=1e-3)
+    advice = "cannot be merged here; merge it with PEFT" if equal else "not even by PEFT: .*; train"
+    with pytest.raises(UserError, match=f"LoRA on .*{advice}"):
+        load(reference.folder, adapter=folder)
+    assert equal == (layer == "relative_attention_bias" or (layer, family) == ("lm_head", "flan"))
 
 
 @pytest.mark.parametrize("name", ["", "nowhere", "source/config.json"])

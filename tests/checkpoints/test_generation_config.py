@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from mlx_t5.checkpoints.config import read_config
+from mlx_t5.checkpoints.config import T5Config, read_config
 from mlx_t5.checkpoints.generation_config import (
     FILE,
     Preset,
@@ -125,6 +125,26 @@ def test_unsupported_entries_are_named_unless_neutral(folder, entries, named):
     assert read_generation_config(folder(entries)).left_out == (tuple(entries) if named else ())
 
 
+@pytest.mark.parametrize("sample", [None, False, True])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", 0.7), ("temperature", 1.0), ("top_k", 5), ("top_k", 50), ("top_p", 0.9),
+     ("top_p", 1.0), ("min_p", 0.1), ("repetition_penalty", 1.2)],
+)  # fmt: skip
+def test_what_only_sampling_reads_is_named_as_in_transformers(folder, name, value, sample):
+    entries = {"do_sample": sample, name: value}
+    try:
+        transformers.GenerationConfig(**entries).validate(strict=True)
+        named = ()
+    except ValueError:
+        named = (name,)
+    preset = read_generation_config(folder(entries))
+    assert (preset.unread, preset.left_out) == (named, ())
+    assert read_tasks(folder(task_specific_params={"t": entries}))["t"].unread == named
+    note = f"{FILE}: without effect, as only sampling reads it: {name}"
+    assert preset.unread_note == (note if named else "")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "entries",
@@ -182,6 +202,35 @@ def test_ids_in_generation_config_are_used_as_in_transformers(reference_of, tmp_
     endless = written([90])
     ends = written([90, endless[3], endless[6]])
     assert ends == endless[: endless.index(endless[3])] != endless
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "generation"),
+    [
+        ("t5", {}, {"bos_token_id": 7}),
+        ("t5", {"decoder_start_token_id": 9}, {"bos_token_id": 7}),
+        ("t5", {"bos_token_id": 7}, None),
+        ("t5", {"decoder_start_token_id": 9, "bos_token_id": 7}, None),
+        ("t5", {}, {"decoder_start_token_id": [9], "bos_token_id": 7}),
+        ("t5", {"decoder_start_token_id": [9]}, None),
+        ("t5", {}, {"bos_token_id": [7]}),
+        ("mt5", {"bos_token_id": 7}, None),
+        ("mt5", {"bos_token_id": 7}, {"bos_token_id": 8}),
+    ],
+)
+def test_the_start_token_is_that_of_transformers(
+    reference_of, tmp_path, family, config, generation
+):
+    folder = shutil.copytree(reference_of(family).folder, tmp_path / "m")
+    raw = json.loads((folder / "config.json").read_text())
+    bare = {name: value for name, value in raw.items() if name != "decoder_start_token_id"}
+    (folder / "config.json").write_text(json.dumps(bare | config))
+    (folder / FILE).unlink(missing_ok=True)
+    if generation is not None:
+        (folder / FILE).write_text(json.dumps(IDS | {"decoder_start_token_id": None} | generation))
+    hf_model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+    expected = hf_model.generate(torch.tensor([[5, 1]]), max_new_tokens=1)[0, 0]
+    assert T5Config.from_dict(read_config(folder)).decoder_start_token_id == expected
 
 
 def test_a_task_has_a_prefix_and_settings_but_its_beams_are_only_reported(folder):

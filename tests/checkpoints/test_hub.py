@@ -57,8 +57,9 @@ def names(folder: str) -> set[str]:
 
 @pytest.mark.slow
 def test_only_the_needed_files_are_fetched(hub, ask):
-    both = {"model.safetensors": b"1", "pytorch_model.bin": b"2"}
-    hub.repos["google-t5/t5-small"] = SMALL | STRANGERS | both
+    sets = {"model.safetensors": b"1", "pytorch_model.bin": b"2", INDEX: b"{}"}
+    sets |= dict.fromkeys(SHARDS, b"3")
+    hub.repos["google-t5/t5-small"] = SMALL | STRANGERS | sets
     hub.renamed["t5-small"] = "google-t5/t5-small"  # the Hub redirects old ids
     # An index without its shards does not count; google/flan-ul2 has one on main.
     index = {"model.safetensors.index.json": b"{}", "model-00001-of-00002.safetensors": b""}

@@ -19,7 +19,7 @@ from sentence_folders import (  # fmt: skip
     pooling,
 )
 
-TEXTS = ["ab", "abcdefgh", "c"]
+TEXTS = ["ab", "abcdefgh", "", "c", " "]
 PROMPTS = {"prompts": {"q": "query: ", "none": ""}}
 
 

@@ -27,6 +27,7 @@ def test_each_mode_has_its_defaults(mode, bits, group):
     assert Quantization.from_options(mode=mode) == Quantization(group, bits, mode)
 
 
+Q = "encoder.block.0.layer.0.SelfAttention.q.weight"
 EVERY_MODE = [
     (mode, bits, group) for mode in MODES for bits in MODES[mode][0] for group in MODES[mode][1]
 ]
@@ -145,6 +146,37 @@ def test_contradictory_recipes_are_refused(options, message):
 def test_an_embedding_in_8_bits_is_affine_in_every_mode():
     mxfp4 = Recipe.from_options(mode="mxfp4", predicate="embed_8")
     assert mxfp4.embedding == Quantization.from_options(8) and mxfp4.general.mode == "mxfp4"
+
+
+@pytest.mark.parametrize(
+    ("mode", "bits", "size", "taken"),
+    (
+        ("nvfp4", 4, 0.003, "mxfp4"),  # like the queries of t5-11b
+        ("nvfp4", 4, 0.03, "nvfp4"),
+        ("affine", 4, 1e-9, "mxfp4"),
+        ("affine", 8, 1e-9, None),  # 4 bits instead of 8 would be a loss as well
+        ("affine", 2, 0.003, "affine"),  # weights near zero become zero, as they should
+        ("mxfp4", 4, 1e-39, None),  # would be infinite
+        ("mxfp8", 8, 1e-37, None),
+    ),
+)
+def test_layers_that_a_mode_would_make_zero_take_another(tmp_path, capsys, mode, bits, size, taken):
+    state = checkpoints.random_state(TINY)
+    queries = {name for name in state if name.endswith("SelfAttention.q.weight")}
+    for name in queries:
+        state[name] *= size / state[name].std()
+    source, how = checkpoints.save(state, tmp_path / "in", config=TINY), {"q_bits": bits}
+    out = convert(source, tmp_path / "out", "float32", quantize=True, q_mode=mode, **how)
+    layer = load(out, "float32")[0].encoder.layers[0].self_attention.q
+    assert getattr(layer, "mode", None) == taken
+    if taken and bits > 2:
+        how = {"group_size": layer.group_size, "bits": layer.bits, "mode": taken}
+        restored = mx.dequantize(layer.weight, layer.scales, layer.get("biases"), **how)
+        error = mx.linalg.norm(restored - mx.array(state[Q].numpy()))
+        assert error < 0.2 * size * 64
+    note = f"of 4 layers zero; they {f'take {taken}' if taken else 'stay float32'}: "
+    kinds = "decoder.layers.*.self_attention.q, encoder.layers.*.self_attention.q\n"
+    assert capsys.readouterr().err.endswith(note + kinds) == (taken != mode)
 
 
 @pytest.mark.parametrize("dtype", ("float16", "bfloat16"))

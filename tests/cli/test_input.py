@@ -137,6 +137,15 @@ def test_a_bad_line_has_its_reason_and_other_lines_are_read(
     assert input.Lines(path).count == len(other_prompts) + 1
 
 
+def test_a_prompt_may_be_empty_where_that_is_allowed(tmp_path):
+    """A blank line between JSON lines is no prompt."""
+    assert [*input.Lines(written(tmp_path, "p.txt", "a\n \nb"), blank=True)] == ["a", "", "b"]
+    name = written(tmp_path, "p.jsonl", '{"prompt": ""}\n\n{"prompt": "b"}')
+    items = [*input.Lines(name, blank=True)]
+    assert (items[0], items[2]) == ("", "b") and "line 2 is empty" in str(items[1])
+    assert input.read_prompts(["", "a"], blank=True) == ["", "a"]
+
+
 @pytest.mark.parametrize("data", ["", "\n \n"])
 def test_an_empty_file_is_refused(tmp_path, data, standard_input):
     name = written(tmp_path, "p.txt", data)

@@ -61,11 +61,11 @@ def expect(logits, rows, offsets, length):
 
 
 @pytest.mark.parametrize("indices", [[0, 1, 2, 3, 4], [3], [4, 0], [2, 2, 1], [4, 3, 2, 1, 0]])
-def test_keep_selects_rows(model, rows, indices):
+def test_filter_selects_rows(model, rows, indices):
     prompts, targets, logits = rows
     cache = cache_of(model, prompts)
     feed(model, cache, targets, [0] * 5, 6)
-    cache.keep(indices)
+    cache.filter(indices)
     assert cache.batch == len(indices)
     offsets = [6 - i for i in range(len(indices))]
     out = feed(model, cache, targets[mx.array(indices)], offsets, 3)
@@ -81,7 +81,7 @@ def test_trim_frees_slots_that_no_row_needs(model, rows, progress):
     targets = mx.array(np.random.default_rng(3).integers(3, 96, (2, length)))
     cache = cache_of(model, [short, long], 4 * SLOT_MULTIPLE)
     feed(model, cache, targets, [0, 0], progress)
-    cache.keep([0])
+    cache.filter([0])
     wide = cache.source
     cache.trim(wide // 2 + 1, 3 * SLOT_MULTIPLE)
     assert (cache.source, cache.capacity) == (wide, 4 * SLOT_MULTIPLE), "not for less than half"
@@ -104,7 +104,7 @@ def test_append_joins_rows(model, rows, split, capacities):
     order = [*split[0], *split[1]]
     feed(model, first, targets[mx.array(split[0])], [0] * len(split[0]), 7)
     feed(model, second, targets[mx.array(split[1])], [0] * len(split[1]), 2)
-    first.append(second)
+    first.extend(second)
     assert (first.batch, first.capacity) == (len(order), max(map(round_up, capacities)))
     assert (first.mask is None) == (order == [1, 4]), "none is needed for equal lengths"
     offsets = [7] * len(split[0]) + [2] * len(split[1])

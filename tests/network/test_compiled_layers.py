@@ -1,14 +1,16 @@
 """Compiled layers compute what plain layers compute; every parameter may be replaced."""
 
 import math
+import os
 import sys
 
 import numpy as np
 import pytest
 
-from mlx_t5.backend import mx, nn, tree_flatten
+from mlx_t5.backend import cpu_only, mx, nn, tree_flatten
 from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.checkpoints.quantization import quantize_predicate
+from mlx_t5.errors import UserError
 from mlx_t5.model import T5
 from mlx_t5.network import compiled as layers
 from random_models import CONFIG, V, random_t5, randomize
@@ -19,6 +21,9 @@ FAMILIES = {
     "ul2": {"feed_forward_proj": "gated-silu"},
     "umt5": {"model_type": "umt5", "feed_forward_proj": "gated-gelu"},
 }
+
+
+cpu_forms = pytest.mark.skipif(not cpu_only(), reason="GPUs compile without a C++ compiler")
 
 
 def random_model(family, kind, separate_head=False):
@@ -60,8 +65,8 @@ def decoded(monkeypatch):
             mx.eval(logits[-1], cache.state)
             at = [place + length - (row + len(logits)) % 2 for row, place in enumerate(at)]
             if len(logits) == 4 and rows > 1:  # one row leaves and another joins
-                cache.keep([2, 0])
-                cache.append(cache_of(model, 1, source=11))
+                cache.filter([2, 0])
+                cache.extend(cache_of(model, 1, source=11))
                 at = [at[2], at[0], 0]
         return logits, cache.state
 
@@ -106,6 +111,65 @@ def test_compiled_layers_use_replaced_weights(monkeypatch):
     assert not mx.array_equal(before, changed)
     nn.quantize(model, group_size=32, bits=4, class_predicate=quantize_predicate)
     assert not mx.array_equal(changed, model.decode(mx.array([[5]]), cache, [0]))
+
+
+@pytest.fixture
+def own_folder(monkeypatch, tmp_path):
+    """A temporary folder of the test's own, where a CPU's layers are to be compiled."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("T5_COMPILE", "1")
+    for cached in (layers.passes_before_compiling, layers.failures, layers._compiled):
+        cached.cache_clear()
+    yield tmp_path
+    for cached in (layers.passes_before_compiling, layers.failures, layers._compiled):
+        cached.cache_clear()
+
+
+@cpu_forms
+def test_a_failing_compiler_harms_no_text(own_folder, monkeypatch, capfd):
+    """The full disk appears in the middle of a text: its next tokens are those of plain layers."""
+    # An epsilon of its own, so that this process has no kernel for it.
+    model = T5(T5Config.from_dict(CONFIG | {"layer_norm_epsilon": 3.25e-5}))
+    randomize(model, mx.random.split(mx.random.key(3), 200), 0.0, mx.float32)
+    compiler = own_folder / "g++"
+    compiler.write_text("#!/bin/sh\necho No space left on device >&2\nexit 1\n")
+    compiler.chmod(0o700)
+    monkeypatch.setenv("PATH", str(own_folder), prepend=os.pathsep)
+    results = []
+    for passes in (-99, -1):  # compiled never, or from the second pass on
+        cache, model.passes = cache_of(model, 1), passes
+        logits = [model.decode(mx.array([[i]]), cache, [i]) for i in range(3)]
+        mx.eval(logits, cache.state)
+        results.append(logits + cache.state)
+    assert all(map(mx.array_equal, *results))
+    assert capfd.readouterr().err.count("note: layers are not compiled: ") == 1
+
+
+@cpu_forms
+def test_layers_are_compiled_only_where_nobody_else_can_write(own_folder, monkeypatch, capfd):
+    """MLX loads any library that lies in the folder of its kernels."""
+    assert layers.passes_before_compiling() == 0
+    folder = own_folder / "mlx" / mx.__version__ / "cpu"
+    assert folder.is_dir() and not folder.stat().st_mode & 0o077
+    for path, change, reason in (
+        (folder, lambda: folder.chmod(0o722), "others may write to "),
+        (folder.parent, lambda: folder.parent.chmod(0o770), "others may write to "),
+        (own_folder, lambda: monkeypatch.setenv("TMPDIR", "/proc/self"), "No such file"),
+        (own_folder, lambda: monkeypatch.setenv("PATH", ""), "there is no g++"),
+    ):
+        change()
+        layers.passes_before_compiling.cache_clear()
+        assert layers.passes_before_compiling() == math.inf
+        assert reason in capfd.readouterr().err
+        path.chmod(0o700)
+        monkeypatch.setenv("TMPDIR", str(own_folder))
+    monkeypatch.setenv("T5_COMPILE", "0")
+    layers.passes_before_compiling.cache_clear()
+    assert layers.passes_before_compiling() == math.inf and not capfd.readouterr().err
+    monkeypatch.setenv("T5_COMPILE", "yes")
+    layers.passes_before_compiling.cache_clear()
+    with pytest.raises(UserError, match="T5_COMPILE must be 0 or 1, not yes"):
+        layers.passes_before_compiling()
 
 
 def assign(part, name, value):

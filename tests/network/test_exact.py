@@ -51,7 +51,7 @@ def texts(rng, count):
 def caches(model, sources):
     cache = model.cache(model.encode(mx.array([sources[0]])), None, LENGTH + 2 * WIDTHS[-1])
     for source in sources[1:]:
-        cache.append(model.cache(model.encode(mx.array([source])), None, LENGTH + 2 * WIDTHS[-1]))
+        cache.extend(model.cache(model.encode(mx.array([source])), None, LENGTH + 2 * WIDTHS[-1]))
     return cache
 
 
@@ -170,7 +170,7 @@ def test_settings_that_break_exactness_are_refused(decoders, settings, reason):
 def test_equal_prompts_share_the_source_and_nothing_else():
     target = ExactTarget(random_t5(), 8, (1, 2))
     cache = caches(target, [[5, 6, 1]])
-    cache.keep([0, 0])
+    cache.filter([0, 0])
     first, second = cache.rows
     assert first.cross[0] is second.cross[0]
     target.decode(mx.array([[0, 7], [0, 9]]), cache, [0, 0])

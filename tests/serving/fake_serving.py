@@ -111,7 +111,8 @@ def idle_service(presets=None, exact=False, delta=0.0):
     decoder = SimpleNamespace(
         model=model,
         tokenizer=load_tokenizer(BUNDLED / "target"),
-        drafter=None,
+        draft=None,
+        copy=None,
         defaults=Settings(num_draft=5),
         exact=exact,
         target=lambda batch_size: SimpleNamespace(width=8),

@@ -30,7 +30,7 @@ class FakeCache:
         for row in self.slots:
             row += [None] * (capacity - len(row))
 
-    def keep(self, sources):
+    def filter(self, sources):
         self.sources = [self.sources[i] for i in sources]
         self.reorder([i * self.beams + k for i in sources for k in range(self.beams)])
 
@@ -44,7 +44,7 @@ class FakeCache:
         assert source == max(map(len, self.sources))
         self.slots = [row[:capacity] for row in self.slots]
 
-    def append(self, other):
+    def extend(self, other):
         self.sources += other.sources
         self.slots += other.slots
         self.reserve(max(map(len, self.slots)))

@@ -120,7 +120,7 @@ def build(family: Family) -> Any:
                 weight.mul_(weight.shape[1] ** -0.5)
                 weight.mul_(config.d_kv**-0.5 if name.endswith("q.weight") else 1)
     if config.model_type == "umt5":
-        # transformers 4 and the training code scale umT5 by config.json; version 5 always scales.
+        # config.json decides whether umT5 is scaled; transformers 5 asks it again since 5.24.
         model.config.tie_word_embeddings = not family.separate_head
     return model
 

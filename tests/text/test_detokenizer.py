@@ -1,14 +1,18 @@
 """Tests that text streams in whole characters, and that vocabularies are compared."""
 
+import json
 import random
+import shutil
 
 import pytest
 from tokenizers import decoders
+from transformers import PreTrainedTokenizerBase
 
 from mlx_t5.errors import UserError
 from mlx_t5.text.detokenizer import StreamingDetokenizer, decode, same_vocabulary
 from mlx_t5.text.tokenizer import load_tokenizer
 from tokenizer_folders import CLASSES, JSON, RESAVED, SPIECE, TEXTS
+from words import Words
 
 KINDS = (*SPIECE, *JSON, *RESAVED, *CLASSES, "byt5")
 
@@ -18,11 +22,37 @@ def tokenizer(request, folders):
     return load_tokenizer(folders / request.param)
 
 
-def test_spaces_are_left_alone(folders):
-    """This includes folders with transformers' former default "clean up"."""
-    tokenizer = load_tokenizer(folders / "mt5")
-    tokenizer.clean_up_tokenization_spaces = True
-    assert decode(tokenizer, tokenizer.encode(TEXTS[1])) == TEXTS[1]
+@pytest.mark.parametrize("kind", ["t5", "mt5-json", "byt5", "bert", "gpt2", "llama"])
+def test_spaces_are_cleaned_away_if_the_folder_says_so(folders, tmp_path, kind):
+    """Texts are those of transformers, which leaves BPE's alone; so are streamed ones."""
+    folder = shutil.copytree(folders / kind, tmp_path / kind)
+    own = json.loads((folder / "tokenizer_config.json").read_text())
+    own["clean_up_tokenization_spaces"] = True
+    (folder / "tokenizer_config.json").write_text(json.dumps(own))
+    tokenizer = load_tokenizer(folder)
+    for text in (TEXTS[1], "le garçon ? oui !", "it ' n't , 's", *TEXTS):
+        tokens = tokenizer.encode(text)
+        expected = tokenizer.decode(tokens, skip_special_tokens=True)
+        assert decode(tokenizer, tokens) == expected
+        detokenizer = StreamingDetokenizer(tokenizer)
+        assert "".join(map(detokenizer.add, tokens)) + detokenizer.finish() == expected
+    plain = load_tokenizer(folders / kind)
+    changed = decode(tokenizer, tokenizer.encode(TEXTS[1])) != decode(plain, plain.encode(TEXTS[1]))
+    assert changed == (kind not in ("gpt2", "llama"))
+
+
+def test_a_stream_is_cleaned_as_the_text_so_far_would_be():
+    tokenizer = Words([*" .?!,'nmtsvrea", " '", "n't", " s", "aa "])
+    tokenizer.clean_up_tokenization_spaces, rng = True, random.Random(0)
+    for _ in range(1000):
+        detokenizer, raw, shown = StreamingDetokenizer(tokenizer), "", ""
+        for token in rng.choices(range(len(tokenizer.words)), k=14):
+            raw += tokenizer.words[token]
+            shown += detokenizer.add(token)
+            expected = PreTrainedTokenizerBase.clean_up_tokenization(None, raw)
+            assert shown + detokenizer.peek() == expected, raw
+            assert shown == raw or " " in raw, "held back for no reason"
+        assert shown + detokenizer.finish() == expected
 
 
 def samples(tokenizer, seed):

@@ -50,10 +50,10 @@ SENTENCES = [
 BETWEEN = ["", " ", "  ", "\n", "\r\n", "\r", "\n\n", "\r\n \r\n", "\t", "\u00a0", "\u2003", "\v"]
 
 
-def texts(count: int):
+def texts(count: int, sentences=SENTENCES):
     draw = random.Random(0)
     for _ in range(count):
-        parts = (draw.choice(BETWEEN) + draw.choice(SENTENCES) for _ in range(draw.randrange(9)))
+        parts = (draw.choice(BETWEEN) + draw.choice(sentences) for _ in range(draw.randrange(9)))
         yield draw.choice(["", "\ufeff"]) + "".join(parts) + draw.choice(BETWEEN)
 
 
@@ -173,6 +173,92 @@ def test_a_paragraph_on_which_sentencex_fails_is_one_sentence(monkeypatch, capsy
         sources("B")
 
 
+# Where a sentence ends, "|" stands.
+SENTENCES_OF = {
+    "cs": [
+        "Hrál v 1. FC Slovácko. | Vyhrál.", "Viz čl. II smlouvy. | Platí.",
+        "Ne. | J. Novák odešel.", "Přišel 5. května. | Odešel.", "5. května přišel. | Odešel.",
+        "Bylo jich 5. | Odešli.",
+    ],
+    "de": [
+        "Anfang 19. Jahrhundert war das neu. | Heute nicht.", "Er kam am 5. Mai an. | Sie ging.",
+        "Er kam 15. Jan. 2020 an. | Sie ging.", "Der 3. Mann sang inkl. Zugabe. | Gut.",
+        "Er schrieb an Hrn. Roth. | Sie las.", "Er hat 3. | Sie hat 5.",
+    ],
+    "en": [
+        "See vol. II of it. | Read.", "It takes approx. 5 hours. | Wait.", "He sat. | J. Roe came.",
+        "Mgr. Roe paid $3.50. | He left.", "He has 5. | Then he left.", "he has 5. | then he left.",
+    ],
+    "es": [
+        "La Dña. María comió. | Ya.", "Los Sres. y las Sras. Gil salieron. | No volvieron.",
+        "Son 5 km aprox. desde aquí. | Vamos.", "Son 5 km aprox. | Vamos.",
+        "El Rvdo. Gil habló. | Todos oyeron.", "Vino el 5 feb. 2020. | Se fue.",
+    ],
+    "fr": [
+        "M. Roux est là. | Il rit.", "Mme. Curie et le Dr. Knock parlent. | Mlle. Rose écoute.",
+        "Il boit. | M. et Mme. Roux dorment.", "Venez le 5 févr. 2020. | Merci.",
+        "C'était en 52 av. J.-C. à Rome. | C'est vieux.", "C'était en 52 av. J.-C. | C'est vieux.",
+    ],
+    "hu": [
+        "Május 5. napján jött. | Elment.", "A 19. század elején élt. | Meghalt.",
+        "Itt élt II. Rákóczi Ferenc. | Ott nem.", "Jött özv. Nagy Anna. | Leült.",
+        "Született 1990. május 5. napján. | Él.", "Vett almát stb. | Jó volt.",
+    ],
+    "it": [
+        "Vedi pag. 5 del libro. | Leggi.", "Il n. 7 vince. | Bravo.", "Ecco. | M. Rossi venne.",
+        "La Fiat S.p.A. produce auto. | Vende.", "Lavora alla Fiat S.p.A. | Vende.",
+        "Nacque nel 44 a.C. a Roma. | Morì.",
+    ],
+    "nl": [
+        "Mevr. Jansen kwam. | Zij at.", "Ds. De Vries sprak. | Men luisterde.",
+        "Het was o.a. Piet. | Hij lachte.", "Hij kwam 5 feb. 2020 aan. | Hij bleef.",
+        "Hier woont jhr. Van Rijn. | Mooi.", "Hij at soep. | Zij dronk.",
+    ],
+    "no": [
+        "Den 5. mai kom han. | Han ble.", "I det 19. århundre var det nytt. | Nå ikke.",
+        "I 3. klasse var han glad. | Nå ikke.", "Han har 3. | Hun har 5.",
+        "Han bor i 2. etasje. | Hun ikke.", "Harald IV. | Han er konge.",
+    ],
+    "pl": [
+        "W 19. wieku żył tu. | Umarł.", "Spotkał dr. Nowaka i ks. Kowala. | Mówili.",
+        "Mieszka na pl. Zamkowym. | Lubi go.", "Było to w 1990 r. w Łodzi. | Padało.",
+        "Było to w 1990 r. | Padało.", "To był Jan Paweł II. | Był tu.",
+    ],
+    "pt": [
+        "A Srta. Ana chegou. | Comeu.", "Mora na av. Paulista. | Gosta.",
+        "Foi no séc. XX em Lisboa. | Acabou.", "Veja a pág. 5 do livro. | Leia.",
+        "Há peras, etc. no cesto. | Coma.", "Há peras, etc. | Coma.",
+    ],
+    "tr": [
+        "19. yüzyılda yaşadı. | Öldü.", "Sonra 2. Dünya Savaşı bitti. | Barış geldi.",
+        "II. Murat tahta çıktı. | Yıl 1421.", "Doç. Dr. Ali geldi. | Oturdu.",
+        "Hz. Muhammed doğdu. | Yıl 571.", "Ankara'da yaşıyor. | Mutlu.",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("language", SENTENCES_OF)
+def test_no_sentence_ends_at_an_abbreviation_or_an_ordinal(language):
+    assert len(SENTENCES_OF[language]) == 6
+    for case in SENTENCES_OF[language]:
+        found = sources(case.replace(" | ", " "), source_language=language, prefix="")
+        assert found == case.split(" | ")
+
+
+def test_in_any_language_nothing_is_lost():
+    languages = (
+        "af ar az be bg bn bs ca cs cy da de el en es et eu fa fi fr ga gl he hi hr hu hy id is it"
+        " ja ka kk km ko lt lv mk ms my nb nl pl pt ro ru sk sl sr sv ta th tr zh"
+    ).split()
+    assert len(languages) == 54
+    abbreviated = [text.replace(" | ", "  ") for cases in SENTENCES_OF.values() for text in cases]
+    for language in languages:
+        for text in texts(60, SENTENCES + abbreviated):
+            document = document_of(text, source_language=language, prefix="")
+            pieces = list(document.cut())
+            assert joined(document, [document.source(piece) for piece in pieces]) == text
+
+
 # ---- lines ---------------------------------------------------------------------------------------
 
 WRAPPED = """It was the best of times, it was the worst of times, it was the
@@ -219,6 +305,10 @@ def test_the_mark_of_a_list_item_is_no_part_of_it():
     assert sources("1. One\n2) Two\n * Three\n• Four\n-5 degrees\n1990. Five") == [
         "One", "Two", "Three", "Four", "-5 degrees", "Five"
     ]  # fmt: skip
+    text = "5. mája\n- jablko\n2. Jablko"
+    assert sources(text, source_language="sk") == ["5. mája", "jablko", "Jablko"]
+    assert sources("1. Elma", source_language="tr") == ["Elma"]
+    assert sources("1. poma", source_language="ca") == ["poma"], "no language of such ordinals"
 
 
 def test_a_document_can_be_split_into_lines():

@@ -1,11 +1,19 @@
 """Tests which prefix translates between two languages."""
 
+import random
 import re
 
 import pytest
 
 from mlx_t5.errors import UserError
-from mlx_t5.text.languages import Translations, checked_code, checked_template, source_language_of
+from mlx_t5.text.languages import (
+    Translations,
+    checked_code,
+    checked_template,
+    name_of,
+    source_language_of,
+)
+from tests.support import madlad
 
 T5 = [
     ("summarization", "summarize: "),
@@ -34,19 +42,90 @@ def test_the_tasks_of_a_model_know_their_languages():
 def test_madlad_translates_from_any_language_by_a_token():
     assert prefix("de", vocabulary=MADLAD) == ("<2de> ", "")
     assert prefix("he", "en", vocabulary=MADLAD) == ("<2iw> ", "en"), "by its former code"
+    assert prefix("iw", vocabulary=["<2he>"]) == ("<2he> ", "")
     assert prefix("pt-BR", vocabulary=MADLAD) == ("<2pt> ", "")
     assert prefix("zh-CN", vocabulary=MADLAD) == ("<2zh> ", "")
     assert prefix("zh-Hant", vocabulary=MADLAD) == ("<2zh_Hant> ", "")
-    known = "any language to de he pt zh zh-hant"
+    known = "any language to de iw pt zh zh-Hant"
     with pytest.raises(UserError, match=f"does not translate to ja; it knows {known}"):
         prefix("ja", vocabulary=MADLAD)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_madlads_tags_are_found_by_their_own_codes_in_any_order(seed):
+    tokens = random.Random(seed).sample(madlad.TOKENS, len(madlad.TOKENS))
+    translations = Translations.of((), tokens)
+    other = {"CA", "IR", "NL", "RU", "ZW", "back_translated", "en_xx_simple", "mass", "translate"}
+    other |= {"transliterate", "zxx_xx_dtynoise"}
+    codes = [tag for tag in madlad.TAGS if tag not in other and not re.fullmatch("[A-Z].{3}", tag)]
+    assert len(madlad.TOKENS) == 493 and len(codes) == 452
+    assert {code: translations.prefix(code)[0] for code in codes} == {
+        code: f"<2{code}> " for code in codes
+    }
+    pairs = translations.pairs()
+    bcp47 = sorted(code.replace("_", "-") for code in codes)
+    assert [code for code, _, _ in pairs] == pairs[0][2] == bcp47
+    assert all(name and translations.prefix("de", code)[0] == "<2de> " for code, name, _ in pairs)
+    assert len({name for _, name, _ in pairs}) == len(pairs), "and names tell them apart"
+
+
+@pytest.mark.parametrize(
+    "code, tag",
+    [
+        *[("zh-TW", "zh_Hant"), ("zh_hk", "zh_Hant"), ("zh-CN", "zh"), ("zh-Hans", "zh")],
+        *[("in-ID", "id"), ("tl", "fil"), ("iw", "he"), ("de-CH-1996", "de")],
+        *[("nb", "no"), ("nb-NO", "no"), ("nn-NO", "nn"), ("sr-Latn", "sh"), ("fa-AF", "prs")],
+        *[("ms-BN", "ms"), ("ms-Arab-MY", "ms_Arab"), ("hi-Latn-IN", "hi_Latn")],
+    ],
+)
+def test_a_code_finds_the_nearest_tag(code, tag):
+    assert prefix(code, vocabulary=madlad.TOKENS)[0] == f"<2{tag}> "
+
+
+def test_a_tag_with_a_script_or_region_is_one_that_the_code_implies():
+    tags = ["<2zh_CN>", "<2zh_TW>", "<2sr_Latn>", "<2pt_BR>"]
+    for code, tag in ("zh", "zh_CN"), ("zh-Hant", "zh_TW"), ("sh", "sr_Latn"), ("pt", "pt_BR"):
+        assert prefix(code, vocabulary=tags)[0] == f"<2{tag}> "
+    for code in "he", "iw", "sh", "sr-Latn":
+        tag = f"<2{code.replace('-', '_')}>"
+        assert prefix(code, vocabulary=["<2he>", "<2iw>", "<2sr_Latn>", "<2sh>"])[0] == tag + " "
+    for code in "sr", "pt-PT", "en":
+        with pytest.raises(UserError, match=f"not translate to {code}; it knows any language to "):
+            prefix(code, vocabulary=tags)
+    with pytest.raises(UserError, match="to nl; it knows any language to de$"):
+        prefix("nl", vocabulary=["<2NL>", "<2Latn>", "<2de>", "<2xx>"])
+    with pytest.raises(UserError, match="to ht"):  # some versions of CLDR have fr_HT as its parent
+        prefix("ht", vocabulary=["<2fr>"])
+
+
+def test_tasks_are_found_as_tags_are():
+    tasks = [("translation_en_to_no", "to Norwegian: "), ("translation_iw_to_en", "from Hebrew: ")]
+    assert prefix("nb", tasks=tasks) == ("to Norwegian: ", "en")
+    assert prefix("en-GB", "he-IL", tasks) == ("from Hebrew: ", "iw")
+
+
+def test_languages_have_names():
+    names = {"pt-BR": "Brazilian Portuguese", "sr-Latn": "Serbian (Latin)", "dwr": "dwr"}
+    names |= {"ms-Arab-BN": "Malay (Arabic, Brunei)", "iw": "Hebrew", "prs": "Dari"}
+    assert {code: name_of(code) for code in names} == names
+
+
+def test_pairs_list_mere_targets_too():
+    pairs = Translations.of(T5, ["<2>", "</s>"]).pairs()
+    assert pairs == [("de", "German", []), ("en", "English", ["de", "fr"]), ("fr", "French", [])]
+    assert Translations.of((), ["<2fr>"]).pairs() == [("fr", "French", ["fr"])], "without <2de>"
+    anything = Translations.of((), (), TEMPLATE).pairs()
+    assert anything[0][:2] == ("aa", "Afar") and len(anything) == len(anything[0][2])
 
 
 def test_a_template_has_names_in_english_or_codes():
     german = prefix("de", "el", template=TEMPLATE)
     assert german == ("translate Greek to German: ", "el")
     codes = prefix("pt-BR", "iw", template="[{source_code}>{target_code}] ")
-    assert codes == ("[he>pt-br] ", "he")
+    assert codes == ("[he>pt-BR] ", "he")
+    scripts = prefix("zh_hant_TW", "zh-Hans", template=TEMPLATE + "{source_code}>{target_code}")
+    named = "translate Simplified Chinese to Traditional Chinese (Taiwan): zh-Hans>zh-Hant-TW"
+    assert scripts == (named, "zh")
     assert prefix("sw", template="into {target}: ") == ("into Swahili: ", "")
     assert prefix("de", "en", T5, template="{target}: ")[0] == "translate English to German: "
     with pytest.raises(UserError, match='requires source_language.*any pair by "translate'):
@@ -70,7 +149,7 @@ def test_a_template_that_cannot_be_filled_in_is_refused(template):
         checked_template(template)
 
 
-@pytest.mark.parametrize("code", ["", "xx", "german", "de:", "<2de>", "d", 7])
+@pytest.mark.parametrize("code", ["", "xx", "german", "de:", "<2de>", "d", "de-" + "x" * 99, 7])
 def test_unknown_codes_are_refused(code):
     for source, target in ((code, "de"), ("en", code)):
         if source != "":

@@ -78,6 +78,36 @@ def test_text_in_byte_tokens_ends_before_a_stop_string(folders, kind, stop):
     assert "".join(watch.pieces) + watch.rest == watch.text and "\ufffd" not in watch.text
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "stop", "expected"),
+    [
+        ("t5", "<extra_id_0> eggs<extra_id_1> bread", "<extra_id_1>", "eggs"),
+        ("t5-json", "eggs<extra_id_1> bread", "<extra_id_1>", "eggs"),
+        ("byt5", "eggs<extra_id_1> bread<extra_id_2>", "<extra_id_1>", "eggs"),
+        ("t5", "eggs<extra_id_11> bread<extra_id_1>", ["<extra_id_1>"], "eggs bread"),
+        ("t5", "eggs<extra_id_1> bread<extra_id_2> and", "d<extra_id_2>", "eggs brea"),
+        ("t5", "eggs<extra_id_1> bread<extra_id_2> and", "<extra_id_1> b", "eggs"),
+        ("t5", "eggs<extra_id_1> bread", "<extra_id_1><extra_id_1>", "eggs bread"),
+        ("t5", "eggs<extra_id_1> bread", ["".join(f"<extra_id_{i}>" for i in range(99)), "d"],
+         "eggs brea"),
+        ("mt5", "eggs 你</s> bread", "</s>", "eggs 你"),
+    ],
+)  # fmt: skip
+def test_a_stop_string_may_name_special_tokens(folders, kind, text, stop, expected):
+    """They are never shown."""
+    tokenizer = load_tokenizer(folders / kind)
+    watch, tokens = TextWatch(tokenizer, [stop] if isinstance(stop, str) else stop), []
+    for token in tokenizer.encode(text)[:-1]:
+        tokens.append(token)
+        watch.take([token])
+        if watch.stopped:
+            break
+    watch.finish()
+    shown = tokenizer.decode(tokens, skip_special_tokens=True)
+    assert watch.text == expected and shown.startswith(expected)
+    assert len(watch.pieces) == len(tokens)
+
+
 # ---- in the engine -------------------------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_t5.timing import Ratio
-from mlx_t5.training.evaluation import LOOKUP, Proposer, Texts, advice, chrf, needs_prompts
+from mlx_t5.training.evaluation import Proposer, Texts, advice, chrf, needs_prompts
 
 
 @pytest.mark.parametrize(
@@ -39,11 +39,11 @@ def proposer(name, speed, acceptance=0.8, low=None, most=4.2):
         ([("new", 2.0), ("old", 1.5)], "recommended: --draft-model new, 2.00 (2.00"),
         ([("new", 2.0), ("old", 1.97)], "keep what you have: "),  # the new one is no faster
         ([("new", 1.01)], "keep --draft-model none"),
-        ([("new", 1.5), (LOOKUP, 2.0)], "keep to copying, without"),
+        ([("new", 1.5), ("lookup", 2.0)], "keep to copying, without"),
         # A proposer without accepted tokens is faster by chance.
         ([("new", 2.0, None), ("old", 1.5)], "keep what you have: "),
         ([("new", 1.5), ("old", 1.9, 0.4, 1.9, 1.8)], "recommended: --draft-model new"),
-        ([("new", 1.5), (LOOKUP, 1.9, 0.8, 1.004)], "recommended: --draft-model new"),
+        ([("new", 1.5), ("lookup", 1.9, 0.8, 1.004)], "recommended: --draft-model new"),
         ([("new", 1.5, 0.8, 1.0)], "keep --draft-model none"),
     ],
 )
