@@ -7,10 +7,7 @@
     python benchmark.py server     # throughput and latency of server.py
     python benchmark.py report     # one row about this machine, to paste, in under five minutes
 
-`sweep` and `peers` need requirements/benchmark.txt, `server` needs requirements/server.txt. Timed
-runs of the compared variants alternate; see mlx_t5/timing.py.
-
-Only the named subcommand is imported, so `--help` waits neither for MLX nor for other subcommands.
+`sweep` and `peers` need requirements/benchmark.txt, `server` needs requirements/server.txt.
 """
 
 import sys

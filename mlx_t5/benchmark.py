@@ -1,16 +1,7 @@
 """Command line: measures speculative decoding, with the bundled pair of models or another.
 
-    python benchmark.py            # the draft beside regular decoding, in a minute
-    python benchmark.py compare    # every proposer relative to regular decoding
-    python benchmark.py sweep      # --delta and --num-draft: speed and quality, with a picture
-    python benchmark.py peers      # transformers and CTranslate2 on the same weights
-    python benchmark.py server     # throughput and latency of server.py
-    python benchmark.py report     # one row about this machine, to paste, in under five minutes
-
-`sweep` and `peers` need requirements/benchmark.txt, `server` needs requirements/server.txt. Timed
-runs of the compared variants alternate; see mlx_t5/timing.py.
-
 Only the named subcommand is imported, so `--help` waits neither for MLX nor for other subcommands.
+Timed runs of the compared variants alternate; see mlx_t5/timing.py.
 """
 
 from __future__ import annotations

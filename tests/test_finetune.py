@@ -165,7 +165,7 @@ def test_an_adapter_of_a_quantized_folder_names_the_original_model_and_is_sent(
     assert FakeApi.sent["me/adapter"].keys() == {"README.md", ADAPTER, "adapter_config.json"}
     card = FakeApi.sent["me/adapter"]["README.md"].decode()
     assert "library_name: peft" in card and "held-out loss" in card
-    assert "main.py --model target --adapter-path adapter" in card
+    assert "mlx_t5.generate --model target --adapter-path adapter" in card
 
 
 @pytest.mark.slow

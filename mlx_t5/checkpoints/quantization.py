@@ -19,14 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlx_t5.backend import mx, nn
-from mlx_t5.checkpoints.quantization_modes import (
-    EMBED_8,
-    LARGE_VOCABULARY,
-    LAYERS,
-    MODES,
-    PREDICATES,
-    VO_4_5,
-)
+from mlx_t5.checkpoints.recipes import EMBED_8, LARGE_VOCABULARY, LAYERS, MODES, PREDICATES, VO_4_5
 from mlx_t5.errors import UserError
 
 _LAYERS = frozenset(("q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"))

@@ -49,7 +49,9 @@ class Parser(argparse.ArgumentParser):
         # No abbreviations, so that new options never change the meaning of a script.
         super().__init__(allow_abbrev=False, formatter_class=layout, **options)
 
-    def given(self, argv: Sequence[str] | None) -> dict[str, Any]:
+    def given(self, options: Mapping[str, Option], argv: Sequence[str] | None) -> dict[str, Any]:
+        """The values of these options that the user gives, by name."""
+        add_options(self, options)
         return vars(self.parse_args(argv))
 
     def error(self, message: str) -> NoReturn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mlx_t5.checkpoints.quantization_modes import LARGE_VOCABULARY, MODES, PREDICATES
+from mlx_t5.checkpoints.recipes import LARGE_VOCABULARY, MODES, PREDICATES
 from mlx_t5.cli import arguments
 from mlx_t5.cli.arguments import DTYPES, Option, Parser, at_least
 
@@ -47,5 +47,4 @@ def read_convert_options(argv: Sequence[str] | None) -> dict[str, Any]:
         needs="--model NAME",
         description="Convert a Hugging Face T5 checkpoint into an MLX model folder.",
     )
-    arguments.add_options(parser, OPTIONS)
-    return parser.given(argv)
+    return parser.given(OPTIONS, argv)

@@ -26,7 +26,7 @@ class DistillOptions(TrainingOptions):
     data: str = option(
         'prompts, one a line, or objects {"prompt": …, "completion": …} if the name ends in '
         ".jsonl; a completion is the target's own answer, if you have it already. Of other files "
-        "for finetune.py, only the prompts are read",
+        "for fine-tuning, only the prompts are read",
         REQUIRED,
         metavar="FILE",
     )
@@ -65,8 +65,7 @@ def read_distill_options(argv: Sequence[str]) -> DistillOptions:
         needs="--model NAME --data FILE --output FOLDER",
         description="Make a draft for a T5 from prompts, and measure whether it is faster.",
     )
-    arguments.add_options(parser, options)
-    given = parser.given(argv)
+    given = parser.given(options, argv)
     arguments.refuse(options, given, [("--iters 0", "--draft-model")], CONFLICTS)
     args = DistillOptions(**given)
     for name in (args.output, args.draft_model):  # main.py would not read these as folders

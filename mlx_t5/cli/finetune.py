@@ -31,20 +31,13 @@ from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.errors import UserError, readable
 from mlx_t5.loading import choose_pair
 from mlx_t5.model import load
-from mlx_t5.training import (
-    batches,
-    evaluation,
-    examples,
-    fine_tuning,
-    learner,
-    loss,
-    start,
-    teacher_answers,
-    trainer,
-    training_memory,
-)
+from mlx_t5.training import batches, evaluation, examples, fine_tuning, learner, trainer
 from mlx_t5.training.examples import MOST_HELD_OUT, TrainingPair, hold_out, read_pairs
+from mlx_t5.training.loss import token_loss
 from mlx_t5.training.run_folder import RunFolder
+from mlx_t5.training.start import require_plain, require_texts
+from mlx_t5.training.teacher_answers import given
+from mlx_t5.training.training_memory import ADAM_COPIES, COPIES, estimate, report_memory
 
 LEAST = 10  # minimum number of pairs to train on
 EVALUATED_AT_ONCE = 16  # batch size of evaluations
@@ -69,9 +62,9 @@ class FineTuning:
         chosen = choose_pair(args.model, None)
         self.base = chosen.target
         self.model, self.tokenizer = load(self.base, "float32" if self.full else None)
-        start.require_texts(self.model, self.tokenizer, args.model)
+        require_texts(self.model, self.tokenizer, args.model)
         if self.full:
-            start.require_plain(self.model, args.model)
+            require_plain(self.model, args.model)
             fine_tuning.unfreeze_last(self.model, args.num_layers)
             self.drop = self.model.drop if self.model.config.dropout_rate else None
         else:
@@ -129,12 +122,12 @@ class FineTuning:
         if warm_up is None:
             warm_up = math.ceil(learner.WARM_UP_SHARE * args.iters)
         decays, relative = (args.lr_scheduler_type == kind for kind in ("linear", RELATIVE))
-        labeled = [teacher_answers.given(pair.source, pair.answer) for pair in self.train]
+        labeled = [given(pair.source, pair.answer) for pair in self.train]
         self.rows = self._rows()
         sizes = args.batch_size, self.rows
         self.learner = learner.Learner(
             self.model,
-            loss.token_loss(self.model, 0.0),
+            token_loss(self.model, 0.0),
             args.iters,
             args.learning_rate,
             schedule=learner.linear(args.iters, warm_up) if decays else learner.constant(warm_up),
@@ -156,18 +149,18 @@ class FineTuning:
     def _rows(self) -> int:
         args, model = self.args, self.model
         rows = min(args.batch_size, len(self.train))
-        copies = training_memory.ADAM_COPIES if args.optimizer == ADAMW else training_memory.COPIES
+        copies = ADAM_COPIES if args.optimizer == ADAMW else COPIES
         adapted = 0 if self.full else (args.lora_dropout > 0) + 2 * (args.fine_tune_type == "dora")
         model.grad_checkpoint = args.grad_checkpoint
         needed = model, *examples.longest(self.train), rows, copies, adapted
-        if training_memory.estimate(*needed).rows < rows and not args.grad_checkpoint:
+        if estimate(*needed).rows < rows and not args.grad_checkpoint:
             model.grad_checkpoint = True
             say("a batch takes too much memory: layers are computed twice (--grad-checkpoint)")
-        size = training_memory.estimate(*needed)
+        size = estimate(*needed)
         if size.rows < rows:
             say(f"the {rows} pairs of a step are worked on {size.rows} at a time")
         cure = "a lower --max-seq-length, --fine-tune-type lora or a quantized model"
-        training_memory.report_memory(model, size, cure, say)
+        report_memory(model, size, cure, say)
         return size.rows
 
     def _evaluated(self, pairs: Sequence[TrainingPair]) -> evaluation.Texts:
@@ -178,7 +171,7 @@ class FineTuning:
         if failed := [result.error for result in results if result.error]:
             say(f"{len(failed)} prompts could not be decoded and count as wrong: {failed[0]}")
         written = [result.text or "" for result in results]
-        labeled = [teacher_answers.given(pair.source, pair.answer) for pair in pairs]
+        labeled = [given(pair.source, pair.answer) for pair in pairs]
         labeled.sort(key=lambda example: len(example.answer))
         loss = self.learner.held_out_loss(batches.in_batches(labeled, self.model, self.rows))
         prompts, right = [p.prompt for p in pairs], [p.completion for p in pairs]

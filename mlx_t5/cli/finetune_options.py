@@ -104,8 +104,7 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
         needs="--model NAME --data FILE --output FOLDER",
         description="Fine-tune a T5 on prompts and completions, or adapt it.",
     )
-    arguments.add_options(parser, options)
-    given = parser.given(argv)
+    given = parser.given(options, argv)
     schedule = {"warmup_steps": None} if given.get("warmup_steps") == 0 else {}  # fits all rates
     languages = ("--source-language", "--target-language")
     arguments.refuse(options, given | schedule, [languages, languages[::-1]], CONFLICTS)

@@ -140,7 +140,12 @@ class MainOptions:
         return suffix if (suffix := Path(self.input_file or "").suffix.lower()) in SUBTITLES else ""
 
 
-def build_parser() -> Parser:
+def read_options(argv: Sequence[str] | None) -> MainOptions:
+    """Parses and checks the command line, before anything is read or loaded.
+
+    An output file named *.jsonl implies --json.
+    """
+    declared = arguments.options_of(MainOptions)
     parser = Parser(
         "generate",
         '--prompt "translate English to French: I have two cats."',
@@ -149,25 +154,14 @@ def build_parser() -> Parser:
         "target model checks. Without options: the bundled pair translates a sentence.",
     )
     parser.add_argument("--version", action="version", version=__version__)
-    arguments.add_options(parser, arguments.options_of(MainOptions))
-    return parser
-
-
-def read_options(argv: Sequence[str] | None) -> MainOptions:
-    """Parses and checks the command line, before anything is read or loaded.
-
-    An output file named *.jsonl implies --json.
-    """
-    given = build_parser().given(argv)
+    given = parser.given(declared, argv)
     input_file, output_file = given.get("input_file"), given.get("output_file") or ""
     suffix = Path(input_file or "").suffix.lower()
     array = {"output_file": "FILE.npy"} if output_file.endswith(".npy") else {}
     # The predictions of JSON lines need no draft.
     conflicts = CONFLICTS if (input_file or "").endswith(".jsonl") else (*CONFLICTS, WITHOUT_DRAFT)
     implied = {"split": "sentences"} if suffix in SUBTITLES else {}
-    arguments.refuse(
-        arguments.options_of(MainOptions), implied | given | array, REQUIRES, conflicts
-    )
+    arguments.refuse(declared, implied | given | array, REQUIRES, conflicts)
     settings = {name: given.pop(name) for name in SETTINGS_OPTIONS if name in given}
     Settings(**settings)
     given["json"] = given.get("json", False) or output_file.endswith(".jsonl")

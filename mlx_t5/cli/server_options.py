@@ -60,8 +60,8 @@ class ServerOptions:
     )
     log_prompts: bool = switch("log prompts and texts; otherwise never")
     save_prompts: str | None = option(
-        "append prompts that were decoded to this file, one JSON object a line, for distill.py "
-        "--data",
+        "append prompts that were decoded to this file, one JSON object a line, to make a "
+        "draft from them",
         metavar="FILE",
     )
     save_prompts_limit: int = option("maximum number of lines in that file", 100_000, at_least(1))
@@ -88,8 +88,7 @@ def read_server_options(argv: Sequence[str] | None) -> ServerOptions:
         description="Serve a T5 model over HTTP, as OpenAI's API and as a page. Without options: "
         "the bundled pair at http://127.0.0.1:8080.",
     )
-    arguments.add_options(parser, declared)
-    given = parser.given(argv)
+    given = parser.given(declared, argv)
     arguments.refuse(declared, given, (), (("--exact", "--delta"),))
     options = ServerOptions(**{"api_key": os.environ.get(KEY_VARIABLE) or None} | given)
     _check_access(options)

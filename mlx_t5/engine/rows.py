@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from mlx_t5.backend import mx
 from mlx_t5.drafting.adaptive import AcceptanceStats
+from mlx_t5.sampling.beam_search import BeamSearch
 from mlx_t5.settings import AUTO, Settings
-
-if TYPE_CHECKING:
-    from mlx_t5.backend import mx
-    from mlx_t5.sampling.beam_search import BeamSearch
-    from mlx_t5.text.stop_strings import TextWatch
+from mlx_t5.text.stop_strings import TextWatch
 
 NO_CHOICE = (
     "the model's logits after {} tokens are NaN, infinite or all forbidden; check the {}weights, "

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from mlx_t5.backend import mx
-    from mlx_t5.checkpoints.config import T5Config
+from mlx_t5.backend import mx
+from mlx_t5.checkpoints.config import T5Config
 
 
 class WeightsRead(NamedTuple):

@@ -22,13 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
-
-if TYPE_CHECKING:
-    from mlx_t5.settings import Settings
+from mlx_t5.settings import Settings
 
 # processor(tokens (n,), logits (1, V)) -> logits (1, V): the interface of mlx-lm's processors.
 # `tokens` are the row's tokens so far, the start token first. Both are lazy: reading their values

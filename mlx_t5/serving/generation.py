@@ -21,9 +21,9 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
-from typing import TYPE_CHECKING
 
 from mlx_t5.backend import mx
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.engine import batching
 from mlx_t5.engine.beams import Beams
 from mlx_t5.engine.reuse import AnswerStore
@@ -32,9 +32,6 @@ from mlx_t5.sampling.beam_search import texts_of
 from mlx_t5.serving.api_error import ApiError, failure_of
 from mlx_t5.serving.jobs import GenerationJob, JobQueue
 from mlx_t5.serving.metrics import Metrics, row_counts
-
-if TYPE_CHECKING:
-    from mlx_t5.decoder import SpeculativeDecoder
 
 
 class GenerationBatches:

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -33,9 +33,7 @@ from mlx_t5.scoring.pairs import Pair, ranking
 from mlx_t5.serving import answers, api, schemas
 from mlx_t5.serving.api_error import ApiError, failure_of
 from mlx_t5.serving.jobs import ScoringJob
-
-if TYPE_CHECKING:
-    from mlx_t5.serving.service import Service
+from mlx_t5.serving.service import Service
 
 EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 EVENTS = {"text/event-stream": {"schema": {**EVENT, "description": "a chunk as JSON, or [DONE]"}}}

@@ -12,7 +12,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request, Response
@@ -28,12 +28,9 @@ from mlx_t5.serving.api import MAX_BEAMS, MAX_LANGUAGE
 from mlx_t5.serving.api_error import ApiError, error_of_validation
 from mlx_t5.serving.jobs import GenerationJob
 from mlx_t5.serving.routes import StrictRoute, has_key
-from mlx_t5.serving.service import MAX_PIECES
+from mlx_t5.serving.service import MAX_PIECES, Service
 from mlx_t5.settings import AUTO
 from mlx_t5.text.documents import Cutting
-
-if TYPE_CHECKING:
-    from mlx_t5.serving.service import Service
 
 UNDETERMINED = "und"  # BCP 47
 OWN_CODES = {"zt": "zh-Hant", "pb": "pt-BR"}  # LibreTranslate's, by those of BCP 47

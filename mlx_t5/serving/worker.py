@@ -15,9 +15,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlx_t5.backend import cpu_only, mx
+from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.costs import most_proposals
 from mlx_t5.engine.batching import MAX_JOINING_TOKENS
 from mlx_t5.engine.reuse import AnswerStore
@@ -31,9 +32,6 @@ from mlx_t5.serving.api_error import STOPPING_MESSAGE, ApiError, failure_of, rai
 from mlx_t5.serving.generation import GenerationBatches
 from mlx_t5.serving.jobs import GenerationJob, JobQueue, QueuedJob, ScoringJob
 from mlx_t5.serving.metrics import Metrics
-
-if TYPE_CHECKING:
-    from mlx_t5.decoder import SpeculativeDecoder
 
 log = logging.getLogger(__name__)
 

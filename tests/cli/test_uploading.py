@@ -49,7 +49,7 @@ def test_a_conversion_is_sent_file_by_file(api, tmp_path, capsys):
     card = sent[CARD].decode()
     said = {name: value for name, value in SAID.items() if name != "widget"}
     assert metadata(card) == said | {"library_name": "mlx", "tags": ["t5", "mlx", "4-bit"]}
-    assert 'python main.py --model me/byt5-4bit --prompt "…"' in card
+    assert 'mlx_t5.generate --model me/byt5-4bit --prompt "…"' in card
 
 
 @pytest.mark.parametrize(
