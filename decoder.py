@@ -1,10 +1,10 @@
 """Speculative decoding: a small draft proposes tokens, the target checks them in one pass.
 
     draft    x (B, gamma) ~ q           by the draft model, or copied from the source (then q = 1)
-    verify   logits (B, gamma + 1, V)   one pass of the target over the last committed token and x
+    verify   logits (B, gamma + 1, V)   one pass of the target over the row's last token and x
     accept   n (B,), next (B,)          keep the longest prefix of x that equals the target's own
                                         choices by p. It has n tokens; next is the choice after them
-    commit   committed += x[:n] + next  next will be fed at position len(committed) - 1
+    commit   tokens += x[:n] + next     next will be fed at position len(tokens) - 1
 
 The method is from Leviathan et al. (https://arxiv.org/abs/2211.17192) and Chen et al.
 (https://arxiv.org/abs/2302.01318); tokens are sampled as in Daliri et al.
@@ -13,7 +13,7 @@ decoding except beam search (engine/beams.py) uses this method: one prompt is a 
 stream yields after each step, a server inserts rows between two steps, and regular decoding
 proposes nothing.
 
-After every step a row's part of the target's cache holds committed[:-1]. Later slots may hold
+After every step a row's part of the target's cache holds tokens[:-1]. Later slots may hold
 rejected proposals. The next pass overwrites these slots before any query can see them, so dropping
 rejected proposals costs nothing.
 
@@ -71,7 +71,7 @@ class Engine(Batch):
         draft: the draft model; None without one.
         copy: proposes tokens that are known without a model.
         proposes: whether there is anything to propose, or else this is regular decoding.
-        committed: the tokens of each row so far, the start token first.
+        tokens: the tokens of each row so far, the start token first.
         sampling: the rows' sampling settings and random keys.
         copies: the tokens that each row could copy in the last step.
         plan: what each row proposed in the last step.
@@ -138,17 +138,17 @@ class Engine(Batch):
         self.plan = Plan([()] * size, [0] * size, idle=True)
         if self.proposes:
             self.copies = self.copy.propose()
-            unread = self.draft.unread(self.committed) if self.draft else None
+            unread = self.draft.unread(self.tokens) if self.draft else None
             self.plan = self.adaptive.choose(self.rows, self.copies, unread, self.idle)
         self.gamma, self.idle = self.plan.gamma, self.plan.idle
         keys = self.sampling.step_keys([row.decided for row in self.rows], self.gamma + 1)
         proposal = Proposal.nothing(size)
         if self.draft:
-            proposal = self.draft.propose(self.committed, self.plan.drafted, self.sampling, keys)
+            proposal = self.draft.propose(self.tokens, self.plan.drafted, self.sampling, keys)
         return proposal.with_copies(self.plan.copies), keys
 
     def _verify(self, proposal: Proposal) -> mx.array:
-        """Returns the target's logits after each row's last committed token and each proposal.
+        """Returns the target's logits after each row's last token and each proposal.
 
         Their shape is (rows, gamma + 1, vocabulary) for gamma proposals per row.
         """
@@ -157,10 +157,10 @@ class Engine(Batch):
             row, position, logits = begun
             if position == row.decided:
                 return logits
-        tokens = mx.array([row[-1:] for row in self.committed], mx.int32)
+        tokens = mx.array([row[-1:] for row in self.tokens], mx.int32)
         if proposal.tokens is not None:
             tokens = mx.concatenate([tokens, proposal.tokens], axis=1)
-        positions = [len(row) - 1 for row in self.committed]
+        positions = [len(row) - 1 for row in self.tokens]
         return self.target.decode(tokens, self.cache, positions)
 
     def _accept(
@@ -172,7 +172,7 @@ class Engine(Batch):
         """
         x, lengths, processed = proposal.tokens, proposal.valid_lengths, logits
         if rules := sampling.processing:
-            history = History.align(self.committed).then(x)
+            history = History.align(self.tokens).then(x)
             processed = rules(history, logits, [n + 1 for n in proposal.lengths])
         accepted, tokens = accept(processed, x, proposal.q, lengths, sampling, keys)
         outcome = mx.concatenate([accepted[:, None], tokens], axis=1)
@@ -186,7 +186,7 @@ class Engine(Batch):
     def _begin_next(self, tokens: mx.array, outcome: mx.array) -> None:
         """Starts the next pass of regular decoding before Python has read `outcome`."""
         (row,) = self.rows
-        position = len(row.committed)
+        position = len(row.tokens)
         # As the pass before still reads the cache, MLX copies it before a new token is written to
         # it; for a large cache that takes longer than the early start saves.
         size = self.target.cache_memory(1, 0, position + 1)
@@ -208,13 +208,13 @@ class Engine(Batch):
         if self.plan.usual:
             self.adaptive.costs.update(len(self.rows), self.gamma, max(self.plan.drafted), seconds)
         if self.draft:
-            self.draft.update(self.committed)
-        self.copy.update(self.committed)
+            self.draft.update(self.tokens)
+        self.copy.update(self.tokens)
         self.drop_finished()
 
     def _collect(self) -> None:
         """Collects what a step needs of the rows, whenever they have changed."""
-        self.committed = [row.committed for row in self.rows]
+        self.tokens = [row.tokens for row in self.rows]
         settings, keys = [row.settings for row in self.rows], [row.key for row in self.rows]
         rules = Processing.of(settings, self.target.config.eos_token_ids)
         self.sampling = Sampling.of(settings, rules, keys)

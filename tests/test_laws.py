@@ -62,11 +62,11 @@ def check_caches(engine):
     """Asserts that the caches of running rows hold exactly the committed tokens."""
     draft = engine.draft
     for i, row in enumerate(engine.rows):
-        assert engine.cache.slots[i][: row.decided] == row.committed[:-1]
+        assert engine.cache.slots[i][: row.decided] == row.tokens[:-1]
         if draft and i < len(draft.fed) - len(draft.waiting):
             # The draft's last tokens may extend past the tokens that the target kept.
             true, ids = min(draft.fed[i], row.decided), draft.model.config.vocab_size
-            known = [token if token < ids else 0 for token in row.committed[:true]]
+            known = [token if token < ids else 0 for token in row.tokens[:true]]
             assert draft.cache.slots[i][:true] == known
 
 
@@ -90,7 +90,7 @@ def test_caches_hold_what_was_committed_and_rows_are_written_as_if_alone(kind, s
         engine = engine_of(kind, number)
         engine.insert([alone])
         finish(engine)
-        assert (alone.committed, alone.finish_reason) == (row.committed, row.finish_reason)
+        assert (alone.tokens, alone.finish_reason) == (row.tokens, row.finish_reason)
         # If numbers are chosen by earlier acceptance, greedy rows share what they learn.
         assert alone.writers == row.writers or number != "given"
 
@@ -186,7 +186,7 @@ def test_no_token_is_fed_to_the_target_twice(kind):
         (offset,), (tokens,) = TARGET.calls[-1]
         assert offset == expected
         # The first token is the one committed token that the cache lacks.
-        assert tokens[0] == row.committed[offset]
+        assert tokens[0] == row.tokens[offset]
         expected = row.decided
 
 

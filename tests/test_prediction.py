@@ -212,7 +212,7 @@ def test_a_row_that_waits_for_memory_keeps_its_prediction():
     engine.insert([row])
     while engine.rows:
         engine.step()
-    assert row.stats.speculation.copied_accepted > 0 and row.committed[-1] != EOS
+    assert row.stats.speculation.copied_accepted > 0 and row.tokens[-1] != EOS
 
 
 def test_only_the_beginning_of_a_far_too_long_prediction_is_read():

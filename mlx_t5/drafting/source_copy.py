@@ -72,7 +72,7 @@ class Alignment:
         self.places = defaultdict[tuple[int, ...], list[int]](list)
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Adds newly committed tokens to the output, and moves to the place after them."""
+        """Adds new tokens to the output, and moves to the place after them."""
         for token in tokens if self.source else ():
             if len(self.output) >= SHORTEST_REPEAT:
                 phrase = tuple(self.output[-SHORTEST_REPEAT:])

@@ -70,7 +70,7 @@ class Batch:
             row.stats.encode_seconds += seconds
             row.states = by_row.get(row, row.states)
         for row in rows:
-            row.committed = [self.target.config.decoder_start_token_id]
+            row.tokens = [self.target.config.decoder_start_token_id]
             row.stats.prompt_tokens = len(row.ids)
             row.states = None
         self.rows = [*self.rows, *rows]
@@ -107,7 +107,7 @@ class Batch:
         if remaining:
             self.cache.filter(rows)
             # Otherwise one long prompt would pad all later rows of a batch that never empties.
-            longest = max(len(row.committed) for row in remaining)
+            longest = max(len(row.tokens) for row in remaining)
             self.cache.trim(max(len(row.ids) for row in remaining), longest - 1)
         else:
             self.cache = None

@@ -57,7 +57,7 @@ class Beams(Batch):
             decided = row.decided
             if finite:
                 search.advance(continued, indices, self.target.config.vocab_size)
-                row.committed = search.beams[0].tokens
+                row.tokens = search.beams[0].tokens
             if not finite or (search.done and not search.texts):
                 row.fail_without_choice(decided)
             elif search.done:

@@ -70,7 +70,7 @@ class AnswerStore:
             if row.error or row.finish_reason is None:
                 continue
             del self.decoding[key]
-            answer = row.committed, row.writers, row.settings
+            answer = row.tokens, row.writers, row.settings
             for equal in self.waiting.pop(key, []):
                 equal.reuse(*answer, self.eos)
                 finished.append(equal)

@@ -123,7 +123,7 @@ class Row:
     ids: list[int]  # source tokens
     settings: Settings
     key: mx.array  # (2,) the row's own random key
-    committed: list[int] = field(default_factory=list)  # the start token, and all tokens decided
+    tokens: list[int] = field(default_factory=list)  # the start token, and all tokens decided
     writers: list[str] = field(default_factory=list)  # as in `Result`
     finish_reason: str | None = None  # None while running
     error: str | None = None
@@ -133,7 +133,7 @@ class Row:
     prediction: Sequence[int] = ()  # the text that the caller expects, to copy proposals from
     shareable: bool = False  # whether an equal row may have the same answer, see engine/reuse.py
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)  # of its proposals
-    search: BeamSearch | None = None  # its best beam is `committed`; None without beams
+    search: BeamSearch | None = None  # its best beam is `tokens`; None without beams
     score: float | None = None
     states: mx.array | None = None  # the target's encoder output, until the row joins the batch
     index: int = 0  # among all texts of its job; the first of those of a beam search
@@ -147,7 +147,7 @@ class Row:
 
     @property
     def decided(self) -> int:
-        return len(self.committed) - 1
+        return len(self.tokens) - 1
 
     @property
     def generated(self) -> int:
@@ -157,7 +157,7 @@ class Row:
     @property
     def room(self) -> int:
         """The maximum number of proposals in the next step; the target adds one more token."""
-        return self.settings.max_tokens - len(self.committed)
+        return self.settings.max_tokens - len(self.tokens)
 
     def commit(
         self, tokens: list[int], drafted: int, writer: str, eos: Sequence[int]
@@ -181,7 +181,7 @@ class Row:
         if self.ended or (self.watch and self.watch.stopped):
             drafted, accepted = min(drafted, len(tokens)), min(accepted, len(tokens))
             self.finish_reason = "stop"
-        self.committed += tokens
+        self.tokens += tokens
         self.writers += [writer] * accepted + ["target"] * (len(tokens) - accepted)
         if self.finish_reason is None and self.room < 0:
             self.finish_reason = "length"
@@ -193,12 +193,12 @@ class Row:
         return tokens, accepted
 
     def reuse(
-        self, committed: list[int], writers: list[str], settings: Settings, eos: Sequence[int]
+        self, tokens: list[int], writers: list[str], settings: Settings, eos: Sequence[int]
     ) -> None:
         """Takes the whole text of an equal row, which has finished."""
-        self.committed = committed[:1]
+        self.tokens = tokens[:1]
         self.settings = settings  # max_tokens may have been lowered to what memory allows
-        self.commit(committed[1:], len(committed) - 2, "target", eos)
+        self.commit(tokens[1:], len(tokens) - 2, "target", eos)
         self.writers = list(writers)
         self.stats = Stats(len(self.ids), reused=1, reused_tokens=self.generated)
 
@@ -213,7 +213,7 @@ class Row:
     def output(self, start: int = 0) -> tuple[list[int], list[str]]:
         """The decided tokens from `start` on, without EOS, and the origin of each."""
         end = self.generated
-        return self.committed[1 + start : 1 + end], self.writers[start:end]
+        return self.tokens[1 + start : 1 + end], self.writers[start:end]
 
 
 @dataclass

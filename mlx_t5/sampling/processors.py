@@ -51,10 +51,10 @@ class History:
     lengths: list[int]  # number of tokens of each row
 
     @classmethod
-    def align(cls, committed: Sequence[Sequence[int]]) -> History:
-        lengths = [len(row) for row in committed]
+    def align(cls, rows: Sequence[Sequence[int]]) -> History:
+        lengths = [len(row) for row in rows]
         width = max(lengths)
-        aligned = [[PADDING] * (width - len(row)) + list(row) for row in committed]
+        aligned = [[PADDING] * (width - len(row)) + list(row) for row in rows]
         return cls(mx.array(aligned, mx.int32), lengths)
 
     def then(self, tokens: mx.array | None) -> History:

@@ -237,7 +237,7 @@ class LogprobRecorder:
         arrays = zip(*(array.tolist() for array in self._arrays), strict=True)
         for (row, alternatives, before), of_row in zip(self._rows, arrays, strict=True):
             entries = []
-            for token, value, top, ids in zip(row.committed[1 + before :], *of_row, strict=False):
+            for token, value, top, ids in zip(row.tokens[1 + before :], *of_row, strict=False):
                 likeliest = list(zip(ids, top, strict=True))[:alternatives]
                 entries.append(TokenLogprob(token, value, likeliest))
             recorded.append((row, entries))

@@ -264,7 +264,7 @@ def test_copies_are_compared_with_the_written_tokens(copy, written, counts):
 
 def row(num_draft, decided=0, max_tokens=20, **settings):
     settings = Settings(max_tokens, num_draft=num_draft, **settings)
-    return Row([2], settings, None, committed=[0] * (decided + 1))
+    return Row([2], settings, None, tokens=[0] * (decided + 1))
 
 
 def test_a_given_number_is_proposed_up_to_the_end_of_text_or_copy():

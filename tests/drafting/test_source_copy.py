@@ -16,6 +16,7 @@ from mlx_t5.drafting.source_copy import (
     SourceCopy,
     count_predicted,
 )
+from mlx_t5.errors import UserError
 
 V = 40
 A, B, C, D, E, F, G, X, Y, Z = range(10, 20)
@@ -194,3 +195,10 @@ def test_copying_pays_where_the_output_follows_the_source():
     assert all(s.tokens_per_call > 2 for s in stats)
     assert all(s.speculation.copied == s.drafted for s in stats)
     assert all(s.speculation.copied_accepted == s.accepted for s in stats)
+
+
+def test_only_one_drafter_is_accepted():
+    model = FakeModel(editing_table(7), V)
+    assert SpeculativeDecoder(model, copy=SourceCopy()).copy
+    with pytest.raises(UserError, match="are drafters; give only one"):
+        SpeculativeDecoder(model, SourceCopy(), copy=SourceCopy())

@@ -49,7 +49,7 @@ def test_every_row_comes_back_in_order(batch_size):
     finished = list(batching.decode_rows(Engine(ENDING, None), iter(many), batch_size))
     assert [id(row) for row in finished] == [id(row) for row in many]
     bad = finished.pop(20)
-    assert (bad.finish_reason, bad.stats, bad.committed) == ("error", Stats(), [])
+    assert (bad.finish_reason, bad.stats, bad.tokens) == ("error", Stats(), [])
     for row in finished:
         assert (row.output()[0], row.finish_reason) == greedy(ENDING, row.ids, 9)
 

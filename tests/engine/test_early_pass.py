@@ -65,7 +65,7 @@ def test_early_passes_change_nothing_when_rows_join_and_leave(early, monkeypatch
                 if engine.rows:
                     engine.step()
         assert not engine.rows
-        return [row.committed for row in every]
+        return [row.tokens for row in every]
 
     early_texts = run()
     monkeypatch.setattr(decoder, "cpu_only", lambda: True)

@@ -94,7 +94,7 @@ def row(*ids, **settings):
 
 
 def finish(store, one, *tokens):
-    one.committed = [0]
+    one.tokens = [0]
     one.commit([*tokens, 1], len(tokens), "target", [1])
     return store.settle()
 

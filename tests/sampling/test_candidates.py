@@ -171,7 +171,7 @@ def test_a_text_does_not_depend_on_flat_rows_beside_it(few, draft):
         engine.insert(rows)
         while engine.rows:
             engine.step()
-        return [row.committed for row in rows]
+        return [row.tokens for row in rows]
 
     kinds = (TOP_P, FLAT, {"temp": 1.0, "top_k": 6}, {"temp": 1.0}, {})
     assert decoded(*kinds) == [decoded(own)[0] for own in kinds]

@@ -93,7 +93,7 @@ def sampled(target, make, num_draft, draws=DRAWS, **settings):
     engine.insert(rows)
     while engine.rows:
         engine.step()
-    return Counter(tuple(row.committed[1:]) for row in rows)
+    return Counter(tuple(row.tokens[1:]) for row in rows)
 
 
 def distance(seen, exact):

@@ -56,8 +56,8 @@ def test_a_row_whose_logits_break_ends_with_an_error_and_others_go_on(kind, num_
     assert bad.decided == 4, "what was written before it is the target's"
     assert (fine.finish_reason, fine.decided) == ("length", 12)
     if not settings.temp and not settings.delta:
-        assert bad.committed[1:] == greedy(FakeModel(TABLE, V), BAD, 4)[0]
-        assert fine.committed[1:] == greedy(model, FINE, 12)[0]
+        assert bad.tokens[1:] == greedy(FakeModel(TABLE, V), BAD, 4)[0]
+        assert fine.tokens[1:] == greedy(model, FINE, 12)[0]
 
 
 @pytest.mark.parametrize("kind", BREAKS)

@@ -44,9 +44,9 @@ def test_logprobs_are_the_targets_for_tokens_of_any_origin(settings):
             records[next(i for i in records if rows[i] is row)] += entries
     for i, entries in records.items():
         row = rows[i]
-        assert [entry.token for entry in entries] == row.committed[1:]
+        assert [entry.token for entry in entries] == row.tokens[1:]
         for t, entry in enumerate(entries):
-            logits = model.table(tuple(row.ids), tuple(row.committed[: t + 1])).astype(np.float64)
+            logits = model.table(tuple(row.ids), tuple(row.tokens[: t + 1])).astype(np.float64)
             expected = logits - np.log(np.exp(logits).sum())
             assert entry.logprob == pytest.approx(expected[entry.token], abs=1e-5)
             best = np.argsort(-expected)[: ALTERNATIVES[i]]
