@@ -52,7 +52,6 @@ CONFLICTS = (
     ("--regular-decode", "--draft-model", "--num-draft", "--delta"),
     ("--split", "--num-samples", "--num-return-sequences"),
     ("--target-language", "--prefix", "--task", "--score", "--embed", "--exact"),
-    ("--resume", ARRAY),
 )
 WITHOUT_DRAFT = ("--draft-model none", "--num-draft", "--delta")
 
@@ -178,8 +177,8 @@ def read_options(argv: Sequence[str] | None) -> MainOptions:
         checked_template(options.translation_prefix)
     if suffix in UNREADABLE and (options.target_language or options.split not in (None, "none")):
         raise UserError(f"{suffix} files cannot be split or translated; convert them to {READABLE}")
-    if options.resume and options.is_document:
-        raise UserError("--resume cannot be combined with a document; give it as JSON lines")
+    if options.resume and options.is_output_whole:
+        raise UserError("--resume cannot continue a document or an array; use JSON lines")
     pipe = input_file == "-" or Path(input_file or "").is_fifo()
     if options.resume and pipe and not options.json:  # a pipe's prompts may have changed
         raise UserError("--resume of a pipe requires an --output-file that ends in .jsonl")

@@ -67,8 +67,8 @@ MAIN = {
     f"{SPLIT} --score": "--score cannot be combined with --split",
     "--embed --input-file talk.srt": "--embed cannot be combined with --split",
     f"{SPLIT} --num-samples 2 --temp 1": "--split cannot be combined with --num-samples",
-    f"{SPLIT} --resume --output-file x": "--resume cannot be combined with a document",
-    f"{LINES} --embed --resume --output-file x.npy": "--resume cannot be combined with --output-fi",
+    f"{SPLIT} --resume --output-file x": "--resume cannot continue a document",
+    f"{LINES} --embed --resume --output-file x.npy": "--resume cannot continue a document or an",
     **{
         f"{cut} --input-file a{end}": f"{end} files cannot be split or translated; convert them to"
         for end in (*UNREADABLE, ".lrc", ".sub")
