@@ -40,6 +40,7 @@ REQUIRES = (
     ("--max-source-tokens", "--split", "--target-language"),
     ("--target-language", "--prompt", "--input-file"),
     ("--translation-prefix", "--target-language"),
+    ("--encoding", "--input-file"),
     ("--resume", "--input-file"),
     ("--resume", "--output-file"),
 )
@@ -69,6 +70,7 @@ class MainOptions:
     input_file: str | None = option(
         'one prompt a line; .jsonl: objects {"prompt": …}; -: standard input', metavar="FILE"
     )
+    encoding: str = option("the file's encoding, as cp1252 (default: UTF-8)", "", metavar="NAME")
     target_language: str = option(
         "translate into this language by sentences", "", metavar="CODE", group="documents"
     )
@@ -173,6 +175,10 @@ def read_options(argv: Sequence[str] | None) -> MainOptions:
     options = MainOptions(settings=settings, **given)
     if sys.__stdout__ is None and not output_file:
         raise UserError("standard output is closed; name an --output-file")
+    try:
+        "x".encode(options.encoding or "utf-8")
+    except (LookupError, UnicodeError):
+        raise UserError(f"there is no encoding {options.encoding!r}; try cp1252, gb18030") from None
     if options.translation_prefix:
         checked_template(options.translation_prefix)
     if suffix in UNREADABLE and (options.target_language or options.split not in (None, "none")):
@@ -190,9 +196,9 @@ def open_prompts(options: MainOptions) -> list[str] | Lines:
         prompts, whole = options.prompt or [DEFAULT_PROMPT], options.unit == "none"
         return read_prompts(prompts, whole, blank=options.embed)
     if options.is_document:
-        return [read_document(options.input_file, options.file_type)]
+        return [read_document(options.input_file, options.file_type, options.encoding)]
     if options.input_file == "-" and sys.stdin.isatty():
         log("type one line per prompt; Ctrl-D ends the input")
-    proposing = options.writes_text and not options.regular_decode
-    second = "prediction" if proposing else ""
-    return Lines(options.input_file, options.score, second, blank=options.embed)
+    second = "prediction" if options.writes_text and not options.regular_decode else ""
+    encoding, blank = options.encoding, options.embed
+    return Lines(options.input_file, options.score, second, blank=blank, encoding=encoding)
