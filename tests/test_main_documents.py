@@ -7,7 +7,8 @@ import shutil
 import pytest
 
 from command_line import ROOT
-from mlx_t5.engine import codec, document_batch
+from mlx_t5.cli import streaming
+from mlx_t5.engine import codec
 from mlx_t5.errors import UserError
 from mlx_t5.text.prompts import token_ids
 
@@ -65,10 +66,10 @@ def test_an_interrupted_document_keeps_its_finished_pieces(run, file, tmp_path, 
         yield next(chunks(*args, **call))
         raise KeyboardInterrupt
 
-    chunks, out = document_batch.chunks, tmp_path / "out.txt"
+    chunks, out = streaming.chunks, tmp_path / "out.txt"
     source = [*SPLIT, "--prefix", TASK, *(file(SOURCE) if by == "--input-file" else [by, SOURCE])]
     with monkeypatch.context() as patch:
-        patch.setattr(document_batch, "chunks", interrupted)
+        patch.setattr(streaming, "chunks", interrupted)
         status, _, err = run(*source, "--output-file", str(out))
     assert status == 130 and not out.exists() and "interrupted: " in err
     partial = tmp_path / ".partial-out.txt"
@@ -107,19 +108,32 @@ def test_subtitles_are_documents_by_their_name(run, file, tmp_path):
     assert (status, out.read_bytes().decode()) == (0, french) and "3 pieces (1 kept) · " in err
 
 
+def test_an_old_file_is_read_in_its_encoding(run, file):
+    cue = "1\n00:00:01,000 --> 00:00:02,000\n– {}\n"
+    source = file(cue.format("I have two cats."), "talk.srt", "cp1252")
+    french = run(*MODEL, *source, "--prefix", TASK, "--encoding", "cp1252")[1]
+    assert french == cue.format("J'ai deux chats.")
+    status, out, err = run(*MODEL, *source, "--prefix", TASK, "--encoding", "gb18030")
+    assert (status, out) == (2, "") and "talk.srt is not GB18030; save the text as UTF-8, or" in err
+
+
 def test_subtitles_are_lines_if_asked_for_and_lines_may_be_utf_16(run, file, tmp_path):
     source = file("1\nI have two cats.\n", "talk.srt", "utf-16")
     lines = run(*MODEL, *source, "--prefix", TASK, "--split", "none")[1].splitlines()
     assert len(lines) == 2 and lines[1] == "J'ai deux chats."
     (tmp_path / "in.txt").write_bytes(b"\xff\xfea")
     status, out, err = run(*MODEL, "--input-file", str(tmp_path / "in.txt"))
-    assert (status, out) == (2, "") and "in.txt is not valid UTF-16; save it as UTF-8" in err
+    assert (status, out) == (2, "") and "in.txt is not UTF-16; save the text as UTF-8" in err
 
 
 @pytest.mark.parametrize(
     "name, data, message",
     [
-        ("in.txt", b"a\xff", "in.txt is not UTF-8"),
+        (
+            "in.txt",
+            b"a\xff",
+            "in.txt is not UTF-8; save the text as UTF-8, or name its encoding (m",
+        ),
         ("in.txt", b"a\0", "in.txt is not UTF-8"),
         ("in.vtt", b"no subtitles", "a .vtt file begins with"),
     ],

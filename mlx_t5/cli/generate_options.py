@@ -40,6 +40,7 @@ REQUIRES = (
     ("--max-source-tokens", "--split", "--target-language"),
     ("--target-language", "--prompt", "--input-file"),
     ("--translation-prefix", "--target-language"),
+    ("--encoding", "--input-file"),
     ("--resume", "--input-file"),
     ("--resume", "--output-file"),
 )
@@ -52,7 +53,6 @@ CONFLICTS = (
     ("--regular-decode", "--draft-model", "--num-draft", "--delta"),
     ("--split", "--num-samples", "--num-return-sequences"),
     ("--target-language", "--prefix", "--task", "--score", "--embed", "--exact"),
-    ("--resume", ARRAY),
 )
 WITHOUT_DRAFT = ("--draft-model none", "--num-draft", "--delta")
 
@@ -70,6 +70,7 @@ class MainOptions:
     input_file: str | None = option(
         'one prompt a line; .jsonl: objects {"prompt": …}; -: standard input', metavar="FILE"
     )
+    encoding: str = option("the file's encoding, as cp1252 (default: UTF-8)", "", metavar="NAME")
     target_language: str = option(
         "translate into this language by sentences", "", metavar="CODE", group="documents"
     )
@@ -168,12 +169,16 @@ def read_options(argv: Sequence[str] | None) -> MainOptions:
     options = MainOptions(settings=settings, **given)
     if sys.__stdout__ is None and not output_file:
         raise UserError("standard output is closed; name an --output-file")
+    try:
+        "x".encode(options.encoding or "utf-8")
+    except (LookupError, UnicodeError):
+        raise UserError(f"there is no encoding {options.encoding!r}; try cp1252, gb18030") from None
     if options.translation_prefix:
         checked_template(options.translation_prefix)
     if suffix in UNREADABLE and (options.target_language or options.split not in (None, "none")):
         raise UserError(f"{suffix} files cannot be split or translated; convert them to {READABLE}")
-    if options.resume and options.is_document:
-        raise UserError("--resume cannot be combined with a document; give it as JSON lines")
+    if options.resume and options.is_output_whole:
+        raise UserError("--resume cannot continue a document or an array; use JSON lines")
     pipe = input_file == "-" or Path(input_file or "").is_fifo()
     if options.resume and pipe and not options.json:  # a pipe's prompts may have changed
         raise UserError("--resume of a pipe requires an --output-file that ends in .jsonl")
@@ -185,8 +190,9 @@ def open_prompts(options: MainOptions) -> list[str] | Lines:
         prompts = options.prompt or [DEFAULT_PROMPT]
         return read_prompts(prompts, options.unit == "none", blank=options.embed)
     if options.is_document:
-        return [read_document(options.input_file, options.file_type)]
+        return [read_document(options.input_file, options.file_type, options.encoding)]
     if options.input_file == "-" and sys.stdin.isatty():
         log("type one line per prompt; Ctrl-D ends the input")
     second = "prediction" if options.writes_text and not options.regular_decode else ""
-    return Lines(options.input_file, options.score, second, blank=options.embed)
+    encoding, blank = options.encoding, options.embed
+    return Lines(options.input_file, options.score, second, blank=blank, encoding=encoding)

@@ -25,6 +25,7 @@ from mlx_t5.text.subtitles import find_words
 
 TOO_LONG = "is longer than 1 MiB; cut it into shorter texts"
 BYTES = "latin-1"  # the encoding in which every byte is one character
+SAVE = "save the text as UTF-8, or name its encoding (main.py --encoding)"
 LONGEST_LINE = 1 << 20  # characters; of a longer one, tokens and encoding would exceed the memory
 UTF_16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 Line = Any  # a prompt, a pair of a prompt and another text, or a UserError
@@ -59,12 +60,12 @@ def read_prompts(prompts: Sequence[str], whole: bool = False, blank: bool = Fals
     return texts
 
 
-def read_document(name: str, file_type: str = "") -> str:
+def read_document(name: str, file_type: str = "", encoding: str = "") -> str:
     """A file's text, including byte order mark and line ends; "-" is standard input."""
     where = "standard input" if name == "-" else name
     with _opened(name) as file:
         data = file.read()
-    text = _text(data, where, UTF_16.get(data[:2], "utf-8"))
+    text = _text(data, where, encoding or UTF_16.get(data[:2], "utf-8"))
     if file_type:
         find_words(text, file_type)
     return text
@@ -80,7 +81,14 @@ class Lines(Iterator[Line]):
     CR; blank lines at the end are ignored. A pipe is read ahead in a thread, and `count` is None.
     """
 
-    def __init__(self, name: str, targets: bool = False, optional: str = "", blank: bool = False):
+    def __init__(
+        self,
+        name: str,
+        targets: bool = False,
+        optional: str = "",
+        blank: bool = False,
+        encoding: str = "",
+    ) -> None:
         """Opens the file.
 
         Args:
@@ -90,6 +98,7 @@ class Lines(Iterator[Line]):
                 suffix of the name is.
             optional: the name of a second text that each object may have; "" for none.
             blank: whether a prompt may be empty.
+            encoding: the file's encoding; "" for UTF-8, or UTF-16 if there is a byte order mark.
 
         Raises:
             UserError: the file cannot be read or is empty; an empty pipe raises at `next`.
@@ -100,8 +109,8 @@ class Lines(Iterator[Line]):
         data = _opened(name)
         is_file = stat.S_ISREG(os.fstat(data.fileno()).st_mode)
         # A pipe is not waited for, not even for a byte order mark.
-        self._is_utf_16 = is_file and data.peek(2)[:2] in UTF_16
-        self._file = io.TextIOWrapper(data, "utf-16" if self._is_utf_16 else BYTES)
+        self._encoding = encoding or ("UTF-16" if is_file and data.peek(2)[:2] in UTF_16 else "")
+        self._file = io.TextIOWrapper(data, self._encoding or BYTES)
         self._prompts, self.count = self._read(), None
         if is_file:
             begin = self._file.tell()
@@ -177,9 +186,9 @@ class Lines(Iterator[Line]):
                     continue
                 yield from ((missing, b"") for missing in range(n - blank, n))
                 blank = 0
-                yield n, line.removesuffix("\n").encode("utf-8" if self._is_utf_16 else BYTES)
-        except UnicodeDecodeError:
-            raise UserError(f"{self._shown} is not valid UTF-16; save it as UTF-8") from None
+                yield n, line.removesuffix("\n").encode("utf-8" if self._encoding else BYTES)
+        except UnicodeError:
+            raise UserError(f"{self._shown} is not {self._encoding.upper()}; {SAVE}") from None
         if blank == n:
             raise UserError(f"{self._shown} is empty; write one prompt a line")
 
@@ -201,7 +210,7 @@ def _text(data: bytes, where: str, encoding: str = "utf-8-sig") -> str:
             raise ValueError("binary")
         return text
     except ValueError:
-        raise UserError(f"{where} is not UTF-8; save the text as UTF-8") from None
+        raise UserError(f"{where} is not {encoding.removesuffix('-sig').upper()}; {SAVE}") from None
 
 
 def _record(line: str, where: str) -> dict[str, Any]:

@@ -202,7 +202,7 @@ def check_output_file(output_file: str, input_file: str | None, whole: bool = Fa
         raise UserError(f"{output_file} is a folder; name a file for the results")
     if not path.parent.is_dir():
         raise UserError(f"there is no folder {path.parent} for {path.name}; make it first")
-    places = [path] * path.exists() + [path.resolve().parent] * (whole or not path.exists())
+    places = [path if path.exists() else path.parent, *([path.resolve().parent] if whole else [])]
     if not all(os.access(place, os.W_OK) for place in places):
         raise UserError(f"{output_file} may not be written; choose another place")
     if input_file not in (None, "-") and path.exists() and path.samefile(input_file):
@@ -244,15 +244,16 @@ class LineFile(contextlib.AbstractContextManager["LineFile"]):
     def __exit__(self, kind: type[BaseException] | None, *_) -> None:
         if not self._path or not self._file:
             return
-        with self._file:  # stays locked until it has its name
+        ignored = (OSError,) if kind else ()  # after a failed write, closing the file fails again
+        with contextlib.suppress(*ignored), self._file:  # it stays locked until it has its name
             if self._partial and kind:
                 log(UNFINISHED.format(self._partial))
             elif self._partial:
                 try:
                     put_in_place(self._partial, self._path)
                 except OSError as error:
-                    cause = f"cannot write {self._path} ({error.strerror})"
-                    raise UserError(f"{cause}; the results are in {self._partial}") from None
+                    cause = f"cannot rename {self._partial}: {error.strerror}"
+                    raise UserError(f"{cause}; copy it to another place") from None
 
     def write(self, item: Any, outcome: Any) -> None:
         self.write_text(self._line_of(item, outcome) + "\n")

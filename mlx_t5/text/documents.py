@@ -20,7 +20,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, takewhile
+from itertools import chain, groupby, takewhile
 
 from mlx_t5.errors import UserError
 from mlx_t5.settings import FILE_TYPES, POSITIVE, READABLE, SPLITS, SUBTITLES, checked, refusal
@@ -28,7 +28,7 @@ from mlx_t5.text.languages import checked_code, source_language_of
 from mlx_t5.text.masking import GONE, NAME, REST, mask, unescaped
 from mlx_t5.text.prompts import guessed_prefix_end
 from mlx_t5.text.sentences import LONGEST_SENTENCE, ORDINALS, sentences
-from mlx_t5.text.subtitles import find_words, rewrapped, unwrapped
+from mlx_t5.text.subtitles import find_words, laid_out, rewrapped, unwrapped
 
 MOST_ACCENTS = 32  # combining accents that stay with their letter if a word is cut
 WRAPPED_WIDTHS = range(40, 121)  # characters of the longest line of hard-wrapped prose
@@ -141,9 +141,10 @@ class Document:
         self._split, self._tokens, self._file_type = cutting.split, tokens, cutting.file_type
         self._limit = cutting.max_source_tokens or n_positions
         self._turns: list[Span] | None = None
+        self._newline = "\r\n" if "\r\n" in text else "\n" if "\n" in text else "\r"
         self._masked = text[: self.start or mark] + mask(text[self.start or mark :])
         if self._file_type in SUBTITLES:
-            self._turns, self._masked = find_words(text, self._file_type)
+            self._turns, self._cues, self._masked = find_words(text, self._file_type)
         self._language = cutting.source_language or source_language_of(self.prefix)
         if self._limit and (used := tokens(self.prefix + "a")) > self._limit:
             needs = f"the prefix and one letter take {used} tokens"
@@ -184,15 +185,21 @@ class Document:
         """Piece i's part of the joined document; `texts` replace the pieces 0 to i."""
         if self._turns is None:
             return self.before(i) + texts[i]
-        # A speaker's turn is broken into lines as a whole, so its last piece stands for all of it.
-        first, stretch = i, self.pieces[i].stretch
-        if i + 1 < len(self.pieces) and self.pieces[i + 1].stretch == stretch:
+        # A cue is broken into lines as a whole, so its last piece stands for all of it.
+        first, cue = i, self._cues[self.pieces[i].stretch]
+        if i + 1 < len(self.pieces) and self._cues[self.pieces[i + 1].stretch] == cue:
             return ""
-        while first and self.pieces[first - 1].stretch == stretch:
+        while first and self._cues[self.pieces[first - 1].stretch] == cue:
             first -= 1
-        rest = (self.before(n) + texts[n] for n in range(first + 1, i + 1))
-        source = self._kept(self.pieces[first].start, self.pieces[i].end)
-        return self.before(first) + rewrapped(source, unwrapped("".join([texts[first], *rest])))
+        gaps, turns, end = list[str](), list[tuple[str, str]](), cue[0]
+        for _, turn in groupby(range(first, i + 1), lambda n: self.pieces[n].stretch):
+            n, *rest = turn
+            gaps.append(self._kept(end, self.pieces[n].start))
+            end = self.pieces[n + len(rest)].end
+            answer = "".join([texts[n], *(self.before(m) + texts[m] for m in rest)])
+            turns.append((self._kept(self.pieces[n].start, end), answer))
+        lines = laid_out([*gaps, self._kept(end, cue[1])], turns, self._newline)
+        return self.before(first).removesuffix(gaps[0]) + lines
 
     def _kept(self, start: int, end: int) -> str:
         pairs = zip(self.text[start:end], self._masked[start:end], strict=True)

@@ -11,24 +11,29 @@ same text again from every position.
 from __future__ import annotations
 
 import re
+import unicodedata
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise, repeat
 
 from mlx_t5.errors import UserError
 from mlx_t5.text.masking import CR, GONE, NAME, REST, mask
 
-LINE_CHARACTERS = 42  # a line may have so many, even if the source's lines are shorter
+LINE_WIDTH = 42  # columns that a line may have, even if the source's lines are shorter
+GLUE = "\ufdd1"  # a space at which no line is broken; no character of any text
 
 _BREAK = re.compile(r"(?<![ \t])[ \t]*(?:\r\n?|\n|<[bB][rR] ?/? ?>)[ \t]*")
 _HAN = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _OPENING = "「『（〈《【〔［"
-# A unit that no line break divides: a word, or a character of a script without spaces. A mark that
-# would begin a list or a speaker's turn stays behind the word before it. No-break spaces are parts
-# of words.
-_UNIT = re.compile(
-    rf"[ \t]*(?:[{_OPENING}]*[{_HAN}](?:[^\w\s{_OPENING}]|ー)*|[^ \t{_HAN}{_OPENING}]+"
-    rf"|[{_OPENING}]+)(?: (?:[-–—+*>]+|\d{{1,9}}[.)])(?= |\Z))*"
+# Units that no line break divides: a word, or a phrase up to its punctuation or else a character of
+# a script without spaces. A mark that would begin a list or a speaker's turn stays behind the word
+# before it. No-break spaces are parts of words.
+_PHRASE, _WORD = (
+    re.compile(
+        rf"[ \t]*(?:[{_OPENING}]*[{_HAN}]{more}(?:[^\w\s{_OPENING}]|ー)*|[^ \t{_HAN}{_OPENING}]+"
+        rf"|[{_OPENING}]+)(?: (?:[-–—+*>]+|\d{{1,9}}[.)])(?= |\Z))*"
+    )
+    for more in ("+", "")
 )
 
 # A line of times, with the number before it. It may differ from the formats' definition as programs
@@ -48,6 +53,8 @@ _MARK = (
     rf"(?:^(?:[^\S\n]|{_TAG})*(?:[-‐–—>]{REST}*)+|{NAME}+|{_TAG}|[♪♫♬]"
     r"|(?:\d{1,3}:\d\d:\d\d[.,]|\d\d:\d\d[.,]\d\d)\d+)"
 )
+_NO_WIDTH = ("Mn", "Me", "Cf")  # categories of characters: accents and marks of direction
+_HIDDEN = re.compile(rf"{_TAG}|&#?\w{{1,31}};")  # tags, and character references
 # A cue in which each word has a time: <00:00:00.480><c> word</c>.
 _INLINE_TIME = re.compile(r"<\d+:\d\d[:.\d]*>")
 _TIMING = r"(?:<\d+:\d\d[:.\d]*>|</?c(?:\.[^<>\s]*)?>)"
@@ -60,8 +67,12 @@ _KEPT = re.compile(rf"(?m)\b{_LETTERS}(?:{_MARK}+{_LETTERS})+|{_MARK}")
 _LOOSE, _SPACE = re.compile(r"\W*\s"), re.compile(r"\s*")
 
 
-def find_words(text: str, suffix: str) -> tuple[list[tuple[int, int]], str]:
-    """Start and end of each stretch of words in a subtitle file, in order, and the masked file.
+Spans = list[tuple[int, int]]
+Unit = tuple[int, int, int]  # where it starts, its width, and its width at the start of a line
+
+
+def find_words(text: str, suffix: str) -> tuple[Spans, Spans, str]:
+    """Each stretch of words in a subtitle file, in order, its cue, and the masked file.
 
     A change of speaker starts a new stretch, and so does a tag, because models garble tags.
     """
@@ -71,7 +82,7 @@ def find_words(text: str, suffix: str) -> tuple[list[tuple[int, int]], str]:
         raise UserError('a .vtt file begins with "WEBVTT"; this one does not: is it an .srt file?')
     if suffix == ".srt" and not times:
         raise UserError("an .srt file has times, as in 00:00:01,000 --> 00:00:04,000: none is here")
-    words, characters = list[tuple[int, int]](), list(masked)
+    words, cues, characters = Spans(), Spans(), list(masked)
     for time, end in zip(times, [*(time.start() for time in times), len(text)][1:], strict=True):
         for block in _BLOCK.finditer(masked, time.end(), end):
             if suffix == ".vtt" and block.start() > time.end():
@@ -81,7 +92,8 @@ def find_words(text: str, suffix: str) -> tuple[list[tuple[int, int]], str]:
                     characters[slice(*tag.span())] = GONE * len(tag[0])
             cue = "".join(characters[slice(*block.span())])
             words += ((block.start() + a, block.start() + b) for a, b in _words(cue))
-    return words, "".join(characters)
+            cues += [block.span()] * (len(words) - len(cues))
+    return words, cues, "".join(characters)
 
 
 def _words(block: str) -> Iterator[tuple[int, int]]:
@@ -96,35 +108,92 @@ def _words(block: str) -> Iterator[tuple[int, int]]:
             yield start, end
 
 
+def laid_out(gaps: Sequence[str], turns: Sequence[tuple[str, str]], newline: str) -> str:
+    """Breaks the answers of a cue into lines, up to the end of the last turn.
+
+    Args:
+        gaps: what stands before, between and behind the turns; its line breaks stay.
+        turns: the source and the answer of each turn.
+        newline: a line break, for a line that is too wide although its source has none.
+    """
+    sources, answers, breaks = [""], [""], list[str]()
+    for gap, (source, answer) in zip(gaps, turns, strict=False):
+        if not sources[-1] or _BREAK.search(gap):
+            gap = gap.replace(" ", GLUE)  # a dash or a name stays on the line of its turn
+        first, *others = _BREAK.split(gap)
+        breaks += _BREAK.findall(gap)
+        for lines, text in (sources, source), (answers, unwrapped(answer)):
+            lines[-1] += first
+            lines += others
+            lines[-1] += text
+    tail = GLUE * _width(_BREAK.split(gaps[-1])[0])
+    sources[-1], answers[-1] = sources[-1] + tail, answers[-1] + tail
+    longest = max(_width(line) for source in sources for line in _BREAK.split(source))
+    laid = map(rewrapped, sources, answers, repeat(newline), repeat(longest))
+    joined = "".join(line + gap for line, gap in zip(laid, [*breaks, ""], strict=True))
+    return joined.rstrip(GLUE).replace(GLUE, " ")
+
+
 def unwrapped(source: str) -> str:
     return _BREAK.sub(" ", source)
 
 
-def rewrapped(source: str, answer: str) -> str:
+def rewrapped(source: str, answer: str, newline: str = "", longest: int = 0) -> str:
     """Breaks an answer into lines like its source.
 
-    The answer gets the source's number of lines, of about equal length, if it has enough words. It
-    gets more if a line would be longer than the source's longest line and `LINE_CHARACTERS`.
+    The answer gets the source's number of lines, of about equal width, if it has enough words. It
+    gets more if a line would be wider than the source's lines, `longest` and `LINE_WIDTH`, but a
+    source without a line break only if there is a `newline` to use.
     """
-    breaks = _BREAK.findall(source)
-    if not breaks or answer == unwrapped(source):
-        return source if breaks else answer
-    units = _UNIT.findall(unwrapped(answer))
-    longest = max(LINE_CHARACTERS, *map(len, _BREAK.split(source)))
-    count = max(len(breaks) + 1, len(_line_starts(units, 1, longest)))
-    limits = range(1, len(answer) + 2)  # to find the narrowest lines
-    enough = bisect_left(limits, True, key=lambda n: len(_line_starts(units, count, n)) <= count)
-    starts = [*_line_starts(units, count, limits[enough]), len(units)]
-    lines = ["".join(units[start:end]).strip(" \t") for start, end in pairwise(starts)]
+    breaks = _BREAK.findall(source) or [newline]
+    if not breaks[0]:
+        return answer
+    answer = unwrapped(answer)
+    if answer == unwrapped(source):
+        return source
+    lines = _BREAK.split(source)
+    longest = max(LINE_WIDTH, longest, *map(_width, lines))
+    first, *others = _lines(answer, len(lines), longest)
     gaps = chain(breaks, repeat(breaks[-1]))
-    return lines[0] + "".join(gap + line for line, gap in zip(lines[1:], gaps, strict=False))
+    return first + "".join(gap + line for line, gap in zip(others, gaps, strict=False))
 
 
-def _line_starts(units: list[str], count: int, limit: int) -> list[int]:
+def _lines(text: str, least: int, longest: int) -> list[str]:
+    """Breaks a text into `least` lines, or more if one would be wider than `longest`."""
+    phrases, words = (_units(unit, _shown(text)) for unit in (_PHRASE, _WORD))
+    count = max(least, len(_line_starts(words, 1, longest)))
+    fits = len(phrases) >= count >= len(_line_starts(phrases, 1, longest))
+    units = phrases if fits and all(width <= longest for *_, width in phrases) else words
+    enough = lambda width: len(_line_starts(units, count, width)) <= count  # noqa: E731
+    narrowest = bisect_left(range(sum(width for _, width, _ in units)), True, key=enough)
+    starts = _line_starts(units, count, narrowest)
+    first, *lines = (text[a:b] for a, b in pairwise([0, *starts[1:], len(text)]))
+    return [first, *(line.lstrip(" \t") for line in lines)]
+
+
+def _units(unit: re.Pattern[str], text: str) -> list[Unit]:
+    found = ((match.start(), match[0]) for match in unit.finditer(text))
+    return [(start, _width(word), _width(word.lstrip(" \t"))) for start, word in found]
+
+
+def _line_starts(units: list[Unit], count: int, limit: int) -> list[int]:
     starts, length = [0], 0
-    for n, unit in enumerate(units):
-        length += len(unit)
+    for n, (start, width, at_start) in enumerate(units):
+        length += width
         if n and (length > limit or len(units) - n <= count - len(starts)):
-            starts.append(n)
-            length = len(unit.lstrip(" \t"))
+            starts.append(start)
+            length = at_start
     return starts
+
+
+def _shown(text: str) -> str:
+    """A text, as long as before, with what tags (nothing) and references (a character) show."""
+    hidden = lambda part: ("x" if part[0][0] == "&" else REST).ljust(len(part[0]), REST)  # noqa: E731
+    return _HIDDEN.sub(hidden, text)
+
+
+def _width(text: str) -> int:
+    """Columns of a text on the screen: two for a Chinese character, none for an accent or a tag."""
+    shown = _shown(text).replace(REST, "").replace(GLUE, " ")
+    visible = [char for char in shown if unicodedata.category(char) not in _NO_WIDTH]
+    return len(visible) + sum(unicodedata.east_asian_width(char) in "FW" for char in visible)

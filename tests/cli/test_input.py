@@ -146,6 +146,22 @@ def test_a_prompt_may_be_empty_where_that_is_allowed(tmp_path):
     assert input.read_prompts(["", "a"], blank=True) == ["", "a"]
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16-be", "utf-7", "UTF-8"])
+def test_an_encoding_may_be_named(tmp_path, standard_input, encoding):
+    data = "one\r\nthrèè\n".encode(encoding)
+    read = input.Lines(written(tmp_path, "p.txt", data), encoding=encoding)
+    assert (read.count, list(read)) == (2, ["one", "thrèè"])
+    standard_input(data)
+    assert list(input.Lines("-", encoding=encoding)) == ["one", "thrèè"]
+    name = written(tmp_path, "p.jsonl", '{"prompt": "天气"}\n'.encode("gb18030"))
+    assert list(input.Lines(name, encoding="gb18030")) == ["天气"]
+    for wrong in "gb18030", "ascii":
+        name = written(tmp_path, "p.txt", b"one\n\xe9t\xe9\xff\n")
+        message = f"p.txt is not {wrong.upper()}; save the text as UTF-8, or name its encoding"
+        with pytest.raises(UserError, match=message):
+            input.Lines(name, encoding=wrong)
+
+
 @pytest.mark.parametrize("data", ["", "\n \n"])
 def test_an_empty_file_is_refused(tmp_path, data, standard_input):
     name = written(tmp_path, "p.txt", data)

@@ -60,8 +60,9 @@ def test_a_file_that_can_no_longer_be_written_is_named(tmp_path):
             file.write("q", result("two"))
     if Path("/dev/full").exists():
         path.symlink_to("/dev/full")
-        with pytest.raises(UserError, match="^cannot write .*out.txt: No space left"):
-            results(str(path)).write("p", result("one"))
+        full = pytest.raises(UserError, match="^cannot write .*out.txt: No space left.*; make room")
+        with full, results(str(path)) as file:
+            file.write("p", result("one"))
 
 
 def test_a_file_is_not_shared_or_continued_where_it_has_become_shorter(tmp_path):
@@ -99,7 +100,7 @@ def test_a_whole_file_appears_when_it_is_complete(tmp_path, capsys):
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("one two", 0o600)
     assert link.is_symlink() and not partial.exists() and not capsys.readouterr().err
     path.unlink()
-    where = r"cannot write .*; the results are in .*\.partial-out\.txt"
+    where = r"cannot rename .*\.partial-out\.txt: .*; copy it to another place"
     with pytest.raises(UserError, match=where), LineFile(str(link), whole=True) as file:
         file.write_text("three")
         path.mkdir()

@@ -47,6 +47,9 @@ MAIN = {
     "--prompt a --target-language fr --translation-prefix x": "a text with {target}",
     "--prompt a --target-language fr --prefix x": "cannot be combined with --prefix",
     "--prompt a --target-language fr --task grammar": "cannot be combined with --task",
+    "--prompt a --encoding cp1252": "--encoding requires --input-file",
+    f"{LINES} --encoding cp0": "there is no encoding 'cp0'; try cp1252",
+    f"{LINES} --encoding hex": "there is no encoding 'hex'; try cp1252",
     "--resume --output-file x": "--resume requires --input-file",
     f"--resume {LINES}": "--resume requires --output-file",
     "--resume --input-file - --output-file x": "--resume of a pipe requires",
@@ -67,8 +70,8 @@ MAIN = {
     f"{SPLIT} --score": "--score cannot be combined with --split",
     "--embed --input-file talk.srt": "--embed cannot be combined with --split",
     f"{SPLIT} --num-samples 2 --temp 1": "--split cannot be combined with --num-samples",
-    f"{SPLIT} --resume --output-file x": "--resume cannot be combined with a document",
-    f"{LINES} --embed --resume --output-file x.npy": "--resume cannot be combined with --output-fi",
+    f"{SPLIT} --resume --output-file x": "--resume cannot continue a document",
+    f"{LINES} --embed --resume --output-file x.npy": "--resume cannot continue a document or an",
     **{
         f"{cut} --input-file a{end}": f"{end} files cannot be split or translated; convert them to"
         for end in (*UNREADABLE, ".lrc", ".sub")

@@ -15,7 +15,7 @@ import pytest
 from mlx_t5.errors import UserError
 from mlx_t5.settings import SPLITS, SUBTITLES
 from mlx_t5.text.documents import Cutting, Document
-from mlx_t5.text.subtitles import LINE_CHARACTERS, find_words, rewrapped
+from mlx_t5.text.subtitles import LINE_WIDTH, find_words, rewrapped
 
 FILES = Path(__file__).with_name("files")
 # The files end no line with a space: · stands for it.
@@ -220,10 +220,10 @@ def test_sentences_of_a_turn_are_broken_into_lines_together():
 def test_long_answers_have_more_lines():
     text = CUE.format("One two. Three four five.\r\nSix seven. Eight.") * 3
     longer = translated(text, ".srt", lambda source: source + " " + source)
-    assert longer != text and max(map(len, longer.splitlines())) <= LINE_CHARACTERS
+    assert longer != text and max(map(len, longer.splitlines())) <= LINE_WIDTH
     assert longer.count("\r\n") == text.count("\r\n") + 3
     lines = rewrapped("a line\nand another", "word " * 40).split("\n")
-    assert len(lines) == 5 and max(map(len, lines)) <= LINE_CHARACTERS
+    assert len(lines) == 5 and max(map(len, lines)) <= LINE_WIDTH
     lines = rewrapped("a line " * 12 + "\nand another", "word " * 40).split("\n")
     assert len(lines) == 3 and max(map(len, lines)) <= 84
 
@@ -233,12 +233,74 @@ def test_an_answer_has_as_many_lines_as_its_source():
     assert rewrapped("a\nb\nc", "one two") == "one\ntwo"
     assert rewrapped("a b c d", "one " * 50) == "one " * 50
     assert rewrapped("a b \n c d", "x - y 1. z") == "x - \n y 1. z"
-    assert rewrapped("今日は\n良い天気", "「今天」天气很好。") == "「今天」天\n气很好。"
+    assert rewrapped("今日は\n良い天気", "「今天」天气很好。") == "「今天」\n天气很好。"
+    assert rewrapped("今日は\n良い天気", "今天天气很好") == "今天天\n气很好", "without punctuation"
     assert rewrapped("a\nb", "") == ""
     assert rewrapped("a \r\n \tb", "a b") == "a \r\n \tb"
     for space in ODD_SPACES:
         answer = f"{space}one two{space}! {space} three{space}"
         assert rewrapped("a\nb", answer) == f"{space}one two{space}!\n{space} three{space}"
+
+
+LONG = "Bien sûr, je ne sais pas où elle est allée hier"
+SHOUT = "Elle a crié si fort"
+MARKET = "我今天早上去了市场，买了很多新鲜的蔬菜和水果，然后就回家了。"
+
+
+@pytest.mark.parametrize(
+    "source, answers, expected",
+    [
+        ("Yes.", [LONG], "Bien sûr, je ne sais pas\noù elle est allée hier"),
+        ("x" * 47, [LONG], LONG),
+        (f"- Yes.\n- {'x' * 47}", [LONG, "Oui."], f"- {LONG}\n- Oui."),
+        ("- Yes.\n- No.", ["Oui.", LONG],
+         "- Oui.\n- Bien sûr, je ne sais pas\noù elle est allée hier"),
+        ("MRS. BY: Yes.", [LONG], "MRS. BY: Bien sûr, je ne sais\npas où elle est allée hier"),
+        ("MRS. BY: No\nmore.", ["Non."], "MRS. BY: Non."),
+        ("<i>♪ Oh\nyes ♪</i>", ["Oui"], "<i>♪ Oui ♪</i>"),
+        ("<i>Yes,\nor</i> no", [SHOUT] * 2, "<i>Elle a crié si fort</i>\nElle a crié si fort"),
+        ("Yes <font color='a b'>no</font> or", [SHOUT] * 3,
+         "Elle a crié si fort <font color='a b'>Elle a crié\nsi fort</font> Elle a crié si fort"),
+        ("e" * 42, ["e\u0301" * 42], "e\u0301" * 42),
+        ("Yes.", [MARKET[:21]], "我今天早上去了市场，买了很多新鲜的蔬菜和水"),
+        ("Yes.", [MARKET], "我今天早上去了市场，\n买了很多新鲜的蔬菜和水果，然后就回家了。"),
+        ("Yes.", [MARKET.replace("，", "")],
+         "我今天早上去了市场买了很多新\n鲜的蔬菜和水果然后就回家了。"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+def test_a_line_is_broken_if_it_is_wider_than_the_cue_was(source, answers, expected, newline):
+    cue, rest = "1\n00:00:01,000 --> 00:00:02,000\n{}\n", iter(answers)
+    text = (cue.format(source) + "\n" + cue.format("...")).replace("\n", newline)
+    changed = (cue.format(expected) + "\n" + cue.format("...")).replace("\n", newline)
+    assert translated(text, ".srt", lambda _: next(rest), "lines") == changed
+    assert not list(rest) and translated(text, ".srt", str) == text
+
+
+def test_no_line_is_wider_than_its_cue_was_and_no_tag_is_broken():
+    rng, tag = Random(2), re.compile(r"<[^<>]*>")
+    tags = [("<i>", "</i>"), ("<c.a b>", "</c>"), ("", "")]
+    time = "00:00:01.000 --> 00:00:02.000\n"
+
+    def widest(lines: str) -> int:
+        return max(len(html.unescape(tag.sub("", line))) for line in lines.split("\n"))
+
+    for suffix in SUBTITLES:
+        cues = []
+        for _ in range(200):
+            words = ["x" * rng.randint(1, 9) + rng.choice(["", ".", "&amp;"]) for _ in range(9)]
+            for opening, closing in rng.choices(tags, k=2):
+                a, b = sorted(rng.choices(range(9), k=2))
+                words[a], words[b] = opening + words[a], words[b] + closing
+            text = rng.choice([" ", "\n"]).join([" ".join(words[:4]), " ".join(words[4:])])
+            cues.append(rng.choice(["", "- ", "ANNA: ", "♪ "]) + text + rng.choice(["", " ♪"]))
+        text = "WEBVTT" + "".join(f"\n\n{time}{cue}" for cue in cues)
+        changed = translated(text, suffix, lambda source: f"{source} {source}", "lines")
+        answers = changed.split(f"\n\n{time}")[1:]
+        assert sum(map(len, answers)) > 1.4 * sum(map(len, cues))
+        for cue, answer in zip(cues, answers, strict=True):
+            assert widest(answer) <= max(LINE_WIDTH, widest(cue))
+            assert tag.findall(answer) == tag.findall(cue)
 
 
 def test_lines_are_as_short_as_their_number_allows():
