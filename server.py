@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "T5_API_KEY"
 HEADERS = [("cache-control", "no-cache")]  # of the page, and for proxies of streams
 HEADERS += [("x-content-type-options", "nosniff"), ("referrer-policy", "no-referrer")]
-# The last is what Starlette before 1.8 (Python 3.10) takes for the name in "[::1]:8080".
-LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]", "[")
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
 @dataclass(frozen=True, kw_only=True)
