@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from mlx_t5.cli import arguments
 from mlx_t5.cli.arguments import Parser, at_least, option, options_of, switch
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, log
 from mlx_t5.settings import Range
 
 if TYPE_CHECKING:
@@ -150,12 +150,11 @@ def _serve(options: ServerOptions) -> int:
         bound.listen()
         host, port, *_ = bound.getsockname()  # the bound address; a host name may have several
         where = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        serving = f"serving {model_name(chosen)} at {where} · API {where}/v1"
-        print(serving, file=sys.stderr, flush=True)
-        # uvicorn finishes running requests and then raises the signal again, which is ignored.
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        application.state.server = _server(options, application)
-        application.state.server.run(sockets=[bound])
+        uvicorn_server = application.state.server = _server(options, application)
+        # uvicorn finishes running requests and then raises the signal again, which changes nothing.
+        signal.signal(signal.SIGTERM, uvicorn_server.handle_exit)
+        log(f"serving {model_name(chosen)} at {where} · API {where}/v1")
+        uvicorn_server.run(sockets=[bound])
     return 0
 
 
