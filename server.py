@@ -51,6 +51,9 @@ class ServerOptions:
     adapter_path: str | None = arguments.ADAPTER_PATH.field()
     ignore_generation_config: bool = arguments.IGNORE_GENERATION_CONFIG.field()
     translation_prefix: str = arguments.TRANSLATION_PREFIX.field()
+    rerank_words: Sequence[str] = option(
+        "the model's words for relevant and other documents", (), metavar="YES NO", several=2
+    )
     num_draft: int | str = arguments.num_draft("--draft-model none", group="speed").field()
     delta: float = arguments.setting("delta").field()
     exact: bool = arguments.EXACT.field()
@@ -230,14 +233,16 @@ def _application(options: ServerOptions, chosen: ModelPair) -> FastAPI:
     from mlx_t5.serving import api
     from mlx_t5.serving.app import create_app
     from mlx_t5.serving.metrics import Metrics
+    from mlx_t5.serving.rerank import named_words
     from mlx_t5.serving.saved_prompts import SavedPrompts
     from mlx_t5.serving.service import Presets, RequestLimits, Service
     from mlx_t5.serving.worker import Worker
 
-    tasks = read_tasks(chosen.target)
-    presets = Presets(tasks=tasks, translation_prefix=options.translation_prefix)
+    target, template = chosen.target, options.translation_prefix
+    words = options.rerank_words or named_words(target)
+    presets = Presets(tasks=read_tasks(target), translation_prefix=template, rerank_words=words)
     if not options.ignore_generation_config:
-        presets = replace(presets, general=read_generation_config(chosen.target))
+        presets = replace(presets, general=read_generation_config(target))
     path, most = options.save_prompts, options.save_prompts_limit
     saved = SavedPrompts(path, most) if path else None
     metrics = Metrics()
@@ -258,10 +263,13 @@ def _application(options: ServerOptions, chosen: ModelPair) -> FastAPI:
 def _load(options: ServerOptions, chosen: ModelPair) -> SpeculativeDecoder:
     from decoder import SpeculativeDecoder
     from mlx_t5.loading import load_pair
+    from mlx_t5.scoring.pairs import ranks_by
 
     target, drafter, tokenizer, other = load_pair(chosen, options.dtype)
     if options.exact and not target.can_decode:
         raise UserError(f"--exact requires a decoder; {model_name(chosen)} is an encoder alone")
+    if tokenizer and not ranks_by(tokenizer, options.rerank_words):
+        raise UserError("--rerank-words are not single tokens of the model; name those it answers")
     return SpeculativeDecoder(
         target, drafter, tokenizer, options.num_draft, draft_tokenizer=other, exact=options.exact
     )

@@ -32,7 +32,7 @@ MAX_INPUTS = 2048  # per request, as in OpenAI's API
 MAX_TARGETS = MAX_DOCUMENTS = 1024
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+ShortText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Text = Annotated[str, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=100_000, fail_fast=True)]
@@ -172,7 +172,7 @@ class Decoding(_WithSettings):
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = Field(
         None, description="the same seed gives the same text; absent: a new seed each time"
     )
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop: ShortText | Annotated[list[ShortText], Field(max_length=MAX_STOP_STRINGS)] | None = None
     draft: bool | None = Field(None, description="false decodes regularly, without proposals")
     prediction: PredictedContent | None = Field(
         None,
@@ -402,12 +402,16 @@ class RankedText(Request):
 
 
 class RerankRequest(Request):
-    """The body of POST /v1/rerank, /v2/rerank and /rerank."""
+    """The body of POST /v1/rerank, /v2/rerank and /rerank.
+
+    `words` are the model's answers for relevant and for irrelevant documents.
+    """
 
     query: Text
     documents: Annotated[list[Text | RankedText], Scored]
     top_n: Annotated[int, Field(ge=1, le=MAX_DOCUMENTS)] | None = None
     max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
+    words: Annotated[list[ShortText], Field(min_length=2, max_length=2)] | None = None
     return_documents: bool | None = None
     model: Model = None
 

@@ -292,9 +292,13 @@ class RankEntry(BaseModel):
 
 
 class RankList(BaseModel):
-    """The answer of /v1/rerank, /v2/rerank and /rerank, the most relevant document first."""
+    """The answer of /v1/rerank, /v2/rerank and /rerank, the most relevant document first.
+
+    `words` are the answers that the model was asked for: of relevant and of irrelevant documents.
+    """
 
     id: str
     results: list[RankEntry]
     model: str
     usage: ScoringUsage
+    words: list[str]
