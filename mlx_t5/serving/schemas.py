@@ -79,8 +79,8 @@ class SpeculationDetails(BaseModel):
 class AnsweredPiece(BaseModel):
     """One piece of a text that was split, with its answer.
 
-    The piece is the characters from `start` to `end` of the text. If the piece failed, `text` has
-    these characters unchanged.
+    The piece is the characters from `start` to `end` of the text. If the piece failed or was kept,
+    `text` has these characters unchanged; a piece that was kept has no `speculation`.
     """
 
     start: int
