@@ -187,7 +187,7 @@ def test_a_text_that_a_lack_of_memory_has_cut_off_is_not_kept():
         first, second = row(4), row(4)
         assert store.claim(first) and not store.claim(second)
         first.settings = replace(first.settings, max_tokens=2)  # as `Queue` lowers it
-        first.committed = [0]
+        first.tokens = [0]
         first.commit(tokens, len(tokens) - 1, "target", [1])
         assert store.settle() == ([second], []), "which waited for the same memory"
         assert first.finish_reason == second.finish_reason == reason
