@@ -194,5 +194,4 @@ def open_prompts(options: MainOptions) -> list[str] | Lines:
     if options.input_file == "-" and sys.stdin.isatty():
         log("type one line per prompt; Ctrl-D ends the input")
     second = "prediction" if options.writes_text and not options.regular_decode else ""
-    encoding, blank = options.encoding, options.embed
-    return Lines(options.input_file, options.score, second, blank=blank, encoding=encoding)
+    return Lines(options.input_file, options.score, second, options.embed, options.encoding)

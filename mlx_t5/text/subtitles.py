@@ -53,7 +53,6 @@ _MARK = (
     rf"(?:^(?:[^\S\n]|{_TAG})*(?:[-‐–—>]{REST}*)+|{NAME}+|{_TAG}|[♪♫♬]"
     r"|(?:\d{1,3}:\d\d:\d\d[.,]|\d\d:\d\d[.,]\d\d)\d+)"
 )
-_NO_WIDTH = ("Mn", "Me", "Cf")  # categories of characters: accents and marks of direction
 _HIDDEN = re.compile(rf"{_TAG}|&#?\w{{1,31}};")  # tags, and character references
 # A cue in which each word has a time: <00:00:00.480><c> word</c>.
 _INLINE_TIME = re.compile(r"<\d+:\d\d[:.\d]*>")
@@ -68,7 +67,6 @@ _LOOSE, _SPACE = re.compile(r"\W*\s"), re.compile(r"\s*")
 
 
 Spans = list[tuple[int, int]]
-Unit = tuple[int, int, int]  # where it starts, its width, and its width at the start of a line
 
 
 def find_words(text: str, suffix: str) -> tuple[Spans, Spans, str]:
@@ -171,12 +169,13 @@ def _lines(text: str, least: int, longest: int) -> list[str]:
     return [first, *(line.lstrip(" \t") for line in lines)]
 
 
-def _units(unit: re.Pattern[str], text: str) -> list[Unit]:
+def _units(unit: re.Pattern[str], text: str) -> list[tuple[int, int, int]]:
+    """Where each unit starts, its width, and its width at the start of a line."""
     found = ((match.start(), match[0]) for match in unit.finditer(text))
     return [(start, _width(word), _width(word.lstrip(" \t"))) for start, word in found]
 
 
-def _line_starts(units: list[Unit], count: int, limit: int) -> list[int]:
+def _line_starts(units: list[tuple[int, int, int]], count: int, limit: int) -> list[int]:
     starts, length = [0], 0
     for n, (start, width, at_start) in enumerate(units):
         length += width
@@ -195,5 +194,5 @@ def _shown(text: str) -> str:
 def _width(text: str) -> int:
     """Columns of a text on the screen: two for a Chinese character, none for an accent or a tag."""
     shown = _shown(text).replace(REST, "").replace(GLUE, " ")
-    visible = [char for char in shown if unicodedata.category(char) not in _NO_WIDTH]
+    visible = [char for char in shown if unicodedata.category(char) not in ("Mn", "Me", "Cf")]
     return len(visible) + sum(unicodedata.east_asian_width(char) in "FW" for char in visible)
