@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from mlx_t5.backend import ON_CUDA, announce_kernels, cpu_only, mx, nn, tree_flatten
+from mlx_t5.backend.machine import room_for_weights
 from mlx_t5.checkpoints.checkpoint import ENTRY, Checkpoint, compute_dtype
 from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.checkpoints.hub import locate
@@ -36,8 +37,8 @@ from mlx_t5.network.compiled import checkpointed, checkpointed_decoder, for_pass
 from mlx_t5.network.draft_vocabulary import settle
 from mlx_t5.network.interface import WeightsRead
 from mlx_t5.network.linear import Derived, Matrix, join_layers, matrices
-from mlx_t5.network.memory import cache_bytes, encoder_bytes, room_for_weights, weights_bytes
 from mlx_t5.network.sharing import OF_DRAFT, share, target_of
+from mlx_t5.network.sizes import cache_bytes, encoder_bytes, weights_bytes
 
 LAYERS_AT_ONCE = 6  # layers between two submissions of the graph to the device
 

@@ -18,7 +18,7 @@ from mlx_t5.drafting.proposals import Drafter
 from mlx_t5.errors import UserError, log
 from mlx_t5.installation import HOME, MODELS, command
 from mlx_t5.model import T5, load
-from mlx_t5.network.memory import warning
+from mlx_t5.network.sizes import warning
 from mlx_t5.settings import AUTO, NONE
 from mlx_t5.text.detokenizer import same_vocabulary
 

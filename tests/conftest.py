@@ -82,7 +82,7 @@ def models(tmp_path_factory) -> list[str]:
 @pytest.fixture
 def unpadded(monkeypatch):
     """Pads sources to the longest source only, also on GPUs, which use multiples of 32."""
-    for module in ("network.cache", "network.memory", "network.encoding"):
+    for module in ("network.cache", "engine.memory", "network.encoding"):
         monkeypatch.setattr(f"mlx_t5.{module}.source_width", lambda longest, rows=2: longest)
 
 

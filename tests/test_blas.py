@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from mlx_t5 import backend
+from mlx_t5.backend import blas as backend
 
 AVX2 = {"avx2", "fma"}
 AVX512 = AVX2 | backend.OPENBLAS_KERNELS["SkylakeX"]

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mlx_t5 import backend
-from mlx_t5.backend import KERNEL_FOLDER, keep_kernels, mx
+from mlx_t5.backend import cuda as backend
+from mlx_t5.backend import mx
+from mlx_t5.backend.cuda import KERNEL_FOLDER, keep_kernels
 from mlx_t5.errors import UserError
 
 FACTS = {"device_name": "NVIDIA H100", "architecture": "sm_90", "total_memory": 1}

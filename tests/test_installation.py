@@ -17,7 +17,8 @@ import decoder
 import mlx_t5
 import model
 from mlx_t5 import __main__ as all_commands
-from mlx_t5 import backend, installation
+from mlx_t5 import installation
+from mlx_t5.backend import device
 from mlx_t5.installation import PACKAGE, command, cure
 from snippets import ROOT
 
@@ -113,5 +114,5 @@ def test_t5_models_names_the_folder_of_converted_models(monkeypatch):
 
 def test_mlx_imported_before_is_reported(monkeypatch, capsys):
     monkeypatch.setattr(sys, "platform", "linux")
-    runpy.run_path(backend.__file__)
+    runpy.run_path(device.__file__)
     assert capsys.readouterr().err.startswith("hint: mlx was imported before mlx_t5")

@@ -20,6 +20,7 @@ from typing import Any
 
 from mlx_t5 import loading
 from mlx_t5.backend import on_cpu
+from mlx_t5.backend.machine import limit
 from mlx_t5.benchmarks import machine, printing, weight_types, workload
 from mlx_t5.benchmarks.figures import (
     MEASURED_POSITIONS,
@@ -40,7 +41,6 @@ from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError, readable
 from mlx_t5.installation import MODELS
 from mlx_t5.model import T5
-from mlx_t5.network.memory import limit
 from mlx_t5.timing import Timed, timed_turn
 
 # Shares of the time for measuring. After the opening baseline the prompts are decoded three more

@@ -13,10 +13,10 @@ from typing import Any
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.proposals import Drafter
+from mlx_t5.engine.memory import require_for
 from mlx_t5.engine.rows import Row
 from mlx_t5.network.encoding import encoder_states, prepared
 from mlx_t5.network.interface import Target
-from mlx_t5.network.memory import require_for
 
 
 class Batch:

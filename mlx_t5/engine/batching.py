@@ -13,11 +13,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mlx_t5.backend.machine import free
+from mlx_t5.engine.memory import longest_text
 from mlx_t5.engine.reuse import AnswerStore
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError, log
 from mlx_t5.grouping import PASS_POSITIONS, in_halves
-from mlx_t5.network import memory
 
 if TYPE_CHECKING:
     from mlx_t5.engine.batch import Batch
@@ -43,7 +44,7 @@ class Queue:
         # In bulk only the total time matters: rows take all free places at once, and later rows may
         # be encoded ahead. Otherwise `MAX_JOINING_TOKENS` limits the rows that join.
         self.waiting, self.last = list(waiting), False  # the oldest first; no more will come
-        self._space, self._lowered = memory.free(), False
+        self._space, self._lowered = free(), False
         self._room = size  # rows in flight when memory last ran out; with fewer, try again
 
     def admit(self) -> list[Row]:
@@ -70,7 +71,7 @@ class Queue:
     def _lower_max_tokens(self, row: Row) -> None:
         """Lowers max_tokens to what memory allows; the first time, a note says so."""
         engine, wanted = self.engine, row.settings.max_tokens
-        most = memory.longest_text(engine.models, wanted, self.size, engine.beams, self._space)
+        most = longest_text(engine.models, wanted, self.size, engine.beams, self._space)
         if most < wanted:
             row.settings = replace(row.settings, max_tokens=most)
             if not self._lowered:

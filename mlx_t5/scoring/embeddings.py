@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from mlx_t5.backend import mx
+from mlx_t5.backend.machine import require
 from mlx_t5.checkpoints.pooling import normalized
 from mlx_t5.errors import UserError
 from mlx_t5.grouping import by_length, in_halves
 from mlx_t5.model import T5
-from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.encoding import padded
 from mlx_t5.scoring.passes import NotFinite, Part, each_read, in_order, no_memory
@@ -92,7 +92,7 @@ class Embeddings:
         model = self.model
 
         def work(batch: Sequence[Sequence[int]]) -> list[np.ndarray | UserError]:
-            memory.require(model.encoder_memory(len(batch), source_width(max(map(len, batch)))))
+            require(model.encoder_memory(len(batch), source_width(max(map(len, batch)))))
             ids, mask = padded(batch, model.config.pad_token_id)
             pooled = model.pooling(model.encode(ids, mask), mask)
             vectors = np.array(normalized(pooled) if normalize else pooled)

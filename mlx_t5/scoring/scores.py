@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any
 
 from mlx_t5.backend import mx
+from mlx_t5.backend.machine import require
 from mlx_t5.errors import UserError
 from mlx_t5.grouping import in_halves
 from mlx_t5.model import T5
-from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.encoding import padded
 from mlx_t5.scoring.pairs import (
@@ -211,4 +211,4 @@ class Scoring:
             source = source_width(max(map(len, new)))
             needed += model.encoder_memory(len(new), source)
             needed += model.cache_memory(len(new), source, 1)
-        memory.require(needed)
+        require(needed)

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlx_t5.backend import tree_flatten
+from mlx_t5.backend.machine import limit
 from mlx_t5.errors import readable
 from mlx_t5.model import T5
 from mlx_t5.network.cache import round_up, source_width
-from mlx_t5.network.memory import limit
 from mlx_t5.training.batches import ANSWER_STEP
 from mlx_t5.training.loss import LOGITS_AT_ONCE
 from mlx_t5.training.teacher_answers import TOP_K

@@ -3,12 +3,12 @@
 import pytest
 
 from fake_model import FakeModel, drafter, good, greedy, random_table, without
+from mlx_t5.backend import machine as memory
 from mlx_t5.backend import mx
 from mlx_t5.decoder import Engine, SpeculativeDecoder
 from mlx_t5.engine import batching
 from mlx_t5.engine.rows import Row, Stats
 from mlx_t5.errors import UserError
-from mlx_t5.network import memory
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
 

@@ -8,7 +8,7 @@ from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.model import T5, load
 from mlx_t5.network import bias as position_bias
 from mlx_t5.network.bias import RelativeBias, relative_buckets
-from mlx_t5.network.memory import encoder_bytes
+from mlx_t5.network.sizes import encoder_bytes
 from random_models import random_t5
 
 torch = pytest.importorskip("torch")

@@ -4,6 +4,7 @@ import pytest
 
 from devices import cpu_allocation
 from fake_metal import FakeMetal
+from mlx_t5.backend import machine as memory
 from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.convert import convert
@@ -12,9 +13,8 @@ from mlx_t5.disk import BUNDLED
 from mlx_t5.engine.batching import decode_rows
 from mlx_t5.engine.rows import Row
 from mlx_t5.model import T5, load
-from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
-from mlx_t5.network.memory import cache_bytes, encoder_bytes, folder_bytes, warning
+from mlx_t5.network.sizes import cache_bytes, encoder_bytes, folder_bytes, warning
 from mlx_t5.settings import Settings
 
 TINY = {"vocab_size": 32, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 3}

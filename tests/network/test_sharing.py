@@ -16,8 +16,8 @@ from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
 from mlx_t5.model import load
 from mlx_t5.network.draft_vocabulary import narrow
-from mlx_t5.network.memory import folder_bytes
 from mlx_t5.network.sharing import shared_draft
+from mlx_t5.network.sizes import folder_bytes
 from mlx_t5.training.draft_folder import save_draft
 from random_models import random_t5
 
