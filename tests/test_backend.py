@@ -10,7 +10,8 @@ from importlib import metadata
 import pytest
 
 from mlx_t5 import backend
-from mlx_t5.backend import BLAS, DEVICE, REFERENCE_BLAS, SETTINGS, choose_device, hint, mx
+from mlx_t5.backend import DEVICE, REFERENCE_BLAS, SETTINGS, choose_device, mx
+from mlx_t5.backend.blas import BLAS, hint
 from mlx_t5.errors import LONGEST_MESSAGE, UserError, shown
 from snippets import ROOT
 from standard_error import messages, without_metal
