@@ -9,7 +9,7 @@ The exit status is 0 after SIGTERM, 130 after Ctrl-C, and 2 for bad input (one l
 """
 
 from mlx_t5.server import main as main
-from mlx_t5.server import start
+from mlx_t5.server import run_and_exit
 
 if __name__ == "__main__":
-    start()
+    run_and_exit()

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = parser.parse_args(argv[:1]).command
     sys.argv = [f"{program} {name}", *argv[1:]]
     module = import_module(f"mlx_t5.{name}")
-    return int(getattr(module, "start", module.main)())
+    return int(getattr(module, "run_and_exit", module.main)())
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from mlx_t5.cli.convert_options import read_convert_options
 from mlx_t5.installation import imported_late
 
 if TYPE_CHECKING:
-    from mlx_t5.cli.convert import convert as convert
+    from mlx_t5.cli.convert_command import convert as convert
 
-__getattr__ = imported_late(__name__, {"convert": "mlx_t5.cli.convert"})
+__getattr__ = imported_late(__name__, {"convert": "mlx_t5.cli.convert_command"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _convert(options: dict[str, Any]) -> int:
-    from mlx_t5.cli.convert import convert_and_upload  # only now, because it imports MLX
+    from mlx_t5.cli.convert_command import convert_and_upload  # only now, because it imports MLX
 
     return convert_and_upload(**options)
 

@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _distill(options: DistillOptions) -> int:
-    from mlx_t5.cli.distill import Distillation  # only now, because it imports MLX
+    from mlx_t5.cli.distill_command import Distillation  # only now, because it imports MLX
 
     return Distillation(options).run()
 

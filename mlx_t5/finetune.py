@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _finetune(options: FinetuneOptions) -> int:
-    from mlx_t5.cli.finetune import FineTuning  # only now, because it imports MLX
+    from mlx_t5.cli.finetune_command import FineTuning  # only now, because it imports MLX
 
     return FineTuning(options).run()
 

@@ -19,7 +19,7 @@ def _main(options: MainOptions) -> int:
     prompts = open_prompts(options)
     if options.output_file:
         check_output_file(options.output_file, options.input_file, options.is_output_whole)
-    from mlx_t5.cli.generate import generate  # only now, because it imports MLX
+    from mlx_t5.cli.generate_command import generate  # only now, because it imports MLX
 
     return generate(options, prompts)
 

@@ -16,15 +16,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: ServerOptions) -> int:
-    from mlx_t5.cli.server import serve  # only now, because it imports MLX
+    from mlx_t5.cli.server_command import serve_model  # only now, because it imports MLX
 
-    return serve(options)
+    return serve_model(options)
 
 
-def start() -> NoReturn:
+def run_and_exit() -> NoReturn:
     # Not sys.exit: if a thread still loads models, it would abort in MLX or never return.
     os._exit(main())
 
 
 if __name__ == "__main__":
-    start()
+    run_and_exit()

@@ -14,8 +14,8 @@ import distill
 from fake_hub import FakeApi
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.checkpoint import ENTRY
-from mlx_t5.cli import distill as body
-from mlx_t5.cli.distill import Distillation
+from mlx_t5.cli import distill_command as body
+from mlx_t5.cli.distill_command import Distillation
 from mlx_t5.convert import convert
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.disk import BUNDLED

@@ -16,8 +16,8 @@ import distill
 import finetune
 from fake_hub import FakeApi
 from mlx_t5.backend import mx, tree_flatten
-from mlx_t5.cli.distill import Distillation
-from mlx_t5.cli.finetune import FineTuning
+from mlx_t5.cli.distill_command import Distillation
+from mlx_t5.cli.finetune_command import FineTuning
 from mlx_t5.convert import convert
 from mlx_t5.model import load
 from mlx_t5.training import examples, fine_tuning

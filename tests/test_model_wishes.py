@@ -12,7 +12,7 @@ import adapters
 from command_line import ROOT
 from convert import main as convert
 from mlx_t5.checkpoints.generation_config import Preset, read_generation_config
-from mlx_t5.cli import server
+from mlx_t5.cli import server_command
 from mlx_t5.cli.server_options import read_server_options
 from mlx_t5.loading import choose_pair
 from mlx_t5.serving.service import Presets
@@ -149,7 +149,7 @@ def test_an_adapter_merged_at_load_or_conversion_writes_the_same_text(
 def test_the_server_reads_tasks_and_defaults(wishing, ignored):
     argv = [*wishing(max_new_tokens=2)[:-1], *["--ignore-generation-config"] * ignored]
     args = read_server_options(argv)
-    service = server._application(args, choose_pair(args.model, "none")).state.service
+    service = server_command._application(args, choose_pair(args.model, "none")).state.service
     service.worker.stop()
     assert service.presets.general.settings == ({} if ignored else {"max_tokens": 2})
     assert list(service.presets.tasks) == ["fixing", "french"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mlx_t5.benchmarks.passes import drafting, ladder, timer
+from mlx_t5.benchmarks.pass_times import drafting, ladder, timer
 from mlx_t5.benchmarks.subject import Subject
 from mlx_t5.engine.rows import Result, Tally, added
 from mlx_t5.timing import Timed, Tokens, differing, speed_up

@@ -32,7 +32,7 @@ from mlx_t5.benchmarks.figures import (
     source_length,
 )
 from mlx_t5.benchmarks.grow import SHAPES, grow
-from mlx_t5.benchmarks.passes import NEEDED, TARGET_POINTS
+from mlx_t5.benchmarks.pass_times import NEEDED, TARGET_POINTS
 from mlx_t5.benchmarks.subject import Subject, decided, decoding
 from mlx_t5.benchmarks.workload import DRAFT, REGULAR
 from mlx_t5.cli.arguments import Option, at_least

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from mlx_t5.backend import ON_CUDA, cpu_only, mx, nn, tree_flatten
-from mlx_t5.benchmarks.passes import ladder, timer
+from mlx_t5.benchmarks.pass_times import ladder, timer
 from mlx_t5.checkpoints.checkpoint import keep_float32
 from mlx_t5.checkpoints.quantization import Quantization, quantize_predicate
 from mlx_t5.model import T5

@@ -6,7 +6,7 @@ import pytest
 
 import benchmark
 from mlx_t5.benchmarks import figures, report, server_load, workload
-from mlx_t5.benchmarks.passes import ladder
+from mlx_t5.benchmarks.pass_times import ladder
 
 pytestmark = pytest.mark.slow
 

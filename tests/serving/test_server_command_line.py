@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-import mlx_t5.cli.server as command
+import mlx_t5.cli.server_command as command
 from fake_serving import idle_service
-from mlx_t5.cli.server import listener as listening
+from mlx_t5.cli.server_command import listener as listening
 from mlx_t5.convert import convert
 from mlx_t5.server import main
 from mlx_t5.serving.app import create_app
