@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain, repeat
@@ -65,9 +66,11 @@ class Job:
     @property
     def shareable(self) -> bool:
         """Whether equal prompts have the same answer, so that it can be reused."""
-        greedy = self.settings.temp == 0 and self.settings.num_beams == 1
+        settings = self.settings
+        # With delta above 0, the text depends on what was proposed, for example on a prediction.
+        greedy = settings.temp == 0 and settings.delta == 0 and settings.num_beams == 1
         details = self.by_token or self.logprobs is not None  # of how the text was decoded
-        return self.reuse and greedy and not details and not self.settings.logits_processors
+        return self.reuse and greedy and not details and not settings.logits_processors
 
     @classmethod
     def of(
@@ -154,11 +157,13 @@ class Codec:
             predicted = [] if prediction is None else self._predicted(prediction, settings)
         except UserError as bad:
             error = str(bad)
+        # The prediction changes no text, but the number of proposals that are accepted.
+        answer_key = array("i", [*ids, -1, *predicted]).tobytes(), settings
         for row in (Row(ids, settings, key) for key in keys):
             if error:
                 row.fail(error)
             else:
-                row.prediction, row.shareable = predicted, job.shareable
+                row.prediction, row.answer_key = predicted, answer_key if job.shareable else None
                 if settings.stop or (job.watched and self.tokenizer):
                     row.watch = TextWatch(self.tokenizer, tuple(settings.stop))
             yield row

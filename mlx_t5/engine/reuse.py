@@ -1,13 +1,12 @@
 """Decodes a text once: greedy rows with equal tokens and settings share one answer.
 
-Subtitles, menus and tables repeat lines. A greedy text depends only on its source tokens and its
-settings, so the first of several equal rows is decoded, and the others take its tokens when it is
-finished. An answer is taken as tokens, and converted to text anew for each row.
+Subtitles, menus and tables repeat lines. A greedy text with delta 0 depends only on its source
+tokens and its settings, so the first of several equal rows is decoded, and the others take its
+tokens when it is finished. An answer is taken as tokens, and converted to text anew for each row.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
@@ -15,8 +14,9 @@ from typing import TypeAlias
 from mlx_t5.engine.rows import Row
 from mlx_t5.settings import Settings
 
-Key: TypeAlias = tuple[bytes, Settings]
-Answer: TypeAlias = tuple[list[int], list[str], Settings]  # tokens and their writers
+Key: TypeAlias = tuple[bytes, Settings]  # the tokens of prompt and prediction
+# Tokens and their writers, settings, and numbers of drafted and accepted tokens.
+Answer: TypeAlias = tuple[list[int], list[str], Settings, int, int]
 
 MAX_ANSWERS, MAX_BYTES = 1000, 16_000_000
 
@@ -24,8 +24,8 @@ MAX_ANSWERS, MAX_BYTES = 1000, 16_000_000
 class AnswerStore:
     """Answers of finished rows, the latest used last, and the rows that wait for an equal one.
 
-    Only greedy rows without beams, logits processors and log-probabilities take part (see
-    `Job.shareable`). A row that fails or leaves early gives no answer.
+    Only greedy rows with delta 0, and without beams, logits processors and log-probabilities, take
+    part (see `Job.shareable`). A row that fails or leaves early gives no answer.
     """
 
     def __init__(
@@ -38,17 +38,21 @@ class AnswerStore:
         self.decoding: dict[Key, Row] = {}
         self.waiting = defaultdict[Key, list[Row]](list)
 
+    def has(self, row: Row) -> bool:
+        """Whether the row's answer is stored, or an equal row is being decoded."""
+        return row.answer_key in self.answers or row.answer_key in self.decoding
+
     def claim(self, row: Row) -> bool:
         """Returns whether the row must be decoded.
 
         Otherwise it is finished now, by a stored answer, or will be finished by `settle`.
         """
-        if not row.shareable or not self.most:
+        key = row.answer_key
+        if key is None or not self.most:
             return True
-        key = key_of(row)
         if key in self.answers:
             self.answers.move_to_end(key)
-            row.reuse(*self.answers[key], self.eos)
+            row.reuse(self.answers[key], self.eos)
             return False
         if key in self.decoding:
             self.waiting[key].append(row)
@@ -70,10 +74,12 @@ class AnswerStore:
             if row.error or row.finish_reason is None:
                 continue
             del self.decoding[key]
-            answer = row.tokens, row.writers, row.settings
+            answer = row.tokens, row.writers, row.settings, row.stats.drafted, row.stats.accepted
             for equal in self.waiting.pop(key, []):
-                equal.reuse(*answer, self.eos)
+                equal.reuse(answer, self.eos)
                 finished.append(equal)
+            if row.finish_reason == "length" and row.settings != key[1]:
+                continue  # cut off for lack of memory, of which there may be more later
             self.answers[key] = answer
             self.bytes += size_of(key, answer)
             while len(self.answers) > self.most or self.bytes > self.most_bytes:
@@ -96,10 +102,6 @@ class AnswerStore:
             return []
         self.decoding[key], self.waiting[key] = waiting[0], waiting[1:]
         return waiting[:1]
-
-
-def key_of(row: Row) -> Key:
-    return array("i", row.ids).tobytes(), row.settings
 
 
 def size_of(key: Key, answer: Answer) -> int:

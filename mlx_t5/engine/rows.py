@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from mlx_t5.backend import mx
 from mlx_t5.drafting.adaptive import AcceptanceStats
 from mlx_t5.sampling.beam_search import BeamSearch
 from mlx_t5.settings import AUTO, Settings
 from mlx_t5.text.stop_strings import TextWatch
+
+if TYPE_CHECKING:
+    from mlx_t5.engine.reuse import Answer, Key
 
 NO_CHOICE = (
     "the model's logits after {} tokens are NaN, infinite or all forbidden; check the {}weights, "
@@ -60,7 +64,8 @@ class Stats:
         tokens_per_second: generated_tokens / decode_seconds.
         peak_memory_bytes: peak of MLX's memory during the call.
         reused: texts that were taken from an equal prompt instead of decoded; their counts are 0
-            but for the tokens of prompt and result.
+            but for the tokens of prompt and result, and the tokens that were drafted and accepted
+            when the equal prompt was decoded.
         reused_tokens: tokens of these texts.
         speculation: further statistics of the proposals.
     """
@@ -131,7 +136,7 @@ class Row:
     watch: TextWatch | None = None  # None if nobody needs the text before the end
     ended: bool = False  # whether the last token is an end token
     prediction: Sequence[int] = ()  # the text that the caller expects, to copy proposals from
-    shareable: bool = False  # whether an equal row may have the same answer, see engine/reuse.py
+    answer_key: Key | None = None  # rows of one key have one answer, see engine/reuse.py
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)  # of its proposals
     search: BeamSearch | None = None  # its best beam is `tokens`; None without beams
     score: float | None = None
@@ -192,15 +197,15 @@ class Row:
             self.fail_without_choice(self.decided)
         return tokens, accepted
 
-    def reuse(
-        self, tokens: list[int], writers: list[str], settings: Settings, eos: Sequence[int]
-    ) -> None:
+    def reuse(self, answer: Answer, eos: Sequence[int]) -> None:
         """Takes the whole text of an equal row, which has finished."""
+        tokens, writers, settings, drafted, accepted = answer
         self.tokens = tokens[:1]
         self.settings = settings  # max_tokens may have been lowered to what memory allows
         self.commit(tokens[1:], len(tokens) - 2, "target", eos)
         self.writers = list(writers)
         self.stats = Stats(len(self.ids), reused=1, reused_tokens=self.generated)
+        self.stats.drafted, self.stats.accepted = drafted, accepted
 
     def fail(self, error: str) -> None:
         self.finish_reason, self.error = "error", error

@@ -45,7 +45,8 @@ class GenerationBatches:
     ):
         self._decoder, self._max_batch = decoder, jobs.max_batch
         self._jobs, self._metrics, self._answers = jobs, metrics, answers
-        self._waiting: dict[GenerationJob, Iterator[Row]] = {}  # rows to come, the oldest job first
+        # The next row of each waiting job, and the rows after it; the oldest job comes first.
+        self._waiting: dict[GenerationJob, tuple[Row, Iterator[Row]]] = {}
         self._job_of: dict[Row, GenerationJob] = {}  # rows that are decoded or about to join
         self._new_batches()
 
@@ -58,15 +59,26 @@ class GenerationBatches:
 
     def add(self, job: GenerationJob) -> None:
         """Adds a job, whose rows join the batches one by one as places become free."""
-        self._waiting[job] = self._rows(job)
+        self._advance(job, self._rows(job))
+
+    def _advance(self, job: GenerationJob, rows: Iterator[Row]) -> None:
+        """Lets the next of a job's rows wait; a job without further rows waits no longer."""
+        if row := next(rows, None):
+            self._waiting[job] = row, rows
+        else:
+            self._waiting.pop(job, None)
 
     def _rows(self, job: GenerationJob) -> Iterator[Row]:
         # Piece i of a document draws from the stream that engine/document_batch.py gives it.
         indexes = (i << 32 for i in count()) if job.pieces else None
         texts = 0
-        for row in self._decoder.codec.rows(job.prompts, job.spec, indexes):
-            row.index, texts = texts, texts + row.settings.num_return_sequences
-            yield row
+        try:
+            for row in self._decoder.codec.rows(job.prompts, job.spec, indexes):
+                row.index, texts = texts, texts + row.settings.num_return_sequences
+                yield row
+        except Exception as error:
+            self._jobs.put(job, failure_of(error))
+            self._jobs.cancel(job)
 
     def remove(self, job: GenerationJob) -> None:
         self._waiting.pop(job, None)
@@ -93,31 +105,29 @@ class GenerationBatches:
                 self._metrics.queue_seconds.observe(now - self._job_of[row].submitted)
 
     def _draw(self) -> None:
+        for job in [*self._waiting]:  # a row whose text is known needs no place
+            while job in self._waiting and self._answers.has(self._waiting[job][0]):
+                self._take_row(job)
         rows_of = Counter(self._job_of.values())
-        while jobs := [job for job in self._waiting if self._has_free_place(job)]:
-            job = min(jobs, key=rows_of.__getitem__)
-            try:
-                row = next(self._waiting[job], None)
-            except Exception as error:
-                del self._waiting[job]
-                self._jobs.put(job, failure_of(error))
-                self._jobs.cancel(job)
-                continue
-            if row is None:
-                del self._waiting[job]
-                continue
+        while self._waiting and self._has_free_place():
+            job = min(self._waiting, key=rows_of.__getitem__)
             rows_of[job] += 1
-            self._job_of[row] = job
-            if row.error:
-                self._fail(row, ApiError(400, row.error))
-            elif self._answers.claim(row):
-                self._queue_of(row).waiting.append(row)
-            elif row.finish_reason:
-                self._report(row)
+            self._take_row(job)
 
-    def _has_free_place(self, job: GenerationJob) -> bool:
-        queue = self._queues.get(job.spec.settings.num_beams)
-        return not queue or len(queue.engine.rows) + len(queue.waiting) < self._max_batch
+    def _take_row(self, job: GenerationJob) -> None:
+        row, rows = self._waiting[job]
+        self._job_of[row] = job
+        self._advance(job, rows)
+        if row.error:
+            self._fail(row, ApiError(400, row.error))
+        elif self._answers.claim(row):
+            self._queue_of(row).waiting.append(row)
+        elif row.finish_reason:
+            self._report(row)
+
+    def _has_free_place(self) -> bool:
+        queues = self._queues.values()
+        return sum(len(q.engine.rows) + len(q.waiting) for q in queues) < self._max_batch
 
     def step(self) -> None:
         """Runs one step of every batch, and reports the new tokens to the jobs."""

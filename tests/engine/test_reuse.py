@@ -1,13 +1,14 @@
 """Tests that equal greedy texts are decoded once, and that nobody can tell but by the time."""
 
 import random
+from dataclasses import fields, replace
 
 import pytest
 
 from fake_model import FakeModel, contrary, drafter, good, greedy, random_table
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.disk import BUNDLED
-from mlx_t5.engine.reuse import AnswerStore, key_of, size_of
+from mlx_t5.engine.reuse import AnswerStore, size_of
 from mlx_t5.engine.rows import Row, Stats
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
@@ -47,18 +48,78 @@ def test_equal_prompts_get_the_targets_own_text_and_are_decoded_once(draft, batc
         assert not any(result.stats.reused for result in full)
 
 
-def test_a_reused_text_counts_its_tokens_and_nothing_else():
-    first, again = decoder().generate([[4, 2], [4, 2]], max_tokens=12)
-    tokens = len(first.tokens)
-    peak = again.stats.peak_memory_bytes
-    assert again.stats == Stats(2, tokens, peak_memory_bytes=peak, reused=1, reused_tokens=tokens)
+def test_a_reused_text_counts_its_tokens_and_proposals_and_nothing_else():
+    first, again = decoder().generate([[5, 2], [5, 2]], max_tokens=12, num_draft=3)
+    tokens, peak = len(first.tokens), again.stats.peak_memory_bytes
+    counts = {name: getattr(first.stats, name) for name in ("drafted", "accepted")}
+    counts["acceptance_rate"] = first.stats.acceptance_rate
+    assert counts["accepted"] > 0
+    own = {"peak_memory_bytes": peak, "reused": 1, "reused_tokens": tokens}
+    assert again.stats == Stats(2, tokens, **counts, **own)
     assert (again.tokens, again.writers) == (first.tokens, first.writers)
+
+
+VALUES = {  # of each setting
+    "max_tokens": (4, 12),
+    "temp": (0.0, 0.0, 0.0, 1.0),
+    "num_draft": (0, 1, 5),
+    "delta": (0.0, 0.0, 0.5, 1.0),
+    "repetition_penalty": (1.0, 1.0, 1.5),
+    "no_repeat_ngram_size": (0, 0, 2),
+    "min_tokens": (0, 0, 5),
+    "logits_processors": ((), (), (lambda tokens, logits: -logits,)),
+    "bad_words_ids": (None, None, [[3]]),
+    "suppress_tokens": (None, None, 4),
+    "forced_bos_token_id": (None, None, 5),
+    "forced_eos_token_id": (None, None, 1),
+    "stop": ((),),  # needs a tokenizer
+    "num_beams": (1, 1, 1, 2),
+} | dict.fromkeys(("top_k", "top_p", "min_p"), ())  # of samples
+VALUES |= dict.fromkeys(("length_penalty", "early_stopping", "num_return_sequences"), ())  # beams
+
+
+def test_with_all_settings_a_text_of_the_store_is_the_text_of_the_prompt_alone(monkeypatch):
+    assert set(VALUES) == {field.name for field in fields(Settings)}
+    rng, reused = random.Random(5), 0
+    kept = AnswerStore([1])  # of all calls, as in a server
+    monkeypatch.setattr("mlx_t5.engine.batching.AnswerStore", lambda eos: kept)
+    for _ in range(60):
+        settings = {n: rng.choice(values) for n, values in VALUES.items() if values}
+        predictions = [rng.choice([None, [5, 4, 3, 2]]) for _ in range(6)]
+        if settings["num_beams"] > 1:
+            settings |= {"temp": 0.0, "delta": 0.0}
+            predictions = [None] * 6
+        prompts = [[rng.choice([3, 4])] for _ in predictions]
+        one = decoder()
+        job = one.job(**settings)
+        results = one.results(prompts, job, rng.randint(1, 4), prediction=predictions)
+        for i, result in enumerate(results):
+            how = {"indexes": [i], "prediction": predictions[i : i + 1]}
+            alone = replace(job, reuse=False)
+            (expected,) = decoder().results(prompts[i : i + 1], alone, **how)
+            for r in (result, expected):
+                r.counts = [r.stats.drafted, r.stats.accepted, r.stats.speculation.predicted]
+            assert (result.tokens, result.writers) == (expected.tokens, expected.writers), settings
+            assert (result.finish_reason, result.counts) == (
+                expected.finish_reason,
+                expected.counts,
+            ), settings
+            reused += result.stats.reused
+    assert reused > 20
+
+
+def test_a_prediction_is_seen_by_nobody_else():
+    prompt, secret = [4, 2], [6, 5, 6, 5, 6]
+    alone = decoder(None).generate([prompt], delta=1.0)[0].tokens
+    predicted, other = decoder(None).generate([prompt] * 2, delta=1.0, prediction=[secret, None])
+    assert predicted.tokens[:5] == secret and other.tokens == alone
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         {"temp": 1.0},
+        {"delta": 0.5},
         {"num_beams": 2},
         {"logits_processors": [lambda tokens, logits: logits]},
         {"reuse": False},
@@ -90,7 +151,8 @@ def test_texts_with_stop_strings_and_pieces_of_documents_are_reused_as_text():
 
 def row(*ids, **settings):
     """A row that may share its answer."""
-    return Row(list(ids), Settings(**settings), row_key(0, 0), shareable=True)
+    settings = Settings(**settings)
+    return Row(list(ids), settings, row_key(0, 0), answer_key=(bytes(ids), settings))
 
 
 def finish(store, one, *tokens):
@@ -119,6 +181,20 @@ def test_a_failed_row_gives_no_answer_and_the_next_equal_one_is_decoded():
     assert finish(store, second, 5) == ([third], [])
 
 
+def test_a_text_that_a_lack_of_memory_has_cut_off_is_not_kept():
+    store = AnswerStore([1])
+    for tokens, reason, is_kept in (([5, 6], "length", False), ([5, 1], "stop", True)):
+        first, second = row(4), row(4)
+        assert store.claim(first) and not store.claim(second)
+        first.settings = replace(first.settings, max_tokens=2)  # as `Queue` lowers it
+        first.tokens = [0]
+        first.commit(tokens, len(tokens) - 1, "target", [1])
+        assert store.settle() == ([second], []), "which waited for the same memory"
+        assert first.finish_reason == second.finish_reason == reason
+        assert store.claim(row(4)) is not is_kept
+        store.decoding.clear()
+
+
 def test_a_row_that_leaves_early_gives_no_answer():
     store = AnswerStore([1])
     rows = [row(4) for _ in range(4)]
@@ -131,7 +207,7 @@ def test_a_row_that_leaves_early_gives_no_answer():
 
 def test_the_store_is_bounded_by_number_and_by_bytes_and_drops_what_was_used_least_recently():
     a, b, c = (row(n) for n in (2, 3, 4))
-    size = size_of(key_of(a), ([0, 5, 1], [], a.settings))
+    size = size_of(a.answer_key, ([0, 5, 1], [], a.settings, 0, 0))
     for store in (AnswerStore([1], 2), AnswerStore([1], 99, 2 * size)):
         for one in (a, b):
             assert store.claim(one)

@@ -2,21 +2,48 @@
 
 from fake_model import FakeModel, greedy
 from fake_serving import ENDLESS, Gated, V, hold
+from mlx_t5.serving.answers import usage
 
 
 def test_a_repeated_request_is_answered_without_a_pass(serve):
     served = serve(FakeModel(ENDLESS, V), answers=10)
-    (first,) = served.submit([[4]], max_tokens=9).results()
+    request = served.submit([[4]], max_tokens=9)
+    (first,) = request.results()
     passes = len(served.model.calls)
     (again,) = served.submit([[4]], max_tokens=9).results()
     stream = served.submit([[4]], max_tokens=9, stream=True)
     chunk = stream.next()
     assert len(served.model.calls) == passes
     assert again.tokens == chunk.tokens == chunk.result.tokens == first.tokens
-    assert again.stats.generated_tokens == first.stats.generated_tokens == 9
+    counts = usage(request.job, [first.stats])
+    assert usage(stream.job, [again.stats]) == usage(stream.job, [chunk.stats]) == counts
+    assert counts.completion_tokens == 9
+    assert counts.completion_tokens_details.accepted_prediction_tokens > 0
     (sampled,) = served.submit([[4]], max_tokens=9, temp=1.0).results()
     (scored,) = served.submit([[4]], max_tokens=9, logprobs=1).results()
     assert not sampled.stats.reused and not scored.stats.reused
+
+
+def test_a_stored_answer_needs_no_free_place(serve):
+    served = serve(FakeModel(ENDLESS, V), max_batch=1, answers=10)
+    (first,) = served.submit([[4]], max_tokens=9).results()
+    busy = served.submit([[2]], max_tokens=10**9, stream=True)
+    waits = served.submit([[5], [4]], max_tokens=9)
+    again = served.submit([[4], [4]], max_tokens=9, size=1).results()
+    assert [result.tokens for result in again] == [first.tokens] * 2
+    assert waits.events.empty(), "its first text needs a place"
+    served.worker.jobs.cancel(busy.job)
+    assert [len(result.tokens) for result in waits.results()] == [9, 9]
+
+
+def test_a_client_never_gets_what_another_one_has_predicted(serve):
+    served = serve(FakeModel(ENDLESS, V), answers=10)
+    lenient = {"max_tokens": 9, "delta": 1.0, "num_draft": 5}
+    (alone,) = served.submit([[4]], **lenient).results()
+    secret = [[6, 5, 6, 5, 6]]
+    (predicted,) = served.submit([[4]], predictions=secret, **lenient).results()
+    (again,) = served.submit([[4]], **lenient).results()
+    assert alone.tokens == again.tokens != predicted.tokens[:9]
 
 
 def test_without_a_store_every_request_is_decoded(serve):

@@ -89,6 +89,22 @@ def test_searches_have_their_own_batch_and_give_their_best_texts(serve):
     assert outcomes == [(r.tokens, r.score, r.stats.generated_tokens) for r in alone]
 
 
+def test_the_rows_of_all_numbers_of_beams_share_the_places(serve):
+    model = FakeModel(ENDLESS, V)
+    served = serve(model, max_batch=2, max_queue=99)
+    decode, running = model.decode, []
+
+    def counted(*arguments):
+        running.append(served.worker.rows[0])
+        return decode(*arguments)
+
+    model.decode = counted
+    clients = [served.submit([[2], [3]], num_beams=beams, max_tokens=5) for beams in range(1, 9)]
+    for client in clients:
+        client.results()
+    assert max(running) == 2
+
+
 def test_an_update_has_the_counts_of_its_step(serve):
     served = serve(FakeModel(ENDLESS, V))
     stream = served.submit([[2]], max_tokens=9, num_draft=0, stream=True)
