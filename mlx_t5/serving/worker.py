@@ -20,8 +20,8 @@ from typing import Any
 from mlx_t5.backend import cpu_only, mx
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.costs import most_proposals
-from mlx_t5.engine.batching import MAX_JOINING_TOKENS
 from mlx_t5.engine.reuse import AnswerStore
+from mlx_t5.engine.scheduler import MAX_JOINING_TOKENS
 from mlx_t5.errors import UserError
 from mlx_t5.network.compiled import compile_at_once
 from mlx_t5.network.encoding import encoded
@@ -169,7 +169,6 @@ class Worker:
                 self._metrics.cancelled_rows.inc(job.places)
                 self.jobs.release(job, job.unfinished)
                 self._batches_of(job).remove(job)
-            self._generation.admit()
             self._scoring.advance()
             self._generation.step()
         except Exception as error:

@@ -122,7 +122,7 @@ def test_a_withdrawn_job_leaves_the_batch_and_the_others_go_on(serve):
     served.worker.jobs.cancel(gone.job)
     assert len(stays.results()[0].tokens) == 40
     until(lambda: served.worker.rows == (0, 0))
-    assert served.worker._generation._queues[1].engine.cache is None, "its memory is free"
+    assert served.worker._generation._schedulers[1].engine.cache is None, "its memory is free"
 
 
 def test_a_job_that_is_withdrawn_while_it_waits_is_never_decoded(serve):
