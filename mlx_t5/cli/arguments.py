@@ -151,7 +151,7 @@ class Option:
     group: str = ""  # its heading in the help; "": that of the option before it
     names: str = ""  # further names, separated by spaces
     metavar: str = ""
-    several: bool = False  # takes several values at once; the default is then a tuple
+    several: bool | int = False  # takes several values at once, or so many; a tuple by default
     repeated: bool = False  # may be given several times
     shown: str = ""  # the default as the help shows it, if not as it is
 
@@ -180,7 +180,9 @@ class Option:
             metavar = f"{{{','.join(choices)}}}" if choices else self.metavar or "N"
             options = {"type": within(self.kind), "metavar": metavar}
         if self.several:
-            options["nargs"] = "+"
+            options["nargs"] = "+" if self.several is True else self.several
+        if self.several > 1:
+            options["metavar"] = tuple(self.metavar.split())
         if self.repeated:
             options["action"] = "append"
         required, default, help = self.default is REQUIRED, self.default, self.help

@@ -17,19 +17,20 @@ from mlx_t5.checkpoints.generation_config import read_generation_config, read_ta
 from mlx_t5.cli.server_options import ServerOptions
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.disk import BUNDLED
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, log
 from mlx_t5.loading import ModelPair, choose_pair, load_pair
+from mlx_t5.scoring.pairs import ranks_by
 from mlx_t5.serving import api
 from mlx_t5.serving.app import LAST_SECONDS, create_app
 from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.rerank import named_words
 from mlx_t5.serving.saved_prompts import SavedPrompts
 from mlx_t5.serving.service import Presets, RequestLimits, Service
 from mlx_t5.serving.worker import Worker
 
 HEADERS = [("cache-control", "no-cache")]  # of the page, and for proxies of streams
 HEADERS += [("x-content-type-options", "nosniff"), ("referrer-policy", "no-referrer")]
-# The last is what Starlette before 1.8 (Python 3.10) takes for the name in "[::1]:8080".
-LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]", "[")
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
 def serve(options: ServerOptions) -> int:
@@ -42,12 +43,11 @@ def serve(options: ServerOptions) -> int:
         bound.listen()
         host, port, *_ = bound.getsockname()  # the bound address; a host name may have several
         where = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        serving = f"serving {model_name(chosen)} at {where} · API {where}/v1"
-        print(serving, file=sys.stderr, flush=True)
-        # uvicorn finishes running requests and then raises the signal again, which is ignored.
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        application.state.server = _server(options, application)
-        application.state.server.run(sockets=[bound])
+        uvicorn_server = application.state.server = _server(options, application)
+        # uvicorn finishes running requests and then raises the signal again, which changes nothing.
+        signal.signal(signal.SIGTERM, uvicorn_server.handle_exit)
+        log(f"serving {model_name(chosen)} at {where} · API {where}/v1")
+        uvicorn_server.run(sockets=[bound])
     return 0
 
 
@@ -91,10 +91,11 @@ def _server(options: ServerOptions, application: FastAPI) -> uvicorn.Server:
 
 
 def _application(options: ServerOptions, chosen: ModelPair) -> FastAPI:
-    tasks = read_tasks(chosen.target)
-    presets = Presets(tasks=tasks, translation_prefix=options.translation_prefix)
+    target, template = chosen.target, options.translation_prefix
+    words = options.rerank_words or named_words(target)
+    presets = Presets(tasks=read_tasks(target), translation_prefix=template, rerank_words=words)
     if not options.ignore_generation_config:
-        presets = replace(presets, general=read_generation_config(chosen.target))
+        presets = replace(presets, general=read_generation_config(target))
     path, most = options.save_prompts, options.save_prompts_limit
     saved = SavedPrompts(path, most) if path else None
     metrics = Metrics()
@@ -116,6 +117,8 @@ def _load(options: ServerOptions, chosen: ModelPair) -> SpeculativeDecoder:
     pair = load_pair(chosen, options.dtype)
     if options.exact and not pair.target.can_decode:
         raise UserError(f"--exact requires a decoder; {model_name(chosen)} is an encoder alone")
+    if pair.tokenizer and not ranks_by(pair.tokenizer, options.rerank_words):
+        raise UserError("--rerank-words are not single tokens of the model; name those it answers")
     models, num_draft = (pair.target, pair.draft, pair.tokenizer), options.num_draft
     return SpeculativeDecoder(*models, num_draft, copy=pair.copy, exact=options.exact)
 

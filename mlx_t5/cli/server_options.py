@@ -26,6 +26,9 @@ class ServerOptions:
     adapter_path: str | None = arguments.ADAPTER_PATH.field()
     ignore_generation_config: bool = arguments.IGNORE_GENERATION_CONFIG.field()
     translation_prefix: str = arguments.TRANSLATION_PREFIX.field()
+    rerank_words: Sequence[str] = option(
+        "the model's words for relevant and other documents", (), metavar="YES NO", several=2
+    )
     num_draft: int | str = arguments.num_draft("--draft-model none", group="speed").field()
     delta: float = arguments.setting("delta").field()
     exact: bool = arguments.EXACT.field()

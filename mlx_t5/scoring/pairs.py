@@ -7,7 +7,7 @@ document and answers "true" or "false"; the scores of these two words are compar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,8 +97,13 @@ def relevance_pairs(
     vocab_size: int,
     words: Sequence[str] = (TRUE, FALSE),
     max_prompt_tokens: int = RERANK_TOKENS,
+    max_document_tokens: int | None = None,
 ) -> Iterator[Pair]:
-    """Yields two pairs per document: its prompt with words[0] as target, then with words[1]."""
+    """Yields two pairs per document: its prompt with words[0] as target, then with words[1].
+
+    Documents of more than `max_document_tokens` are cut, and those whose prompt would have more
+    than `max_prompt_tokens`.
+    """
     if tokenizer is None:
         raise UserError("ranking needs a tokenizer; this model folder has none")
     if not is_listlike(documents):
@@ -108,26 +113,26 @@ def relevance_pairs(
     def read(text: str) -> tuple[int, ...]:
         return tuple(token_ids(text, tokenizer, vocab_size))
 
+    def prompt_of(document: str) -> tuple[int, ...]:
+        prompt = RERANK_PROMPT.format(query=query, document=document)
+        ids, cue = read(prompt + RERANK_CUE), read(RERANK_CUE.strip())
+        before = len(read(RERANK_PROMPT.format(query=query, document="").strip())) - 1  # EOS
+        room = max_prompt_tokens - len(cue)
+        if max_document_tokens and len(read(document)) - 1 > max_document_tokens:
+            room = min(room, before + max_document_tokens)
+        elif len(ids) <= max_prompt_tokens:
+            return ids
+        if before >= room:
+            cause = "the query leaves no room for a document"
+            raise UserError(f"{cause} in {max_prompt_tokens} tokens")
+        return read(prompt)[:room] + cue
+
     for name, text in [("query", query), *((f"document {i}", d) for i, d in enumerate(documents))]:
         if not isinstance(text, str) or not text.strip():
             raise UserError(f"the {name} is empty or no text; give a text")
         if name != "query":
-            source = _relevance_prompt(query, text, read, max_prompt_tokens)
+            source = prompt_of(text)
             yield from (Pair(source, (answer,)) for answer in answers)
-
-
-def _relevance_prompt(
-    query: str, document: str, read: Callable[[str], tuple[int, ...]], max_tokens: int
-) -> tuple[int, ...]:
-    prompt = RERANK_PROMPT.format(query=query, document=document)
-    ids = read(prompt + RERANK_CUE)
-    if len(ids) <= max_tokens:
-        return ids
-    cue = read(RERANK_CUE.strip())
-    room = max_tokens - len(cue)
-    if len(read(RERANK_PROMPT.format(query=query, document="").strip())) > room:
-        raise UserError(f"the query leaves no room for a document in {max_tokens} tokens")
-    return read(prompt)[:room] + cue
 
 
 def ranks_by(tokenizer: Any, words: Sequence[str] = (TRUE, FALSE)) -> bool:
@@ -140,6 +145,8 @@ def ranks_by(tokenizer: Any, words: Sequence[str] = (TRUE, FALSE)) -> bool:
 
 def _word(word: str, tokenizer: Any) -> int:
     ids = token_ids(word, tokenizer, len(tokenizer))[:-1]
+    if word.startswith("▁"):  # a token's own name
+        ids = [tokenizer.convert_tokens_to_ids(word)]
     if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
         cause = f"{shown(word)!r} is no single token of this model's tokenizer"
         cure = "ranking is for monoT5 and similar models: name the words that yours answers"

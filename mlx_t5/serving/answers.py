@@ -100,12 +100,14 @@ async def joined(
     async for chunk in chunks:
         early[chunk.index] = chunk
         while piece := early.pop(len(result.pieces), None):
+            kept = document.stats.kept
             text = document.add(cast(Result, piece.result))
             text += document.finish() if document.complete else ""
             if document.complete and result.error:
                 raise ApiError(500, result.error)
             fields = {name: v for name, v in vars(result.pieces[-1]).items() if v is not None}
-            fields |= {"speculation": speculation(piece)} if detailed else {}
+            if detailed and document.stats.kept == kept:  # else the tokens are not in the document
+                fields["speculation"] = speculation(piece)
             shown.append(AnsweredPiece(**fields))
             if streamed or document.complete:
                 stats = vars(document.stats) | {"pieces": len(document.prompts)}

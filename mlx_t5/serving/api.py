@@ -32,7 +32,7 @@ MAX_INPUTS = 2048  # per request, as in OpenAI's API
 MAX_TARGETS = MAX_DOCUMENTS = 1024
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+ShortText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Text = Annotated[str, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=100_000, fail_fast=True)]
@@ -43,7 +43,7 @@ Model = Annotated[str | None, Field(description="absent: the model that is serve
 Task = Annotated[
     Text | None, Field(description="a task of the model: its prefix, and its settings as defaults")
 ]
-User = Annotated[str | None, Field(description="accepted and not used")]
+Unused = Annotated[Any, Field(description="accepted and not used")]
 # The values of OpenAI's fields that change nothing; null is one for every field.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), (0,)),
@@ -52,7 +52,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("audio", "web_search_options", "moderation"), ()),
     **dict.fromkeys(("store", "echo"), (False,)),
     "logit_bias": ({},),
-    "service_tier": ("auto", "default"),
     "modalities": (["text"],),
     "response_format": ({"type": "text"},),
     "verbosity": ("medium",),
@@ -142,6 +141,7 @@ class TextPart(Request):
 
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: Unused = None
 
 
 class Content(Request):
@@ -172,7 +172,7 @@ class Decoding(_WithSettings):
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = Field(
         None, description="the same seed gives the same text; absent: a new seed each time"
     )
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop: ShortText | Annotated[list[ShortText], Field(max_length=MAX_STOP_STRINGS)] | None = None
     draft: bool | None = Field(None, description="false decodes regularly, without proposals")
     prediction: PredictedContent | None = Field(
         None,
@@ -239,11 +239,14 @@ class OpenAIRequest(Decoding, _WithChoices):
         description="if the text is split or translated: its language, such as de, whose rules say "
         "where a sentence ends; absent: the language that the prefix names, or English",
     )
-    user: User = None
-    safety_identifier: User = None
-    prompt_cache_key: User = None
-    metadata: dict[str, Any] | None = Field(None, description="accepted and not used")
-    parallel_tool_calls: bool | None = Field(None, description="accepted and not used")
+    user: Unused = None
+    safety_identifier: Unused = None
+    service_tier: Unused = None
+    prompt_cache_key: Unused = None
+    prompt_cache_retention: Unused = None
+    prompt_cache_options: Unused = None
+    metadata: Unused = None
+    parallel_tool_calls: Unused = None
 
     @property
     def unit(self) -> str:
@@ -301,7 +304,7 @@ class Message(Content):
     """One message of a chat."""
 
     role: Literal["system", "developer", "user"]
-    name: str | None = Field(None, description="accepted and not used")
+    name: Unused = None
 
 
 class ChatRequest(OpenAIRequest):
@@ -377,7 +380,7 @@ class EmbeddingRequest(Request):
     normalize: bool | None = Field(None, description="true: scale vectors to length 1")
     task: Task = None
     dimensions: None = Field(None, description="not supported: absent")
-    user: User = None
+    user: Unused = None
 
     @property
     def inputs(self) -> list[Any]:
@@ -402,12 +405,16 @@ class RankedText(Request):
 
 
 class RerankRequest(Request):
-    """The body of POST /v1/rerank, /v2/rerank and /rerank."""
+    """The body of POST /v1/rerank, /v2/rerank and /rerank.
+
+    `words` are the model's answers for relevant and for irrelevant documents.
+    """
 
     query: Text
     documents: Annotated[list[Text | RankedText], Scored]
     top_n: Annotated[int, Field(ge=1, le=MAX_DOCUMENTS)] | None = None
     max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
+    words: Annotated[list[ShortText], Field(min_length=2, max_length=2)] | None = None
     return_documents: bool | None = None
     model: Model = None
 

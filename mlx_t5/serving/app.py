@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,7 +19,6 @@ from fastapi_offline import FastAPIOffline
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.staticfiles import StaticFiles
 
 from mlx_t5.serving import api_error, routes, translation
@@ -87,8 +87,7 @@ def create_app(
     if origins:
         allowed = {"allow_origins": origins, "allow_methods": ["*"], "allow_headers": ["*"]}
         app.add_middleware(CORSMiddleware, expose_headers=["Retry-After"], **allowed)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-    app.add_middleware(Middleware, metrics=metrics, origins=origins, root_path=root_path)
+    app.add_middleware(Middleware, metrics, hosts, origins, root_path)
     return app
 
 
@@ -136,21 +135,26 @@ async def _answer_error(request: Request, error: Any) -> Response:
 
 
 class Middleware:
-    """ASGI middleware: the Origin, the size of the body, the proxy's path, metrics, and HEAD."""
+    """ASGI middleware: Host and Origin, the body's size, the proxy's path, metrics, and HEAD."""
 
     def __init__(
-        self, app: Callable, metrics: Metrics, origins: Sequence[str] = (), root_path: str = ""
+        self, app: Any, metrics: Metrics, hosts: Sequence[str], origins: Sequence[str], root: str
     ):
         """See `create_app` for the arguments."""
-        self._app, self._metrics, self._origins, self._root = app, metrics, origins, root_path
+        self._app, self._metrics, self._root = app, metrics, root
+        self._hosts, self._origins = hosts, origins
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         path, root = scope["path"], self._root
-        if not path.startswith("/"):  # an absolute request target, as for a proxy
-            path = urlsplit(path).path or "/"
+        refusal = self._refusal(Headers(scope=scope))
+        try:  # the target of a request is a whole URL if it is for a proxy
+            path = path if path.startswith("/") else urlsplit(path).path or "/"
+        except ValueError:
+            path, refusal = "/", ApiError(400, "the request's target is not a valid URL")
+            log.warning("a request was refused: its target is not a valid URL")
         if path != root and not path.startswith(f"{root}/"):
             path = root + path  # the proxy has stripped it
         # The HTTP server sends the answer to HEAD without its body.
@@ -172,7 +176,6 @@ class Middleware:
             status = message.get("status", status)
             await send(message)
 
-        refusal = self._refusal(Headers(scope=scope))
         try:
             if not refusal:
                 await self._app(scope, limited, respond)
@@ -190,11 +193,18 @@ class Middleware:
             self._metrics.request_seconds.labels(label).observe(time.monotonic() - began)
 
     def _refusal(self, headers: Headers) -> ApiError | None:
-        """Refuses compressed bodies, and web pages of other origins; other programs send none."""
+        """Refuses other host names, compressed bodies, and web pages of other origins.
+
+        Only browsers send an origin.
+        """
+        host = headers.get("host", "").lower()
+        if "*" not in self._hosts and re.sub(r":\d*$", "", host) not in self._hosts:
+            message = "this host name may not be used here; use localhost, or see --no-auth"
+            return ApiError(400, message, code="unknown_host")
         if headers.get("content-encoding", "identity").lower() != "identity":
             return ApiError(415, "the body is compressed; send it without Content-Encoding")
         origin = headers.get("origin")
-        own = (origin or "").partition("://")[2].lower() == headers.get("host", "").lower()
+        own = (origin or "").partition("://")[2].lower() == host
         if origin is None or own or origin in self._origins or "*" in self._origins:
             return None
         message = "web pages of this origin may not use the server; see its option --allow-origin"

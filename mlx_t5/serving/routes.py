@@ -257,7 +257,8 @@ async def score(body: api.ScoreRequest, request: Request) -> Response:
 async def rerank(body: api.RerankRequest, request: Request) -> schemas.RankList:
     """Ranks documents by their relevance to a query; needs a model trained like monoT5."""
     service = _service(request, body.model)
-    pairs = await service.pairs_to_rank(body.query, body.texts, body.max_tokens_per_doc)
+    words = body.words or service.rerank_words
+    pairs = await service.pairs_to_rank(body.query, body.texts, words, body.max_tokens_per_doc)
     usage = _usage([pair.source for pair in pairs[::2]])
     job = ScoringJob(kind="rerank", prompt_tokens=usage.prompt_tokens, pairs=pairs)
     scores = await service.score_or_embed(job, request.receive)
@@ -265,12 +266,11 @@ async def rerank(body: api.RerankRequest, request: Request) -> schemas.RankList:
     for ranked in ranking(scores, body.top_n):
         entry = schemas.RankEntry(index=ranked.index, relevance_score=math.exp(ranked.score))
         if body.return_documents:
-            text = body.texts[ranked.index]
-            infinity = request.scope["route"].path == "/rerank"
+            text, infinity = body.texts[ranked.index], request.scope["route"].path == "/rerank"
             entry.document = text if infinity else schemas.RankedDocument(text=text)
         entries.append(entry)
-    name = f"rerank-{uuid.uuid4().hex}"
-    return schemas.RankList(id=name, results=entries, model=service.model, usage=usage)
+    fields: Any = {"id": f"rerank-{uuid.uuid4().hex}", "model": service.model, "words": words}
+    return schemas.RankList(results=entries, usage=usage, **fields)
 
 
 def _usage(prompts: Sequence[Any], targets: Sequence[Any] = ()) -> schemas.ScoringUsage:

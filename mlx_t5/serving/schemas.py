@@ -79,8 +79,8 @@ class SpeculationDetails(BaseModel):
 class AnsweredPiece(BaseModel):
     """One piece of a text that was split, with its answer.
 
-    The piece is the characters from `start` to `end` of the text. If the piece failed, `text` has
-    these characters unchanged.
+    The piece is the characters from `start` to `end` of the text. If the piece failed or was kept,
+    `text` has these characters unchanged; a piece that was kept has no `speculation`.
     """
 
     start: int
@@ -292,9 +292,13 @@ class RankEntry(BaseModel):
 
 
 class RankList(BaseModel):
-    """The answer of /v1/rerank, /v2/rerank and /rerank, the most relevant document first."""
+    """The answer of /v1/rerank, /v2/rerank and /rerank, the most relevant document first.
+
+    `words` are the answers that the model was asked for: of relevant and of irrelevant documents.
+    """
 
     id: str
     results: list[RankEntry]
     model: str
     usage: ScoringUsage
+    words: list[str]

@@ -21,8 +21,8 @@ from mlx_t5.checkpoints.pooling import Pooling
 from mlx_t5.engine.codec import CHARACTERS, Job
 from mlx_t5.engine.document_batch import DocumentInFlight, fitted_document
 from mlx_t5.engine.rows import Result
-from mlx_t5.errors import UserError
-from mlx_t5.scoring.pairs import RERANK_TOKENS, Pair, ranks_by, relevance_pairs
+from mlx_t5.errors import UserError, shown
+from mlx_t5.scoring.pairs import FALSE, RERANK_TOKENS, TRUE, Pair, ranks_by, relevance_pairs
 from mlx_t5.serving import api
 from mlx_t5.serving.answers import EventStream, TokenSpelling
 from mlx_t5.serving.api_error import ApiError, refusing
@@ -30,11 +30,9 @@ from mlx_t5.serving.jobs import GenerationJob, ScoringJob
 from mlx_t5.serving.saved_prompts import SavedPrompts
 from mlx_t5.serving.schemas import Capability, ServedModel
 from mlx_t5.settings import AUTO, Settings, check_exact
-from mlx_t5.text.detokenizer import decode
 from mlx_t5.text.documents import Cutting
 from mlx_t5.text.languages import Translations
 from mlx_t5.text.prompts import token_ids
-from mlx_t5.text.tokenizer import encode
 
 if TYPE_CHECKING:
     from mlx_t5.serving.worker import Worker
@@ -65,6 +63,7 @@ class Presets:
     general: Preset = Preset(FILE)
     tasks: Mapping[str, Preset] = field(default_factory=dict)  # prefix and settings by name
     translation_prefix: str = ""  # a template that replaces the one in config.json
+    rerank_words: Sequence[str] | None = None  # None: monoT5's
 
     @property
     def notes(self) -> list[str]:
@@ -134,13 +133,14 @@ class Service:
         most = limits.prompt_tokens
         self._max_source_tokens = min(self._config.n_positions or most, most)
         self.spell = TokenSpelling(self.tokenizer)
+        self.rerank_words = self.presets.rerank_words or (TRUE, FALSE)
 
     @property
     def capabilities(self) -> list[Capability]:
         """The endpoints that the model serves, named by the last part of their address."""
         if not self._model.can_decode:
             return ["embeddings"]
-        ranks: list[Capability] = ["rerank"] if ranks_by(self.tokenizer) else []
+        ranks: list[Capability] = ["rerank"] if ranks_by(self.tokenizer, self.rerank_words) else []
         return ["completions", "score", *ranks, "embeddings"]
 
     def log_prompts(self, prompts: Sequence[Any]) -> None:
@@ -311,15 +311,15 @@ class Service:
         return EventStream(job, self.worker.jobs, receive)
 
     async def pairs_to_rank(
-        self, query: str, documents: Sequence[str], most_tokens: int | None = None
+        self, query: str, documents: Sequence[str], words: Sequence[str], most_tokens: int | None
     ) -> list[Pair]:
-        """Two pairs per document, for "true" and for "false"; the prompts of long ones are cut.
+        """Two pairs per document, one for each of the words; the prompts of long ones are cut.
 
         `most_tokens` is the maximum number of tokens of a document.
         """
-        if "rerank" not in self.capabilities:
-            message = f"{self.model} cannot rank; serve a model trained for it, such as monoT5"
-            raise ApiError(400, message, "model")
+        if not ranks_by(self.tokenizer, words):
+            cause = f"{self.model} cannot rank by {' and '.join(map(shown, words))}"
+            raise ApiError(400, f"{cause}; name two words that are single tokens", "words")
         self._require_short(query, "query")
         if not query.strip():
             raise ApiError(400, "the query is empty; write what is looked for", "query")
@@ -327,11 +327,8 @@ class Service:
 
         def pairs() -> list[Pair]:
             texts = [document[: most * self._longest] for document in documents]
-            if most_tokens:
-                ids = [encode(self.tokenizer, text)[:-1][:most_tokens] for text in texts]
-                texts = [decode(self.tokenizer, tokens) for tokens in ids]
-            facts, limit = (self.tokenizer, self._config.vocab_size), min(most, RERANK_TOKENS)
-            return list(relevance_pairs(query, texts, *facts, max_prompt_tokens=limit))
+            facts = self.tokenizer, self._config.vocab_size, words, min(most, RERANK_TOKENS)
+            return list(relevance_pairs(query, texts, *facts, most_tokens))
 
         with refusing("documents"):
             return await asyncio.to_thread(pairs)

@@ -1,6 +1,7 @@
 """Tests who may use the server from where: origins, host names, and a proxy's path."""
 
 import asyncio
+import json
 import re
 
 import pytest
@@ -75,8 +76,11 @@ def test_without_a_key_only_local_host_names_are_accepted(client):
     for host in ("localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]:8080"):
         assert local.get("/v1/models", headers={"Host": host}).status_code == 200
     for host in ("evil.example", "evil.example:8080", "localhost.evil.example", "[::2]:1", "@", ""):
-        evil = {"Host": host, "Origin": f"http://{host}"}
-        assert local.get("/v1/models", headers=evil).status_code in (400, 403)
+        for evil in ({"Host": host}, {"Host": host, "Origin": f"http://{host}"}):
+            answer = local.get("/v1/models", headers=evil)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unknown_host")
+            answer = local.get("/languages", headers=evil)
+            assert answer.status_code == 400 and "host name" in answer.json()["error"]
     assert client().get("/v1/models", headers={"Host": "behind.a.proxy"}).status_code == 200
 
 
@@ -113,15 +117,27 @@ def test_the_server_works_under_a_proxys_path(client, stripped):
 SCOPE = {"type": "http", "method": "POST", "path": "/confidential\nERROR forged", "headers": []}
 
 
-def ask(app):
+def ask(app, metrics=None, **scope):
     """Handles one request without a network; returns the messages that were sent."""
     sent = []
 
     async def send(message):
         sent.append(message)
 
-    asyncio.run(Middleware(app, Metrics())(SCOPE, None, send))
+    middleware = Middleware(app, metrics or Metrics(), ["*"], [], "")
+    asyncio.run(middleware(SCOPE | scope, None, send))
     return sent
+
+
+@pytest.mark.parametrize("target", ["http://[", "http://[::1/v1/models", "http://a]b/"])
+def test_a_target_that_is_no_url_is_refused_logged_and_counted(caplog, target):
+    metrics = Metrics()
+    start, body = ask(None, metrics, path=target)
+    error = json.loads(body["body"])["error"]
+    assert start["status"] == 400 and "not a valid URL" in error["message"]
+    (record,) = caplog.records
+    assert "a request was refused" in record.getMessage() and target not in record.getMessage()
+    assert metrics.requests.labels("other", "400")._value.get() == 1
 
 
 def test_an_error_is_logged_without_what_the_client_said(caplog):

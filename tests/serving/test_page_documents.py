@@ -183,6 +183,19 @@ def test_failed_pieces_are_marked_and_nothing_is_html_on_a_phone(view):
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
+def test_a_piece_that_was_kept_shows_its_source(view):
+    page = view()
+    source = "See https://example.org/x now."
+    page.fill("#document-text", f"I have two cats. {source}")
+    page.fill("#prefix", PREFIX)
+    page.click("#document-form button[type=submit]")
+    done(page, 2)
+    assert page.inner_text("#document-count") == "2 of 2 sentences, 1 left as they were"
+    row = page.locator("#pieces li").nth(1)
+    assert row.locator("p").all_text_contents() == [source, source]
+    assert "lacked a URL" in row.locator("small").text_content()
+
+
 def test_the_page_shows_thousands_of_pieces_and_survives_a_broken_stream(view):
     page = view()
     drop(page, "long.txt", b"a b\n", 5000)

@@ -1,6 +1,9 @@
 """Tests embeddings, scores and ranks over HTTP."""
 
+import ast
+import importlib.util
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +14,13 @@ from fake_serving import LocalServer
 from mlx_t5.checkpoints.generation_config import read_tasks
 from mlx_t5.convert import convert
 from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.disk import BUNDLED
 from mlx_t5.model import load
+from mlx_t5.scoring.pairs import ranks_by
 from mlx_t5.serving.api import MAX_DOCUMENTS, MAX_INPUTS
+from mlx_t5.serving.rerank import named_words
 from mlx_t5.serving.service import Presets
+from mlx_t5.text.tokenizer import load_tokenizer
 
 TEXTS = ["a cat", "two dogs", "the long tale of a mouse", "a"]
 
@@ -130,6 +137,69 @@ def test_ranks_are_those_of_the_decoder(ranker, decoder):
         assert answer["results"][0] == results[0] | {"document": document} and answer["id"]
     bare = ranker.http.post("/v1/rerank", json={"query": "cat", "documents": TEXTS[:1]}).json()
     assert set(bare["results"][0]) == {"index", "relevance_score"}
+    assert bare["words"] == ["true", "false"]
+
+
+def test_documents_are_ranked_by_the_words_of_the_request_the_server_or_the_models_name(decoder):
+    def ranks(server, **fields):
+        answer = server.http.post("/v1/rerank", json={"query": "cat", "documents": TEXTS} | fields)
+        assert answer.status_code == 200, answer.text
+        return [r["index"] for r in answer.json()["results"]], answer.json()["words"]
+
+    def expected(*words):
+        return [rank.index for rank in decoder.rerank("cat", TEXTS, words=words)], [*words]
+
+    with LocalServer(decoder, "other", Presets(rerank_words=("false", "true"))) as other:
+        assert ranks(other) == expected("false", "true") != ranks(other, words=["true", "false"])
+        assert ranks(other, words=["true", "▁"]) == expected("true", "▁")
+    with LocalServer(decoder, "none", Presets(rerank_words=("yes", "no"))) as none:
+        (served,) = none.http.get("/v1/models").json()["data"]
+        assert served["capabilities"] == ["completions", "score", "embeddings"]
+        assert ranks(none, words=["true", "false"]) == expected("true", "false")
+        for words in ({}, {"words": ["true", "nobody"]}, {"words": ["true"]}):
+            body = {"query": "cat", "documents": TEXTS, **words}
+            answer = none.http.post("/v1/rerank", json=body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "words")
+
+
+def test_a_models_name_or_card_tells_the_words_that_rerankers_has_for_it(tmp_path):
+    (package,) = importlib.util.find_spec("rerankers").submodule_search_locations
+    source = ast.parse(Path(package, "models", "t5ranker.py").read_text("utf-8"))
+    (table,) = (n.value for n in source.body if getattr(n, "targets", None))
+    token_names = {1176: "▁true", 6136: "▁false"}  # of T5's tokenizer, which TWOLAR has
+    for name, (no, yes) in ast.literal_eval(table).items():
+        id = name.replace("/", "--")
+        named, cached = tmp_path / name, tmp_path / f"models--{id}" / "snapshots" / "0a1b"
+        described = tmp_path / id / "my-ranker"
+        tokens = [token_names.get(token, token) for token in (yes, no)]
+        for folder in (named, cached, described):
+            folder.mkdir(parents=True)
+            (folder / "config.json").write_text("{}")
+            if folder is described:
+                (folder / "README.md").write_text(f"---\nbase_model: {name}\n---\n")
+            words = named_words(folder) or ("true", "false")
+            assert [f"▁{word}".replace("▁▁", "▁") for word in words] == tokens, folder
+    assert named_words(tmp_path) is None
+    assert ranks_by(load_tokenizer(BUNDLED / "target"), ("▁The", "▁")), "sentencepiece reads spaces"
+
+
+def test_only_documents_that_are_longer_than_max_tokens_per_doc_are_cut(ranker, decoder):
+    documents = ["a ☃ cat", "a ☃ cat sat"]  # "☃" is unknown to the tokenizer
+    whole, cut = (len(decoder.tokenizer(text).input_ids) - 1 for text in documents)
+    assert whole < cut
+
+    def scores(documents, **fields):
+        body = {"query": "cat", "documents": documents, **fields}
+        answer = ranker.http.post("/v1/rerank", json=body).json()
+        by_index = sorted(answer["results"], key=lambda entry: entry["index"])
+        return [entry["relevance_score"] for entry in by_index], answer["usage"]["prompt_tokens"]
+
+    assert scores(documents) == scores(documents, max_tokens_per_doc=cut)
+    (first, second), _ = scores(documents, max_tokens_per_doc=whole)
+    (expected,), _ = scores(documents[:1])
+    assert first == pytest.approx(expected, abs=1e-6)
+    assert second == pytest.approx(expected, abs=1e-6), "its beginning, unknown characters too"
+    assert scores(documents[1:])[0] != pytest.approx([second], abs=1e-6)
 
 
 def test_documents_are_cut_to_the_longest_prompt_that_the_server_takes(ranker, decoder):

@@ -7,9 +7,13 @@ import sys
 
 import pytest
 
+import mlx_t5.cli.server as command
+from fake_serving import idle_service
 from mlx_t5.cli.server import listener as listening
 from mlx_t5.convert import convert
 from mlx_t5.server import main
+from mlx_t5.serving.app import create_app
+from mlx_t5.serving.metrics import Metrics
 from serving_process import PATIENCE, ROOT
 from standard_error import messages
 
@@ -30,6 +34,31 @@ def test_exact_decoding_needs_a_decoder(tmp_path, capsys):
 def test_the_listener_lets_asyncio_send_without_delay():
     with listening("127.0.0.1", 0) as bound:
         assert bound.proto == socket.IPPROTO_TCP, "or asyncio leaves TCP_NODELAY off"
+
+
+def test_words_that_are_not_single_tokens_are_refused(capsys):
+    assert main(["--port", "0", "--rerank-words", "yes", "nobody"]) == 2
+    assert "error: --rerank-words are not single tokens" in capsys.readouterr().err
+
+
+def test_a_signal_to_end_counts_as_soon_as_the_server_says_that_it_serves(monkeypatch, capsys):
+    def app(options, chosen):
+        return create_app(idle_service(), Metrics())
+
+    def log(line):
+        assert line.startswith("serving demo at http://127.0.0.1:")
+        signal.raise_signal(signal.SIGTERM)
+
+    def lost(*_):
+        raise AssertionError("nobody handles it")
+
+    monkeypatch.setattr(command, "_application", app)
+    monkeypatch.setattr(command, "log", log)
+    before = signal.signal(signal.SIGTERM, lost)
+    try:
+        assert main(["--port", "0"]) == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.slow

@@ -111,6 +111,18 @@ def test_subtitles_keep_their_times(server, decoder):
     assert answer["text"] == expected.text == cue.format("She has", "two cats.")
 
 
+def test_the_tokens_of_a_piece_that_was_kept_are_not_reported(server):
+    source = "See https://example.org/x now."
+    text = f"translate English to French: I have two cats. {source}"
+    for choices in (
+        [complete(server, prompt=text, speculation=True)["choices"][0]],
+        [event["choices"][0] for event in streamed(server, prompt=text, speculation=True)],
+    ):
+        answered, kept = (piece for choice in choices for piece in choice["pieces"])
+        assert choices[-1]["stats"]["kept"] == 1 and kept["text"] == source
+        assert "speculation" in answered and "speculation" not in kept
+
+
 def test_the_language_decides_where_a_sentence_ends(server):
     fields = {"prompt": "fix grammar: Er kommt am 3. Oktober. Es regnet.", "max_tokens": 3}
     counts = [

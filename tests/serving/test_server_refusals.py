@@ -126,7 +126,6 @@ ASKING = {
     "tool_choice": "required",
     "functions": [{"name": "f"}],
     "store": True,
-    "service_tier": "flex",
     "reasoning_effort": "high",
     "response_format": {"type": "json_object"},
     "modalities": ["text", "audio"],
@@ -139,7 +138,11 @@ NEUTRAL = {
     "parallel_tool_calls": (True, False),
     "store": (False, None),
     "metadata": ({"a": "b"}, None),
-    "service_tier": ("auto", None),
+    "service_tier": ("flex", None),
+    "prompt_cache_key": ("a", None),
+    "prompt_cache_retention": ("24h", None),
+    "prompt_cache_options": ({"mode": "implicit", "ttl": "30m"}, None),
+    "safety_identifier": ("x", None),
     "reasoning_effort": (None,),
     "response_format": ({"type": "text"}, None),
     "modalities": (["text"], None),
@@ -157,6 +160,8 @@ def test_fields_that_ask_for_nothing_are_accepted_and_others_are_refused_by_name
     for turn in range(2):
         fields = {name: values[turn % len(values)] for name, values in NEUTRAL.items()}
         assert ask(**fields).status_code == 200, fields
+    part = {"type": "text", "text": "x", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    assert ask(messages=[{**USER, "content": [part]}]).status_code == 200
     for name, value in ASKING.items():
         assert refused(ask(**{name: value}), 400, name).startswith(f"{name}: this is not supp")
 

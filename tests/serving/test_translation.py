@@ -1,5 +1,6 @@
 """Tests LibreTranslate's API over HTTP, with the bundled pair, which translates en to fr."""
 
+import errno
 import json
 import os
 import stat
@@ -323,6 +324,51 @@ def test_a_file_of_prompts_is_continued(tmp_path):
     for wrong in (path, tmp_path, tmp_path / "none" / "file"):
         with pytest.raises(UserError, match="--save-prompts: "):
             SavedPrompts(str(wrong), 9)
+
+
+def test_a_half_line_at_the_end_is_removed_and_a_foreign_one_is_not(tmp_path, caplog):
+    path, whole = tmp_path / "prompts.jsonl", b'{"prompt": "a"}\n'
+    line = '{"prompt": "b \\"}é"}\n'.encode()
+    for cut in range(1, len(line) - 1):
+        path.write_bytes(whole + line[:cut])
+        caplog.clear()
+        SavedPrompts(str(path), 9).add(["a", "c"])
+        assert lines(path) == ["a", "c"]
+        (record,) = caplog.records
+        assert "the half line at the end of" in record.getMessage()
+    for foreign in (b"my notes", b"{'a'"):
+        path.write_bytes(foreign)
+        with pytest.raises(UserError, match="has other lines"):
+            SavedPrompts(str(path), 9)
+        assert path.read_bytes() == foreign
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path, caplog):
+    path = tmp_path / "prompts.jsonl"
+    saved = SavedPrompts(str(path), 9)
+    saved.add(["a"])
+    write = saved.file.write
+
+    class Small:
+        """A disk with room for 20 more bytes."""
+
+        room = 20
+
+        def write(self, data):
+            if not self.room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self.room -= (written := write(data[: self.room]))
+            return written
+
+        def __getattr__(self, name):
+            return getattr(file, name)
+
+    file, saved.file = saved.file, Small()
+    saved.add(["b", "c"])
+    saved.add(["d"])
+    assert lines(path) == ["a"]
+    (record,) = caplog.records
+    assert "No space left on device; no more prompts are saved" in record.getMessage()
 
 
 @pytest.fixture(scope="module")

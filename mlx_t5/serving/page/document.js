@@ -69,6 +69,7 @@ function row({ text, error, finish_reason, speculation }, source) {
   else target.textContent = text;
   made.append(element("p", source, "source"), target);
   if (error) made.append(element("small", `Left as it was: ${error}`));
+  else if (!speculation) made.append(element("small", "Left as it was: its answer lacked a URL or an e-mail address."));
   else if (finish_reason === "length") made.append(element("small", "Cut off: it has as many tokens as are allowed."));
   return made;
 }
