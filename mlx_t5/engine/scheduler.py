@@ -39,7 +39,6 @@ class Scheduler:
         waiting: the rows that are not in the engine yet, the oldest first. Rows that wait for the
             text of an equal row are in `answers`.
         all_submitted: whether no more rows will come.
-        joined: the rows that joined the engine in the last step.
         step_seconds: duration of the engine's last step.
     """
 
@@ -57,7 +56,7 @@ class Scheduler:
         """
         self.engine, self.size, self.bulk = engine, size, bulk
         self.answers = answers or AnswerStore([], 0)
-        self.waiting, self.joined = list[Row](), list[Row]()
+        self.waiting = list[Row]()
         self.all_submitted, self.step_seconds = False, 0.0
         self._space, self._lowered = memory.free(), False
         self._full_at = size  # rows in flight when memory last ran out; with fewer, try again
@@ -74,14 +73,11 @@ class Scheduler:
             The rows that were advanced, and rows that were finished without decoding: because they
             do not fit into memory even alone, or by the text of an equal row.
         """
-        running, clock = len(self.engine.rows), self.engine.clock
         refused = self._admit()
-        advanced = self.engine.rows
-        self.joined = advanced[running:]
-        started = clock()
+        advanced, started = self.engine.rows, self.engine.clock()
         if advanced:
             self.engine.step()
-        self.step_seconds = clock() - started
+        self.step_seconds = self.engine.clock() - started
         reused, again = self.answers.update()
         self.waiting[:0] = again
         return [*refused, *advanced, *reused]

@@ -110,8 +110,9 @@ class GenerationBatches:
             return
         seconds, metrics = scheduler.step_seconds, self._metrics
         began = self._jobs.clock() - seconds
-        for row in scheduler.joined:
-            metrics.queue_seconds.observe(began - self._job_of[row].submitted)
+        for row in rows:
+            if row.stats.target_calls == 1:
+                metrics.queue_seconds.observe(began - self._job_of[row].submitted)
         metrics.stepped(len(rows), scheduler.engine.gamma, seconds)
         metrics.wrote(*(b - a for a, b in zip(before, row_counts(rows), strict=True)))
 
