@@ -6,6 +6,7 @@ from fake_model import FakeModel, drafter, good, greedy, random_table, without
 from mlx_t5.backend import mx
 from mlx_t5.decoder import Engine, SpeculativeDecoder
 from mlx_t5.engine import scheduler
+from mlx_t5.engine.reuse import AnswerStore
 from mlx_t5.engine.rows import Row, Stats
 from mlx_t5.errors import UserError
 from mlx_t5.network import memory
@@ -140,6 +141,25 @@ def test_short_prompts_do_not_overtake_a_long_one_for_good(monkeypatch):
         assert not any(row.error for row in queue.step())
     assert len(long.output()[0]) == 5
     assert sum(row.decided > 0 for row in later) == 4, "and then they follow"
+
+
+def test_a_step_returns_the_rows_that_it_changed_and_removed_rows_never_return(monkeypatch):
+    engine = scarce(monkeypatch, 20)
+    store = AnswerStore([1])
+    queue = scheduler.Scheduler(engine, 2, store)
+    large, one, equal, last, other = many = rows([21, 3, 3, 3, 4], max_tokens=2)
+    for row in (one, equal, last):
+        row.ids, row.answer_key = one.ids, (b"", row.settings)
+    for row in many:
+        queue.submit(row)
+    assert queue.waiting == [large, one, other] and store.waiting == [equal, last]
+    refused, *advanced = queue.step()
+    assert refused is large and large.error and advanced == [other], "of a nearer length"
+    queue.remove([one, other])
+    assert engine.rows == [] and queue.waiting == [equal], "which follows its equal row"
+    assert queue.step() == [equal]
+    assert queue.step() == [equal, last] and last.stats.reused
+    assert last.tokens == equal.tokens and not (one.finish_reason or other.finish_reason)
 
 
 def test_a_stream_without_memory_is_an_error():
