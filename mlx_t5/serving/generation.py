@@ -30,8 +30,8 @@ from mlx_t5.engine.rows import Row, TokenLogprob
 from mlx_t5.engine.scheduler import Scheduler
 from mlx_t5.sampling.beam_search import texts_of
 from mlx_t5.serving.api_error import ApiError, failure_of
-from mlx_t5.serving.jobs import GenerationJob, JobQueue
 from mlx_t5.serving.metrics import Metrics, row_counts
+from mlx_t5.serving.queue import GenerationJob, JobQueue
 
 
 class GenerationBatches:

@@ -27,11 +27,11 @@ from mlx_t5.network.compiled import compile_at_once
 from mlx_t5.network.encoding import encoded
 from mlx_t5.scoring.pairs import LastEncoded, Pair
 from mlx_t5.scoring.passes import NotFinite, Part
-from mlx_t5.serving.api import MAX_BEAMS, MAX_NUM_DRAFT
 from mlx_t5.serving.api_error import STOPPING_MESSAGE, ApiError, failure_of, raised_at
 from mlx_t5.serving.generation import GenerationBatches
-from mlx_t5.serving.jobs import GenerationJob, JobQueue, QueuedJob, ScoringJob
 from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.queue import GenerationJob, JobQueue, QueuedJob, ScoringJob
+from mlx_t5.serving.requests import MAX_BEAMS, MAX_NUM_DRAFT
 
 log = logging.getLogger(__name__)
 

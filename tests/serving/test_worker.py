@@ -10,9 +10,9 @@ from mlx_t5.drafting.costs import most_proposals
 from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
 from mlx_t5.network.compiled import PASSES_BEFORE_COMPILING
-from mlx_t5.serving.api import MAX_NUM_DRAFT
 from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.requests import MAX_NUM_DRAFT
 from mlx_t5.serving.worker import Worker, warm_up
 from mlx_t5.settings import AUTO
 
