@@ -39,7 +39,7 @@ from mlx_t5.drafting.costs import StepCosts
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.proposals import Copy, Drafter, Proposal
 from mlx_t5.drafting.source_copy import SourceCopy
-from mlx_t5.engine import batching, document_batch
+from mlx_t5.engine import document_batch, scheduler
 from mlx_t5.engine.batch import Batch
 from mlx_t5.engine.beams import Beams
 from mlx_t5.engine.codec import Codec, Job
@@ -422,7 +422,7 @@ class SpeculativeDecoder:
         rows = self.codec.rows(prompts, job, indexes)
         at_hand = lambda n: n % samples > 0 or ready()  # noqa: E731 (next samples need no wait)
         engine = self.engine(job.settings, batch_size)
-        finished = batching.decode_rows(engine, rows, batch_size, at_hand)
+        finished = scheduler.decode_rows(engine, rows, batch_size, at_hand)
         return chain.from_iterable(map(self.codec.results, finished))
 
     def stream(
@@ -461,7 +461,7 @@ class SpeculativeDecoder:
         row = next(self.codec.rows([prompt], job))
         if row.error:
             raise UserError(row.error)
-        steps = batching.follow(self.engine(job.settings, checked("batch_size", batch_size)), row)
+        steps = scheduler.follow(self.engine(job.settings, checked("batch_size", batch_size)), row)
         return (self.codec.chunk(row) for _ in steps)
 
     def score(

@@ -20,7 +20,7 @@ from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError, log
 from mlx_t5.loading import ModelPair, choose_pair, load_pair
 from mlx_t5.scoring.pairs import ranks_by
-from mlx_t5.serving import api
+from mlx_t5.serving import requests
 from mlx_t5.serving.app import LAST_SECONDS, create_app
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.rerank import named_words
@@ -99,7 +99,7 @@ def _application(options: ServerOptions, chosen: ModelPair) -> FastAPI:
     path, most = options.save_prompts, options.save_prompts_limit
     saved = SavedPrompts(path, most) if path else None
     metrics = Metrics()
-    rows = min(api.MAX_SAMPLES * api.MAX_PROMPTS, options.max_batch + options.max_queue)
+    rows = min(requests.MAX_SAMPLES * requests.MAX_PROMPTS, options.max_batch + options.max_queue)
     limits = RequestLimits(options.max_prompt_tokens, options.max_tokens, rows)
     sizes = options.max_batch, options.max_queue
     load = partial(_load, options, chosen)

@@ -7,7 +7,7 @@ tokens when it is finished. An answer is taken as tokens, and converted to text 
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
@@ -35,17 +35,21 @@ class AnswerStore:
         self.eos, self.most, self.most_bytes = eos, most, most_bytes
         self.answers = OrderedDict[Key, Answer]()
         self.bytes = 0
-        self.decoding: dict[Key, Row] = {}
-        self.waiting = defaultdict[Key, list[Row]](list)
+        self.decoding: dict[Key, list[Row]] = {}  # equal rows: one is decoded, the others wait
 
     def has(self, row: Row) -> bool:
         """Whether the row's answer is stored, or an equal row is being decoded."""
         return row.answer_key in self.answers or row.answer_key in self.decoding
 
-    def claim(self, row: Row) -> bool:
+    @property
+    def waiting(self) -> list[Row]:
+        """The rows that wait for an equal one."""
+        return [row for rows in self.decoding.values() for row in rows[1:]]
+
+    def add(self, row: Row) -> bool:
         """Returns whether the row must be decoded.
 
-        Otherwise it is finished now, by a stored answer, or will be finished by `settle`.
+        Otherwise it is finished now, by a stored answer, or will be finished by `update`.
         """
         key = row.answer_key
         if key is None or not self.most:
@@ -54,30 +58,27 @@ class AnswerStore:
             self.answers.move_to_end(key)
             row.reuse(self.answers[key], self.eos)
             return False
-        if key in self.decoding:
-            self.waiting[key].append(row)
-            return False
-        self.decoding[key] = row
-        return True
+        rows = self.decoding.setdefault(key, [])
+        rows.append(row)
+        return rows == [row]
 
-    def settle(self) -> tuple[list[Row], list[Row]]:
+    def update(self) -> tuple[list[Row], list[Row]]:
         """Gives the answers of finished rows to the rows that waited for them.
 
         Returns:
             The rows that are finished by this, and rows that must be decoded after all, because the
             row for which they waited has failed.
         """
-        finished, again = list[Row](), list[Row]()
-        for key, row in [*self.decoding.items()]:
-            if row.error:
-                again += self._next(key)
-            if row.error or row.finish_reason is None:
+        finished = list[Row]()
+        again = self.remove([rows[0] for rows in self.decoding.values() if rows[0].error])
+        for key, (row, *equal) in [*self.decoding.items()]:
+            if row.finish_reason is None:
                 continue
             del self.decoding[key]
             answer = row.tokens, row.writers, row.settings, row.stats.drafted, row.stats.accepted
-            for equal in self.waiting.pop(key, []):
-                equal.reuse(answer, self.eos)
-                finished.append(equal)
+            for other in equal:
+                other.reuse(answer, self.eos)
+            finished += equal
             if row.finish_reason == "length" and row.settings != key[1]:
                 continue  # cut off for lack of memory, of which there may be more later
             self.answers[key] = answer
@@ -86,22 +87,18 @@ class AnswerStore:
                 self.bytes -= size_of(*self.answers.popitem(last=False))
         return finished, again
 
-    def drop(self, rows: Iterable[Row]) -> list[Row]:
-        """Forgets rows that left early; returns the rows that must be decoded in their place."""
+    def remove(self, rows: Iterable[Row]) -> list[Row]:
+        """Removes rows that failed or left; returns the rows to decode in their place."""
         gone, again = set(rows), list[Row]()
-        for waiting in self.waiting.values():
-            waiting[:] = [row for row in waiting if row not in gone]
-        for key in [key for key, row in self.decoding.items() if row in gone]:
-            again += self._next(key)
+        for key, equal in [*self.decoding.items()]:
+            remaining = [row for row in equal if row not in gone]
+            if not remaining:
+                del self.decoding[key]
+                continue
+            self.decoding[key] = remaining
+            if remaining[0] is not equal[0]:
+                again.append(remaining[0])
         return again
-
-    def _next(self, key: Key) -> list[Row]:
-        """The first row that waits takes the place of the one that was to be decoded."""
-        del self.decoding[key]
-        if not (waiting := self.waiting.pop(key, [])):
-            return []
-        self.decoding[key], self.waiting[key] = waiting[0], waiting[1:]
-        return waiting[:1]
 
 
 def size_of(key: Key, answer: Answer) -> int:

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 
-from mlx_t5.serving import api_error, routes, translation
+from mlx_t5.serving import api_error, libretranslate, openai
 from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.service import Service
@@ -77,9 +77,9 @@ def create_app(
     )
     app.state.service, app.state.metrics, app.state.server = service, metrics, None
     app.state.api_key = api_key
-    needs_key = [Depends(routes.bearer), Depends(_require_key)] if api_key else []
-    app.include_router(routes.router, responses=ERRORS, dependencies=needs_key)
-    app.include_router(translation.router)
+    needs_key = [Depends(openai.bearer), Depends(_require_key)] if api_key else []
+    app.include_router(openai.router, responses=ERRORS, dependencies=needs_key)
+    app.include_router(libretranslate.router)
     app.include_router(public)
     app.mount("/page", StaticFiles(directory=PAGE))
     for kind in (ApiError, RequestValidationError, HTTPException):
@@ -112,7 +112,7 @@ async def _give_up_late(app: FastAPI) -> None:
 
 
 async def _require_key(request: Request) -> None:
-    if not await routes.has_key(request):
+    if not await openai.has_key(request):
         message = "wrong or missing API key; send it as Authorization: Bearer KEY"
         challenge = {"WWW-Authenticate": "Bearer"}
         raise ApiError(401, message, code="invalid_api_key", headers=challenge)
@@ -222,7 +222,7 @@ async def health(request: Request) -> Response:
     service: Service = request.app.state.service
     status, reason = service.worker.health()
     body: dict[str, Any] = {"status": status} | ({"reason": reason} if reason else {})
-    if await routes.has_key(request):
+    if await openai.has_key(request):
         running, waiting = service.worker.rows
         body |= {"model": service.model, "running": running, "waiting": waiting}
     return JSONResponse(body, 503 if reason else 200)

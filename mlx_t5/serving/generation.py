@@ -19,19 +19,19 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
 from mlx_t5.backend import mx
 from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.engine import batching
 from mlx_t5.engine.beams import Beams
 from mlx_t5.engine.reuse import AnswerStore
 from mlx_t5.engine.rows import Row, TokenLogprob
+from mlx_t5.engine.scheduler import Scheduler
 from mlx_t5.sampling.beam_search import texts_of
 from mlx_t5.serving.api_error import ApiError, failure_of
-from mlx_t5.serving.jobs import GenerationJob, JobQueue
 from mlx_t5.serving.metrics import Metrics, row_counts
+from mlx_t5.serving.queue import GenerationJob, JobQueue
 
 
 class GenerationBatches:
@@ -47,15 +47,15 @@ class GenerationBatches:
         self._jobs, self._metrics, self._answers = jobs, metrics, answers
         # The next row of each waiting job, and the rows after it; the oldest job comes first.
         self._waiting: dict[GenerationJob, tuple[Row, Iterator[Row]]] = {}
-        self._job_of: dict[Row, GenerationJob] = {}  # rows that are decoded or about to join
-        self._new_batches()
+        self._job_of: dict[Row, GenerationJob] = {}  # the unfinished rows of the schedulers
+        self._restart()
 
     def __bool__(self) -> bool:
         return bool(self._job_of or self._waiting)
 
     @property
     def running(self) -> list[Row]:
-        return [row for queue in list(self._queues.values()) for row in queue.engine.rows]
+        return [row for one in list(self._schedulers.values()) for row in one.engine.rows]
 
     def add(self, job: GenerationJob) -> None:
         """Adds a job, whose rows join the batches one by one as places become free."""
@@ -63,7 +63,8 @@ class GenerationBatches:
 
     def _advance(self, job: GenerationJob, rows: Iterator[Row]) -> None:
         """Lets the next of a job's rows wait; a job without further rows waits no longer."""
-        if row := next(rows, None):
+        row = next(rows, None)
+        if row:
             self._waiting[job] = row, rows
         else:
             self._waiting.pop(job, None)
@@ -82,110 +83,93 @@ class GenerationBatches:
 
     def remove(self, job: GenerationJob) -> None:
         self._waiting.pop(job, None)
-        gone = [row for row, owner in self._job_of.items() if owner is job]
-        for row in gone:
+        rows = [row for row, owner in self._job_of.items() if owner is job]
+        for row in rows:
             del self._job_of[row]
-        for queue in self._queues.values():
-            batch = queue.engine
-            batch.filter([i for i, row in enumerate(batch.rows) if row in self._job_of])
-            queue.remove(gone)
-        self._decode_first(self._answers.drop(gone))
+        for scheduler in self._schedulers.values():
+            scheduler.remove(rows)
 
-    def admit(self) -> None:
-        """Moves rows into the batches while these have free places."""
-        self._draw()
-        for queue in self._queues.values():
-            running = len(queue.engine.rows)
+    def step(self) -> None:
+        """Submits rows, runs one step of every batch, and reports the new tokens to the jobs."""
+        self._submit_rows()
+        for scheduler in self._schedulers.values():
+            running = scheduler.engine.rows
             if not running:  # a request that is alone gets the same answer every time
-                queue.engine.forget()
-            for row in queue.admit():  # these rows do not fit even into an empty batch
-                self._fail(row, ApiError(400, str(row.error)))
-            now = self._jobs.clock()
-            for row in queue.engine.rows[running:]:
-                self._metrics.queue_seconds.observe(now - self._job_of[row].submitted)
+                scheduler.engine.forget()
+            before = row_counts(running)
+            rows = scheduler.step()
+            for row, entries in self._recorder.collect():
+                row.logprobs += entries
+            self._count_step(scheduler, before, [row for row in rows if row.stats.target_calls])
+            for row in rows:
+                self._report(row)
 
-    def _draw(self) -> None:
+    def _count_step(self, scheduler: Scheduler, before: Sequence[int], rows: list[Row]) -> None:
+        """Updates the metrics after a step that advanced `rows`; `before` are their counts."""
+        if not rows:
+            return
+        seconds, metrics = scheduler.step_seconds, self._metrics
+        began = self._jobs.clock() - seconds
+        for row in rows:
+            if row.stats.target_calls == 1:
+                metrics.queue_seconds.observe(began - self._job_of[row].submitted)
+        metrics.stepped(len(rows), scheduler.engine.gamma, seconds)
+        metrics.wrote(*(b - a for a, b in zip(before, row_counts(rows), strict=True)))
+
+    def _submit_rows(self) -> None:
         for job in [*self._waiting]:  # a row whose text is known needs no place
             while job in self._waiting and self._answers.has(self._waiting[job][0]):
-                self._take_row(job)
+                self._submit_next(job)
         rows_of = Counter(self._job_of.values())
         while self._waiting and self._has_free_place():
             job = min(self._waiting, key=rows_of.__getitem__)
             rows_of[job] += 1
-            self._take_row(job)
+            self._submit_next(job)
 
-    def _take_row(self, job: GenerationJob) -> None:
+    def _has_free_place(self) -> bool:
+        taken = sum(len(s.engine.rows) + len(s.waiting) for s in self._schedulers.values())
+        return taken < self._max_batch
+
+    def _submit_next(self, job: GenerationJob) -> None:
         row, rows = self._waiting[job]
         self._job_of[row] = job
         self._advance(job, rows)
-        if row.error:
-            self._fail(row, ApiError(400, row.error))
-        elif self._answers.claim(row):
-            self._queue_of(row).waiting.append(row)
-        elif row.finish_reason:
+        self._scheduler_of(row).submit(row)
+        if row.finish_reason:
             self._report(row)
-
-    def _has_free_place(self) -> bool:
-        queues = self._queues.values()
-        return sum(len(q.engine.rows) + len(q.waiting) for q in queues) < self._max_batch
-
-    def step(self) -> None:
-        """Runs one step of every batch, and reports the new tokens to the jobs."""
-        rows = self.running
-        before = row_counts(rows)
-        for queue in self._queues.values():
-            batch = queue.engine
-            if not batch.rows:
-                continue
-            began, size = self._jobs.clock(), len(batch.rows)
-            batch.step()
-            for row, entries in self._recorder.collect():
-                row.logprobs += entries
-            self._metrics.stepped(size, batch.gamma, self._jobs.clock() - began)
-        self._metrics.wrote(*(b - a for a, b in zip(before, row_counts(rows), strict=True)))
-        for row in rows:
-            self._report(row)
-        finished, again = self._answers.settle()
-        for row in finished:
-            self._report(row)
-        self._decode_first(again)
-
-    def _decode_first(self, rows: Iterable[Row]) -> None:
-        """Adds rows that waited for an equal row, which then failed or left."""
-        for row in rows:
-            self._queue_of(row).waiting.insert(0, row)
 
     def recover(self, error: Exception) -> None:
-        """Recovers from an error in an engine: fails the running rows, keeps the waiting rows."""
-        failure = failure_of(error)
-        survivors = {row for queue in self._queues.values() for row in queue.waiting}
-        survivors.update(*self._answers.waiting.values())
-        for row in [row for row in self._job_of if row not in survivors]:
-            self._fail(row, failure)
-        waiting = [row for queue in self._queues.values() for row in queue.waiting]
-        self._new_batches()
-        for row in waiting:
-            self._queue_of(row).waiting.append(row)
+        """Recovers from an error in an engine: fails the running rows, but no waiting rows."""
+        waiting = [row for scheduler in self._schedulers.values() for row in scheduler.waiting]
+        survivors = {*waiting, *self._answers.waiting}
+        failed = [row for row in self._job_of if row not in survivors]
+        for row in failed:
+            self._fail(row, failure_of(error))
+        self._restart()
+        for row in [*self._answers.remove(failed), *waiting]:
+            self._scheduler_of(row).waiting.append(row)
         mx.clear_cache()
 
-    def _new_batches(self) -> None:
-        self._queues: dict[int, batching.Queue] = {}  # by number of beams
+    def _restart(self) -> None:
+        self._schedulers: dict[int, Scheduler] = {}  # by number of beams
         self._recorder = LogprobRecorder(lambda row: self._job_of[row].spec.logprobs)
 
-    def _queue_of(self, row: Row) -> batching.Queue:
+    def _scheduler_of(self, row: Row) -> Scheduler:
         beams = row.settings.num_beams
-        if beams not in self._queues:
+        if beams not in self._schedulers:
             batch = self._decoder.engine(row.settings, self._max_batch)
             if not isinstance(batch, Beams):
                 batch.on_verified = self._recorder
-            self._queues[beams] = batching.Queue(batch, self._max_batch)
-        return self._queues[beams]
+            answers = None if beams > 1 else self._answers
+            self._schedulers[beams] = Scheduler(batch, self._max_batch, answers)
+        return self._schedulers[beams]
 
     def _report(self, row: Row) -> None:
         """Reports a row's new text to its job: after each step for a stream, else at the end."""
         job, texts = self._job_of[row], texts_of(row) if row.finish_reason else [row]
         if error := next((text.error for text in texts if text.error), None):
-            self._fail(row, ApiError(500, error))
+            # A row without tokens never joined a batch: its prompt is unusable or too long.
+            self._fail(row, ApiError(500 if row.tokens else 400, error))
             return
         if row.reported == 0 and (row.stats.target_calls == 1 or row.stats.reused):
             self._metrics.first_token_seconds.observe(self._jobs.clock() - job.submitted)
@@ -206,7 +190,6 @@ class GenerationBatches:
         """Fails a row: a document continues, any other job is cancelled."""
         job = self._job_of[row]
         self._end(row)
-        self._decode_first(self._answers.drop([row]))
         if job.pieces:
             row.fail(str(failure))
             row.reported = row.decided  # none of its text is reported

@@ -23,12 +23,12 @@ from mlx_t5.engine.document_batch import DocumentInFlight, fitted_document
 from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError, shown
 from mlx_t5.scoring.pairs import FALSE, RERANK_TOKENS, TRUE, Pair, ranks_by, relevance_pairs
-from mlx_t5.serving import api
-from mlx_t5.serving.answers import EventStream, TokenSpelling
+from mlx_t5.serving import requests
 from mlx_t5.serving.api_error import ApiError, refusing
-from mlx_t5.serving.jobs import GenerationJob, ScoringJob
+from mlx_t5.serving.builders import EventStream, TokenSpelling
+from mlx_t5.serving.queue import GenerationJob, ScoringJob
+from mlx_t5.serving.responses import Capability, ServedModel
 from mlx_t5.serving.saved_prompts import SavedPrompts
-from mlx_t5.serving.schemas import Capability, ServedModel
 from mlx_t5.settings import AUTO, Settings, check_exact
 from mlx_t5.text.documents import Cutting
 from mlx_t5.text.languages import Translations
@@ -111,8 +111,8 @@ class Service:
         self.defaults = replace(self._base_settings, **self._default_settings)
         self.drafts = decoder.draft is not None or decoder.copy is not None
         self.exact = decoder.exact
-        width = decoder.target(worker.max_batch).width if self.exact else api.MAX_NUM_DRAFT + 1
-        self.max_num_draft = min(api.MAX_NUM_DRAFT, width - 1)
+        width = decoder.target(worker.max_batch).width if self.exact else requests.MAX_NUM_DRAFT + 1
+        self.max_num_draft = min(requests.MAX_NUM_DRAFT, width - 1)
         try:
             if decoder.tokenizer is None:
                 message = "the target's folder has no tokenizer, which a server needs: fetch it"
@@ -209,7 +209,7 @@ class Service:
             message = f"the {NAMES.get(name, name)} has {count} tokens; {limit}"
             raise ApiError(400, message, param, "context_length_exceeded")
 
-    async def _cut(self, body: api.TextRequest) -> DocumentInFlight:
+    async def _cut(self, body: requests.TextRequest) -> DocumentInFlight:
         """Cuts a request's text; every prompt begins with the task's prefix and the system message.
 
         Raises:
@@ -257,7 +257,7 @@ class Service:
             async with self._cutting if long else nullcontext():
                 return await asyncio.to_thread(cut)
 
-    def _prefix(self, body: api.Decoding) -> tuple[str, str]:
+    def _prefix(self, body: requests.Decoding) -> tuple[str, str]:
         """The prefix of a request's task or languages, and the code of the source language."""
         target = getattr(body, "target_language", None)
         if target is None:
@@ -267,7 +267,7 @@ class Service:
             return self.translations.prefix(target, getattr(body, "source_language", None) or "")
 
     async def submit(
-        self, body: api.PredictRequest | api.TextRequest, receive: Callable[[], Any]
+        self, body: requests.PredictRequest | requests.TextRequest, receive: Callable[[], Any]
     ) -> EventStream:
         """Checks a request, submits it to the worker, and returns the stream of its events.
 
@@ -276,7 +276,7 @@ class Service:
         """
         self.require_decoder()
         samples, reported, by_token, document = 1, dict[str, Any](), False, None
-        if not isinstance(body, api.PredictRequest):
+        if not isinstance(body, requests.PredictRequest):
             samples, by_token = body.n or 1, bool(body.speculation)
             if body.unit == "none":
                 reported = {"stream": bool(body.stream), "logprobs": body.alternatives}
@@ -376,7 +376,7 @@ class Service:
             message = f"{param} puts a text before the prompt; send that as text"
             raise ApiError(400, message, param)
 
-    def _settings(self, body: api.Decoding, task: Preset = NO_TASK) -> Settings:
+    def _settings(self, body: requests.Decoding, task: Preset = NO_TASK) -> Settings:
         requested = body.settings
         if requested.get("max_tokens", 0) > self.limits.max_tokens:
             most = f"at most {self.limits.max_tokens} here"
@@ -408,7 +408,7 @@ class Service:
             max_tokens=self.limits.max_tokens,
             **defaults,
             max_num_draft=self.max_num_draft,
-            max_num_beams=api.MAX_BEAMS,
+            max_num_beams=requests.MAX_BEAMS,
             draft=self.drafts,
             tasks={name: {"prefix": task.prefix, **task.settings} for name, task in tasks},
             dtype=str(self._model.dtype).removeprefix("mlx.core."),

@@ -20,18 +20,18 @@ from typing import Any
 from mlx_t5.backend import cpu_only, mx
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.costs import most_proposals
-from mlx_t5.engine.batching import MAX_JOINING_TOKENS
 from mlx_t5.engine.reuse import AnswerStore
+from mlx_t5.engine.scheduler import MAX_JOINING_TOKENS
 from mlx_t5.errors import UserError
 from mlx_t5.network.compiled import compile_at_once
 from mlx_t5.network.encoding import encoded
 from mlx_t5.scoring.pairs import LastEncoded, Pair
 from mlx_t5.scoring.passes import NotFinite, Part
-from mlx_t5.serving.api import MAX_BEAMS, MAX_NUM_DRAFT
 from mlx_t5.serving.api_error import STOPPING_MESSAGE, ApiError, failure_of, raised_at
 from mlx_t5.serving.generation import GenerationBatches
-from mlx_t5.serving.jobs import GenerationJob, JobQueue, QueuedJob, ScoringJob
 from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.queue import GenerationJob, JobQueue, QueuedJob, ScoringJob
+from mlx_t5.serving.requests import MAX_BEAMS, MAX_NUM_DRAFT
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +169,6 @@ class Worker:
                 self._metrics.cancelled_rows.inc(job.places)
                 self.jobs.release(job, job.unfinished)
                 self._batches_of(job).remove(job)
-            self._generation.admit()
             self._scoring.advance()
             self._generation.step()
         except Exception as error:

@@ -82,7 +82,7 @@ def test_with_all_settings_a_text_of_the_store_is_the_text_of_the_prompt_alone(m
     assert set(VALUES) == {field.name for field in fields(Settings)}
     rng, reused = random.Random(5), 0
     kept = AnswerStore([1])  # of all calls, as in a server
-    monkeypatch.setattr("mlx_t5.engine.batching.AnswerStore", lambda eos: kept)
+    monkeypatch.setattr("mlx_t5.engine.scheduler.AnswerStore", lambda eos: kept)
     for _ in range(60):
         settings = {n: rng.choice(values) for n, values in VALUES.items() if values}
         predictions = [rng.choice([None, [5, 4, 3, 2]]) for _ in range(6)]
@@ -158,26 +158,26 @@ def row(*ids, **settings):
 def finish(store, one, *tokens):
     one.tokens = [0]
     one.commit([*tokens, 1], len(tokens), "target", [1])
-    return store.settle()
+    return store.update()
 
 
 def test_rows_wait_for_an_equal_one_and_later_ones_are_finished_at_once():
     store = AnswerStore([1])
     first, second, other = row(4), row(4), row(4, max_tokens=9)
-    assert store.claim(first) and not store.claim(second) and store.claim(other)
-    assert store.settle() == ([], []) and second.finish_reason is None
+    assert store.add(first) and not store.add(second) and store.add(other)
+    assert store.update() == ([], []) and second.finish_reason is None
     assert finish(store, first, 5, 6) == ([second], [])
     assert second.output()[0] == [5, 6] and second.finish_reason == "stop"
     third = row(4)
-    assert not store.claim(third) and third.output()[0] == [5, 6]
+    assert not store.add(third) and third.output()[0] == [5, 6]
 
 
 def test_a_failed_row_gives_no_answer_and_the_next_equal_one_is_decoded():
     store = AnswerStore([1])
     first, second, third = rows = [row(4) for _ in range(3)]
-    assert [store.claim(one) for one in rows] == [True, False, False]
+    assert [store.add(one) for one in rows] == [True, False, False]
     first.fail("no memory")
-    assert store.settle() == ([], [second])
+    assert store.update() == ([], [second])
     assert finish(store, second, 5) == ([third], [])
 
 
@@ -185,13 +185,13 @@ def test_a_text_that_a_lack_of_memory_has_cut_off_is_not_kept():
     store = AnswerStore([1])
     for tokens, reason, is_kept in (([5, 6], "length", False), ([5, 1], "stop", True)):
         first, second = row(4), row(4)
-        assert store.claim(first) and not store.claim(second)
-        first.settings = replace(first.settings, max_tokens=2)  # as `Queue` lowers it
+        assert store.add(first) and not store.add(second)
+        first.settings = replace(first.settings, max_tokens=2)  # as `Scheduler` lowers it
         first.tokens = [0]
         first.commit(tokens, len(tokens) - 1, "target", [1])
-        assert store.settle() == ([second], []), "which waited for the same memory"
+        assert store.update() == ([second], []), "which waited for the same memory"
         assert first.finish_reason == second.finish_reason == reason
-        assert store.claim(row(4)) is not is_kept
+        assert store.add(row(4)) is not is_kept
         store.decoding.clear()
 
 
@@ -199,10 +199,10 @@ def test_a_row_that_leaves_early_gives_no_answer():
     store = AnswerStore([1])
     rows = [row(4) for _ in range(4)]
     for one in rows:
-        store.claim(one)
-    assert store.drop([rows[2]]) == []
-    assert store.drop(rows[:2]) == [rows[3]], "the first left is decoded in place of the first"
-    assert store.drop([rows[3]]) == [] and store.claim(row(4))
+        store.add(one)
+    assert store.remove([rows[2]]) == []
+    assert store.remove(rows[:2]) == [rows[3]], "the first left is decoded in place of the first"
+    assert store.remove([rows[3]]) == [] and store.add(row(4))
 
 
 def test_the_store_is_bounded_by_number_and_by_bytes_and_drops_what_was_used_least_recently():
@@ -210,13 +210,13 @@ def test_the_store_is_bounded_by_number_and_by_bytes_and_drops_what_was_used_lea
     size = size_of(a.answer_key, ([0, 5, 1], [], a.settings, 0, 0))
     for store in (AnswerStore([1], 2), AnswerStore([1], 99, 2 * size)):
         for one in (a, b):
-            assert store.claim(one)
+            assert store.add(one)
             finish(store, one, 5)
-        assert not store.claim(row(2)), "used again"
-        assert store.claim(c)
+        assert not store.add(row(2)), "used again"
+        assert store.add(c)
         finish(store, c, 5)
         assert len(store.answers) == 2 and store.bytes == 2 * size
-        assert store.claim(row(3)) and not store.claim(row(2))
+        assert store.add(row(3)) and not store.add(row(2))
         for one in (a, b, c):
             one.finish_reason = None
-    assert AnswerStore([1], 0).claim(row(2)) and AnswerStore([1], 0).claim(row(2))
+    assert AnswerStore([1], 0).add(row(2)) and AnswerStore([1], 0).add(row(2))

@@ -10,8 +10,8 @@ from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.convert import convert
 from mlx_t5.decoder import Engine
 from mlx_t5.disk import BUNDLED
-from mlx_t5.engine.batching import decode_rows
 from mlx_t5.engine.rows import Row
+from mlx_t5.engine.scheduler import decode_rows
 from mlx_t5.model import T5, load
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.sizes import cache_bytes, encoder_bytes, folder_bytes, warning

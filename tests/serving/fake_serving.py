@@ -16,8 +16,8 @@ from mlx_t5.disk import BUNDLED
 from mlx_t5.engine.codec import Job
 from mlx_t5.engine.rows import Chunk
 from mlx_t5.serving.app import create_app
-from mlx_t5.serving.jobs import GenerationJob, JobQueue
 from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.queue import GenerationJob, JobQueue
 from mlx_t5.serving.service import RequestLimits, Service
 from mlx_t5.serving.worker import Worker
 from mlx_t5.settings import Settings

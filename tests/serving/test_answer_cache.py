@@ -2,7 +2,7 @@
 
 from fake_model import FakeModel, greedy
 from fake_serving import ENDLESS, Gated, V, hold
-from mlx_t5.serving.answers import usage
+from mlx_t5.serving.builders import usage
 
 
 def test_a_repeated_request_is_answered_without_a_pass(serve):

@@ -11,7 +11,7 @@ import pytest
 
 import ranking_models
 from fake_serving import PHONE
-from mlx_t5.serving.schemas import TextStats
+from mlx_t5.serving.responses import TextStats
 from serving_process import Server
 
 pytestmark = pytest.mark.slow  # starts a browser

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fake_serving import PHONE
-from mlx_t5.serving.schemas import TextStats
+from mlx_t5.serving.responses import TextStats
 from mlx_t5.settings import UNREADABLE
 
 pytestmark = pytest.mark.slow  # starts a browser

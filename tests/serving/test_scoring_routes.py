@@ -17,7 +17,7 @@ from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.disk import BUNDLED
 from mlx_t5.model import load
 from mlx_t5.scoring.pairs import ranks_by
-from mlx_t5.serving.api import MAX_DOCUMENTS, MAX_INPUTS
+from mlx_t5.serving.requests import MAX_DOCUMENTS, MAX_INPUTS
 from mlx_t5.serving.rerank import named_words
 from mlx_t5.serving.service import Presets
 from mlx_t5.text.tokenizer import load_tokenizer

@@ -8,7 +8,7 @@ import pytest
 from fake_serving import idle_service
 from mlx_t5.checkpoints.generation_config import Preset
 from mlx_t5.errors import UserError
-from mlx_t5.serving import api
+from mlx_t5.serving import requests
 from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.service import Presets
 
@@ -20,12 +20,12 @@ from mlx_t5.serving.service import Presets
 def test_a_request_that_exact_decoding_cannot_serve_is_refused(fields, reason):
     service = idle_service(exact=True)
     service.drafts = True
-    body = api.PredictRequest(prompt="x", max_tokens=5, **fields)
+    body = requests.PredictRequest(prompt="x", max_tokens=5, **fields)
     with pytest.raises(ApiError, match=reason) as error:
         service._settings(body)
     assert error.value.status == 400
     assert service.describe().max_num_draft == 7 and service.describe().exact
-    assert idle_service().describe().max_num_draft == api.MAX_NUM_DRAFT
+    assert idle_service().describe().max_num_draft == requests.MAX_NUM_DRAFT
 
 
 def test_a_server_whose_defaults_contradict_exact_does_not_start():
@@ -51,7 +51,7 @@ def test_a_request_overrides_its_task_and_a_task_overrides_the_model():
     service = idle_service(Presets(sampling, {"fixing": fixing}))
 
     def settings(**fields):
-        body = api.PredictRequest(prompt="x", **fields)
+        body = requests.PredictRequest(prompt="x", **fields)
         request_settings = service._settings(body, service.task(body.task, ["x"]))
         return request_settings.max_tokens, request_settings.temp, request_settings.top_k
 
@@ -64,11 +64,11 @@ def test_a_request_overrides_its_task_and_a_task_overrides_the_model():
         ("x", "a", "it has fixing"),
         ("fixing", [5], "send that as text"),
     ):
-        body = api.CompletionRequest(prompt=prompt, task=task)
+        body = requests.CompletionRequest(prompt=prompt, task=task)
         with pytest.raises(ApiError, match=message) as error:
             asyncio.run(service.submit(body, None))
         assert (error.value.status, error.value.body.error.param) == (400, "task")
-    body = api.PredictRequest(prompt="a", task="fixing")
+    body = requests.PredictRequest(prompt="a", task="fixing")
     asyncio.run(service.submit(body, gone))
     (job,) = service.worker.jobs.unfinished()
     assert job.prompts == [service.tokenizer.encode("fix grammar: a")]
@@ -78,17 +78,17 @@ def test_a_prediction_needs_no_draft_and_is_tokenized_without_the_tasks_prefix()
     fixing = Preset("task fixing", "fix grammar: ", {})
     service = idle_service(Presets(tasks={"fixing": fixing}))
     prediction = {"type": "content", "content": "a b"}
-    body = api.PredictRequest(prompt="a", task="fixing", num_draft=7, prediction=prediction)
+    body = requests.PredictRequest(prompt="a", task="fixing", num_draft=7, prediction=prediction)
     asyncio.run(service.submit(body, gone))
     (job,) = service.worker.jobs.unfinished()
     assert job.spec.predictions == [service.tokenizer.encode("a b")]
     assert job.spec.settings.num_draft == 7
     for fields in ({"num_draft": 7}, {"draft": True}):
         with pytest.raises(ApiError, match="no draft"):
-            service._settings(api.PredictRequest(prompt="a", **fields))
+            service._settings(requests.PredictRequest(prompt="a", **fields))
     for fields in ({"num_draft": 0}, {"draft": False}):
-        assert service._settings(api.PredictRequest(prompt="a", **fields)).num_draft == 0
-    assert service._settings(api.PredictRequest(prompt="a", num_draft="auto"))
+        assert service._settings(requests.PredictRequest(prompt="a", **fields)).num_draft == 0
+    assert service._settings(requests.PredictRequest(prompt="a", num_draft="auto"))
 
 
 async def gone():

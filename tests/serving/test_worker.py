@@ -10,9 +10,9 @@ from mlx_t5.drafting.costs import most_proposals
 from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
 from mlx_t5.network.compiled import PASSES_BEFORE_COMPILING
-from mlx_t5.serving.api import MAX_NUM_DRAFT
 from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.requests import MAX_NUM_DRAFT
 from mlx_t5.serving.worker import Worker, warm_up
 from mlx_t5.settings import AUTO
 
@@ -122,7 +122,7 @@ def test_a_withdrawn_job_leaves_the_batch_and_the_others_go_on(serve):
     served.worker.jobs.cancel(gone.job)
     assert len(stays.results()[0].tokens) == 40
     until(lambda: served.worker.rows == (0, 0))
-    assert served.worker._generation._queues[1].engine.cache is None, "its memory is free"
+    assert served.worker._generation._schedulers[1].engine.cache is None, "its memory is free"
 
 
 def test_a_job_that_is_withdrawn_while_it_waits_is_never_decoded(serve):

@@ -15,12 +15,12 @@ from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.engine.document_batch import fitted_document
 from mlx_t5.errors import UserError
 from mlx_t5.model import load
+from mlx_t5.serving import libretranslate
 from mlx_t5.serving import service as serving
-from mlx_t5.serving import translation
 from mlx_t5.serving.api_error import error_of_validation
+from mlx_t5.serving.libretranslate import MAX_FIELDS
 from mlx_t5.serving.saved_prompts import SavedPrompts
 from mlx_t5.serving.service import MAX_PIECES
-from mlx_t5.serving.translation import MAX_FIELDS
 
 CATS, CHATS = "I have two cats.", "J'ai deux chats."
 ENGLISH = "translate English to French: "
@@ -209,7 +209,7 @@ def test_a_request_is_bounded_before_anything_is_done_with_it(server, monkeypatc
         counts.append(len(errors))
         return error_of_validation(errors, body)
 
-    monkeypatch.setattr(translation, "error_of_validation", validated)
+    monkeypatch.setattr(libretranslate, "error_of_validation", validated)
     monkeypatch.setattr(service, "translations", None)  # neither languages nor
     monkeypatch.setattr(service, "documents", None)  # texts are looked at
     answer = server.http.post("/translate", **sent)

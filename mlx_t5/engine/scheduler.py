@@ -29,47 +29,97 @@ PROMPTS_A_ROW = 8  # maximum number of prompts held for each row in flight
 MAX_JOINING_TOKENS = 1024
 
 
-class Queue:
-    """Rows that wait for a place in an engine's batch, and for memory.
+class Scheduler:
+    """Decides which rows an engine decodes: of the submitted rows, at most `size` at a time.
 
     If memory does not suffice for a row in addition to the rows in flight, the row waits until one
     of these has left. All later rows wait too: otherwise short prompts could delay a long one
     forever. A row fails only if memory does not suffice for it alone.
+
+    Attributes:
+        waiting: the rows that are not in the engine yet, the oldest first. Rows that wait for the
+            text of an equal row are in `answers`.
+        all_submitted: whether no more rows will come.
+        step_seconds: duration of the engine's last step.
     """
 
     def __init__(
-        self, engine: Batch, size: int, waiting: Sequence[Row] = (), bulk: bool = False
+        self, engine: Batch, size: int, answers: AnswerStore | None = None, bulk: bool = False
     ) -> None:
-        self.engine, self.size, self.bulk = engine, size, bulk
-        # In bulk only the total time matters: rows take all free places at once, and later rows may
-        # be encoded ahead. Otherwise `MAX_JOINING_TOKENS` limits the rows that join.
-        self.waiting, self.last = list(waiting), False  # the oldest first; no more will come
-        self._space, self._lowered = free(), False
-        self._room = size  # rows in flight when memory last ran out; with fewer, try again
+        """Starts without rows.
 
-    def admit(self) -> list[Row]:
-        """Inserts waiting rows for which there is room; returns rows that do not fit even alone."""
+        Args:
+            engine: an empty batch.
+            size: maximum number of rows in the batch.
+            answers: where equal rows find each other's texts; None decodes every row.
+            bulk: whether only the total time matters. Then rows take all free places at once, and
+                later rows may be encoded ahead; else `MAX_JOINING_TOKENS` limits how many join.
+        """
+        self.engine, self.size, self.bulk = engine, size, bulk
+        self.answers = answers or AnswerStore([], 0)
+        self.waiting = list[Row]()
+        self.all_submitted, self.step_seconds = False, 0.0
+        self._space, self._lowered = free(), False
+        self._full_at = size  # rows in flight when memory last ran out; with fewer, try again
+
+    def submit(self, row: Row) -> None:
+        """Adds a row, unless it is finished or its text is known, which finishes it at once."""
+        if row.finish_reason is None and self.answers.add(row):
+            self.waiting.append(row)
+
+    def step(self) -> list[Row]:
+        """Admits waiting rows and advances all rows in flight.
+
+        Returns:
+            The rows that were advanced, and rows that were finished without decoding: because they
+            do not fit into memory even alone, or by the text of an equal row.
+        """
+        refused = self._admit()
+        advanced, started = self.engine.rows, self.engine.clock()
+        if advanced:
+            self.engine.step()
+        self.step_seconds = self.engine.clock() - started
+        reused, again = self.answers.update()
+        self.waiting[:0] = again
+        return [*refused, *advanced, *reused]
+
+    def remove(self, rows: Iterable[Row]) -> None:
+        """Removes rows, wherever they are; an equal row may be decoded in the place of each."""
+        gone = set(rows)
+        self.engine.filter([i for i, row in enumerate(self.engine.rows) if row not in gone])
+        self._take(gone)
+        self.waiting[:0] = self.answers.remove(gone)
+
+    def _take(self, rows: Iterable[Row]) -> None:
+        """Takes rows out of `waiting`, so that no later row waits for them."""
+        taken = set(rows)
+        remaining = [row for row in self.waiting if row not in taken]
+        if len(remaining) < len(self.waiting):
+            self.waiting, self._full_at = remaining, self.size
+
+    def _admit(self) -> list[Row]:
+        """Inserts waiting rows if memory suffices; returns rows that do not fit even alone."""
         running = len(self.engine.rows)
-        if not self.waiting or running >= min(self.size, self._room):
+        if not self.waiting or running >= self._full_at:
             return []
         everyone, (joining, ahead) = self.waiting, self._next(self.size - running)
         for row in joining:
             self._lower_max_tokens(row)
-        self.remove(joining)  # before inserting: a row that breaks the engine is not tried again
+        self._take(joining)  # before inserting: a row that breaks the engine is not tried again
         if ahead:
             with suppress(RuntimeError, MemoryError):  # MLX raises these when it cannot allocate
                 self.engine.insert(joining, ahead)
                 return []
         all_fit = all(in_halves(self._insert, joining, self._refuse))
-        failed = [row for row in joining if row.error]
+        refused = [row for row in joining if row.error]
         if not all_fit:
-            done = {*self.engine.rows[running:], *failed}
+            done = {*self.engine.rows[running:], *refused}
             self.waiting = [row for row in everyone if row not in done]
-            self._room = len(self.engine.rows)
-        return failed
+            self._full_at = len(self.engine.rows)
+        return refused
 
     def _lower_max_tokens(self, row: Row) -> None:
-        """Lowers max_tokens to what memory allows; the first time, a note says so."""
+        """Lowers max_tokens to what memory allows; the first time, logs it."""
         engine, wanted = self.engine, row.settings.max_tokens
         most = longest_text(engine.models, wanted, self.size, engine.beams, self._space)
         if most < wanted:
@@ -78,16 +128,11 @@ class Queue:
                 log(f"max_tokens is lowered from {wanted} to {most}, for which there is memory")
             self._lowered = True
 
-    def remove(self, rows: Iterable[Row]) -> None:
-        """Removes rows from the queue, so that no later row waits for them."""
-        gone = set(rows)
-        remaining = [row for row in self.waiting if row not in gone]
-        if len(remaining) < len(self.waiting):
-            self.waiting, self._room = remaining, self.size
-
     def _next(self, count: int) -> tuple[list[Row], list[Row]]:
         """Returns up to `count` rows to join, and the rows to encode ahead with them."""
-        if self.last:  # long sources have long texts: started last, they would decode alone
+        if (
+            self.all_submitted
+        ):  # long sources have long texts: started last, they would decode alone
             order = sorted(self.waiting, key=lambda row: -len(row.ids))
         else:  # the oldest row, then the rows nearest to it in length
             oldest = len(self.waiting[0].ids)
@@ -122,33 +167,30 @@ def decode_rows(
     """
     rows, total = iter(rows), 0
     answers = AnswerStore(engine.target.config.eos_token_ids)
-    in_hand: deque[Row] = deque()
-    queue = Queue(engine, batch_size, bulk=True)
+    scheduler = Scheduler(engine, batch_size, answers, bulk=True)
+    submitted: deque[Row] = deque()  # and not yielded
     while True:
-        while len(in_hand) < PROMPTS_A_ROW * batch_size and (not in_hand or ready(total)):
+        while len(submitted) < PROMPTS_A_ROW * batch_size and (not submitted or ready(total)):
             row = next(rows, None)
             if row is None:
-                queue.last = True
+                scheduler.all_submitted = True
                 break
             total += 1
-            in_hand.append(row)
-            if row.finish_reason is None and answers.claim(row):  # its prompt is usable and new
-                queue.waiting.append(row)
-        if not in_hand:
+            submitted.append(row)
+            scheduler.submit(row)
+        if not submitted:
             return
-        queue.admit()
-        if engine.rows:
-            engine.step()
-        queue.waiting[:0] = answers.settle()[1]
-        while in_hand and in_hand[0].finish_reason is not None:
-            yield in_hand.popleft()
+        scheduler.step()
+        while submitted and submitted[0].finish_reason is not None:
+            yield submitted.popleft()
 
 
 def follow(engine: Batch, row: Row) -> Iterator[None]:
     """Decodes one row with an empty engine, and yields after each step; raises its error."""
-    Queue(engine, 1, [row]).admit()
+    scheduler = Scheduler(engine, 1)
+    scheduler.submit(row)
     while row.finish_reason is None:
-        engine.step()
+        scheduler.step()
         if not row.error:
             yield
     if row.error:

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from pydantic import ValidationError
 
-from mlx_t5.serving.api import ChatRequest, CompletionRequest, PredictRequest
 from mlx_t5.serving.api_error import error_of_validation
-from mlx_t5.serving.routes import StrictRequest
+from mlx_t5.serving.openai import StrictRequest
+from mlx_t5.serving.requests import ChatRequest, CompletionRequest, PredictRequest
 from mlx_t5.settings import SETTINGS, Settings
 
 MANY = 90_000

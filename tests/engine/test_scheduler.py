@@ -6,7 +6,8 @@ from fake_model import FakeModel, drafter, good, greedy, random_table, without
 from mlx_t5.backend import machine as memory
 from mlx_t5.backend import mx
 from mlx_t5.decoder import Engine, SpeculativeDecoder
-from mlx_t5.engine import batching
+from mlx_t5.engine import scheduler
+from mlx_t5.engine.reuse import AnswerStore
 from mlx_t5.engine.rows import Row, Stats
 from mlx_t5.errors import UserError
 from mlx_t5.sampling.draws import row_key
@@ -39,14 +40,14 @@ def different(lengths, **settings):
 def test_the_tokens_that_join_between_two_steps_are_bounded(lengths, count):
     """Padding counts, so a row of 20 tokens costs 510 beside one of 510."""
     first, *others = different(lengths)
-    assert len(batching.fitting([first], others, 1024)) == count
+    assert len(scheduler.fitting([first], others, 1024)) == count
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_every_row_comes_back_in_order(batch_size):
     many = rows([1 + 7 * i % 13 for i in range(60)], max_tokens=9)
     many[20].fail("a prompt is empty")
-    finished = list(batching.decode_rows(Engine(ENDING, None), iter(many), batch_size))
+    finished = list(scheduler.decode_rows(Engine(ENDING, None), iter(many), batch_size))
     assert [id(row) for row in finished] == [id(row) for row in many]
     bad = finished.pop(20)
     assert (bad.finish_reason, bad.stats, bad.tokens) == ("error", Stats(), [])
@@ -63,8 +64,8 @@ def test_few_rows_are_read_before_they_are_decoded():
             drawn += 1
             yield row
 
-    for done, _ in enumerate(batching.decode_rows(Engine(ENDING, None), source(), 2)):
-        assert drawn - done <= 2 * batching.PROMPTS_A_ROW + 1
+    for done, _ in enumerate(scheduler.decode_rows(Engine(ENDING, None), source(), 2)):
+        assert drawn - done <= 2 * scheduler.PROMPTS_A_ROW + 1
     assert drawn == 200
 
 
@@ -79,7 +80,7 @@ def test_the_next_row_is_awaited_only_when_none_is_running():
     def ready(drawn):
         return drawn == 2  # the third row is ready with the second
 
-    for i, _ in enumerate(batching.decode_rows(Engine(ENDING, None), source(), 2, ready)):
+    for i, _ in enumerate(scheduler.decode_rows(Engine(ENDING, None), source(), 2, ready)):
         happened.append(f"done {i}")
     assert happened == ["drawn 0", "done 0", "drawn 1", "drawn 2", "done 1", "done 2"]
 
@@ -98,7 +99,7 @@ class SmallMemory(FakeModel):
 def test_without_memory_to_encode_ahead_rows_join_alone():
     model = SmallMemory(without(random_table(V), 1), V)  # at most 40 positions a pass
     many = different([38, 39, 40], max_tokens=5)
-    finished = list(batching.decode_rows(Engine(model, None), many, 1))
+    finished = list(scheduler.decode_rows(Engine(model, None), many, 1))
     assert [row.error for row in finished] == [None] * 3
     for row in finished:
         assert row.output()[0] == greedy(model, row.ids, 5)[0]
@@ -121,7 +122,7 @@ def scarce(monkeypatch, units):
 def test_rows_wait_for_memory_and_fail_only_if_they_would_fail_alone(monkeypatch):
     engine = scarce(monkeypatch, 20)
     many = rows([9, 10, 11, 21, 9, 20, 1, 2], max_tokens=6)
-    finished = list(batching.decode_rows(engine, many, 4))
+    finished = list(scheduler.decode_rows(engine, many, 4))
     assert [id(row) for row in finished] == [id(row) for row in many]
     assert [len(row.ids) for row in finished if row.error] == [21]
     assert "no memory for a prompt of 21 tokens" in finished[3].error
@@ -132,15 +133,33 @@ def test_rows_wait_for_memory_and_fail_only_if_they_would_fail_alone(monkeypatch
 
 def test_short_prompts_do_not_overtake_a_long_one_for_good(monkeypatch):
     engine = scarce(monkeypatch, 20)
-    queue = batching.Queue(engine, 4)
+    queue = scheduler.Scheduler(engine, 4)
     first, second, long = rows([4, 5, 20], max_tokens=5)
     later = [rows([3], max_tokens=5)[0] for _ in range(12)]
     for row in [first, second, long, *later]:  # one row arrives before each step
-        queue.waiting.append(row)
-        assert queue.admit() == []
-        engine.step()
+        queue.submit(row)
+        assert not any(row.error for row in queue.step())
     assert len(long.output()[0]) == 5
     assert sum(row.decided > 0 for row in later) == 4, "and then they follow"
+
+
+def test_a_step_returns_the_rows_that_it_changed_and_removed_rows_never_return(monkeypatch):
+    engine = scarce(monkeypatch, 20)
+    store = AnswerStore([1])
+    queue = scheduler.Scheduler(engine, 2, store)
+    large, one, equal, last, other = many = rows([21, 3, 3, 3, 4], max_tokens=2)
+    for row in (one, equal, last):
+        row.ids, row.answer_key = one.ids, (b"", row.settings)
+    for row in many:
+        queue.submit(row)
+    assert queue.waiting == [large, one, other] and store.waiting == [equal, last]
+    refused, *advanced = queue.step()
+    assert refused is large and large.error and advanced == [other], "of a nearer length"
+    queue.remove([one, other])
+    assert engine.rows == [] and queue.waiting == [equal], "which follows its equal row"
+    assert queue.step() == [equal]
+    assert queue.step() == [equal, last] and last.stats.reused
+    assert last.tokens == equal.tokens and not (one.finish_reason or other.finish_reason)
 
 
 def test_a_stream_without_memory_is_an_error():

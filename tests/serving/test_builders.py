@@ -11,10 +11,10 @@ from fake_model import FakeModel, drafter, good, random_table
 from fake_serving import PATIENCE, Client
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.engine.rows import Chunk
-from mlx_t5.serving.answers import CompletionBuilder, TokenSpelling
-from mlx_t5.serving.api import CompletionRequest
+from mlx_t5.serving.builders import CompletionBuilder, TokenSpelling
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.schemas import CompletionChoice
+from mlx_t5.serving.requests import CompletionRequest
+from mlx_t5.serving.responses import CompletionChoice
 from mlx_t5.serving.worker import Worker
 from mlx_t5.text.detokenizer import decode
 from tokenizer_folders import byte_level

@@ -1,4 +1,4 @@
-"""Builds answers from the events of jobs: a whole answer, or its chunks (see schemas.py)."""
+"""Builds answers from the events of jobs: a whole answer, or its chunks (see responses.py)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pydantic import BaseModel
 
 from mlx_t5.engine.document_batch import DocumentInFlight
 from mlx_t5.engine.rows import Chunk, Result, Stats, TokenLogprob
-from mlx_t5.serving import schemas
+from mlx_t5.serving import responses
 from mlx_t5.serving.api_error import ApiError
-from mlx_t5.serving.jobs import Event, GenerationJob, JobQueue, QueuedJob
-from mlx_t5.serving.schemas import AnsweredPiece, Usage
+from mlx_t5.serving.queue import Event, GenerationJob, JobQueue, QueuedJob
+from mlx_t5.serving.responses import AnsweredPiece, Usage
 from mlx_t5.text.detokenizer import BYTE, byte_speller, decode
 
 Fields = dict[str, Any]
 
 if TYPE_CHECKING:
-    from mlx_t5.serving.api import TextRequest
+    from mlx_t5.serving.requests import TextRequest
 
 LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is very unlikely"
 
@@ -166,7 +166,7 @@ def usage(job: GenerationJob, results: Sequence[Stats]) -> Usage:
         prompt_tokens=prompt_tokens,
         completion_tokens=written,
         total_tokens=prompt_tokens + written,
-        completion_tokens_details=schemas.TokenDetails(**details),
+        completion_tokens_details=responses.TokenDetails(**details),
     )
 
 
@@ -185,7 +185,7 @@ def speculation(chunk: Chunk) -> Fields:
 
 
 class CompletionBuilder:
-    """Builds the answer to a request for completions, whole or in chunks (schemas.py)."""
+    """Builds the answer to a request for completions, whole or in chunks (responses.py)."""
 
     def __init__(self, body: TextRequest, model: str, spell: Callable[[int], Spelling]):
         self._model, self._spell = model, spell
@@ -196,7 +196,9 @@ class CompletionBuilder:
 
     def answer(self, choices: Sequence[Fields], counts: Usage | None) -> BaseModel:
         """The whole answer or one chunk; `choices` are made by `choice`."""
-        return schemas.Completion(object="text_completion", **self._fields("cmpl", choices, counts))
+        return responses.Completion(
+            object="text_completion", **self._fields("cmpl", choices, counts)
+        )
 
     def _fields(self, kind: str, choices: Sequence[Fields], counts: Usage | None) -> Fields:
         fields = {"id": f"{kind}-{self._id}", "created": self._created, "model": self._model}
@@ -256,7 +258,7 @@ class ChatBuilder(CompletionBuilder):
 
     def answer(self, choices: Sequence[Fields], counts: Usage | None) -> BaseModel:
         kind: Any = "chat.completion.chunk" if self.stream else "chat.completion"
-        return schemas.ChatCompletion(object=kind, **self._fields("chatcmpl", choices, counts))
+        return responses.ChatCompletion(object=kind, **self._fields("chatcmpl", choices, counts))
 
     def _text(self, index: int, text: str) -> Fields:
         message = {"content": text}

@@ -30,9 +30,9 @@ from pydantic_core import from_json
 
 from mlx_t5.engine.rows import Chunk
 from mlx_t5.scoring.pairs import Pair, ranking
-from mlx_t5.serving import answers, api, schemas
+from mlx_t5.serving import builders, requests, responses
 from mlx_t5.serving.api_error import ApiError, failure_of
-from mlx_t5.serving.jobs import ScoringJob
+from mlx_t5.serving.queue import ScoringJob
 from mlx_t5.serving.service import Service
 
 EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
@@ -96,30 +96,30 @@ def _service(request: Request, model: str | None = None) -> Service:
     return service
 
 
-@post_openai("/v1/completions", responses={200: {"model": schemas.Completion, "content": EVENTS}})
-async def completions(body: api.CompletionRequest, request: Request) -> Response:
+@post_openai("/v1/completions", responses={200: {"model": responses.Completion, "content": EVENTS}})
+async def completions(body: requests.CompletionRequest, request: Request) -> Response:
     """Returns the text that T5 generates for each prompt, whole or as a stream of events."""
-    return await _openai(body, request, answers.CompletionBuilder)
+    return await _openai(body, request, builders.CompletionBuilder)
 
 
 @post_openai(
-    "/v1/chat/completions", responses={200: {"model": schemas.ChatCompletion, "content": EVENTS}}
+    "/v1/chat/completions", responses={200: {"model": responses.ChatCompletion, "content": EVENTS}}
 )
-async def chat(body: api.ChatRequest, request: Request) -> Response:
+async def chat(body: requests.ChatRequest, request: Request) -> Response:
     """Returns the answer to one user message; a system message is put before that message."""
-    return await _openai(body, request, answers.ChatBuilder)
+    return await _openai(body, request, builders.ChatBuilder)
 
 
 @router.post("/predict", tags=["simple"])
-async def predict(body: api.PredictRequest, request: Request) -> schemas.Prediction:
+async def predict(body: requests.PredictRequest, request: Request) -> responses.Prediction:
     """Returns the text that T5 generates for a prompt."""
     service = _service(request)
     (result,) = await service.results(await service.submit(body, request.receive))
-    return schemas.Prediction(**vars(result))
+    return responses.Prediction(**vars(result))
 
 
 async def _openai(
-    body: api.TextRequest, request: Request, builder_type: type[answers.CompletionBuilder]
+    body: requests.TextRequest, request: Request, builder_type: type[builders.CompletionBuilder]
 ) -> Response:
     service = _service(request, body.model)
     builder = builder_type(body, service.model, service.spell)
@@ -132,7 +132,7 @@ async def _openai(
         service.decoded(stream.job, results)
 
         def render() -> str:
-            counts = answers.usage(stream.job, [result.stats for result in results])
+            counts = builders.usage(stream.job, [result.stats for result in results])
             return _json(builder.answer([*map(builder.choice, last)], counts))
 
         # In a thread, since a document has thousands of pieces, and a text thousands of tokens.
@@ -146,12 +146,12 @@ async def _openai(
             async with aclosing(chunks):
                 while chunk:
                     results += [chunk.result] if chunk.result else []
-                    shown = chunk.text or chunk.result or isinstance(chunk, answers.DocumentChunk)
+                    shown = chunk.text or chunk.result or isinstance(chunk, builders.DocumentChunk)
                     if shown or builder.logprobs or builder.detailed:
                         yield _event(builder.answer([builder.choice(chunk)], None))
                     chunk = await anext(chunks, None)
             if body.stream_options and body.stream_options.include_usage:
-                counts = answers.usage(stream.job, [result.stats for result in results])
+                counts = builders.usage(stream.job, [result.stats for result in results])
                 yield _event(builder.answer([], counts))
             service.decoded(stream.job, results)
             yield "data: [DONE]\n\n"
@@ -163,13 +163,13 @@ async def _openai(
 
 
 async def _chunks(
-    stream: answers.EventStream, builder: answers.CompletionBuilder
+    stream: builders.EventStream, builder: builders.CompletionBuilder
 ) -> AsyncGenerator[Chunk, None]:
     """Yields the chunks of an answer; cancels the job when it is not read to its end."""
     with closing(stream):
         chunks: AsyncIterator[Chunk] = stream.chunks()
         if document := stream.job.document:
-            chunks = answers.joined(chunks, document, builder.stream, builder.detailed)
+            chunks = builders.joined(chunks, document, builder.stream, builder.detailed)
         async for chunk in chunks:
             yield chunk
 
@@ -183,13 +183,13 @@ def _event(body: BaseModel) -> str:
 
 
 @router.get("/v1/models", tags=["OpenAI"])
-async def models(request: Request) -> schemas.ModelList:
+async def models(request: Request) -> responses.ModelList:
     """Returns a list with the one model that is served, its limits and its defaults."""
-    return schemas.ModelList(object="list", data=[_service(request).describe()])
+    return responses.ModelList(object="list", data=[_service(request).describe()])
 
 
 @router.get("/v1/models/{model}", tags=["OpenAI"])
-async def model(model: str, request: Request) -> schemas.ServedModel:
+async def model(model: str, request: Request) -> responses.ServedModel:
     """Returns the model of this name, with its limits and defaults."""
     return _service(request, model).describe()
 
@@ -201,8 +201,8 @@ async def prometheus(request: Request) -> Response:
     return Response(counters, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-@post_openai("/v1/embeddings", responses={200: {"model": schemas.EmbeddingList}})
-async def embeddings(body: api.EmbeddingRequest, request: Request) -> Response:
+@post_openai("/v1/embeddings", responses={200: {"model": responses.EmbeddingList}})
+async def embeddings(body: requests.EmbeddingRequest, request: Request) -> Response:
     """Returns a vector for each input: usually the mean of the encoder's outputs for the tokens."""
     service = _service(request, body.model)
     prefix = service.task(body.task, body.inputs).prefix
@@ -226,9 +226,12 @@ async def embeddings(body: api.EmbeddingRequest, request: Request) -> Response:
 
 
 @router.post(
-    "/v1/score", response_model=None, responses={200: {"model": schemas.ScoreList}}, tags=["scores"]
+    "/v1/score",
+    response_model=None,
+    responses={200: {"model": responses.ScoreList}},
+    tags=["scores"],
 )
-async def score(body: api.ScoreRequest, request: Request) -> Response:
+async def score(body: requests.ScoreRequest, request: Request) -> Response:
     """Returns how likely the model is to answer a prompt with each target, token by token."""
     service = _service(request, body.model)
     prefix = service.task(body.task, [body.prompt]).prefix
@@ -244,8 +247,8 @@ async def score(body: api.ScoreRequest, request: Request) -> Response:
         for i, score in enumerate(scores):
             tokens = [service.spell(token).text for token in score.tokens]
             fields = {"logprob": score.logprob, "token_logprobs": score.token_logprobs}
-            data.append(schemas.ScoreEntry(index=i, tokens=tokens, **fields))
-        body = schemas.ScoreList(object="list", data=data, model=service.model, usage=usage)
+            data.append(responses.ScoreEntry(index=i, tokens=tokens, **fields))
+        body = responses.ScoreList(object="list", data=data, model=service.model, usage=usage)
         return Response(body.model_dump_json(), media_type="application/json")
 
     return await asyncio.to_thread(answer)  # a request may have 300,000 tokens
@@ -254,7 +257,7 @@ async def score(body: api.ScoreRequest, request: Request) -> Response:
 @router.post("/rerank", response_model_exclude_none=True, tags=["scores"])
 @router.post("/v2/rerank", response_model_exclude_none=True, tags=["scores"])
 @router.post("/v1/rerank", response_model_exclude_none=True, tags=["scores"])
-async def rerank(body: api.RerankRequest, request: Request) -> schemas.RankList:
+async def rerank(body: requests.RerankRequest, request: Request) -> responses.RankList:
     """Ranks documents by their relevance to a query; needs a model trained like monoT5."""
     service = _service(request, body.model)
     words = body.words or service.rerank_words
@@ -264,15 +267,15 @@ async def rerank(body: api.RerankRequest, request: Request) -> schemas.RankList:
     scores = await service.score_or_embed(job, request.receive)
     entries = []
     for ranked in ranking(scores, body.top_n):
-        entry = schemas.RankEntry(index=ranked.index, relevance_score=math.exp(ranked.score))
+        entry = responses.RankEntry(index=ranked.index, relevance_score=math.exp(ranked.score))
         if body.return_documents:
             text, infinity = body.texts[ranked.index], request.scope["route"].path == "/rerank"
-            entry.document = text if infinity else schemas.RankedDocument(text=text)
+            entry.document = text if infinity else responses.RankedDocument(text=text)
         entries.append(entry)
     fields: Any = {"id": f"rerank-{uuid.uuid4().hex}", "model": service.model, "words": words}
-    return schemas.RankList(results=entries, usage=usage, **fields)
+    return responses.RankList(results=entries, usage=usage, **fields)
 
 
-def _usage(prompts: Sequence[Any], targets: Sequence[Any] = ()) -> schemas.ScoringUsage:
+def _usage(prompts: Sequence[Any], targets: Sequence[Any] = ()) -> responses.ScoringUsage:
     count = sum(map(len, prompts))
-    return schemas.ScoringUsage(prompt_tokens=count, total_tokens=count + sum(map(len, targets)))
+    return responses.ScoringUsage(prompt_tokens=count, total_tokens=count + sum(map(len, targets)))
