@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from mlx_t5.backend import ON_CUDA, announce_kernels, cpu_only, mx, nn, tree_flatten
-from mlx_t5.backend.machine import room_for_weights
+from mlx_t5.backend.device_memory import room_for_weights
 from mlx_t5.checkpoints.checkpoint import ENTRY, Checkpoint, compute_dtype
 from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.checkpoints.hub import locate

@@ -240,7 +240,7 @@ def test_one_prompt_too_long_for_memory_does_not_cost_the_others(run, models, mo
 
 
 def test_models_that_will_not_fit_give_a_warning_before_loading(run, models, monkeypatch):
-    monkeypatch.setattr("mlx_t5.backend.machine.limit", lambda: 1000)
+    monkeypatch.setattr("mlx_t5.backend.device_memory.limit", lambda: 1000)
     status, _, err = run(*models, "--prompt", "x")
     assert status == 2 and err.count("warning: the weights take") == 1
     assert "error: no memory for a prompt" in err

@@ -20,7 +20,7 @@ from typing import Any
 
 from mlx_t5 import loading
 from mlx_t5.backend import on_cpu
-from mlx_t5.backend.machine import limit
+from mlx_t5.backend.device_memory import limit
 from mlx_t5.benchmarks import machine, printing, weight_types, workload
 from mlx_t5.benchmarks.figures import (
     MEASURED_POSITIONS,

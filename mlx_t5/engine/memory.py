@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mlx_t5.backend.machine import keep_buffers, require, wire
+from mlx_t5.backend.device_memory import keep_buffers, require, wire
 from mlx_t5.grouping import PASS_POSITIONS, by_length
 from mlx_t5.network.cache import source_width
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mlx_t5.backend.machine import free
+from mlx_t5.backend.device_memory import free
 from mlx_t5.engine.memory import longest_text
 from mlx_t5.engine.reuse import AnswerStore
 from mlx_t5.engine.rows import Row

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlx_t5.backend import machine, mx, on_cpu
+from mlx_t5.backend import device_memory, mx, on_cpu
 from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.checkpoints.reading import EMBEDDINGS, Weights, read_weights, type_name
 from mlx_t5.errors import readable
@@ -54,18 +54,18 @@ def weights_bytes(weights: Weights, dtype: str | mx.Dtype | None) -> int:
 
 def warning(folders: Sequence[Path], dtype: str | None) -> str | None:
     """A warning if the models' weights barely fit into memory or do not fit, else None."""
-    needed, there = sum(folder_bytes(folder, dtype) for folder in folders), machine.limit()
-    facts = machine.device_info()
+    needed, there = sum(folder_bytes(folder, dtype) for folder in folders), device_memory.limit()
+    facts = device_memory.device_info()
     # Near macOS's recommended limit the GPU slows down; it can be raised if the machine has more.
-    comfortable = machine.SHARE * there if facts.get(machine.WORKING_SET) else there
+    comfortable = device_memory.SHARE * there if facts.get(device_memory.WORKING_SET) else there
     if needed <= comfortable:
         return None
     cure = "convert the model with --quantize, or take a smaller one"
     space = f"there are {readable(there)} of memory"
-    if facts.get(machine.WORKING_SET):
+    if facts.get(device_memory.WORKING_SET):
         space = f"macOS recommends at most {readable(there)} for the GPU (iogpu.wired_limit_mb)"
-        raised = math.ceil(needed / machine.SHARE / MEBIBYTE)
-        if raised * MEBIBYTE < machine.SHARE * facts.get("memory_size", 0):
+        raised = math.ceil(needed / device_memory.SHARE / MEBIBYTE)
+        if raised * MEBIBYTE < device_memory.SHARE * facts.get("memory_size", 0):
             cure += (
                 f", or raise that until the next start: sudo sysctl iogpu.wired_limit_mb={raised}"
             )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mlx_t5.backend import mx
-from mlx_t5.backend.machine import require
+from mlx_t5.backend.device_memory import require
 from mlx_t5.checkpoints.pooling import normalized
 from mlx_t5.errors import UserError
 from mlx_t5.grouping import by_length, in_halves

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from mlx_t5.backend import mx
-from mlx_t5.backend.machine import require
+from mlx_t5.backend.device_memory import require
 from mlx_t5.errors import UserError
 from mlx_t5.grouping import in_halves
 from mlx_t5.model import T5

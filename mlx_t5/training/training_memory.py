@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlx_t5.backend import tree_flatten
-from mlx_t5.backend.machine import limit
+from mlx_t5.backend.device_memory import limit
 from mlx_t5.errors import readable
 from mlx_t5.model import T5
 from mlx_t5.network.cache import round_up, source_width

@@ -3,7 +3,7 @@
 import pytest
 
 from fake_model import FakeModel, drafter, good, greedy, random_table, without
-from mlx_t5.backend import machine as memory
+from mlx_t5.backend import device_memory as memory
 from mlx_t5.backend import mx
 from mlx_t5.decoder import Engine, SpeculativeDecoder
 from mlx_t5.engine import scheduler

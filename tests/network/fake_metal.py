@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlx_t5.backend import mx
-from mlx_t5.backend.machine import WORKING_SET
+from mlx_t5.backend.device_memory import WORKING_SET
 
 
 class FakeMetal:

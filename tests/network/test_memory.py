@@ -4,7 +4,7 @@ import pytest
 
 from devices import cpu_allocation
 from fake_metal import FakeMetal
-from mlx_t5.backend import machine as memory
+from mlx_t5.backend import device_memory as memory
 from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.convert import convert
