@@ -92,7 +92,7 @@ def test_a_pair_is_loaded_by_its_hub_id_without_conversion(repositories, python,
         f"target {TARGET}, draft {DRAFT}, copying from the source",
         f"target {TARGET}, copying from the source",
         f"target {TARGET}, no draft",
-        f"target {BUNDLED / 'target'}, draft me/draft",
+        "target demo/target, draft me/draft",
         "target me/byt5-mlx, no draft",
     ]
 
