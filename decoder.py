@@ -267,8 +267,7 @@ class SpeculativeDecoder:
         self.defaults = Settings(num_draft=AUTO if num_draft is None else num_draft, delta=delta)
         if self.defaults.num_draft == 0:
             raise UserError("num_draft is 0; for regular decoding give no draft model")
-        if tokenizer is not None and draft_tokenizer is not None:
-            same_vocabulary(tokenizer, draft_tokenizer)
+        same_vocabulary(tokenizer, draft_tokenizer)
         require_all_tokens(model)
         self.model, self.tokenizer, self.clock = model, tokenizer, clock
         if isinstance(draft_model, T5):

@@ -127,8 +127,7 @@ def load_pair(chosen: ModelPair, dtype: str | mx.Dtype | None) -> LoadedPair:
     if chosen.draft:
         model, draft_tokenizer = load(chosen.draft, dtype or target.dtype, shared_with=target)
         draft = DraftModel(model, target)
-        if tokenizer is not None and draft_tokenizer is not None:
-            same_vocabulary(tokenizer, draft_tokenizer)
+        same_vocabulary(tokenizer, draft_tokenizer)
     copy = make_drafter(chosen.copy, tokenizer) if chosen.copy else None
     return LoadedPair(target, draft, copy, tokenizer)
 

@@ -36,8 +36,7 @@ class Subject:
         draft, draft_tokenizer = load(draft_model, dtype, shared_with=target)
         if tokenizer is None:
             raise UserError(f"{model} has no tokenizer, and prompts are texts; add its files")
-        if draft_tokenizer is not None:
-            same_vocabulary(tokenizer, draft_tokenizer)
+        same_vocabulary(tokenizer, draft_tokenizer)
         compile_at_once(target, draft)
         return cls(target, draft, tokenizer)
 

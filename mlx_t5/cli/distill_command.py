@@ -116,8 +116,7 @@ class Distillation:
             return draft if self.args.share_encoder is not False else whole(draft)
         trained = self.args.iters > 0
         draft, tokenizer = load(self.start, "float32" if trained else None, None, self.target)
-        if tokenizer is not None:
-            same_vocabulary(self.tokenizer, tokenizer)
+        same_vocabulary(self.tokenizer, tokenizer)
         return start.start_from(draft, self.target, self.args.draft_model, trained)
 
     def _answered(self) -> list[LabeledExample]:

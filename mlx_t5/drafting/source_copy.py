@@ -19,7 +19,7 @@ the tokens that followed them there are proposed. But if the last three output t
 source tokens just before the expected token, source tokens are proposed.
 
 The caller's expected text (`prediction` of `generate`) is put in front of the source, and the
-alignment begins with it. An engine without `SourceCopy(lookup=True)` copies from this text alone.
+alignment begins with it. An engine without a drafter copies from this text alone.
 """
 
 from __future__ import annotations
