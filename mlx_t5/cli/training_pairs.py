@@ -55,8 +55,11 @@ def read_lines(
         if not all(good):
             yield UserError(f"{where} has no {names[good.index(False)]} that is a text")
             continue
-        more = record.get(names[2]) if names[2:] else None
-        if isinstance(more, str) and more.strip():
+        more = (record.get(names[2]) if names[2:] else None) or ""
+        if not isinstance(more, str):
+            yield UserError(f"{where} has an {names[2]} that is no text")
+            continue
+        if more.strip():
             texts[0] = f"{texts[0].rstrip()} {more}"
         yield texts[0], texts[1] if len(texts) > 1 else None
     if unread:

@@ -111,8 +111,11 @@ class StreamingDetokenizer:
         other._utf8.setstate(self._utf8.getstate())
         return other
 
-    def add(self, token: int) -> str:
-        text = self._open + self._added(token)
+    def add(self, token: int, mark: str = "") -> str:
+        """The text that no later token changes; `mark` is shown for a special token."""
+        text = self._open + (self._waiting() + mark if mark else self._added(token))
+        if mark:
+            self._pending = []
         self._open = _OPEN_END.findall(text)[0] if self._clean is cleaned else ""
         return self._clean(text.removesuffix(self._open))
 

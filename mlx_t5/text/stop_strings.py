@@ -56,16 +56,14 @@ class TextWatch:
 
     def take(self, tokens: Sequence[int]) -> int:
         for count, token in enumerate(tokens, 1):
-            self._held += self._detokenizer.add(token)
-            mark = self._marks.get(token, "")
+            self._held += self._detokenizer.add(token, self._marks.get(token, ""))
             # The held-back text if this token were the last.
-            ending = self._held + self._detokenizer.peek() + mark
+            ending = self._held + self._detokenizer.peek()
             stops = [index for index in map(ending.find, self._stop) if index >= 0]
             if stops:
                 self.pieces.append(self._shown(ending[: min(stops)]))
                 self.stopped = True
                 return count
-            self._held += mark
             certain = len(self._held) - self._beginning()
             self.pieces.append(self._shown(self._held[:certain]))
             self._held = self._held[certain:]

@@ -141,6 +141,16 @@ def test_single_lines_that_are_no_pairs_are_named(tmp_path):
             assert f"{name} line {reason}" in str(item)
 
 
+@pytest.mark.parametrize("value", [["x"], {"text": "x"}, 3])
+def test_a_part_of_the_prompt_that_is_no_text_is_not_dropped(tmp_path, value):
+    record = {"instruction": "a", "output": "b"}
+    file = tmp_path / "a.jsonl"
+    file.write_text("\n".join(json.dumps({**record, "input": one}) for one in (value, None, "c")))
+    wrong, *pairs = read_lines(str(file))
+    assert "a.jsonl line 1 has an input that is no text" in str(wrong)
+    assert pairs == [("a", "b"), ("a c", "b")]
+
+
 def test_pair_files_are_found_in_a_folder(tmp_path):
     one = tmp_path / "one.tsv"
     assert pair_files(str(one), None) == {"train": str(one)}

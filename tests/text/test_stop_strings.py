@@ -108,6 +108,21 @@ def test_a_stop_string_may_name_special_tokens(folders, kind, text, stop, expect
     assert len(watch.pieces) == len(tokens)
 
 
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [("<extra_id_1> b", "eggs."), (".<extra_id_1>", "eggs"), ("<extra_id_1>.", "eggs. bread")],
+)
+def test_a_special_token_comes_after_the_text_whose_space_is_not_cleaned_yet(
+    folders, stop, expected
+):
+    tokenizer = load_tokenizer(folders / "t5")
+    tokenizer.clean_up_tokenization_spaces = True
+    watch = TextWatch(tokenizer, [stop])
+    watch.take(tokenizer.encode("eggs .<extra_id_1> bread")[:-1])
+    watch.finish()
+    assert (watch.text, watch.stopped) == (expected, expected != "eggs. bread")
+
+
 # ---- in the engine -------------------------------------------------------------------------------
 
 
