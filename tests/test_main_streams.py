@@ -203,7 +203,7 @@ def test_a_file_whose_name_is_no_unicode_can_be_named_in_errors(run, models, tmp
         ("mlx", ["main.py"], "requirements.txt"),
         ("numpy", ["convert.py", "--model", "t5-small"], "requirements.txt"),
         ("mlx", ["benchmark.py", "compare"], "requirements.txt"),
-        ("transformers", ["main.py"], "requirements.txt"),
+        ("tokenizers", ["main.py"], "requirements.txt"),
         ("fastapi", ["server.py"], "requirements/server.txt"),
     ],
 )
