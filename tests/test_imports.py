@@ -112,16 +112,15 @@ def test_an_older_python_is_refused_before_anything_is_imported(command):
     assert (done.returncode, done.stdout, done.stderr) == (2, "", error)
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS - {"convert.py"}))
+@pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_help_imports_nothing_slow(tmp_path, command):
     modules = imported(tmp_path, command, "--help")
     assert "argparse" in modules and not modules & SLOW
 
 
-def test_help_of_convert_and_subcommands_does_not_import_transformers(tmp_path):
-    for argv in (["convert.py", "--help"], ["benchmark.py", "peers", "--help"]):
-        modules = imported(tmp_path, *argv)
-        assert "argparse" in modules and not modules & {"transformers", "torch", "huggingface_hub"}
+def test_help_of_subcommands_does_not_import_transformers(tmp_path):
+    modules = imported(tmp_path, "benchmark.py", "peers", "--help")
+    assert "argparse" in modules and not modules & {"transformers", "torch", "huggingface_hub"}
 
 
 def test_a_prompt_imports_what_its_answer_needs(tmp_path):
