@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 os.environ["MLX_ENABLE_TF32"] = "0"  # read once, when MLX is imported
+os.environ.setdefault("T5_COMPILE", "0")  # a CPU's layers; their own tests compile them
 # Shells start background processes that ignore Ctrl-C, and child processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
