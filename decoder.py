@@ -27,7 +27,6 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,27 +38,29 @@ from mlx_t5.drafting.costs import StepCosts
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.proposals import Copy, Drafter, Proposal
 from mlx_t5.drafting.source_copy import SourceCopy
-from mlx_t5.engine import document_batch, scheduler
+from mlx_t5.engine import scheduler
 from mlx_t5.engine.batch import Batch
 from mlx_t5.engine.beams import Beams
-from mlx_t5.engine.codec import Codec, Job
+from mlx_t5.engine.document_results import rows_of, with_token_texts
+from mlx_t5.engine.generation_request import GenerationRequest
 from mlx_t5.engine.rows import Chunk, Result, Row
 from mlx_t5.errors import UserError, log
-from mlx_t5.loading import choose_pair, load_pair
+from mlx_t5.loading import ModelPair, choose_pair, load_pair
 from mlx_t5.model import T5
 from mlx_t5.network.draft_vocabulary import require_all_tokens
 from mlx_t5.network.exact import exact_targets
 from mlx_t5.network.interface import Target
 from mlx_t5.sampling.acceptance import UNDECIDED, accept
+from mlx_t5.sampling.beam_search import texts_of
 from mlx_t5.sampling.draws import Sampling
 from mlx_t5.sampling.processors import History, Processing
 from mlx_t5.scoring.embeddings import Embeddings
 from mlx_t5.scoring.pairs import Ranked, Score
 from mlx_t5.scoring.scores import Scoring
 from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, FLAG, NONE, Settings, checked
-from mlx_t5.text.detokenizer import same_vocabulary
+from mlx_t5.text.documents import DocumentOptions, split_unit
 from mlx_t5.text.languages import Translations
-from mlx_t5.text.prompts import as_list, checked_predictions
+from mlx_t5.text.prompts import Prompt, checked_prompts, numbered
 
 MOST_COPIED = 64 << 20  # bytes of a cache; see `Engine._begin_next`
 
@@ -241,7 +242,6 @@ class SpeculativeDecoder:
         delta: float = 0.0,
         *,
         copy: Drafter | None = None,
-        draft_tokenizer=None,
         clock: Callable[[], float] = time.perf_counter,
         exact: bool = False,
     ) -> None:
@@ -256,7 +256,6 @@ class SpeculativeDecoder:
                 that is fastest at the moment.
             delta: relaxation of the acceptance rule, from 0 (lossless) to 1.
             copy: a drafter that proposes beside a draft model, such as `SourceCopy(tokenizer)`.
-            draft_tokenizer: the draft's tokenizer, to check that it equals `tokenizer`.
             clock: returns seconds, for the statistics.
             exact: whether to give every pass of the target the same shape, so that not even
                 rounding makes the tokens depend on the draft, num_draft or the batch's other rows.
@@ -267,7 +266,6 @@ class SpeculativeDecoder:
         self.defaults = Settings(num_draft=AUTO if num_draft is None else num_draft, delta=delta)
         if self.defaults.num_draft == 0:
             raise UserError("num_draft is 0; for regular decoding give no draft model")
-        same_vocabulary(tokenizer, draft_tokenizer)
         require_all_tokens(model)
         self.model, self.tokenizer, self.clock = model, tokenizer, clock
         if isinstance(draft_model, T5):
@@ -280,8 +278,6 @@ class SpeculativeDecoder:
             if copy is not None:
                 raise UserError("draft_model and copy are drafters; give only one")
             self.copy = draft_model
-        self.codec = Codec(tokenizer, model.config.vocab_size)
-        self.scoring, self.embeddings = Scoring(model, tokenizer), Embeddings(model, tokenizer)
         self.exact = checked("exact", exact, FLAG)
         self.target: Callable[..., Target] = (
             exact_targets(model, self.defaults) if self.exact else lambda *_: model
@@ -317,6 +313,11 @@ class SpeculativeDecoder:
         name = NONE if draft is None else str(draft)
         chosen = choose_pair(str(model), name, adapter, revision)
         log(chosen.note)
+        return cls.load(chosen, dtype, **options)
+
+    @classmethod
+    def load(cls, chosen: ModelPair, dtype: str | None, **options: Any) -> SpeculativeDecoder:
+        """Loads a pair; arguments and errors as in `from_pretrained`."""
         pair = load_pair(chosen, dtype)
         return cls(pair.target, pair.draft, pair.tokenizer, copy=pair.copy, **options)
 
@@ -332,7 +333,7 @@ class SpeculativeDecoder:
         num_samples: int = 1,
         prediction: Any = None,
         reuse: bool = True,
-        **settings: Any,
+        **options: Any,
     ) -> Result | list[Result]:
         """Decodes one prompt or several.
 
@@ -352,10 +353,8 @@ class SpeculativeDecoder:
             prediction: the expected output, as text or token ids, to copy proposals from; for a
                 list of prompts, a list with a prediction or None for each prompt.
             reuse: whether greedy prompts with equal tokens are decoded once.
-            **settings: other fields of `settings.Settings`, such as repetition_penalty, and fields
-                of `Cutting` (text/documents.py): split="sentences" makes each prompt a document.
-                target_language="de" translates texts, sentence by sentence, with the model's own
-                prefix; source_language="en" is needed where the model translates from several.
+            **options: further arguments of `request`: the other generation settings, such as
+                repetition_penalty, and those that cut texts into pieces or translate them.
 
         Returns:
             One result, or a list in the order of the prompts. If prompts have several results
@@ -369,60 +368,104 @@ class SpeculativeDecoder:
         Raises:
             UserError: a value is out of range, or the only prompt cannot be decoded.
         """
-        prompts, single = as_list(prompts)
-        settings |= {"max_tokens": max_tokens, "temp": temp, "top_k": top_k, "top_p": top_p}
-        how = {"seed": seed, "predictions": checked_predictions(prediction, prompts, single)}
-        job = Job.of(self.defaults, settings, num_samples, reuse=reuse, **how)
-        results = list(self.results(prompts, job, batch_size))
+        given, single = checked_prompts(prompts, seed, prediction)
+        predicted = any(prompt.prediction is not None for prompt in given)
+        options.update(max_tokens=max_tokens, temp=temp, top_k=top_k, top_p=top_p)
+        request = self.request(0, num_samples, reuse, predicted=predicted, **options)
+        results = list(self.results(given, request, batch_size))
         if single and results[0].error:
             raise UserError(results[0].error)
         return results[0] if single and len(results) == 1 else results
 
-    def job(
+    def request(
         self,
-        seed: int | Sequence[int] = 0,
+        seed: int = 0,
         num_samples: int = 1,
         reuse: bool = True,
+        *,
+        stream: bool = False,
+        predicted: bool = False,
+        split: str | None = None,
+        prefix: str | None = None,
+        target_language: str = "",
+        source_language: str = "",
+        max_source_tokens: int | None = None,
+        file_type: str = "",
+        num_draft: int | str | None = None,
         **settings: Any,
-    ) -> Job:
-        """Returns a `Job`: how to decode prompts; arguments and errors as in `generate`."""
-        return Job.of(self.defaults, settings, num_samples, seed=seed, reuse=reuse)
+    ) -> GenerationRequest:
+        """Returns how to decode prompts; errors as in `generate`.
+
+        Args:
+            seed: one seed for all prompts.
+            num_samples: results per prompt.
+            reuse: whether greedy prompts with equal tokens are decoded once.
+            stream: whether texts are read while they grow, by `chunks`.
+            predicted: whether some prompt has a prediction, so that no text to translate is cut.
+            split: "sentences" or "lines" makes each prompt a document, decoded in such pieces.
+            prefix: text to put before every piece; see `DocumentOptions` (text/documents.py), also
+                for the next arguments.
+            target_language: "de" translates texts with the model's own prefix, sentence by sentence
+                unless `split` says otherwise.
+            source_language: "en" is needed where the model translates from several languages.
+            max_source_tokens: maximum number of tokens in a piece.
+            file_type: ".srt" or ".vtt" for subtitles.
+            num_draft: None stands for the number given to the decoder.
+            **settings: other fields of `settings.Settings`.
+        """
+        if num_draft is None:
+            num_draft = self.defaults.num_draft
+        values = replace(self.defaults, num_draft=num_draft, **settings)
+        seed, num_samples = checked("seed", seed), checked("num_samples", num_samples)
+        several = num_samples > 1 or values.num_return_sequences > 1
+        if num_samples > 1 and values.temp == 0:
+            raise UserError("num_samples requires temp above 0")
+        unit = split_unit(split, target_language, whole=several or predicted)
+        if several and unit != "none":
+            raise UserError("num_samples and num_return_sequences cannot be combined with split")
+        of_cuts = prefix, max_source_tokens, file_type, not target_language and source_language
+        if unit == "none" and any(of_cuts):
+            raise UserError("prefix, source_language, max_source_tokens and file_type need split")
+        if target_language and prefix is not None:
+            raise UserError("prefix cannot be combined with target_language")
+        if target_language:
+            prefix, source_language = self.translations.prefix(target_language, source_language)
+        of_pieces = prefix, source_language, max_source_tokens, file_type
+        document = DocumentOptions(unit, *of_pieces, target_language)
+        return GenerationRequest(values, seed, num_samples, document, stream, reuse=reuse)
 
     def results(
         self,
-        prompts: Iterable[str | Sequence[int] | Exception],
-        job: Job | None = None,
+        prompts: Iterable[Prompt | str | Sequence[int] | Exception],
+        request: GenerationRequest | None = None,
         batch_size: int = DEFAULT_BATCH_SIZE,
         ready: Callable[[], bool] = lambda: True,
-        indexes: Iterable[int] | None = None,
-        prediction: Iterable[str | Sequence[int] | None] | None = None,
     ) -> Iterator[Result]:
-        """Decodes prompts as a job says, and yields the results in the order of the prompts.
+        """Decodes prompts as a request says, and yields the results in the order of the prompts.
 
-        Prompts are read lazily, so their number is not limited. An exception in place of a prompt
-        becomes the error of that prompt's result.
+        Prompts are read lazily, so their number is not limited.
 
         Args:
-            prompts: as in `generate`.
-            job: how to decode the prompts, made by `job`; None for the defaults.
+            prompts: texts or token ids, or `text.prompts.Prompt`, which may have a prediction, an
+                index and a seed. An exception in place of a prompt becomes its result's error.
+            request: how to decode the prompts, made by `request`; None for the defaults.
             batch_size: as in `generate`.
             ready: while rows are decoding, the next prompt is read only if `ready` returns True, so
                 that reading never delays the rows.
-            indexes: the prompts' indexes in a larger call, which select their random streams.
-            prediction: replaces the job's predictions. A prompt is read first, then its prediction.
         """
+        for row in self._finished_rows(prompts, request or self.request(), batch_size, ready):
+            for text in texts_of(row):
+                result = text.chunk().result if text.document else text.result()
+                if result:
+                    yield result
+
+    def _finished_rows(
+        self, prompts: Any, request: GenerationRequest, batch_size: int, ready: Any = lambda: True
+    ) -> Iterator[Row]:
         self.model.require_decoder()
-        job = job or self.job()
-        job = job if prediction is None else replace(job, predictions=prediction)
-        job = job.translating(self.translations) if job.target_language else job
-        if job.cutting:
-            return document_batch.results(self, prompts, job, batch_size, ready, indexes)
-        batch_size, samples = checked("batch_size", batch_size), job.num_samples
-        rows = self.codec.rows(prompts, job, indexes)
-        at_hand = lambda n: n % samples > 0 or ready()  # noqa: E731 (next samples need no wait)
-        engine = self.engine(job.settings, batch_size)
-        finished = scheduler.decode_rows(engine, rows, batch_size, at_hand)
-        return chain.from_iterable(map(self.codec.results, finished))
+        engine = self.engine(request.settings, checked("batch_size", batch_size))
+        rows = rows_of(numbered(prompts), request, self.tokenizer, self.model.config)
+        return scheduler.decode_rows(engine, rows, batch_size, ready)
 
     def stream(
         self,
@@ -431,7 +474,7 @@ class SpeculativeDecoder:
         seed: int = 0,
         batch_size: int = DEFAULT_BATCH_SIZE,
         prediction: str | Sequence[int] | None = None,
-        **settings: Any,
+        **options: Any,
     ) -> Generator[Chunk, None, None]:
         """Decodes one prompt, step by step; arguments and errors as in `generate`.
 
@@ -441,27 +484,29 @@ class SpeculativeDecoder:
             A chunk per step, or per piece of a document. The chunks' texts, joined, are the
             result's text.
         """
-        how = {"seed": checked("seed", seed), "predictions": [prediction], "stream": True}
-        how |= {"num_samples": settings.pop("num_samples", 1)}  # only the first sample is decoded
-        job = Job.of(self.defaults, {"max_tokens": max_tokens, **settings}, **how)
-        return self.chunks(prompt, job, batch_size)
+        predicted = prediction is not None
+        request = self.request(
+            seed, stream=True, predicted=predicted, max_tokens=max_tokens, **options
+        )
+        chunks = self.chunks(Prompt(prompt, prediction=prediction), request, batch_size)
+        return _with_errors_raised(chunks)
 
     def chunks(
-        self, prompt: str | Sequence[int], job: Job, batch_size: int = DEFAULT_BATCH_SIZE
+        self, prompt: Prompt, request: GenerationRequest, batch_size: int = DEFAULT_BATCH_SIZE
     ) -> Generator[Chunk, None, None]:
-        """Does what `stream` does, with the settings of `job`, which must have stream=True."""
+        """Does what `stream` does, by a request with stream=True; a document keeps its error."""
         self.model.require_decoder()
-        job = job.translating(self.translations) if job.target_language else job
-        if job.cutting:
-            return document_batch.stream(self, prompt, job, batch_size)
-        if job.settings.num_beams > 1:
-            beams = f"num_beams is {job.settings.num_beams}"
+        if request.document.split != "none":
+            rows = self._finished_rows([prompt], request, batch_size)
+            return (with_token_texts(row.chunk(), self.tokenizer) for row in rows)
+        if request.settings.num_beams > 1:
+            beams = f"num_beams is {request.settings.num_beams}"
             raise UserError(f"{beams}: the text is known at the end only; stream without beams")
-        row = next(self.codec.rows([prompt], job))
+        row = next(request.rows(prompt, self.tokenizer, self.model.config.vocab_size))
         if row.error:
             raise UserError(row.error)
-        steps = scheduler.follow(self.engine(job.settings, checked("batch_size", batch_size)), row)
-        return (self.codec.chunk(row) for _ in steps)
+        engine = self.engine(request.settings, checked("batch_size", batch_size))
+        return (row.chunk() for _ in scheduler.follow(engine, row))
 
     def score(
         self, prompts: Any, targets: Any, batch_size: int = DEFAULT_BATCH_SIZE
@@ -480,6 +525,14 @@ class SpeculativeDecoder:
     ) -> np.ndarray:
         """Returns one vector per prompt, float32 (prompts, size); see `Embeddings.embed`."""
         return self.embeddings.embed(prompts, normalize, batch_size)
+
+    @cached_property
+    def scoring(self) -> Scoring:
+        return Scoring(self.model, self.tokenizer)
+
+    @cached_property
+    def embeddings(self) -> Embeddings:
+        return Embeddings(self.model, self.tokenizer)
 
     @cached_property
     def translations(self) -> Translations:
@@ -507,3 +560,10 @@ class SpeculativeDecoder:
         engine = Engine(target, draft, copy, self.clock, adaptive)
         self.adaptive = engine.adaptive if self.adaptive is None else self.adaptive
         return engine
+
+
+def _with_errors_raised(chunks: Iterable[Chunk]) -> Generator[Chunk, None, None]:
+    for chunk in chunks:
+        if chunk.result and chunk.result.error:
+            raise UserError(chunk.result.error)
+        yield chunk

@@ -137,5 +137,4 @@ def decoder():
     from mlx_t5.disk import BUNDLED
 
     chosen = loading.choose_pair(None, str(BUNDLED / "draft") + "+lookup")
-    pair = loading.load_pair(chosen, "float32")
-    return SpeculativeDecoder(pair.target, pair.draft, pair.tokenizer, 5, copy=pair.copy)
+    return SpeculativeDecoder.load(chosen, "float32", num_draft=5)

@@ -177,7 +177,7 @@ def test_prompts_that_cannot_be_decoded_are_left_out(run, tmp_path, monkeypatch,
 
     def without_odd_ones(self, sources, *args, **settings):
         for source, result in zip(sources, decode(self, sources, *args, **settings), strict=True):
-            yield replace(result, error="no memory") if len(source) % 2 else result
+            yield replace(result, error="no memory") if len(source.source) % 2 else result
 
     monkeypatch.setattr(SpeculativeDecoder, "results", without_odd_ones)
     options = ["--max-tokens", "3", "--iters", "1", "--decoder-layers", "2"]

@@ -65,8 +65,10 @@ def test_beams_give_their_best_texts_with_scores(run):
     best, second = map(json.loads, out.splitlines())
     assert status == 0 and best["text"] == TRANSLATION and second["text"] != TRANSLATION
     assert 0 > best["score"] > second["score"] and best["stats"]["drafted"] == 0
-    plain = run("--model", str(BUNDLED / "target"), *wishes)[1]
+    # No draft is loaded, even if one is named.
+    _, plain, err = run("--model", str(BUNDLED / "target"), *wishes, "--draft-model", "not/loaded")
     assert plain.splitlines() == [best["text"], second["text"]]
+    assert err.count("not/loaded") == 1 and "not/loaded is not used: beams have no draft\n" in err
 
 
 @pytest.mark.parametrize(

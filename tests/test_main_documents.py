@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from command_line import ROOT
-from mlx_t5.cli import streaming
-from mlx_t5.engine import codec
+from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.engine import generation_request
 from mlx_t5.errors import UserError
 from mlx_t5.text.prompts import token_ids
 
@@ -35,7 +35,7 @@ def failing(monkeypatch):
             raise UserError("no dogs")
         return token_ids(prompt, *args)
 
-    monkeypatch.setattr(codec, "token_ids", refusing)
+    monkeypatch.setattr(generation_request, "token_ids", refusing)
 
 
 @pytest.fixture
@@ -66,10 +66,10 @@ def test_an_interrupted_document_keeps_its_finished_pieces(run, file, tmp_path, 
         yield next(chunks(*args, **call))
         raise KeyboardInterrupt
 
-    chunks, out = streaming.chunks, tmp_path / "out.txt"
+    chunks, out = SpeculativeDecoder.chunks, tmp_path / "out.txt"
     source = [*SPLIT, "--prefix", TASK, *(file(SOURCE) if by == "--input-file" else [by, SOURCE])]
     with monkeypatch.context() as patch:
-        patch.setattr(streaming, "chunks", interrupted)
+        patch.setattr(SpeculativeDecoder, "chunks", interrupted)
         status, _, err = run(*source, "--output-file", str(out))
     assert status == 130 and not out.exists() and "interrupted: " in err
     partial = tmp_path / ".partial-out.txt"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from command_line import ROOT, start
-from mlx_t5.cli.input import Lines
+from mlx_t5.cli.input import Line, LineReader, Lines
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.engine.rows import Result, Stats
 from standard_error import messages, without_metal
@@ -55,20 +55,16 @@ def test_waiting_for_a_line_does_not_count_as_decoding(run, models, tmp_path, mo
 # ---- many prompts --------------------------------------------------------------------------------
 
 
-class Prompt(str):
-    """A prompt that weak references can follow, to see whether it is freed."""
-
-
 def test_neither_prompts_nor_results_are_kept(run, models, tmp_path, monkeypatch):
     prompts, stats, most = [], [], 0
 
     def alive():
         return max(sum(ref() is not None for ref in refs) for refs in (prompts, stats))
 
-    def results(self, given, job, *_):
+    def results(self, given, request, *_):
         nonlocal most
         for _ in given:
-            for _ in range(job.num_samples):
+            for _ in range(request.num_samples):
                 result = Result("text", [], [], "stop", Stats())
                 stats.append(weakref.ref(result.stats))
                 yield result
@@ -77,12 +73,13 @@ def test_neither_prompts_nor_results_are_kept(run, models, tmp_path, monkeypatch
 
     def read(self):
         for i in range(300):
-            prompt = Prompt(i)
-            prompts.append(weakref.ref(prompt))
-            yield prompt
+            line = Line(str(i), i)
+            prompts.append(weakref.ref(line))
+            yield line
+            del line
 
     monkeypatch.setattr(SpeculativeDecoder, "results", results)
-    monkeypatch.setattr(Lines, "_read", read)
+    monkeypatch.setattr(LineReader, "read", read)
     source, out = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_text("x")
     argv = [*models, "--input-file", str(source), "--output-file", str(out), "--temp", "1"]

@@ -9,12 +9,12 @@ from mlx_t5.decoder import Engine, SpeculativeDecoder
 from mlx_t5.disk import BUNDLED
 from mlx_t5.drafting.costs import MOST
 from mlx_t5.drafting.source_copy import SourceCopy
-from mlx_t5.engine.codec import Job
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
 from mlx_t5.model import load
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
+from mlx_t5.text.prompts import Prompt
 
 PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
@@ -142,7 +142,8 @@ def test_several_prompts_have_one_each_or_none(regular, text):
     first, second = regular.generate([PROMPT, OTHER], prediction=[text, None])
     assert counts(first)[1] > 15
     assert counts(second)[0] == 0 and second.stats.tokens_per_call == 1
-    assert len(list(regular.results([OTHER] * 3, prediction=iter([text])))) == 3
+    given = [Prompt(OTHER, prediction=text), OTHER, Prompt(OTHER, 2)]
+    assert [counts(result)[0] > 0 for result in regular.results(given)] == [True, False, False]
     bad, good = regular.generate([PROMPT, OTHER], prediction=[[999_999], [3]])
     assert "999999 is outside the model's vocabulary" in bad.error and good.error is None
 
@@ -220,7 +221,7 @@ def test_only_the_beginning_of_a_far_too_long_prediction_is_read():
     text = "fix grammar: She have two cat."
     decoder = SpeculativeDecoder(model, None, tokenizer)
     prediction = "She has two cats. " * 5000
-    job = Job(Settings(max_tokens=9), predictions=[prediction])
-    (row,) = decoder.codec.rows([text], job)
+    request, size = decoder.request(max_tokens=9), model.config.vocab_size
+    (row,) = request.rows(Prompt(text, prediction=prediction), tokenizer, size)
     assert 9 < len(row.prediction) < 64 * 9
     assert decoder.generate(text, prediction=prediction).text == "She has two cats."

@@ -107,7 +107,7 @@ def compare(
     ways += [(f"{DRAFT}, {percent} % wrong,", DRAFT, percent, None) for percent in args.wrong]
     if args.predictions:
         decoder = subject.decoder(DRAFT)
-        results = decoder.results(prompts.prompts, decoder.job(max_tokens=args.max_tokens))
+        results = decoder.results(prompts.prompts, decoder.request(max_tokens=args.max_tokens))
         own = [str(result.text) for result in results]
     for percent in args.predictions:
         label = f"prediction {percent} % changed,"

@@ -250,8 +250,8 @@ def exactness(
     log("exact decoding")
 
     def tokens(decoder: SpeculativeDecoder, texts: Sequence[str]) -> list[list[int]]:
-        job = decoder.job(max_tokens=EXACT_TOKENS, reuse=False)
-        results = decoder.results(texts, job, EXACT_ROWS)
+        request = decoder.request(max_tokens=EXACT_TOKENS, reuse=False)
+        results = decoder.results(texts, request, EXACT_ROWS)
         return [result.tokens for result in results]
 
     regular: list[list[int]] = []

@@ -98,12 +98,12 @@ def decoding(
     **options: Any,
 ) -> Callable[[int], list[Result]]:
     def run(turn: int) -> list[Result]:
-        prompts = list(turns[turn])
         # Every prompt has its own seed, which is the same in every repeat.
-        seeds = [turn * len(turns[0]) + i for i in range(len(prompts))]
-        expected = predictions[turn] if predictions else None
-        job = decoder.job(seeds, reuse=False, **options)
-        results = list(decoder.results(prompts, job, batch_size, prediction=expected))
+        first, prompts = turn * len(turns[0]), turns[turn]
+        seeds, texts = range(first, first + len(prompts)), predictions and predictions[turn]
+        results: Any = decoder.generate(
+            prompts, seed=seeds, batch_size=batch_size, prediction=texts, reuse=False, **options
+        )
         failed = next((result.error for result in results if result.error), None)
         if failed:
             raise UserError(f"a prompt could not be decoded ({failed}); leave it out or shorten it")

@@ -119,14 +119,14 @@ def held_out(task: str, count: int) -> Workload:
 
 def from_file(path: str, count: int) -> Workload:
     """The first prompts of a file as --input-file reads it, with "target" as the right answer."""
-    lines: list[tuple[str, str | None]] = []
-    for line in itertools.islice(input.Lines(path, optional="target"), count):
-        if isinstance(line, UserError):
-            raise line
+    lines = []
+    for line in itertools.islice(input.LineReader(path, optional="target").read(), count):
+        if isinstance(line.source, Exception):
+            raise line.source
         lines.append(line)
-    targets = [target for _, target in lines if target is not None]
+    targets = [line.target for line in lines if line.target is not None]
     references, name = targets if len(targets) == len(lines) else None, Path(path).name
-    return Workload(name, [prompt for prompt, _ in lines], references, [name] * len(lines))
+    return Workload(name, [line.text for line in lines], references, [name] * len(lines))
 
 
 def changed(texts: Sequence[str], percent: float) -> list[str]:

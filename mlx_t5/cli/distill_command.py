@@ -19,7 +19,7 @@ from mlx_t5.backend import mx
 from mlx_t5.checkpoints.hub import locate
 from mlx_t5.checkpoints.writing import is_model_file
 from mlx_t5.cli.distill_options import DistillOptions
-from mlx_t5.cli.input import Lines
+from mlx_t5.cli.input import LineReader
 from mlx_t5.cli.training import check_output, compared_options, reporter, say, work_folder
 from mlx_t5.cli.training_pairs import SUFFIXES, read_lines
 from mlx_t5.cli.uploading import draft_card, upload
@@ -35,6 +35,7 @@ from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.sharing import shared_draft, whole
 from mlx_t5.settings import AUTO
 from mlx_t5.text.detokenizer import same_vocabulary
+from mlx_t5.text.prompts import Prompt
 from mlx_t5.training import batches, evaluation, examples, learner, loss, start, trainer
 from mlx_t5.training.draft_folder import save_draft
 from mlx_t5.training.examples import Example
@@ -58,7 +59,7 @@ class Distillation:
         if args.data.endswith(SUFFIXES):
             lines: Iterable[Any] = read_lines(args.data, prompts_only=True)
         else:
-            lines = Lines(args.data, optional="completion")
+            lines = (line.pair for line in LineReader(args.data, optional="completion").lines())
         default = choose_pair(args.model, None, args.adapter_path)
         self.target_folder = default.target
         self.start = None if args.draft_model is None else locate(args.draft_model)
@@ -219,7 +220,8 @@ class Distillation:
             examples: Sequence[Example], batch_size: int, indices: Iterable[int] = ()
         ) -> Iterator[Any]:
             seeds = [args.seed + i for i in indices or [0] * len(examples)]
-            job = decoder.job(seeds, reuse=False, temp=args.temp, max_tokens=args.max_tokens)
-            return decoder.results([e.source for e in examples], job, batch_size)
+            prompts = [Prompt(e.source, seed=s) for e, s in zip(examples, seeds, strict=True)]
+            request = decoder.request(reuse=False, temp=args.temp, max_tokens=args.max_tokens)
+            return decoder.results(prompts, request, batch_size)
 
         return decode

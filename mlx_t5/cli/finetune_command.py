@@ -150,7 +150,9 @@ class FineTuning:
         args, model = self.args, self.model
         rows = min(args.batch_size, len(self.train))
         copies = ADAM_COPIES if args.optimizer == ADAMW else COPIES
-        adapted = 0 if self.full else (args.lora_dropout > 0) + 2 * (args.fine_tune_type == "dora")
+        adapted = 0
+        if not self.full:
+            adapted = int(args.lora_dropout > 0) + (2 if args.fine_tune_type == "dora" else 0)
         model.grad_checkpoint = args.grad_checkpoint
         needed = model, *examples.longest(self.train), rows, copies, adapted
         if estimate(*needed).rows < rows and not args.grad_checkpoint:
@@ -166,7 +168,7 @@ class FineTuning:
     def _evaluated(self, pairs: Sequence[TrainingPair]) -> evaluation.Texts:
         decoder = SpeculativeDecoder(self.model, self.draft, self.tokenizer)
         sources, longest = [pair.source for pair in pairs], self.args.max_seq_length[1]
-        decoded = decoder.results(sources, decoder.job(max_tokens=longest), EVALUATED_AT_ONCE)
+        decoded = decoder.results(sources, decoder.request(max_tokens=longest), EVALUATED_AT_ONCE)
         results = list(trainer.bar("evaluating", "prompts", len(pairs), 0, decoded))
         if failed := [result.error for result in results if result.error]:
             say(f"{len(failed)} prompts could not be decoded and count as wrong: {failed[0]}")

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
+
+from tqdm import tqdm
 
 from mlx_t5 import loading
 from mlx_t5.backend import device_name, mx
 from mlx_t5.checkpoints import generation_config
 from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log
 from mlx_t5.cli.generate_options import DEFAULT_PROMPT, MainOptions
-from mlx_t5.cli.input import Lines
-from mlx_t5.cli.output import Painter, error_of, open_output, summary
-from mlx_t5.cli.runs import Compute, Run, note_long, prefixed, unpaired
+from mlx_t5.cli.input import Line, Lines
+from mlx_t5.cli.output import TokenHighlighter, error_of, open_output, summary
+from mlx_t5.cli.resuming import ResumePoint, find_resume_point
 from mlx_t5.cli.streaming import progress_bar, write_text
 from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.engine.codec import Job
-from mlx_t5.engine.document_batch import DocumentStats
+from mlx_t5.engine.document_results import DocumentStats
+from mlx_t5.engine.generation_request import GenerationRequest
 from mlx_t5.errors import UserError
 from mlx_t5.loading import ModelPair
 from mlx_t5.settings import NONE, Settings
-from mlx_t5.text.documents import Cutting
+from mlx_t5.text.documents import DocumentOptions
+from mlx_t5.text.tokenizer import encode
 
 
-def generate(options: MainOptions, prompts: list[str] | Lines) -> int:
+def generate(options: MainOptions, lines: Lines) -> int:
     draft = options.draft_model
-    beams = options.settings.get("num_beams", 1) > 1 and draft is None  # which use no draft
-    if options.regular_decode or beams or not options.writes_text:
+    searches = options.settings.get("num_beams", 1) > 1  # which has no draft
+    if options.regular_decode or searches or not options.writes_text:
         draft = NONE
     models = loading.choose_pair(options.model, draft, options.adapter_path)
     # The settings in the model's own files; later ones override earlier ones.
@@ -38,78 +44,80 @@ def generate(options: MainOptions, prompts: list[str] | Lines) -> int:
     if options.task is not None:
         tasks = generation_config.read_tasks(models.target)
         presets.append(generation_config.find_task(tasks, options.task))
-    job = _job(options, presets)
-    remaining = Run(prompts, options, job)
+    request = _request(options, presets)
+    done = ResumePoint()
     if options.resume:
-        of_all = f" of {remaining.count}" if remaining.count else ""
-        lines = remaining.first * remaining.texts
-        log(f"resuming: {lines} lines are kept, {remaining.first}{of_all} prompts are done")
-        if remaining.count == remaining.first > 0:
+        texts, path = options.texts_per_prompt, options.output_file or ""
+        text = "text" if options.json else None
+        result = "logprob" if options.score else "embedding" if options.embed else text
+        done = find_resume_point(path, lines, texts, result, lines.count)
+        of_all = f" of {lines.count}" if lines.count else ""
+        kept = f"{done.prompts * texts} lines are kept"
+        log(f"resuming: {kept}, {done.prompts}{of_all} prompts are done")
+        if lines.count == done.prompts > 0:
             return 0
-    decoder = _load(models, presets, job, options)
-    if job.target_language:
-        job = job.translating(decoder.translations)
-    painter = None
+    decoder = _load(models, presets, request, options)
+    if options.target_language:
+        target, source = options.target_language, options.source_language
+        prefix, code = decoder.translations.prefix(target, source)
+        document = replace(request.document, prefix=prefix, source_language=code)
+        request = replace(request, document=document)
+    highlighter = None
     where = sys.stderr if options.json or options.output_file else sys.stdout
-    if options.verbose and options.writes_text and Painter.suits(where):
-        painter = Painter(decoder.tokenizer)
-        log(painter.legend)
-    if job.stream and isinstance(prompts, list):
-        (prompt,) = note_long(prompts, job, decoder)
-        return write_text(decoder, prompt, job, options, painter)
-    return _write_all(remaining, _computation(decoder, job, options), painter, options)
+    if options.verbose and options.writes_text and TokenHighlighter.suits(where):
+        highlighter = TokenHighlighter(decoder.tokenizer)
+        log(highlighter.legend)
+    if request.stream:
+        line = next(lines)  # the only one
+        note_long(line, request, decoder)
+        return write_text(decoder, line, request, options, highlighter)
+    return _write_all(decoder, lines, request, done, highlighter, options)
 
 
-def _job(options: MainOptions, presets: list[generation_config.Preset]) -> Job:
+def _request(options: MainOptions, presets: list[generation_config.Preset]) -> GenerationRequest:
     """How to decode; what the user omits is from the presets."""
     given = *(preset.settings for preset in presets), options.settings
     settings = Settings(**generation_config.combined(*given))
     if options.num_samples > 1 and settings.temp == 0:
         raise UserError("--num-samples requires --temp above 0")
-    of_presets, cutting = "".join(preset.prefix for preset in presets), None
-    prefix = of_presets if options.prefix is None else options.prefix
-    if options.unit != "none":
-        # Without any prefix, each text is searched for a prefix at its beginning.
-        fixed = prefix if prefix or options.prefix is not None else None
-        limit = options.max_source_tokens
-        source = options.source_language
-        cutting, prefix = Cutting(options.unit, fixed, source, limit, options.file_type), ""
+    prefix = options.prefix
+    if prefix is None:  # without any prefix, each text to cut is searched for one at its beginning
+        prefix = "".join(preset.prefix for preset in presets) or None
+    limit, file_type = options.max_source_tokens, options.file_type
+    source, target = options.source_language, options.target_language
+    document = DocumentOptions(options.unit, prefix, source, limit, file_type, target)
     # A text is streamed if it is the only one, or a document.
     one = len(options.prompt or [""]) == 1 and (not options.input_file or options.is_document)
     whole = options.num_samples == settings.num_beams == 1 and not options.output_file
-    streamed = one and not options.json and options.writes_text and (whole or cutting is not None)
-    return Job(
-        settings,
-        options.seed,
-        options.num_samples,
-        cutting,
-        stream=streamed,
-        prefix=prefix,
-        target_language=options.target_language,
-        source_language=options.source_language,
-    )
+    streamed = one and not options.json and options.writes_text
+    streamed = streamed and (whole or options.unit != "none")
+    return GenerationRequest(settings, options.seed, options.num_samples, document, streamed)
 
 
 def _load(
-    models: ModelPair, presets: list[generation_config.Preset], job: Job, options: MainOptions
+    models: ModelPair,
+    presets: list[generation_config.Preset],
+    request: GenerationRequest,
+    options: MainOptions,
 ) -> SpeculativeDecoder:
     """Loads the models, and logs notes about them and their settings."""
-    pair = loading.load_pair(models, options.dtype)
-    if options.writes_text:
-        pair.target.require_decoder()
-    num_draft = job.settings.num_draft if options.exact else None  # sets the passes' width
-    decoder = SpeculativeDecoder(
-        pair.target, pair.draft, pair.tokenizer, num_draft, copy=pair.copy, exact=options.exact
+    num_draft = request.settings.num_draft if options.exact else None  # sets the passes' width
+    decoder = SpeculativeDecoder.load(
+        models, options.dtype, num_draft=num_draft, exact=options.exact
     )
+    if options.writes_text:
+        decoder.model.require_decoder()
     if options.translation_prefix:
         template = options.translation_prefix
         decoder.translations = replace(decoder.translations, template=template)
     if options.exact:
-        decoder.engine(job.settings, options.batch_size)  # refuses settings that do not fit
+        decoder.engine(request.settings, options.batch_size)  # refuses settings that do not fit
     notes = [models.note, f"on {device_name()}" if options.verbose else ""]
+    if request.settings.num_beams > 1 and options.draft_model not in (None, NONE):
+        notes.append(f"--draft-model {options.draft_model} is not used: beams have no draft")
     if options.writes_text:
         notes += [preset.note for preset in presets]
-        notes += [preset.unread_note for preset in presets if job.settings.temp == 0]
+        notes += [preset.unread_note for preset in presets if request.settings.temp == 0]
         beams = [preset.beams_note for preset in presets if preset.num_beams > 1]
         notes += beams[-1:] if "num_beams" not in options.settings else []
     notes += [] if options.prompt or options.input_file else [f"prompt: {DEFAULT_PROMPT}"]
@@ -118,41 +126,90 @@ def _load(
     return decoder
 
 
-def _computation(decoder: SpeculativeDecoder, job: Job, options: MainOptions) -> Compute:
-    """Returns the function that computes texts, scores or vectors from prompts."""
-    batch_size = options.batch_size
+def note_long(line: Line, request: GenerationRequest, decoder: SpeculativeDecoder) -> bool:
+    """Notes a prompt that is longer than the model's n_positions; returns whether it is.
 
-    def compute(prompts: Iterator[Any], indexes: Iterator[int], ready: Any) -> Iterator[Any]:
-        prompts = note_long(prompts, job, decoder)
-        if options.writes_text:
-            prompts, predictions = unpaired(prompts)
-            return decoder.results(prompts, job, batch_size, ready, indexes, predictions)
-        prompts = prefixed(prompts, job.prefix)
-        if options.score:
-            return decoder.scoring.scores(prompts, batch_size, ready)
-        return decoder.embeddings.vectors(prompts, options.normalize, batch_size, ready)
+    From then on, a terminal shows how far encoding is. Documents are cut into pieces that fit.
+    """
+    pooled = decoder.model.pooling.max_tokens  # what is embedded is cut, too
+    limit = decoder.model.config.n_positions
+    if not limit or not decoder.tokenizer or pooled or request.document.split != "none":
+        return False
+    # A text of fewer bytes has fewer tokens, so it need not be tokenized here.
+    if (
+        len(line.text.encode()) < limit
+        or (count := len(encode(decoder.tokenizer, line.text))) <= limit
+    ):
+        return False
+    long = f"{count:,} tokens, more than the model's n_positions ({limit})"
+    log(f"note: a prompt has {long}; encoding takes long, and the text may be poor")
+    if sys.stderr.isatty():
+        decoder.model.progress = partial(tqdm, desc="encoding", unit=" layers", leave=False)
+    return True
 
-    return compute
+
+def _outcomes(
+    decoder: SpeculativeDecoder,
+    lines: Iterator[Line],
+    ready: Any,
+    request: GenerationRequest,
+    options: MainOptions,
+) -> Iterator[Any]:
+    """Computes the texts, scores or vectors of lines."""
+    size = options.batch_size
+    if options.writes_text:
+        return decoder.results(lines, request, size, ready)
+    prefix = request.document.prefix or ""
+    if prefix:
+        lines = (
+            line if isinstance(line.source, Exception) else replace(line, source=prefix + line.text)
+            for line in lines
+        )
+    if options.score:
+        return decoder.scoring.scores((line.pair for line in lines), size, ready)
+    return decoder.embeddings.vectors(lines, options.normalize, size, ready)
 
 
-def _write_all(run: Run, compute: Compute, painter: Painter | None, options: MainOptions) -> int:
+def _write_all(
+    decoder: SpeculativeDecoder,
+    lines: Lines,
+    request: GenerationRequest,
+    done: ResumePoint,
+    highlighter: TokenHighlighter | None,
+    options: MainOptions,
+) -> int:
     """Writes results and errors in prompt order, and logs a summary; returns the exit status."""
-    began, stats, results, status, interrupted = run.clock(), DocumentStats(), 0, 0, ""
-    unit = "prompts" if run.texts == 1 else "texts"
+    texts = options.texts_per_prompt
+    unit = "prompts" if texts == 1 else "texts"
+    total = lines.count and lines.count * texts
+    in_hand = deque[Line]()  # lines that have been read, but not all of whose results are written
+
+    def read() -> Iterator[Line]:
+        noted = False
+        for line in lines:
+            noted = noted or note_long(line, request, decoder)
+            in_hand.append(line)
+            yield line
+
+    began = time.perf_counter() - lines.waited
+    stats, results, status, interrupted = DocumentStats(), 0, 0, ""
     mx.reset_peak_memory()
-    total, done = run.count and run.count * run.texts, run.first * run.texts
     try:
         with (
-            open_output(options, run.keep, painter) as output,
-            progress_bar(total, done, unit, options) as shown,
+            open_output(options, done.size, highlighter) as output,
+            progress_bar(total, done.prompts * texts, unit, options) as shown,
         ):
-            for n, prompt, outcome in run.outcomes(compute):
-                output.write(prompt, outcome)
+            for outcome in _outcomes(decoder, read(), lines.ready, request, options):
+                line = in_hand[0]
+                output.write(line, outcome)
                 if error := error_of(outcome):
                     status = BAD_INPUT
-                    where = "" if isinstance(prompt, UserError) else f"prompt {n}: "
+                    unread = isinstance(line.source, Exception)  # its error names the line
+                    where = "" if unread else f"prompt {line.index + 1}: "
                     log(f"error: {where}{error}")
                 results += 1
+                if results % texts == 0:
+                    in_hand.popleft()
                 if of_outcome := getattr(outcome, "stats", None):  # scores and vectors have none
                     stats.add(of_outcome)
                 shown.update()
@@ -160,5 +217,6 @@ def _write_all(run: Run, compute: Compute, painter: Painter | None, options: Mai
         of_all = f" of {total}" if total else ""
         status, interrupted = INTERRUPTED, f"interrupted: {results}{of_all} {unit} done · "
     stats.peak_memory_bytes = mx.get_peak_memory()
-    log(interrupted + summary(stats, results, run.clock() - began, unit, options.writes_text))
+    seconds = time.perf_counter() - lines.waited - began  # waiting for input is not counted
+    log(interrupted + summary(stats, results, seconds, unit, options.writes_text))
     return status

@@ -11,9 +11,10 @@ from typing import Any
 from mlx_t5 import __version__
 from mlx_t5.cli import arguments
 from mlx_t5.cli.arguments import Option, Parser, at_least, log, option, setting, switch
-from mlx_t5.cli.input import Lines, read_document, read_prompts
+from mlx_t5.cli.input import Line, LineReader, Lines, read_document, read_prompts
 from mlx_t5.errors import UserError
 from mlx_t5.settings import OF_A_PROMPT, READABLE, SPLITS, SUBTITLES, UNREADABLE, Settings
+from mlx_t5.text.documents import split_unit
 from mlx_t5.text.languages import checked_template
 
 DEFAULT_PROMPT = (
@@ -116,11 +117,15 @@ class MainOptions:
         return not (self.score or self.embed)
 
     @property
+    def texts_per_prompt(self) -> int:
+        several = self.num_samples * self.settings.get("num_return_sequences", 1)
+        return several if self.writes_text else 1
+
+    @property
     def unit(self) -> str:
-        """What becomes a piece, one of `SPLITS`; subtitles and translations are sentences."""
-        several = self.num_samples > 1 or "num_return_sequences" in self.settings
-        cut = self.file_type or (self.target_language and not several)
-        return self.split or ("sentences" if cut else "none")
+        """What becomes a piece, one of `SPLITS`."""
+        several = self.num_samples > 1 or self.settings.get("num_return_sequences", 1) > 1
+        return split_unit(self.split, self.target_language, several, self.file_type)
 
     @property
     def is_document(self) -> bool:
@@ -185,13 +190,16 @@ def read_options(argv: Sequence[str] | None) -> MainOptions:
     return options
 
 
-def open_prompts(options: MainOptions) -> list[str] | Lines:
+def open_prompts(options: MainOptions) -> Lines:
     if not options.input_file:
         prompts = options.prompt or [DEFAULT_PROMPT]
-        return read_prompts(prompts, options.unit == "none", blank=options.embed)
+        lines = read_prompts(prompts, options.unit == "none", blank=options.embed)
+        return Lines(lines, len(lines))
     if options.is_document:
-        return [read_document(options.input_file, options.file_type, options.encoding)]
+        text = read_document(options.input_file, options.file_type, options.encoding)
+        return Lines([Line(text)], 1)
     if options.input_file == "-" and sys.stdin.isatty():
         log("type one line per prompt; Ctrl-D ends the input")
     second = "prediction" if options.writes_text and not options.regular_decode else ""
-    return Lines(options.input_file, options.score, second, options.embed, options.encoding)
+    reader = LineReader(options.input_file, options.score, second, options.embed, options.encoding)
+    return reader.lines()

@@ -18,9 +18,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_t5.errors import UserError
+from mlx_t5.text.prompts import Prompt
 from mlx_t5.text.subtitles import find_words
 
 TOO_LONG = "is longer than 1 MiB; cut it into shorter texts"
@@ -28,36 +30,46 @@ BYTES = "latin-1"  # the encoding in which every byte is one character
 SAVE = "save the text as UTF-8, or name its encoding (main.py --encoding)"
 LONGEST_LINE = 1 << 20  # characters; of a longer one, tokens and encoding would exceed the memory
 UTF_16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-Line = Any  # a prompt, a pair of a prompt and another text, or a UserError
 
 
-class Prompt(str):
-    """A prompt with the further fields of its JSON object, which come back with its result."""
+@dataclass(frozen=True)
+class Line(Prompt):
+    """A prompt of the input, or the `UserError` that says why its line cannot be used.
 
-    fields: Mapping[str, Any]
+    Attributes:
+        target: the second text of the line, if it has one that is not a prediction.
+        fields: the further fields of its JSON object, which come back with its result.
+    """
+
+    target: str | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The prompt; "" if the line cannot be used."""
+        return self.source if isinstance(self.source, str) else ""
+
+    @property
+    def pair(self) -> Any:
+        """The prompt and its target, which may be None; or the error."""
+        return self.source if isinstance(self.source, Exception) else (self.text, self.target)
 
 
-class LineError(UserError):
-    """Why a line cannot be used, with the further fields of its JSON object."""
-
-    fields: Mapping[str, Any]
-
-
-def read_prompts(prompts: Sequence[str], whole: bool = False, blank: bool = False) -> list[str]:
+def read_prompts(prompts: Sequence[str], whole: bool = False, blank: bool = False) -> list[Line]:
     """Checks the prompts, and replaces "-" by standard input, of any length unless `whole`.
 
     Prompts without a word are refused unless `blank`.
     """
-    texts = []
-    for prompt in prompts:
+    lines = []
+    for index, prompt in enumerate(prompts):
         where = "standard input" if prompt == "-" else "the prompt"
         if prompt == "-":
             data = sys.stdin.buffer.read(LONGEST_LINE + 2 if whole else -1).rstrip(b"\r\n")
             if whole and len(data) > LONGEST_LINE:
                 raise UserError(f"{where} {TOO_LONG}")
             prompt = _text(data, where)
-        texts.append(_checked(prompt, where, blank))
-    return texts
+        lines.append(Line(_checked(prompt, where, blank), index))
+    return lines
 
 
 def read_document(name: str, file_type: str = "", encoding: str = "") -> str:
@@ -72,13 +84,29 @@ def read_document(name: str, file_type: str = "", encoding: str = "") -> str:
 
 
 class Lines(Iterator[Line]):
-    """Iterates over the prompts of a file; reads line by line, so a file may exceed the memory.
+    """The prompts of a run, and their number; it is None for a pipe, which a thread reads ahead."""
 
-    By default an item is a prompt. With `targets` an item is a pair of a prompt and its target.
-    With `optional` an item is a pair of a prompt and a second text, which may be None.
+    def __init__(self, lines: Iterable[Line], count: int | None) -> None:
+        self.count = count
+        self._lines = ReadAhead(lines) if count is None else iter(lines)
 
-    If a line cannot be used, its item is the `UserError` that says why. Lines end with LF, CRLF or
-    CR; blank lines at the end are ignored. A pipe is read ahead in a thread, and `count` is None.
+    def __next__(self) -> Line:
+        return next(self._lines)
+
+    def ready(self) -> bool:
+        """Whether the next prompt, or the end, can be read without waiting."""
+        return not isinstance(self._lines, ReadAhead) or self._lines.ready()
+
+    @property
+    def waited(self) -> float:
+        """Seconds spent waiting for a pipe or a terminal."""
+        return self._lines.waited if isinstance(self._lines, ReadAhead) else 0.0
+
+
+class LineReader:
+    """Reads the prompts of a file line by line, so a file may exceed the memory.
+
+    Lines end with LF, CRLF or CR; blank lines at the end are ignored.
     """
 
     def __init__(
@@ -96,78 +124,69 @@ class Lines(Iterator[Line]):
                 each line is an object with a "prompt".
             targets: whether each line is an object with a "prompt" and a "target", whatever the
                 suffix of the name is.
-            optional: the name of a second text that each object may have; "" for none.
+            optional: the name of a second text that each object may have, which becomes the line's
+                prediction if it is named so, or else its target; "" for none.
             blank: whether a prompt may be empty.
             encoding: the file's encoding; "" for UTF-8, or UTF-16 if there is a byte order mark.
 
         Raises:
-            UserError: the file cannot be read or is empty; an empty pipe raises at `next`.
+            UserError: the file cannot be read.
         """
         self._shown = "standard input" if name == "-" else name
         self._as_json, self._targets = targets or name.endswith(".jsonl"), targets
-        self._optional, self._blank = optional, blank
+        self._second, self._blank = "target" if targets else optional, blank
         data = _opened(name)
-        is_file = stat.S_ISREG(os.fstat(data.fileno()).st_mode)
+        self._is_file = stat.S_ISREG(os.fstat(data.fileno()).st_mode)
         # A pipe is not waited for, not even for a byte order mark.
-        self._encoding = encoding or ("UTF-16" if is_file and data.peek(2)[:2] in UTF_16 else "")
+        marked = self._is_file and data.peek(2)[:2] in UTF_16
+        self._encoding = encoding or ("UTF-16" if marked else "")
         self._file = io.TextIOWrapper(data, self._encoding or BYTES)
-        self._prompts, self.count = self._read(), None
-        if is_file:
-            begin = self._file.tell()
-            self.count = sum(1 for _ in self._numbered())
-            self._file.seek(begin)
-        else:
-            self._prompts = ReadAhead(self._prompts)
 
-    def __next__(self) -> Line:
-        return next(self._prompts)
+    def lines(self) -> Lines:
+        """The prompts; raises `UserError` if there is none, for an empty pipe at `next`."""
+        if not self._is_file:
+            return Lines(self.read(), None)
+        begin = self._file.tell()
+        count = sum(1 for _ in self._numbered())
+        self._file.seek(begin)
+        return Lines(self.read(), count)
 
-    def ready(self) -> bool:
-        """Whether the next prompt, or the end, can be read without waiting."""
-        return not isinstance(self._prompts, ReadAhead) or self._prompts.ready()
-
-    @property
-    def waited(self) -> float:
-        """Seconds spent waiting for a pipe or a terminal."""
-        return self._prompts.waited if isinstance(self._prompts, ReadAhead) else 0.0
-
-    def _read(self) -> Iterator[Line]:
+    def read(self) -> Iterator[Line]:
         with self._file:
             for n, line in self._numbered():
-                where, self._fields = f"{self._shown} line {n}", dict[str, Any]()
+                where, record = f"{self._shown} line {n}", dict[str, Any]()
                 try:
                     if len(line) > LONGEST_LINE:
                         raise UserError(f"{where} {TOO_LONG}")
-                    yield self._of(line, where)
+                    text = _checked(_text(line, where), where, self._blank and not self._as_json)
+                    if self._as_json:
+                        record = _record(text, where)
+                        yield self._of(record, n - 1, where)
+                    else:
+                        yield Line(text, n - 1)
                 except UserError as error:
-                    bad = LineError(str(error))
-                    bad.fields = self._fields
-                    yield bad
+                    yield Line(error, n - 1, fields=self._further(record))
 
-    def _of(self, line: bytes, where: str) -> str | tuple[str, str | None]:
-        if self._as_json and not line:
-            return _checked("", where)
-        text = _text(line, where)
-        if not self._as_json:
-            prompt = _checked(text, where, self._blank)
-            return (prompt, None) if self._optional else prompt
-        record = _record(text, where)
-        read = ("prompt", "target") if self._targets else ("prompt", self._optional)
-        self._fields = {name: value for name, value in record.items() if name not in read}
-        required = read if self._targets else read[:1]
+    def _further(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        read = "prompt", self._second
+        return {name: value for name, value in record.items() if name not in read}
+
+    def _of(self, record: Mapping[str, Any], index: int, where: str) -> Line:
+        required = ("prompt", "target") if self._targets else ("prompt",)
         for name in required:
             if not isinstance(record.get(name), str):
                 example = ", ".join(f'"{name}": "…"' for name in required)
                 raise UserError(f"{where} has no {name}; write {{{example}}}")
-        prompt = Prompt(_checked(record["prompt"], where, self._blank))
-        prompt.fields = self._fields
-        if self._optional:
-            second = record.get(self._optional)
-            if second is not None and not (isinstance(second, str) and second.strip()):
+        prompt, fields = _checked(record["prompt"], where, self._blank), self._further(record)
+        second = record.get(self._second) if self._second else None
+        if second is not None:
+            if not self._targets and not (isinstance(second, str) and second.strip()):
                 kind = "empty" if isinstance(second, str) else "no text"
-                raise UserError(f"{where} has a {self._optional} that is {kind}; leave it out")
-            return prompt, None if second is None else _checked(second, where)
-        return (prompt, _checked(record["target"], where)) if self._targets else prompt
+                raise UserError(f"{where} has a {self._second} that is {kind}; leave it out")
+            second = _checked(second, where)
+        if self._second == "prediction":
+            return Line(prompt, index, second, fields=fields)
+        return Line(prompt, index, target=second, fields=fields)
 
     def _lines(self) -> Iterator[str]:
         """Yields lines with their ends; of a line that is too long, only its beginning."""

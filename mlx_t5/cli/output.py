@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mlx_t5.cli.input import Line
 from mlx_t5.disk import lock, partial_file, put_in_place, replace_file
 from mlx_t5.errors import UserError, log, readable
 from mlx_t5.text.detokenizer import StreamingDetokenizer
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
 OF_RESULTS = ("score", "error", "pieces")  # fields of some results
 ARRAY = ".npy"  # suffix of a NumPy array's file
 UNFINISHED = "note: what was finished is in {}"
-LineOf = Callable[[Any, Any], str]  # makes a line from a prompt and its outcome
+LineOf = Callable[[Line, Any], str]  # makes a line of the output from one of the input
 
 
-class Painter:
+class TokenHighlighter:
     """Colors tokens by their origin: green (draft model), cyan (copied), magenta (target).
 
     Copied tokens are from the prompt, from earlier output or from the user's prediction.
@@ -50,7 +51,7 @@ class Painter:
         names = {"draft": "by the draft", "copy": "copied", "target": "by the target"}
         return "tokens: " + " ".join(self._forms[w].format(name) for w, name in names.items())
 
-    def paint(self, pieces: Iterable[str], writers: Iterable[str], rest: str = "") -> str:
+    def highlight(self, pieces: Iterable[str], writers: Iterable[str], rest: str = "") -> str:
         """Colors a text token by token.
 
         Args:
@@ -68,10 +69,10 @@ class Painter:
         for i, piece in enumerate(pieces):
             pieces[i] = piece[:room]
             room -= len(pieces[i])
-        return one_line(self.paint(pieces[:-1], result.writers, pieces[-1]))
+        return one_line(self.highlight(pieces[:-1], result.writers, pieces[-1]))
 
 
-def text_lines(as_json: bool, aside: bool, painter: Painter | None = None) -> LineOf:
+def text_lines(as_json: bool, aside: bool, highlighter: TokenHighlighter | None = None) -> LineOf:
     """A function that makes the output line of a prompt and its result.
 
     If the prompt has failed, the line is empty, or with `as_json` an object with the error.
@@ -80,18 +81,18 @@ def text_lines(as_json: bool, aside: bool, painter: Painter | None = None) -> Li
         as_json: whether a line is a JSON object; otherwise it is a text.
         aside: whether to print a colored copy of each line on standard error, and return the plain
             line.
-        painter: colors the lines; None for no colors.
+        highlighter: colors the lines; None for no colors.
     """
 
-    def line(prompt: Any, result: Result) -> str:
-        painted = painter.line(result) if painter and not result.error else None
-        if painted is not None and aside:
-            log(painted)
+    def output_line(line: Line, result: Result) -> str:
+        highlighted = highlighter.line(result) if highlighter and not result.error else None
+        if highlighted is not None and aside:
+            log(highlighted)
         if as_json:
-            return text_object(prompt, result)
-        return one_line(result.text or "") if aside or painted is None else painted
+            return text_object(line, result)
+        return one_line(result.text or "") if aside or highlighted is None else highlighted
 
-    return line
+    return output_line
 
 
 def one_line(text: str) -> str:
@@ -99,7 +100,7 @@ def one_line(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n").replace("\n", r"\n")
 
 
-def text_object(prompt: Any, result: Result) -> str:
+def text_object(line: Line, result: Result) -> str:
     """The line for a result with `--json`."""
     record: dict[str, Any] = {
         "text": result.text,
@@ -114,28 +115,27 @@ def text_object(prompt: Any, result: Result) -> str:
             {name: value for name, value in vars(piece).items() if value is not None}
             for piece in result.pieces
         ]
-    return _line(prompt, record, allow_nan=True)
+    return _json(line, record, allow_nan=True)
 
 
-def score_object(pair: Any, score: Score) -> str:
-    record: dict[str, Any] = {"target": pair[1] if isinstance(pair, tuple) else ""}
+def score_object(line: Line, score: Score) -> str:
+    record: dict[str, Any] = {"target": line.target or ""}
     record |= {name: getattr(score, name) for name in ("logprob", "token_logprobs", "tokens")}
     if score.error:
         record |= {"logprob": None, "error": score.error}
-    return _line(pair, record)
+    return _json(line, record)
 
 
-def embedding_object(prompt: Any, vector: np.ndarray | Exception) -> str:
+def embedding_object(line: Line, vector: np.ndarray | Exception) -> str:
     if isinstance(vector, Exception):
-        return _line(prompt, {"embedding": None, "error": str(vector)})
-    return _line(prompt, {"embedding": [float(str(number)) for number in vector]})
+        return _json(line, {"embedding": None, "error": str(vector)})
+    return _json(line, {"embedding": [float(str(number)) for number in vector]})
 
 
-def _line(item: Any, record: Mapping[str, Any], allow_nan: bool = False) -> str:
+def _json(line: Line, record: Mapping[str, Any], allow_nan: bool = False) -> str:
     """A result as JSON: after its prompt, the further fields of the input's object."""
-    prompt = item[0] if isinstance(item, tuple) else item
-    fields = {"prompt": prompt if isinstance(prompt, str) else ""}  # else a line that is unreadable
-    fields |= {n: v for n, v in getattr(prompt, "fields", {}).items() if n not in OF_RESULTS}
+    fields = {"prompt": line.text}
+    fields |= {name: value for name, value in line.fields.items() if name not in OF_RESULTS}
     return json.dumps({**fields, **record}, ensure_ascii=False, allow_nan=allow_nan)
 
 
@@ -162,14 +162,15 @@ def summary(
     """
     parts, seconds = [], max(seconds, 1e-9)
     if not texts:
-        parts.append(f"{results} prompt{'s' * (results != 1)} in {seconds:.2f} s")
+        parts.append(f"{results} {'prompt' if results == 1 else 'prompts'} in {seconds:.2f} s")
         parts.append(f"{results / seconds:.1f} prompts/s")
     else:
         parts += [f"{results} {unit}"] if results > 1 else []
         if pieces := getattr(stats, "pieces", 0):  # of documents
             counts = {name: getattr(stats, name) for name in ("cut", "failed", "kept")}
             named = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-            parts.append(f"{pieces} piece{'s' * (pieces != 1)}" + f" ({named})" * bool(named))
+            noun = "piece" if pieces == 1 else "pieces"
+            parts.append(f"{pieces} {noun} ({named})" if named else f"{pieces} {noun}")
         decoded = stats.generated_tokens - stats.reused_tokens
         parts.append(f"{decoded} tokens in {seconds:.2f} s")
         parts.append(f"{decoded / seconds:.1f} tokens/s")
@@ -211,12 +212,14 @@ def check_output_file(output_file: str, input_file: str | None, whole: bool = Fa
         raise UserError(f"{output_file} is a pipe or a device; name a file, or write JSON lines")
 
 
-def open_output(options: MainOptions, keep: int, painter: Painter | None) -> LineFile | ArrayFile:
-    """The output of several results; `keep` is as in `LineFile`, `painter` as in `text_lines`."""
+def open_output(
+    options: MainOptions, keep: int, highlighter: TokenHighlighter | None
+) -> LineFile | ArrayFile:
+    """The output of several results; `keep` is as in `LineFile`, the rest as in `text_lines`."""
     path = options.output_file
     if options.embed and path and path.endswith(ARRAY):
         return ArrayFile(path)
-    line_of = text_lines(options.json, bool(path) or options.json, painter)
+    line_of = text_lines(options.json, bool(path) or options.json, highlighter)
     if not options.writes_text:
         line_of = score_object if options.score else embedding_object
     return LineFile(path, keep, line_of, whole=options.is_output_whole)
@@ -255,8 +258,8 @@ class LineFile(contextlib.AbstractContextManager["LineFile"]):
                     cause = f"cannot rename {self._partial}: {error.strerror}"
                     raise UserError(f"{cause}; copy it to another place") from None
 
-    def write(self, item: Any, outcome: Any) -> None:
-        self.write_text(self._line_of(item, outcome) + "\n")
+    def write(self, line: Line, outcome: Any) -> None:
+        self.write_text(self._line_of(line, outcome) + "\n")
 
     def write_text(self, text: str) -> None:
         try:
@@ -312,5 +315,5 @@ class ArrayFile(contextlib.AbstractContextManager["ArrayFile"]):
         if kind:
             log(UNFINISHED.format(path))
 
-    def write(self, item: Any, outcome: np.ndarray | Exception) -> None:
+    def write(self, line: Line, outcome: np.ndarray | Exception) -> None:
         self._rows.append(None if isinstance(outcome, Exception) else outcome)

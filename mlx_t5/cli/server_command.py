@@ -18,7 +18,7 @@ from mlx_t5.cli.server_options import ServerOptions
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError, log
-from mlx_t5.loading import ModelPair, choose_pair, load_pair
+from mlx_t5.loading import ModelPair, choose_pair
 from mlx_t5.scoring.pairs import ranks_by
 from mlx_t5.serving import requests
 from mlx_t5.serving.app import LAST_SECONDS, create_app
@@ -114,13 +114,14 @@ def _application(options: ServerOptions, chosen: ModelPair) -> FastAPI:
 
 
 def _load(options: ServerOptions, chosen: ModelPair) -> SpeculativeDecoder:
-    pair = load_pair(chosen, options.dtype)
-    if options.exact and not pair.target.can_decode:
+    decoder = SpeculativeDecoder.load(
+        chosen, options.dtype, num_draft=options.num_draft, exact=options.exact
+    )
+    if options.exact and not decoder.model.can_decode:
         raise UserError(f"--exact requires a decoder; {model_name(chosen)} is an encoder alone")
-    if pair.tokenizer and not ranks_by(pair.tokenizer, options.rerank_words):
+    if decoder.tokenizer and not ranks_by(decoder.tokenizer, options.rerank_words):
         raise UserError("--rerank-words are not single tokens of the model; name those it answers")
-    models, num_draft = (pair.target, pair.draft, pair.tokenizer), options.num_draft
-    return SpeculativeDecoder(*models, num_draft, copy=pair.copy, exact=options.exact)
+    return decoder
 
 
 def model_name(chosen: ModelPair) -> str:

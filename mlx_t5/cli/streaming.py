@@ -10,30 +10,29 @@ from tqdm import tqdm
 
 from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log
 from mlx_t5.cli.generate_options import MainOptions
-from mlx_t5.cli.output import LineFile, Painter, error_of, summary
+from mlx_t5.cli.input import Line
+from mlx_t5.cli.output import LineFile, TokenHighlighter, error_of, summary
 from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.engine.codec import Job
-from mlx_t5.engine.document_batch import chunks, spelled
+from mlx_t5.engine.generation_request import GenerationRequest
 from mlx_t5.errors import UserError
 from mlx_t5.text.documents import Document
 
 
 def write_text(
     decoder: SpeculativeDecoder,
-    prompt: str,
-    job: Job,
+    line: Line,
+    request: GenerationRequest,
     options: MainOptions,
-    painter: Painter | None,
+    highlighter: TokenHighlighter | None,
 ) -> int:
     """Writes one text, or one document piece by piece, and returns the exit status."""
     status, chunk, text, began, count = 0, None, "", time.perf_counter(), 0
-    if split := job.cutting is not None:
+    split = request.document.split != "none"
+    if split:
         prefixes = decoder.model.config.task_prefixes
-        document = Document(prompt, job.cutting, lambda text: 0, prefixes=prefixes)
+        document = Document(line.text, request.document, lambda text: 0, prefixes=prefixes)
         count = sum(1 for _ in document.cut())
-        stream = chunks(decoder, [prompt], job, options.batch_size)
-    else:
-        stream = decoder.chunks(prompt, job, options.batch_size)
+    stream = decoder.chunks(line, request, options.batch_size)
     output = LineFile(options.output_file, whole=options.is_output_whole)
     try:
         with (
@@ -45,12 +44,11 @@ def write_text(
                 text = chunk.text
                 if chunk.result and chunk.result.error and not chunk.result.pieces:
                     raise UserError(chunk.result.error)  # the document could not be cut
-                if painter and not options.output_file:
-                    chunk = spelled(chunk, decoder.tokenizer) if split else chunk
+                if highlighter and not options.output_file:
                     rest = text[sum(map(len, chunk.pieces)) :]
-                    text = painter.paint(chunk.pieces, chunk.writers, rest)
+                    text = highlighter.highlight(chunk.pieces, chunk.writers, rest)
                 output.write_text(text)
-                shown.update(bool(split and chunk.writers))
+                shown.update(1 if split and chunk.writers else 0)
     except KeyboardInterrupt:
         status = INTERRUPTED
     file = split and options.input_file  # kept to the byte, but for a terminal

@@ -69,7 +69,7 @@ def resumable(
         except KeyboardInterrupt:
             hint = "nothing was written"
             if work_folder(args.output).exists():
-                again = shlex.join([*argv, *["--resume"][args.resume :]])
+                again = shlex.join(argv if args.resume else [*argv, "--resume"])
                 hint = f"go on with: {command(program)} {again}"
             say(f"interrupted; {hint}")
             return arguments.INTERRUPTED

@@ -25,7 +25,7 @@ class AnswerStore:
     """Answers of finished rows, the latest used last, and the rows that wait for an equal one.
 
     Only greedy rows with delta 0, and without beams, logits processors and log-probabilities, take
-    part (see `Job.shareable`). A row that fails or leaves early gives no answer.
+    part (see `GenerationRequest.rows`). A row that fails or leaves early gives no answer.
     """
 
     def __init__(

@@ -1,18 +1,21 @@
-"""A prompt in the engine: its row, its statistics and its result; sums over several results."""
+"""A text in the engine: its row, its statistics, its chunks and its result; sums over results."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
 from mlx_t5.drafting.adaptive import AcceptanceStats
+from mlx_t5.drafting.source_copy import count_predicted
 from mlx_t5.sampling.beam_search import BeamSearch
 from mlx_t5.settings import AUTO, Settings
+from mlx_t5.text.detokenizer import decode
 from mlx_t5.text.stop_strings import TextWatch
 
 if TYPE_CHECKING:
+    from mlx_t5.engine.document_results import DocumentInFlight
     from mlx_t5.engine.reuse import Answer, Key
 
 NO_CHOICE = (
@@ -127,7 +130,8 @@ class Row:
 
     ids: list[int]  # source tokens
     settings: Settings
-    key: mx.array  # (2,) the row's own random key
+    key: mx.array | None = None  # (2,) the row's own random key; None if it is greedy
+    tokenizer: Any = None  # None: the row has no text
     tokens: list[int] = field(default_factory=list)  # the start token, and all tokens decided
     writers: list[str] = field(default_factory=list)  # as in `Result`
     finish_reason: str | None = None  # None while running
@@ -141,7 +145,8 @@ class Row:
     search: BeamSearch | None = None  # its best beam is `tokens`; None without beams
     score: float | None = None
     states: mx.array | None = None  # the target's encoder output, until the row joins the batch
-    index: int = 0  # among all texts of its job; the first of those of a beam search
+    document: DocumentInFlight | None = None  # of which the row decodes a piece
+    index: int = 0  # among all texts of its request; the first of those of a beam search
     reported: int = 0  # tokens already in chunks
     logprobs: list[TokenLogprob] = field(default_factory=list)  # for the next chunk
 
@@ -220,6 +225,40 @@ class Row:
         end = self.generated
         return self.tokens[1 + start : 1 + end], self.writers[start:end]
 
+    def chunk(self) -> Chunk:
+        """What was added since the last chunk, by a finished piece to its document."""
+        if self.document:
+            return self.document.add(self.result())
+        tokens, writers = self.output(self.reported)
+        pieces = self.watch.pieces[self.reported :] if self.watch else []
+        text = "".join(pieces) + (self.watch.rest if self.watch else "")
+        result = self.result() if self.finish_reason else None
+        self.stats.update_rates(self.generated, self.decided)
+        # If the end token alone released held-back text, its log-probability is reported.
+        logprobs = self.logprobs[: len(tokens) or (1 if text else 0)]
+        self.reported, self.logprobs = self.decided, []
+        return Chunk(text, tokens, writers, pieces, self.stats, result, self.index, logprobs)
+
+    def result(self) -> Result:
+        """The result of a finished row."""
+        if self.error:
+            return Result(None, [], [], "error", self.stats, self.error)
+        assert self.finish_reason is not None, "the row is still running"
+        tokens, writers = self.output()
+        self.stats.update_rates(len(tokens), self.decided)
+        self.stats.peak_memory_bytes = mx.get_peak_memory()
+        if self.prediction:
+            end, speculation = getattr(self.tokenizer, "eos_token_id", None), self.stats.speculation
+            expected = [token for token in self.prediction if token != end]
+            counts = count_predicted(expected, tokens)
+            speculation.predicted, speculation.predicted_accepted = counts
+        text = None
+        if self.watch:
+            text = self.watch.text
+        elif self.tokenizer:
+            text = decode(self.tokenizer, tokens)
+        return Result(text, tokens, writers, self.finish_reason, self.stats, score=self.score)
+
 
 @dataclass
 class PieceResult:
@@ -278,7 +317,7 @@ class Chunk:
         pieces: for each of these tokens, the part of `text` that it completed.
         stats: counts and times so far.
         result: the whole result, in the last chunk only.
-        index: the text's index among all texts of its job: (index of the prompt) · (texts per
+        index: the text's index among all texts of its request: (index of the prompt) · (texts per
             prompt) + (index among the prompt's texts).
         logprobs: one entry per token if the server reports log-probabilities, else none. A chunk
             that has text but no tokens has one entry: that of the end token.

@@ -157,25 +157,31 @@ class Scheduler:
 
 def decode_rows(
     engine: Batch,
-    rows: Iterable[Row],
+    prompts: Iterable[Iterable[Row]],
     batch_size: int,
-    ready: Callable[[int], bool] = lambda drawn: True,
+    ready: Callable[[], bool] = lambda: True,
 ) -> Iterator[Row]:
-    """Decodes rows, read lazily, at most `batch_size` at a time; yields them in order.
+    """Decodes the rows of prompts, at most `batch_size` at a time; yields them in order.
 
-    While rows decode, the next one is read only if ready(number of rows read) returns True.
+    Prompts and their rows are read lazily. While rows decode, the next prompt is read only if
+    `ready` returns True.
     """
-    rows, total = iter(rows), 0
+    following, rows = iter(prompts), iter(tuple[Row, ...]())
     answers = AnswerStore(engine.target.config.eos_token_ids)
     scheduler = Scheduler(engine, batch_size, answers, bulk=True)
     submitted: deque[Row] = deque()  # and not yielded
     while True:
-        while len(submitted) < PROMPTS_A_ROW * batch_size and (not submitted or ready(total)):
+        while len(submitted) < PROMPTS_A_ROW * batch_size:
             row = next(rows, None)
             if row is None:
-                scheduler.all_submitted = True
-                break
-            total += 1
+                if submitted and not ready():
+                    break
+                of_prompt = next(following, None)
+                if of_prompt is None:
+                    scheduler.all_submitted = True
+                    break
+                rows = iter(of_prompt)
+                continue
             submitted.append(row)
             scheduler.submit(row)
         if not submitted:

@@ -7,10 +7,8 @@ Symbols: B rows, T positions per row, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING
 
 from mlx_t5.backend import mx
@@ -54,12 +52,15 @@ class Sampling:
         cls,
         settings: Sequence[Settings],
         processing: Processing | None = None,
-        keys: Sequence[mx.array] = (),
+        keys: Sequence[mx.array | None] = (),
     ) -> Sampling:
         temp, delta = [s.temp for s in settings], [s.delta for s in settings]
         top_k = [s.top_k if s.temp > 0 else 0 for s in settings]
         top_p = [s.top_p if s.temp > 0 and s.top_p < 1 else mx.inf for s in settings]
-        all_greedy = all(t == 0 for t in temp)
+        needs_candidates = any(p < 1 for k, p in zip(top_k, top_p, strict=True) if not k)
+        all_greedy, row_keys = all(t == 0 for t in temp), None
+        if keys and not all_greedy:
+            row_keys = mx.stack([mx.zeros(2, mx.uint32) if key is None else key for key in keys])
         return cls(
             mx.array(temp, mx.float32),
             mx.array(top_k, mx.int32),
@@ -72,9 +73,9 @@ class Sampling:
             most_k=max(top_k),
             any_top_p=any(p < 1 for p in top_p),
             any_min_p=any(s.min_p > 0 for s in settings),
-            candidates=CANDIDATES * any(p < 1 for k, p in zip(top_k, top_p, strict=True) if not k),
+            candidates=CANDIDATES if needs_candidates else 0,
             processing=processing,
-            keys=mx.stack(list(keys)) if keys and not all_greedy else None,
+            keys=row_keys,
         )
 
     def step_keys(self, positions: Sequence[int], count: int) -> mx.array | None:
@@ -93,22 +94,6 @@ class Sampling:
 def row_key(seed: int, index: int) -> mx.array:
     # Hashed before the index is mixed in, so that seeds and indexes close together differ.
     return fold(mx.random.key(seed), index % 2**32, (index >> 32) % 2**32)
-
-
-def random_keys(
-    seed: int | Sequence[int], samples: int = 1, indexes: Iterable[int] | None = None
-) -> Iterator[Iterator[mx.array]]:
-    """Yields for each prompt an iterator over the random keys (2,) of its samples.
-
-    With one seed, sample j of prompt i uses stream i * samples + j; `indexes` gives the i of each
-    prompt. With a seed per prompt, it uses stream j of its prompt's seed.
-    """
-    if isinstance(seed, Sequence):
-        firsts = ((own, 0) for own in seed)
-    else:
-        firsts = ((seed, i * samples) for i in (count() if indexes is None else indexes))
-    for of_prompt, first in firsts:
-        yield map(partial(row_key, of_prompt), range(first, first + samples))
 
 
 def fold(keys: mx.array, word: int | mx.array, purpose: int) -> mx.array:

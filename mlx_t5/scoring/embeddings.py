@@ -17,9 +17,9 @@ from mlx_t5.grouping import by_length, in_halves
 from mlx_t5.model import T5
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.encoding import padded
-from mlx_t5.scoring.passes import NotFinite, Part, each_read, in_order, no_memory
+from mlx_t5.scoring.windows import NotFinite, Part, each_read, in_order, no_memory
 from mlx_t5.settings import DEFAULT_BATCH_SIZE, FLAG, checked
-from mlx_t5.text.prompts import as_list, checked_prompts, token_ids
+from mlx_t5.text.prompts import Prompt, as_list, numbered, token_ids
 from mlx_t5.text.tokenizer import encode
 
 NOT_FINITE = "the model's states are NaN or infinite for this prompt; compute in another --dtype"
@@ -69,17 +69,17 @@ class Embeddings:
 
     def vectors(
         self,
-        prompts: Iterable[str | Sequence[int] | Exception],
+        prompts: Iterable[Prompt | str | Sequence[int] | Exception],
         normalize: bool = False,
         batch_size: int = DEFAULT_BATCH_SIZE,
         ready: Callable[[], bool] = lambda: True,
     ) -> Iterator[np.ndarray | Exception]:
-        """Yields each prompt's vector or its error; reads prompts lazily, as `passes.in_order`."""
-        prompts, _ = checked_prompts(prompts)
+        """Yields each prompt's vector or its error; reads prompts lazily, as `windows.in_order`."""
+        sources = (prompt.source for prompt in numbered(prompts))
         size, unit = checked("batch_size", batch_size), checked("normalize", normalize, FLAG)
         parts = partial(self.parts, batch_size=size, normalize=unit)
         ids = partial(embedding_ids, tokenizer=self.tokenizer, model=self.model)
-        return in_order(each_read(prompts, ids), size, parts, ready)
+        return in_order(each_read(sources, ids), size, parts, ready)
 
     def parts(
         self,

@@ -33,7 +33,7 @@ from mlx_t5.scoring.pairs import (
     ranking,
     relevance_pairs,
 )
-from mlx_t5.scoring.passes import NotFinite, Part, each_read, in_order, no_memory
+from mlx_t5.scoring.windows import NotFinite, Part, each_read, in_order, no_memory
 from mlx_t5.settings import DEFAULT_BATCH_SIZE, POSITIVE, checked, is_listlike, listed, refusal
 from mlx_t5.text.prompts import as_list, token_ids
 

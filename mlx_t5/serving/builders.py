@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pydantic import BaseModel
 
-from mlx_t5.engine.document_batch import DocumentInFlight
+from mlx_t5.engine.document_results import DocumentInFlight
 from mlx_t5.engine.rows import Chunk, Result, Stats, TokenLogprob
 from mlx_t5.serving import responses
 from mlx_t5.serving.api_error import ApiError
@@ -96,24 +96,24 @@ async def joined(
     early, result, shown = dict[int, Chunk](), document.result, list[AnsweredPiece]()
     if not document.prompts:
         fields: Fields = {"pieces": [], "stats": vars(document.stats)}
-        yield DocumentChunk(document.finish(), [], [], [], document.stats, result, fields=fields)
+        text = result.text or ""
+        yield DocumentChunk(text, [], [], [], document.stats, result, fields=fields)
     async for chunk in chunks:
         early[chunk.index] = chunk
         while piece := early.pop(len(result.pieces), None):
             kept = document.stats.kept
-            text = document.add(cast(Result, piece.result))
-            text += document.finish() if document.complete else ""
-            if document.complete and result.error:
-                raise ApiError(500, result.error)
+            added = document.add(cast(Result, piece.result))
+            if added.result and added.result.error:
+                raise ApiError(500, added.result.error)
             fields = {name: v for name, v in vars(result.pieces[-1]).items() if v is not None}
             if detailed and document.stats.kept == kept:  # else the tokens are not in the document
                 fields["speculation"] = speculation(piece)
             shown.append(AnsweredPiece(**fields))
             if streamed or document.complete:
                 stats = vars(document.stats) | {"pieces": len(document.prompts)}
-                whole = result if document.complete else None
                 fields = {"pieces": shown, "stats": stats}
-                yield DocumentChunk(text, [], [], [], document.stats, whole, fields=fields)
+                whole = added.result
+                yield DocumentChunk(added.text, [], [], [], document.stats, whole, fields=fields)
                 shown = []
 
 
@@ -153,9 +153,12 @@ class TokenSpelling:
 def usage(job: GenerationJob, results: Sequence[Stats]) -> Usage:
     """The token counts of a request, from its job and the statistics of its texts."""
     # Outside of documents, prompts are token ids; a prompt with several texts counts once.
-    counts = (stats.prompt_tokens for stats in results) if job.document else map(len, job.prompts)
-    prompt_tokens = sum(counts)
-    predicted = bool(job.spec.predictions)
+    if job.document:
+        prompt_tokens = sum(stats.prompt_tokens for stats in results)
+    else:
+        sources: Any = [prompt.source for prompt in job.prompts]
+        prompt_tokens = sum(map(len, sources))
+    predicted = any(prompt.prediction is not None for prompt in job.prompts)
     written = sum(stats.generated_tokens for stats in results)
     counted: list[Any] = [s.speculation if predicted else s for s in results]
     names = ("predicted", "predicted_accepted") if predicted else ("drafted", "accepted")

@@ -1,8 +1,8 @@
 """Decodes generation jobs: makes rows, batches them, and reports their texts in chunks.
 
 A row is one text in a batch, or one beam search. Rows join and leave a running batch between two
-steps; rows with the same number of beams share one batch. The decoder's `Codec` makes the rows,
-chunks and results, as for `generate`.
+steps; rows with the same number of beams share one batch. Rows, chunks and results are made as for
+`generate`.
 
 A place that becomes free goes to the waiting job that has the fewest rows in the batches, and among
 equals to the oldest. So a small request waits neither for the other prompts of a large one nor for
@@ -20,7 +20,6 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
 
 from mlx_t5.backend import mx
 from mlx_t5.decoder import SpeculativeDecoder
@@ -70,13 +69,13 @@ class GenerationBatches:
             self._waiting.pop(job, None)
 
     def _rows(self, job: GenerationJob) -> Iterator[Row]:
-        # Piece i of a document draws from the stream that engine/document_batch.py gives it.
-        indexes = (i << 32 for i in count()) if job.pieces else None
-        texts = 0
+        texts, tokenizer = 0, self._decoder.tokenizer
+        vocab_size = self._decoder.model.config.vocab_size
         try:
-            for row in self._decoder.codec.rows(job.prompts, job.spec, indexes):
-                row.index, texts = texts, texts + row.settings.num_return_sequences
-                yield row
+            for prompt in job.prompts:
+                for row in job.request.rows(prompt, tokenizer, vocab_size):
+                    row.index, texts = texts, texts + row.settings.num_return_sequences
+                    yield row
         except Exception as error:
             self._jobs.put(job, failure_of(error))
             self._jobs.cancel(job)
@@ -152,7 +151,7 @@ class GenerationBatches:
 
     def _restart(self) -> None:
         self._schedulers: dict[int, Scheduler] = {}  # by number of beams
-        self._recorder = LogprobRecorder(lambda row: self._job_of[row].spec.logprobs)
+        self._recorder = LogprobRecorder(lambda row: self._job_of[row].request.logprobs)
 
     def _scheduler_of(self, row: Row) -> Scheduler:
         beams = row.settings.num_beams
@@ -173,9 +172,9 @@ class GenerationBatches:
             return
         if row.reported == 0 and (row.stats.target_calls == 1 or row.stats.reused):
             self._metrics.first_token_seconds.observe(self._jobs.clock() - job.submitted)
-        if not (job.spec.stream or row.finish_reason):
+        if not (job.request.stream or row.finish_reason):
             return
-        chunks = [self._decoder.codec.chunk(text) for text in texts]
+        chunks = [text.chunk() for text in texts]
         if row.finish_reason:
             self._metrics.finished(row.stats, row.finish_reason)
             if not row.stats.reused:
@@ -194,7 +193,7 @@ class GenerationBatches:
             row.fail(str(failure))
             row.reported = row.decided  # none of its text is reported
             for text in texts_of(row):
-                self._jobs.put(job, self._decoder.codec.chunk(text))
+                self._jobs.put(job, text.chunk())
         else:
             self._jobs.cancel(job)
             self._jobs.put(job, failure)

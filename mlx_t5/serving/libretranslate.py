@@ -19,8 +19,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mlx_t5.engine.codec import Job
-from mlx_t5.engine.document_batch import DocumentInFlight
+from mlx_t5.engine.document_results import DocumentInFlight
+from mlx_t5.engine.generation_request import GenerationRequest
 from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
 from mlx_t5.serving.api_error import ApiError, error_of_validation
@@ -30,14 +30,15 @@ from mlx_t5.serving.queue import GenerationJob
 from mlx_t5.serving.requests import MAX_BEAMS, MAX_LANGUAGE
 from mlx_t5.serving.service import MAX_PIECES, Service
 from mlx_t5.settings import AUTO
-from mlx_t5.text.documents import Cutting
+from mlx_t5.text.documents import DocumentOptions
+from mlx_t5.text.prompts import Prompt
 
 UNDETERMINED = "und"  # BCP 47
 OWN_CODES = {"zt": "zh-Hant", "pb": "pt-BR"}  # LibreTranslate's, by those of BCP 47
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 MAX_FIELDS = MAX_PIECES + 20  # of a form: its texts, and the other fields
 _NAME = re.compile(rb'\bname="?([^";\r\n]*)')
-Others = Mapping[str, Sequence[str]]  # further texts of each prompt, the best first
+Others = Mapping[Any, Sequence[str]]  # further texts of each prompt, the best first
 
 router = APIRouter(route_class=StrictRoute, tags=["LibreTranslate"])
 
@@ -143,15 +144,16 @@ async def translate(request: Request) -> Response:
     except UserError as error:
         raise ApiError(400, str(error).replace("_language", "")) from None
     service.log_prompts(texts)
-    documents = await service.documents(texts, Cutting("sentences", prefix, code), "q")
+    options = DocumentOptions("sentences", prefix, code)
+    documents = await service.documents(texts, options, "q")
     prompts = [prompt for document in documents for prompt in document.prompts]
     answers = [best for (best,) in await _decoded(service, prompts, request.receive)]
-    others, count = dict[str, Sequence[str]](), body.alternatives or 0
+    others, count = dict[Any, Sequence[str]](), body.alternatives or 0
     if count and not service.exact:  # exact decoding has no beams
-        prompts = [*dict.fromkeys(prompts)]
+        prompts = [*{prompt.source: prompt for prompt in prompts}.values()]
         searches = await _decoded(service, prompts, request.receive, count + 1)
         for prompt, results in zip(prompts, searches, strict=True):
-            others[prompt] = [result.text for result in results if result.text]
+            others[prompt.source] = [result.text for result in results if result.text]
     result = await asyncio.to_thread(_joined, documents, answers, others, count)
     if body.source == AUTO:
         detected = {"confidence": 0, "language": code or UNDETERMINED}
@@ -162,14 +164,14 @@ async def translate(request: Request) -> Response:
 
 
 async def _decoded(
-    service: Service, prompts: Sequence[str], receive: Any, beams: int = 1
+    service: Service, prompts: Sequence[Prompt], receive: Any, beams: int = 1
 ) -> list[list[Result]]:
     """The best `beams` texts of each prompt."""
     size = min(len(prompts), service.worker.max_batch, service.limits.rows)
-    spec = Job(service.settings({"num_beams": beams, "num_return_sequences": beams}))
-    texts = len(prompts) * beams
-    job = GenerationJob(size=size, texts=texts, spec=spec, prompts=prompts, pieces=True)
-    job.sources = prompts
+    settings = service.settings({"num_beams": beams, "num_return_sequences": beams})
+    request, texts = GenerationRequest(settings), len(prompts) * beams
+    job = GenerationJob(size=size, texts=texts, request=request, prompts=prompts, pieces=True)
+    job.sources = [str(prompt.source) for prompt in prompts]
     results = await service.results(EventStream(job, service.worker.jobs, receive))
     return [results[i : i + beams] for i in range(0, texts, beams)]
 
@@ -182,7 +184,6 @@ def _joined(
     for document in documents:
         for _ in document.prompts:
             document.add(next(answers))
-        document.finish()
         if document.result.error:
             raise ApiError(500, document.result.error)
     fields: dict[str, list[Any]] = {"translatedText": [d.result.text or "" for d in documents]}
@@ -196,7 +197,9 @@ def _alternatives(document: DocumentInFlight, others: Others, count: int) -> lis
     source: Any = document.document
     best, rows = [piece.text for piece in document.result.pieces], list[list[str]]()
     for piece, prompt, text in zip(source.pieces, document.prompts, best, strict=True):
-        found = [one for one in others.get(prompt, ()) if not source.loses_address(piece, one)]
+        found = [
+            one for one in others.get(prompt.source, ()) if not source.loses_address(piece, one)
+        ]
         rows.append([one for one in (source.answered(piece, o) for o in found) if one != text])
     texts = dict[str, None]()
     for n in range(count):

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlx_t5.engine.codec import Job
-from mlx_t5.engine.document_batch import DocumentInFlight
+from mlx_t5.engine.document_results import DocumentInFlight
+from mlx_t5.engine.generation_request import GenerationRequest
 from mlx_t5.engine.rows import Chunk
 from mlx_t5.scoring.pairs import Pair
 from mlx_t5.serving.api_error import ApiError
+from mlx_t5.text.prompts import Prompt
 
 LONGEST_RETRY = 60  # maximum of Retry-After in seconds
 REST_SECONDS = 10  # longest wait for work before a round
@@ -47,8 +48,8 @@ class QueuedJob:
 class GenerationJob(QueuedJob):
     """A job that decodes prompts."""
 
-    spec: Job
-    prompts: Sequence[str | list[int]]
+    request: GenerationRequest
+    prompts: Sequence[Prompt]
     # Whether prompts are pieces of texts. If one fails, the others go on; else it ends the job.
     pieces: bool = False
     document: DocumentInFlight | None = None  # if all pieces belong to one text

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
 from mlx_t5.settings import FILE_TYPES, LARGEST_COUNT, SETTINGS, SPLITS, Setting
+from mlx_t5.text.documents import split_unit
 from mlx_t5.text.prompts import as_list as listed_prompts
 
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 8, 200
@@ -252,7 +253,7 @@ class OpenAIRequest(Decoding, _WithChoices):
     def unit(self) -> str:
         """What becomes a piece of the text, one of `SPLITS`."""
         whole = (self.n or 1) > 1 or self.alternatives is not None or self.prediction
-        return self.split or ("sentences" if self.target_language and not whole else "none")
+        return split_unit(self.split, self.target_language, whole)
 
     @model_validator(mode="after")
     def _consistent(self) -> OpenAIRequest:

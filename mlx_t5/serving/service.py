@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
 from mlx_t5.checkpoints.pooling import Pooling
-from mlx_t5.engine.codec import CHARACTERS, Job
-from mlx_t5.engine.document_batch import DocumentInFlight, fitted_document
+from mlx_t5.engine.document_results import DocumentInFlight, fitted_document
+from mlx_t5.engine.generation_request import CHARACTERS, GenerationRequest
 from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError, shown
 from mlx_t5.scoring.pairs import FALSE, RERANK_TOKENS, TRUE, Pair, ranks_by, relevance_pairs
@@ -30,9 +30,9 @@ from mlx_t5.serving.queue import GenerationJob, ScoringJob
 from mlx_t5.serving.responses import Capability, ServedModel
 from mlx_t5.serving.saved_prompts import SavedPrompts
 from mlx_t5.settings import AUTO, Settings, check_exact
-from mlx_t5.text.documents import Cutting
+from mlx_t5.text.documents import DocumentOptions
 from mlx_t5.text.languages import Translations
-from mlx_t5.text.prompts import token_ids
+from mlx_t5.text.prompts import Prompt, token_ids
 
 if TYPE_CHECKING:
     from mlx_t5.serving.worker import Worker
@@ -227,23 +227,23 @@ class Service:
         prefix += "".join(part.strip() + " " for part in system).lstrip()
         language, file_type = source or body.source_language or "", body.file_type or ""
         with refusing("source_language"):
-            cutting = Cutting(body.unit, prefix or None, language, file_type=file_type)
-        (document,) = await self.documents([text], cutting, body.text_field)
+            options = DocumentOptions(body.unit, prefix or None, language, file_type=file_type)
+        (document,) = await self.documents([text], options, body.text_field)
         return document
 
     async def documents(
-        self, texts: Sequence[str], cutting: Cutting, param: str
+        self, texts: Sequence[str], options: DocumentOptions, param: str
     ) -> list[DocumentInFlight]:
         """Cuts texts; refuses more than `MAX_PIECES` together, and a text that cannot be cut."""
 
         def cut() -> list[DocumentInFlight]:
             documents, room = list[DocumentInFlight](), MAX_PIECES + 1
             limits = self._max_source_tokens, self._config.task_prefixes
-            for text in texts:
-                document = fitted_document(text, cutting, self.tokenizer, *limits)
+            for index, text in enumerate(texts):
+                document = fitted_document(text, options, self.tokenizer, *limits)
                 if document.doubtful:
                     log.info(DOUBTFUL)
-                documents.append(DocumentInFlight(document, room))
+                documents.append(DocumentInFlight(document, Prompt(text, index), room))
                 room -= len(documents[-1].prompts)
                 if room <= 0:
                     message = f"there are more than {MAX_PIECES} pieces to decode"
@@ -275,11 +275,11 @@ class Service:
             ApiError: the request is not valid, or the queue is full or closed.
         """
         self.require_decoder()
-        samples, reported, by_token, document = 1, dict[str, Any](), False, None
+        samples, stream, by_token, logprobs, document = 1, False, False, None, None
         if not isinstance(body, requests.PredictRequest):
             samples, by_token = body.n or 1, bool(body.speculation)
             if body.unit == "none":
-                reported = {"stream": bool(body.stream), "logprobs": body.alternatives}
+                stream, logprobs = bool(body.stream), body.alternatives
             else:
                 document = await self._cut(body)
         task = self.task(body.task, body.prompts)
@@ -289,25 +289,29 @@ class Service:
         elif samples > 1 and settings.temp == 0:
             message = f"n is {samples}, but greedy texts would be equal; set temperature above 0"
             raise ApiError(400, message, "n")
-        prompts: Sequence[Any]
         if document:
-            prompts = sources = document.prompts
+            prompts = document.prompts
+            sources = [str(prompt.source) for prompt in prompts]
             size = min(len(prompts), self.worker.max_batch, self.limits.rows)
         else:
             size = len(body.prompts) * samples
             self.require_rows(size, "n")
             prefix, _ = self._prefix(body)
-            prompts = await self.token_ids(body.prompts, body.text_field, prefix)
+            ids = await self.token_ids(body.prompts, body.text_field, prefix)
+            prompts = [Prompt(one, index) for index, one in enumerate(ids)]
+            if body.prediction:  # then there is one prompt
+                expected = body.prediction.text[: settings.max_tokens * CHARACTERS]
+                (predicted,) = await self.token_ids([expected], "prediction")
+                prompts = [Prompt(ids[0], prediction=predicted)]
             sources = [prefix + text for text in body.prompts if isinstance(text, str)]
-        longest = settings.max_tokens * CHARACTERS
-        predictions = [body.prediction.text[:longest]] if body.prediction else []
-        reported["predictions"] = await self.token_ids(predictions, "prediction")
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
         self.log_prompts(body.prompts)
         num_samples, texts = samples // settings.num_return_sequences, len(prompts) * samples
-        spec = Job(settings, seed, num_samples, by_token=by_token, **reported)
-        job = GenerationJob(size=size, texts=texts, spec=spec, prompts=prompts, document=document)
-        job.pieces, job.sources = document is not None, sources
+        request = GenerationRequest(
+            settings, seed, num_samples, stream=stream, by_token=by_token, logprobs=logprobs
+        )
+        job = GenerationJob(size=size, texts=texts, request=request, prompts=prompts)
+        job.document, job.pieces, job.sources = document, document is not None, sources
         return EventStream(job, self.worker.jobs, receive)
 
     async def pairs_to_rank(

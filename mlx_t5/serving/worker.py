@@ -26,7 +26,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.network.compiled import compile_at_once
 from mlx_t5.network.encoding import encoded
 from mlx_t5.scoring.pairs import LastEncoded, Pair
-from mlx_t5.scoring.passes import NotFinite, Part
+from mlx_t5.scoring.windows import NotFinite, Part
 from mlx_t5.serving.api_error import STOPPING_MESSAGE, ApiError, failure_of, raised_at
 from mlx_t5.serving.generation import GenerationBatches
 from mlx_t5.serving.metrics import Metrics

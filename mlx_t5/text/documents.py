@@ -21,6 +21,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, takewhile
+from typing import Any
 
 from mlx_t5.errors import UserError
 from mlx_t5.settings import FILE_TYPES, POSITIVE, READABLE, SPLITS, SUBTITLES, checked, refusal
@@ -67,20 +68,21 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Cutting:
-    """The settings for cutting texts.
+class DocumentOptions:
+    """How texts are cut into pieces, and what is put before them.
 
     Attributes:
         split: the unit of text that becomes a piece, one of `SPLITS`.
-        prefix: the task's prefix, for every piece. If None, a prefix is looked for at the beginning
-            of each text: one of the model's own prefixes, or a language tag of MADLAD-400 such as
-            "<2de>".
+        prefix: the task's prefix, for every piece or, if nothing is cut, for every text. If None, a
+            prefix is looked for at the beginning of each text to cut: one of the model's own
+            prefixes, or a language tag of MADLAD-400 such as "<2de>".
         source_language: code of the text's language, such as "de", which decides where sentences
             end; "" stands for the language that the prefix names, or English.
         max_source_tokens: maximum number of tokens in a prompt, with prefix and end token; None
             stands for the model's maximum.
         file_type: ".srt" or ".vtt" for subtitles, of which only the words are decoded; ".txt" for
             another file; "" for any other text. A file is not searched for a prefix.
+        target_language: code of the language into which texts are translated, with `prefix`.
 
     Raises:
         UserError: a value is of the wrong type or out of range.
@@ -91,6 +93,7 @@ class Cutting:
     source_language: str = ""
     max_source_tokens: int | None = None
     file_type: str = ""
+    target_language: str = ""
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
@@ -104,12 +107,29 @@ class Cutting:
             object.__setattr__(self, "max_source_tokens", limit)
 
 
+def split_unit(
+    split: str | None, target_language: str | None, whole: Any, file_type: str = ""
+) -> str:
+    """What becomes a piece, one of `SPLITS`; subtitles and translations are cut unless told.
+
+    Args:
+        split: what the user says, if anything.
+        target_language: the language into which texts are translated, if any.
+        whole: whether several texts per prompt, log-probabilities or a prediction need whole texts.
+        file_type: as in `DocumentOptions`.
+    """
+    if split is not None:
+        return split
+    cut = file_type in SUBTITLES or (target_language and not whole)
+    return "sentences" if cut else "none"
+
+
 class Document:
     """A text and its pieces.
 
     Attributes:
         text: the whole text.
-        prefix: the task's prefix, from `cutting` or from the beginning of the text.
+        prefix: the task's prefix, from the options or from the beginning of the text.
         start: where the document begins, after a prefix that was found in the text.
         doubtful: the beginning of the text, if it looks like a prefix of an unknown task; it is
             decoded as text. "" if there is none.
@@ -119,33 +139,34 @@ class Document:
     def __init__(
         self,
         text: str,
-        cutting: Cutting,
+        options: DocumentOptions,
         tokens: Callable[[str], int],
         n_positions: int | None = None,
         prefixes: Sequence[str] = (),
     ) -> None:
         if not isinstance(text, str):
-            raise UserError(f"split is {cutting.split!r}, which needs a text, not token ids")
-        self.text, self.prefix, self.start, self.doubtful = text, cutting.prefix or "", 0, ""
+            raise UserError(f"split is {options.split!r}, which needs a text, not token ids")
+        self.text, self.prefix, self.start, self.doubtful = text, options.prefix or "", 0, ""
         mark = int(text.startswith("\ufeff"))  # byte order mark
-        if cutting.prefix is None and not cutting.file_type:
+        if options.prefix is None and not options.file_type:
             known = [_MADLAD]
             for prefix in sorted(prefixes, key=len, reverse=True):
-                known.append(re.escape(prefix.strip()) + r"(?=\s)" * prefix[-1].isspace())
+                space = r"(?=\s)" if prefix[-1].isspace() else ""
+                known.append(re.escape(prefix.strip()) + space)
             if match := re.compile(rf"\s*(?:{'|'.join(known)})\s*").match(text, mark):
                 self.start = match.end()
                 self.prefix = text[mark : self.start]
             else:
                 self.doubtful = text[mark:][: guessed_prefix_end(text[mark:])].strip()
         self.pieces: list[Piece] = []
-        self._split, self._tokens, self._file_type = cutting.split, tokens, cutting.file_type
-        self._limit = cutting.max_source_tokens or n_positions
+        self._split, self._tokens, self._file_type = options.split, tokens, options.file_type
+        self._limit = options.max_source_tokens or n_positions
         self._turns: list[Span] | None = None
         self._newline = "\r\n" if "\r\n" in text else "\n" if "\n" in text else "\r"
         self._masked = text[: self.start or mark] + mask(text[self.start or mark :])
         if self._file_type in SUBTITLES:
             self._turns, self._cues, self._masked = find_words(text, self._file_type)
-        self._language = cutting.source_language or source_language_of(self.prefix)
+        self._language = options.source_language or source_language_of(self.prefix)
         if self._limit and (used := tokens(self.prefix + "a")) > self._limit:
             needs = f"the prefix and one letter take {used} tokens"
             raise UserError(f"max_source_tokens is {self._limit}, but {needs}; raise it")

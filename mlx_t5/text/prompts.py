@@ -1,10 +1,11 @@
-"""Checks the prompts, seeds and predictions of a call, and prepares them for the engine."""
+"""The prompts of a call as records, with their seeds and predictions; their checked tokens."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from numbers import Integral, Number
 from typing import Any
@@ -24,6 +25,50 @@ REWRITING_VERBS = frozenset(
     "Change Clarify Correct Edit Fix Formalize Improve Make Neutralize Paraphrase Polish Proofread "
     "Remove Rephrase Reword Rewrite Shorten Simplify Summarize Translate Write".split()
 )
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt, and what belongs to it alone.
+
+    Attributes:
+        source: a text or token ids; or the error because of which there is neither.
+        index: the number of the prompt in its call; it selects the prompt's random stream.
+        prediction: the expected output, to copy proposals from.
+        seed: replaces the seed of the call.
+    """
+
+    source: str | Sequence[int] | Exception
+    index: int = 0
+    prediction: str | Sequence[int] | None = None
+    seed: int | None = None
+
+
+def numbered(prompts: Any) -> Iterator[Prompt]:
+    """Texts or token ids as records, read lazily; records and errors are accepted, too."""
+    if not is_listlike(prompts):
+        raise UserError(f"prompts is {written(prompts)}; it must be a list, each {PROMPT}")
+    numbers = enumerate(prompts)
+    return (one if isinstance(one, Prompt) else Prompt(one, index) for index, one in numbers)
+
+
+def checked_prompts(prompts: Any, seed: Any, prediction: Any) -> tuple[list[Prompt], bool]:
+    """The prompts of `generate`, and whether there is a single one (a text or token ids)."""
+    sources, single = as_list(prompts)
+    predictions = [prediction] * len(sources)
+    if prediction is not None and not single:
+        predictions = listed(prediction) or []
+    if len(predictions) != len(sources):
+        expected = f"a list of {len(sources)}, one a prompt, each {PROMPT} or None"
+        raise refusal("prediction", prediction, expected)
+    if not is_listlike(seed):
+        seeds, indexes = [checked("seed", seed)] * len(sources), [*range(len(sources))]
+    else:  # each prompt has the text that it has alone
+        seeds, indexes = [checked("seed", own) for own in seed], [0] * len(sources)
+    if len(seeds) != len(sources):
+        counts = f"{len(seeds)} seeds for {len(sources)} prompts"
+        raise UserError(f"{counts}; give one seed or one a prompt")
+    return list(map(Prompt, sources, indexes, predictions, seeds)), single
 
 
 def as_list(prompts: Any, name: str = "prompts") -> tuple[list, bool]:
@@ -92,32 +137,3 @@ def guessed_prefix_end(text: str) -> int:
     if words[-1].isdigit() or (words[0][0].isupper() and words[0] not in REWRITING_VERBS):
         return 0
     return prefix.end("words") + 1
-
-
-def checked_prompts(prompts: Any, seed: Any = 0) -> tuple[Iterable, int | list[int]]:
-    if not is_listlike(prompts):
-        raise UserError(f"prompts is {written(prompts)}; it must be a list, each {PROMPT}")
-    if is_listlike(seed):
-        seed, prompts = [checked("seed", value) for value in seed], list(prompts)
-        if len(seed) != len(prompts):
-            counts = f"{len(seed)} seeds for {len(prompts)} prompts"
-            raise UserError(f"{counts}; give one seed or one a prompt")
-        return prompts, seed
-    return prompts, checked("seed", seed)
-
-
-def checked_predictions(prediction: Any, prompts: Sequence[Any], single: bool) -> Sequence[Any]:
-    if prediction is None:
-        return ()
-    predictions = [prediction] if single else listed(prediction)
-    if predictions is None or len(predictions) != len(prompts):
-        expected = f"a list of {len(prompts)}, one a prompt, each {PROMPT} or None"
-        raise refusal("prediction", prediction, expected)
-    return predictions
-
-
-def checked_samples(num_samples: Any, temp: float) -> int:
-    samples = checked("num_samples", num_samples)
-    if samples > 1 and temp == 0:
-        raise UserError("num_samples requires temp above 0")
-    return samples

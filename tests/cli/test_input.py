@@ -40,20 +40,21 @@ def written(tmp_path, name: str, data: str | bytes) -> str:
 # ---- prompts -------------------------------------------------------------------------------------
 
 
-def lines(name):
-    """Returns the prompts that `Lines` reads, and the messages of its errors."""
-    return [str(p) if isinstance(p, UserError) else p for p in input.Lines(name)]
+def lines(name, **how):
+    """Returns the prompts that are read, and the messages of errors."""
+    return [str(line.source) for line in input.LineReader(name, **how).lines()]
 
 
 def test_prompts_are_as_given_and_a_dash_is_all_of_standard_input(standard_input):
     standard_input("First line.\nSecond, é.\r\n".encode())
-    assert input.read_prompts([" b ", "-", "a"]) == [" b ", "First line.\nSecond, é.", "a"]
+    read = input.read_prompts([" b ", "-", "a"])
+    assert [line.text for line in read] == [" b ", "First line.\nSecond, é.", "a"]
 
 
 def test_an_input_file_has_one_prompt_a_line(tmp_path):
     name = written(tmp_path, "p.txt", "\ufeffone\r\ntwo\u2028still two\n\n \n")
     assert lines(name) == ["one", "two\u2028still two"]
-    assert input.Lines(name).count == 2
+    assert input.LineReader(name).lines().count == 2
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
@@ -61,31 +62,32 @@ def test_a_line_ends_as_any_system_ends_it(tmp_path, end):
     name = written(tmp_path, "p.txt", end.join(["one", "", "tw\x85o", "thrèè", ""]))
     empty = f"{name} line 2 is empty; write what the model is to work on"
     assert lines(name) == ["one", empty, "tw\x85o", "thrèè"]
-    assert input.Lines(name).count == 4
+    assert input.LineReader(name).lines().count == 4
 
 
 def test_only_input_that_can_be_read_twice_is_counted(standard_input, tmp_path, monkeypatch):
     standard_input(b"one\ntwo\n")
-    piped = input.Lines(f"/dev/fd/{sys.stdin.fileno()}")  # like <(command) and /dev/stdin
-    assert (piped.count, list(piped)) == (None, ["one", "two"])
+    # Like <(command) and /dev/stdin.
+    piped = input.LineReader(f"/dev/fd/{sys.stdin.fileno()}").lines()
+    assert (piped.count, [line.text for line in piped]) == (None, ["one", "two"])
     with open(written(tmp_path, "p.txt", "one\ntwo\nthree\n")) as file:
         assert file.readline() == "one\n"
         os.lseek(file.fileno(), 4, os.SEEK_SET)  # as after `read` in a shell, which consumes a line
         monkeypatch.setattr(sys, "stdin", file)
-        redirected = input.Lines("-")
-        assert (redirected.count, list(redirected)) == (2, ["two", "three"])
+        redirected = input.LineReader("-").lines()
+        assert (redirected.count, [line.text for line in redirected]) == (2, ["two", "three"])
 
 
 def test_a_pipe_has_its_first_line_before_it_has_its_last(standard_input):
     writer = standard_input(b"first\n", wait=True)
-    reader = input.Lines("-")
-    assert next(reader) == "first"
+    reader = input.LineReader("-").lines()
+    assert next(reader).text == "first"
     assert not reader.ready()
     writer.write(b"second\n")
-    assert next(reader) == "second"
+    assert next(reader).text == "second"
     writer.write(b"third, without an end")
     writer.close()
-    assert next(reader) == "third, without an end"
+    assert next(reader).text == "third, without an end"
     with pytest.raises(StopIteration):
         next(reader)
     assert reader.ready(), "the end need not be waited for"
@@ -102,10 +104,11 @@ def test_lines_may_have_a_prediction(tmp_path):
     records += [', "prediction": " "', ', "prediction": "\\ud800"']
     data = "".join(f'{{"prompt": "{n}"{record}}}\n' for n, record in enumerate(records))
     name = written(tmp_path, "p.jsonl", data)
-    items = list(input.Lines(name, optional="prediction"))
-    assert items[:3] == [("0", None), ("1", "B\n"), ("2", None)]
+    items = list(input.LineReader(name, optional="prediction").lines())
+    assert [item.prediction for item in items[:3]] == [None, "B\n", None]
+    assert [item.index for item in items] == list(range(6))
     reasons = "line 4 has a prediction", "line 5 has a prediction", "line 6 is not valid Unicode"
-    assert all(reason in str(item) for item, reason in zip(items[3:], reasons, strict=True))
+    assert all(reason in str(item.source) for item, reason in zip(items[3:], reasons, strict=True))
     assert lines(name) == list("012345"), "where nothing is proposed the key is not looked at"
 
 
@@ -128,45 +131,47 @@ def test_a_bad_line_has_its_reason_and_other_lines_are_read(
     tmp_path, name, data, bad, message, other_prompts
 ):
     path = written(tmp_path, name, data)
-    items = list(input.Lines(path))
-    error = items.pop(bad - 1)
+    items = list(input.LineReader(path).lines())
+    error = items.pop(bad - 1).source
     assert isinstance(error, UserError)
     assert str(error).startswith(f"{path} line {bad} {message}")
     assert "\n" not in str(error)
-    assert items == other_prompts
-    assert input.Lines(path).count == len(other_prompts) + 1
+    assert [item.text for item in items] == other_prompts
+    assert input.LineReader(path).lines().count == len(other_prompts) + 1
 
 
 def test_a_prompt_may_be_empty_where_that_is_allowed(tmp_path):
     """A blank line between JSON lines is no prompt."""
-    assert [*input.Lines(written(tmp_path, "p.txt", "a\n \nb"), blank=True)] == ["a", "", "b"]
+    items = input.LineReader(written(tmp_path, "p.txt", "a\n \nb"), blank=True).lines()
+    assert [item.source for item in items] == ["a", "", "b"]
     name = written(tmp_path, "p.jsonl", '{"prompt": ""}\n\n{"prompt": "b"}')
-    items = [*input.Lines(name, blank=True)]
-    assert (items[0], items[2]) == ("", "b") and "line 2 is empty" in str(items[1])
-    assert input.read_prompts(["", "a"], blank=True) == ["", "a"]
+    sources = [item.source for item in input.LineReader(name, blank=True).lines()]
+    assert (sources[0], sources[2]) == ("", "b") and "line 2 is empty" in str(sources[1])
+    assert [line.source for line in input.read_prompts(["", "a"], blank=True)] == ["", "a"]
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16-be", "utf-7", "UTF-8"])
 def test_an_encoding_may_be_named(tmp_path, standard_input, encoding):
     data = "one\r\nthrèè\n".encode(encoding)
-    read = input.Lines(written(tmp_path, "p.txt", data), encoding=encoding)
-    assert (read.count, list(read)) == (2, ["one", "thrèè"])
+    name = written(tmp_path, "p.txt", data)
+    assert input.LineReader(name, encoding=encoding).lines().count == 2
     standard_input(data)
-    assert list(input.Lines("-", encoding=encoding)) == ["one", "thrèè"]
+    for source in (name, "-"):
+        assert lines(source, encoding=encoding) == ["one", "thrèè"]
     name = written(tmp_path, "p.jsonl", '{"prompt": "天气"}\n'.encode("gb18030"))
-    assert list(input.Lines(name, encoding="gb18030")) == ["天气"]
+    assert lines(name, encoding="gb18030") == ["天气"]
     for wrong in "gb18030", "ascii":
         name = written(tmp_path, "p.txt", b"one\n\xe9t\xe9\xff\n")
         message = f"p.txt is not {wrong.upper()}; save the text as UTF-8, or name its encoding"
         with pytest.raises(UserError, match=message):
-            input.Lines(name, encoding=wrong)
+            input.LineReader(name, encoding=wrong).lines()
 
 
 @pytest.mark.parametrize("data", ["", "\n \n"])
 def test_an_empty_file_is_refused(tmp_path, data, standard_input):
     name = written(tmp_path, "p.txt", data)
     with pytest.raises(UserError, match=f"{name} is empty"):
-        input.Lines(name)
+        input.LineReader(name).lines()
     standard_input(data.encode())
     with pytest.raises(UserError, match="standard input is empty"):
         lines("-")

@@ -8,8 +8,9 @@ import pytest
 import transformers
 
 from mlx_t5.cli.generate_options import read_options
-from mlx_t5.cli.output import ArrayFile, LineFile, Painter, summary, text_lines
-from mlx_t5.engine.document_batch import DocumentStats
+from mlx_t5.cli.input import Line
+from mlx_t5.cli.output import ArrayFile, LineFile, TokenHighlighter, summary, text_lines
+from mlx_t5.engine.document_results import DocumentStats
 from mlx_t5.engine.rows import Result, Stats
 from mlx_t5.errors import UserError
 
@@ -24,14 +25,14 @@ def result(text: str | None, **more) -> Result:
 
 
 class Colored:
-    """A painter whose every line is the same."""
+    """A highlighter whose every line is the same."""
 
     def line(self, result: Result) -> str:
         return "colored"
 
 
-def results(path, as_json=False, painter=None, keep=0) -> LineFile:
-    return LineFile(path, keep, text_lines(as_json, path is not None or as_json, painter))
+def results(path, as_json=False, highlighter=None, keep=0) -> LineFile:
+    return LineFile(path, keep, text_lines(as_json, path is not None or as_json, highlighter))
 
 
 # ---- where results go ----------------------------------------------------------------------------
@@ -43,9 +44,9 @@ def test_a_finished_result_is_written_at_once_on_one_line(tmp_path):
     path.write_text("from yesterday")
     with results(str(path)) as file:
         assert path.read_text() == "from yesterday"
-        file.write("p", result("one\ntwo\r\nthree"))
+        file.write(Line("p"), result("one\ntwo\r\nthree"))
         assert path.read_text() == "one\\ntwo\\nthree\n"
-        file.write("q", result(""))
+        file.write(Line("q"), result(""))
     with results(str(path)):
         pass
     assert path.read_text() == "one\\ntwo\\nthree\n\n"
@@ -54,25 +55,25 @@ def test_a_finished_result_is_written_at_once_on_one_line(tmp_path):
 def test_a_file_that_can_no_longer_be_written_is_named(tmp_path):
     path = tmp_path / "out.txt"
     with results(str(path)) as file:
-        file.write("p", result("one"))
+        file.write(Line("p"), result("one"))
         path.unlink()
         with pytest.raises(UserError, match="out.txt was removed while it was written"):
-            file.write("q", result("two"))
+            file.write(Line("q"), result("two"))
     if Path("/dev/full").exists():
         path.symlink_to("/dev/full")
         full = pytest.raises(UserError, match="^cannot write .*out.txt: No space left.*; make room")
         with full, results(str(path)) as file:
-            file.write("p", result("one"))
+            file.write(Line("p"), result("one"))
 
 
 def test_a_file_is_not_shared_or_continued_where_it_has_become_shorter(tmp_path):
     path = tmp_path / "out.txt"
     with results(str(path)) as file:
-        file.write("p", result("one"))
+        file.write(Line("p"), result("one"))
         with pytest.raises(UserError, match="is being written by another process"):
-            results(str(path)).write("q", result("two"))
+            results(str(path)).write(Line("q"), result("two"))
     with pytest.raises(UserError, match="has become shorter"):
-        results(str(path), keep=99).write("p", result("two"))
+        results(str(path), keep=99).write(Line("p"), result("two"))
     assert path.read_text() == "one\n"
 
 
@@ -127,8 +128,8 @@ def test_what_cannot_be_resumed_appears_as_a_whole(options, whole):
 
 
 def test_a_json_result_is_exact_even_if_colored(capsys):
-    with results(None, as_json=True, painter=Colored()) as file:
-        file.write("p\u2028é", result("one\ntwo"))
+    with results(None, as_json=True, highlighter=Colored()) as file:
+        file.write(Line("p\u2028é"), result("one\ntwo"))
     out, err = capsys.readouterr()
     line, end = out.split("\n")
     record = json.loads(line)
@@ -138,8 +139,8 @@ def test_a_json_result_is_exact_even_if_colored(capsys):
 
 def test_colored_text_is_printed_but_not_written_to_files(capsys, tmp_path):
     for path in (None, str(tmp_path / "out.txt")):
-        with results(path, painter=Colored()) as file:
-            file.write("p", result("plain"))
+        with results(path, highlighter=Colored()) as file:
+            file.write(Line("p"), result("plain"))
     assert capsys.readouterr() == ("colored\n", "colored\n")
     assert (tmp_path / "out.txt").read_text() == "plain\n"
 
@@ -147,9 +148,9 @@ def test_colored_text_is_printed_but_not_written_to_files(capsys, tmp_path):
 def test_a_prompt_without_a_result_keeps_its_place(tmp_path):
     outcomes = result("one"), result(None, error="no memory"), result("three")
     for name, as_json in (("out.txt", False), ("out.jsonl", True)):
-        with results(str(tmp_path / name), as_json, painter=Colored()) as file:
+        with results(str(tmp_path / name), as_json, highlighter=Colored()) as file:
             for outcome in outcomes:
-                file.write("prompt", outcome)
+                file.write(Line("prompt"), outcome)
     assert (tmp_path / "out.txt").read_text() == "one\n\nthree\n"
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [record["text"] for record in records] == ["one", None, "three"]
@@ -162,12 +163,12 @@ def test_each_row_of_an_array_belongs_to_its_prompt(tmp_path, capsys, end):
     path, rows = tmp_path / "vectors.npy", np.arange(6, dtype=np.float32).reshape(2, 3) / 7
     path.write_text("from earlier")
     with ArrayFile(str(path)) as output:
-        output.write("a prompt", UserError("empty"))
+        output.write(Line("a prompt"), UserError("empty"))
     assert path.read_text() == "from earlier"
     try:
         with ArrayFile(str(path)) as output:
             for outcome in (UserError("empty"), rows[0], UserError("too long"), rows[1]):
-                output.write("a prompt", outcome)
+                output.write(Line("a prompt"), outcome)
             if end:
                 raise end
     except KeyboardInterrupt:
@@ -183,10 +184,11 @@ def test_each_row_of_an_array_belongs_to_its_prompt(tmp_path, capsys, end):
 
 
 def test_every_token_is_marked_with_its_origin():
-    painted = Painter().paint(["a", "", "b", "c"], ["draft", "draft", "target", "copy"], "\ufffd")
+    writers = ["draft", "draft", "target", "copy"]
+    highlighted = TokenHighlighter().highlight(["a", "", "b", "c"], writers, "\ufffd")
     marks = {32: "a", 35: "b", 36: "c"}
     expected = "".join(f"\033[{color}m{text}\033[0m" for color, text in marks.items())
-    assert painted == expected + "\033[35m\ufffd\033[0m"
+    assert highlighted == expected + "\033[35m\ufffd\033[0m"
 
 
 def test_a_colored_line_does_not_split_a_character():
@@ -194,7 +196,7 @@ def test_a_colored_line_does_not_split_a_character():
     tokens = tokenizer.encode("aé\n")[:-1]
     result = Result("aé\n", tokens, ["draft", "target", "draft", "target"], "stop", Stats())
     line = "\033[32ma\033[0m\033[32mé\033[0m\033[35m\\n\033[0m"
-    assert Painter(tokenizer).line(result) == line
+    assert TokenHighlighter(tokenizer).line(result) == line
 
 
 def test_the_summary_adds_up():

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_t5.cli.runs import ResumePoint, find_resume_point
+from mlx_t5.cli.input import Line
+from mlx_t5.cli.resuming import ResumePoint, find_resume_point
 from mlx_t5.errors import UserError
 
 # ---- what is kept --------------------------------------------------------------------------------
@@ -15,11 +16,12 @@ from mlx_t5.errors import UserError
 def kept(tmp_path, data: str, items: list, texts=1, result=None) -> ResumePoint:
     path = tmp_path / "out"
     path.write_bytes(data.encode())
-    return find_resume_point(str(path), iter(items), texts, result, len(items))
+    lines = [item if isinstance(item, Line) else Line(item) for item in items]
+    return find_resume_point(str(path), iter(lines), texts, result, len(lines))
 
 
 def test_complete_lines_are_kept_and_a_half_one_is_dropped(tmp_path):
-    assert find_resume_point(str(tmp_path / "none"), iter("ab")) == ResumePoint()
+    assert find_resume_point(str(tmp_path / "none"), iter(map(Line, "ab"))) == ResumePoint()
     assert kept(tmp_path, "", ["a", "b"]) == ResumePoint()
     assert kept(tmp_path, "é\u2028x\n\nhal", ["a", "b", "c"]) == ResumePoint(2, 8)
     assert kept(tmp_path, "1\n2\n3\n4", ["a", "b"], texts=2) == ResumePoint(1, 4)
@@ -32,7 +34,7 @@ def test_pipes_and_results_of_more_prompts_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name in (str(tmp_path / "pipe"), "/dev/zero"):
         with pytest.raises(UserError, match="needs a regular file, which .* is not"):
-            find_resume_point(name, iter("ab"))
+            find_resume_point(name, iter(map(Line, "ab")))
 
 
 BAD = UserError("line 2 is not UTF-8")
@@ -44,11 +46,11 @@ SCORED = [{"prompt": "a", "target": "b", "logprob": -1.0}]
     ("records", "items", "result", "message"),
     [
         (TEXTS, ["a", BAD, "c"], "text", None),
-        (TEXTS, [("a", "prediction"), BAD, ("c", None)], "text", None),
-        (SCORED, [("a", "b")], "logprob", None),
+        (TEXTS, [Line("a", prediction="A"), BAD, Line("c")], "text", None),
+        (SCORED, [Line("a", target="b")], "logprob", None),
         (TEXTS, ["a", "b", "c"], "text", "out line 2 has another prompt"),
-        (TEXTS, [("b", "prediction"), BAD], "text", "line 1 has another prompt"),
-        (SCORED, [("a", "c")], "logprob", "another target"),
+        (TEXTS, [Line("b", prediction="A"), BAD], "text", "line 1 has another prompt"),
+        (SCORED, [Line("a", target="c")], "logprob", "another target"),
         (TEXTS, ["a", BAD], "logprob", "line 1 is not an object with 'logprob'"),
         ([[1]], ["a"], "text", "line 1 is not an object with 'text'"),
     ],

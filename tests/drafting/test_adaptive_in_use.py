@@ -50,7 +50,7 @@ def auto(draft, prices, **options):
 def test_auto_is_the_default_number_of_proposals():
     assert SpeculativeDecoder(ENDLESS, SourceCopy()).defaults.num_draft == "auto"
     decoder = SpeculativeDecoder(ENDLESS, SourceCopy(), num_draft=3)
-    assert decoder.job(num_draft=None).settings.num_draft == 3
+    assert decoder.request(num_draft=None).settings.num_draft == 3
 
 
 @pytest.mark.parametrize("settings", [{"temp": 1.0}, {"delta": 0.5}])

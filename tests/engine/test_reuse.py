@@ -12,6 +12,7 @@ from mlx_t5.engine.reuse import AnswerStore, size_of
 from mlx_t5.engine.rows import Row, Stats
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
+from mlx_t5.text.prompts import Prompt
 
 pytestmark = pytest.mark.usefixtures("unpadded")  # fake models count positions
 
@@ -91,12 +92,12 @@ def test_with_all_settings_a_text_of_the_store_is_the_text_of_the_prompt_alone(m
             predictions = [None] * 6
         prompts = [[rng.choice([3, 4])] for _ in predictions]
         one = decoder()
-        job = one.job(**settings)
-        results = one.results(prompts, job, rng.randint(1, 4), prediction=predictions)
+        prompts = [Prompt(*each) for each in zip(prompts, range(6), predictions, strict=True)]
+        request = one.request(**settings)
+        results = one.results(prompts, request, rng.randint(1, 4))
         for i, result in enumerate(results):
-            how = {"indexes": [i], "prediction": predictions[i : i + 1]}
-            alone = replace(job, reuse=False)
-            (expected,) = decoder().results(prompts[i : i + 1], alone, **how)
+            alone = replace(request, reuse=False)
+            (expected,) = decoder().results(prompts[i : i + 1], alone)
             for r in (result, expected):
                 r.counts = [r.stats.drafted, r.stats.accepted, r.stats.speculation.predicted]
             assert (result.tokens, result.writers) == (expected.tokens, expected.writers), settings

@@ -1,5 +1,7 @@
 """Tests continuous batching: when rows join, how many are read ahead, and scarce memory."""
 
+from itertools import islice
+
 import pytest
 
 from fake_model import FakeModel, drafter, good, greedy, random_table, without
@@ -25,6 +27,11 @@ def rows(lengths, **settings):
     ]
 
 
+def alone(many):
+    """Returns prompts with one row each."""
+    return ([row] for row in many)
+
+
 def different(lengths, **settings):
     """Returns rows that all differ, so that each has to be encoded."""
     many = rows(lengths, **settings)
@@ -47,7 +54,7 @@ def test_the_tokens_that_join_between_two_steps_are_bounded(lengths, count):
 def test_every_row_comes_back_in_order(batch_size):
     many = rows([1 + 7 * i % 13 for i in range(60)], max_tokens=9)
     many[20].fail("a prompt is empty")
-    finished = list(scheduler.decode_rows(Engine(ENDING, None), iter(many), batch_size))
+    finished = list(scheduler.decode_rows(Engine(ENDING, None), alone(many), batch_size))
     assert [id(row) for row in finished] == [id(row) for row in many]
     bad = finished.pop(20)
     assert (bad.finish_reason, bad.stats, bad.tokens) == ("error", Stats(), [])
@@ -64,7 +71,7 @@ def test_few_rows_are_read_before_they_are_decoded():
             drawn += 1
             yield row
 
-    for done, _ in enumerate(scheduler.decode_rows(Engine(ENDING, None), source(), 2)):
+    for done, _ in enumerate(scheduler.decode_rows(Engine(ENDING, None), alone(source()), 2)):
         assert drawn - done <= 2 * scheduler.PROMPTS_A_ROW + 1
     assert drawn == 200
 
@@ -77,10 +84,10 @@ def test_the_next_row_is_awaited_only_when_none_is_running():
             happened.append(f"drawn {i}")
             yield row
 
-    def ready(drawn):
-        return drawn == 2  # the third row is ready with the second
-
-    for i, _ in enumerate(scheduler.decode_rows(Engine(ENDING, None), source(), 2, ready)):
+    many = source()
+    prompts = (islice(many, count) for count in (1, 2))  # the third row is ready with the second
+    finished = scheduler.decode_rows(Engine(ENDING, None), prompts, 2, lambda: False)
+    for i, _ in enumerate(finished):
         happened.append(f"done {i}")
     assert happened == ["drawn 0", "done 0", "drawn 1", "drawn 2", "done 1", "done 2"]
 
@@ -99,7 +106,7 @@ class SmallMemory(FakeModel):
 def test_without_memory_to_encode_ahead_rows_join_alone():
     model = SmallMemory(without(random_table(V), 1), V)  # at most 40 positions a pass
     many = different([38, 39, 40], max_tokens=5)
-    finished = list(scheduler.decode_rows(Engine(model, None), many, 1))
+    finished = list(scheduler.decode_rows(Engine(model, None), alone(many), 1))
     assert [row.error for row in finished] == [None] * 3
     for row in finished:
         assert row.output()[0] == greedy(model, row.ids, 5)[0]
@@ -122,7 +129,7 @@ def scarce(monkeypatch, units):
 def test_rows_wait_for_memory_and_fail_only_if_they_would_fail_alone(monkeypatch):
     engine = scarce(monkeypatch, 20)
     many = rows([9, 10, 11, 21, 9, 20, 1, 2], max_tokens=6)
-    finished = list(scheduler.decode_rows(engine, many, 4))
+    finished = list(scheduler.decode_rows(engine, alone(many), 4))
     assert [id(row) for row in finished] == [id(row) for row in many]
     assert [len(row.ids) for row in finished if row.error] == [21]
     assert "no memory for a prompt of 21 tokens" in finished[3].error

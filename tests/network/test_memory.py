@@ -172,7 +172,7 @@ def test_max_tokens_is_lowered_to_what_memory_allows(monkeypatch, capsys):
     monkeypatch.setattr(memory, "limit", lambda: mx.get_active_memory() + 400_000)
     one = model()
     lowered, asked = [], [row(10, max_tokens) for max_tokens in (10**8, 10**8, 20)]
-    for done in decode_rows(Engine(one, None), asked, 2):
+    for done in decode_rows(Engine(one, None), [asked], 2):
         assert done.error is None and done.decided > 0
         lowered.append(done.settings.max_tokens)
     assert lowered == [95, 95, 20]  # two caches of 96 slots fit into half of the memory

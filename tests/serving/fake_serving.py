@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from fake_model import FakeModel, random_table, without
 from mlx_t5.disk import BUNDLED
-from mlx_t5.engine.codec import Job
+from mlx_t5.engine.generation_request import GenerationRequest
 from mlx_t5.engine.rows import Chunk
 from mlx_t5.serving.app import create_app
 from mlx_t5.serving.metrics import Metrics
@@ -21,6 +21,7 @@ from mlx_t5.serving.queue import GenerationJob, JobQueue
 from mlx_t5.serving.service import RequestLimits, Service
 from mlx_t5.serving.worker import Worker
 from mlx_t5.settings import Settings
+from mlx_t5.text.prompts import Prompt
 from mlx_t5.text.tokenizer import load_tokenizer
 from serving_process import Asked
 
@@ -51,7 +52,7 @@ class Client:
         self.worker, self.decoder, self.events = worker, decoder, queue.Queue()
 
     def submit(self, prompts, seed=0, put=None, size=None, document=None, samples=1, **settings):
-        names = ("stream", "logprobs", "predictions")
+        names = ("stream", "logprobs")
         kind = {name: settings.pop(name) for name in names if name in settings}
         settings = replace(self.decoder.defaults, **settings)
         self.count = len(prompts) * samples
@@ -59,8 +60,10 @@ class Client:
             size=size or self.count,
             texts=self.count,
             put=put or self.events.put,
-            spec=Job(settings, seed, samples // settings.num_return_sequences, **kind),
-            prompts=prompts,
+            request=GenerationRequest(
+                settings, seed, samples // settings.num_return_sequences, **kind
+            ),
+            prompts=[p if isinstance(p, Prompt) else Prompt(p, i) for i, p in enumerate(prompts)],
             document=document,
             pieces=document is not None,
         )

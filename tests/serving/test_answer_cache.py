@@ -3,6 +3,7 @@
 from fake_model import FakeModel, greedy
 from fake_serving import ENDLESS, Gated, V, hold
 from mlx_t5.serving.builders import usage
+from mlx_t5.text.prompts import Prompt
 
 
 def test_a_repeated_request_is_answered_without_a_pass(serve):
@@ -40,8 +41,8 @@ def test_a_client_never_gets_what_another_one_has_predicted(serve):
     served = serve(FakeModel(ENDLESS, V), answers=10)
     lenient = {"max_tokens": 9, "delta": 1.0, "num_draft": 5}
     (alone,) = served.submit([[4]], **lenient).results()
-    secret = [[6, 5, 6, 5, 6]]
-    (predicted,) = served.submit([[4]], predictions=secret, **lenient).results()
+    secret = Prompt([4], prediction=[6, 5, 6, 5, 6])
+    (predicted,) = served.submit([secret], **lenient).results()
     (again,) = served.submit([[4]], **lenient).results()
     assert alone.tokens == again.tokens != predicted.tokens[:9]
 

@@ -8,7 +8,8 @@ import pytest
 
 from fake_serving import ENDLESS, PATIENCE, Gated, V, hold, until
 from mlx_t5.disk import BUNDLED
-from mlx_t5.engine.rows import Chunk
+from mlx_t5.engine.generation_request import GenerationRequest
+from mlx_t5.engine.rows import Chunk, Row
 from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.app import create_app
 from mlx_t5.serving.metrics import Metrics
@@ -43,7 +44,8 @@ def test_if_the_thread_dies_every_client_is_told(serve, caplog, monkeypatch, bro
     clients += [served.submit([[3 + i]], max_tokens=50) for i in range(2)]
     assert served.worker.health() == ("ok", None)
     for name, function in DEADLY[broken].items():
-        monkeypatch.setattr(decoder if name == "engine" else decoder.codec, name, function)
+        owner = {"engine": decoder, "chunk": Row, "rows": GenerationRequest}[name]
+        monkeypatch.setattr(owner, name, function)
     served.release()
     for waiting in clients:
         while isinstance(event := waiting.next(), Chunk):
@@ -57,17 +59,17 @@ def test_if_the_thread_dies_every_client_is_told(serve, caplog, monkeypatch, bro
     assert "Died at" in caplog.text and "secret" not in caplog.text
 
 
-def test_health_reports_a_dead_thread_and_a_hanging_step_over_http(serve):
+def test_health_reports_a_dead_thread_and_a_hanging_step_over_http(serve, monkeypatch):
     now, model = [0.0], Gated(ENDLESS, V)
     model.dtype = "mlx.core.float32"
     tokenizer = load_tokenizer(BUNDLED / "target")
     served = serve(model, 1, 8, tokenizer, start=False, clock=lambda: now[0])
     service = Service(served.worker, RequestLimits(10, 1000, 10), "a model", 0.0)
     app = create_app(service, Metrics())
-    asyncio.run(die_while_clients_wait(app, served.worker, served.decoder, model, now))
+    asyncio.run(die_while_clients_wait(app, served.worker, model, now, monkeypatch))
 
 
-async def die_while_clients_wait(app, worker, decoder, model, now):
+async def die_while_clients_wait(app, worker, model, now, monkeypatch):
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
 
@@ -89,7 +91,7 @@ async def die_while_clients_wait(app, worker, decoder, model, now):
         assert "no step has ended for 61 s" in answer.json()["reason"]
         model.gate.set()
         await asyncio.to_thread(until, lambda: worker.health() == ("ok", None))
-        decoder.codec.chunk = fail
+        monkeypatch.setattr(Row, "chunk", fail)
         last = (await stream).text.strip().split("\n\n")[-1]
         assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
         assert (await waiting).status_code == 500

@@ -12,7 +12,7 @@ import pytest
 
 from fake_serving import PATIENCE, LocalServer
 from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.engine.document_batch import fitted_document
+from mlx_t5.engine.document_results import fitted_document
 from mlx_t5.errors import UserError
 from mlx_t5.model import load
 from mlx_t5.serving import libretranslate

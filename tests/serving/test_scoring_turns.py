@@ -9,7 +9,7 @@ import pytest
 from fake_model import FakeModel, random_table
 from fake_serving import PATIENCE, V
 from mlx_t5.errors import UserError
-from mlx_t5.scoring.passes import NotFinite
+from mlx_t5.scoring.windows import NotFinite
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.queue import JobQueue, ScoringJob
 from mlx_t5.serving.worker import ScoringTurns

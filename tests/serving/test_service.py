@@ -11,6 +11,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.serving import requests
 from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.service import Presets
+from mlx_t5.text.prompts import Prompt
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_a_request_overrides_its_task_and_a_task_overrides_the_model():
     body = requests.PredictRequest(prompt="a", task="fixing")
     asyncio.run(service.submit(body, gone))
     (job,) = service.worker.jobs.unfinished()
-    assert job.prompts == [service.tokenizer.encode("fix grammar: a")]
+    assert job.prompts == [Prompt(service.tokenizer.encode("fix grammar: a"))]
 
 
 def test_a_prediction_needs_no_draft_and_is_tokenized_without_the_tasks_prefix():
@@ -81,8 +82,9 @@ def test_a_prediction_needs_no_draft_and_is_tokenized_without_the_tasks_prefix()
     body = requests.PredictRequest(prompt="a", task="fixing", num_draft=7, prediction=prediction)
     asyncio.run(service.submit(body, gone))
     (job,) = service.worker.jobs.unfinished()
-    assert job.spec.predictions == [service.tokenizer.encode("a b")]
-    assert job.spec.settings.num_draft == 7
+    (prompt,) = job.prompts
+    assert prompt.prediction == service.tokenizer.encode("a b")
+    assert job.request.settings.num_draft == 7
     for fields in ({"num_draft": 7}, {"draft": True}):
         with pytest.raises(ApiError, match="no draft"):
             service._settings(requests.PredictRequest(prompt="a", **fields))

@@ -8,6 +8,7 @@ from mlx_t5.backend import cpu_only
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.costs import most_proposals
 from mlx_t5.drafting.source_copy import SourceCopy
+from mlx_t5.engine.generation_request import GenerationRequest
 from mlx_t5.errors import UserError
 from mlx_t5.network.compiled import PASSES_BEFORE_COMPILING
 from mlx_t5.serving.api_error import ApiError
@@ -15,6 +16,7 @@ from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.requests import MAX_NUM_DRAFT
 from mlx_t5.serving.worker import Worker, warm_up
 from mlx_t5.settings import AUTO
+from mlx_t5.text.prompts import Prompt
 
 
 def test_a_row_with_logits_that_are_not_finite_fails_only_its_job(serve):
@@ -42,9 +44,10 @@ def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_al
         {"max_tokens": 20, "temp": 1.0, "seed": 3, "delta": 0.3, "num_draft": 2},
         {"max_tokens": 14, "num_draft": 0},
         {"max_tokens": 12, "temp": 0.7, "top_p": 0.8, "seed": 4, "samples": 2},
-        {"max_tokens": 12, "temp": 0.7, "seed": 5, "predictions": [[4, 2, 5, 2, 3]]},
+        {"max_tokens": 12, "temp": 0.7, "seed": 5},
     ]
-    prompts = [[2, 3], [4], [5, 6, 2, 2], [3, 3, 3], [4, 5]]
+    prompts = [*map(Prompt, ([2, 3], [4], [5, 6, 2, 2], [3, 3, 3]))]
+    prompts.append(Prompt([4, 5], prediction=[4, 2, 5, 2, 3]))
     hold(model)
     clients = [served.submit([p], **w) for p, w in zip(prompts, requests, strict=True)]
     served.release()
@@ -54,9 +57,9 @@ def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_al
         options = dict(options)
         settings = {n: options.pop(n) for n in ("delta", "num_draft") if n in options}
         alone = SpeculativeDecoder(model, drafter(good(model.table), model), None, 5).generate(
-            [prompt],
+            [prompt.source],
             num_samples=options.pop("samples", 1),
-            prediction=options.pop("predictions", None),
+            prediction=prompt.prediction and [prompt.prediction],
             **options,
             **settings,
         )
@@ -198,15 +201,14 @@ def test_a_failed_step_ends_only_its_own_rows(serve, caplog, error, status):
 
 def test_a_job_that_fails_to_start_affects_no_other_job(serve, monkeypatch):
     served = serve()
-    codec = served.decoder.codec
-    make = codec.rows
+    make = GenerationRequest.rows
 
-    def rows(prompts, *arguments):
-        if prompts == [[2]]:
+    def rows(self, prompt, *arguments):
+        if prompt.source == [2]:
             raise RuntimeError("of a secret prompt")
-        return make(prompts, *arguments)
+        return make(self, prompt, *arguments)
 
-    monkeypatch.setattr(codec, "rows", rows)
+    monkeypatch.setattr(GenerationRequest, "rows", rows)
     running = served.submit_held([[3]], max_tokens=6)
     broken, waits = served.submit([[2]]), served.submit([[4]], max_tokens=5)
     served.release()

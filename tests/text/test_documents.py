@@ -9,7 +9,7 @@ import pytest
 
 from mlx_t5.errors import UserError
 from mlx_t5.settings import SPLITS, UNREADABLE
-from mlx_t5.text.documents import LONGEST_SENTENCE, Cutting, Document
+from mlx_t5.text.documents import LONGEST_SENTENCE, Document, DocumentOptions
 
 PREFIXES = (
     "summarize: ", "translate English to German: ", "translate ", "Fix this text: ", "校正：",
@@ -22,7 +22,7 @@ def words(prompt: str) -> int:
 
 
 def document_of(text: str, split: str = "sentences", limit=None, tokens=words, **how):
-    return Document(text, Cutting(split, **how), tokens, limit, PREFIXES)
+    return Document(text, DocumentOptions(split, **how), tokens, limit, PREFIXES)
 
 
 def sources(text: str, split: str = "sentences", **how) -> list[str]:
@@ -440,7 +440,7 @@ def test_an_answer_without_the_address_of_its_source_is_told(address):
 def test_values_of_the_wrong_kind_are_refused(wrong):
     (name,) = wrong
     with pytest.raises(UserError, match=f"{name} is "):
-        Cutting(**wrong)
+        DocumentOptions(**wrong)
 
 
 def test_token_ids_are_no_document():

@@ -109,9 +109,9 @@ def test_a_seed_may_be_given_for_each_prompt_in_any_form():
 
 def test_prompts_and_samples_without_an_end_begin_at_once():
     decoder = SpeculativeDecoder(target())
-    job = decoder.job(max_tokens=4, temp=1.0, num_samples=10**30)
-    assert next(decoder.results([SOURCE, SOURCE], job, 2)).finish_reason
-    results = decoder.results(repeat(SOURCE), decoder.job(max_tokens=2), 2)
+    request = decoder.request(max_tokens=4, temp=1.0, num_samples=10**30)
+    assert next(decoder.results([SOURCE, SOURCE], request, 2)).finish_reason
+    results = decoder.results(repeat(SOURCE), decoder.request(max_tokens=2), 2)
     assert [next(results).finish_reason for _ in range(50)] == ["length"] * 50
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from mlx_t5.errors import UserError
 from mlx_t5.settings import SPLITS, SUBTITLES
-from mlx_t5.text.documents import Cutting, Document
+from mlx_t5.text.documents import Document, DocumentOptions
 from mlx_t5.text.subtitles import LINE_WIDTH, find_words, rewrapped
 
 FILES = Path(__file__).with_name("files")
@@ -68,8 +68,8 @@ def translated(
     limit: int | None = None,
 ) -> str:
     """Returns the document with the answers to its pieces; None: the piece failed."""
-    cutting = Cutting(split, "", max_source_tokens=limit, file_type=suffix)
-    document = Document(text, cutting, lambda prompt: len(prompt.split()))
+    options = DocumentOptions(split, "", max_source_tokens=limit, file_type=suffix)
+    document = Document(text, options, lambda prompt: len(prompt.split()))
     answers = [(piece, answer(document.source(piece))) for piece in document.cut()]
     texts = [document.answered(*pair) for pair in answers]
     parts = [document.part(i, texts) for i in range(len(texts))]
@@ -77,7 +77,7 @@ def translated(
 
 
 def decoded(text: str, suffix: str) -> list[str]:
-    document = Document(text, Cutting("lines", "", file_type=suffix), len)
+    document = Document(text, DocumentOptions("lines", "", file_type=suffix), len)
     return [document.source(piece) for piece in document.cut()]
 
 

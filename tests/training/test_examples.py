@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_t5.cli.input import Lines
+from mlx_t5.cli.input import LineReader
 from mlx_t5.cli.training_pairs import read_lines
 from mlx_t5.errors import UserError
 from mlx_t5.training import examples
@@ -34,7 +34,10 @@ def read(tmp_path, monkeypatch):
         log = []
         path = str(tmp_path / name)
         as_json = name.endswith(".jsonl")
-        lines = read_lines(path, prompts_only=True) if as_json else Lines(path, optional="prompt")
+        if as_json:
+            lines = read_lines(path, prompts_only=True)
+        else:
+            lines = (line.pair for line in LineReader(path).read())
         return read_examples(lines, Tokenizer(), 1 << 21, 5, log.append), log
 
     return reader

@@ -7,9 +7,9 @@ import pytest
 
 from command_line import ROOT
 from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.engine import document_batch
 from mlx_t5.engine.rows import Stats
 from mlx_t5.errors import UserError
+from mlx_t5.text.prompts import Prompt
 
 TASK = "translate English to French: "
 LINES = [json.loads(line) for line in (ROOT / "demo" / "heldout.jsonl").open(encoding="utf-8")]
@@ -60,9 +60,8 @@ def test_a_document_is_complete_before_the_next_one_is_there(decoder, alone):
         there = False
         yield TASK + SENTENCES[2]
 
-    results = document_batch.results(
-        decoder, prompts(), decoder.job(split="sentences"), 1, lambda: there
-    )
+    request = decoder.request(split="sentences")
+    results = decoder.results(prompts(), request, 1, lambda: there)
     there = False
     assert next(results).text == f"{alone[0].text} {alone[1].text}" and not there
     assert next(results).text == alone[2].text
@@ -97,8 +96,10 @@ def test_each_sampled_piece_has_its_own_random_stream(decoder):
     first, second = decoder.generate([text, text], **how)
     assert len({piece.text for piece in first.pieces}) > 2 and first.text != second.text
     assert decoder.generate([text], batch_size=1, **how)[0].tokens == first.tokens
-    (alone,) = decoder.results([text], decoder.job(**how), indexes=[1])
+    (alone,) = decoder.results([Prompt(text, 1)], decoder.request(**how))
     assert alone.tokens == second.tokens, "by its place in the whole"
+    own = decoder.generate(["One.", text], **{**how, "seed": [5, 3]})
+    assert own[1].tokens == first.tokens, "by its own seed"
     prompt = decoder.generate(TASK + SENTENCES[0], **{**how, "split": "none"})
     assert prompt.text == first.pieces[0].text
 
@@ -142,11 +143,10 @@ def test_sentences_that_are_too_long_are_cut_and_counted(decoder):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"num_samples": 2, "temp": 1}, "num_samples cannot be combined with split"),
+        ({"num_samples": 2, "temp": 1}, "num_samples and .* cannot be combined with split"),
         ({"num_beams": 2, "num_return_sequences": 2}, "num_return_sequences cannot be combined"),
         ({"prediction": "x"}, "prediction cannot be combined with split"),
-        ({"seed": [3]}, "a list of seeds cannot be combined"),
-        ({"split": "none", "prefix": "x"}, "prefix requires split"),
+        ({"split": "none", "prefix": "x"}, "prefix, .* need split"),
     ],
 )
 def test_settings_that_contradict_a_split_are_refused(decoder, options, message):
