@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fake_model import EOS
 from mlx_t5.drafting.adaptive import AcceptanceStats, Adaptive
 from mlx_t5.drafting.costs import MOST, NUMBERS
 from mlx_t5.drafting.draft_model import DRAFT
@@ -260,6 +261,7 @@ def test_verified_proposals_are_counted(proposed, accepted, written, ended, coun
 )
 def test_copies_are_compared_with_the_written_tokens(copy, written, counts):
     assert counted(0, Copy(COPY, copy), 0, written) == counts
+    assert counted(0, Copy(COPY, copy), 0, [*written, EOS], ended=True) == counts
 
 
 def row(num_draft, decided=0, max_tokens=20, **settings):

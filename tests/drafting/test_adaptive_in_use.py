@@ -99,6 +99,18 @@ def test_a_draft_that_is_not_asked_is_not_called_and_catches_up_in_one_pass():
     assert max(len(tokens[0]) for _, tokens in calls) > 5
 
 
+def test_a_row_that_joins_a_resting_batch_proposes_at_once():
+    engine = auto("never right", COSTS["a CPU"]).engine(Settings())
+    settings = Settings(60, num_draft="auto")
+    engine.insert([Row(SOURCE, settings, row_key(0, 0))])
+    while not engine.idle:
+        engine.step()
+    expected = Row([5], settings, row_key(0, 1), prediction=[2, 3, 4])
+    engine.insert([expected])
+    engine.step()
+    assert expected.stats.speculation.copied
+
+
 def test_a_row_with_a_fixed_number_keeps_it_beside_auto_rows():
     engine = auto("perfect", CHEAP).engine(Settings(num_draft="auto"))
     fixed, free = (Row(SOURCE, Settings(41, num_draft=n), row_key(0, 0)) for n in (3, "auto"))

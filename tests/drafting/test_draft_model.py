@@ -103,6 +103,16 @@ def test_the_drafts_cache_is_sized_for_the_remaining_rows():
         assert (cache.source, cache.capacity) == (source_width(2), 32)
 
 
+def test_unread_tokens_are_those_of_the_source_and_of_steps_without_a_draft():
+    draft = started(drafter(TABLE, FakeModel(TABLE, V)))
+    assert draft.unread([[0]]) == [len(SOURCE)]
+    draft.propose([[0]], [2], sampling(1), None)
+    draft.insert([(2, 3, 4)])
+    for text in ([0, 5], [0, 5, 6], [0, 5, 6, 2]):  # the first proposal was rejected
+        draft.update([text, [0]])
+    assert draft.unread([text, [0]]) == [2, 3]
+
+
 def test_an_empty_draft_shares_the_model_and_nothing_else():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)))
     other = draft.empty()

@@ -121,6 +121,7 @@ def test_a_prediction_is_read_from_its_beginning_and_found_again():
     assert predicted(SENTENCE, [X]) is None  # nothing matches
     assert predicted(SENTENCE, [*SENTENCE[:-1]]) == (PREDICTION, [EOS])
     assert predicted(SENTENCE, SENTENCE[:-1] + [X]) is None
+    assert Alignment([8, 9, A], 2, [X, Y]).find(2).tokens == [X, Y], "a source with a prefix"
     # Only the prediction is copied.
     assert predicted(SENTENCE, [20, 21, 22, 23, 20, 21, 22]) is None
 
