@@ -46,7 +46,7 @@ LAYERS_AT_ONCE = 6  # layers between two submissions of the graph to the device
 
 # What mlx.fast has kernels for on a GPU consists of many small operations on a CPU (mlx/fast.cpp),
 # which cost about 4 us each. So there norm and attention are written out in fewer operations. A
-# bundled model's pass over one position has 174 operations instead of 221, and 118 once its layers
+# bundled model's pass over one position has 171 operations instead of 221, and 120 once its layers
 # are compiled, which fuses what is elementwise.
 #
 #                GPU, and 16 bits on a CPU              float32 on a CPU: WRITTEN_OUT
