@@ -10,9 +10,7 @@
 `sweep` and `peers` need requirements/benchmark.txt, `server` needs requirements/server.txt.
 """
 
-import sys
-
 from mlx_t5.benchmark import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -6,9 +6,7 @@ Options and output follow mlx-lm. Tensors are loaded, merged with an adapter, ca
 saved one after the other, so the memory needed does not depend on the number of layers.
 """
 
-import sys
-
 from mlx_t5.convert import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -9,9 +9,7 @@ target verifies every proposal. --resume continues an interrupted run. The table
 standard output, and everything else to standard error.
 """
 
-import sys
-
 from mlx_t5.distill import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

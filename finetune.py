@@ -10,9 +10,7 @@ run. distill.py makes a draft for the result.
 Only the commands to run next go to standard output. Everything else goes to standard error.
 """
 
-import sys
-
 from mlx_t5.finetune import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -8,9 +8,7 @@ Generated text goes to standard output or --output-file, and everything else to 
 exit status is 0 if all is done, 2 for bad input (one line `error: …`), and 130 after Ctrl-C.
 """
 
-import sys
-
 from mlx_t5.generate import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

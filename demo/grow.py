@@ -3,9 +3,7 @@
 python -m demo.grow --shape t5-base --from demo/target --path models/demo-base
 """
 
-import sys
-
 from mlx_t5.benchmarks.grow import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -1,10 +1,7 @@
 """All commands by one name: `mlx-t5 COMMAND …`, or `python -m mlx_t5 COMMAND …`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -21,19 +18,18 @@ COMMANDS = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Runs the command that the first argument names, with the arguments behind it."""
     program = "python -m mlx_t5" if Path(sys.argv[0]).name == "__main__.py" else "mlx-t5"
-    listed = [f"{name:12}{summary}" for name, summary in COMMANDS.items()]
     parser = Parser(
         needs="COMMAND",
         prog=program,
         description="T5 in MLX, with speculative decoding. COMMAND --help lists its options.",
-        epilog="\n  ".join(["commands:", *listed]),
+        epilog="commands:" + "".join(f"\n  {name:12}{COMMANDS[name]}" for name in COMMANDS),
     )
     parser.add_argument("--version", action="version", version=__version__)
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
-    argv = sys.argv[1:] if argv is None else list(argv)
+    argv = sys.argv[1:] if argv is None else argv
     name = parser.parse_args(argv[:1]).command
     sys.argv = [f"{program} {name}", *argv[1:]]
     module = import_module(f"mlx_t5.{name}")

@@ -3,33 +3,28 @@
 The function is `from mlx_t5.convert import convert`.
 """
 
-from __future__ import annotations
-
-import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mlx_t5.cli.arguments import run
+from mlx_t5.cli.arguments import run, run_body
 from mlx_t5.cli.convert_options import read_convert_options
-from mlx_t5.installation import imported_late
 
 if TYPE_CHECKING:
     from mlx_t5.cli.convert_command import convert as convert
 
-__getattr__ = imported_late(__name__, {"convert": "mlx_t5.cli.convert_command"})
+
+def __getattr__(name: str) -> Any:
+    if name != "convert":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mlx_t5.cli import convert_command  # only now, because it imports MLX
+
+    return convert_command.convert
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Runs the command line, by default the process's own; returns the exit status."""
     interrupted = "interrupted; nothing was written"
-    return run(lambda: _convert(read_convert_options(argv)), interrupted)
-
-
-def _convert(options: dict[str, Any]) -> int:
-    from mlx_t5.cli.convert_command import convert_and_upload  # only now, because it imports MLX
-
-    return convert_and_upload(**options)
+    return run(lambda: run_body("convert", read_convert_options(argv)), interrupted)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

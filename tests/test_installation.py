@@ -103,7 +103,7 @@ def test_a_checkout_names_its_requirements_from_any_folder(monkeypatch, tmp_path
     monkeypatch.chdir(ROOT)
     assert cure("fastapi_offline") == "pip install -r requirements/server.txt"
     monkeypatch.chdir(tmp_path)
-    assert cure("mlx") == f"pip install -r {ROOT}/requirements.txt"
+    assert Path(cure("mlx").removeprefix("pip install -r ")).samefile(ROOT / "requirements.txt")
 
 
 def test_t5_models_names_the_folder_of_converted_models(monkeypatch):
@@ -115,4 +115,4 @@ def test_t5_models_names_the_folder_of_converted_models(monkeypatch):
 def test_mlx_imported_before_is_reported(monkeypatch, capsys):
     monkeypatch.setattr(sys, "platform", "linux")
     runpy.run_path(device.__file__)
-    assert capsys.readouterr().err.startswith("hint: mlx was imported before mlx_t5")
+    assert capsys.readouterr().err.startswith("hint: import from mlx_t5 before mlx;")

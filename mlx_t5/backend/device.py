@@ -98,7 +98,6 @@ def device_name() -> str:
 ON_CUDA = on_cuda()  # the device does not change
 
 if _too_late:
-    cause = "mlx was imported before mlx_t5, which is too late for a fast BLAS and MLX's variables"
-    log(f"hint: {cause}; import from mlx_t5 first")
+    log("hint: import from mlx_t5 before mlx; now a fast BLAS and MLX's variables come too late")
 elif advice := hint(blas_name(), os.environ.get(BLAS, ""), on_cpu()):
     log(advice)

@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from importlib import import_module
 from typing import Any, NoReturn
 
 from mlx_t5.drafting.named import DRAFTERS
@@ -88,6 +89,11 @@ def run(work: Callable[[], int], interrupted: str = "interrupted") -> int:
         message = NO_MEMORY
     log(f"error: {message}")
     return BAD_INPUT
+
+
+def run_body(name: str, options: Any) -> int:
+    """Runs a command's body, which is imported only now because it imports MLX."""
+    return import_module(f"mlx_t5.cli.{name}_command").run(options)
 
 
 def not_installed(error: ImportError) -> str:

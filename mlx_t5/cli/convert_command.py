@@ -29,8 +29,8 @@ from mlx_t5.text.languages import checked_template
 from mlx_t5.text.tokenizer import save_tokenizer
 
 
-def convert_and_upload(model: str, upload_repo: str | None = None, **options: Any) -> int:
-    """Converts as the options of the command line say, and prints the folder."""
+def run(options: dict[str, Any]) -> int:
+    model, upload_repo = options.pop("model"), options.pop("upload_repo", None)
     check_repository(upload_repo)
     default = MODELS / absolute(model).name
     if "adapter_path" in options:  # a merged adapter makes a different model, with its own name

@@ -40,11 +40,10 @@ OPTIONS = {
 
 def read_convert_options(argv: Sequence[str] | None) -> dict[str, Any]:
     """The options that the user gives, by name."""
-    parser = Parser(
+    return Parser(
         "convert",
         "--model t5-11b",
         "--model google/flan-t5-xl -q --mlx-path models/flan-xl-4bit",
         needs="--model NAME",
         description="Convert a Hugging Face T5 checkpoint into an MLX model folder.",
-    )
-    return parser.given(OPTIONS, argv)
+    ).given(OPTIONS, argv)

@@ -20,9 +20,9 @@ from mlx_t5.checkpoints.hub import locate
 from mlx_t5.checkpoints.writing import is_model_file
 from mlx_t5.cli.distill_options import DistillOptions
 from mlx_t5.cli.input import LineReader
-from mlx_t5.cli.training import check_output, compared_options, reporter, say, work_folder
+from mlx_t5.cli.training import compared_options, reporter, say, work_folder
 from mlx_t5.cli.training_pairs import SUFFIXES, read_lines
-from mlx_t5.cli.uploading import draft_card, upload
+from mlx_t5.cli.uploading import check_output, draft_card, upload
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.named import DRAFTERS, make_drafter
@@ -47,6 +47,10 @@ ANSWERS_AT_ONCE = 32  # batch size while the target answers
 EVALUATED_AT_ONCE = 16  # batch size of evaluations
 OWN_SHARE = 0.9  # share of the target's own choices in its answers; rounding may change some
 LABELED_FIRST = 32  # completions that are compared with the target before all are used
+
+
+def run(options: DistillOptions) -> int:
+    return Distillation(options).run()
 
 
 class Distillation:

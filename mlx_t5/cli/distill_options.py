@@ -58,14 +58,13 @@ class DistillOptions(TrainingOptions):
 
 def read_distill_options(argv: Sequence[str]) -> DistillOptions:
     options = arguments.options_of(DistillOptions)
-    parser = Parser(
+    given = Parser(
         "distill",
         "--model my-t5 --data prompts.txt --output my-draft",
         "--model my-t5 --data prompts.txt --output my-draft --resume",
         needs="--model NAME --data FILE --output FOLDER",
         description="Make a draft for a T5 from prompts, and measure whether it is faster.",
-    )
-    given = parser.given(options, argv)
+    ).given(options, argv)
     arguments.refuse(options, given, [("--iters 0", "--draft-model")], CONFLICTS)
     args = DistillOptions(**given)
     for name in (args.output, args.draft_model):  # main.py would not read these as folders

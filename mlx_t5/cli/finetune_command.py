@@ -21,10 +21,10 @@ from mlx_t5.checkpoints.adapter_config import CONFIG, TRANSLATION
 from mlx_t5.checkpoints.adapters import WEIGHTS
 from mlx_t5.checkpoints.writing import is_model_file
 from mlx_t5.cli import finetune_options
-from mlx_t5.cli.finetune_options import ADAMW, FULL, RELATIVE, lora_config
-from mlx_t5.cli.training import check_output, compared_options, reporter, say, work_folder
+from mlx_t5.cli.finetune_options import ADAMW, FULL, RELATIVE, FinetuneOptions, lora_config
+from mlx_t5.cli.training import compared_options, reporter, say, work_folder
 from mlx_t5.cli.training_pairs import NAMES, read_lines
-from mlx_t5.cli.uploading import fine_tuned_card, upload
+from mlx_t5.cli.uploading import check_output, fine_tuned_card, upload
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.disk import absolute, replace_file
 from mlx_t5.drafting.draft_model import DraftModel
@@ -45,10 +45,14 @@ MAX_GRAD_NORM = 1.0  # as transformers' Trainer
 PROMPTS = "prompts.jsonl"  # in the work folder, for distill.py
 
 
+def run(options: FinetuneOptions) -> int:
+    return FineTuning(options).run()
+
+
 class FineTuning:
     """One run of fine-tuning: a model, its trained parameters, and the data."""
 
-    def __init__(self, args: finetune_options.FinetuneOptions) -> None:
+    def __init__(self, args: FinetuneOptions) -> None:
         self.args, self.full = args, args.fine_tune_type == FULL
         is_output = is_model_file if self.full else {CONFIG, TRANSLATION, WEIGHTS[0]}.__contains__
         check_output(args, is_output)

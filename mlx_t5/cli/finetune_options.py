@@ -97,14 +97,13 @@ class FinetuneOptions(TrainingOptions):
 
 def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
     options = arguments.options_of(FinetuneOptions)
-    parser = Parser(
+    given = Parser(
         "finetune",
         "--model google/flan-t5-base --data pairs.jsonl --output my-lora",
         "--model my-t5 --data pairs/ --output my-t5-2 --fine-tune-type full",
         needs="--model NAME --data FILE --output FOLDER",
         description="Fine-tune a T5 on prompts and completions, or adapt it.",
-    )
-    given = parser.given(options, argv)
+    ).given(options, argv)
     schedule = {"warmup_steps": None} if given.get("warmup_steps") == 0 else {}  # fits all rates
     languages = ("--source-language", "--target-language")
     arguments.refuse(options, given | schedule, [languages, languages[::-1]], CONFLICTS)

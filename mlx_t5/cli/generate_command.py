@@ -31,7 +31,8 @@ from mlx_t5.text.documents import DocumentOptions
 from mlx_t5.text.tokenizer import encode
 
 
-def generate(options: MainOptions, lines: Lines) -> int:
+def run(given: tuple[MainOptions, Lines]) -> int:
+    options, lines = given
     draft = options.draft_model
     searches = options.settings.get("num_beams", 1) > 1  # which has no draft
     if options.regular_decode or searches or not options.writes_text:

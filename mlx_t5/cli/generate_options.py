@@ -12,6 +12,7 @@ from mlx_t5 import __version__
 from mlx_t5.cli import arguments
 from mlx_t5.cli.arguments import Option, Parser, at_least, log, option, setting, switch
 from mlx_t5.cli.input import Line, LineReader, Lines, read_document, read_prompts
+from mlx_t5.cli.output import check_output_file
 from mlx_t5.errors import UserError
 from mlx_t5.settings import OF_A_PROMPT, READABLE, SPLITS, SUBTITLES, UNREADABLE, Settings
 from mlx_t5.text.documents import split_unit
@@ -203,3 +204,11 @@ def open_prompts(options: MainOptions) -> Lines:
     second = "prediction" if options.writes_text and not options.regular_decode else ""
     reader = LineReader(options.input_file, options.score, second, options.embed, options.encoding)
     return reader.lines()
+
+
+def read_command_line(argv: Sequence[str] | None) -> tuple[MainOptions, Lines]:
+    options = read_options(argv)
+    lines = open_prompts(options)
+    if options.output_file:
+        check_output_file(options.output_file, options.input_file, options.is_output_whole)
+    return options, lines

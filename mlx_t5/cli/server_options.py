@@ -84,14 +84,13 @@ class ServerOptions:
 
 def read_server_options(argv: Sequence[str] | None) -> ServerOptions:
     declared = options_of(ServerOptions)
-    parser = Parser(
+    given = Parser(
         "server",
         "--model google/flan-t5-xl",
         "--model my-t5 --draft-model my-draft --port 8000",
         description="Serve a T5 model over HTTP, as OpenAI's API and as a page. Without options: "
         "the bundled pair at http://127.0.0.1:8080.",
-    )
-    given = parser.given(declared, argv)
+    ).given(declared, argv)
     arguments.refuse(declared, given, (), (("--exact", "--delta"),))
     options = ServerOptions(**{"api_key": os.environ.get(KEY_VARIABLE) or None} | given)
     _check_access(options)

@@ -1,11 +1,10 @@
-"""What distill.py and finetune.py share: options, checks of the output, and resuming."""
+"""What distill.py and finetune.py share: options, and resuming."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +14,6 @@ from typing import Any
 
 from mlx_t5.cli import arguments
 from mlx_t5.cli.arguments import UPLOAD_REPO, at_least, option, option_of, switch
-from mlx_t5.errors import UserError
 from mlx_t5.installation import command
 from mlx_t5.settings import Range
 
@@ -46,31 +44,25 @@ class TrainingOptions:
     upload_repo: str | None = UPLOAD_REPO.field()
 
 
-def resumable(
-    program: str,
-    argv: Sequence[str] | None,
-    read: Callable[[Sequence[str]], Any],
-    work: Callable[[Any], int],
-) -> int:
+def resumable(name: str, argv: Sequence[str] | None, read: Callable[[Sequence[str]], Any]) -> int:
     """Runs a command line that trains; after Ctrl-C, prints how to resume.
 
     Args:
-        program: the command's name.
+        name: the command's name.
         argv: the arguments; None stands for the process's own arguments.
         read: parses and checks the arguments, among them --output and --resume.
-        work: does what the arguments say, and returns the exit status.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
 
     def training() -> int:
         args = read(argv)
         try:
-            return work(args)
+            return arguments.run_body(name, args)
         except KeyboardInterrupt:
             hint = "nothing was written"
             if work_folder(args.output).exists():
                 again = shlex.join(argv if args.resume else [*argv, "--resume"])
-                hint = f"go on with: {command(program)} {again}"
+                hint = f"go on with: {command(name)} {again}"
             say(f"interrupted; {hint}")
             return arguments.INTERRUPTED
 
@@ -97,27 +89,6 @@ def reporter(metrics_file: str | None) -> Callable[..., None]:
                 file.write(json.dumps(finite) + "\n")
 
     return report
-
-
-def check_output(args: Any, is_output: Callable[[str], bool]) -> None:
-    """Refuses a folder --output that cannot be made, sent, or is not the resumed run's own.
-
-    `is_output` says whether an earlier run may have written a file of this name.
-    """
-    from mlx_t5.checkpoints.writing import check_output_folder
-    from mlx_t5.cli.uploading import check_repository
-    from mlx_t5.disk import absolute
-    from mlx_t5.training.run_folder import RunFolder
-
-    if not args.output:
-        raise UserError("--output: the name of a folder, not ''")
-    path = absolute(args.output)
-    own = RunFolder(work_folder(args.output)).written.exists()
-    if os.path.lexists(path) and not (own and args.resume):
-        cure = "extend its run with --resume and more --iters, or " * own
-        raise UserError(f"{path} exists; {cure}choose another --output")
-    check_output_folder(path, own, is_output)
-    check_repository(args.upload_repo)
 
 
 def compared_options(args: Any, examples: Iterable[Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ The card copies license, language and task from the source model's card, if ther
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -18,13 +19,31 @@ from mlx_t5.checkpoints.adapter_config import CONFIG
 from mlx_t5.checkpoints.adapters import WEIGHTS
 from mlx_t5.checkpoints.config import read_config
 from mlx_t5.checkpoints.hub import ADAPTED, choose_files, source_of
-from mlx_t5.checkpoints.writing import require_own
+from mlx_t5.checkpoints.writing import check_output_folder, require_own
 from mlx_t5.cli.arguments import INTERRUPTED, log
+from mlx_t5.cli.training import work_folder
 from mlx_t5.disk import SAFETENSORS, absolute
 from mlx_t5.errors import UserError, reason
+from mlx_t5.training.run_folder import RunFolder
 
 CARD, TEMPLATE = "README.md", Path(__file__).with_name("card.md")
 TAKEN_OVER = ("license", "license_name", "license_link", "language", "pipeline_tag")
+
+
+def check_output(args: Any, is_output: Callable[[str], bool]) -> None:
+    """Refuses a folder --output that cannot be made, sent, or is not the resumed run's own.
+
+    `is_output` says whether an earlier run may have written a file of this name.
+    """
+    if not args.output:
+        raise UserError("--output: the name of a folder, not ''")
+    path = absolute(args.output)
+    own = RunFolder(work_folder(args.output)).written.exists()
+    if os.path.lexists(path) and not (own and args.resume):
+        cure = "extend its run with --resume and more --iters, or " * own
+        raise UserError(f"{path} exists; {cure}choose another --output")
+    check_output_folder(path, own, is_output)
+    check_repository(args.upload_repo)
 
 
 def check_repository(name: str | None) -> None:

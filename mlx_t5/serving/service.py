@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
 from mlx_t5.checkpoints.pooling import Pooling
@@ -29,13 +29,11 @@ from mlx_t5.serving.builders import EventStream, TokenSpelling
 from mlx_t5.serving.queue import GenerationJob, ScoringJob
 from mlx_t5.serving.responses import Capability, ServedModel
 from mlx_t5.serving.saved_prompts import SavedPrompts
+from mlx_t5.serving.worker import Worker
 from mlx_t5.settings import AUTO, Settings, check_exact
 from mlx_t5.text.documents import DocumentOptions
 from mlx_t5.text.languages import Translations
 from mlx_t5.text.prompts import Prompt, token_ids
-
-if TYPE_CHECKING:
-    from mlx_t5.serving.worker import Worker
 
 log = logging.getLogger(__name__)
 
