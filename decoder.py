@@ -37,7 +37,7 @@ from mlx_t5.drafting.adaptive import Adaptive, Plan
 from mlx_t5.drafting.costs import StepCosts
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.proposals import Copy, Drafter, Proposal
-from mlx_t5.drafting.source_copy import SourceCopy
+from mlx_t5.drafting.source_copy import NO_COPY, SourceCopy
 from mlx_t5.engine import scheduler
 from mlx_t5.engine.batch import Batch
 from mlx_t5.engine.beams import Beams
@@ -71,6 +71,7 @@ class Engine(Batch):
     Attributes:
         draft: the draft model; None without one.
         copy: proposes tokens that are known without a model.
+        copying: whether `copy` may have tokens for some row.
         proposes: whether there is anything to propose, or else this is regular decoding.
         tokens: the tokens of each row so far, the start token first.
         sampling: the rows' sampling settings and random keys.
@@ -103,7 +104,8 @@ class Engine(Batch):
         """
         super().__init__(target, clock)
         self.draft, self.copy = draft, copy or SourceCopy(lookup=False)
-        self.always_proposes = draft is not None or copy is not None
+        self.models = [target, draft.model] if draft else [target]
+        self.always_copying = copy is not None
         self.adaptive = adaptive or Adaptive(StepCosts(target, draft.model if draft else None))
         self.copies: Sequence[Copy] = ()
         self.idle = False
@@ -136,17 +138,20 @@ class Engine(Batch):
         None if all rows are greedy.
         """
         size = len(self.rows)
-        self.plan = Plan([()] * size, [0] * size, idle=True)
+        self.copies = self.copy.propose() if self.copying else [NO_COPY] * size
+        plan = Plan([()] * size, [0] * size, idle=True)
         if self.proposes:
-            self.copies = self.copy.propose()
             unread = self.draft.unread(self.tokens) if self.draft else None
-            self.plan = self.adaptive.choose(self.rows, self.copies, unread, self.idle)
-        self.gamma, self.idle = self.plan.gamma, self.plan.idle
+            plan = self.adaptive.choose(self.rows, self.copies, unread, self.idle)
+        self.plan, self.gamma, self.idle = plan, plan.gamma, plan.idle
         keys = self.sampling.step_keys([row.decided for row in self.rows], self.gamma + 1)
-        proposal = Proposal.nothing(size)
         if self.draft:
-            proposal = self.draft.propose(self.tokens, self.plan.drafted, self.sampling, keys)
-        return proposal.with_copies(self.plan.copies), keys
+            proposal = self.draft.propose(self.tokens, plan.drafted, self.sampling, keys)
+        else:
+            proposal = Proposal.nothing(size)
+        if any(plan.copies):
+            proposal = proposal.with_copies(plan.copies)
+        return proposal, keys
 
     def _verify(self, proposal: Proposal) -> mx.array:
         """Returns the target's logits after each row's last token and each proposal.
@@ -210,7 +215,8 @@ class Engine(Batch):
             self.adaptive.costs.update(len(self.rows), self.gamma, max(self.plan.drafted), seconds)
         if self.draft:
             self.draft.update(self.tokens)
-        self.copy.update(self.tokens)
+        if self.copying:
+            self.copy.update(self.tokens)
         self.drop_finished()
 
     def _collect(self) -> None:
@@ -219,7 +225,8 @@ class Engine(Batch):
         settings, keys = [row.settings for row in self.rows], [row.key for row in self.rows]
         rules = Processing.of(settings, self.target.config.eos_token_ids)
         self.sampling = Sampling.of(settings, rules, keys)
-        self.proposes = self.always_proposes or any(row.prediction for row in self.rows)
+        self.copying = self.always_copying or any(row.prediction for row in self.rows)
+        self.proposes = self.copying or self.draft is not None
         self.idle = False  # what the last plan said of the next step is no longer true
 
 

@@ -62,15 +62,17 @@ class DraftModel:
             model: the draft.
             target: the model that verifies; both must share a tokenizer, but their numbers of
                 embeddings may differ.
-            vocabulary: the tokens that the draft can propose; None reads them from the draft.
+            vocabulary: the tokens that the draft can propose; None reads them from the draft, and
+                checks that it fits the target.
 
         Raises:
             UserError: see `check_pair`.
         """
-        check_pair(model, target)
-        self.model, self.target = model, target
+        if vocabulary is None:
+            check_pair(model, target)
+            vocabulary = DraftVocabulary(model, target.config.vocab_size)
+        self.model, self.target, self.vocabulary = model, target, vocabulary
         self.shares_encoder = getattr(model, "shares_with", None) is not None
-        self.vocabulary = vocabulary or DraftVocabulary(model, target.config.vocab_size)
         self.cache: Any = None  # a `Cache`; None if no row is encoded
         self.fed: list[int] = []  # number of each row's tokens in the cache
         self.sources: list[list[int]] = []  # source tokens of each row

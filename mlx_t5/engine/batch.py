@@ -29,13 +29,9 @@ class Batch:
 
     def __init__(self, target: Target, clock: Callable[[], float] = time.perf_counter) -> None:
         self.target, self.clock = target, clock
+        self.models: list[Any] = [target]  # those that need memory for each row
         self.cache: Any = None  # the target's; None without rows
         self.rows: list[Row] = []
-
-    @property
-    def models(self) -> list[Any]:
-        """The models that need memory for each row."""
-        return [self.target, self.draft.model] if self.draft else [self.target]
 
     def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
         """Encodes the sources of new rows and adds the rows to the batch.
