@@ -139,12 +139,13 @@ class Engine(Batch):
         """
         size = len(self.rows)
         self.copies = self.copy.propose() if self.copying else [NO_COPY] * size
-        plan = Plan([()] * size, [0] * size, idle=True)
+        plan = Plan([()] * size, [0] * size, 0, idle=True)
         if self.proposes:
             unread = self.draft.unread(self.tokens) if self.draft else None
             plan = self.adaptive.choose(self.rows, self.copies, unread, self.idle)
         self.plan, self.gamma, self.idle = plan, plan.gamma, plan.idle
-        keys = self.sampling.step_keys([row.decided for row in self.rows], self.gamma + 1)
+        positions = [len(row) - 1 for row in self.tokens]
+        keys = self.sampling.step_keys(positions, self.gamma + 1)
         if self.draft:
             proposal = self.draft.propose(self.tokens, plan.drafted, self.sampling, keys)
         else:

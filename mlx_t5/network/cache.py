@@ -48,11 +48,6 @@ def source_width(longest: int, rows: int = 2) -> int:
     return -(-longest // 32) * 32
 
 
-def positions_of(offsets: Sequence[int], length: int) -> np.ndarray:
-    """The positions (B, T) of T tokens a row, from each row's offset on."""
-    return np.array(offsets, np.int32)[:, None] + np.arange(length, dtype=np.int32)
-
-
 @dataclass(frozen=True)
 class Slots:
     """The slots that one forward pass of the decoder writes to and attends to."""
@@ -137,7 +132,8 @@ class Cache:
         if end > capacity:
             self.reserve(end)
         start = offsets[0] if len(set(offsets)) == 1 else None
-        queries = positions_of(offsets if start is None else offsets[:1], length)
+        first = np.array(offsets if start is None else offsets[:1], np.int32)
+        queries = first[:, None] + np.arange(length, dtype=np.int32)
         mask = None if self.mask is None else self.mask[:, None, None]
         if mask is not None and ADDS_MASKS:
             mask = hiding(mask, self.keys[0].dtype)

@@ -135,9 +135,9 @@ class Simulation:
         def choose(rows, copies, unread, idle):
             lengths = [min(gamma, row.room) for row in rows]
             if kind is DRAFT:
-                return Plan([()] * len(rows), lengths)
+                return Plan([()] * len(rows), lengths, max(lengths))
             known = [c.tokens[:n] for c, n in zip(copies, lengths, strict=True)]
-            return Plan(known, [0] * len(rows))
+            return Plan(known, [0] * len(rows), max(map(len, known)))
 
         return self._decode(lines, choose, learn=False)
 
