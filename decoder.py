@@ -144,8 +144,9 @@ class Engine(Batch):
             unread = self.draft.unread(self.tokens) if self.draft else None
             plan = self.adaptive.choose(self.rows, self.copies, unread, self.idle)
         self.plan, self.gamma, self.idle = plan, plan.gamma, plan.idle
-        positions = [len(row) - 1 for row in self.tokens]
-        keys = self.sampling.step_keys(positions, self.gamma + 1)
+        keys = None
+        if not self.sampling.all_greedy:
+            keys = self.sampling.step_keys([row.decided for row in self.rows], plan.gamma + 1)
         if self.draft:
             proposal = self.draft.propose(self.tokens, plan.drafted, self.sampling, keys)
         else:

@@ -484,7 +484,7 @@ class T5(nn.Module):
     @property
     def dtype(self) -> mx.Dtype:
         """The type that the model computes in, even if its weights are quantized."""
-        return self.stacks[0].norm.weight.dtype
+        return (self.decoder if self.can_decode else self.encoder).norm.weight.dtype
 
     @property
     def stacks(self) -> list[Stack]:

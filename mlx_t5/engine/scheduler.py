@@ -135,9 +135,8 @@ class Scheduler:
 
     def _next(self, count: int) -> tuple[list[Row], list[Row]]:
         """Returns up to `count` rows to join, and the rows to encode ahead with them."""
-        if (
-            self.all_submitted
-        ):  # long sources have long texts: started last, they would decode alone
+        # Long sources have long texts: started last, they would decode alone.
+        if self.all_submitted:
             order = sorted(self.waiting, key=lambda row: -len(row.ids))
         else:  # the oldest row, then the rows nearest to it in length
             oldest = len(self.waiting[0].ids)
@@ -146,7 +145,7 @@ class Scheduler:
         if not self.bulk:
             return [*joining[:1], *fitting(joining[:1], joining[1:], MAX_JOINING_TOKENS)], []
         new, later = ([row for row in some if row.states is None] for some in (joining, later))
-        return joining, fitting(new, later, PASS_POSITIONS) if new else []
+        return joining, fitting(new, later, PASS_POSITIONS) if new and later else []
 
     def _insert(self, rows: Sequence[Row]) -> list[bool]:
         self.engine.insert(rows)

@@ -63,25 +63,22 @@ class Slots:
     cross: list[KeysValues]  # one pair per layer
     mask: mx.array | None  # hides padding of sources: (P, H, K·T, S), or (1, 1, 1, S) if P = 1
 
-    def update(self, layer: int, keys: mx.array, values: mx.array) -> KeysValues:
-        """Writes a layer's new keys and values (B, H, T, d_kv); returns what attention reads."""
-        length = self.positions.shape[1]
-        # Lazy, and without a copy if nothing else refers to the arrays.
-        if self.start is None:
-            index = mx.broadcast_to(self.positions[:, None, :, None], keys.shape)
-        for arrays, new in ((self.keys, keys), (self.values, values)):
-            if self.start is None:
-                arrays[layer] = mx.put_along_axis(arrays[layer], index, new, axis=2)
-            else:
-                arrays[layer][:, :, self.start : self.start + length] = new
-        return self.keys[layer][:, :, : self.seen], self.values[layer][:, :, : self.seen]
-
     def self_attention(
         self, attend: Attend, layer: int, q: mx.array, k: mx.array, v: mx.array, bias: mx.array
     ) -> mx.array:
-        if self.keys:
-            k, v = self.update(layer, k, v)
-        return attend(q, k, v, bias)
+        """Writes a layer's new keys and values (B, H, T, d_kv), then attends to all slots."""
+        if not self.keys:
+            return attend(q, k, v, bias)
+        # Lazy, and without a copy if nothing else refers to the arrays.
+        if self.start is None:
+            index = mx.broadcast_to(self.positions[:, None, :, None], k.shape)
+        for arrays, new in ((self.keys, k), (self.values, v)):
+            if self.start is None:
+                arrays[layer] = mx.put_along_axis(arrays[layer], index, new, axis=2)
+            else:
+                arrays[layer][:, :, self.start : self.start + k.shape[2]] = new
+        seen = slice(self.seen)
+        return attend(q, self.keys[layer][:, :, seen], self.values[layer][:, :, seen], bias)
 
     def cross_attention(self, attend: Attend, layer: int, q: mx.array) -> mx.array:
         """Attends to the source with queries (P, H, K·T, d_kv)."""

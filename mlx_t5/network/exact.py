@@ -116,9 +116,8 @@ class ExactSlots:
     ) -> mx.array:
         rows = []
         for i, slots in enumerate(self.rows):
-            row = slice(i, i + 1)
-            seen = slots.update(layer, k[row], v[row])
-            rows.append(_over_slots(attend, q[row], *seen, bias[row], self.offsets[i]))
+            row, over = slice(i, i + 1), partial(_over_slots, attend, self.offsets[i])
+            rows.append(slots.self_attention(over, layer, q[row], k[row], v[row], bias[row]))
         return self._padded(rows)
 
     def cross_attention(self, attend: Attend, layer: int, q: mx.array) -> mx.array:
@@ -131,7 +130,7 @@ class ExactSlots:
 
 
 def _over_slots(
-    attend: Attend, q: mx.array, k: mx.array, v: mx.array, bias: mx.array, offset: int
+    attend: Attend, offset: int, q: mx.array, k: mx.array, v: mx.array, bias: mx.array
 ) -> mx.array:
     """Attends from W queries, the first at position `offset`."""
 
