@@ -62,7 +62,7 @@ from mlx_t5.text.documents import DocumentOptions, split_unit
 from mlx_t5.text.languages import Translations
 from mlx_t5.text.prompts import Prompt, checked_prompts, numbered
 
-MOST_COPIED = 64 << 20  # bytes of a cache; see `Engine._begin_next`
+MOST_COPIED = 64 << 20  # bytes of a cache; see `Engine._prefetch`
 
 
 class Engine(Batch):
@@ -109,8 +109,9 @@ class Engine(Batch):
         self.adaptive = adaptive or Adaptive(StepCosts(target, draft.model if draft else None))
         self.copies: Sequence[Copy] = ()
         self.idle = False
-        self.begins_early = not cpu_only()  # a pass may start before its token has been read
-        self.begun: tuple[Row, int, mx.array] | None = None  # such a pass: row, position, logits
+        # Whether a pass may start before its token has been read, and such a pass.
+        self.prefetches = not cpu_only()
+        self.prefetched: tuple[Row, int, mx.array] | None = None  # row, position, logits
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
     def forget(self) -> None:
@@ -160,9 +161,9 @@ class Engine(Batch):
 
         Their shape is (rows, gamma + 1, vocabulary) for gamma proposals per row.
         """
-        begun, self.begun = self.begun, None
-        if begun and proposal.tokens is None and self.rows == [begun[0]]:
-            row, position, logits = begun
+        prefetched, self.prefetched = self.prefetched, None
+        if prefetched and proposal.tokens is None and self.rows == [prefetched[0]]:
+            row, position, logits = prefetched
             if position == row.decided:
                 return logits
         tokens = mx.array([row[-1:] for row in self.tokens], mx.int32)
@@ -187,11 +188,11 @@ class Engine(Batch):
         if self.on_verified:
             self.on_verified(self.rows, logits, tokens)
         # Not for several rows, which often join or leave: then the pass is wasted.
-        if self.begins_early and x is None and self.idle and len(self.rows) == 1:
-            self._begin_next(tokens, outcome)
+        if self.prefetches and x is None and self.idle and len(self.rows) == 1:
+            self._prefetch(tokens, outcome)
         return outcome
 
-    def _begin_next(self, tokens: mx.array, outcome: mx.array) -> None:
+    def _prefetch(self, tokens: mx.array, outcome: mx.array) -> None:
         """Starts the next pass of regular decoding before Python has read `outcome`."""
         (row,) = self.rows
         position = len(row.tokens)
@@ -200,8 +201,8 @@ class Engine(Batch):
         size = self.target.cache_memory(1, 0, position + 1)
         if position < row.settings.max_tokens and size <= MOST_COPIED:
             mx.async_eval(outcome)
-            self.begun = row, position, self.target.decode(tokens, self.cache, [position])
-            mx.async_eval(self.begun[-1])
+            self.prefetched = row, position, self.target.decode(tokens, self.cache, [position])
+            mx.async_eval(self.prefetched[-1])
 
     def _commit(self, proposal: Proposal, outcome: list[list[int]], seconds: float) -> None:
         """Adds the accepted tokens to the rows; `adaptive`, draft and drafter learn the outcome."""

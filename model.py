@@ -34,7 +34,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.network.bias import Mask, RelativeBias, hiding, source_biases
 from mlx_t5.network.cache import Cache, Slots
 from mlx_t5.network.compiled import checkpointed, checkpointed_decoder, for_pass
-from mlx_t5.network.draft_vocabulary import settle
+from mlx_t5.network.draft_vocabulary import apply_table
 from mlx_t5.network.interface import WeightsRead
 from mlx_t5.network.linear import Derived, Matrix, join_layers, matrices
 from mlx_t5.network.sharing import OF_DRAFT, share, target_of
@@ -580,7 +580,7 @@ def load(
         new = partial(T5, config, HEAD in weights, encoder_only, target)
         model = checkpoint.model(new, dtype)
         if config.draft_vocab_size:
-            settle(model)
+            apply_table(model)
         model.join()
     model.folder, model.pooling = checkpoint.folder.absolute(), checkpoint.pooling
     announce_kernels()

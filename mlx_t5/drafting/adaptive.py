@@ -150,7 +150,7 @@ class Adaptive:
                 number, likelier = self._choose_number(*of_group, has_draft, len(rows))
                 numbers[group], drafts[group] = number, likelier
             shared.until_trial -= 1
-        lengths = np.minimum(numbers, [row.room for row in rows])
+        lengths = np.minimum(numbers, [row.max_proposals for row in rows])
         drafted = np.where(drafts, lengths, 0)
         copied = [copy.tokens[:n] for copy, n in zip(copies, lengths - drafted, strict=True)]
         most_drafted = int(drafted.max())
@@ -177,10 +177,10 @@ class Adaptive:
         seconds = self.costs.seconds(1 if rows[0].settings.delta else batch, rows[0].adapts)
         copied, drafted = np.ones((2, len(rows), len(NUMBERS)))  # each row's mean tokens
         for i, (row, copy) in enumerate(zip(rows, copies, strict=True)):
-            stats, most = row.acceptance, min(len(copy.tokens), row.room)
+            stats, most = row.acceptance, min(len(copy.tokens), row.max_proposals)
             copied[i] = stats.expected_tokens(copy.kind, most, shared)
             if has_draft:
-                drafted[i] = stats.expected_tokens(DRAFT, row.room, shared)
+                drafted[i] = stats.expected_tokens(DRAFT, row.max_proposals, shared)
         likelier = drafted > copied
         # In a step with drafts, rows may still copy.
         speeds = speeds_of(np.stack([copied, np.maximum(copied, drafted)]), seconds)

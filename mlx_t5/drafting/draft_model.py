@@ -14,7 +14,7 @@ from mlx_t5.drafting.proposals import Kind, Proposal, Rows
 from mlx_t5.errors import UserError
 from mlx_t5.model import T5
 from mlx_t5.network.draft_vocabulary import DraftVocabulary
-from mlx_t5.network.encoding import encoder_states, prepared
+from mlx_t5.network.encoding import encoder_states, make_cache
 from mlx_t5.sampling.acceptance import accepted_length
 from mlx_t5.sampling.draws import OWN, Sampling, fold, is_finite, likeliest, probabilities, sample
 from mlx_t5.sampling.processors import History
@@ -189,7 +189,7 @@ class DraftModel:
             sources, states = self.sources[-len(self.waiting) :], self.waiting
             if states[0] is None:  # else they are the target's
                 states = encoder_states(self.model, sources)
-            cache = prepared(self.model, sources, states)
+            cache = make_cache(self.model, sources, states)
             mx.async_eval(cache.state)
             if self.cache is None:
                 self.cache = cache

@@ -15,7 +15,7 @@ from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.proposals import Drafter
 from mlx_t5.engine.memory import require_for
 from mlx_t5.engine.rows import Row
-from mlx_t5.network.encoding import encoder_states, prepared
+from mlx_t5.network.encoding import encoder_states, make_cache
 from mlx_t5.network.interface import Target
 
 
@@ -50,7 +50,7 @@ class Batch:
         states = encoder_states(self.target, [row.ids for row in new])
         by_row = dict(zip(new, states, strict=True))
         encoded = [by_row.get(r, r.states) for r in rows]
-        cache = prepared(self.target, sources, encoded, self.beams)
+        cache = make_cache(self.target, sources, encoded, self.beams)
         mx.async_eval(cache.state, states)
         mx.synchronize()  # waiting for the arrays alone may miss a failed pass
         if self.draft:

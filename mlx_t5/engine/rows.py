@@ -200,7 +200,7 @@ class Row:
         return self.decided - 1 if self.ended else self.decided
 
     @property
-    def room(self) -> int:
+    def max_proposals(self) -> int:
         """The maximum number of proposals in the next step; the target adds one more token."""
         return self.settings.max_tokens - len(self.tokens)
 
@@ -228,7 +228,7 @@ class Row:
             self.finish_reason = "stop"
         self.tokens += tokens
         self.writers += [writer] * accepted + ["target"] * (len(tokens) - accepted)
-        if self.finish_reason is None and self.room < 0:
+        if self.finish_reason is None and self.max_proposals < 0:
             self.finish_reason = "length"
         if self.watch and self.finish_reason:
             self.watch.finish()

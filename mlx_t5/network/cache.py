@@ -40,7 +40,7 @@ def round_up(n: int) -> int:
 
 def source_width(longest: int, rows: int = 2) -> int:
     """The padded source length S for `rows` rows of at most `longest` tokens."""
-    # On a GPU a multiple of 32: with fewer shapes, the work prepared for a shape (`mx.compile`,
+    # On a GPU a multiple of 32: with fewer shapes, the work make_cache for a shape (`mx.compile`,
     # CUDA's graphs) is reused more often. And Metal has one kernel for attention with few queries,
     # but uses it only if S is at least their number.
     if not FEW_SHAPES or (rows == 1 and ON_CUDA):  # CUDA attends to one row faster without a mask
