@@ -50,14 +50,16 @@ def make_cache(
     """A decoder's cache for encoded sources, lazily; equal sources are computed once."""
     keys = [tuple(source) for source in sources]
     distinct = dict(zip(keys, states, strict=True))
-    lengths = list(map(len, distinct))
+    lengths = [len(source) for source in distinct]
     width = source_width(max(lengths), len(lengths))
     encoded = [mx.pad(x, ((0, width - len(x)), (0, 0))) for x in distinct.values()]
-    mask = None if min(lengths) == width else mx.arange(width) < mx.array(lengths)[:, None]
+    mask = None
+    if min(lengths) < width:
+        mask = mx.arange(width) < mx.array(lengths)[:, None]
     cache = model.cache(mx.stack(encoded), mask)
-    if len(distinct) < len(keys):
-        rows = {key: row for row, key in enumerate(distinct)}
-        cache.filter([rows[key] for key in keys])
+    if len(distinct) < len(keys):  # equal sources share what was computed, but not their rows
+        row_of = {source: row for row, source in enumerate(distinct)}
+        cache.filter([row_of[key] for key in keys])
     return cache if beams == 1 else cache.shared(beams, 1)
 
 
