@@ -9,7 +9,7 @@ from typing import Any
 
 from mlx_t5.backend import mx, on_cpu
 from mlx_t5.checkpoints import hub
-from mlx_t5.checkpoints.adapter_config import adapter_folder
+from mlx_t5.checkpoints.adapters import adapter_folder
 from mlx_t5.checkpoints.reading import TorchTensor, read_weights, stored_dtype
 from mlx_t5.disk import BUNDLED, SAFETENSORS
 from mlx_t5.drafting.draft_model import DraftModel

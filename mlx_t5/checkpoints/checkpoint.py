@@ -9,13 +9,18 @@ from typing import Any, TypeVar
 
 from mlx_t5.backend import mx, nn, on_cpu, tree_flatten
 from mlx_t5.checkpoints import reading
-from mlx_t5.checkpoints.adapter_config import translation_entry
-from mlx_t5.checkpoints.adapters import LoraAdapter, open_adapter, read_tensors
+from mlx_t5.checkpoints.adapters import (
+    LoraAdapter,
+    adapter_folder,
+    open_adapter,
+    translation_entry,
+)
 from mlx_t5.checkpoints.config import T5Config, read_config
 from mlx_t5.checkpoints.names import check, select, tensors
 from mlx_t5.checkpoints.pooling import Pooling, read_pooling
 from mlx_t5.checkpoints.quantization import layer_settings
-from mlx_t5.checkpoints.reading import Weights, read_weights, require_float
+from mlx_t5.checkpoints.reading import Weights, as_array, read_weights, require_float
+from mlx_t5.disk import MODULES
 from mlx_t5.errors import UserError, is_out_of_memory, reason
 from mlx_t5.text.tokenizer import load_tokenizer
 
@@ -61,17 +66,25 @@ class Checkpoint:
         Raises:
             UserError: a file is missing, damaged, or does not fit the others.
         """
-        raw = read_config(folder) | translation_entry(adapter)
+        raw = read_config(folder)
+        if adapter is not None:
+            adapter = adapter_folder(adapter)
+            raw |= translation_entry(adapter)
         config = T5Config.from_dict(raw)
         shares = raw.get(ENTRY) is not None
         if shares and adapter is not None:
             raise UserError(f"{folder} uses its target's encoder; merge the adapter into that")
-        pooling, tokenizer = read_pooling(folder, config.d_model), load_tokenizer(folder)
+        pooling = Pooling()
+        if (folder / MODULES).is_file():
+            pooling = read_pooling(folder, config.d_model)
+        tokenizer = load_tokenizer(folder)
         weights, metadata = read_weights(folder)
         is_mlx = shares or metadata.get("format") == "mlx"
         if not is_mlx:
             weights = select(config, weights, encoder_only)
-        lora = open_adapter(adapter, tensors(config), weights)
+        lora = None
+        if adapter is not None:
+            lora = open_adapter(adapter, tensors(config), weights)
         return cls(folder, raw, config, pooling, tokenizer, weights, is_mlx, lora)
 
     def model(self, new: Callable[[], Model], dtype: mx.Dtype) -> Model:
@@ -87,8 +100,20 @@ class Checkpoint:
                 require_float(name, self.weights[name])
         if quantization and self.adapter:
             quantize(model := new(), self.adapter.quantization(quantization), names)
-        fill(model, read_tensors(self.weights, self.adapter, quantization), dtype)
+        fill(model, self.tensors(), dtype)
         return model
+
+    def tensors(self) -> Iterator[tuple[str, mx.array]]:
+        """Takes the tensors out of `weights` one by one, merged with the adapter, if any."""
+        for name in list(self.weights):
+            path = name.rpartition(".")[0]
+            if name not in self.weights:
+                continue  # it went with another part of its layer
+            if self.adapter and path in self.adapter.layers:
+                quantization = self.raw.get("quantization") or {}
+                yield from self.adapter.merged(path, self.weights, quantization)
+            else:
+                yield name, as_array(self.weights.pop(name))
 
 
 def quantize(model: nn.Module, entry: Any, names: set[str]) -> None:

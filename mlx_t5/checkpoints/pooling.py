@@ -61,8 +61,7 @@ def normalized(vectors: mx.array) -> mx.array:
 
 
 def read_pooling(folder: Path, d_model: int) -> Pooling:
-    if not (folder / MODULES).is_file():
-        return Pooling()
+    """Reads the pooling of a folder of sentence-transformers."""
     try:
         listed = json.loads((folder / MODULES).read_bytes())
         kinds = [entry["type"].rpartition(".")[2] for entry in listed]

@@ -24,6 +24,7 @@ from mlx_t5.errors import UserError
 
 _LAYERS = frozenset(("q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"))
 PARTS = ("weight", "scales", "biases")  # the names of nn.QuantizedLinear's arrays
+SETTINGS = ("group_size", "bits", "mode")  # its attributes, and the entries of config.json
 MOST_LOST = 0.01  # of a layer's weights; if a mode would lose more, the layer takes another
 
 
@@ -161,9 +162,4 @@ def changes(asked: dict, taken: dict, dtype: str) -> str:
 def layer_settings(entry: Mapping[str, Any], path: str) -> dict[str, Any]:
     own = entry.get(path)
     settings = own if isinstance(own, Mapping) else entry
-    return {name: settings[name] for name in ("group_size", "bits", "mode") if name in settings}
-
-
-def changed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    # 8 bits, because fewer would round away much of an adapter's change.
-    return {"group_size": max(32, settings.get("group_size", 64)), "bits": 8, "mode": "affine"}
+    return {name: settings[name] for name in SETTINGS if name in settings}

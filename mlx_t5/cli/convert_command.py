@@ -15,8 +15,7 @@ from tqdm import tqdm
 
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints import hub, writing
-from mlx_t5.checkpoints.adapter_config import adapter_folder
-from mlx_t5.checkpoints.adapters import read_tensors
+from mlx_t5.checkpoints.adapters import adapter_folder
 from mlx_t5.checkpoints.checkpoint import ENTRY, Checkpoint, cast, keep_float32
 from mlx_t5.checkpoints.names import has_decoder
 from mlx_t5.checkpoints.quantization import Quantization, Recipe, changes, quantized
@@ -112,8 +111,8 @@ def convert(
     asked = dict(layers)
     bar = tqdm(total=len(shapes), desc="converting", disable=None)
     with writing.new_model_folder(path, overwrite, folder) as partial, bar:
-        tensors = read_tensors(checkpoint.weights, checkpoint.adapter)
-        writing.save_weights(partial, _converted(tensors, getattr(mx, dtype), layers, bar), "mlx")
+        tensors = _converted(checkpoint.tensors(), getattr(mx, dtype), layers, bar)
+        writing.save_weights(partial, tensors, "mlx")
         writing.copy_modules(folder, partial)
         save_tokenizer(checkpoint.tokenizer, folder, partial)
         raw["converted_from"] = hub.origin(str(source), revision, folder, adapter_path)
