@@ -20,7 +20,7 @@ from mlx_t5.installation import HOME, MODELS, command
 from mlx_t5.model import T5, load
 from mlx_t5.network.sizes import warning
 from mlx_t5.settings import AUTO, NONE
-from mlx_t5.text.detokenizer import same_vocabulary
+from mlx_t5.text.tokenizer import same_vocabulary
 
 DEFAULT_TARGET, DEFAULT_DRAFT = "t5-11b", "t5-small"
 # The default draft of public models is the family's "small", where it pays: where a pass of the

@@ -73,14 +73,6 @@ def adapter_folder(name: str | Path) -> Path:
     return folder
 
 
-def translation_entry(folder: Path) -> dict[str, Any]:
-    """The `translation_prefix` that an adapter was trained with, an entry of config.json."""
-    file = folder / TRANSLATION
-    if not file.is_file():
-        return {}
-    return {"translation_prefix": read_object(file, "fetch it again").get("translation_prefix")}
-
-
 @dataclass(frozen=True)
 class LoraConfig:
     """The entries of adapter_config.json that matter for merging, named as in PEFT's class.

@@ -10,17 +10,17 @@ from typing import Any, TypeVar
 from mlx_t5.backend import mx, nn, on_cpu, tree_flatten
 from mlx_t5.checkpoints import reading
 from mlx_t5.checkpoints.adapters import (
+    TRANSLATION,
     LoraAdapter,
     adapter_folder,
     open_adapter,
-    translation_entry,
 )
 from mlx_t5.checkpoints.config import T5Config, read_config
 from mlx_t5.checkpoints.names import check, select, tensors
 from mlx_t5.checkpoints.pooling import Pooling, read_pooling
 from mlx_t5.checkpoints.quantization import layer_settings
 from mlx_t5.checkpoints.reading import Weights, as_array, read_weights, require_float
-from mlx_t5.disk import MODULES
+from mlx_t5.disk import MODULES, read_object
 from mlx_t5.errors import UserError, is_out_of_memory, reason
 from mlx_t5.text.tokenizer import load_tokenizer
 
@@ -69,7 +69,9 @@ class Checkpoint:
         raw = read_config(folder)
         if adapter is not None:
             adapter = adapter_folder(adapter)
-            raw |= translation_entry(adapter)
+            own = read_object(adapter / TRANSLATION, default={})
+            if "translation_prefix" in own:
+                raw["translation_prefix"] = own["translation_prefix"]
         config = T5Config.from_dict(raw)
         shares = raw.get(ENTRY) is not None
         if shares and adapter is not None:

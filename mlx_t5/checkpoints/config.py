@@ -159,7 +159,7 @@ def read_config(folder: Path) -> dict:
         cause = f"{folder} is quantized by {shown(method)}, which cannot be read here"
         cure = f"give the original model, and quantize it with {command('convert')} -q"
         raise UserError(f"{cause}; {cure}")
-    ids = read_object(folder / FILE, "fetch it again") if (folder / FILE).exists() else {}
+    ids = read_object(folder / FILE, default={})
     # As in transformers: without a start token, a text starts with `bos_token_id`.
     names = ("decoder_start_token_id", "bos_token_id")
     starts = [file[name] for file in (ids, raw) for name in names if file.get(name) is not None]

@@ -148,7 +148,7 @@ def require_float(name: str, tensor: mx.array | TorchTensor) -> None:
 
 
 def _read_shards(index: Path) -> tuple[Weights, dict[str, str]]:
-    weight_map = read_object(index, "fetch it again").get("weight_map")
+    weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise UserError(f"{index} has no weight_map: fetch it again")
     for file in weight_map.values():

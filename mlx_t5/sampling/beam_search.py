@@ -33,7 +33,7 @@ from mlx_t5.settings import Settings
 
 if TYPE_CHECKING:
     from mlx_t5.engine.rows import Row
-    from mlx_t5.text.stop_strings import TextWatch
+    from mlx_t5.text.detokenizer import TextWatch
 
 TOO_FEW = "the search has found {} of {} texts; the rules for the text allow no more"
 CHUNK = 128  # values in a chunk of `largest`
