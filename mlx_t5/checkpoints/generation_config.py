@@ -94,19 +94,22 @@ class Preset:
 
     @property
     def note(self) -> str:
-        names = ", ".join(self.left_out)
-        return f"{self.source}: left out, as not supported: {names}" if names else ""
+        if not self.left_out:
+            return ""
+        return f"{self.source}: left out, as not supported: {', '.join(self.left_out)}"
 
     @property
     def unread_note(self) -> str:
-        names = ", ".join(self.unread)
-        return f"{self.source}: without effect, as only sampling reads it: {names}" if names else ""
+        if not self.unread:
+            return ""
+        return f"{self.source}: without effect, as only sampling reads it: {', '.join(self.unread)}"
 
     @property
     def beams_note(self) -> str:
-        count = self.num_beams
-        cure = f"--num-beams {count} searches, without a draft"
-        return f"the model's files ask for {count} beams; {cure}" if count > 1 else ""
+        if self.num_beams == 1:
+            return ""
+        asked = f"the model's files ask for {self.num_beams} beams"
+        return f"{asked}; --num-beams {self.num_beams} searches, without a draft"
 
 
 def read_generation_config(folder: Path) -> Preset:
@@ -118,9 +121,8 @@ def read_generation_config(folder: Path) -> Preset:
     try:
         return _preset(name, raw)
     except UserError as error:
-        raise UserError(
-            f"{error}; --ignore-generation-config ignores the file's settings"
-        ) from None
+        cure = "--ignore-generation-config ignores the file's settings"
+        raise UserError(f"{error}; {cure}") from None
 
 
 def read_tasks(folder: Path) -> dict[str, Preset]:

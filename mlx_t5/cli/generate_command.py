@@ -117,8 +117,9 @@ def _load(
     if request.settings.num_beams > 1 and options.draft_model not in (None, NONE):
         notes.append(f"--draft-model {options.draft_model} is not used: beams have no draft")
     if options.writes_text:
-        notes += [preset.note for preset in presets]
-        notes += [preset.unread_note for preset in presets if request.settings.temp == 0]
+        notes += [preset.note for preset in presets if preset.left_out]
+        if request.settings.temp == 0:
+            notes += [preset.unread_note for preset in presets if preset.unread]
         beams = [preset.beams_note for preset in presets if preset.num_beams > 1]
         notes += beams[-1:] if "num_beams" not in options.settings else []
     notes += [] if options.prompt or options.input_file else [f"prompt: {DEFAULT_PROMPT}"]

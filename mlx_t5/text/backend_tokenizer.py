@@ -81,12 +81,15 @@ class AddedTokens:
         if not all(isinstance(token, str) or "content" in token for token in tokens):
             return None
         added = cls({name: _token(t) for name, t in named.items()}, cleans=bool(own.get(CLEANS)))
-        added.extra = _extra(own)
+        sources = [own] if listed is not None else [own, special]
+        lists = [source[name] for source in sources for name in EXTRA if source.get(name)]
+        added.extra = [_token(token) for token in lists[0]] if lists else []
         if listed is not None:
             added.by_id = {int(i): AddedToken(**token) for i, token in listed.items()}
         else:
-            known = {str(token) for token in (*added.named.values(), *added.extra)}
-            added.extra = added.extra or _extra(special)
+            known = {str(token) for token in added.named.values()}
+            if any(map(own.get, EXTRA)):
+                known.update(map(str, added.extra))
             file = folder / "added_tokens.json"
             for text, i in json.loads(file.read_bytes()).items() if file.exists() else ():
                 is_special = text in known
@@ -110,13 +113,6 @@ class AddedTokens:
         for token in tokens:
             token.special = token.special or str(token) in names
         tokenizer.add_tokens(tokens)
-
-
-def _extra(entries: Mapping[str, Any]) -> list[str | AddedToken]:
-    for name in EXTRA:
-        if entries.get(name):
-            return [_token(token) for token in entries[name]]
-    return []
 
 
 def _token(token: Any) -> str | AddedToken:
@@ -178,10 +174,9 @@ class Pieces:
         tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(self)
 
     def pre_tokenize(self, text: PreTokenizedString) -> None:
-        text.split(self._cut)
-
-    def _cut(self, _: int, part: NormalizedString) -> list[NormalizedString]:
-        return [NormalizedString(self._names[i]) for i in self.processor.encode(str(part))]
+        # By ids, because sentencepiece names an unknown piece after its characters.
+        pieces = lambda part: (self._names[i] for i in self.processor.encode(str(part)))  # noqa: E731
+        text.split(lambda _, part: [NormalizedString(piece) for piece in pieces(part)])
 
 
 def restore_fallback(backend: Tokenizer, unk_token: str | None, model: dict) -> None:

@@ -66,8 +66,7 @@ def checked_prompts(prompts: Any, seed: Any, prediction: Any) -> tuple[list[Prom
     else:  # each prompt has the text that it has alone
         seeds, indexes = [checked("seed", own) for own in seed], [0] * len(sources)
     if len(seeds) != len(sources):
-        counts = f"{len(seeds)} seeds for {len(sources)} prompts"
-        raise UserError(f"{counts}; give one seed or one a prompt")
+        raise UserError(f"{len(seeds)} seeds for {len(sources)} prompts; give one seed or one each")
     return list(map(Prompt, sources, indexes, predictions, seeds)), single
 
 
@@ -96,17 +95,18 @@ def token_ids(
             raise UserError(f"a {what} is not valid Unicode ({where}); give whole text") from None
         if tokenizer is None:
             raise UserError(f"a text {what} needs a tokenizer; this model folder has none")
-        prompt = encode(tokenizer, prompt)
-    ids = listed(prompt)
-    if ids is None:
-        raise UserError(f"a {what} is {written(prompt)}; it must be {PROMPT}")
+        ids: list[Any] | None = encode(tokenizer, prompt)
+    else:
+        ids = listed(prompt)
+        if ids is None:
+            raise UserError(f"a {what} is {written(prompt)}; it must be {PROMPT}")
     if not ids:
         raise UserError(f"a {what} is empty; give at least one token id")
     kinds = set(map(type, ids))  # few types are checked faster than many ids
     wrong = {kind for kind in kinds if kind is bool or not issubclass(kind, Integral)}
     if wrong:
-        bad = next(token for token in ids if type(token) in wrong)
-        raise UserError(f"token id {written(bad)} is no whole number")
+        bad = written(next(token for token in ids if type(token) in wrong))
+        raise UserError(f"token id {bad} is no whole number")
     ids = ids if kinds == {int} else list(map(int, ids))
     if min(ids) < 0 or max(ids) >= vocab_size:
         bad = written(next(token for token in ids if not 0 <= token < vocab_size))
