@@ -8,13 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mlx_t5.backend import mx, nn, on_cpu, tree_flatten
-from mlx_t5.checkpoints import reading
-from mlx_t5.checkpoints.adapters import (
-    TRANSLATION,
-    LoraAdapter,
-    adapter_folder,
-    open_adapter,
-)
+from mlx_t5.checkpoints import adapters, reading
+from mlx_t5.checkpoints.adapters import LoraAdapter
 from mlx_t5.checkpoints.config import T5Config, read_config
 from mlx_t5.checkpoints.names import check, select, tensors
 from mlx_t5.checkpoints.pooling import Pooling, read_pooling
@@ -22,6 +17,7 @@ from mlx_t5.checkpoints.quantization import layer_settings
 from mlx_t5.checkpoints.reading import Weights, as_array, read_weights, require_float
 from mlx_t5.disk import MODULES, read_object
 from mlx_t5.errors import UserError, is_out_of_memory, reason
+from mlx_t5.settings import DTYPES
 from mlx_t5.text.tokenizer import load_tokenizer
 
 ENTRY = "shares_encoder_with"  # in a draft's config.json: {"model": the target's name}
@@ -68,8 +64,8 @@ class Checkpoint:
         """
         raw = read_config(folder)
         if adapter is not None:
-            adapter = adapter_folder(adapter)
-            own = read_object(adapter / TRANSLATION, default={})
+            adapter = adapters.adapter_folder(adapter)
+            own = read_object(adapter / adapters.TRANSLATION, default={})
             if "translation_prefix" in own:
                 raw["translation_prefix"] = own["translation_prefix"]
         config = T5Config.from_dict(raw)
@@ -86,7 +82,7 @@ class Checkpoint:
             weights = select(config, weights, encoder_only)
         lora = None
         if adapter is not None:
-            lora = open_adapter(adapter, tensors(config), weights)
+            lora = adapters.open_adapter(adapter, tensors(config), weights)
         return cls(folder, raw, config, pooling, tokenizer, weights, is_mlx, lora)
 
     def model(self, new: Callable[[], Model], dtype: mx.Dtype) -> Model:
@@ -153,8 +149,8 @@ def compute_dtype(requested: str | mx.Dtype | None, weights: Mapping[str, Any]) 
     if requested is None:
         requested = mx.float32 if on_cpu() else reading.stored_dtype(weights) or mx.float32
     name = reading.type_name(requested) if isinstance(requested, mx.Dtype) else requested
-    if name not in reading.DTYPES:
-        raise UserError(f"dtype must be bfloat16, float16 or float32, not {name}")
+    if name not in DTYPES:
+        raise UserError(f"dtype must be one of {', '.join(DTYPES)}, not {name}")
     return getattr(mx, name)
 
 

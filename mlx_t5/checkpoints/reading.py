@@ -26,11 +26,11 @@ import numpy as np
 from mlx_t5.backend import mx
 from mlx_t5.disk import SAFETENSORS, TORCH, read_object
 from mlx_t5.errors import UserError, reason, shown
+from mlx_t5.settings import DTYPES
 
 # The embedding is stored under one or more of these names. MADLAD uses only the last one.
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 LAST_NORMS = ("decoder.norm.weight", "encoder.norm.weight")  # in MLX folders
-DTYPES = ("float32", "float16", "bfloat16")  # the types of weights
 _LFS_POINTER = b"version https://git-lfs.github.com/"
 # storage class in a pickle -> element type
 _STORAGES = {

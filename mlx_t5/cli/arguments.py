@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from mlx_t5.drafting.named import DRAFTERS
 from mlx_t5.errors import UserError, is_out_of_memory, log, reason
 from mlx_t5.installation import command, cure
-from mlx_t5.settings import AUTO, LARGEST_COUNT, NONE, SETTINGS, Range, written
+from mlx_t5.settings import AUTO, DTYPES, LARGEST_COUNT, NONE, SETTINGS, Range, written
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -30,7 +30,6 @@ NO_MEMORY = (
     "out of memory; take a smaller or a quantized model, shorter prompts, or fewer at a time"
 )
 FLAGS = {"true": True, "false": False}
-DTYPES = ("bfloat16", "float16", "float32")
 REQUIRED = object()  # the default of an option that the user must give
 
 
