@@ -226,7 +226,9 @@ class Engine(Batch):
         """Collects what a step needs of the rows, whenever they have changed."""
         self.tokens = [row.tokens for row in self.rows]
         settings, keys = [row.settings for row in self.rows], [row.key for row in self.rows]
-        rules = Processing.of(settings, self.target.config.eos_token_ids)
+        rules = None
+        if any(row.processes_logits for row in settings):
+            rules = Processing(settings, self.target.config.eos_token_ids)
         self.sampling = Sampling.of(settings, rules, keys)
         self.copying = self.always_copying or any(row.prediction for row in self.rows)
         self.proposes = self.copying or self.draft is not None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,6 +39,9 @@ DEFAULT_BATCH_SIZE = 8  # rows decoded at the same time, or items in one pass
 
 # The normal numbers of float32. Smaller numbers lose digits, and GPUs replace them by 0.
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+# The settings that name tokens, and all that are sequences.
+TOKEN_RULES = ("bad_words_ids", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens")
+SEQUENCES = (*TOKEN_RULES, "logits_processors", "stop")
 # Factors from 1 / LARGEST_FACTOR to LARGEST_FACTOR never make a logit infinite.
 LARGEST_FACTOR = 1e30
 LARGEST_COUNT = 2**31 - 1  # the largest int32, more than any number of tokens or ids
@@ -260,6 +264,7 @@ class Settings:
             object.__setattr__(self, name, checked(name, getattr(self, name)))
         for name in SEQUENCES:
             value = getattr(self, name)
+            # The defaults, () and None, need no check.
             items = () if value is getattr(Settings, name) else _sequence(name, value)
             object.__setattr__(self, name, items)
         if self.num_return_sequences > self.num_beams:
@@ -269,12 +274,13 @@ class Settings:
             if self.num_beams > 1 and getattr(self, name) > 0:
                 raise UserError(f"num_beams cannot be combined with {name}")
 
+    @cached_property
+    def processes_logits(self) -> bool:
+        """Whether any of the settings changes logits before a token is chosen."""
+        rules = "no_repeat_ngram_size", "min_tokens", "logits_processors", *TOKEN_RULES
+        return self.repetition_penalty != 1 or any(getattr(self, name) for name in rules)
 
-# The settings that are sequences. Their defaults, () and None, need no check.
-SEQUENCES = (
-    "logits_processors", "bad_words_ids", "suppress_tokens", "forced_bos_token_id",
-    "forced_eos_token_id", "stop",
-)  # fmt: skip
+
 OF_A_PROMPT: Mapping[str, Setting] = {
     f.name: replace(setting, request=f.name if setting.request is None else setting.request)
     for f in fields(Settings)

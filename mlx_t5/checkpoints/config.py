@@ -30,6 +30,7 @@ _RANGES = {  # of the fields, by their type
     "float": Range(float, 0, math.nextafter(1, 0), "a number from 0 to below 1"),
     "bool": FLAG,
 }
+_OF_IDS = f"{FILE} or config.json"
 _TOKEN_ID = Range(int, 0, _MAX_SIZE, f"a token id up to {_MAX_SIZE}")
 
 _DERIVED: Any = None  # default of fields that `__post_init__` derives from other fields
@@ -97,7 +98,7 @@ class T5Config:
         if isinstance(ends, list):
             if not 0 < len(ends) <= _MAX_END_TOKENS:
                 raise refusal("eos_token_id", ends, f"1 to {_MAX_END_TOKENS} tokens")
-            ends = [checked(_place("eos_token_id"), end, _TOKEN_ID) for end in ends]
+            ends = [checked(f"{_OF_IDS}: eos_token_id", end, _TOKEN_ID) for end in ends]
             first, *more = dict.fromkeys(ends)
             raw, values["more_eos_token_ids"] = {**raw, "eos_token_id": first}, tuple(more)
         for field in fields(cls):
@@ -108,13 +109,14 @@ class T5Config:
             if value is None:
                 if field.default is MISSING:
                     raise UserError(f"config.json has no {name}; is this a T5 model?")
-            elif kind == "str":
-                if not isinstance(value, str):
-                    raise refusal(_place(name), value, "a text")
+            elif name.endswith("_token_id"):
+                values[name] = checked(f"{_OF_IDS}: {name}", value, _TOKEN_ID)
+            elif kind != "str":
+                values[name] = checked(f"config.json: {name}", value, _RANGES[kind])
+            elif isinstance(value, str):
                 values[name] = value
             else:
-                allowed = _TOKEN_ID if name.endswith("_token_id") else _RANGES[kind]
-                values[name] = checked(_place(name), value, allowed)
+                raise refusal(f"config.json: {name}", value, "a text")
         tasks = raw.get("task_specific_params")
         for name, task in tasks.items() if isinstance(tasks, dict) else ():
             prefix = task.get("prefix") if isinstance(task, dict) else None
@@ -143,7 +145,7 @@ class T5Config:
         }
         for name, fit in fits.items():
             if not fit:
-                raise UserError(f"{_place(name)} is out of range")
+                raise UserError(f"{_OF_IDS}: {name} is out of range")
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -187,8 +189,3 @@ def read_config(folder: Path) -> dict:
         start = starts[0]
         raw[names[0]] = start[0] if isinstance(start, list) and len(start) == 1 else start
     return raw
-
-
-def _place(name: str) -> str:
-    ids = name.endswith("_token_id")
-    return f"{'generation_config.json or ' if ids else ''}config.json: {name}"

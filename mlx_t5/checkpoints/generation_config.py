@@ -26,7 +26,7 @@ from typing import Any
 
 from mlx_t5.disk import read_object
 from mlx_t5.errors import UserError, shown
-from mlx_t5.settings import SETTINGS, SMALLEST, Settings, refusal
+from mlx_t5.settings import SETTINGS, SMALLEST, TOKEN_RULES, Settings, refusal
 
 FILE, CONFIG = "generation_config.json", "config.json"
 _DAMAGED = "give a model folder, MLX or Hugging Face"
@@ -35,9 +35,6 @@ _DAMAGED = "give a model folder, MLX or Hugging Face"
 # The setting of each entry. If two entries have the same setting, the later entry in this order
 # counts, as in transformers.
 _ENTRIES = {entry: name for name, setting in SETTINGS.items() for entry in setting.config}
-
-# These settings are not options of the command line; their entries have the same names.
-TOKEN_RULES = ("bad_words_ids", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens")
 BEAMS = ("num_beams", "length_penalty", "early_stopping")
 # Ids are no settings: `config.read_config` reads them.
 TOKEN_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id", "bos_token_id")

@@ -90,4 +90,6 @@ class Beams(Batch):
     def _collect(self) -> None:
         """Collects the logits processors of all rows, repeated for every beam."""
         settings = [row.settings for row in self.rows for _ in range(self.beams)]
-        self._processing = Processing.of(settings, self.target.config.eos_token_ids)
+        self._processing = None
+        if any(row.processes_logits for row in settings):
+            self._processing = Processing(settings, self.target.config.eos_token_ids)

@@ -188,7 +188,8 @@ def load_tokenizer(folder: str | Path) -> Any:
 
 def save_tokenizer(tokenizer: Any, source: Path, folder: Path) -> None:
     """Writes tokenizer.json for a tokenizer of other files; the files of a `Tokenizer` suffice."""
-    if getattr(tokenizer, "is_fast", False) and not isinstance(tokenizer, Tokenizer):
+    # The class comes first: asked for `is_fast`, a `Tokenizer` would import transformers.
+    if not isinstance(tokenizer, Tokenizer) and getattr(tokenizer, "is_fast", False):
         tokenizer.backend_tokenizer.save(str(folder / JSON))
         # The names of special tokens are in the class, or were read from other files.
         own = read_object(source / "tokenizer_config.json", default={})
