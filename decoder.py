@@ -58,9 +58,8 @@ from mlx_t5.scoring.embeddings import Embeddings
 from mlx_t5.scoring.pairs import Ranked, Score
 from mlx_t5.scoring.scores import Scoring
 from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, FLAG, NONE, Settings, checked
-from mlx_t5.text.documents import DocumentOptions, split_unit
 from mlx_t5.text.languages import Translations
-from mlx_t5.text.prompts import Prompt, checked_prompts, numbered
+from mlx_t5.text.prompts import DocumentOptions, Prompt, checked_prompts, numbered, split_unit
 
 MOST_COPIED = 64 << 20  # bytes of a cache; see `Engine._prefetch`
 

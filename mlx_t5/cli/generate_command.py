@@ -27,7 +27,7 @@ from mlx_t5.engine.generation_request import GenerationRequest
 from mlx_t5.errors import UserError
 from mlx_t5.loading import ModelPair
 from mlx_t5.settings import NONE, Settings
-from mlx_t5.text.documents import DocumentOptions
+from mlx_t5.text.prompts import DocumentOptions
 from mlx_t5.text.tokenizer import encode
 
 

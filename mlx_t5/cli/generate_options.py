@@ -15,8 +15,8 @@ from mlx_t5.cli.input import Line, LineReader, Lines, read_document, read_prompt
 from mlx_t5.cli.output import check_output_file
 from mlx_t5.errors import UserError
 from mlx_t5.settings import OF_A_PROMPT, READABLE, SPLITS, SUBTITLES, UNREADABLE, Settings
-from mlx_t5.text.documents import split_unit
 from mlx_t5.text.languages import checked_template
+from mlx_t5.text.prompts import split_unit
 
 DEFAULT_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "

@@ -21,13 +21,12 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, takewhile
-from typing import Any
 
 from mlx_t5.errors import UserError
-from mlx_t5.settings import FILE_TYPES, POSITIVE, READABLE, SPLITS, SUBTITLES, checked, refusal
-from mlx_t5.text.languages import checked_code, source_language_of
+from mlx_t5.settings import SUBTITLES
+from mlx_t5.text.languages import source_language_of
 from mlx_t5.text.masking import GONE, NAME, REST, mask, unescaped
-from mlx_t5.text.prompts import guessed_prefix_end
+from mlx_t5.text.prompts import DocumentOptions, guessed_prefix_end
 from mlx_t5.text.sentences import LONGEST_SENTENCE, ORDINALS, sentences
 from mlx_t5.text.subtitles import find_words, laid_out, rewrapped, unwrapped
 
@@ -65,63 +64,6 @@ class Piece:
     end: int
     cut: bool = False
     stretch: int = 0
-
-
-@dataclass(frozen=True)
-class DocumentOptions:
-    """How texts are cut into pieces, and what is put before them.
-
-    Attributes:
-        split: the unit of text that becomes a piece, one of `SPLITS`.
-        prefix: the task's prefix, for every piece or, if nothing is cut, for every text. If None, a
-            prefix is looked for at the beginning of each text to cut: one of the model's own
-            prefixes, or a language tag of MADLAD-400 such as "<2de>".
-        source_language: code of the text's language, such as "de", which decides where sentences
-            end; "" stands for the language that the prefix names, or English.
-        max_source_tokens: maximum number of tokens in a prompt, with prefix and end token; None
-            stands for the model's maximum.
-        file_type: ".srt" or ".vtt" for subtitles, of which only the words are decoded; ".txt" for
-            another file; "" for any other text. A file is not searched for a prefix.
-        target_language: code of the language into which texts are translated, with `prefix`.
-
-    Raises:
-        UserError: a value is of the wrong type or out of range.
-    """
-
-    split: str = "none"
-    prefix: str | None = None
-    source_language: str = ""
-    max_source_tokens: int | None = None
-    file_type: str = ""
-    target_language: str = ""
-
-    def __post_init__(self) -> None:
-        if self.split not in SPLITS:
-            raise refusal("split", self.split, '"sentences", "lines" or "none"')
-        if self.file_type not in ("", *FILE_TYPES):
-            raise refusal("file_type", self.file_type, READABLE)
-        if self.source_language != "":
-            object.__setattr__(self, "source_language", checked_code(self.source_language))
-        if self.max_source_tokens is not None:
-            limit = checked("max_source_tokens", self.max_source_tokens, POSITIVE)
-            object.__setattr__(self, "max_source_tokens", limit)
-
-
-def split_unit(
-    split: str | None, target_language: str | None, whole: Any, file_type: str = ""
-) -> str:
-    """What becomes a piece, one of `SPLITS`; subtitles and translations are cut unless told.
-
-    Args:
-        split: what the user says, if anything.
-        target_language: the language into which texts are translated, if any.
-        whole: whether several texts per prompt, log-probabilities or a prediction need whole texts.
-        file_type: as in `DocumentOptions`.
-    """
-    if split is not None:
-        return split
-    cut = file_type in SUBTITLES or (target_language and not whole)
-    return "sentences" if cut else "none"
 
 
 class Document:
