@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from mlx_t5.backend import ON_CUDA, announce_kernels, cpu_only, mx, nn, tree_flatten
-from mlx_t5.backend.device_memory import room_for_weights
+from mlx_t5.backend.device_memory import wired_limit
 from mlx_t5.checkpoints.checkpoint import ENTRY, Checkpoint, compute_dtype
 from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.checkpoints.hub import locate
@@ -588,7 +588,7 @@ def load(
         dtype = target.dtype if dtype is None else dtype
     dtype = compute_dtype(dtype, weights)
     encoder_only = target is None and not has_decoder(weights)
-    with room_for_weights(weights_bytes(weights, dtype)):
+    with wired_limit(weights_bytes(weights, dtype)):
         new = partial(T5, config, HEAD in weights, encoder_only, target)
         model = checkpoint.model(new, dtype)
         if config.draft_vocab_size:

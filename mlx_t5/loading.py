@@ -86,8 +86,10 @@ def choose_pair(
         draft = hub.locate(name)
     elif model is not None:
         draft, why = _default_draft(target)
-    note = f"target {_shown(target)}" + (f" with {_shown(merged)}" if merged else "")
-    note += f", draft {_shown(draft)}" if draft else ", no draft" if draft_model == NONE else ""
+    note = f"target {_short_name(target)}" + (f" with {_short_name(merged)}" if merged else "")
+    note += (
+        f", draft {_short_name(draft)}" if draft else ", no draft" if draft_model == NONE else ""
+    )
     note += f", {DRAFTERS[copy].does}" if copy else ""
     return ModelPair(target, draft, copy, f"{note} ({why})" if why else note, merged)
 
@@ -116,7 +118,7 @@ def load_pair(chosen: ModelPair, dtype: str | mx.Dtype | None) -> LoadedPair:
     """
     if dtype is None and not on_cpu() and _is_slow_to_load(chosen.target):
         dtype = "bfloat16"
-        cure = f"{command('convert')} --model {_shown(chosen.target)}"
+        cure = f"{command('convert')} --model {_short_name(chosen.target)}"
         log(f"computing in bfloat16; later starts are faster after: {cure}")
     with contextlib.suppress(UserError):  # if a folder is damaged, loading it reports that
         folders = [folder for folder in (chosen.target, chosen.draft) if folder]
@@ -177,7 +179,7 @@ def _default_draft(target: Path) -> tuple[Path | None, str]:
     return folder, "its default draft"
 
 
-def _shown(folder: Path) -> str:
+def _short_name(folder: Path) -> str:
     """A short name of a folder: its Hub id, or its path from here or from the package."""
     if hub_id := hub.snapshot_id(folder):
         return hub_id

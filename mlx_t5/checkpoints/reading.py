@@ -34,17 +34,11 @@ LAST_NORMS = ("decoder.norm.weight", "encoder.norm.weight")  # in MLX folders
 _LFS_POINTER = b"version https://git-lfs.github.com/"
 # storage class in a pickle -> element type
 _STORAGES = {
-    "FloatStorage": mx.float32,
-    "HalfStorage": mx.float16,
-    "BFloat16Storage": mx.bfloat16,
-    "DoubleStorage": mx.float64,
-    "LongStorage": mx.int64,
-    "IntStorage": mx.int32,
-    "ShortStorage": mx.int16,
-    "CharStorage": mx.int8,
-    "ByteStorage": mx.uint8,
+    "FloatStorage": mx.float32, "HalfStorage": mx.float16, "BFloat16Storage": mx.bfloat16,
+    "DoubleStorage": mx.float64, "LongStorage": mx.int64, "IntStorage": mx.int32,
+    "ShortStorage": mx.int16, "CharStorage": mx.int8, "ByteStorage": mx.uint8,
     "BoolStorage": mx.bool_,
-}
+}  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -81,8 +75,8 @@ class TorchTensor:
             return mx.zeros(self.shape, self.dtype)
         size, is_bfloat16 = self.dtype.size, self.dtype == mx.bfloat16
         try:
-            place = self.storage.start or 0, (self.storage.nbytes,)
-            elements = np.memmap(self.path, np.uint8, "r", *place)
+            start, count = self.storage.start or 0, self.storage.nbytes
+            elements = np.memmap(self.path, np.uint8, "r", start, count)
             kind = np.dtype("<u2" if is_bfloat16 else type_name(self.dtype))
             strides = [stride * size for stride in self.strides]
             # numpy has no bfloat16, and checks shape, offset and strides against the buffer.

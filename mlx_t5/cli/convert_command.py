@@ -153,7 +153,7 @@ def _quantized_layers(
     if not layers:
         cause = f"no layer's rows divide into groups of {recipe.general.group_size}"
         raise UserError(f"{cause}; choose a smaller --q-group-size or another --q-mode")
-    requested = [name for name in shapes if recipe.wanted(name.removesuffix(".weight"))]
+    requested = [name for name in shapes if recipe.requested(name.removesuffix(".weight"))]
     if odd := len(requested) - len(layers):
         print(f"{odd} layers do not divide into groups and stay {dtype}", file=sys.stderr)
     return layers

@@ -18,7 +18,7 @@ from mlx_t5.backend import mx
 from mlx_t5.engine.batch import Batch
 from mlx_t5.engine.rows import Row
 from mlx_t5.model import T5
-from mlx_t5.sampling.beam_search import NO_BEAM, BeamSearch, Hypothesis, become, largest
+from mlx_t5.sampling.beam_search import NO_BEAM, BeamSearch, Hypothesis, finalize, largest
 from mlx_t5.sampling.processors import History, Processing
 
 
@@ -61,7 +61,7 @@ class Beams(Batch):
             if not finite or (search.done and not search.texts):
                 row.fail_without_choice(decided)
             elif search.done:
-                become(row, search.texts[0])
+                finalize(row, search.texts[0])
         self.drop_finished()
         if self.rows:
             self.cache.reorder(

@@ -126,7 +126,7 @@ class BeamSearch:
         return bool(self._by_length(best.score, length) > self.texts[-1].score)
 
 
-def become(row: Row, text: Hypothesis) -> Row:
+def finalize(row: Row, text: Hypothesis) -> Row:
     """Finishes a row with a text that its beam search found; returns the row."""
     row.tokens, row.writers = text.tokens, ["target"] * (len(text.tokens) - 1)
     row.watch, row.ended, row.finish_reason = text.watch, text.ended, text.reason
@@ -140,7 +140,7 @@ def texts_of(row: Row) -> list[Row]:
     if row.error or not row.search:
         return [row] * count
     copies = (replace(row, stats=replace(row.stats), index=row.index + i) for i in range(1, count))
-    rows = [row, *map(become, copies, row.search.texts[1:count])]
+    rows = [row, *map(finalize, copies, row.search.texts[1:count])]
     for i in range(len(rows), count):
         rows.append(replace(row, stats=replace(row.stats), index=row.index + i))
         rows[-1].fail(TOO_FEW.format(len(row.search.texts), count))

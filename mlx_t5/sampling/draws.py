@@ -83,8 +83,8 @@ class Sampling:
         if self.all_greedy or self.keys is None:
             return None
         # By position, not by step: a token's random numbers do not depend on who proposed it.
-        places = mx.array(positions)[:, None] + mx.arange(count)
-        return fold(mx.broadcast_to(self.keys[:, None], (*places.shape, 2)), places, 0)
+        numbers = mx.array(positions)[:, None] + mx.arange(count)
+        return fold(mx.broadcast_to(self.keys[:, None], (*numbers.shape, 2)), numbers, 0)
 
     def exhaustive(self) -> Sampling:
         """The same settings, except that top-p considers every token of the vocabulary."""
@@ -149,8 +149,8 @@ def _filtered(
     # Each row uses its own number of candidates, whatever numbers other rows have.
     first = most - mx.clip(mx.where(top_k > 0, top_k, sampling.candidates), 1, most)
     if sampling.most_k:
-        places = mx.broadcast_to(first, (*likely.shape[:-1], 1))
-        least = mx.take_along_axis(likely, places, axis=-1)
+        first_of_all = mx.broadcast_to(first, (*likely.shape[:-1], 1))
+        least = mx.take_along_axis(likely, first_of_all, axis=-1)
         weights = weights * (log2 >= mx.where(top_k > 0, least, -mx.inf))
     if sampling.any_top_p:
         mass = mx.power(2.0, likely) * (mx.arange(most) >= first)

@@ -68,7 +68,7 @@ class Ranked:
     score: float
 
 
-def passes(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> Iterator[list[int]]:
+def batches(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> Iterator[list[int]]:
     """Groups pairs into forward passes of at most `size` pairs; yields their indices.
 
     The prompts of a pass have the same number of targets, and similar lengths: at most
@@ -117,15 +117,15 @@ def relevance_pairs(
         prompt = RERANK_PROMPT.format(query=query, document=document)
         ids, cue = read(prompt + RERANK_CUE), read(RERANK_CUE.strip())
         before = len(read(RERANK_PROMPT.format(query=query, document="").strip())) - 1  # EOS
-        room = max_prompt_tokens - len(cue)
+        budget = max_prompt_tokens - len(cue)
         if max_document_tokens and len(read(document)) - 1 > max_document_tokens:
-            room = min(room, before + max_document_tokens)
+            budget = min(budget, before + max_document_tokens)
         elif len(ids) <= max_prompt_tokens:
             return ids
-        if before >= room:
+        if before >= budget:
             cause = "the query leaves no room for a document"
             raise UserError(f"{cause} in {max_prompt_tokens} tokens")
-        return read(prompt)[:room] + cue
+        return read(prompt)[:budget] + cue
 
     for name, text in [("query", query), *((f"document {i}", d) for i, d in enumerate(documents))]:
         if not isinstance(text, str) or not text.strip():

@@ -29,11 +29,11 @@ from mlx_t5.scoring.pairs import (
     Pair,
     Ranked,
     Score,
-    passes,
+    batches,
     ranking,
     relevance_pairs,
 )
-from mlx_t5.scoring.windows import NotFinite, Part, each_read, in_order, no_memory
+from mlx_t5.scoring.windows import NotFinite, Part, in_order, no_memory
 from mlx_t5.settings import DEFAULT_BATCH_SIZE, POSITIVE, checked, is_listlike, listed, refusal
 from mlx_t5.text.prompts import as_list, token_ids
 
@@ -109,7 +109,7 @@ class Scoring:
             return Pair(tuple(read(both[0])), tuple(read(both[1], what="target")))
 
         parts = partial(self.parts, batch_size=size)
-        return map(Score.of, in_order(each_read(pairs, pair_of), size, parts, ready))
+        return map(Score.of, in_order(pairs, pair_of, size, parts, ready))
 
     def rerank(
         self,
@@ -138,8 +138,8 @@ class Scoring:
         most = None if top_n is None else checked("top_n", top_n, POSITIVE)
         longest = checked("max_prompt_tokens", max_prompt_tokens, POSITIVE)
         vocab_size = self.model.config.vocab_size
-        pairs = relevance_pairs(query, documents, self.tokenizer, vocab_size, words, longest)
-        outcomes = in_order(list(pairs), size, partial(self.parts, batch_size=size))
+        pairs = list(relevance_pairs(query, documents, self.tokenizer, vocab_size, words, longest))
+        outcomes = in_order(pairs, lambda pair: pair, size, partial(self.parts, batch_size=size))
         return ranking(list(map(Score.of, outcomes)), most)
 
     def parts(
@@ -158,7 +158,7 @@ class Scoring:
 
         score = partial(self._score, last=last)
         try:
-            for indices in passes(pairs, batch_size, most_tokens):
+            for indices in batches(pairs, batch_size, most_tokens):
                 batch = [pairs[i] for i in indices]
                 values = in_halves(score, batch, lambda _, reason: no_memory(PAIR, reason))
                 yield list(zip(indices, values, strict=True))
@@ -167,7 +167,7 @@ class Scoring:
 
     def _score(self, pairs: Sequence[Pair], last: LastEncoded) -> list[Score | UserError]:
         scores: dict[int, Score | UserError] = {}
-        for indices in passes(pairs, len(pairs)):
+        for indices in batches(pairs, len(pairs)):
             chosen = [pairs[i] for i in indices]
             for i, pair, row in zip(indices, chosen, self._logprobs(chosen, last), strict=True):
                 token_logprobs = row[: len(pair.target)]
