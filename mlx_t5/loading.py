@@ -86,12 +86,18 @@ def choose_pair(
         draft = hub.locate(name)
     elif model is not None:
         draft, why = _default_draft(target)
-    note = f"target {_short_name(target)}" + (f" with {_short_name(merged)}" if merged else "")
-    note += (
-        f", draft {_short_name(draft)}" if draft else ", no draft" if draft_model == NONE else ""
-    )
-    note += f", {DRAFTERS[copy].does}" if copy else ""
-    return ModelPair(target, draft, copy, f"{note} ({why})" if why else note, merged)
+    note = f"target {_short_name(target)}"
+    if merged:
+        note += f" with {_short_name(merged)}"
+    if draft:
+        note += f", draft {_short_name(draft)}"
+    elif draft_model == NONE:
+        note += ", no draft"
+    if copy:
+        note += f", {DRAFTERS[copy].does}"
+    if why:
+        note += f" ({why})"
+    return ModelPair(target, draft, copy, note, merged)
 
 
 @dataclass(frozen=True)

@@ -102,8 +102,8 @@ class LoraConfig:
     def from_dict(cls, raw: Mapping[str, Any]) -> LoraConfig:
         raw = {name: value for name, value in raw.items() if value is not None}
         if "lora_parameters" in raw:
-            cure = f"train one with {command('finetune')} or PEFT"
-            raise UserError(f"{CONFIG} is of an mlx-lm adapter, which is for other models; {cure}")
+            cure = f"train one with {command('finetune')}"
+            raise UserError(f"{CONFIG} is of an mlx-lm adapter, for other models; {cure}")
         if (kind := raw.get("peft_type")) != "LORA":
             raise UserError(f"{CONFIG}: peft_type {shown(kind)} cannot be merged; only LORA can")
         entries: dict[str, Any] = {}
@@ -116,8 +116,8 @@ class LoraConfig:
             elif name in _MODULES and isinstance(value, list) and set(map(type, value)) <= {str}:
                 entries[name] = tuple(value)
             elif name in _MODULES or not _is_neutral(name, lower):
-                what = f"{CONFIG}: {shown(name)} {shown(value)} cannot be merged here"
-                raise UserError(f"{what}; merge it with PEFT, where PEFT can")
+                entry = f"{shown(name)} {shown(value)}"
+                raise UserError(f"{CONFIG}: {entry} cannot be merged here; merge it with PEFT")
         return cls(**entries)
 
     @property
@@ -185,8 +185,7 @@ class LoraAdapter:
         try:
             weight = mx.dequantize(*arrays, **settings)
         except ValueError as error:
-            cause = f"{path} cannot be dequantized ({reason(error)})"
-            raise UserError(f"{cause}: fetch the model again") from None
+            raise UserError(f"{path}: {reason(error)}; fetch the model again") from None
         parts = mx.quantize(self.merge(path, weight), **_requantized(settings))
         yield from zip(names, parts, strict=True)
 
@@ -232,8 +231,7 @@ def open_adapter(
         if layer.rpartition(".")[2] in OTHERS:
             raise UserError(f"{CONFIG}: LoRA on {layer} cannot be merged here; merge it with PEFT")
     if not targets:
-        cause = "target_modules and exclude_modules leave no layer to change"
-        raise UserError(f"{folder / CONFIG}: {cause} in this model")
+        raise UserError(f"{folder / CONFIG}: its target_modules name no layer of this model")
     weights, _ = read_weights(folder, WEIGHTS)
     matrices: dict[str, LowRank] = {}
     for layer in targets:

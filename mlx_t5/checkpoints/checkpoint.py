@@ -139,8 +139,7 @@ def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dt
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
-        cause = f"cannot load the weights ({reason(error)})"
-        raise UserError(f"{cause}; are the files damaged?") from None
+        raise UserError(f"cannot load the weights: {reason(error)}; are they damaged?") from None
     model.load_weights(weights)
 
 

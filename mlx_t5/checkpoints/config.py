@@ -91,8 +91,8 @@ class T5Config:
             UserError: it is not a T5's, or an entry is missing, of the wrong type or out of range.
         """
         if raw.get("model_type") not in MODEL_TYPES:
-            cause = f"model_type in config.json is {reprlib.repr(raw.get('model_type'))}"
-            raise UserError(f"{cause}; only T5 models are supported: {', '.join(MODEL_TYPES)}")
+            kind = reprlib.repr(raw.get("model_type"))
+            raise UserError(f"config.json: model_type is {kind}, not {', '.join(MODEL_TYPES)}")
         values: dict[str, Any] = {}
         ends = raw.get("eos_token_id")
         if isinstance(ends, list):
@@ -128,8 +128,7 @@ class T5Config:
 
     def _check_together(self) -> None:
         if self.dense_act_fn not in ACTIVATION_NAMES:
-            known = ", ".join(ACTIVATION_NAMES)
-            raise UserError(f"config.json: activation {self.dense_act_fn!r} is not one of {known}")
+            raise refusal("config.json: activation", self.dense_act_fn, ", ".join(ACTIVATION_NAMES))
         exact = self.relative_attention_num_buckets // 2
         distance = self.relative_attention_max_distance
         fits = {
@@ -178,8 +177,7 @@ def read_config(folder: Path) -> dict:
     entry = raw.get("quantization_config")
     if isinstance(entry, Mapping) and (method := entry.get("quant_method")):
         cause = f"{folder} is quantized by {shown(method)}, which cannot be read here"
-        cure = f"give the original model, and quantize it with {command('convert')} -q"
-        raise UserError(f"{cause}; {cure}")
+        raise UserError(f"{cause}; give the original to {command('convert')} -q")
     ids = read_object(folder / FILE, default={})
     # As in transformers: without a start token, a text starts with `bos_token_id`.
     names = ("decoder_start_token_id", "bos_token_id")

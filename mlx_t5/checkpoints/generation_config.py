@@ -132,9 +132,8 @@ def read_tasks(folder: Path) -> dict[str, Preset]:
 
 def find_task(tasks: Mapping[str, Preset], name: str) -> Preset:
     if name not in tasks:
-        known = ", ".join(map(shown, tasks))
-        there = f"it has {known}" if tasks else "its config.json has no task_specific_params"
-        raise UserError(f"this model has no task {shown(name)!r}; {there}")
+        known = ", ".join(map(shown, tasks)) or "none: its config.json has no task_specific_params"
+        raise UserError(f"this model has no task {shown(name)!r}; it has {known}")
     return tasks[name]
 
 

@@ -94,8 +94,8 @@ class Recipe:
         if predicate is None:
             predicate = EMBED_8 if vocab_size >= LARGE_VOCABULARY else LAYERS
         if predicate not in PREDICATES:
-            known = ", ".join(PREDICATES)
-            raise UserError(f"unknown --quant-predicate {predicate!r}; known: {known}")
+            names = ", ".join(PREDICATES)
+            raise UserError(f"unknown --quant-predicate {predicate!r}; known: {names}")
         embedding = None
         if EMBED_8 in predicate:
             embedding = Quantization.from_options(8, group_size if mode == "affine" else None)

@@ -82,7 +82,7 @@ class TorchTensor:
             # numpy has no bfloat16, and checks shape, offset and strides against the buffer.
             view: Any = np.ndarray(self.shape, kind, elements, self.offset * size, strides)
         except (ValueError, TypeError, OverflowError, OSError) as error:
-            cause = f"damaged: a tensor reaches beyond its storage ({reason(error)})"
+            cause = f"a tensor reaches beyond its storage ({reason(error)})"
             raise UserError(f"{self.path}: {cause}: fetch it again") from None
         array = mx.array(np.asarray(view, order="C"))
         return array.view(mx.bfloat16) if is_bfloat16 else array
@@ -118,9 +118,8 @@ def read_weights(
             return _read_file(folder / name)
         if (index := folder / f"{name}.index.json").is_file():
             return _read_shards(index)
-    there = ", ".join(sorted(path.name for path in folder.glob("[!.]*"))) or "nothing"
-    cause = f"no {names[0]} or {names[1]}, nor an index of either"
-    raise UserError(f"{folder}: {cause}; it holds {shown(there, 200)}")
+    files = ", ".join(sorted(path.name for path in folder.glob("[!.]*"))) or "nothing"
+    raise UserError(f"{folder}: no {' or '.join(names)}; it holds {shown(files, 200)}")
 
 
 def stored_dtype(weights: Mapping[str, Any]) -> mx.Dtype | None:
@@ -180,8 +179,7 @@ def _read_file(path: Path) -> tuple[Weights, dict[str, str]]:
     except UserError:
         raise
     except Exception as error:  # whatever a damaged header or pickle leads to
-        cause = shown(reason(error), 200)
-        raise UserError(f"{path} cannot be read ({cause}): fetch it again") from error
+        raise UserError(f"{path}: {shown(reason(error), 200)}: fetch it again") from error
 
 
 def _read_torch(path: Path) -> Weights:
@@ -193,11 +191,9 @@ def _read_torch(path: Path) -> Weights:
         raise UserError(f"{path} is not a state dict but a {type(state).__name__}")
     for name, value in state.items():
         if isinstance(value, dict):
-            where = f"under {shown(name)!r}"
-            raise UserError(f"{path} has its tensors, if any, {where}; save that dict alone")
+            raise UserError(f"{path} has tensors under {shown(name)!r}; save that dict alone")
         if type(name) is not str or not isinstance(value, TorchTensor):
-            cause = f"{shown(name)!r} is a {type(value).__name__}, not a tensor"
-            raise UserError(f"{path} is not a state dict: {cause}")
+            raise UserError(f"{path}: {shown(name)!r} is a {type(value).__name__}, not a tensor")
         if value.storage.start is None:
             raise UserError(f"{path}: the bytes of {shown(name)} are missing: fetch it again")
     return dict(state)
@@ -259,8 +255,8 @@ class _TensorUnpickler(pickle.Unpickler):
             return self._tensor
         if (module, name) == ("torch._utils", "_rebuild_parameter"):
             return self._parameter
-        cause = f"refused: the pickle asks for {shown(f'{module}.{name}')}"
-        raise UserError(f"{self._path}: {cause}, which is not part of a tensor")
+        name = shown(f"{module}.{name}")
+        raise UserError(f"{self._path}: refused: the pickle asks for {name}, not part of a tensor")
 
     def persistent_load(self, pid: Any) -> _Storage:
         kind, name, key, _, count, *view = pid

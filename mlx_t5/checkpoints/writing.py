@@ -57,18 +57,18 @@ def check_output_folder(
         source = source.resolve()
         pairs = [(path, f) for f in (source, *source.parents)] + [(source, f) for f in path.parents]
         if any(one.samefile(other) for one, other in pairs):
-            cause = f"{path} is the source, contains it or is part of it"
-            raise UserError(f"{cause}; choose another folder")
+            raise UserError(f"{path} is the source, contains it or is part of it; choose another")
     if not overwrite:
         raise UserError(f"{path} exists; replace it with --overwrite or choose another folder")
     for file in path.rglob("*"):
-        in_module = MODULE_FOLDER.fullmatch(file.parent.name) and file.parent.parent == path
-        is_module = MODULE_FOLDER.fullmatch(file.name) is not None
-        nested = file.parent != path and not in_module
-        of_macos = file.name == ".DS_Store" or file.name.startswith("._")
-        known = is_output(file.name) or of_macos
-        if nested or not known or file.is_dir() != (is_module and not in_module):
-            name = file.relative_to(path)
+        name, folder = file.relative_to(path), file.parent
+        if file.is_dir():
+            known = folder == path and MODULE_FOLDER.fullmatch(file.name) is not None
+        else:
+            in_module = folder.parent == path and MODULE_FOLDER.fullmatch(folder.name)
+            of_macos = file.name == ".DS_Store" or file.name.startswith("._")
+            known = bool(folder == path or in_module) and (is_output(file.name) or of_macos)
+        if not known:
             raise UserError(f"{path} holds more than a model ({name}); remove it yourself")
 
 

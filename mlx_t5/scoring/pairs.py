@@ -123,8 +123,8 @@ def relevance_pairs(
         elif len(ids) <= max_prompt_tokens:
             return ids
         if before >= budget:
-            cause = "the query leaves no room for a document"
-            raise UserError(f"{cause} in {max_prompt_tokens} tokens")
+            limit = f"{max_prompt_tokens} tokens"
+            raise UserError(f"the query leaves no room for a document in {limit}")
         return read(prompt)[:budget] + cue
 
     for name, text in [("query", query), *((f"document {i}", d) for i, d in enumerate(documents))]:
@@ -148,9 +148,8 @@ def _word(word: str, tokenizer: Any) -> int:
     if word.startswith("▁"):  # a token's own name
         ids = [tokenizer.convert_tokens_to_ids(word)]
     if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
-        cause = f"{shown(word)!r} is no single token of this model's tokenizer"
-        cure = "ranking is for monoT5 and similar models: name the words that yours answers"
-        raise UserError(f"{cause}; {cure}")
+        cure = "ranking is for models like monoT5: name the words that yours answers"
+        raise UserError(f"{shown(word)!r} is no single token of this model; {cure}")
     return ids[0]
 
 

@@ -84,7 +84,7 @@ class Scoring:
             prompts = prompts * len(targets)
         if len(prompts) != len(targets):
             counts = f"{len(prompts)} prompts for {len(targets)} targets"
-            raise UserError(f"{counts}; give one prompt, or one a target")
+            raise UserError(f"{counts}; give one prompt, or one for each target")
         scored = list(self.scores(zip(prompts, targets, strict=True), batch_size))
         if len(scored) == 1 and scored[0].error:
             raise UserError(scored[0].error)

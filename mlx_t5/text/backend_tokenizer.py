@@ -29,10 +29,9 @@ from tokenizers import (
     processors,
 )
 
-from mlx_t5.text.tokenizer import CLEANS
-
 NAMED = tuple(f"{name}_token" for name in "bos eos unk sep pad cls mask".split())
 EXTRA = ("extra_special_tokens", "additional_special_tokens")  # the latter until transformers 4
+SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}  # T5's
 MOST_SENTINELS = 10_000  # published models have up to 300; a file with more is broken
 
 
@@ -44,13 +43,11 @@ class AddedTokens:
         named: the special tokens with a name.
         extra: the special tokens without one.
         by_id: the added tokens by their ids.
-        cleans: whether texts lose spaces, see `detokenizer.cleaned`.
     """
 
     named: dict[str, str | AddedToken] = field(default_factory=dict)
     extra: list[str | AddedToken] = field(default_factory=list)
     by_id: dict[int, AddedToken] = field(default_factory=dict)
-    cleans: bool = False
 
     @classmethod
     def read(
@@ -80,7 +77,7 @@ class AddedTokens:
         tokens = [*named.values(), *extra[0], *extra[1]]
         if not all(isinstance(token, str) or "content" in token for token in tokens):
             return None
-        added = cls({name: _token(t) for name, t in named.items()}, cleans=bool(own.get(CLEANS)))
+        added = cls({name: _token(token) for name, token in named.items()})
         sources = [own] if listed is not None else [own, special]
         lists = [source[name] for source in sources for name in EXTRA if source.get(name)]
         added.extra = [_token(token) for token in lists[0]] if lists else []

@@ -14,8 +14,7 @@ from typing import Any
 import tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from mlx_t5.text.backend_tokenizer import EXTRA, AddedTokens, Pieces
-from mlx_t5.text.tokenizer import SPECIAL
+from mlx_t5.text.backend_tokenizer import EXTRA, SPECIAL, AddedTokens, Pieces
 
 
 class SentencePieceTokenizer(PreTrainedTokenizerFast):

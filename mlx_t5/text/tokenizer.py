@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 SPIECE, JSON = "spiece.model", "tokenizer.json"
 _T5_CLASSES = ("T5Tokenizer", "MT5Tokenizer")
 CLEANS = "clean_up_tokenization_spaces"
-SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _NO_LIMIT = int(1e30)  # relative positions have no limit, so transformers must not warn of one
 # No code of the folder runs, and transformers finds the files in the folder: without the None, it
 # would take paths from tokenizer_config.json.
@@ -57,13 +56,24 @@ class Tokenizer:
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, added: AddedTokens, make: Callable[[], Any]
+        self,
+        backend: tokenizers.Tokenizer,
+        added: AddedTokens,
+        make: Callable[[], Any],
+        cleans: bool = False,
     ) -> None:
-        """Wraps a tokenizer with added tokens; `make` returns transformers' one of the folder."""
+        """Wraps a tokenizer with added tokens.
+
+        Args:
+            backend: answers until `make` is called.
+            added: the tokens that have been added to it.
+            make: returns transformers' tokenizer of the folder.
+            cleans: whether texts lose spaces, see `detokenizer.cleaned`.
+        """
         names: dict[str, Any] = {name: str(token) for name, token in added.named.items()}
         special = list(dict.fromkeys([*names.values(), *map(str, added.extra)]))
         names |= {f"{name}_id": backend.token_to_id(token) for name, token in names.items()}
-        names |= {"all_special_tokens": special, CLEANS: added.cleans}
+        names |= {"all_special_tokens": special, CLEANS: cleans}
         names |= {"added_tokens_decoder": backend.get_added_tokens_decoder()}
         names |= {"all_special_ids": [backend.token_to_id(token) for token in special]}
         # Not by assignment, which changes transformers' tokenizer.
@@ -204,10 +214,9 @@ def same_vocabulary(target: Any, draft: Any) -> None:
     tokens = {i: token for token, i in target.get_vocab().items()}
     for token, i in sorted(draft.get_vocab().items(), key=lambda entry: entry[1]):
         if tokens.get(i, token) != token:
-            raise UserError(
-                f"vocabularies differ: token {i} is {tokens[i]!r} in the target and {token!r} "
-                "in the draft; use a draft model with the target's tokenizer"
-            )
+            words = f"{tokens[i]!r} in the target and {token!r} in the draft"
+            cure = "use a draft model with the target's tokenizer"
+            raise UserError(f"vocabularies differ: token {i} is {words}; {cure}")
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
@@ -232,7 +241,7 @@ def _refusing(what: str, cure: str = "") -> Iterator[None]:
 def _from_sentencepiece(
     pieces: Pieces, file: Path, sentinels: int, own: dict, special: dict, state: dict
 ) -> Any:
-    from mlx_t5.text.backend_tokenizer import AddedTokens
+    from mlx_t5.text.backend_tokenizer import SPECIAL, AddedTokens
 
     def make() -> Any:
         from mlx_t5.text.sentencepiece_tokenizer import SentencePieceTokenizer  # slow to import
@@ -249,13 +258,13 @@ def _from_sentencepiece(
     backend = pieces.tokenizer()
     added.add_to(backend)
     pieces.cut_texts_of(backend, str(added.named["eos_token"]))
-    return Tokenizer(backend, added, make)
+    return Tokenizer(backend, added, make, bool(own.get(CLEANS)))
 
 
 def _from_json(folder: Path, own: dict, special: dict, state: dict) -> Any:
     import tokenizers
 
-    from mlx_t5.text.backend_tokenizer import AddedTokens, restore_fallback
+    from mlx_t5.text.backend_tokenizer import SPECIAL, AddedTokens, restore_fallback
 
     contents = [token["content"] for token in state.get("added_tokens") or ()]
     names = own.keys() | special.keys()
@@ -282,7 +291,7 @@ def _from_json(folder: Path, own: dict, special: dict, state: dict) -> Any:
     added.add_to(backend)
     if unigram:
         restore_fallback(backend, str(added.named.get("unk_token", "<unk>")), unigram)
-    return Tokenizer(backend, added, make)
+    return Tokenizer(backend, added, make, bool(own.get(CLEANS)))
 
 
 def _from_vocabulary(folder: Path, named: str) -> Any:
@@ -292,7 +301,6 @@ def _from_vocabulary(folder: Path, named: str) -> Any:
     names = [name for name in tokenizer.vocab_files_names.values() if name]
     # Without any, T5Tokenizer invents a vocabulary of special tokens.
     if not any((folder / name).is_file() for name in (*names, "tokenizer.model")):
-        needed = f"{named} reads {' or '.join(names)}, which is not there"
-        cure = "add it, or name another tokenizer_class in tokenizer_config.json"
-        raise UserError(f"{folder}: cannot load the tokenizer, as {needed}; {cure}")
+        needed = f"needs {' or '.join(names)}"
+        raise UserError(f"{folder}: cannot load the tokenizer: {named} {needed}; add the file")
     return tokenizer
