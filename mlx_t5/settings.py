@@ -21,7 +21,7 @@ from mlx_t5.errors import UserError, shown
 if TYPE_CHECKING:
     from mlx_t5.sampling.processors import LogitsProcessor
 
-DTYPES = ("bfloat16", "float16", "float32")  # types of weights, by MLX's names
+DTYPES = ("float32", "float16", "bfloat16")  # types of weights, by MLX's names
 SPLITS = ("none", "lines", "sentences")  # ways to cut a document
 SUBTITLES = (".srt", ".vtt")
 FILE_TYPES = (".txt", *SUBTITLES)  # of documents

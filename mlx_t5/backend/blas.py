@@ -64,7 +64,7 @@ def load_blas(
         return None
     requested = environment.get(BLAS, "")
     if requested and requested not in BLAS_CHOICES:
-        raise UserError(f"{BLAS} must be one of {', '.join(BLAS_CHOICES)}, not {requested:.40}")
+        raise UserError(f"{BLAS} must be mkl, openblas or none, not {requested:.40}")
     if requested == "none":
         return None
     for name in [requested] if requested else ["mkl", "openblas"]:

@@ -78,10 +78,9 @@ class Sampling:
             keys=row_keys,
         )
 
-    def step_keys(self, positions: Sequence[int], count: int) -> mx.array | None:
+    def step_keys(self, positions: Sequence[int], count: int) -> mx.array:
         """Random keys (B, T, 2) for T = `count` positions, row b's from positions[b] on."""
-        if self.all_greedy or self.keys is None:
-            return None
+        assert self.keys is not None, "some row is sampled"
         # By position, not by step: a token's random numbers do not depend on who proposed it.
         numbers = mx.array(positions)[:, None] + mx.arange(count)
         return fold(mx.broadcast_to(self.keys[:, None], (*numbers.shape, 2)), numbers, 0)
