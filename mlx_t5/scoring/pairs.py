@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_t5.errors import UserError, shown
-from mlx_t5.grouping import by_length
 from mlx_t5.network.cache import Cache
+from mlx_t5.network.encoding import by_length
 from mlx_t5.settings import is_listlike, refusal
 from mlx_t5.text.prompts import token_ids
 

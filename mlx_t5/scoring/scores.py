@@ -17,10 +17,9 @@ from typing import Any
 from mlx_t5.backend import mx
 from mlx_t5.backend.device_memory import require
 from mlx_t5.errors import UserError
-from mlx_t5.grouping import in_halves
 from mlx_t5.model import T5
 from mlx_t5.network.cache import source_width
-from mlx_t5.network.encoding import padded
+from mlx_t5.network.encoding import in_halves, padded
 from mlx_t5.scoring.pairs import (
     FALSE,
     RERANK_TOKENS,
