@@ -179,7 +179,8 @@ def _read_file(path: Path) -> tuple[Weights, dict[str, str]]:
     except UserError:
         raise
     except Exception as error:  # whatever a damaged header or pickle leads to
-        raise UserError(f"{path}: {shown(reason(error), 200)}: fetch it again") from error
+        cause = shown(reason(error), 200)
+        raise UserError(f"{path} cannot be read ({cause}): fetch it again") from error
 
 
 def _read_torch(path: Path) -> Weights:

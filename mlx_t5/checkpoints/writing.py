@@ -62,12 +62,14 @@ def check_output_folder(
         raise UserError(f"{path} exists; replace it with --overwrite or choose another folder")
     for file in path.rglob("*"):
         name, folder = file.relative_to(path), file.parent
+        in_module = folder.parent == path and MODULE_FOLDER.fullmatch(folder.name) is not None
+        is_module = MODULE_FOLDER.fullmatch(file.name) is not None
         if file.is_dir():
-            known = folder == path and MODULE_FOLDER.fullmatch(file.name) is not None
+            known = is_module and folder == path
         else:
-            in_module = folder.parent == path and MODULE_FOLDER.fullmatch(folder.name)
             of_macos = file.name == ".DS_Store" or file.name.startswith("._")
-            known = bool(folder == path or in_module) and (is_output(file.name) or of_macos)
+            known = (is_output(file.name) and not is_module) or of_macos
+            known = known and (folder == path or in_module)
         if not known:
             raise UserError(f"{path} holds more than a model ({name}); remove it yourself")
 
