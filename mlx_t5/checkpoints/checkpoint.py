@@ -97,7 +97,8 @@ class Checkpoint:
             if mx.issubdtype(array.dtype, mx.floating):  # not the packed integers
                 require_float(name, self.weights[name])
         if quantization and self.adapter:
-            quantize(model := new(), self.adapter.quantization(quantization), names)
+            model = new()  # again, as the layers that the adapter changes get other settings
+            quantize(model, self.adapter.quantization(quantization), names)
         fill(model, self.tensors(), dtype)
         return model
 

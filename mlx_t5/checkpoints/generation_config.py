@@ -181,7 +181,8 @@ def _settings(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if entry == "top_p" and value == 0:  # keeps the likeliest token, as the smallest number
             value = SMALLEST
         elif type(value) is int:
-            value -= entry in ("max_length", "min_length")  # which count the start token
+            if entry in ("max_length", "min_length"):  # which count the start token
+                value -= 1
             if not setting.range.least and not setting.only_with:  # below 0 is off, too
                 value = max(value, 0)
         settings[name] = setting.range.fit(value)

@@ -109,9 +109,8 @@ def select(config: T5Config, weights: Weights, encoder_only: bool = False) -> We
         selected.pop(HEAD, None)
     prefix = os.path.commonprefix(list(weights)).rpartition(".")[0] + "."
     if prefix != "." and any(name.removeprefix(prefix) in selected for name in weights):
-        raise UserError(
-            f"the tensors' names begin with {shown(prefix)!r}; save the state dict in it"
-        )
+        cause = f"the tensors' names begin with {shown(prefix)!r}"
+        raise UserError(f"{cause}; save the state dict of the T5 inside, without this prefix")
     check(weights, {name: shape for name, (_, shape) in selected.items()})
     for name, tensor in weights.items():
         require_float(name, tensor)

@@ -84,8 +84,11 @@ def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
         try:
             if not lock(descriptor):
                 raise UserError(f"another run writes to {path}; wait until it is done")
-            for left in partial.iterdir():
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            for path_left in partial.iterdir():
+                if path_left.is_dir():
+                    shutil.rmtree(path_left)
+                else:
+                    path_left.unlink()
             try:
                 yield partial
             except BaseException:

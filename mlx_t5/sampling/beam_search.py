@@ -101,9 +101,11 @@ class BeamSearch:
         ended = token in self.eos
         if watch and not ended:
             watch.take([token])
-        stopped = ended or (watch is not None and watch.stopped)
-        longest = len(beam.tokens) == self.settings.max_tokens
-        reason = "stop" if stopped else "length" if longest else None
+        reason = None
+        if ended or (watch and watch.stopped):
+            reason = "stop"
+        elif len(beam.tokens) == self.settings.max_tokens:
+            reason = "length"
         if watch and reason:
             watch.finish()
         return Hypothesis([*beam.tokens, token], score, watch, reason, ended)

@@ -194,6 +194,11 @@ def likeliest(logits: mx.array) -> mx.array:
     return mx.argmax(logits, axis=-1).view(mx.int32)  # a view, not a conversion: the same bits
 
 
+def gather(x: mx.array, tokens: mx.array) -> mx.array:
+    """The entries (...) of x (..., V) at tokens (...)."""
+    return mx.take_along_axis(x, tokens[..., None], axis=-1)[..., 0]
+
+
 def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
     return (mx.arange(vocab_size) == tokens[..., None]).astype(mx.float32)
 

@@ -87,7 +87,9 @@ class Processing:
             if n <= history.tokens.shape[1]:
                 logits = mx.where(rows & repeats(history, logits, n), -mx.inf, logits)
         for words, rows in self._used("bad_words_ids"):
-            if words := [word for word in words if list(word) not in [[end] for end in self.eos]]:
+            # As in transformers, an end token alone is not forbidden.
+            words = [word for word in words if len(word) > 1 or word[0] not in self.eos]
+            if words:
                 logits = mx.where(rows & completes(history, logits, words), -mx.inf, logits)
         # The number of tokens before each position (B, T, 1), without the start token.
         before = mx.array([n - positions for n in history.lengths])[:, None] + mx.arange(positions)

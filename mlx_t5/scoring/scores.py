@@ -20,6 +20,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.model import T5
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.encoding import in_halves, padded
+from mlx_t5.sampling.draws import gather
 from mlx_t5.scoring.pairs import (
     FALSE,
     RERANK_TOKENS,
@@ -46,8 +47,7 @@ Prompt = str | Sequence[int]
 
 def logprobs(logits: mx.array, tokens: mx.array) -> mx.array:
     """The log-probabilities (B, T) of tokens (B, T), from float32 logits (B, T, V)."""
-    chosen = mx.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
-    return chosen - mx.logsumexp(logits, axis=-1)
+    return gather(logits, tokens) - mx.logsumexp(logits, axis=-1)
 
 
 class Scoring:

@@ -89,7 +89,7 @@ class Document:
         if not isinstance(text, str):
             raise UserError(f"split is {options.split!r}, which needs a text, not token ids")
         self.text, self.prefix, self.start, self.doubtful = text, options.prefix or "", 0, ""
-        mark = int(text.startswith("\ufeff"))  # byte order mark
+        mark = 1 if text.startswith("\ufeff") else 0  # byte order mark
         if options.prefix is None and not options.file_type:
             known = [_MADLAD]
             for prefix in sorted(prefixes, key=len, reverse=True):
@@ -104,7 +104,7 @@ class Document:
         self._split, self._tokens, self._file_type = options.split, tokens, options.file_type
         self._limit = options.max_source_tokens or n_positions
         self._turns: list[Span] | None = None
-        self._newline = "\r\n" if "\r\n" in text else "\n" if "\n" in text else "\r"
+        self._newline = next((end for end in ("\r\n", "\n") if end in text), "\r")
         self._masked = text[: self.start or mark] + mask(text[self.start or mark :])
         if self._file_type in SUBTITLES:
             self._turns, self._cues, self._masked = find_words(text, self._file_type)
@@ -154,6 +154,7 @@ class Document:
             return ""
         while first and self._cues[self.pieces[first - 1].stretch] == cue:
             first -= 1
+        # The pieces of a stretch of words are one turn; the text between two turns stays as it is.
         gaps, turns, end = list[str](), list[tuple[str, str]](), cue[0]
         for _, turn in groupby(range(first, i + 1), lambda n: self.pieces[n].stretch):
             n, *rest = turn
