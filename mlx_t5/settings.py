@@ -117,7 +117,7 @@ def is_listlike(value: Any) -> bool:
     return isinstance(value, Iterable) and not single and getattr(value, "ndim", 1) > 0
 
 
-def listed(value: Any) -> list | None:
+def to_list(value: Any) -> list | None:
     """An iterable's items as a list; None if the value is not list-like."""
     if not is_listlike(value):
         return None
@@ -333,7 +333,7 @@ def _sequence(name: str, value: Any) -> tuple:
 
 
 def _items(name: str, values: Any, fits: Callable[[Any], bool], expected: str) -> tuple:
-    items = listed(values)
+    items = to_list(values)
     if items is None or not all(map(fits, items)):
         raise refusal(name, values if items is None else items, expected)
     return tuple(items)

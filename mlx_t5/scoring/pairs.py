@@ -68,7 +68,7 @@ class Ranked:
     score: float
 
 
-def batches(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> Iterator[list[int]]:
+def grouped(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> Iterator[list[int]]:
     """Groups pairs into forward passes of at most `size` pairs; yields their indices.
 
     The prompts of a pass have the same number of targets, and similar lengths: at most

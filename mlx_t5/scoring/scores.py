@@ -29,12 +29,12 @@ from mlx_t5.scoring.pairs import (
     Pair,
     Ranked,
     Score,
-    batches,
+    grouped,
     ranking,
     relevance_pairs,
 )
 from mlx_t5.scoring.windows import NotFinite, Part, in_order, no_memory
-from mlx_t5.settings import DEFAULT_BATCH_SIZE, POSITIVE, checked, is_listlike, listed, refusal
+from mlx_t5.settings import DEFAULT_BATCH_SIZE, POSITIVE, checked, is_listlike, refusal, to_list
 from mlx_t5.text.prompts import as_list, token_ids
 
 # Maximum number of logits computed at once; it decides how many positions a chunk has.
@@ -102,7 +102,7 @@ class Scoring:
         read = partial(token_ids, tokenizer=self.tokenizer, vocab_size=self.model.config.vocab_size)
 
         def pair_of(value: Any) -> Pair:
-            both = listed(value)
+            both = to_list(value)
             if both is None or len(both) != 2:
                 raise refusal("a pair", value, PAIR)
             return Pair(tuple(read(both[0])), tuple(read(both[1], what="target")))
@@ -157,7 +157,7 @@ class Scoring:
 
         score = partial(self._score, last=last)
         try:
-            for indices in batches(pairs, batch_size, most_tokens):
+            for indices in grouped(pairs, batch_size, most_tokens):
                 batch = [pairs[i] for i in indices]
                 values = in_halves(score, batch, lambda _, reason: no_memory(PAIR, reason))
                 yield list(zip(indices, values, strict=True))
@@ -166,7 +166,7 @@ class Scoring:
 
     def _score(self, pairs: Sequence[Pair], last: LastEncoded) -> list[Score | UserError]:
         scores: dict[int, Score | UserError] = {}
-        for indices in batches(pairs, len(pairs)):
+        for indices in grouped(pairs, len(pairs)):
             chosen = [pairs[i] for i in indices]
             for i, pair, row in zip(indices, chosen, self._logprobs(chosen, last), strict=True):
                 token_logprobs = row[: len(pair.target)]

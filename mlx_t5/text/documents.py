@@ -27,7 +27,7 @@ from mlx_t5.settings import SUBTITLES
 from mlx_t5.text.languages import source_language_of
 from mlx_t5.text.masking import GONE, NAME, REST, mask, unescaped
 from mlx_t5.text.prompts import DocumentOptions, guessed_prefix_end
-from mlx_t5.text.sentences import LONGEST_SENTENCE, ORDINALS, sentences
+from mlx_t5.text.sentences import LONGEST_SENTENCE, ORDINALS, sentence_spans
 from mlx_t5.text.subtitles import find_words, laid_out, rewrapped, unwrapped
 
 MOST_ACCENTS = 32  # combining accents that stay with their letter if a word is cut
@@ -115,8 +115,10 @@ class Document:
 
     def cut(self) -> Iterator[Piece]:
         for n, stretch in enumerate(self._stretches()):
-            split = self._split == "sentences"
-            for unit in sentences(self._masked, *stretch, self._language) if split else [stretch]:
+            units: Iterable[Span] = [stretch]
+            if self._split == "sentences":
+                units = sentence_spans(self._masked, *stretch, self._language)
+            for unit in units:
                 for piece in self._fitting(*unit, n):
                     self.pieces.append(piece)
                     yield piece

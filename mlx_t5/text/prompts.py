@@ -12,7 +12,7 @@ from typing import Any
 
 from mlx_t5 import settings
 from mlx_t5.errors import UserError
-from mlx_t5.settings import POSITIVE, checked, is_listlike, listed, refusal, written
+from mlx_t5.settings import POSITIVE, checked, is_listlike, refusal, to_list, written
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 from mlx_t5.text.languages import checked_code
 from mlx_t5.text.tokenizer import encode
@@ -116,7 +116,7 @@ def checked_prompts(prompts: Any, seed: Any, prediction: Any) -> tuple[list[Prom
     sources, single = as_list(prompts)
     predictions = [prediction] * len(sources)
     if prediction is not None and not single:
-        predictions = listed(prediction) or []
+        predictions = to_list(prediction) or []
     if len(predictions) != len(sources):
         expected = f"a list of {len(sources)}, one a prompt, each {PROMPT} or None"
         raise refusal("prediction", prediction, expected)
@@ -133,7 +133,7 @@ def as_list(prompts: Any, name: str = "prompts") -> tuple[list, bool]:
     """The prompts as a list, and whether the argument was a single one (a text or token ids)."""
     if isinstance(prompts, str):
         return [prompts], True
-    items = listed(prompts)
+    items = to_list(prompts)
     if items is None:
         raise refusal(name, prompts, f"{PROMPT}, or a list of those")
     single = bool(items) and isinstance(items[0], Number)
@@ -156,7 +156,7 @@ def token_ids(
             raise UserError(f"a text {what} needs a tokenizer; this model folder has none")
         ids: list[Any] | None = encode(tokenizer, prompt)
     else:
-        ids = listed(prompt)
+        ids = to_list(prompt)
         if ids is None:
             raise UserError(f"a {what} is {written(prompt)}; it must be {PROMPT}")
     if not ids:

@@ -207,12 +207,12 @@ def save_tokenizer(tokenizer: Any, source: Path, folder: Path) -> None:
         (folder / "tokenizer_config.json").write_text(json.dumps(own, indent=2), "utf-8")
 
 
-def same_vocabulary(target: Any, draft: Any) -> None:
-    """Checks that a target's and a draft's tokenizer agree; None is a missing one, and agrees."""
-    if target is None or draft is None:
+def same_vocabulary(of_target: Any, of_draft: Any) -> None:
+    """Checks that two tokenizers agree; None is a missing one, and agrees."""
+    if of_target is None or of_draft is None:
         return
-    tokens = {i: token for token, i in target.get_vocab().items()}
-    for token, i in sorted(draft.get_vocab().items(), key=lambda entry: entry[1]):
+    tokens = {i: token for token, i in of_target.get_vocab().items()}
+    for token, i in sorted(of_draft.get_vocab().items(), key=lambda entry: entry[1]):
         if tokens.get(i, token) != token:
             words = f"{tokens[i]!r} in the target and {token!r} in the draft"
             cure = "use a draft model with the target's tokenizer"
