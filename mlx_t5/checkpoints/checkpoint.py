@@ -91,11 +91,12 @@ class Checkpoint:
         quantization = self.raw.get("quantization") if self.is_mlx else None
         if quantization:
             quantize(model, quantization, names)
-        parameters = dict(tree_flatten(model.parameters()))
-        check(self.weights, {name: array.shape for name, array in parameters.items()})
-        for name, array in parameters.items():
-            if mx.issubdtype(array.dtype, mx.floating):  # not the packed integers
-                require_float(name, self.weights[name])
+        if self.is_mlx:  # else `select` has checked names, shapes and types
+            parameters = dict(tree_flatten(model.parameters()))
+            check(self.weights, {name: array.shape for name, array in parameters.items()})
+            for name, array in parameters.items():
+                if mx.issubdtype(array.dtype, mx.floating):  # not the packed integers
+                    require_float(name, self.weights[name])
         if quantization and self.adapter:
             model = new()  # again, as the layers that the adapter changes get other settings
             quantize(model, self.adapter.quantization(quantization), names)
