@@ -301,6 +301,7 @@ def _from_vocabulary(folder: Path, named: str) -> Any:
     names = [name for name in tokenizer.vocab_files_names.values() if name]
     # Without any, T5Tokenizer invents a vocabulary of special tokens.
     if not any((folder / name).is_file() for name in (*names, "tokenizer.model")):
-        needed = f"needs {' or '.join(names)}"
-        raise UserError(f"{folder}: cannot load the tokenizer: {named} {needed}; add the file")
+        needed = f"{named} reads {' or '.join(names)}, which is not there"
+        cure = "add it, or name another tokenizer_class in tokenizer_config.json"
+        raise UserError(f"{folder}: cannot load the tokenizer, as {needed}; {cure}")
     return tokenizer
