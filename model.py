@@ -580,9 +580,7 @@ def load(
             damaged one, the adapter cannot be merged, or a draft is not given the target that it
             was made for.
     """
-    if revision is not None or not isinstance(folder, Path) or not folder.is_dir():
-        folder = locate(str(folder), revision)
-    checkpoint = Checkpoint.open(folder, adapter)
+    checkpoint = Checkpoint.open(locate(str(folder), revision), adapter)
     config, weights, target = checkpoint.config, checkpoint.weights, None
     if (entry := checkpoint.raw.get(ENTRY)) is not None:
         target = target_of(checkpoint.folder, entry, config, shared_with)
