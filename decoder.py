@@ -465,7 +465,8 @@ class SpeculativeDecoder:
                 that reading never delays the rows.
         """
         for row in self._finished_rows(prompts, request or self.request(), batch_size, ready):
-            for text in texts_of(row):
+            several = row.settings.num_return_sequences > 1
+            for text in texts_of(row) if several else [row]:
                 result = text.chunk().result if text.document else text.result()
                 if result:
                     yield result

@@ -122,15 +122,12 @@ def attention(
     else:
         mask = hiding(mask, q.dtype) if mask.dtype == mx.bool_ else mask
         scores = mx.addmm(mask, q, k.swapaxes(2, 3))
-    weights = softmax(scores)
+    if SLOW_EXP and scores.size >= MANY_SCORES and scores.dtype == mx.float32:
+        powers = mx.power(2.0, (scores - scores.max(-1, keepdims=True)) * math.log2(math.e))
+        weights = powers / powers.sum(-1, keepdims=True)
+    else:
+        weights = mx.softmax(scores, axis=-1, precise=True)
     return (weights if dropout is None else dropout(weights, 0)) @ v
-
-
-def softmax(scores: mx.array) -> mx.array:
-    if not SLOW_EXP or scores.size < MANY_SCORES or scores.dtype != mx.float32:
-        return mx.softmax(scores, axis=-1, precise=True)
-    powers = mx.power(2.0, (scores - scores.max(-1, keepdims=True)) * math.log2(math.e))
-    return powers / powers.sum(-1, keepdims=True)
 
 
 # ---- layers --------------------------------------------------------------------------------------
@@ -374,7 +371,7 @@ class T5(nn.Module):
 
     def require_decoder(self, name: str = "this model") -> None:
         """Raises `UserError` if the model is an encoder alone."""
-        if not self.can_decode:
+        if "decoder" not in self:
             cause = f"{name} is an encoder alone: it makes embeddings and writes no text"
             cure = "ask for those (--embed, embed, /v1/embeddings), or take a whole model"
             raise UserError(f"{cause}; {cure}")
@@ -496,7 +493,8 @@ class T5(nn.Module):
     @property
     def dtype(self) -> mx.Dtype:
         """The type that the model computes in, even if its weights are quantized."""
-        return (self.decoder if self.can_decode else self.encoder).norm.weight.dtype
+        stack = self.decoder if "decoder" in self else self.encoder
+        return stack.norm.weight.dtype
 
     @property
     def stacks(self) -> list[Stack]:

@@ -9,16 +9,26 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from mlx_t5.engine.rows import Row
 from mlx_t5.settings import Settings
 
 Key: TypeAlias = tuple[bytes, Settings]  # the tokens of prompt and prediction
-# Tokens and their writers, settings, and numbers of drafted and accepted tokens.
-Answer: TypeAlias = tuple[list[int], list[str], Settings, int, int]
-
 MAX_ANSWERS, MAX_BYTES = 1000, 16_000_000
+
+
+@dataclass(frozen=True)
+class StoredText:
+    """What a row has in common with all equal ones; `bytes` is about what it takes."""
+
+    tokens: list[int]
+    writers: list[str]
+    settings: Settings
+    drafted: int
+    accepted: int
+    bytes: int
 
 
 class AnswerStore:
@@ -33,7 +43,7 @@ class AnswerStore:
     ) -> None:
         """Starts empty; `eos` are the target's end tokens."""
         self.eos, self.most, self.most_bytes = eos, most, most_bytes
-        self.answers = OrderedDict[Key, Answer]()
+        self.answers = OrderedDict[Key, StoredText]()
         self.bytes = 0
         self.decoding: dict[Key, list[Row]] = {}  # equal rows: one is decoded, the others wait
 
@@ -70,21 +80,26 @@ class AnswerStore:
             row for which they waited has failed.
         """
         finished = list[Row]()
-        again = self.remove([rows[0] for rows in self.decoding.values() if rows[0].error])
+        failed = [rows[0] for rows in self.decoding.values() if rows[0].error]
+        again = self.remove(failed) if failed else []
         for key, (row, *equal) in [*self.decoding.items()]:
             if row.finish_reason is None:
                 continue
             del self.decoding[key]
-            answer = row.tokens, row.writers, row.settings, row.stats.drafted, row.stats.accepted
+            # A number in a list takes 36 bytes, and a pointer to a word 8.
+            size = len(key[0]) + 44 * len(row.tokens) + 500
+            counts = row.stats.drafted, row.stats.accepted
+            answer = StoredText(row.tokens, row.writers, row.settings, *counts, size)
             for other in equal:
                 other.reuse(answer, self.eos)
             finished += equal
             if row.finish_reason == "length" and row.settings != key[1]:
                 continue  # cut off for lack of memory, of which there may be more later
             self.answers[key] = answer
-            self.bytes += size_of(key, answer)
+            self.bytes += size
             while len(self.answers) > self.most or self.bytes > self.most_bytes:
-                self.bytes -= size_of(*self.answers.popitem(last=False))
+                _, oldest = self.answers.popitem(last=False)
+                self.bytes -= oldest.bytes
         return finished, again
 
     def remove(self, rows: Iterable[Row]) -> list[Row]:
@@ -99,8 +114,3 @@ class AnswerStore:
             if remaining[0] is not equal[0]:
                 again.append(remaining[0])
         return again
-
-
-def size_of(key: Key, answer: Answer) -> int:
-    """The bytes of an answer, about: a number in a list takes 36, a pointer to a word 8."""
-    return len(key[0]) + 44 * len(answer[0]) + 500

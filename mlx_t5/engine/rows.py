@@ -16,7 +16,7 @@ from mlx_t5.text.detokenizer import TextWatch, decode
 
 if TYPE_CHECKING:
     from mlx_t5.engine.document_results import DocumentInFlight
-    from mlx_t5.engine.reuse import Answer, Key
+    from mlx_t5.engine.reuse import Key, StoredText
 
 NO_CHOICE = (
     "the model's logits after {} tokens are NaN, infinite or all forbidden; check the {}weights, "
@@ -236,15 +236,14 @@ class Row:
             self.fail_without_choice(self.decided)
         return tokens, accepted
 
-    def reuse(self, answer: Answer, eos: Sequence[int]) -> None:
+    def reuse(self, answer: StoredText, eos: Sequence[int]) -> None:
         """Takes the whole text of an equal row, which has finished."""
-        tokens, writers, settings, drafted, accepted = answer
-        self.tokens = tokens[:1]
-        self.settings = settings  # max_tokens may have been lowered to what memory allows
-        self.commit(tokens[1:], len(tokens) - 2, "target", eos)
-        self.writers = list(writers)
+        self.tokens = answer.tokens[:1]
+        self.settings = answer.settings  # max_tokens may be lowered to what memory allows
+        self.commit(answer.tokens[1:], len(answer.tokens) - 2, "target", eos)
+        self.writers = list(answer.writers)
         self.stats = Stats(len(self.ids), reused=1, reused_tokens=self.generated)
-        self.stats.drafted, self.stats.accepted = drafted, accepted
+        self.stats.drafted, self.stats.accepted = answer.drafted, answer.accepted
 
     def fail(self, error: str) -> None:
         self.finish_reason, self.error = "error", error

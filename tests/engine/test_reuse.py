@@ -8,7 +8,7 @@ import pytest
 from fake_model import FakeModel, contrary, drafter, good, greedy, random_table
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.disk import BUNDLED
-from mlx_t5.engine.reuse import AnswerStore, size_of
+from mlx_t5.engine.reuse import AnswerStore
 from mlx_t5.engine.rows import Row, Stats
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
@@ -208,7 +208,11 @@ def test_a_row_that_leaves_early_gives_no_answer():
 
 def test_the_store_is_bounded_by_number_and_by_bytes_and_drops_what_was_used_least_recently():
     a, b, c = (row(n) for n in (2, 3, 4))
-    size = size_of(a.answer_key, ([0, 5, 1], [], a.settings, 0, 0))
+    store, one = AnswerStore([1]), row(9)
+    assert store.add(one)
+    finish(store, one, 5)
+    size = store.bytes
+    assert size > 0
     for store in (AnswerStore([1], 2), AnswerStore([1], 99, 2 * size)):
         for one in (a, b):
             assert store.add(one)
