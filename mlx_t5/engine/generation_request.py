@@ -85,6 +85,6 @@ class GenerationRequest:
                 row.fail(error)
             else:
                 row.answer_key = answer_key
-                if settings.stop or (tokenizer and (self.stream or detailed)):
+                if settings.stop or (tokenizer is not None and (self.stream or detailed)):
                     row.watch = TextWatch(tokenizer, tuple(settings.stop))
             yield row

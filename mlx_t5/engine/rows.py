@@ -288,7 +288,7 @@ class Row:
         text = None
         if self.watch:
             text = self.watch.text
-        elif self.tokenizer:
+        elif self.tokenizer is not None:
             text = decode(self.tokenizer, tokens)
         return Result(text, tokens, writers, self.finish_reason, self.stats, score=self.score)
 
