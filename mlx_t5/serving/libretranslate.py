@@ -24,7 +24,6 @@ from mlx_t5.engine.generation_request import GenerationRequest
 from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
 from mlx_t5.serving.api_error import ApiError, error_of_validation
-from mlx_t5.serving.builders import EventStream
 from mlx_t5.serving.openai import StrictRoute, has_key
 from mlx_t5.serving.queue import GenerationJob
 from mlx_t5.serving.requests import MAX_BEAMS, MAX_LANGUAGE
@@ -143,7 +142,7 @@ async def translate(request: Request) -> Response:
         prefix, code = service.translations.prefix(target, "" if source == AUTO else source)
     except UserError as error:
         raise ApiError(400, str(error).replace("_language", "")) from None
-    service.log_prompts(texts)
+    service.log_texts("prompts", texts)
     options = DocumentOptions("sentences", prefix, code)
     documents = await service.documents(texts, options, "q")
     prompts = [prompt for document in documents for prompt in document.prompts]
@@ -167,12 +166,10 @@ async def _decoded(
     service: Service, prompts: Sequence[Prompt], receive: Any, beams: int = 1
 ) -> list[list[Result]]:
     """The best `beams` texts of each prompt."""
-    size = min(len(prompts), service.worker.max_batch, service.limits.rows)
     settings = service.settings({"num_beams": beams, "num_return_sequences": beams})
     request, texts = GenerationRequest(settings), len(prompts) * beams
-    job = GenerationJob(size=size, texts=texts, request=request, prompts=prompts, pieces=True)
-    job.sources = [str(prompt.source) for prompt in prompts]
-    results = await service.results(EventStream(job, service.worker.jobs, receive))
+    job = GenerationJob(texts=texts, request=request, prompts=prompts, pieces=True)
+    results = await service.results(job, receive)
     return [results[i : i + beams] for i in range(0, texts, beams)]
 
 

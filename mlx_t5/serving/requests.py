@@ -204,9 +204,14 @@ class Decoding(_WithSettings):
 
 
 class PredictRequest(Decoding):
-    """The body of POST /predict, the simplest request."""
+    """The body of POST /predict, the simplest request: one text, whole."""
 
     prompt: Text
+    n: ClassVar[None] = None
+    stream: ClassVar[None] = None
+    speculation: ClassVar[None] = None
+    alternatives: ClassVar[None] = None
+    unit: ClassVar[str] = "none"
 
     @property
     def prompts(self) -> list[str]:

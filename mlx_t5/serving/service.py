@@ -11,8 +11,8 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,8 +25,8 @@ from mlx_t5.errors import UserError, shown
 from mlx_t5.scoring.pairs import FALSE, RERANK_TOKENS, TRUE, Pair, ranks_by, relevance_pairs
 from mlx_t5.serving import requests
 from mlx_t5.serving.api_error import ApiError, refusing
-from mlx_t5.serving.builders import EventStream, TokenSpelling
-from mlx_t5.serving.queue import GenerationJob, ScoringJob
+from mlx_t5.serving.builders import TokenDecoder
+from mlx_t5.serving.queue import GenerationJob, Receive, ScoringJob, events, last_chunks
 from mlx_t5.serving.responses import Capability, ServedModel
 from mlx_t5.serving.saved_prompts import SavedPrompts
 from mlx_t5.serving.worker import Worker
@@ -38,7 +38,6 @@ from mlx_t5.text.prompts import Prompt, token_ids
 log = logging.getLogger(__name__)
 
 MAX_PIECES = 5_000  # of a document
-SHORT = 20_000  # characters of texts that are cut at once; longer texts are cut one after another
 DOUBTFUL = "a text may begin with a prefix; to use one, send task or system message"
 PASSES_A_TEXT = 16  # this many full batches to score or embed count as one text in the queue
 NO_TASK = Preset("no task")
@@ -127,10 +126,9 @@ class Service:
         self._model, self._config = decoder.model, decoder.model.config
         self.tokenizer = copy.deepcopy(decoder.tokenizer)  # the worker's thread uses the original
         self._longest = max(map(len, self.tokenizer.get_vocab()))  # characters of a token
-        self._cutting = asyncio.Lock()  # for long texts, so that short ones find a thread
         most = limits.prompt_tokens
         self._max_source_tokens = min(self._config.n_positions or most, most)
-        self.spell = TokenSpelling(self.tokenizer)
+        self.token_decoder = TokenDecoder(self.tokenizer)
         self.rerank_words = self.presets.rerank_words or (TRUE, FALSE)
 
     @property
@@ -141,23 +139,19 @@ class Service:
         ranks: list[Capability] = ["rerank"] if ranks_by(self.tokenizer, self.rerank_words) else []
         return ["completions", "score", *ranks, "embeddings"]
 
-    def log_prompts(self, prompts: Sequence[Any]) -> None:
+    def log_texts(self, what: str, texts: Sequence[Any]) -> None:
         if self._logs_prompts:
-            log.info("prompts: %r", list(prompts))
+            log.info("%s: %r", what, list(texts))
 
-    def decoded(self, job: GenerationJob, results: Sequence[Result]) -> None:
-        """Logs the texts of a job, and saves its prompts, if the server's options say so."""
-        if self._logs_prompts:
-            log.info("texts: %r", [result.text for result in results])
+    def save_prompts(self, prompts: Sequence[str]) -> None:
         if self.saved:
-            self.saved.add(job.sources)
+            self.saved.add(prompts)
 
-    async def results(self, stream: EventStream) -> list[Result]:
-        """Waits for a job's results, in the order of its texts."""
-        with closing(stream):
-            chunks = [chunk async for chunk in stream.chunks()]
-        results: list[Any] = [c.result for c in sorted(chunks, key=lambda chunk: chunk.index)]
-        self.decoded(stream.job, results)
+    async def results(self, job: GenerationJob, receive: Receive) -> list[Result]:
+        """Submits a job and waits for its results, in the order of its texts."""
+        chunks = await last_chunks(events(job, self.worker.jobs, receive))
+        results = [chunk.result for chunk in chunks]
+        self.log_texts("texts", [result.text for result in results])
         return results
 
     async def token_ids(
@@ -235,25 +229,24 @@ class Service:
         """Cuts texts; refuses more than `MAX_PIECES` together, and a text that cannot be cut."""
 
         def cut() -> list[DocumentInFlight]:
-            documents, room = list[DocumentInFlight](), MAX_PIECES + 1
+            documents, left = list[DocumentInFlight](), MAX_PIECES + 1
             limits = self._max_source_tokens, self._config.task_prefixes
             for index, text in enumerate(texts):
                 document = fitted_document(text, options, self.tokenizer, *limits)
                 if document.doubtful:
                     log.info(DOUBTFUL)
-                documents.append(DocumentInFlight(document, Prompt(text, index), room))
-                room -= len(documents[-1].prompts)
-                if room <= 0:
+                documents.append(DocumentInFlight(document, Prompt(text, index), left))
+                left -= len(documents[-1].prompts)
+                if left <= 0:
                     message = f"there are more than {MAX_PIECES} pieces to decode"
                     message += "; send them in parts"
                     raise ApiError(400, message, param, "context_length_exceeded")
             return documents
 
-        # A text of a few characters takes as long as 100 characters of a long one.
-        long = sum(len(text) + 100 for text in texts) > SHORT
         with refusing(param):
-            async with self._cutting if long else nullcontext():
-                return await asyncio.to_thread(cut)
+            documents = await asyncio.to_thread(cut)
+        self.save_prompts([str(p.source) for document in documents for p in document.prompts])
+        return documents
 
     def _prefix(self, body: requests.Decoding) -> tuple[str, str]:
         """The prefix of a request's task or languages, and the code of the source language."""
@@ -264,53 +257,52 @@ class Service:
         with refusing("target_language"):
             return self.translations.prefix(target, getattr(body, "source_language", None) or "")
 
-    async def submit(
-        self, body: requests.PredictRequest | requests.TextRequest, receive: Callable[[], Any]
-    ) -> EventStream:
-        """Checks a request, submits it to the worker, and returns the stream of its events.
-
-        Raises:
-            ApiError: the request is not valid, or the queue is full or closed.
-        """
+    async def generation_job(
+        self, body: requests.PredictRequest | requests.TextRequest
+    ) -> GenerationJob:
+        """Checks a request, and makes its job; raises `ApiError` if the request is not valid."""
         self.require_decoder()
-        samples, stream, by_token, logprobs, document = 1, False, False, None, None
-        if not isinstance(body, requests.PredictRequest):
-            samples, by_token = body.n or 1, bool(body.speculation)
-            if body.unit == "none":
-                stream, logprobs = bool(body.stream), body.alternatives
-            else:
-                document = await self._cut(body)
         task = self.task(body.task, body.prompts)
-        settings = self._settings(body, task)
+        settings, samples = self._settings(body, task), body.n or 1
         if settings.num_beams > 1:
             settings = replace(settings, num_return_sequences=samples)
         elif samples > 1 and settings.temp == 0:
             message = f"n is {samples}, but greedy texts would be equal; set temperature above 0"
             raise ApiError(400, message, "n")
-        if document:
+        self.log_texts("prompts", body.prompts)
+        document = None
+        if body.unit != "none":
+            document = await self._cut(body)
             prompts = document.prompts
-            sources = [str(prompt.source) for prompt in prompts]
-            size = min(len(prompts), self.worker.max_batch, self.limits.rows)
         else:
-            size = len(body.prompts) * samples
-            self.require_rows(size, "n")
-            prefix, _ = self._prefix(body)
-            ids = await self.token_ids(body.prompts, body.text_field, prefix)
-            prompts = [Prompt(one, index) for index, one in enumerate(ids)]
-            if body.prediction:  # then there is one prompt
-                expected = body.prediction.text[: settings.max_tokens * CHARACTERS]
-                (predicted,) = await self.token_ids([expected], "prediction")
-                prompts = [Prompt(ids[0], prediction=predicted)]
-            sources = [prefix + text for text in body.prompts if isinstance(text, str)]
-        seed = secrets.randbelow(2**53) if body.seed is None else body.seed
-        self.log_prompts(body.prompts)
-        num_samples, texts = samples // settings.num_return_sequences, len(prompts) * samples
+            self.require_rows(len(body.prompts) * samples, "n")
+            prompts = await self._prompts(body, settings)
         request = GenerationRequest(
-            settings, seed, num_samples, stream=stream, by_token=by_token, logprobs=logprobs
+            settings,
+            seed=secrets.randbelow(2**53) if body.seed is None else body.seed,
+            num_samples=samples // settings.num_return_sequences,
+            stream=bool(body.stream) and document is None,
+            by_token=bool(body.speculation),
+            logprobs=body.alternatives,
         )
-        job = GenerationJob(size=size, texts=texts, request=request, prompts=prompts)
-        job.document, job.pieces, job.sources = document, document is not None, sources
-        return EventStream(job, self.worker.jobs, receive)
+        return GenerationJob(
+            texts=len(prompts) * samples,
+            request=request,
+            prompts=prompts,
+            pieces=document is not None,
+            document=document,
+        )
+
+    async def _prompts(self, body: requests.Decoding, settings: Settings) -> list[Prompt]:
+        """The prompts of a request that splits no text, as token ids."""
+        prefix, _ = self._prefix(body)
+        ids = await self.token_ids(body.prompts, body.text_field, prefix)
+        self.save_prompts([prefix + text for text in body.prompts if isinstance(text, str)])
+        if not body.prediction:
+            return [Prompt(one, index) for index, one in enumerate(ids)]
+        expected = body.prediction.text[: settings.max_tokens * CHARACTERS]
+        (predicted,) = await self.token_ids([expected], "prediction")
+        return [Prompt(ids[0], prediction=predicted)]  # a prediction belongs to a single prompt
 
     async def pairs_to_rank(
         self, query: str, documents: Sequence[str], words: Sequence[str], most_tokens: int | None
@@ -335,7 +327,7 @@ class Service:
         with refusing("documents"):
             return await asyncio.to_thread(pairs)
 
-    async def score_or_embed(self, job: ScoringJob, receive: Callable[[], Any]) -> list[Any]:
+    async def score_or_embed(self, job: ScoringJob, receive: Receive) -> list[Any]:
         """Submits a job that scores or embeds, and waits for its scores or vectors.
 
         Raises:
@@ -345,9 +337,9 @@ class Service:
             self.require_decoder()
         # Limited, so that even the largest request fits into a small, empty queue.
         batches = math.ceil(job.count / self.worker.max_batch / PASSES_A_TEXT)
-        job.size = job.texts = min(batches, self.limits.rows)
-        with closing(EventStream(job, self.worker.jobs, receive)) as stream:
-            return await stream.next()
+        job.texts = min(batches, self.limits.rows)
+        async with aclosing(events(job, self.worker.jobs, receive)) as values:
+            return await anext(values)
 
     def require_rows(self, texts: int, param: str) -> None:
         if texts > self.limits.rows:

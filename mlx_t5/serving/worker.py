@@ -30,7 +30,7 @@ from mlx_t5.scoring.windows import NotFinite, Part
 from mlx_t5.serving.api_error import STOPPING_MESSAGE, ApiError, failure_of, raised_at
 from mlx_t5.serving.generation import GenerationBatches
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.queue import GenerationJob, JobQueue, QueuedJob, ScoringJob
+from mlx_t5.serving.queue import Event, GenerationJob, JobQueue, QueuedJob, ScoringJob
 from mlx_t5.serving.requests import MAX_BEAMS, MAX_NUM_DRAFT
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,8 @@ class Worker:
             return "failed", BROKEN_MESSAGE
         if not (self._thread.is_alive() and self.jobs.open):
             return "stopping", STOPPING_MESSAGE
-        if (waited := self.jobs.waited) > STALL_SECONDS:
+        waited = self.jobs.waited
+        if waited > STALL_SECONDS:
             return "stalled", f"decoding hangs: no step has ended for {waited:.0f} s"
         return "ok", None
 
@@ -141,7 +142,7 @@ class Worker:
             warm_up(decoder, self.max_batch)
             answers = AnswerStore(decoder.model.config.eos_token_ids, self._answers)
             self._generation = GenerationBatches(decoder, self.jobs, self._metrics, answers)
-            self._scoring = ScoringTurns(decoder, self.jobs, self._metrics)
+            self._scoring = ScoringJobs(decoder, self.jobs, self._metrics)
         except BaseException as error:
             self._loaded.set_exception(error)
             return False
@@ -166,10 +167,10 @@ class Worker:
             for job in new:
                 self._batches_of(job).add(job)
             for job in cancelled:
-                self._metrics.cancelled_rows.inc(job.places)
+                self._metrics.cancelled_rows.inc(job.unfinished)
                 self.jobs.release(job, job.unfinished)
                 self._batches_of(job).remove(job)
-            self._scoring.advance()
+            self._scoring.step()
             self._generation.step()
         except Exception as error:
             self._generation.recover(error)
@@ -179,45 +180,53 @@ class Worker:
         return self._generation if isinstance(job, GenerationJob) else self._scoring
 
 
-class ScoringTurns:
+class ScoringJobs:
     """The jobs that need forward passes but no decoding: scores, ranks and embeddings.
 
-    The jobs take turns, and a turn is one forward pass. Decoding waits for such a pass about as
+    They are served round robin, one forward pass at a time. Decoding waits for such a pass about as
     long as for the encoding of a new prompt. So a request with many inputs blocks nobody, and the
     passes of two such requests alternate.
     """
 
     def __init__(self, decoder: SpeculativeDecoder, jobs: JobQueue, metrics: Metrics):
         self._decoder, self._jobs, self._metrics = decoder, jobs, metrics
-        self._turns: deque[tuple[ScoringJob, Iterator[list[Any] | None]]] = deque()
+        self._waiting: deque[tuple[ScoringJob, Iterator[Part]]] = deque()
         self._last_encoded = LastEncoded()  # shared by all jobs
 
     def __bool__(self) -> bool:
-        return bool(self._turns)
+        return bool(self._waiting)
 
     def add(self, job: ScoringJob) -> None:
-        self._turns.append((job, self._passes(job)))
+        self._waiting.append((job, self._parts(job)))
 
     def remove(self, job: ScoringJob) -> None:
-        self._turns = deque(turn for turn in self._turns if turn[0] is not job)
+        self._waiting = deque(waiting for waiting in self._waiting if waiting[0] is not job)
 
-    def advance(self) -> None:
-        """Makes one forward pass for the job whose turn it is."""
-        if not self._turns:
+    def step(self) -> None:
+        """Makes one forward pass for the first job, which then waits behind the others."""
+        if not self._waiting:
             return
-        job, passes = self._turns.popleft()
-        outcome: list[Any] | ApiError | None
+        job, parts = self._waiting.popleft()
+        if not job.values:
+            self._metrics.queue_seconds.observe(self._jobs.clock() - job.submitted)
+        event: Event
         try:
-            outcome = next(passes)
+            for index, value in next(parts):
+                if isinstance(value, Exception):
+                    raise value
+                job.values[index] = value
         except UserError as error:
-            outcome = ApiError(500 if isinstance(error, NotFinite) else 400, str(error))
+            event = ApiError(500 if isinstance(error, NotFinite) else 400, str(error))
         except Exception as error:
-            outcome = failure_of(error)
-        if outcome is None:
-            self._turns.append((job, passes))
+            event = failure_of(error)
         else:
-            self._jobs.release(job, job.unfinished)
-            self._jobs.put(job, outcome)
+            if len(job.values) < job.count:
+                self._waiting.append((job, parts))
+                return
+            event = [job.values[i] for i in range(job.count)]
+            self._metrics.scored(job.kind, job.count, job.prompt_tokens)
+        self._jobs.release(job, job.unfinished)
+        self._jobs.put(job, event)
 
     def _parts(self, job: ScoringJob) -> Iterator[Part]:
         """A job's scores or vectors in parts, each of one forward pass."""
@@ -225,21 +234,6 @@ class ScoringTurns:
         if job.kind == "embed":
             return self._decoder.embeddings.parts(job.ids, size, job.normalize, most)
         return self._decoder.scoring.parts(job.pairs, size, most, self._last_encoded)
-
-    def _passes(self, job: ScoringJob) -> Iterator[list[Any] | None]:
-        """Makes one forward pass per iteration; yields None, or all values after the last pass."""
-        self._metrics.queue_seconds.observe(self._jobs.clock() - job.submitted)
-        values: dict[int, Any] = {}
-        for part in self._parts(job):
-            values |= dict(part)
-            for _, value in part:
-                if isinstance(value, Exception):
-                    raise value
-            if len(values) == job.count:
-                break
-            yield None
-        self._metrics.scored(job.kind, job.count, job.prompt_tokens)
-        yield [values[i] for i in range(job.count)]
 
 
 def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
