@@ -95,7 +95,7 @@ class GenerationBatches:
             for row in rows:
                 self._report(row)
 
-    def _count_step(self, scheduler: Scheduler, before: Sequence[int], rows: list[Row]) -> None:
+    def _count_step(self, scheduler: Scheduler, before: Counter[str], rows: list[Row]) -> None:
         """Updates the metrics after a step that advanced `rows`; `before` are their counts."""
         if not rows:
             return
@@ -104,8 +104,8 @@ class GenerationBatches:
         for row in rows:
             if row.stats.target_calls == 1:
                 metrics.queue_seconds.observe(began - self._job_of[row].submitted)
-        metrics.stepped(len(rows), scheduler.engine.gamma, seconds)
-        metrics.wrote(*(b - a for a, b in zip(before, row_counts(rows), strict=True)))
+        added = row_counts(rows) - before
+        metrics.stepped(len(rows), scheduler.engine.gamma, seconds, added)
 
     def _submit_rows(self) -> None:
         """Submits rows while there are free slots, the next one of the job that has the fewest."""

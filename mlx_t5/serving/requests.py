@@ -2,8 +2,8 @@
 
 Unsupported input is refused, never ignored: an unknown field is an error, and fields of OpenAI's
 API that ask for something else than a text (`tools`, `audio`, …) may only have the values that
-change nothing. Types are strict: "5" is no number and 1 is no boolean. In a long list, and among
-unknown fields, only the first error is reported, because a body of 1 MiB may have 300,000 errors.
+change nothing. Types are strict: "5" is no number and 1 is no boolean. In a long list only the
+first error is reported.
 """
 
 from __future__ import annotations
@@ -59,6 +59,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "best_of": (1,),
 }
+# OpenAI's fields that do not concern the text.
+UNUSED = (
+    "user", "safety_identifier", "service_tier", "prompt_cache_key", "prompt_cache_retention",
+    "prompt_cache_options", "metadata", "parallel_tool_calls",
+)  # fmt: skip
 Language = Annotated[str, Field(min_length=1, max_length=MAX_LANGUAGE)] | None
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # in OpenAI's chats
 ONE_TURN = (["user"], ["system", "user"], ["developer", "user"])
@@ -68,16 +73,7 @@ OF_BEAMS = [name for name, s in SETTINGS.items() if s.only_with == "beams" and s
 class Request(BaseModel):
     """The base of all requests: types are strict, and unknown fields are errors."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_unknown_field(cls, body: Any) -> Any:
-        if not isinstance(body, dict):
-            return body
-        fields = cls.model_fields
-        unknown = [next((name for name in body if name not in fields), None)]
-        return {name: body[name] for name in [*fields, *unknown] if name in body}
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 def _field(name: str, setting: Setting) -> Any:
@@ -120,21 +116,21 @@ def _only(*values: Any) -> Any:
     return Annotated[Any, AfterValidator(check), shown], None
 
 
-_requested: Any = {s.request: _field(name, s) for name, s in SETTINGS.items() if s.request}
-_WithSettings: Any = create_model("_WithSettings", __base__=Request, **_requested)
-_WithChoices: Any = create_model(
-    "_WithChoices",
-    __base__=Request,
-    split=_one_of(
+_settings: Any = {s.request: _field(name, s) for name, s in SETTINGS.items() if s.request}
+_choices: Any = {
+    "split": _one_of(
         SPLITS,
         "decode the text piece by piece, each after the task's prefix, and join the answers with "
         "the text between the pieces; the answer also lists the pieces",
     ),
-    file_type=_one_of(
+    "file_type": _one_of(
         FILE_TYPES, "if the text is split: its file's type; subtitles keep their times"
     ),
     **{name: _only(*values) for name, values in NEUTRAL.items()},
-)
+    **dict.fromkeys(UNUSED, (Unused, None)),
+}
+_WithSettings: Any = create_model("_WithSettings", __base__=Request, **_settings)
+_WithChoices: Any = create_model("_WithChoices", __base__=Request, **_choices)
 
 
 class TextPart(Request):
@@ -170,16 +166,14 @@ class Decoding(_WithSettings):
     """
 
     text_field: ClassVar[str] = "prompt"  # the name of the field that has the text to work on
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = Field(
-        None, description="the same seed gives the same text; absent: a new seed each time"
-    )
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    """the same seed gives the same text; absent: a new seed each time"""
     stop: ShortText | Annotated[list[ShortText], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    draft: bool | None = Field(None, description="false decodes regularly, without proposals")
-    prediction: PredictedContent | None = Field(
-        None,
-        description="the expected text: proposals are copied from it, which makes decoding faster "
-        "where it is right; with delta 0 the answer does not change",
-    )
+    draft: bool | None = None
+    """false decodes regularly, without proposals"""
+    prediction: PredictedContent | None = None
+    """the expected text: proposals are copied from it, which makes decoding faster where it is
+    right; with delta 0 the answer does not change"""
     task: Task = None
 
     @property
@@ -222,7 +216,8 @@ class StreamOptions(Request):
     """Options for an answer that is sent as a stream."""
 
     include_usage: bool | None = None
-    include_obfuscation: bool | None = Field(None, description="accepted; nothing is added")
+    include_obfuscation: bool | None = None
+    """accepted; nothing is added"""
 
 
 class OpenAIRequest(Decoding, _WithChoices):
@@ -232,27 +227,14 @@ class OpenAIRequest(Decoding, _WithChoices):
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    speculation: bool | None = Field(
-        None, description="also report each token's origin (draft, copy or target), and counts"
-    )
-    target_language: Language = Field(
-        None,
-        description="translate into this language, such as de, with the model's own prefix for it; "
-        "the text is split into sentences, unless n, logprobs or prediction need it whole",
-    )
-    source_language: Language = Field(
-        None,
-        description="if the text is split or translated: its language, such as de, whose rules say "
-        "where a sentence ends; absent: the language that the prefix names, or English",
-    )
-    user: Unused = None
-    safety_identifier: Unused = None
-    service_tier: Unused = None
-    prompt_cache_key: Unused = None
-    prompt_cache_retention: Unused = None
-    prompt_cache_options: Unused = None
-    metadata: Unused = None
-    parallel_tool_calls: Unused = None
+    speculation: bool | None = None
+    """also report each token's origin (draft, copy or target), and counts"""
+    target_language: Language = None
+    """translate into this language, such as de, with the model's own prefix for it; the text is
+    split into sentences, unless n, logprobs or prediction need it whole"""
+    source_language: Language = None
+    """if the text is split or translated: its language, such as de, whose rules say where a
+    sentence ends; absent: the language that the prefix names, or English"""
 
     @property
     def unit(self) -> str:
@@ -286,9 +268,8 @@ class OpenAIRequest(Decoding, _WithChoices):
 class CompletionRequest(OpenAIRequest):
     """The body of POST /v1/completions."""
 
-    prompt: (
-        Text | Annotated[list[Text], Several] | TokenIds | Annotated[list[TokenIds], Several]
-    ) = Field(description="one text or several, or the same as token ids")
+    prompt: Text | Annotated[list[Text], Several] | TokenIds | Annotated[list[TokenIds], Several]
+    """one text or several, or the same as token ids"""
     logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
 
     @property
@@ -376,16 +357,16 @@ TextRequest = CompletionRequest | ChatRequest
 class EmbeddingRequest(Request):
     """The body of POST /v1/embeddings."""
 
-    input: Text | Annotated[list[Text], Many] | TokenIds | Annotated[list[TokenIds], Many] = Field(
-        description="one text or several, or the same as token ids"
-    )
+    input: Text | Annotated[list[Text], Many] | TokenIds | Annotated[list[TokenIds], Many]
+    """one text or several, or the same as token ids"""
     model: Model = None
-    encoding_format: Literal["float", "base64"] | None = Field(
-        None, description="base64: the bytes of float32 numbers, little-endian"
-    )
-    normalize: bool | None = Field(None, description="true: scale vectors to length 1")
+    encoding_format: Literal["float", "base64"] | None = None
+    """base64: the bytes of float32 numbers, little-endian"""
+    normalize: bool | None = None
+    """true: scale vectors to length 1"""
     task: Task = None
-    dimensions: None = Field(None, description="not supported: absent")
+    dimensions: None = None
+    """not supported: absent"""
     user: Unused = None
 
     @property
@@ -397,9 +378,8 @@ class ScoreRequest(Request):
     """The body of POST /v1/score."""
 
     prompt: Text | TokenIds
-    targets: Annotated[list[Text | TokenIds], Scored] = Field(
-        description="the end token is added to a text; token ids are scored as they are"
-    )
+    targets: Annotated[list[Text | TokenIds], Scored]
+    """the end token is added to a text; token ids are scored as they are"""
     task: Task = None
     model: Model = None
 

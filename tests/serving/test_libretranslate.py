@@ -14,7 +14,6 @@ from mlx_t5.errors import UserError
 from mlx_t5.model import load
 from mlx_t5.serving import libretranslate
 from mlx_t5.serving.api_error import error_of_validation
-from mlx_t5.serving.libretranslate import MAX_FIELDS
 from mlx_t5.serving.saved_prompts import SavedPrompts
 from mlx_t5.serving.service import MAX_PIECES
 
@@ -192,8 +191,8 @@ SEVERAL = f"at most {MAX_PIECES} items"
         ({"json": {"target": "fr", "q": ["a"] * TOO_MANY, "alternatives": 1}}, SEVERAL),
         ({"json": {"target": "-" * 17, "q": CATS}}, "target: it must have at most 16 characters"),
         ({"json": {"target": "fr", "source": "a" * 17, "q": CATS}}, "source: it must have at most"),
-        ({"content": "q=&" * (MAX_FIELDS + 1), "headers": FORM}, "the form has over"),
-        (multipart(*[("name=q", "1")] * (MAX_FIELDS + 1)), "the form has over"),
+        ({"content": "q=&" * TOO_MANY + "target=fr", "headers": FORM}, SEVERAL),
+        (multipart(*[("name=q", "1")] * TOO_MANY, ("name=target", "fr")), SEVERAL),
         ({"content": f"alternatives={'9' * 5000}&target=fr&q=a", "headers": FORM}, "alternatives"),
     ],
 )
