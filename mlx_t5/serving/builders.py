@@ -26,7 +26,7 @@ Fields = dict[str, Any]
 if TYPE_CHECKING:
     from mlx_t5.serving.requests import TextRequest
 
-LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is very unlikely"
+MIN_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is very unlikely"
 
 
 @dataclass
@@ -176,9 +176,9 @@ class CompletionBuilder:
 
     def choice(self, chunk: Chunk) -> Fields:
         """A chunk as an entry of the answer's `choices`."""
-        result = chunk.result
-        # If the answer is not streamed, its only chunk has the whole text in the result.
-        text = chunk.text if self.stream or not result else result.text or ""
+        result, text = chunk.result, chunk.text
+        if result and not self.stream:  # the only chunk: the result has the whole text
+            text = result.text or ""
         choice = {
             "index": chunk.index,
             "logprobs": self._logprobs(chunk) if self.logprobs else None,
@@ -264,4 +264,4 @@ def completed(chunk: Chunk) -> list[str]:
 
 def json_number(logprob: float) -> float:
     """A log-probability for JSON, which has no -inf: at least -9999, as in OpenAI's API."""
-    return max(logprob, LEAST_LOGPROB) if math.isfinite(logprob) else LEAST_LOGPROB
+    return max(logprob, MIN_LOGPROB) if math.isfinite(logprob) else MIN_LOGPROB

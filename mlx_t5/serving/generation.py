@@ -168,9 +168,6 @@ class GenerationBatches:
         chunks = [text.chunk() for text in texts]
         if row.finish_reason:
             self._metrics.finished(row.stats, row.finish_reason)
-            if not row.stats.reused:
-                seconds = row.stats.encode_seconds + row.stats.decode_seconds
-                self._jobs.row_seconds += (seconds - self._jobs.row_seconds) / 8
             self._end(row)
         for chunk in chunks:  # last, so that the metrics have counted the text
             chunk.stats = copy.copy(chunk.stats)  # the row's stats keep changing

@@ -7,7 +7,6 @@ its loop, and sends their events; the event loop receives them from `events`.
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -21,7 +20,6 @@ from mlx_t5.scoring.pairs import Pair
 from mlx_t5.serving.api_error import ApiError
 from mlx_t5.text.prompts import Prompt
 
-LONGEST_RETRY = 60  # maximum of Retry-After in seconds
 REST_SECONDS = 10  # longest wait for work before a round
 
 Event = Chunk | list[Any] | ApiError
@@ -79,7 +77,6 @@ class JobQueue:
     def __init__(self, max_batch: int, max_queue: int, clock: Callable[[], float]):
         """Decodes at most `max_batch` texts at a time; at most `max_queue` texts wait."""
         self.max_batch, self._max_queue, self.clock = max_batch, max_queue, clock
-        self.row_seconds = 0.0  # moving average of the time to encode and decode a row
         self._changed = threading.Condition()
         self._jobs: dict[QueuedJob, None] = {}  # an ordered set
         self._new: list[QueuedJob] = []
@@ -112,13 +109,11 @@ class JobQueue:
         with self._changed:
             if self._closed is not None:
                 raise ApiError(503, self._closed)
-            admitted, slots = self.admitted, self._slots(job, job.texts)
-            if admitted + slots > self.max_batch + self._max_queue:
-                seconds = math.ceil(admitted / self.max_batch * self.row_seconds)
-                seconds = max(1, min(seconds, LONGEST_RETRY))
-                message, headers = f"try again in {seconds} s", {"Retry-After": str(seconds)}
-                raise ApiError(429, f"the queue is full; {message}", None, "queue_full", headers)
-            job.submitted, job.unfinished = self.clock(), job.texts
+            slots = self.admitted + self._slots(job, job.texts)
+            if slots > self.max_batch + self._max_queue:
+                raise ApiError(429, "the queue is full; try again later", code="queue_full")
+            job.submitted = self.clock()
+            job.unfinished = job.texts
             if not self._jobs:
                 self._progressed = job.submitted
             self._jobs[job] = None

@@ -25,7 +25,12 @@ MAX_BEAMS = 16  # hypotheses per prompt; each costs as much as a text
 MAX_NUM_DRAFT = 16  # rows are verified together, so the proposals of one row slow all rows
 MAX_SEED = 2**53 - 1  # the largest integer that every JSON library reads exactly
 # OpenAI's API has the same limit of the temperature.
-MOST = {"max_tokens": LARGEST_COUNT, "temp": 2, "num_draft": MAX_NUM_DRAFT, "num_beams": MAX_BEAMS}
+MAX_VALUES = {
+    "max_tokens": LARGEST_COUNT,
+    "temp": 2,
+    "num_draft": MAX_NUM_DRAFT,
+    "num_beams": MAX_BEAMS,
+}
 MAX_ALTERNATIVES = 20  # log-probabilities per token
 MAX_PARTS = 64  # parts of a chat message
 MAX_LANGUAGE = 16  # characters of a language's code
@@ -83,8 +88,9 @@ def _field(name: str, setting: Setting) -> Any:
     if allowed.kind is not bool:
         least = min([allowed.least, *(n for n in allowed.besides if not isinstance(n, str))])
         bounds = {"gt": 0} if least == math.ulp(0.0) else {"ge": least}
-        most = min(allowed.most, MOST.get(name, math.inf))
-        bounds |= {"le": most} if most < math.inf else {}
+        most = min(allowed.most, MAX_VALUES.get(name, math.inf))
+        if most < math.inf:
+            bounds["le"] = most
 
     def fit(value: Any) -> Any:
         if not allowed.holds(value):
@@ -94,7 +100,8 @@ def _field(name: str, setting: Setting) -> Any:
     number = Number if allowed.kind is float else allowed.kind
     kind: Any = Annotated[number, Field(**bounds), AfterValidator(fit)]
     for word in allowed.besides:
-        kind = kind | Literal[word] if isinstance(word, str) else kind
+        if isinstance(word, str):
+            kind = kind | Literal[word]
     return kind | None, Field(None, description=setting.help)
 
 
@@ -112,8 +119,8 @@ def _only(*values: Any) -> Any:
             raise ValueError("this is not supported; leave it out")
         return value
 
-    shown = Field(json_schema_extra={"enum": [None, *values]})
-    return Annotated[Any, AfterValidator(check), shown], None
+    schema = Field(json_schema_extra={"enum": [None, *values]})
+    return Annotated[Any, AfterValidator(check), schema], None
 
 
 _settings: Any = {s.request: _field(name, s) for name, s in SETTINGS.items() if s.request}
@@ -205,6 +212,7 @@ class PredictRequest(Decoding):
     stream: ClassVar[None] = None
     speculation: ClassVar[None] = None
     alternatives: ClassVar[None] = None
+    target_language: ClassVar[None] = None
     unit: ClassVar[str] = "none"
 
     @property
@@ -245,11 +253,10 @@ class OpenAIRequest(Decoding, _WithChoices):
     @model_validator(mode="after")
     def _consistent(self) -> OpenAIRequest:
         beams = self.settings.get("num_beams", 1)
-        fields = {"stream": self.stream and self.unit == "none"}
-        fields |= {"logprobs": self.alternatives is not None}
-        for name, used in fields.items():
-            if beams > 1 and used:
-                raise ValueError(f"num_beams cannot be combined with {name}")
+        if beams > 1 and self.stream and self.unit == "none":
+            raise ValueError("num_beams cannot be combined with stream")
+        if beams > 1 and self.alternatives is not None:
+            raise ValueError("num_beams cannot be combined with logprobs")
         if 1 < beams < (self.n or 1):
             raise ValueError("n is above num_beams")
         if self.stream_options and not self.stream:
@@ -331,9 +338,10 @@ class ChatRequest(OpenAIRequest):
     def settings(self) -> dict[str, Any]:
         """The settings in the request; of `max_tokens` and `max_completion_tokens` the smaller."""
         values = super().settings
-        most = values.get("max_tokens"), self.max_completion_tokens
-        limits = [n for n in most if n is not None]
-        return values | ({"max_tokens": min(limits)} if limits else {})
+        if self.max_completion_tokens is not None:
+            limit = values.get("max_tokens", self.max_completion_tokens)
+            values["max_tokens"] = min(limit, self.max_completion_tokens)
+        return values
 
     @property
     def prompts(self) -> list[str]:
@@ -348,7 +356,9 @@ class ChatRequest(OpenAIRequest):
     @property
     def alternatives(self) -> int | None:
         """The number of likeliest tokens to show per position; None: no log-probabilities."""
-        return (self.top_logprobs or 0) if self.logprobs else None
+        if not self.logprobs:
+            return None
+        return self.top_logprobs or 0
 
 
 TextRequest = CompletionRequest | ChatRequest
@@ -406,4 +416,4 @@ class RerankRequest(Request):
 
     @property
     def texts(self) -> list[str]:
-        return [each if isinstance(each, str) else each.text for each in self.documents]
+        return [one if isinstance(one, str) else one.text for one in self.documents]

@@ -37,9 +37,9 @@ from mlx_t5.text.prompts import Prompt, token_ids
 
 log = logging.getLogger(__name__)
 
+Body = requests.PredictRequest | requests.TextRequest
 MAX_PIECES = 5_000  # of a document
-DOUBTFUL = "a text may begin with a prefix; to use one, send task or system message"
-PASSES_A_TEXT = 16  # this many full batches to score or embed count as one text in the queue
+BATCHES_PER_TEXT = 16  # this many full batches to score or embed count as one text in the queue
 NO_TASK = Preset("no task")
 NAMES = {"input": "text", "targets": "target", "messages": "prompt"}  # of fields, in messages
 
@@ -103,13 +103,19 @@ class Service:
         """
         decoder = worker.start()
         self.worker, self.limits, self.model = worker, limits, model
-        self.presets, self._base_settings = presets or Presets(), decoder.defaults
+        self.created = int(time.time())
+        self.presets = presets or Presets()
+        self.saved = saved
+        self._logs_prompts = log_prompts
+        self._base_settings = decoder.defaults
         self._default_settings = combined({"delta": delta}, self.presets.general.settings)
         self.defaults = replace(self._base_settings, **self._default_settings)
         self.drafts = decoder.draft is not None or decoder.copy is not None
         self.exact = decoder.exact
-        width = decoder.target(worker.max_batch).width if self.exact else requests.MAX_NUM_DRAFT + 1
-        self.max_num_draft = min(requests.MAX_NUM_DRAFT, width - 1)
+        self.max_num_draft = requests.MAX_NUM_DRAFT
+        if self.exact:
+            width = decoder.target(worker.max_batch).width
+            self.max_num_draft = min(self.max_num_draft, width - 1)
         try:
             if decoder.tokenizer is None:
                 message = "the target's folder has no tokenizer, which a server needs: fetch it"
@@ -122,7 +128,6 @@ class Service:
         except UserError:
             worker.stop()
             raise
-        self._logs_prompts, self.saved, self.created = log_prompts, saved, int(time.time())
         self._model, self._config = decoder.model, decoder.model.config
         self.tokenizer = copy.deepcopy(decoder.tokenizer)  # the worker's thread uses the original
         self._longest = max(map(len, self.tokenizer.get_vocab()))  # characters of a token
@@ -169,34 +174,37 @@ class Service:
         Raises:
             ApiError: a text is empty, too long or not valid, or an id is not in the vocabulary.
         """
-        prefixed: list[Any] = [prefix + text if isinstance(text, str) else text for text in texts]
-        fields = [f"{param}[{i}]" for i in range(len(texts))] if len(texts) > 1 else [param]
-        given = dict(zip(fields, prefixed, strict=False))
-        for name, text in given.items():
-            self._require_short(text, name)
+        by_field: dict[str, Any] = {}
+        for i, text in enumerate(texts):
+            name = f"{param}[{i}]" if len(texts) > 1 else param
+            by_field[name] = prefix + text if isinstance(text, str) else text
+            self._check_length(by_field[name], name)
+        pooling: Pooling | None = self._model.pooling if param == "input" else None
 
-        def tokenize() -> list[list[int]]:
-            pooling: Pooling | None = self._model.pooling if param == "input" else None
-            what, all_ids = NAMES.get(param, param), []
-            for name, text in given.items():
-                pooled = pooling if isinstance(text, str) and text.strip() else None
-                text = pooled.prompt + text if pooled else text
-                with refusing(name):
-                    ids = token_ids(text, self.tokenizer, self._config.vocab_size, what)
-                all_ids.append(pooled.cut(ids) if pooled else ids)
-                self._require_short(all_ids[-1], name)
-            return all_ids
+        def tokenize(name: str, text: Any) -> list[int]:
+            pools = pooling is not None and isinstance(text, str) and text.strip()
+            if pooling and pools:
+                text = pooling.prompt + text
+            with refusing(name):
+                what = NAMES.get(param, param)
+                ids = token_ids(text, self.tokenizer, self._config.vocab_size, what)
+            if pooling and pools:
+                ids = pooling.cut(ids)
+            self._check_length(ids, name)
+            return ids
 
-        return await asyncio.to_thread(tokenize)
+        return await asyncio.to_thread(lambda: [tokenize(*one) for one in by_field.items()])
 
-    def _require_short(self, text: str | Sequence[int], param: str) -> None:
+    def _check_length(self, text: str | Sequence[int], param: str) -> None:
         """Refuses too many token ids, and a text that is too long for the tokens allowed."""
-        name, most, option = param.split("[")[0], self.limits.prompt_tokens, "--max-prompt-tokens"
+        name = param.split("[")[0]
+        most, option = self.limits.prompt_tokens, "--max-prompt-tokens"
         if name == "targets":
             most, option = self.limits.max_tokens, "--max-tokens"
-        is_text = isinstance(text, str)
-        if len(text) > most * (self._longest if is_text else 1):
-            count = "more" if is_text else len(text)
+        longest, count = most, str(len(text))
+        if isinstance(text, str):  # the number of its tokens is not known
+            longest, count = most * self._longest, "more"
+        if len(text) > longest:
             limit = f"at most {most} are taken here (the server's {option}); shorten it"
             message = f"the {NAMES.get(name, name)} has {count} tokens; {limit}"
             raise ApiError(400, message, param, "context_length_exceeded")
@@ -209,8 +217,12 @@ class Service:
                 request has a field that a split text does not support.
         """
         *system, text = body.parts
-        fields = {"n": (body.n or 1) > 1, "logprobs": body.alternatives is not None}
-        fields |= {"prediction": bool(body.prediction), "prompt": not isinstance(text, str)}
+        fields = {
+            "n": (body.n or 1) > 1,
+            "logprobs": body.alternatives is not None,
+            "prediction": body.prediction is not None,
+            "prompt": not isinstance(text, str),
+        }
         for name, refused in fields.items():
             if refused:
                 message = f"{name}: a text that is split is one prompt, as text, and has one answer"
@@ -234,7 +246,7 @@ class Service:
             for index, text in enumerate(texts):
                 document = fitted_document(text, options, self.tokenizer, *limits)
                 if document.doubtful:
-                    log.info(DOUBTFUL)
+                    log.info("a text may begin with a prefix; if so, send task or system message")
                 documents.append(DocumentInFlight(document, Prompt(text, index), left))
                 left -= len(documents[-1].prompts)
                 if left <= 0:
@@ -248,18 +260,15 @@ class Service:
         self.save_prompts([str(p.source) for document in documents for p in document.prompts])
         return documents
 
-    def _prefix(self, body: requests.Decoding) -> tuple[str, str]:
+    def _prefix(self, body: Body) -> tuple[str, str]:
         """The prefix of a request's task or languages, and the code of the source language."""
-        target = getattr(body, "target_language", None)
-        if target is None:
+        if body.target_language is None:
             return self.task(body.task, []).prefix, ""
         self._require_texts(body.prompts, "target_language")
         with refusing("target_language"):
-            return self.translations.prefix(target, getattr(body, "source_language", None) or "")
+            return self.translations.prefix(body.target_language, body.source_language or "")
 
-    async def generation_job(
-        self, body: requests.PredictRequest | requests.TextRequest
-    ) -> GenerationJob:
+    async def generation_job(self, body: Body) -> GenerationJob:
         """Checks a request, and makes its job; raises `ApiError` if the request is not valid."""
         self.require_decoder()
         task = self.task(body.task, body.prompts)
@@ -275,7 +284,10 @@ class Service:
             document = await self._cut(body)
             prompts = document.prompts
         else:
-            self.require_rows(len(body.prompts) * samples, "n")
+            texts = len(body.prompts) * samples
+            if texts > self.limits.rows:
+                most = f"more than one request may ask for here ({self.limits.rows})"
+                raise ApiError(400, f"{texts} texts are {most}; send several", "n")
             prompts = await self._prompts(body, settings)
         request = GenerationRequest(
             settings,
@@ -293,7 +305,7 @@ class Service:
             document=document,
         )
 
-    async def _prompts(self, body: requests.Decoding, settings: Settings) -> list[Prompt]:
+    async def _prompts(self, body: Body, settings: Settings) -> list[Prompt]:
         """The prompts of a request that splits no text, as token ids."""
         prefix, _ = self._prefix(body)
         ids = await self.token_ids(body.prompts, body.text_field, prefix)
@@ -314,7 +326,7 @@ class Service:
         if not ranks_by(self.tokenizer, words):
             cause = f"{self.model} cannot rank by {' and '.join(map(shown, words))}"
             raise ApiError(400, f"{cause}; name two words that are single tokens", "words")
-        self._require_short(query, "query")
+        self._check_length(query, "query")
         if not query.strip():
             raise ApiError(400, "the query is empty; write what is looked for", "query")
         most = self.limits.prompt_tokens
@@ -336,15 +348,10 @@ class Service:
         if job.kind != "embed":
             self.require_decoder()
         # Limited, so that even the largest request fits into a small, empty queue.
-        batches = math.ceil(job.count / self.worker.max_batch / PASSES_A_TEXT)
+        batches = math.ceil(job.count / self.worker.max_batch / BATCHES_PER_TEXT)
         job.texts = min(batches, self.limits.rows)
         async with aclosing(events(job, self.worker.jobs, receive)) as values:
             return await anext(values)
-
-    def require_rows(self, texts: int, param: str) -> None:
-        if texts > self.limits.rows:
-            most = f"more than one request may ask for here ({self.limits.rows})"
-            raise ApiError(400, f"{texts} texts are {most}; send several", param)
 
     def require_decoder(self) -> None:
         if not self._model.can_decode:
