@@ -161,6 +161,7 @@ class CompletionBuilder:
     def __init__(self, body: TextRequest, model: str, decode: Callable[[int], DecodedToken]):
         self.stream, self.detailed = bool(body.stream), bool(body.speculation)
         self.logprobs = body.alternatives is not None
+        self.usage_at_end = bool(body.stream_options and body.stream_options.include_usage)
         self._decode = decode
         self._common: Fields = {
             "id": f"{self.id_prefix}-{uuid.uuid4().hex}",

@@ -35,6 +35,7 @@ from mlx_t5.serving.builders import DocumentChunk
 from mlx_t5.serving.queue import GenerationJob, ScoringJob, events, last_chunks
 from mlx_t5.serving.service import Service
 
+Builder = builders.CompletionBuilder
 EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 EVENTS = {"text/event-stream": {"schema": {**EVENT, "description": "a chunk as JSON, or [DONE]"}}}
 
@@ -114,7 +115,7 @@ async def predict(body: requests.PredictRequest, request: Request) -> responses.
 
 
 async def _openai(
-    body: requests.TextRequest, request: Request, builder_type: type[builders.CompletionBuilder]
+    body: requests.TextRequest, request: Request, builder_type: type[Builder]
 ) -> Response:
     service = _service(request, body.model)
     builder = builder_type(body, service.model, service.token_decoder.decode)
@@ -123,7 +124,7 @@ async def _openai(
     if job.document:
         chunks = builders.document_chunks(chunks, job.document, builder.stream, builder.detailed)
     if builder.stream:
-        return await _streamed(body, job, chunks, builder, service)
+        return await _streamed(service, job, chunks, builder)
     last = await last_chunks(chunks)
     results = [chunk.result for chunk in last]
     service.log_texts("texts", [result.text for result in results])
@@ -137,11 +138,7 @@ async def _openai(
 
 
 async def _streamed(
-    body: requests.TextRequest,
-    job: GenerationJob,
-    chunks: AsyncGenerator[Chunk, None],
-    builder: builders.CompletionBuilder,
-    service: Service,
+    service: Service, job: GenerationJob, chunks: AsyncGenerator[Chunk, None], builder: Builder
 ) -> Response:
     first = await anext(chunks)  # before the status is sent, as it may be an error
 
@@ -157,7 +154,7 @@ async def _streamed(
                     if is_new or builder.logprobs or builder.detailed:
                         yield _event(builder.answer([builder.choice(chunk)]))
                     chunk = await anext(chunks, None)
-            if body.stream_options and body.stream_options.include_usage:
+            if builder.usage_at_end:
                 usage = builders.usage(job, [result.stats for result in results])
                 yield _event(builder.answer([], usage=usage))
             service.log_texts("texts", [result.text for result in results])

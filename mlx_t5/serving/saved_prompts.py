@@ -1,4 +1,4 @@
-"""Saves the prompts that a server has decoded, from which `distill.py --data` trains a draft."""
+"""Saves the prompts of a server's requests, from which `distill.py --data` trains a draft."""
 
 from __future__ import annotations
 

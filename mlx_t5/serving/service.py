@@ -95,7 +95,7 @@ class Service:
             delta: the default `delta` (leniency) of requests.
             log_prompts: whether to log prompts and texts.
             presets: defaults and tasks from the model's own files.
-            saved: where to save the prompts that are decoded.
+            saved: where to save the prompts of valid requests.
 
         Raises:
             UserError: the models cannot be loaded, there is no tokenizer, or exact decoding does

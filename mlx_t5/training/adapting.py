@@ -53,6 +53,7 @@ class Adapted(NamedTuple):
 
     def _norms(self) -> mx.array:
         """Row norms of W + s · B @ A, without computing that matrix; inf for zero rows."""
+        # |w + s·b @ A|² = |w|² + s·b·(2·A @ w + s·(A @ A.T) @ b), row by row.
         crossed = self.base.times(self.down).T.astype(mx.float32)  # W @ A.T
         mixed = 2 * crossed + self.scale * (self.up @ (self.down @ self.down.T))
         squares = self.squares + self.scale * mx.sum(self.up * mixed, axis=1)
@@ -69,8 +70,16 @@ class Adapter:
     key: mx.array | None = None
 
     def __call__(self, layer: Any, base: Matrix) -> Adapted:
-        dora = layer.get(MAGNITUDE), self.squares
-        return Adapted(base, layer[DOWN], layer[UP], self.scale, self.rate, self.key, *dora)
+        return Adapted(
+            base,
+            down=layer[DOWN],
+            up=layer[UP],
+            scale=self.scale,
+            rate=self.rate,
+            key=self.key,
+            magnitude=layer.get(MAGNITUDE),
+            squares=self.squares,
+        )
 
 
 class Adapters:
@@ -102,8 +111,9 @@ class Adapters:
             layer[UP] = mx.zeros((outputs, rank))
             if dora:
                 squares = mx.sum(mx.square(weight.astype(mx.float32)), axis=1)
-                layer.adapter.squares, layer[MAGNITUDE] = squares, mx.sqrt(squares)
                 mx.eval(squares)
+                layer.adapter.squares = squares
+                layer[MAGNITUDE] = mx.sqrt(squares)
             mx.eval(layer.parameters())
 
     def drop(self, key: mx.array | None) -> None:

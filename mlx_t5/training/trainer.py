@@ -73,7 +73,8 @@ class Trainer:
             if self.progress.best is not None:
                 self.folder.save(self.state, self.progress)
             raise
-        best, step = self.progress, self.state.step
+        best = self.progress
+        step = self.state.step
         if self.over and step < self.schedule.iters:
             why = f"{best.behind} evaluations without a better one than step {best.best_step}"
             self.log(f"stopped at step {step} of {self.schedule.iters}: {why} (--patience)")
@@ -92,9 +93,11 @@ class Trainer:
 
     def _train(self) -> None:
         schedule, first, tokens = self.schedule, self.state.step, 0
-        before, started = self.progress.seconds, time.perf_counter()
+        before = self.progress.seconds  # of the steps of earlier processes
+        started = time.perf_counter()
         for step in bar("training", "steps", schedule.iters, first, range(first, schedule.iters)):
-            began, batch = time.perf_counter(), self.batch(step)
+            began = time.perf_counter()
+            batch = self.batch(step)
             state, loss = self.learner.step(self.state, batch)
             if state is None:
                 self.failed = True
@@ -102,7 +105,8 @@ class Trainer:
                 self.log(f"step {step + 1}: loss or gradient is NaN; stopping; {cure}")
                 return
             seconds = self.progress.seconds + time.perf_counter() - began
-            self.progress, self.state = replace(self.progress, seconds=seconds), state
+            self.progress = replace(self.progress, seconds=seconds)
+            self.state = state
             self.losses.append(loss)
             tokens += sum(int((b.mask.sum() + b.counted.sum()).item()) for b in batch)
             if state.step % schedule.steps_per_report == 0:
