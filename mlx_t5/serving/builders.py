@@ -59,7 +59,7 @@ async def document_chunks(
 
     if not document.prompts:
         yield chunk(Chunk(document.result.text or "", [], [], [], stats, document.result))
-    early = dict[int, Chunk]()
+    early = dict[int, Chunk]()  # by index: answers that came before the answers to earlier pieces
     async with aclosing(chunks):
         async for answer in chunks:
             early[answer.index] = answer

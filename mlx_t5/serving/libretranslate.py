@@ -145,11 +145,14 @@ async def translate(request: Request) -> Response:
     documents = await service.documents(texts, options, "q")
     prompts = [prompt for document in documents for prompt in document.prompts]
     answers = [best for (best,) in await _decoded(service, prompts, request.receive)]
-    others, count = dict[Any, Sequence[str]](), body.alternatives or 0
+    # A beam search for each sentence that differs finds the further translations. The first one
+    # stays that of greedy decoding, so it does not depend on `alternatives`.
+    others: dict[Any, Sequence[str]] = {}
+    count = body.alternatives or 0
     if count and not service.exact:  # exact decoding has no beams
-        prompts = [*{prompt.source: prompt for prompt in prompts}.values()]
-        searches = await _decoded(service, prompts, request.receive, count + 1)
-        for prompt, results in zip(prompts, searches, strict=True):
+        different = list({prompt.source: prompt for prompt in prompts}.values())
+        searches = await _decoded(service, different, request.receive, count + 1)
+        for prompt, results in zip(different, searches, strict=True):
             others[prompt.source] = [result.text for result in results if result.text]
     result = await asyncio.to_thread(_joined, documents, answers, others, count)
     if body.source == AUTO:
@@ -190,14 +193,16 @@ def _joined(
 def _alternatives(document: DocumentInFlight, others: Others, count: int) -> list[str]:
     """Up to `count` further translations: the n-th has the n-th other text of each sentence."""
     source: Any = document.document
-    best, rows = [piece.text for piece in document.result.pieces], list[list[str]]()
+    best = [piece.text for piece in document.result.pieces]
+    rows: list[list[str]] = []  # the other texts of each sentence
     for piece, prompt, text in zip(source.pieces, document.prompts, best, strict=True):
-        found = [
-            one for one in others.get(prompt.source, ()) if not source.loses_address(piece, one)
-        ]
-        rows.append([one for one in (source.answered(piece, o) for o in found) if one != text])
-    texts = dict[str, None]()
+        found = others.get(prompt.source, ())
+        usable = [one for one in found if not source.loses_address(piece, one)]
+        fitting = [source.answered(piece, one) for one in usable]
+        rows.append([one for one in fitting if one != text])
+    texts: dict[str, None] = {}  # an ordered set
     for n in range(count):
+        # A sentence without an n-th other text keeps its best one.
         pieces = [row[n] if n < len(row) else text for row, text in zip(rows, best, strict=True)]
         parts = [source.part(i, pieces) for i in range(len(pieces))]
         texts["".join([*parts, source.before(len(pieces))])] = None
