@@ -72,9 +72,10 @@ class Beams(Batch):
         self, logits: mx.array, beams: Sequence[Hypothesis]
     ) -> tuple[mx.array, mx.array, mx.array]:
         """The best continuations: scores (B, C), indices (B, C); bool (B,): all below +inf."""
+        # As in transformers, logits processors see log-probabilities, which are not normed again.
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         if self._processing:
-            counts = [1 if beam.score > NO_BEAM else 0 for beam in beams]
+            counts = [1 if beam.score > NO_BEAM else 0 for beam in beams]  # not of empty places
             history = History.align([beam.tokens for beam in beams])
             logprobs = self._processing(history, logprobs[:, None], counts)[:, 0]
         before = np.array([beam.score for beam in beams], np.float32)

@@ -44,27 +44,29 @@ def encoder_states(model: Target, sources: Sequence[Sequence[int]]) -> list[mx.a
     return [states[tuple(source)] for source in sources]
 
 
-def prepared(
+def make_cache(
     model: Target, sources: Sequence[Sequence[int]], states: Sequence[mx.array], beams: int = 1
 ) -> Cache:
     """A decoder's cache for encoded sources, lazily; equal sources are computed once."""
     keys = [tuple(source) for source in sources]
     distinct = dict(zip(keys, states, strict=True))
-    lengths = list(map(len, distinct))
+    lengths = [len(source) for source in distinct]
     width = source_width(max(lengths), len(lengths))
     encoded = [mx.pad(x, ((0, width - len(x)), (0, 0))) for x in distinct.values()]
-    mask = None if min(lengths) == width else mx.arange(width) < mx.array(lengths)[:, None]
+    mask = None
+    if min(lengths) < width:
+        mask = mx.arange(width) < mx.array(lengths)[:, None]
     cache = model.cache(mx.stack(encoded), mask)
-    if len(distinct) < len(keys):
-        rows = {key: row for row, key in enumerate(distinct)}
-        cache.filter([rows[key] for key in keys])
+    if len(distinct) < len(keys):  # equal sources share what was computed, but not their rows
+        row_of = {source: row for row, source in enumerate(distinct)}
+        cache.filter([row_of[key] for key in keys])
     return cache if beams == 1 else cache.shared(beams, 1)
 
 
-def encoded(
+def cache_of(
     model: T5, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
 ) -> Cache:
     """A decoder's cache with a row for each source; waits until it is computed."""
-    cache = prepared(model, sources, states or encoder_states(model, sources))
+    cache = make_cache(model, sources, states or encoder_states(model, sources))
     mx.eval(cache.state)
     return cache
