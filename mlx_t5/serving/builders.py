@@ -51,14 +51,10 @@ async def document_chunks(
         ApiError: no piece could be decoded.
     """
     stats, pieces = document.stats, list[AnsweredPiece]()
-
-    def chunk(added: Chunk) -> DocumentChunk:
-        counts = vars(stats) | {"pieces": len(document.prompts)}
-        fields = {"pieces": pieces, "stats": counts}
-        return DocumentChunk(added.text, [], [], [], stats, added.result, fields=fields)
-
     if not document.prompts:
-        yield chunk(Chunk(document.result.text or "", [], [], [], stats, document.result))
+        fields: Fields = {"pieces": [], "stats": vars(stats)}
+        text = document.result.text or ""
+        yield DocumentChunk(text, [], [], [], stats, document.result, fields=fields)
     early = dict[int, Chunk]()  # by index: answers that came before the answers to earlier pieces
     async with aclosing(chunks):
         async for answer in chunks:
@@ -75,7 +71,9 @@ async def document_chunks(
                     fields["speculation"] = speculation(answer)
                 pieces.append(AnsweredPiece(**fields))
                 if streamed or document.complete:
-                    yield chunk(added)
+                    counts = vars(stats) | {"pieces": len(document.prompts)}
+                    fields = {"pieces": pieces, "stats": counts}
+                    yield DocumentChunk(**vars(added), fields=fields)
                     pieces = []
 
 
